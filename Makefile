@@ -1,0 +1,49 @@
+# Every target makes its environment first. PYTHON is the interpreter that the environment is made of.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+export OMP_NUM_THREADS ?= 1
+export OMP_WAIT_POLICY ?= PASSIVE
+export RAY_USAGE_STATS_ENABLED = 0
+export MLFLOW_DISABLE_TELEMETRY = true
+
+.PHONY: help sweep test test-all lint format bench bench-gpu ui clean
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt uv
+	$(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt -e '.[dev]'
+	@touch $@
+
+sweep: $(READY)  ## the main job on the embedded stream: search, rerun over seeds, table (ARGS="--trials 12")
+	$(BIN)/python orchestrator/sweep.py $(ARGS)
+
+test: $(READY)  ## quick tests
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-all: $(READY)  ## all tests, those with Ray and servers too
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY)  ## style, import rules, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)  ## rewrite the sources in our style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)  ## ratios measured on this machine
+	$(BIN)/python -m orchestrator.bench $(ARGS)
+
+bench-gpu: $(READY)  ## step time, memory and videos per second on a GPU
+	$(BIN)/python -m orchestrator.bench --gpu $(ARGS)
+
+ui: $(READY)  ## MLflow's pages on http://127.0.0.1:5000
+	$(BIN)/ctvr ui $(ARGS)
+
+clean:  ## remove the environment and what the tools left; runs/ stays
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache

@@ -1,0 +1,34 @@
+"""The table of methods. Strings, so that nothing is imported before it is asked for.
+
+To add a method: its file, one line here, `search_spaces/<name>.py`, `tests/methods/test_<name>.py`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from methods.base import Method
+
+METHODS = {
+    "zero_shot": "methods.zero_shot:ZeroShot",
+    "clip4clip": "methods.clip4clip:Clip4Clip",
+    "upper_bound": "methods.upper_bound:UpperBound",
+    "framefusion_moe": "methods.framefusion_moe:FrameFusionMoE",
+}
+
+
+def find_method(name: str) -> type[Method]:
+    """The class of a method.
+
+    Raises:
+        ValueError: for an unknown name; the message suggests a known one.
+    """
+    if name not in METHODS:
+        close = difflib.get_close_matches(name, METHODS, n=1)
+        hint = f"Did you mean {close[0]}? " if close else ""
+        raise ValueError(f"no method called {name!r}. {hint}All: `ctvr methods`.")
+    module, _, cls = METHODS[name].partition(":")
+    return getattr(importlib.import_module(module), cls)

@@ -1,0 +1,86 @@
+"""Bottleneck adapters on frozen CLIP: the baseline "Adapter" of TempMe (arXiv:2409.01156, table 2), after
+Houlsby et al., arXiv:1902.00751.
+
+The paper prints no configuration. 0.26 M parameters are those of one adapter with biases and bottleneck 8 in
+every block of both towers; where it stands and its activation are our choice (after the MLP, GELU):
+
+    h = MLP(LN2 x);   x = x + h + W_up GELU(W_down h + b_down) + b_up,   W_up, b_up zero at first
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods.adapted import PAPER, RELEASED, Adaptation, AdaptedClip, AdaptedConfig
+from methods.layers.clip import BlockSeams, Clip, TokenState
+
+Placement = Literal["after_mlp", "beside_mlp", "after_attention"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig(AdaptedConfig):
+    """Tuned by search_spaces/adapter.py."""
+
+    bottleneck: int = 8
+    placement: Placement = "after_mlp"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bottleneck < 1:
+            raise ValueError(f"bottleneck must be >= 1, got {self.bottleneck}.")
+
+
+class Bottleneck(nn.Module):
+    """x -> W_up GELU(W_down x), 0 at first."""
+
+    def __init__(self, width: int, bottleneck: int) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(width, bottleneck), nn.Linear(bottleneck, width)
+        nn.init.zeros_(self.up.weight)
+        nn.init.zeros_(self.up.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.up(F.gelu(self.down(x)))
+
+
+class Bottlenecks(Adaptation):
+    """One bottleneck in every block of both towers."""
+
+    def __init__(self, backbone: Clip, bottleneck: int, placement: Placement) -> None:
+        super().__init__(backbone)
+        self.placement = placement
+        self.vision = nn.ModuleList(Bottleneck(backbone.vision.width, bottleneck) for _ in range(self.depths[0]))
+        self.text = nn.ModuleList(Bottleneck(backbone.text.width, bottleneck) for _ in range(self.depths[1]))
+
+    def vision_seams(self, backbone: Clip) -> list[BlockSeams]:
+        return [self._seams(module) for module in self.vision]  # type: ignore[arg-type]
+
+    def text_seams(self, backbone: Clip) -> list[BlockSeams]:
+        return [self._seams(module) for module in self.text]  # type: ignore[arg-type]
+
+    def _seams(self, module: Bottleneck) -> BlockSeams:
+        if self.placement == "beside_mlp":
+            return BlockSeams(mlp=partial(_add, module, True))
+        if self.placement == "after_attention":
+            return BlockSeams(beside=partial(_add, module, False))
+        return BlockSeams(mlp=partial(_add, module, False))
+
+
+def _add(module: Bottleneck, parallel: bool, y: Tensor, output: Tensor, state: TokenState) -> Tensor:
+    state.extra_macs += output.shape[0] * output.shape[1] * 2 * module.down.weight.numel()
+    return output + module(y if parallel else output)
+
+
+class Adapter(AdaptedClip):
+    """Frozen CLIP with a bottleneck after each MLP."""
+
+    Config = AdapterConfig
+    PRESETS = {"paper": PAPER, "released": RELEASED}
+
+    def __init__(self, config: AdapterConfig, backbone: Clip) -> None:
+        super().__init__(config, backbone, Bottlenecks(backbone, config.bottleneck, config.placement))

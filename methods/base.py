@@ -1,0 +1,147 @@
+"""The contract between a method and the loop that trains it.
+
+The loop calls, in this order, for every task of a stream::
+
+    method.begin_task(task)             # may add parameters; names and shapes depend on task.index alone
+    for batch in loader:                # as many epochs as the settings say
+        sum(method.losses(batch).values()).backward();  optimizer.step();  method.after_step()
+    method.end_task(task, loader)       # the task's training pairs once more, without augmentation
+    gallery = method.encode_video(...)  # of the task's searched videos, stored from now on
+    method.remember(task, gallery)
+    method.score(method.encode_text(queries), gallery)
+
+A run is resumed by replaying `begin_task` and `remember` for the finished tasks and loading the last
+checkpoint. So everything that must survive is a parameter or a buffer; what `begin_task` makes anew
+(a teacher, a momentum copy) may live outside the state.
+
+Shapes: B pairs, T frames, L text length, d joint embedding, Q queries, V videos.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypedDict
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods.layers.gather import gather
+from methods.layers.losses import contrastive
+
+
+@dataclass(frozen=True)
+class Task:
+    """One step of the stream, as far as a method may know it."""
+
+    index: int  # 0-based
+    name: str
+    num_tasks: int
+    categories: tuple[int, ...]  # global category indices, in order of first appearance in the stream
+    num_categories: int  # of the whole stream
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Text-video pairs: row i of every field belongs to pair i."""
+
+    frames: Tensor  # (B, T, 3, H, W) float, normalised for the backbone
+    tokens: Tensor  # (B, L) int64, zeros after the end-of-text token
+    videos: Tensor  # (B,) int64; equal numbers are the same video
+    categories: Tensor  # (B,) int64 global category indices
+
+
+class ParamGroup(TypedDict):
+    """Parameters that share a learning rate. `lr` is the method's own, before `optim.lr_scale`."""
+
+    name: str
+    params: list[nn.Parameter]
+    lr: float
+
+
+class Method(nn.Module):
+    """A retriever, or a strategy that wraps one. Subclassed once, directly; a method never subclasses a method.
+
+    A retriever is built as `Class(config, backbone)`. A strategy sets `wraps = True`, has a setting
+    `base` and is built as `Class(config, base)`, where `base` is a retriever that knows nothing of it.
+    """
+
+    Config: ClassVar[type]
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {}  # name -> {dotted setting: value}; "paper" is the default
+    wraps: ClassVar[bool] = False
+
+    trains_on: Literal["task", "seen"] = "task"  # pairs of this task, or of all tasks so far
+    reencodes_gallery: bool = False  # True breaks the protocol on purpose (joint training)
+    prompts_by_task: bool = False  # True: a caption is encoded once for each task whose videos it searches
+
+    def begin_task(self, task: Task) -> None:
+        """Get ready to learn `task`. The only place that adds or removes parameters."""
+
+    def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
+        """Conclude `task`. `loader` yields its training pairs once, in order, without augmentation."""
+
+    def remember(self, task: Task, gallery: Tensor) -> None:
+        """Take note of the features (V, ...) under which the videos of `task` are stored and searched."""
+
+    def param_groups(self) -> list[ParamGroup]:
+        """Everything that is trained in the present task, each tensor once. Empty: nothing is trained."""
+        return []
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        """Features of videos as they are stored: (B, T, 3, H, W) -> (B, ...)."""
+        raise NotImplementedError(f"{type(self).__name__} must say how a video is encoded.")
+
+    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
+        """Features of captions: (B, L) -> (B, ...).
+
+        Args:
+            tokens: (B, L) int64.
+            task: index of the task whose stored videos are searched; None while training the present
+                task. Ignored unless `prompts_by_task`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must say how a caption is encoded.")
+
+    def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
+        """Similarities (Q, V) of caption and video features; a cosine where both are unit vectors (., d)."""
+        return queries @ gallery.mT
+
+    def scale(self) -> Tensor:
+        """The factor exp(logit_scale) = 1 / temperature of the contrastive loss, a scalar."""
+        raise NotImplementedError(f"{type(self).__name__} must say its temperature.")
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Scaled similarities (B, B), captions x videos, over the pairs of all workers."""
+        queries = gather(self.encode_text(batch.tokens))
+        videos = gather(self.encode_video(batch.frames))
+        return self.scale() * self.score(queries, videos).float()
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """Named, already weighted scalars; the loop minimises their sum and logs each one."""
+        return {"contrastive": contrastive(self.logits(batch))}
+
+    def after_step(self) -> None:
+        """Called after every optimizer step: moving averages, clamping."""
+
+
+class Frozen:
+    """A copy that is read and never trained: a teacher, a former self.
+
+    It is no submodule, so it is neither saved nor trained nor switched to training mode; make it in
+    `begin_task`, where a resumed run makes it again.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        import copy
+
+        self.module: Any = copy.deepcopy(module).requires_grad_(False).eval()
+
+    def __call__(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call the copy's method `name` without building a graph."""
+        with torch.no_grad():
+            return getattr(self.module, name)(*args, **kwargs)
+
+
+def unit(x: Tensor) -> Tensor:
+    """Vectors x (..., d) at length 1, in float32 whatever the precision of the towers."""
+    return F.normalize(x.float(), dim=-1)

@@ -1,0 +1,34 @@
+"""Base-MoCo: cross-modal momentum contrast, fine-tuned on one task after the other.
+
+The lower bound of BMU-MoCo (Gao et al., NeurIPS 2022), section 3.3 "Cross-Modal MoCo", and what all its
+competitors are built on. Per step: q, k -> loss (eq. 10-11) -> optimizer -> theta_m (eq. 8) -> enqueue k.
+Negatives are the queue alone, so the very first step, whose queue is empty, has loss 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from methods.layers.clip import Clip
+from methods.layers.momentum import follow
+from methods.moco import PAPER, MomentumConfig, MomentumRetriever
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseMoCoConfig(MomentumConfig):
+    """Tuned by search_spaces/base_moco.py."""
+
+
+class BaseMoCo(MomentumRetriever):
+    """CLIP against a queue of keys, with no care for what was learned before."""
+
+    Config = BaseMoCoConfig
+    PRESETS = {"paper": PAPER, "paper-text": {**PAPER, "method.text_pool": "avg"}}
+
+    def __init__(self, config: BaseMoCoConfig, backbone: Clip) -> None:
+        super().__init__(config, backbone)
+
+    def after_step(self) -> None:
+        assert self.local is not None
+        follow(self.local.encoders, self.encoders, self.config.m)  # eq. 8
+        self.enqueue()

@@ -1,0 +1,69 @@
+"""BMU-MoCo-ensemble: the momentum encoders are added to the encoders once, after each task (a control).
+
+Gao et al., NeurIPS 2022, section 4.4 and table 3: "adding the parameters of the momentum encoders at the
+end of each task". The paper gives no formula; we take a weighted mean of theta, theta_m and theta~_m, by
+default the plain one. During a task nothing is reviewed: loss eq. 16-18, averages eq. 8 and 14.
+The row printed in table 3 equals row 3 of table 2 in every digit, so it may be no measurement of its own.
+With `evaluation.select=best` epochs are compared before the ensemble is made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from methods.base import Batch, Task
+from methods.layers.clip import Clip
+from methods.layers.momentum import Momentum, follow, review
+from methods.moco import PAPER, MomentumConfig, MomentumRetriever, check_start
+
+
+@dataclass(frozen=True, kw_only=True)
+class BMUEnsembleConfig(MomentumConfig):
+    """Tuned by search_spaces/bmu_ensemble.py."""
+
+    ensemble_weights: tuple[float, float, float] = (1 / 3, 1 / 3, 1 / 3)  # of theta, theta_m, theta~_m
+    method_start_task: int = 2  # earlier tasks are Base-MoCo
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_start(self.method_start_task)
+        weights = self.ensemble_weights
+        if min(weights) < 0 or not math.isclose(sum(weights), 1, abs_tol=1e-6):
+            raise ValueError(
+                f"ensemble_weights must be >= 0 and sum to 1, got {weights}. Use (1, 0, 0) for no ensemble."
+            )
+
+
+class BMUEnsemble(MomentumRetriever):
+    """Average the encoders and both pairs of momentum encoders at the end of a task."""
+
+    Config = BMUEnsembleConfig
+    PRESETS = {"paper": PAPER, "paper-text": {**PAPER, "method.text_pool": "avg"}}
+    config: BMUEnsembleConfig
+
+    def __init__(self, config: BMUEnsembleConfig, backbone: Clip) -> None:
+        super().__init__(config, backbone, has_global=True)
+
+    @property
+    def _has_started(self) -> bool:
+        return self.task_index + 1 >= self.config.method_start_task
+
+    def contrasted(self) -> list[Momentum]:
+        return self.momenta if self._has_started else self.momenta[:1]
+
+    def after_step(self) -> None:
+        for momentum in self.momenta:  # eq. 8, eq. 14
+            follow(momentum.encoders, self.encoders, self.config.m)
+        self.enqueue()
+
+    def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
+        """theta <- w_0 theta + w_1 theta_m + w_2 theta~_m, before anything of this task is encoded."""
+        if not self._has_started:
+            return
+        first, second, third = self.config.ensemble_weights
+        assert self.local is not None
+        assert self.global_ is not None
+        review(self.encoders, self.local.encoders, first / (first + second) if first + second else 1.0)
+        review(self.encoders, self.global_.encoders, 1 - third)

@@ -1,0 +1,39 @@
+"""BMU-MoCo-fixed: momentum encoders that stand still within a task (a control of BMU-MoCo).
+
+Gao et al., NeurIPS 2022, section 4.4 and table 3. theta_m is the end of the previous task and eq. 8 is off,
+so eq. 12 draws theta back to it at every step, as a weight decay towards the old weights would: along a
+constant step g the distance stays below m_hat / (1 - m_hat) g. Keys are those of the local encoders alone.
+Until `method_start_task` the model is Base-MoCo, as its row in table 3 implies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from methods.layers.clip import Clip
+from methods.layers.momentum import follow, review
+from methods.moco import PAPER, MomentumRetriever, ReviewConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class BMUFixedConfig(ReviewConfig):
+    """Tuned by search_spaces/bmu_fixed.py. `m` acts only before `method_start_task`."""
+
+
+class BMUFixed(MomentumRetriever):
+    """Stay near the end of the previous task."""
+
+    Config = BMUFixedConfig
+    PRESETS = {"paper": PAPER, "paper-text": {**PAPER, "method.text_pool": "avg"}}
+    config: BMUFixedConfig
+
+    def __init__(self, config: BMUFixedConfig, backbone: Clip) -> None:
+        super().__init__(config, backbone)
+
+    def after_step(self) -> None:
+        assert self.local is not None
+        if self.task_index + 1 >= self.config.method_start_task:
+            review(self.encoders, self.local.encoders, self.config.m_hat)  # eq. 12; no eq. 8
+        else:
+            follow(self.local.encoders, self.encoders, self.config.m)  # eq. 8
+        self.enqueue()

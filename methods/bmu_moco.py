@@ -1,0 +1,101 @@
+"""BMU-MoCo: bidirectional momentum update with local and global momentum encoders.
+
+Gao et al., "BMU-MoCo: Bidirectional Momentum Update for Continual Video-Language Modeling", NeurIPS
+2022, section 3.3. One step:
+
+    1  q from theta, k from theta_m, k~ from theta~_m                       eq. 7, 9, 15
+    2  L = L_V2T + L_T2V, two positives in one sum                          eq. 16-18
+    3  optimizer step
+    4  theta <- m_hat theta + (1 - m_hat) theta_m                           eq. 12
+    5  theta <- m_hat theta + (1 - m_hat) theta~_m                          eq. 13, after eq. 12
+    6  theta_m <- m theta_m + (1 - m) theta                                 eq. 8
+    7  theta~_m <- m theta~_m + (1 - m) theta                               eq. 14
+    8  enqueue k and k~
+
+theta_m starts anew from theta at every task; theta~_m starts once and is carried over. The paper calls
+4 and 6 "simultaneous" without saying which comes first; `order` offers all three readings.
+Table 2 is this class with `bmu`, `use_local` and `use_global`. All rows of the tables share their first
+task, so until `method_start_task` the model is Base-MoCo (theta~_m and its queue keep track).
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Literal
+
+from methods.base import Task
+from methods.layers.clip import Clip
+from methods.layers.momentum import Encoders, Momentum, follow, review
+from methods.moco import PAPER, MomentumRetriever, ReviewConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class BMUMoCoConfig(ReviewConfig):
+    """Tuned by search_spaces/bmu_moco.py."""
+
+    bmu: bool = True  # eq. 12 and 13
+    use_local: bool = True
+    use_global: bool = True
+    order: Literal["enc_first", "mom_first", "simultaneous"] = "enc_first"
+    global_init: Literal["pretrained", "after_task1"] = "pretrained"  # when theta~_m <- theta
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.use_local or self.use_global):
+            raise ValueError("use_local and use_global are both false: no encoder makes keys. Set one to true.")
+
+
+def _row(bmu: bool, local: bool, global_: bool) -> dict[str, object]:
+    return {**PAPER, "method.bmu": bmu, "method.use_local": local, "method.use_global": global_}
+
+
+class BMUMoCo(MomentumRetriever):
+    """Review what both pairs of momentum encoders retain, at every step."""
+
+    Config = BMUMoCoConfig
+    PRESETS = {
+        "paper": PAPER,
+        "paper-text": {**PAPER, "method.text_pool": "avg"},
+        "table2-row1": _row(False, True, False),
+        "table2-row2": _row(False, False, True),
+        "table2-row3": _row(False, True, True),
+        "table2-row4": _row(True, True, False),
+        "table2-row5": _row(True, False, True),
+        "table2-row6": _row(True, True, True),
+    }
+    config: BMUMoCoConfig
+
+    def __init__(self, config: BMUMoCoConfig, backbone: Clip) -> None:
+        super().__init__(config, backbone, config.use_local, config.use_global)
+
+    @property
+    def _has_started(self) -> bool:
+        return self.task_index + 1 >= self.config.method_start_task
+
+    def contrasted(self) -> list[Momentum]:
+        return self.momenta if self._has_started else self.momenta[:1]
+
+    def begin_task(self, task: Task) -> None:
+        super().begin_task(task)
+        if task.index == 1 and self.config.global_init == "after_task1" and self.global_ is not None:
+            self.global_.restart(self.encoders)
+            self.global_.queue.reset(random=self.config.queue_init == "random")
+
+    def after_step(self) -> None:
+        is_reviewing = self.config.bmu and self._has_started
+        if self.config.order == "mom_first":
+            self._follow(self.encoders)
+        learned = (
+            copy.deepcopy(self.encoders) if is_reviewing and self.config.order == "simultaneous" else self.encoders
+        )
+        if is_reviewing:
+            for momentum in self.momenta:  # eq. 12, then eq. 13
+                review(self.encoders, momentum.encoders, self.config.m_hat)
+        if self.config.order != "mom_first":
+            self._follow(learned)
+        self.enqueue()
+
+    def _follow(self, encoders: Encoders) -> None:
+        for momentum in self.momenta:  # eq. 8, eq. 14
+            follow(momentum.encoders, encoders, self.config.m)

@@ -1,0 +1,357 @@
+"""FrameFusionMoE: frames that ask each other, experts chosen by caption and task (arXiv:2503.10111, SIGIR 2025).
+
+CLIP is frozen. Frame Fusion Adapters (FFA, section 3.3) let neighbouring frames attend to each other
+in the vision tower; Task-Aware Mixture-of-Experts adapters (TAME, section 3.4) condition a caption on
+the task whose stored videos it searches; the cross-task loss (section 3.5) keeps captions away from
+the stored videos of former tasks. Equation numbers are the paper's.
+
+The defaults are the paper's text and equations. Where it is silent they are those of the released code,
+and where the two differ the difference is a setting (see the config); preset `released` is the code.
+Not imitated: the code clips the gradient norm together with never-cleared gradients of CLIP's two
+projections and temperature, which no optimizer owns.
+
+Shapes: B pairs, T frames, L text length, d joint embedding, R stored videos of former tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from methods.base import Batch, Method, ParamGroup, Task, unit
+from methods.layers.clip import BlockSeams, Clip
+from methods.layers.experts import TaskAwareExperts
+from methods.layers.gather import gather
+from methods.layers.losses import contrastive, cross_task
+from methods.layers.pooling import mean_pool
+from methods.layers.temporal import Direction, FFAInit, FrameFusion
+
+PLACES = ("q", "k", "v", "out")  # the projections of a text block that TAME adapts
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameFusionMoEConfig:
+    """Tuned by search_spaces/framefusion_moe.py. "Silent": the paper does not say; the value is the released code's."""
+
+    # Vision, section 3.3
+    use_ffa: bool = True  # off: the ablation "w/o FFA", a frozen vision tower
+    ffa_layers: int = 10  # section 4.4: 10 for MSRVTT, 12 for ACTNET; at most the tower's depth
+    ffa_placement: Literal["shallowest", "deepest"] = "shallowest"  # section 5.3; the code counts from the deepest
+    ffa_direction: Literal["previous", "alternate"] = "previous"  # eq. 1; code: odd blocks ask the next frame
+    ffa_mix: Literal["add", "convex"] = "add"  # eq. 3, SA + alpha CA; code: (1 - alpha) SA + alpha CA
+    # Eq. 1 ends with A V and names no output projection. Neither does eq. 2 for CLIP's own attention,
+    # which has one, and the printed 46.8M parameters hold only with it: so there is one.
+    ffa_output: bool = True
+    ffa_init: FFAInit = "identity"  # silent (the code under its pinned transformers may have drawn as torch does)
+    alpha_init: float = 0.0  # silent; 0 makes the untrained model equal CLIP
+
+    # Text, section 3.4
+    use_tame: bool = True  # off: the ablation "w/o TAME", a frozen text tower
+    use_prototypes: bool = True  # off: one caption feature for all tasks, the router reads the bare token
+    num_experts: int = 10  # section 4.4: 10 for MSRVTT, 5 for ACTNET
+    top_k: int = 2  # silent; at most num_experts
+    rank: int = 64  # silent
+    lora_alpha: float = 256.0  # silent; lambda of eq. 6 is lora_alpha / rank = 4
+    dropout: float = 0.1  # on the experts' input; silent
+    noisy_router: bool = True  # eq. 4 shows no noise, but the printed 46.8M counts its weights
+    # Silent: eq. 4 does not say how task 1 starts. In the code the prototype of task 1 always gets expert 0
+    # without asking the router, task 1 trains that expert alone and ends by copying it into all others.
+    first_task_bypass: bool = True
+
+    # Losses, section 3.5
+    beta: float = 0.6  # eq. 9; 0 in task 1. 0 everywhere is the ablation "w/o L_CT"
+    references: Literal["all", "batch"] = "all"  # eq. 8 sums over the former videos; code: one batch after the other
+    # Section 3.1: the database holds *test* videos, so eq. 8 sees (unlabelled) test features of former
+    # tasks. `train` keeps features of their training videos instead.
+    reference_source: Literal["gallery", "train"] = "gallery"
+    loss_reduction: Literal["mean", "sum"] = "mean"  # eq. 9 halves the two directions, the code does not
+    logit_scale: float | None = None  # log(1 / temperature); none: CLIP's own, never trained. Code: 4.60
+
+    # Learning rates of TAME, of FFA, and of alpha and prototypes. Section 4.4: 4e-6 (MSRVTT), 6e-6 (ACTNET).
+    lr_text: float = 4e-6
+    lr_vision: float = 4e-6
+    lr_other: float = 4e-6
+    lr_text_first: float = 2e-5  # in task 1; silent
+    lr_vision_first: float = 2e-5
+    lr_other_first: float = 2e-5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta <= 1:
+            raise ValueError(f"beta weighs two losses and must lie in [0, 1], got {self.beta}. Use 0.6, or 0 for none.")
+        for name in ("num_experts", "top_k", "rank"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}. Use use_tame=false for no experts.")
+        if self.ffa_layers < 0:
+            raise ValueError(f"ffa_layers counts blocks and must be >= 0, got {self.ffa_layers}. Use 0 for no FFA.")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}.")
+        if self.ffa_init == "zero_out" and not self.ffa_output:
+            raise ValueError("ffa_init=zero_out starts from an output projection of zero; set ffa_output=true.")
+        for name in ("lr_text", "lr_vision", "lr_other", "lr_text_first", "lr_vision_first", "lr_other_first"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}.")
+
+
+_PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "paper-actnet": {
+        "method.num_experts": 5,
+        "method.ffa_layers": 12,
+        "method.lr_text": 6e-6,
+        "method.lr_vision": 6e-6,
+        "method.lr_other": 6e-6,
+        "method.lr_text_first": 5e-5,  # first-task rates: the released code's for ACTNET
+        "method.lr_vision_first": 5e-5,
+        "method.lr_other_first": 1e-4,
+        "data.num_frames": 24,
+        "data.batch_size": 16,
+    },
+    # JasonCodeMaker/CTVR at 72b7652. Epochs stay the paper's 20 (the code's YAML says 1, its first script 10).
+    "released": {
+        "method.ffa_placement": "deepest",
+        "method.ffa_direction": "alternate",
+        "method.ffa_mix": "convex",
+        "method.ffa_output": True,
+        "method.ffa_init": "identity",
+        "method.alpha_init": 0.0,
+        "method.noisy_router": True,
+        "method.first_task_bypass": True,
+        "method.references": "batch",
+        "method.reference_source": "gallery",
+        "method.loss_reduction": "sum",
+        "method.logit_scale": 4.60,
+        "method.lr_text": 3e-6,
+        "method.lr_vision": 3e-6,
+        "method.lr_other": 1e-5,
+        "optim.name": "adamw_hf",
+        "optim.eps": 1e-6,
+        "optim.weight_decay": 0.2,
+        "optim.decay_bias_and_norm": True,
+        "optim.warmup": 0.1,
+        "optim.warmup_tasks": "first",
+        "optim.num_cycles": 1.0,
+        "optim.grad_clip": 1.0,
+        "data.augment": "crop_flip",
+        "evaluation.select": "best",
+    },
+    # For the embedded stream and tiny-clip, which learn at 50 times a large CLIP's rates: use with
+    # optim.lr_scale=50. From alpha = 0 a few hundred steps do not reach the FFA weights; from an output
+    # projection of zero with alpha = 1, the same function at the start, they do.
+    "shapes": {
+        "method.ffa_init": "zero_out",
+        "method.alpha_init": 1.0,
+        "method.ffa_direction": "alternate",
+        "method.rank": 16,
+        "method.lora_alpha": 64.0,
+        "method.lr_text": 6e-6,
+        "method.lr_vision": 6e-6,
+        "method.lr_other": 2e-6,
+        "method.lr_text_first": 2e-5,
+        "method.lr_vision_first": 6e-6,
+        "method.lr_other_first": 2e-6,
+    },
+    "no-ffa": {"method.use_ffa": False},  # table 2
+    "no-tame": {"method.use_tame": False},
+    "no-prototypes": {"method.use_prototypes": False},
+    "no-cross-task": {"method.beta": 0.0},
+}
+
+
+class FrameFusionMoE(Method):
+    """Frozen CLIP with FFA beside its spatial attention and TAME on q, k, v, out of its text tower."""
+
+    Config = FrameFusionMoEConfig
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = _PRESETS
+
+    train_features: Tensor  # (R, d), empty unless reference_source is `train`
+
+    def __init__(self, config: FrameFusionMoEConfig, backbone: Clip) -> None:
+        super().__init__()
+        self.config, self.backbone = config, backbone
+        self.prompts_by_task = config.use_tame and config.use_prototypes
+        self.ffa = nn.ModuleDict({str(layer): self._make_ffa(layer) for layer in self._ffa_blocks()})
+        depth = len(backbone.text.blocks) if config.use_tame else 0
+        self.tame = nn.ModuleList(nn.ModuleDict({place: self._make_tame() for place in PLACES}) for _ in range(depth))
+        self.prototypes = nn.ParameterList()  # p_t of eq. 4: one (D,) for each task of the stream
+        self.register_buffer("train_features", torch.empty(0))
+        self._task: Task | None = None
+        self._galleries: dict[int, Tensor] = {}
+        self._references: Tensor | None = None  # made of the galleries when a task first needs them
+        self._cursor = 0  # references=batch: the next one's first row
+        self._reference_rows = 0
+
+    # ------------------------------------------------------------------------------------- the stream
+
+    def begin_task(self, task: Task) -> None:
+        if self.prompts_by_task and not self.prototypes:
+            width = self.backbone.text.width
+            self.prototypes.extend(torch.randn(width) * width**-0.5 for _ in range(task.num_tasks))
+        self._task = task
+        self._references, self._cursor, self._reference_rows = None, 0, 0
+
+    @torch.no_grad()
+    def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
+        if task.index == 0 and self.config.first_task_bypass:
+            for block in self.tame:
+                for adapter in block.values():  # type: ignore[operator]
+                    adapter.experts.copy_first()
+        if self.config.reference_source == "train":
+            stored = [self.train_features] if self.train_features.numel() else []
+            self.train_features = torch.cat([*stored, *self._encode_once(loader)])
+
+    def remember(self, task: Task, gallery: Tensor) -> None:
+        self._galleries[task.index] = gallery.detach()
+
+    def param_groups(self) -> list[ParamGroup]:
+        return self._groups(self._task.index if self._task is not None else 0)
+
+    def _groups(self, index: int) -> list[ParamGroup]:
+        """What task `index` trains: in a bypassed task 1 A and expert 0, later all experts and the router."""
+        config = self.config
+        first = index == 0
+        vision = [p for block in self.ffa.values() for p in block.attention.parameters()]  # type: ignore[union-attr]
+        other: list[nn.Parameter] = [block.alpha for block in self.ffa.values()]  # type: ignore[misc]
+        text: list[nn.Parameter] = []
+        is_bypassed = first and config.first_task_bypass
+        for block in self.tame:
+            for adapter in block.values():  # type: ignore[operator]
+                experts = adapter.experts
+                text += [experts.A, experts.B[0]] if is_bypassed else [*adapter.parameters()]
+        if not is_bypassed:  # the prototypes of other tasks take no part in the task
+            other += list(self.prototypes)[index : index + 1]
+        rates = (config.lr_vision, config.lr_text, config.lr_other)
+        if first:
+            rates = (config.lr_vision_first, config.lr_text_first, config.lr_other_first)
+        groups = zip(("ffa", "tame", "alpha_and_prototypes"), (vision, text, other), rates)
+        return [ParamGroup(name=name, params=params, lr=lr) for name, params, lr in groups if params]
+
+    # --------------------------------------------------------------------------------------- features
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        """Unit features (B, d) of frames (B, T, 3, H, W): the mean over frames of their class tokens."""
+        return mean_pool(self.backbone.vision(frames, self._vision_seams()))
+
+    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
+        """Unit features (B, d) of captions (B, L) that search the videos of `task`; None: the present task."""
+        present = self._task.index if self._task is not None else 0
+        index = task if task is not None and self.prompts_by_task else present
+        return unit(self.backbone.text(tokens, self._text_seams(index)))
+
+    def scale(self) -> Tensor:
+        own = self.backbone.logit_scale
+        return (own if self.config.logit_scale is None else own.new_tensor(self.config.logit_scale)).exp()
+
+    def _vision_seams(self) -> list[BlockSeams | None]:
+        depth = len(self.backbone.vision.blocks)
+        return [BlockSeams(beside=self.ffa[str(i)]) if str(i) in self.ffa else None for i in range(depth)]
+
+    def _text_seams(self, index: int) -> list[BlockSeams] | None:
+        if not self.config.use_tame:
+            return None
+        prototype = self.prototypes[index] if index < len(self.prototypes) else None
+        is_routed = not (self.config.first_task_bypass and index == 0)
+        seams = []
+        for block in self.tame:
+            q, k, v, out = (
+                partial(block[place], prototype=prototype, is_routed=is_routed)  # type: ignore[index]
+                for place in PLACES
+            )
+            seams.append(BlockSeams(q=q, k=k, v=v, out=out))
+        return seams
+
+    # ----------------------------------------------------------------------------------------- losses
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """Eq. 9: (1 - beta) (L_v2t + L_t2v) / 2 + beta L_CT; task 1 has no L_CT."""
+        config = self.config
+        queries, videos = gather(self.encode_text(batch.tokens)), gather(self.encode_video(batch.frames))
+        index = 0 if self._task is None else self._task.index
+        with torch.autocast(videos.device.type, enabled=False):
+            scale = self.scale().float()
+            logits = scale * self.score(queries, videos)
+            within = contrastive(logits, config.loss_reduction)  # eq. 7
+            if config.beta == 0 or index == 0:
+                return {"contrastive": within}
+            references = self._next_references(videos)
+            across = cross_task(logits, scale * self.score(queries, references))  # eq. 8
+        return {"contrastive": (1 - config.beta) * within, "cross_task": config.beta * across}
+
+    def _next_references(self, videos: Tensor) -> Tensor:
+        """Stored features (R, d) of former tasks for a step on `videos` (B, d): all, or the next batch of them.
+
+        Batches have as many rows as the task's first batch of pairs, in the order of storing, unshuffled;
+        the last one of a round may be shorter.
+        """
+        if self._references is None:
+            index = self._task.index if self._task is not None else 0
+            parts = [gallery for i, gallery in sorted(self._galleries.items()) if i < index]
+            if self.config.reference_source == "train":
+                parts = [self.train_features]
+            parts = [part for part in parts if part.numel()]
+            self._references = torch.cat(parts).to(videos) if parts else videos.new_empty(0, videos.shape[1])
+        stored = self._references
+        if self.config.references == "all" or not len(stored):
+            return stored
+        self._reference_rows = self._reference_rows or len(videos)
+        batch = stored[self._cursor : self._cursor + self._reference_rows]
+        self._cursor = (self._cursor + len(batch)) % len(stored)
+        return batch
+
+    def _encode_once(self, loader: Iterable[Batch]) -> list[Tensor]:
+        """Features (1, d) of every video in `loader`, each once whatever its number of captions."""
+        features: dict[int, Tensor] = {}
+        for batch in loader:
+            for number, feature in zip(batch.videos.tolist(), self.encode_video(batch.frames).split(1)):
+                features.setdefault(number, feature)
+        return list(features.values())
+
+    # ------------------------------------------------------------------------------------------ parts
+
+    def _ffa_blocks(self) -> range:
+        """Vision blocks with FFA, counted from the end that `ffa_placement` names; all of a shallower tower."""
+        depth = len(self.backbone.vision.blocks)
+        count = min(self.config.ffa_layers, depth) if self.config.use_ffa else 0
+        return range(count) if self.config.ffa_placement == "shallowest" else range(depth - count, depth)
+
+    def _make_ffa(self, layer: int) -> FrameFusion:
+        config, vision = self.config, self.backbone.vision
+        direction: Direction = "next" if config.ffa_direction == "alternate" and layer % 2 else "previous"
+        return FrameFusion(
+            vision.width,
+            int(vision.heads),  # type: ignore[arg-type]
+            direction,
+            config.ffa_mix,
+            config.ffa_output,
+            config.ffa_init,
+            config.alpha_init,
+        )
+
+    def _make_tame(self) -> TaskAwareExperts:
+        config, width = self.config, self.backbone.text.width
+        scale = config.lora_alpha / config.rank  # lambda of eq. 6
+        return TaskAwareExperts(
+            width, width, config.num_experts, config.top_k, config.rank, scale, config.dropout, config.noisy_router
+        )
+
+    def counted_parameters(self) -> dict[str, int]:
+        """Parameters by several ways of counting; call it after the first `begin_task`.
+
+        `trained` and `trained_first_task`: distinct numbers that the optimizer moves in a later and in
+        the first task. `paper`: what the paper's 46.8M counts (46,801,933 for MSRVTT in 10 tasks): FFA in
+        every block, used or not, the prototypes of all tasks, and CLIP's two projections and temperature,
+        which are never trained.
+        """
+        sizes = {
+            name: sum(p.numel() for group in self._groups(index) for p in group["params"])
+            for name, index in (("trained", 1), ("trained_first_task", 0))
+        }
+        clip = self.backbone
+        kept = [clip.vision.proj, clip.text.proj, clip.logit_scale, *self.prototypes, *self.tame.parameters()]
+        with torch.device("meta"):
+            one_ffa = sum(p.numel() for p in self._make_ffa(0).parameters()) if self.ffa else 0
+        return {"paper": sum(p.numel() for p in kept) + one_ffa * len(clip.vision.blocks), **sizes}

@@ -1,0 +1,120 @@
+"""Routed LoRA experts that share one encoder A (TAME, arXiv:2503.10111, section 3.4).
+
+Shapes: B captions, L tokens, D width in, O width out, E experts, K of them chosen, r rank.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods.layers.clip import TokenState
+
+
+class Router(nn.Module):
+    """Eq. 4: w = softmax(TopK(R(u))): one decision for each caption."""
+
+    def __init__(self, width: int, num_experts: int, top_k: int, is_noisy: bool = True) -> None:
+        """Make R, and N if `is_noisy`: training then adds eps * (softplus(N u) + 0.01) to R(u), eps ~ N(0, 1)."""
+        super().__init__()
+        self.top_k = min(top_k, num_experts)
+        self.route = nn.Parameter(torch.empty(num_experts, width))
+        nn.init.kaiming_uniform_(self.route, a=math.sqrt(5))
+        self.noise = nn.Parameter(torch.zeros(num_experts, width)) if is_noisy else None
+
+    def forward(self, u: Tensor, eps: Tensor | None = None) -> Tensor:
+        """Gates (B, E) float32 of what the router reads, u (B, D): K non-zeros in each row, which sum to 1.
+
+        The softmax runs over the K kept logits, not over all. `eps` (B, E) replaces the noise of a
+        training step; without training there is none.
+        """
+        logits = F.linear(u, self.route).float()
+        if self.noise is not None and self.training:
+            eps = torch.randn_like(logits) if eps is None else eps
+            logits = logits + eps * (F.softplus(F.linear(u, self.noise).float()) + 0.01)
+        best, chosen = logits.topk(self.top_k, dim=-1)
+        return torch.zeros_like(logits).scatter(1, chosen, best.softmax(dim=-1))
+
+
+class SharedLoRAExperts(nn.Module):
+    """Eq. 5 with its factor: scale * sum_i w_i B_i A x."""
+
+    def __init__(
+        self, in_width: int, out_width: int, num_experts: int, rank: int, scale: float, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.scale, self.dropout = scale, dropout
+        self.A = nn.Parameter(torch.empty(rank, in_width))
+        nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
+        self.B = nn.ParameterList(torch.zeros(out_width, rank) for _ in range(num_experts))
+
+    def forward(self, x: Tensor, gates: Tensor | None) -> Tensor:
+        """(B, L, D) -> (B, L, O). `gates` (B, E), or None: expert 0 alone, with gate 1.
+
+        Each caption's experts are merged into one matrix sum_i w_i B_i before they meet its tokens. An
+        expert that no caption of the step chose takes no part in it: its gradient is None, so an
+        optimizer neither moves nor decays it, as in the released code.
+        """
+        down = F.linear(F.dropout(x, self.dropout, self.training), self.A)  # (B, L, r)
+        if gates is None:
+            return self.scale * F.linear(down, self.B[0])
+        used = _used(gates)
+        up = torch.stack([self.B[i] for i in used])  # (used, O, r)
+        merged = torch.einsum("be,eor->bor", gates[:, used].to(down.dtype), up)
+        return self.scale * (down @ merged.mT.to(down.dtype))
+
+    @torch.no_grad()
+    def copy_first(self) -> None:
+        """Make all experts equal to expert 0."""
+        for other in list(self.B)[1:]:
+            other.copy_(self.B[0])
+
+
+def _used(gates: Tensor) -> list[int]:
+    """Experts that any caption chose; all of them where nothing is trained, to save the device a wait."""
+    if not torch.is_grad_enabled():
+        return list(range(gates.shape[1]))
+    return (gates > 0).any(dim=0).nonzero()[:, 0].tolist()
+
+
+class TaskAwareExperts(nn.Module):
+    """One TAME adapter: eq. 4-6 for one projection; fills the seams q, k, v, out of a text block."""
+
+    def __init__(
+        self,
+        in_width: int,
+        out_width: int,
+        num_experts: int,
+        top_k: int,
+        rank: int,
+        scale: float,
+        dropout: float = 0.0,
+        is_noisy: bool = True,
+    ) -> None:
+        super().__init__()
+        self.router = Router(in_width, num_experts, top_k, is_noisy)
+        self.experts = SharedLoRAExperts(in_width, out_width, num_experts, rank, scale, dropout)
+
+    def gates(self, x: Tensor, eot: Tensor, prototype: Tensor | None, eps: Tensor | None = None) -> Tensor:
+        """Gates (B, E) of captions x (B, L, D), read at the end-of-text token `eot` (B,) plus the prototype (D,)."""
+        u = x[torch.arange(len(x), device=x.device), eot]
+        return self.router(u if prototype is None else u + prototype, eps)
+
+    def forward(
+        self, x: Tensor, projected: Tensor, state: TokenState, prototype: Tensor | None = None, is_routed: bool = True
+    ) -> Tensor:
+        """Add the experts' answer for x (B, L, D) to the frozen projection (B, L, O).
+
+        Args:
+            x: what the frozen projection has read.
+            projected: what it answered.
+            state: of the forward pass; its `eot` is read.
+            prototype: (D,) of the task whose videos are searched.
+            is_routed: False applies expert 0 alone, without asking the router.
+        """
+        assert state.eot is not None, "experts read the end-of-text token: use them in a text tower"
+        gates = self.gates(x, state.eot, prototype) if is_routed else None
+        return projected + self.experts(x, gates)

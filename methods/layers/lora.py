@@ -1,0 +1,43 @@
+"""Low-rank adaptation of a linear layer (LoRA, Hu et al., arXiv:2106.09685, section 4.1).
+
+Shapes: G attention groups, N tokens, D width in, O width out, r rank.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods.layers.clip import TokenState
+
+
+class LoRA(nn.Module):
+    """W x + scale * B A x beside a frozen W x; fills the seams q, k, v, out of a block.
+
+    A is drawn as torch draws a linear layer and B is zero, so that a fresh adapter changes nothing.
+    """
+
+    def __init__(self, rank: int, alpha: float, in_width: int, out_width: int) -> None:
+        """Make an adapter of `rank` whose product B A is multiplied by alpha / rank (alpha = rank: by 1).
+
+        Raises:
+            ValueError: if `rank` is below 1.
+        """
+        super().__init__()
+        if rank < 1:
+            raise ValueError(f"the rank of LoRA must be >= 1, got {rank}.")
+        self.scale = alpha / rank
+        self.A = nn.Parameter(torch.empty(rank, in_width))  # (r, D)
+        self.B = nn.Parameter(torch.zeros(out_width, rank))  # (O, r)
+        nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
+
+    def forward(self, x: Tensor, projected: Tensor, state: TokenState | None = None) -> Tensor:
+        """Add the low-rank path of x (G, N, D) to `projected` (G, N, O)."""
+        return projected + self.scale * F.linear(F.linear(x, self.A), self.B)
+
+    def merged_delta(self) -> Tensor:
+        """scale * B A, (O, D): what to add to W so that the adapter may be left out."""
+        return self.scale * self.B @ self.A

@@ -1,0 +1,53 @@
+"""Losses over a matrix of scaled similarities, captions x videos.
+
+Shapes: Z (B, B) with the pairs on its diagonal; B pairs, R reference videos.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def contrastive(logits: Tensor, reduction: Literal["mean", "sum"] = "mean", videos: Tensor | None = None) -> Tensor:
+    """Symmetric InfoNCE over captions -> videos and videos -> captions (CLIP, arXiv:2103.00020, fig. 3).
+
+    Args:
+        logits: (B, B) similarities divided by the temperature; pair i is (i, i).
+        reduction: `mean` halves the sum of the two directions, as the papers write; `sum` does not, as
+            the released CTVR code does.
+        videos: (B,) video numbers. Given, a pair of the same video is no negative.
+    """
+    if videos is not None:
+        same = videos[:, None] == videos[None, :]
+        same.fill_diagonal_(False)
+        logits = logits.masked_fill(same, float("-inf"))
+    target = torch.arange(len(logits), device=logits.device)
+    both = F.cross_entropy(logits, target) + F.cross_entropy(logits.mT, target)
+    return both if reduction == "sum" else both / 2
+
+
+def cross_task(logits: Tensor, references: Tensor) -> Tensor:
+    """Captions -> videos where the stored videos of former tasks are negatives too.
+
+    FrameFusionMoE (arXiv:2503.10111), eq. 8. With no references it is one half of `contrastive`.
+
+    Args:
+        logits: (B, B) scaled similarities of captions and their batch's videos.
+        references: (B, R) scaled similarities of the captions and the stored videos.
+    """
+    target = torch.arange(len(logits), device=logits.device)
+    return F.cross_entropy(torch.cat([logits, references], dim=1), target)
+
+
+def distillation(student: Tensor, teacher: Tensor, temperature: float = 2.0) -> Tensor:
+    """T^2 KL(teacher || student) over rows (Hinton et al., arXiv:1503.02531): its gradient is 0 where they agree.
+
+    Takes logits (B, C) of both; returns a scalar, averaged over rows.
+    """
+    target = F.softmax(teacher.float() / temperature, dim=-1)
+    logs = F.log_softmax(student.float() / temperature, dim=-1)
+    return F.kl_div(logs, target, reduction="batchmean") * temperature**2

@@ -1,0 +1,72 @@
+"""First in, first out: the keys of the last K pairs, negatives of momentum contrast.
+
+MoCo (He et al., CVPR 2020), section 3.1, for two modalities as in BMU-MoCo (NeurIPS 2022), eq. 10-11.
+The queue starts empty and grows, unless it is filled with random unit vectors as MoCo's code does.
+
+Shapes: B pairs, K places, R keys in the queue (R <= K), d joint embedding.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Pair(NamedTuple):
+    """Features of the same pairs in both modalities: unit vectors in float32."""
+
+    video: Tensor  # (B, d)
+    text: Tensor  # (B, d)
+
+
+class KeyQueue(nn.Module):
+    """The newest keys of both modalities with the numbers of their videos. All of it is state."""
+
+    video: Tensor
+    text: Tensor
+    videos: Tensor
+    pointer: Tensor
+    filled: Tensor
+
+    def __init__(self, size: int, dim: int) -> None:
+        super().__init__()
+        if size < 1:
+            raise ValueError(f"queue_size must be >= 1, got {size}. The paper uses 1440.")
+        self.size = size
+        self.register_buffer("video", torch.zeros(size, dim))
+        self.register_buffer("text", torch.zeros(size, dim))
+        self.register_buffer("videos", torch.full((size,), -1))
+        self.register_buffer("pointer", torch.tensor(0))  # the place that is written next
+        self.register_buffer("filled", torch.tensor(0))  # R
+
+    def __len__(self) -> int:
+        return int(self.filled)
+
+    def content(self) -> tuple[Pair, Tensor]:
+        """The R keys, in the order of their places, and their video numbers (R,); -1 is no video."""
+        filled = len(self)
+        return Pair(self.video[:filled], self.text[:filled]), self.videos[:filled]
+
+    @torch.no_grad()
+    def enqueue(self, keys: Pair, videos: Tensor) -> None:
+        """Let keys (B, d) take the oldest places. B need not divide K, and may exceed it."""
+        count = len(videos)
+        places = (self.pointer + torch.arange(count, device=self.videos.device)) % self.size
+        newest = slice(max(0, count - self.size), count)  # no place is written twice
+        self.video[places[newest]] = keys.video[newest].to(self.video.dtype)
+        self.text[places[newest]] = keys.text[newest].to(self.text.dtype)
+        self.videos[places[newest]] = videos[newest]
+        self.pointer.copy_((self.pointer + count) % self.size)
+        self.filled.copy_((self.filled + count).clamp(max=self.size))
+
+    @torch.no_grad()
+    def reset(self, random: bool = False) -> None:
+        """Empty the queue, or fill it with random unit vectors that belong to no video."""
+        self.pointer.zero_()
+        self.filled.fill_(self.size if random else 0)
+        self.videos.fill_(-1)
+        for keys in (self.video, self.text):
+            keys.copy_(F.normalize(torch.randn(keys.shape), dim=-1) if random else torch.zeros(keys.shape))

@@ -1,0 +1,312 @@
+"""Token reduction as a plug-in of the vision tower: none, ToMe, ToMe with one plan for all frames, TempMe.
+
+ToMe: Bolya et al., arXiv:2210.09461. TempMe: "Temporal Token Merging for Efficient Text-Video Retrieval",
+arXiv:2409.01156, section 3.2; where the paper is silent (class tokens stay apart, sizes weigh the averages
+and the attention) its released code decides.
+
+A reducer is a list of steps, one for each block, and the numbers in a step depend on the settings alone:
+so the tokens of every block are known before anything runs (`token_log`). It is independent of what
+adapts the tower; `combine` puts the seams of both together.
+
+Shapes: B videos, T frames, G attention groups (B * frames or clips), N tokens of a group, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from itertools import combinations_with_replacement
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods.layers.clip import Attended, BlockSeams, Seam, Seams, TokenState, VisionTower
+from methods.layers.merge import merge_tokens, most_mergeable, plan_bipartite
+
+ReducerName = Literal["none", "tome", "tome_shared", "tempme"]
+_TEMPME_ONLY = ("keep_cross", "keep_intra", "clip_blocks", "clip_groups", "join_clips", "positions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReducerConfig:
+    """Where and how many tokens are merged. None and () are filled in from the backbone and the frames."""
+
+    reducer: ReducerName = "none"
+    r: int | None = None  # tokens merged in each frame and block; None: the paper's 2 of 49, 10 of 196 patches
+    proportional: bool = True  # attention weighs a token by the patches it stands for
+    num_frames: int = 12  # tempme only: T; must be data.num_frames
+    keep_cross: int | None = None  # R_C in percent; None: 70 up to 64 patches a frame (B/32), else 60 (B/16)
+    keep_intra: int | None = None  # R_I in percent; None: 90 or 80, likewise
+    clip_blocks: tuple[int, ...] = ()  # 0-based (the paper counts from 1); (): 8, 9, 10 of 12 blocks
+    clip_groups: tuple[int, ...] = ()  # clips joined in each of them; (): 2, 2, 3 for 12 frames, 4, 4, 4 for 64
+    join_clips: bool = True  # False: the same rates within single frames ("token reduction only", table 9)
+    positions: Literal["always", "merging", "none"] = "always"  # clip positions; merging: the released code's habit
+
+    def __post_init__(self) -> None:
+        if self.r is not None and self.r < 0:
+            raise ValueError(f"r must be >= 0, got {self.r}. Write r=0 to merge nothing within frames.")
+        if self.num_frames < 1:
+            raise ValueError(f"num_frames must be >= 1, got {self.num_frames}.")
+        for name in ("keep_cross", "keep_intra"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= 100:
+                raise ValueError(f"{name} is a percentage in 1..100, got {value}. Write {name}=100 to merge nothing.")
+        defaults = {field.name: field.default for field in fields(ReducerConfig)}
+        changed = [name for name in _TEMPME_ONLY if getattr(self, name) != defaults[name]]
+        if changed and self.reducer != "tempme":
+            raise ValueError(f"{changed[0]} is a setting of reducer=tempme, and reducer is {self.reducer!r}.")
+        if self.clip_blocks and list(self.clip_blocks) != sorted(set(self.clip_blocks)):
+            raise ValueError(f"clip_blocks must rise, got {self.clip_blocks}.")
+        if self.clip_groups and (min(self.clip_groups) < 2 or self.num_frames % math.prod(self.clip_groups)):
+            raise ValueError(
+                f"clip_groups={self.clip_groups} must be numbers above 1 whose product divides "
+                f"num_frames={self.num_frames}."
+            )
+
+
+@dataclass(frozen=True)
+class Step:
+    """What happens to the tokens in one block. The default is nothing."""
+
+    group: int = 1  # neighbouring clips that become one before attention
+    cross: int = 0  # tokens merged before attention, compared by their features
+    intra: int = 0  # tokens merged between attention and MLP, compared by their keys
+
+
+def tome_steps(blocks: int, tokens: int, r: int | Sequence[int]) -> list[Step]:
+    """Merge `r` patches of every frame in every block, as many as there are left.
+
+    Args:
+        blocks: of the tower.
+        tokens: N of a frame, the class token included.
+        r: one number, or one for each block.
+    """
+    steps = []
+    for wanted in [r] * blocks if isinstance(r, int) else r:
+        steps.append(Step(intra=min(wanted, most_mergeable(tokens, 1))))
+        tokens -= steps[-1].intra
+    return steps
+
+
+def tempme_steps(config: ReducerConfig, blocks: int, tokens: int) -> list[Step]:
+    """The schedule of TempMe: ImgMe blocks, then ClipMe blocks; what follows merges within clips only.
+
+    Raises:
+        ValueError: if the clip blocks do not fit the tower or the groups.
+    """
+    groups = config.clip_groups or spread_factors(config.num_frames, min(3, blocks // 2))
+    start = blocks - 1 - min(3, blocks // 2)
+    clip_blocks = config.clip_blocks or tuple(range(start, start + len(groups)))
+    if len(clip_blocks) != len(groups):
+        raise ValueError(
+            f"clip_blocks={clip_blocks} and clip_groups={groups} must be equally many; give both "
+            f"(the groups multiply to num_frames={config.num_frames} to end with one clip)."
+        )
+    if clip_blocks and not 0 <= clip_blocks[0] <= clip_blocks[-1] < blocks:
+        raise ValueError(f"clip_blocks={clip_blocks}: the backbone has blocks 0..{blocks - 1}.")
+    small = tokens <= 65
+    r = default_r(blocks, tokens) if config.r is None else config.r
+    cross = 100 - ((70 if small else 60) if config.keep_cross is None else config.keep_cross)
+    intra = 100 - ((90 if small else 80) if config.keep_intra is None else config.keep_intra)
+    factor = dict(zip(clip_blocks, groups))
+    steps, classes = [], 1
+    for block in range(blocks):
+        if not clip_blocks or block < clip_blocks[0]:
+            step = Step(intra=min(r, most_mergeable(tokens, classes)))
+        else:
+            group = factor.get(block, 1) if config.join_clips else 1
+            tokens, classes = tokens * group, classes * group
+            first = min(tokens * cross // 100, most_mergeable(tokens, classes)) if block in factor else 0
+            rest = tokens - first
+            step = Step(group, first, min(rest * intra // 100, most_mergeable(rest, classes)))
+        steps.append(step)
+        tokens -= step.cross + step.intra
+    return steps
+
+
+def default_r(blocks: int, tokens: int) -> int:
+    """The paper's r for a tower of 12 blocks (2 of 49 patches, 10 of 196), in proportion for any other."""
+    patches = tokens - 1
+    share = 2 / 49 if patches <= 64 else 10 / 196
+    return max(1, round(share * patches * 12 / blocks))
+
+
+def spread_factors(number: int, count: int) -> tuple[int, ...]:
+    """`number` as a product of at most `count` rising factors, as equal as they can be: 12, 3 -> 2, 2, 3."""
+    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    products = [f for f in combinations_with_replacement(divisors, count) if math.prod(f) == number]
+    best = min(products, key=lambda factors: (factors[-1], -factors[0]), default=())
+    return tuple(factor for factor in best if factor > 1)
+
+
+def token_log(steps: Sequence[Step], tokens: int, frames: int) -> list[tuple[int, int, int]]:
+    """Per block: attention groups of one video, tokens of a group in attention, and in the MLP."""
+    log, groups = [], frames
+    for step in steps:
+        groups //= step.group
+        tokens = tokens * step.group - step.cross
+        log.append((groups, tokens, tokens - step.intra))
+        tokens -= step.intra
+    return log
+
+
+class Reducer(nn.Module):
+    """Carries out a list of steps. Its only parameters are TempMe's clip positions."""
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        width: int,
+        num_frames: int | None = None,
+        positions: Literal["always", "merging", "none"] = "none",
+        shared: bool = False,
+        proportional: bool = True,
+    ) -> None:
+        """Make a reducer.
+
+        Args:
+            steps: one for each block.
+            width: D.
+            num_frames: T that the steps were made for; None if they never join frames.
+            positions: whether the tokens of a clip are told which clip of the video they belong to.
+            shared: all frames of a video merge the same places, so that token i stays the same place in all.
+            proportional: see `ReducerConfig`.
+        """
+        super().__init__()
+        self.steps, self.num_frames = list(steps), num_frames
+        self.shared, self.proportional = shared, proportional
+        self.positions = nn.ParameterDict()  # block -> (clips entering it, D), zero at first
+        clips = num_frames or 0
+        for block, step in enumerate(self.steps):
+            wanted = positions == "always" or (positions == "merging" and step.cross > 0)
+            if step.group > 1 and wanted:
+                self.positions[str(block)] = nn.Parameter(torch.zeros(clips, width))
+            clips //= step.group
+
+    def seams(self) -> list[BlockSeams]:
+        """One entry for each block; made anew by every call, so that a copied reducer acts on its own."""
+        return [self._block(block, step) for block, step in enumerate(self.steps)]
+
+    def _block(self, block: int, step: Step) -> BlockSeams:
+        joins = step.group > 1 or step.cross > 0
+        if not joins and step.intra == 0:
+            return BlockSeams()
+        return BlockSeams(
+            before=partial(self._join, block) if joins else None,
+            between=partial(self._merge, step.intra) if step.intra > 0 else None,
+            wants_keys=step.intra > 0,
+            breaks_alignment=joins or not self.shared,
+        )
+
+    def _join(self, block: int, x: Tensor, state: TokenState) -> Tensor:
+        """Make neighbouring clips one and merge across them: (G, N, D) -> (G / group, M, D)."""
+        step = self.steps[block]
+        if self.num_frames is not None and state.frames != self.num_frames:
+            raise ValueError(
+                f"num_frames is {self.num_frames} and a video has {state.frames} frames. "
+                f"Write num_frames={state.frames} (it must equal data.num_frames)."
+            )
+        state.proportional = self.proportional
+        clips, classes, old_tokens = len(x) // state.batch, state.classes, x.shape[1]
+        x = _regroup(x, step.group, classes)
+        state.classes = state.protected = classes * step.group
+        if state.sizes is not None:
+            state.sizes = _regroup(state.sizes, step.group, classes)
+        plan = plan_bipartite(x, step.cross, state.protected)  # compared before positions tell clips apart
+        if str(block) in self.positions:
+            p = self.positions[str(block)].to(x.dtype)[:, None]  # (clips, 1, D)
+            p = _regroup(p.expand(clips, old_tokens, -1), step.group, classes)
+            x = (x.unflatten(0, (state.batch, -1)) + p).flatten(0, 1)
+        x, state.sizes = merge_tokens(x, state.sizes, plan)
+        return x
+
+    def _merge(self, intra: int, x: Tensor, attended: Attended, state: TokenState) -> Tensor:
+        """Merge within each group by the keys of the attention: (G, N, D) -> (G, N - intra, D)."""
+        assert attended.keys is not None
+        state.proportional = self.proportional
+        keys = attended.keys.detach()
+        if self.shared:
+            keys = F.normalize(keys.float(), dim=-1).unflatten(0, (state.batch, -1))  # (B, T, N, C)
+            plan = plan_bipartite(keys.mean(dim=1), intra, state.protected).repeated(keys.shape[1])
+        else:
+            plan = plan_bipartite(keys, intra, state.protected)
+        x, state.sizes = merge_tokens(x, state.sizes, plan)
+        return x
+
+
+def _regroup(x: Tensor, group: int, classes: int) -> Tensor:
+    """Join `group` neighbours, all class tokens first: (G, N, D) -> (G / group, group * N, D)."""
+    if group == 1:
+        return x
+    x = x.unflatten(0, (-1, group))
+    return torch.cat([x[:, :, :classes].flatten(1, 2), x[:, :, classes:].flatten(1, 2)], dim=1)
+
+
+def make_reducer(config: ReducerConfig, vision: VisionTower) -> Reducer:
+    """The reducer that the settings ask for, with the schedule that fits the tower.
+
+    Raises:
+        ValueError: if the schedule does not fit the tower.
+    """
+    blocks, tokens = len(vision.blocks), vision.num_tokens
+    if config.reducer == "tempme":
+        steps = tempme_steps(config, blocks, tokens)
+        return Reducer(steps, vision.width, config.num_frames, config.positions, proportional=config.proportional)
+    if config.reducer == "none":
+        return Reducer([Step()] * blocks, vision.width)
+    r = default_r(blocks, tokens) if config.r is None else config.r
+    shared = config.reducer == "tome_shared"
+    return Reducer(tome_steps(blocks, tokens, r), vision.width, shared=shared, proportional=config.proportional)
+
+
+def combine(outer: Seams, inner: Seams) -> list[BlockSeams]:
+    """The seams of two plug-ins, block by block; `outer` is first in `before` and last everywhere else.
+
+    A reducer is `outer`: then prompts that `inner` inserts are gone when clips are joined.
+
+    Raises:
+        ValueError: if both merge tokens, if they are made for different towers, or if one needs token i of
+            neighbouring frames to be the same place and the other merges every frame in its own way.
+    """
+    if len(outer) != len(inner):
+        raise ValueError(f"seams for {len(outer)} and for {len(inner)} blocks belong to different towers.")
+    pairs = [(a or BlockSeams(), b or BlockSeams()) for a, b in zip(outer, inner)]
+    broken: int | None = None
+    for block, (a, b) in enumerate(pairs):
+        if broken is None and (a.breaks_alignment or b.breaks_alignment):
+            broken = block
+        if broken is not None and (a.needs_alignment or b.needs_alignment):
+            raise ValueError(
+                f"block {block} compares token i of neighbouring frames, but from block {broken} on the reducer merges "
+                "every frame in its own way. Write reducer=tome_shared (same places in all frames) or reducer=none."
+            )
+        if a.between is not None and b.between is not None:
+            raise ValueError(f"both parts change the tokens of block {block} after attention; use one reducer.")
+    return [_combine_block(a, b) for a, b in pairs]
+
+
+def _combine_block(a: BlockSeams, b: BlockSeams) -> BlockSeams:
+    merged: dict[str, Any] = {}
+    for field in fields(BlockSeams):
+        first, second = getattr(a, field.name), getattr(b, field.name)
+        if isinstance(field.default, bool) or first is None or second is None:
+            merged[field.name] = first or second
+        elif field.name == "before":
+            merged[field.name] = _then(first, second)
+        elif field.name == "after":
+            merged[field.name] = _then(second, first)
+        else:
+            merged[field.name] = _refine(second, first)
+    return BlockSeams(**merged)
+
+
+def _then(first: Seam, second: Seam) -> Callable[[Tensor, TokenState], Tensor]:
+    return lambda x, state: second(first(x, state), state)
+
+
+def _refine(first: Seam, second: Seam) -> Callable[[Tensor, Tensor, TokenState], Tensor]:
+    return lambda y, out, state: second(y, first(y, out, state), state)

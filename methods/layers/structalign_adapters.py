@@ -1,0 +1,149 @@
+"""What StructAlign adds to the towers: as its paper says, and as its released code has it.
+
+Both classes hold adapters alone, so that a copy of them is a copy of the whole trained model: the
+backbone never changes and is not copied.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from methods.layers.clip import BlockSeams, Clip, Seams
+from methods.layers.experts import TaskAwareExperts
+from methods.layers.lora import LoRA
+from methods.layers.lora_experts import LoRAExperts
+from methods.layers.temporal import FrameFusion
+
+PLACES = ("q", "k", "v", "out")
+
+
+def _modules(block: nn.Module) -> dict[str, Any]:
+    return dict(cast(nn.ModuleDict, block).items())
+
+
+class LoRAAdapters(nn.Module):
+    """The paper's: LoRA experts on q, k, v and out of every text block, LoRA on q and v of every vision block."""
+
+    def __init__(
+        self,
+        backbone: Clip,
+        num_experts: int,
+        top_k: int,
+        text_rank: int,
+        text_alpha: float,
+        text_dropout: float,
+        vision_rank: int,
+        vision_alpha: float,
+    ) -> None:
+        super().__init__()
+        text, vision = backbone.text.width, backbone.vision.width
+
+        def experts() -> LoRAExperts:
+            return LoRAExperts(num_experts, top_k, text_rank, text_alpha, text, text, text_dropout)
+
+        def lora() -> LoRA:
+            return LoRA(vision_rank, vision_alpha, vision, vision)
+
+        self.text = nn.ModuleList(nn.ModuleDict({place: experts() for place in PLACES}) for _ in backbone.text.blocks)
+        self.vision = nn.ModuleList(nn.ModuleDict({"q": lora(), "v": lora()}) for _ in backbone.vision.blocks)
+
+    def begin_task(self, index: int) -> None:
+        """Nothing: all tasks share all adapters."""
+
+    def end_task(self, index: int) -> None:
+        """Nothing."""
+
+    def text_seams(self, task: int | None) -> Seams:
+        """Eqs. 2-3, the same for every task."""
+        return [BlockSeams(**_modules(block)) for block in self.text]
+
+    def vision_seams(self) -> Seams:
+        """Eq. 5."""
+        return [BlockSeams(**_modules(block)) for block in self.vision]
+
+    def groups(self, index: int) -> dict[str, list[nn.Parameter]]:
+        """What task `index` trains."""
+        return {"text": list(self.text.parameters()), "vision": list(self.vision.parameters())}
+
+
+class TaskAwareAdapters(nn.Module):
+    """The released code's, which are FrameFusionMoE's: routed experts with task prototypes, cross-frame attention.
+
+    In the first task, and for its videos ever after, expert 0 answers alone; it is then copied into the others.
+    """
+
+    def __init__(
+        self,
+        backbone: Clip,
+        num_experts: int,
+        top_k: int,
+        text_rank: int,
+        text_alpha: float,
+        text_dropout: float,
+        fusion_layers: int,
+    ) -> None:
+        """Make adapters; frames are fused in the last `fusion_layers` blocks, forth and back in turn."""
+        super().__init__()
+        text, vision = backbone.text, backbone.vision
+        self.width = text.width
+
+        def experts() -> TaskAwareExperts:
+            scale = text_alpha / text_rank
+            return TaskAwareExperts(text.width, text.width, num_experts, top_k, text_rank, scale, text_dropout)
+
+        self.text = nn.ModuleList(nn.ModuleDict({place: experts() for place in PLACES}) for _ in text.blocks)
+        self.prototypes = nn.ParameterList()  # one (D,) for each task so far
+        self.first = max(0, len(vision.blocks) - fusion_layers)
+        self.vision = nn.ModuleList(
+            FrameFusion(
+                vision.width, cast(int, vision.heads), "next" if layer % 2 else "previous", "convex", init="torch"
+            )
+            for layer in range(self.first, len(vision.blocks))
+        )
+        for fusion in self.vision:
+            for name, parameter in fusion.named_parameters():
+                if name.endswith(".bias"):
+                    nn.init.zeros_(parameter)
+
+    def begin_task(self, index: int) -> None:
+        """Draw the task's prototype from N(0, 1/sqrt(D))."""
+        like = next(self.text.parameters())
+        self.prototypes.append(nn.Parameter(torch.randn(self.width, device=like.device) * self.width**-0.5))
+
+    def end_task(self, index: int) -> None:
+        """After the first task: every expert starts as expert 0."""
+        if index == 0:
+            for adapter in self._experts():
+                adapter.experts.copy_first()
+
+    def _experts(self) -> list[TaskAwareExperts]:
+        return [adapter for block in self.text for adapter in _modules(block).values()]
+
+    def text_seams(self, task: int | None) -> Seams:
+        """Seams for captions that search the videos of `task`; None: routed without a prototype."""
+        given: dict[str, Any] = {"prototype": None if task is None else self.prototypes[task], "is_routed": task != 0}
+        seams = []
+        for block in self.text:
+            fill: dict[str, Any] = {place: partial(adapter, **given) for place, adapter in _modules(block).items()}
+            seams.append(BlockSeams(**fill))
+        return seams
+
+    def vision_seams(self) -> Seams:
+        """Cross-frame attention beside CLIP's own, in the last blocks."""
+        return [None] * self.first + [BlockSeams(beside=fusion) for fusion in self.vision]
+
+    def groups(self, index: int) -> dict[str, list[nn.Parameter]]:
+        """What task `index` trains: in the first one expert and no router, later all of them; its own prototype."""
+        text: list[nn.Parameter] = []
+        for adapter in self._experts():
+            text += [adapter.experts.A, adapter.experts.B[0]] if index == 0 else list(adapter.parameters())
+        fusions = [cast(FrameFusion, fusion) for fusion in self.vision]
+        return {
+            "text": text,
+            "vision": [parameter for fusion in fusions for parameter in fusion.attention.parameters()],
+            "other": [*(fusion.alpha for fusion in fusions), self.prototypes[index]],
+        }

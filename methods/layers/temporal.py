@@ -1,0 +1,98 @@
+"""Cross-frame attention beside frozen spatial attention (Frame Fusion Adapter, arXiv:2503.10111, section 3.3).
+
+Shapes: B videos, T frames, N tokens of one frame, D width, H heads.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods.layers.clip import TokenState
+
+FFAInit = Literal["identity", "zero_out", "torch"]
+Direction = Literal["previous", "next"]
+Mix = Literal["add", "convex"]
+
+
+def neighbour(y: Tensor, direction: Direction) -> Tensor:
+    """Each frame's neighbour in y (B, T, ...); a border frame, which has none, is its own."""
+    if direction == "previous":
+        return torch.cat([y[:, :1], y[:, :-1]], dim=1)
+    return torch.cat([y[:, 1:], y[:, -1:]], dim=1)
+
+
+class CrossFrameAttention(nn.Module):
+    """CA(F', F) of eq. 1: the neighbour's tokens ask, the frame's own tokens answer."""
+
+    def __init__(self, width: int, heads: int, has_output: bool = True, init: FFAInit = "identity") -> None:
+        """Make the projections.
+
+        Args:
+            width: D, a multiple of heads.
+            heads: H.
+            has_output: project the merged heads once more, as CLIP's own attention does.
+            init: `identity` weights with zero biases; `zero_out`, the same with an output projection of
+                zero, so that CA is 0 at the start; `torch`, linear layers as torch draws them.
+
+        Raises:
+            ValueError: for `zero_out` without an output projection.
+        """
+        super().__init__()
+        if init == "zero_out" and not has_output:
+            raise ValueError("ffa_init=zero_out starts from an output projection of zero; set ffa_output=true.")
+        self.heads = heads
+        self.q, self.k, self.v = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, width)
+        self.out = nn.Linear(width, width) if has_output else None
+        if init == "torch":
+            return
+        for linear in [self.q, self.k, self.v, *([self.out] if self.out is not None else [])]:
+            nn.init.eye_(linear.weight)
+            nn.init.zeros_(linear.bias)
+        if init == "zero_out" and self.out is not None:
+            nn.init.zeros_(self.out.weight)
+
+    def forward(self, y: Tensor, direction: Direction = "previous") -> Tensor:
+        """Attend from the neighbouring frame to each frame: (B, T, N, D) -> (B, T, N, D)."""
+        queries = self._heads_first(self.q(neighbour(y, direction)))
+        keys, values = self._heads_first(self.k(y)), self._heads_first(self.v(y))
+        mixed = F.scaled_dot_product_attention(queries, keys, values)  # (B, T, H, N, D/H)
+        merged = mixed.transpose(2, 3).flatten(3)
+        return merged if self.out is None else self.out(merged)
+
+    def _heads_first(self, x: Tensor) -> Tensor:
+        """(B, T, N, D) -> (B, T, H, N, D/H)."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(2, 3)
+
+
+class FrameFusion(nn.Module):
+    """Eq. 3 for one block; fills the seam `beside` of a vision block."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        direction: Direction = "previous",
+        mix: Mix = "add",
+        has_output: bool = True,
+        init: FFAInit = "identity",
+        alpha: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.direction: Direction = direction
+        self.mix: Mix = mix
+        self.attention = CrossFrameAttention(width, heads, has_output, init)
+        self.alpha = nn.Parameter(torch.tensor(float(alpha)))
+
+    def forward(self, y: Tensor, spatial: Tensor, state: TokenState) -> Tensor:
+        """Join SA (B*T, N, D) and CA of the normalised tokens y (B*T, N, D).
+
+        `add`: SA + alpha CA. `convex`: (1 - alpha) SA + alpha CA.
+        """
+        temporal = self.attention(y.unflatten(0, (state.batch, -1)), self.direction).flatten(0, 1)
+        if self.mix == "convex":
+            spatial = (1 - self.alpha) * spatial
+        return spatial + self.alpha * temporal

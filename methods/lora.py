@@ -1,0 +1,35 @@
+"""LoRA on frozen CLIP: row "LoRA" of TempMe (arXiv:2409.01156, section 3.1), after Hu et al., arXiv:2106.09685.
+
+    [q; k; v] = W y + b + B A y     in every block of both towers, A (r, D), B (3D, r) zero at first
+
+The retriever around it is methods/adapted.py. With reducer=tome or reducer=tempme it is the row of that name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from methods.adapted import PAPER, RELEASED, AdaptedClip, AdaptedConfig, JointLoRA
+from methods.layers.clip import Clip
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig(AdaptedConfig):
+    """Tuned by search_spaces/lora.py; defaults are the paper's."""
+
+    rank: int = 8  # r of LoRA
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rank < 1:
+            raise ValueError(f"rank must be >= 1, got {self.rank}.")
+
+
+class Lora(AdaptedClip):
+    """Frozen CLIP with LoRA on the attention of both towers."""
+
+    Config = LoraConfig
+    PRESETS = {"paper": PAPER, "released": RELEASED}
+
+    def __init__(self, config: LoraConfig, backbone: Clip) -> None:
+        super().__init__(config, backbone, JointLoRA(backbone, config.rank))

@@ -1,0 +1,86 @@
+"""LUMP on momentum contrast: every pair is mixed with a pair of a former task.
+
+Madaan et al., "Representational Continuity for Unsupervised Continual Learning", arXiv:2110.06976, section 4,
+as a competitor of BMU-MoCo (NeurIPS 2022, table 1, "LUMP"). One lambda ~ Beta(alpha, alpha) for each batch:
+
+    V~ = lambda V + (1 - lambda) V^M  on pixels,   T~ = lambda T + (1 - lambda) T^M  on token embeddings
+    L = L_moco(V~, T~) alone; keys are encoded from the mixed pairs and enter the queue
+
+Token ids cannot be mixed, so captions are mixed after token and position embedding, and their pooling
+weights by the same lambda. A mixed pair counts as the video that it holds more of. What we changed: LUMP
+writes its memory while it trains; here pairs enter the reservoir when their task ends, so mixing starts
+with the second task, as the shared first task of the paper's table implies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from methods.base import Batch, Method
+from methods.layers.gather import gather, world_size
+from methods.layers.momentum import Encoders
+from methods.layers.queues import Pair
+from methods.moco import PAPER, MomentumRetriever
+from methods.wrapping import ReplayConfig, ReplayStrategy, momentum_base
+
+
+@dataclass(frozen=True, kw_only=True)
+class LUMPMoCoConfig(ReplayConfig):
+    """Tuned by search_spaces/lump_moco.py."""
+
+    base: str = "base_moco"  # any method of methods/moco.py
+    alpha: float = 0.4  # of the Beta distribution
+    mix_level: Literal["input", "feature"] = "input"  # feature: both pairs are encoded, then mixed
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.alpha <= 0:
+            raise ValueError(f"alpha shapes Beta(alpha, alpha) and must be > 0, got {self.alpha}. LUMP uses 0.4.")
+
+
+class LUMPMoCo(ReplayStrategy):
+    """Learn between the present and the past."""
+
+    Config = LUMPMoCoConfig
+    PRESETS = {"paper": {**PAPER, "method.memory": 10_000}}
+    policy = "reservoir"
+    config: LUMPMoCoConfig
+    base: MomentumRetriever
+
+    def __init__(self, config: LUMPMoCoConfig, base: Method) -> None:
+        super().__init__(config, momentum_base(base, "lump_moco"))
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        rows = self.memory.draw(len(batch.videos))
+        if not len(rows):
+            return super().losses(batch)
+        return {"contrastive": self.mixed_contrast(batch, self.memory.batch(rows), self.share())}
+
+    def share(self) -> float:
+        """lambda, the same on every worker."""
+        alpha = torch.tensor(self.config.alpha)
+        share = torch.distributions.Beta(alpha, alpha).sample()
+        if world_size() > 1:
+            share = share.to(self.scale().device)
+            dist.broadcast(share, src=0)
+        return float(share)
+
+    def mixed_contrast(self, batch: Batch, memory: Batch, share: float) -> Tensor:
+        """The momentum-contrast loss of `share` of `batch` and the rest of `memory`, pair by pair."""
+        queries = self._mix(self.base.encoders, batch, memory, share)
+        with torch.no_grad():
+            keys = [self._mix(momentum.encoders, batch, memory, share) for momentum in self.base.momenta]
+        return self.base.contrast(queries, keys, gather(batch.videos if share >= 0.5 else memory.videos))
+
+    def _mix(self, encoders: Encoders, batch: Batch, memory: Batch, share: float) -> Pair:
+        if self.config.mix_level == "input":
+            video = encoders.video(share * batch.frames + (1 - share) * memory.frames)
+            return Pair(gather(video), gather(encoders.mixed_text(batch.tokens, memory.tokens, share)))
+        pairs = zip(encoders.pair(batch.frames, batch.tokens), encoders.pair(memory.frames, memory.tokens))
+        return Pair(*(F.normalize(share * new + (1 - share) * old, dim=-1) for new, old in pairs))

@@ -1,0 +1,89 @@
+"""LwF on momentum contrast: what the previous model thought of a batch is kept.
+
+Li & Hoiem, "Learning without Forgetting", arXiv:1606.09282, as a competitor of BMU-MoCo (NeurIPS 2022,
+table 1, "LwF"), which gives no formula. Our port: the "classes" of a video are the captions of its batch.
+
+    S = q^V q^T' / tau_d of the student, S* of the teacher, both (B, B)
+    L = L_moco + alpha / 2 (mean KL(softmax S*_i || softmax S_i) over rows + the same over columns)
+
+The teacher is theta at the end of the previous task, so the first task is the wrapped retriever's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from methods.base import Batch, Frozen, Method, Task
+from methods.layers.gather import gather
+from methods.layers.losses import distillation
+from methods.layers.queues import Pair
+from methods.moco import PAPER, MomentumRetriever
+from methods.wrapping import Strategy, momentum_base
+
+
+@dataclass(frozen=True, kw_only=True)
+class LwFMoCoConfig:
+    """Tuned by search_spaces/lwf_moco.py. Neither weight nor temperature is published."""
+
+    base: str = "base_moco"  # any method of methods/moco.py
+    alpha: float = 1.0
+    tau: float = 0.07  # tau_d
+    distill: Literal["inbatch_kl", "queue_kl", "feature_l2"] = "inbatch_kl"
+    # queue_kl: over the pair's own key and the queue, seen alike by both. feature_l2: ||q - q*||^2 in both modalities
+
+    def __post_init__(self) -> None:
+        if self.alpha < 0:
+            raise ValueError(f"alpha must be >= 0, got {self.alpha}. Use 0 to train `{self.base}` alone.")
+        if self.tau <= 0:
+            raise ValueError(f"tau is a temperature and must be > 0, got {self.tau}. Use 0.07, the retriever's own.")
+
+
+class LwFMoCo(Strategy):
+    """From the second task on, keep the relations of a batch as the previous model saw them."""
+
+    Config = LwFMoCoConfig
+    PRESETS = {"paper": PAPER}
+    config: LwFMoCoConfig
+    base: MomentumRetriever
+
+    def __init__(self, config: LwFMoCoConfig, base: Method) -> None:
+        super().__init__(config, momentum_base(base, "lwf_moco"))
+        self.teacher: Frozen | None = None
+
+    def begin_task(self, task: Task) -> None:
+        if task.index > 0 and self.config.alpha:
+            self.teacher = Frozen(self.base.encoders)
+        super().begin_task(task)
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        if self.teacher is None:
+            return super().losses(batch)
+        queries, keys = self.base.queries(batch), self.base.keys(batch)
+        taught: Pair = self.teacher("pair", batch.frames, batch.tokens)
+        return {
+            "contrastive": self.base.contrast(queries, keys, gather(batch.videos)),
+            "distillation": self.config.alpha * self.distil(queries, taught, keys[0]),
+        }
+
+    def distil(self, student: Pair, teacher: Pair, keys: Pair) -> Tensor:
+        """L_kd; `keys` are those of the first momentum encoders and serve `queue_kl` only."""
+        with torch.autocast(student.video.device.type, enabled=False):
+            if self.config.distill == "feature_l2":
+                return sum(((q - z) ** 2).sum(dim=-1).mean() for q, z in zip(student, teacher)) / 2  # type: ignore[return-value]
+            if self.config.distill == "queue_kl":
+                video, text = self._over_queue(student, keys), self._over_queue(teacher, keys)
+                return (distillation(video[0], text[0], 1.0) + distillation(video[1], text[1], 1.0)) / 2
+            new = student.video @ student.text.mT / self.config.tau  # (B, B)
+            old = teacher.video @ teacher.text.mT / self.config.tau
+            return (distillation(new, old, 1.0) + distillation(new.mT, old.mT, 1.0)) / 2
+
+    def _over_queue(self, queries: Pair, keys: Pair) -> tuple[Tensor, Tensor]:
+        """Similarities (B, 1 + R) of videos and captions to the pair's own key and the queue."""
+        queue, _ = self.base.momenta[0].queue.content()
+        video = torch.cat([(queries.video * keys.text).sum(-1, keepdim=True), queries.video @ queue.text.mT], dim=1)
+        text = torch.cat([(queries.text * keys.video).sum(-1, keepdim=True), queries.text @ queue.video.mT], dim=1)
+        return video / self.config.tau, text / self.config.tau

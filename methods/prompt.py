@@ -1,0 +1,93 @@
+"""Deep prompts on frozen CLIP: the baseline "Prompt" of TempMe (arXiv:2409.01156, table 2), which cites MaPLe.
+
+The paper prints no configuration. 0.08 M parameters and 58.2 GFLOPs are those of P = 5 learned tokens in
+every block of both towers, not coupled (the "independent" variant of MaPLe's code, arXiv:2210.03117):
+
+    image:    [class, P_l, patches]        caption:  [start, P_l, words, end]
+
+Each block drops the prompts of the block before and inserts its own. Prompts have no position; those of the
+first image block pass CLIP's first LayerNorm as in the public code. Words keep CLIP's positions.
+With a reducer the prompts are protected and every new clip gets its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from methods.adapted import PAPER, RELEASED, Adaptation, AdaptedClip, AdaptedConfig
+from methods.layers.clip import BlockSeams, Clip, TokenState
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptConfig(AdaptedConfig):
+    """Tuned by search_spaces/prompt.py."""
+
+    num_prompts: int = 5  # P, per block and tower
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_prompts < 1:
+            raise ValueError(f"num_prompts must be >= 1, got {self.num_prompts}. Write method=zero_shot for none.")
+
+
+class Prompts(Adaptation):
+    """Learned tokens of every block, drawn from N(0, 0.02^2)."""
+
+    def __init__(self, backbone: Clip, num_prompts: int) -> None:
+        super().__init__(backbone)
+        self.vision = nn.Parameter(0.02 * torch.randn(self.depths[0], num_prompts, backbone.vision.width))
+        self.text = nn.Parameter(0.02 * torch.randn(self.depths[1], num_prompts, backbone.text.width))
+
+    def vision_seams(self, backbone: Clip) -> list[BlockSeams]:
+        prompts = [backbone.vision.ln_pre(self.vision[0]), *self.vision[1:]]
+        return [BlockSeams(before=_insert(p, caption=False), after=_drop(p, caption=False)) for p in prompts]
+
+    def text_seams(self, backbone: Clip) -> list[BlockSeams]:
+        return [BlockSeams(before=_insert(p, caption=True), after=_drop(p, caption=True)) for p in self.text]
+
+
+def _insert(prompts: Tensor, caption: bool) -> Callable[[Tensor, TokenState], Tensor]:
+    """Put prompts (P, D) after the class tokens of an image, or the start of a caption."""
+    count = len(prompts)
+
+    def before(x: Tensor, state: TokenState) -> Tensor:
+        start = 1 if caption else state.classes
+        if state.eot is not None:
+            state.eot = state.eot + count
+        if state.sizes is not None:
+            ones = state.sizes.new_ones(len(x), count, 1)
+            state.sizes = torch.cat([state.sizes[:, :start], ones, state.sizes[:, start:]], dim=1)
+        state.protected += count
+        return torch.cat([x[:, :start], prompts.to(x.dtype).expand(len(x), -1, -1), x[:, start:]], dim=1)
+
+    return before
+
+
+def _drop(prompts: Tensor, caption: bool) -> Callable[[Tensor, TokenState], Tensor]:
+    """Undo `_insert` after the block."""
+    count = len(prompts)
+
+    def after(x: Tensor, state: TokenState) -> Tensor:
+        start = 1 if caption else state.classes
+        if state.eot is not None:
+            state.eot = state.eot - count
+        if state.sizes is not None:
+            state.sizes = torch.cat([state.sizes[:, :start], state.sizes[:, start + count :]], dim=1)
+        state.protected -= count
+        return torch.cat([x[:, :start], x[:, start + count :]], dim=1)
+
+    return after
+
+
+class Prompt(AdaptedClip):
+    """Frozen CLIP with prompts of its own in every block."""
+
+    Config = PromptConfig
+    PRESETS = {"paper": PAPER, "released": RELEASED}
+
+    def __init__(self, config: PromptConfig, backbone: Clip) -> None:
+        super().__init__(config, backbone, Prompts(backbone, config.num_prompts))

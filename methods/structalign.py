@@ -1,0 +1,384 @@
+"""StructAlign: frozen CLIP with low-rank adapters, held in shape by a simplex of categories.
+
+Wang et al., "StructAlign: Structured Cross-Modal Alignment for Continual Text-to-Video Retrieval",
+SIGIR 2026. Equation numbers are the paper's. Where it is silent or in two minds:
+
+- eq. 2 does not say which token the router reads: the end-of-text token (one row of gates a caption).
+- eq. 7's prototypes are "regularised to remain close to the reference": they are P* itself and fixed, or
+  learned with the penalty omega ||P - P*||^2 (`prototypes="learned"`).
+- eq. 14's sigma is unpublished: each category's own spread, as measured. Pseudo features lie behind
+  g_t and g_v, so with fixed prototypes their loss has no gradient; `pseudo="clip"` puts them before.
+- eq. 17 sums over captions, fig. 3 is "symmetric across modalities": both directions, averaged.
+- Ranks, temperatures, dropout: as the released code has them. Ranks 64 and 32 give the printed 33.9 M.
+
+The released code differs in most modules; the preset `released` sets what it does (its defects aside).
+
+Shapes: B pairs, N words, T frames (the paper's M), L text length, d joint embedding, C categories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from methods.base import Batch, Frozen, Method, ParamGroup, Task, unit
+from methods.layers.class_statistics import ClassStatistics
+from methods.layers.clip import Clip, Seams
+from methods.layers.etf import simplex_etf
+from methods.layers.gather import gather
+from methods.layers.losses import contrastive, distillation
+from methods.layers.structalign_adapters import LoRAAdapters, TaskAwareAdapters
+from methods.layers.words import (
+    frame_word_similarity,
+    hidden_with_pads,
+    is_word,
+    mean_of,
+    pool_towards,
+    words_of,
+)
+
+Features = tuple[Tensor, Tensor]  # words (B, N, d) with zero rows as pads, frames (B, T, d)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructAlignConfig:
+    """Tuned by search_spaces/structalign.py; defaults are the paper's MSRVTT setting."""
+
+    lr_first: float = 2e-5  # base task
+    lr: float = 3e-6  # later tasks; 6e-6 on ACTNET
+    lr_other: float = 1e-5  # later tasks: learned prototypes of categories or tasks, alpha of frame fusion
+    lambda1: float = 0.1  # of the ETF alignment, eq. 18
+    lambda2: float = 10.0  # of relation preserving, eq. 18
+    tau: float | None = None  # of eqs. 19-20; None: CLIP's own, 0.01
+    tau2: float = 0.1  # of eq. 17
+    num_experts: int = 10  # I
+    top_k: int = 2  # k_e
+    text_rank: int = 64
+    text_alpha: float = 256.0  # text experts are multiplied by text_alpha / text_rank
+    text_dropout: float = 0.1
+    vision_rank: int = 32
+    vision_alpha: float = 32.0  # equal to the rank: x A B as eq. 5 has it
+    etf_num_classes: int | None = None  # C or an upper bound; None: the stream's number of categories
+    prototypes: Literal["fixed", "learned"] = "fixed"
+    prototype_weight: float = 1.0  # omega, of learned prototypes
+    sigma: float | None = None  # of eq. 14; None: measured for each category and modality
+    pseudo_per_pair: int = 2  # pseudo pairs drawn for each real pair
+    # What the released code does otherwise
+    adapters: Literal["lora", "task_aware"] = "lora"  # eqs. 2-5, or FrameFusionMoE's (see layers/structalign_adapters)
+    fusion_layers: int = 10  # task_aware: frames are fused in so many of the last blocks
+    etf_frame: Literal["orthonormal", "gaussian"] = "orthonormal"  # U of eq. 7
+    heads: Literal["mlp", "frozen_linear"] = "mlp"  # g_t, g_v: trained MLPs, or fixed random matrices
+    pseudo: Literal["shared", "clip"] = "shared"  # space of pseudo features: behind g_t, g_v or before
+    swap_heads: bool = False  # pseudo features before the heads pass through the other modality's
+    lambda1_is: Literal["weight", "share"] = "weight"  # share: lambda1 L_ETF has lambda1 times the value of the rest
+    pair_weight: float = 0.0  # of an extra contrastive loss on pooled real and pseudo pairs
+    loss_reduction: Literal["mean", "sum"] = "mean"  # eq. 21 halves the sum of both directions
+    divide_by_batch: bool = False  # similarities are divided by sqrt(B) in the contrastive loss
+    teacher: Literal["previous", "initial"] = "previous"  # theta_{k-1}, or zero-shot CLIP for ever
+    crp_rows: Literal["both", "text"] = "both"
+    crp_on: Literal["similarity", "logits"] = "similarity"  # logits: tau2 divides eqs. 19-20's logits; times tau2^2
+    pads_are_words: bool = False  # end-of-text tokens up to the longest caption of the batch count as words
+    score: Literal["words", "fused"] = "words"  # fused: half eq. 6, half mean frame x end of text, as z-scores
+
+    def __post_init__(self) -> None:
+        for name in ("lambda1", "lambda2", "pair_weight", "prototype_weight", "lr", "lr_first", "lr_other"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 to leave its term out.")
+        if self.tau2 <= 0 or (self.tau is not None and self.tau <= 0):
+            raise ValueError(f"tau and tau2 are temperatures and must be > 0, got {self.tau} and {self.tau2}.")
+        if self.swap_heads and self.pseudo != "clip":
+            raise ValueError("swap_heads needs pseudo=clip: pseudo features behind the heads pass through none.")
+
+
+RELEASED = {
+    "method.tau": 0.010051835744633586,  # exp(-4.6)
+    "method.tau2": 2.0,
+    "method.adapters": "task_aware",
+    "method.etf_frame": "gaussian",
+    "method.heads": "frozen_linear",
+    "method.pseudo": "clip",
+    "method.swap_heads": True,
+    "method.lambda1_is": "share",
+    "method.pair_weight": 0.5,
+    "method.loss_reduction": "sum",
+    "method.divide_by_batch": True,
+    "method.teacher": "initial",
+    "method.crp_on": "logits",
+    "method.pads_are_words": True,
+    "method.score": "fused",
+    "optim.name": "adamw_hf",
+    "optim.weight_decay": 0.5,
+    "optim.decay_bias_and_norm": True,
+    "optim.warmup_tasks": "first",
+    "optim.num_cycles": 1.0,
+    "optim.epochs": 20,
+    "data.batch_size": 32,
+    "data.augment": "crop_flip",
+    "evaluation.select": "best",
+}
+ACTNET = {"method.lr": 6e-6, "method.num_experts": 5, "method.fusion_layers": 12, "data.num_frames": 24}
+
+
+class StructAlign(Method):
+    """Frozen CLIP whose words and frames are aligned with one simplex of categories."""
+
+    Config = StructAlignConfig
+    PRESETS = {
+        "paper": {"optim.epochs": 20, "data.batch_size": 32},
+        "paper-actnet": {"optim.epochs": 20, "data.batch_size": 32, **ACTNET},
+        "released": RELEASED,
+        "released-actnet": {**RELEASED, **ACTNET},
+    }
+
+    reference: Tensor  # (C, d) P* of eq. 7, one row for each category
+    prototypes: nn.Parameter | None
+    order: Tensor  # (n,) int64 categories in order of first appearance: category order[i] is row i
+
+    def __init__(self, config: StructAlignConfig, backbone: Clip) -> None:
+        super().__init__()
+        self.config, self.backbone = config, backbone
+        c, d = config, backbone.embed_dim
+        text = (c.num_experts, c.top_k, c.text_rank, c.text_alpha, c.text_dropout)
+        self.adapters: LoRAAdapters | TaskAwareAdapters = (
+            LoRAAdapters(backbone, *text, c.vision_rank, c.vision_alpha)
+            if c.adapters == "lora"
+            else TaskAwareAdapters(backbone, *text, c.fusion_layers)
+        )
+        self.prompts_by_task = c.adapters == "task_aware"
+        self.g_text, self.g_video = self._head(d), self._head(d)
+        self.register_buffer("reference", torch.empty(0))
+        self.register_buffer("order", torch.empty(0, dtype=torch.int64))
+        self.register_parameter("prototypes", None)  # (C, d), if they are learned
+        self.statistics = ClassStatistics()
+        self.teacher: Frozen | None = None
+        self.index = 0
+        self._weight = torch.tensor(c.lambda1)  # of the last L_ETF
+
+    def _head(self, d: int) -> nn.Module:
+        if self.config.heads == "frozen_linear":
+            return nn.Linear(d, d, bias=False)
+        return nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, d))
+
+    # --------------------------------------------------------------------------------------- tasks
+
+    def begin_task(self, task: Task) -> None:
+        self.index = task.index
+        if task.index > 0 and self.config.teacher == "previous":  # theta_{k-1} of eq. 16
+            self.teacher = Frozen(self.adapters)
+        self.adapters.begin_task(task.index)
+        device = self.order.device
+        if not len(self.reference):
+            count = self.config.etf_num_classes or max(2, task.num_categories)
+            self.reference = simplex_etf(count, self.backbone.embed_dim, self.config.etf_frame).float().to(device)
+            if self.config.prototypes == "learned":
+                self.prototypes = nn.Parameter(self.reference.clone())
+        new = [category for category in task.categories if category not in self.order.tolist()]
+        self.order = torch.cat([self.order, torch.tensor(new, dtype=torch.int64, device=device)])
+        if len(self.order) > len(self.reference):
+            raise ValueError(
+                f"etf_num_classes is {len(self.reference)}, but {task.name} brings category number {len(self.order)}. "
+                "Use etf_num_classes=none for the stream's own number, or a larger one."
+            )
+
+    def param_groups(self) -> list[ParamGroup]:
+        c, is_first = self.config, self.index == 0
+        groups = self.adapters.groups(self.index)
+        if c.heads == "mlp":
+            groups["heads"] = [*self.g_text.parameters(), *self.g_video.parameters()]
+        if self.prototypes is not None:
+            groups["other"] = [*groups.get("other", []), self.prototypes]
+        rates = {"other": c.lr_other}
+        return [
+            ParamGroup(name=name, params=params, lr=c.lr_first if is_first else rates.get(name, c.lr))
+            for name, params in groups.items()
+        ]
+
+    @torch.no_grad()
+    def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
+        """Take note of where this task's categories lie (below eq. 13)."""
+        found: dict[int, list[Features]] = {}
+        for batch in loader:
+            words, frames = self._words(batch.tokens, self.adapters.text_seams(None)), self._frames(batch.frames)
+            pooled = self._pooled(words.float(), frames.float(), batch.categories)
+            for category, text, video in zip(batch.categories.tolist(), *pooled):
+                found.setdefault(category, []).append((text, video))
+        for category, pairs in found.items():
+            text, video = (torch.stack(side) for side in zip(*pairs))
+            self.statistics.add(category, text, video, normalise=self.config.pseudo == "shared")
+        self.adapters.end_task(task.index)
+
+    def _pooled(self, words: Tensor, frames: Tensor, categories: Tensor) -> Features:
+        """Unit vectors (B, d) of both modalities in the space where pseudo features are drawn."""
+        if self.config.pseudo == "clip":
+            return mean_of(words, is_word(words)), mean_of(frames)
+        text, video = self._aligned(words, frames, self._rows(categories))
+        return unit(text), unit(video)
+
+    # ------------------------------------------------------------------------------------ encoding
+
+    def _words(self, tokens: Tensor, seams: Seams | None) -> Tensor:
+        """Eq. 1: (B, N, d), not normalised, zero rows as pads."""
+        return self._caption(tokens, seams)[0]
+
+    def _caption(self, tokens: Tensor, seams: Seams | None) -> Features:
+        """Words (B, N, d) and the end-of-text feature (B, d), neither normalised."""
+        text, with_pads = self.backbone.text, self.config.pads_are_words
+        hidden, eot = hidden_with_pads(text, tokens, seams) if with_pads else text.hidden(tokens, seams)
+        words = words_of(hidden, eot)
+        if with_pads:  # all but the start and the first end of text
+            position = torch.arange(hidden.shape[1], device=hidden.device).expand(len(hidden), -1)
+            keep = (position > 0) & (position != eot[:, None])
+            words = hidden[keep].unflatten(0, (len(hidden), -1))
+        return words, hidden[torch.arange(len(hidden), device=hidden.device), eot]
+
+    def _frames(self, frames: Tensor) -> Tensor:
+        """Eqs. 4-5: (B, T, d), not normalised."""
+        return self.backbone.vision(frames, self.adapters.vision_seams())
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        """Unit frame features, (B, T, 3, H, W) -> (B, T, d)."""
+        return unit(self._frames(frames))
+
+    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
+        """Unit word features (B, L) -> (B, N, d) with zero rows as pads; `fused` puts the caption's own first."""
+        words, caption = self._caption(tokens, self.adapters.text_seams(self.index if task is None else task))
+        words = unit(words)
+        return torch.cat([unit(caption)[:, None], words], dim=1) if self.config.score == "fused" else words
+
+    def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
+        """Eq. 6: (Q, N, d) and (V, T, d) -> (Q, V). `fused`: (Q, V, 2), for `calibrate` to join."""
+        if self.config.score == "words":
+            return frame_word_similarity(queries, gallery)
+        whole = queries[:, 0].float() @ mean_of(gallery.float()).mT
+        return torch.stack([frame_word_similarity(queries[:, 1:], gallery), whole], dim=-1)
+
+    def calibrate(self, scores: Tensor) -> Tensor:
+        """Make final scores (Q, V) of what `score` says about all stored videos.
+
+        `fused`: the mean of both columns' z-scores over a query's whole row, so that a score depends on
+        every video in the gallery. Otherwise nothing.
+        """
+        if self.config.score == "words":
+            return scores
+        centred = scores - scores.mean(dim=1, keepdim=True)
+        return (centred / scores.std(dim=1, keepdim=True, correction=0).clamp(min=1e-6)).mean(dim=-1)
+
+    # -------------------------------------------------------------------------------------- losses
+
+    def scale(self) -> Tensor:
+        tau = self.config.tau
+        return self.backbone.logit_scale.exp() if tau is None else torch.tensor(1 / tau, device=self.order.device)
+
+    def _logits(self, similarity: Tensor) -> Tensor:
+        """sim / tau of eqs. 19-20."""
+        return similarity * self.scale() / (len(similarity) ** 0.5 if self.config.divide_by_batch else 1.0)
+
+    def _features(self, batch: Batch) -> Features:
+        return gather(self._words(batch.tokens, self.adapters.text_seams(self.index))), gather(
+            self._frames(batch.frames)
+        )
+
+    def logits(self, batch: Batch) -> Tensor:
+        return self._logits(frame_word_similarity(*self._features(batch)))
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """Eq. 18."""
+        words, frames = self._features(batch)
+        before = self._former_similarity(batch) if self.index > 0 else None
+        categories = gather(batch.categories)
+        with torch.autocast(words.device.type, enabled=False):
+            return self._terms(words.float(), frames.float(), categories, before)
+
+    def _terms(self, words: Tensor, frames: Tensor, categories: Tensor, before: Tensor | None) -> dict[str, Tensor]:
+        c = self.config
+        similarity = frame_word_similarity(words, frames)  # (B, B) captions x videos, eq. 15
+        terms = {"contrastive": contrastive(self._logits(similarity), c.loss_reduction)}  # eqs. 19-21
+        if before is not None:
+            terms["crp"] = c.lambda2 * self._relations(similarity, before)
+        if before is not None and len(self.statistics) and c.pair_weight:
+            terms["pairs"] = c.pair_weight * self._pseudo_contrast(words, frames)
+        rows = self._rows(categories)
+        alignment = {"etf": self._misalignment(*self._aligned(words, frames, rows), rows)}  # eqs. 10-13
+        if before is not None and len(self.statistics):
+            alignment["etf_pseudo"] = self._pseudo_misalignment(c.pseudo_per_pair * len(words))
+        self._weight = torch.full_like(terms["contrastive"].detach(), c.lambda1)
+        if c.lambda1_is == "share":
+            base = terms["contrastive"].detach() + (terms["crp"].detach() if before is not None else 0.0)
+            self._weight = c.lambda1 * base / torch.stack(list(alignment.values())).sum().detach()
+        terms |= {name: self._weight * term for name, term in alignment.items()}
+        if self.prototypes is not None:
+            terms["prototypes"] = c.prototype_weight * (self._prototypes() - self.reference).square().sum()
+        return terms
+
+    def _former_similarity(self, batch: Batch) -> Tensor:
+        """Eq. 16: similarities (B, B) under the previous model, or under zero-shot CLIP."""
+        text, vision = None, None
+        if self.teacher is not None:
+            text, vision = self.teacher.module.text_seams(self.index - 1), self.teacher.module.vision_seams()
+        with torch.no_grad():
+            words, frames = self._words(batch.tokens, text), self.backbone.vision(batch.frames, vision)
+            return frame_word_similarity(gather(words), gather(frames))
+
+    def _relations(self, now: Tensor, before: Tensor) -> Tensor:
+        """L_CRP, eq. 17: zero, with zero gradient, where `now` equals `before`."""
+        temperature = 1.0
+        if self.config.crp_on == "logits":
+            now, before, temperature = self._logits(now), self._logits(before), self.config.tau2
+        else:
+            now, before = now / self.config.tau2, before / self.config.tau2
+        loss = distillation(now, before, temperature)
+        return loss if self.config.crp_rows == "text" else (loss + distillation(now.mT, before.mT, temperature)) / 2
+
+    # ----------------------------------------------------------------------------------- alignment
+
+    def _prototypes(self) -> Tensor:
+        """P, (C, d) unit rows."""
+        return self.reference if self.prototypes is None else unit(self.prototypes)
+
+    def _rows(self, categories: Tensor) -> Tensor:
+        """Row of P for each category (B,), in order of first appearance."""
+        return (categories[:, None] == self.order).int().argmax(dim=1)
+
+    def _aligned(self, words: Tensor, frames: Tensor, rows: Tensor) -> Features:
+        """Eqs. 10-12: words and frames pooled towards the prototype of their category, both (B, d)."""
+        p = self._prototypes()[rows]
+        everything = torch.ones(frames.shape[:2], dtype=torch.bool, device=frames.device)
+        return pool_towards(self.g_text(words), is_word(words), p), pool_towards(self.g_video(frames), everything, p)
+
+    def _misalignment(self, text: Tensor, video: Tensor, rows: Tensor) -> Tensor:
+        """Eq. 13, in [0, 4]."""
+        p = self._prototypes()[rows]
+        return (2 - (unit(text) * p).sum(dim=-1) - (unit(video) * p).sum(dim=-1)).mean()
+
+    def _pseudo_misalignment(self, count: int) -> Tensor:
+        """Eq. 13 for `count` pairs drawn around former categories (eq. 14)."""
+        categories, text, video = self.statistics.draw(count, self.config.sigma)
+        if self.config.pseudo == "clip":
+            heads = (self.g_text, self.g_video)
+            for_text, for_video = reversed(heads) if self.config.swap_heads else heads
+            text, video = for_text(text), for_video(video)
+        return self._misalignment(text, video, self._rows(categories))
+
+    def _pseudo_contrast(self, words: Tensor, frames: Tensor) -> Tensor:
+        """The released code's extra term: pooled real pairs and as many pseudo pairs, without sqrt(B)."""
+        _, text, video = self.statistics.draw(len(words), self.config.sigma)
+        texts = torch.cat([mean_of(words, is_word(words)), text])
+        videos = torch.cat([mean_of(frames), video])
+        return contrastive(self.scale() * texts @ videos.mT, "sum")
+
+    def diagnostics(self) -> dict[str, float]:
+        """Eq. 22 (MICD) and (P2), (P3) of section 4.1, over the categories so far; the last weight of L_ETF."""
+        found = {"etf_weight": float(self._weight)}
+        if len(self.statistics):
+            text, video = self.statistics.dispersions.mean(dim=1).tolist()
+            means = unit(self.statistics.means)
+            found |= {
+                "micd_text": text,
+                "micd_video": video,
+                "modality_gap": float((1 - means[0] @ means[1].mT).diagonal().mean()),
+            }
+        return found

@@ -1,0 +1,81 @@
+"""TempMe: temporal token merging (arXiv:2409.01156, ICLR 2025).
+
+Progressive multi-granularity merging in the video tower (section 3.2, figure 3):
+
+    ImgMe  (first blocks):  attention, merge r patches within each frame, MLP
+    ClipMe (late blocks):   join f neighbouring clips; merge fN (1 - R_C) tokens across them by their features;
+                            add clip positions; attention; merge N' (1 - R_I) tokens within by their keys; MLP
+
+    12 frames, ViT-B/32: 12 x 50 tokens -> 12 x 34 after 8 ImgMe blocks -> 6 x 44 -> 3 x 56 -> 1 x 107 -> 1 x 97
+
+The steps themselves are methods/layers/reducers.py and merge.py, what surrounds them methods/adapted.py. Where the
+paper is silent the released code decides: class tokens stay apart and all T of them are read and averaged; merged
+tokens are averages weighted by size; matching looks at the stream before positions are added; blocks after the
+first ClipMe that join nothing merge within clips. Presets name the ablations of tables 8 to 10 and 15.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from methods.adapted import PAPER, RELEASED, Adaptation, AdaptedClip, AdaptedConfig, JointLoRA
+from methods.base import ParamGroup
+from methods.layers.clip import Clip
+
+
+@dataclass(frozen=True, kw_only=True)
+class TempMeConfig(AdaptedConfig):
+    """Tuned by search_spaces/tempme.py; the schedule's settings are those of `ReducerConfig`."""
+
+    reducer: Literal["tempme"] = "tempme"
+    adaptation: Literal["lora", "full", "none"] = "lora"  # full: CLIP itself is fine-tuned (table 5)
+    rank: int = 8  # of LoRA
+    lr_clip: float = 1e-6  # adaptation=full: both towers; printed nowhere
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rank < 1:
+            raise ValueError(f"rank must be >= 1, got {self.rank}.")
+        if self.lr_clip < 0:
+            raise ValueError(f"lr_clip must be >= 0, got {self.lr_clip}.")
+
+
+_B16 = {"method.r": 10, "method.keep_cross": 60, "method.keep_intra": 80}
+_64_FRAMES = {"method.num_frames": 64, "data.num_frames": 64, "method.clip_groups": (4, 4, 4)}
+
+
+class TempMe(AdaptedClip):
+    """LoRA, and tokens merged first within frames, then across clips that grow to the whole video."""
+
+    Config = TempMeConfig
+    PRESETS = {
+        "paper": PAPER,
+        "paper-b16": {**PAPER, **_B16},
+        "paper-actnet": {**PAPER, **_64_FRAMES},
+        "released": {**RELEASED, "method.positions": "merging"},
+        "full": {**PAPER, "method.adaptation": "full", "method.lr": 1e-4},
+        "temporal-only": {**PAPER, "method.r": 0, "method.keep_cross": 100, "method.keep_intra": 100},
+        "reduction-only": {**PAPER, "method.join_clips": False},
+        "no-positions": {**PAPER, "method.positions": "none"},
+        "a1-two-steps": {**PAPER, "method.clip_blocks": (8, 9), "method.clip_groups": (3, 4)},
+        "a1-one-step": {**PAPER, "method.clip_blocks": (8,), "method.clip_groups": (12,)},
+        "a2-three-clips": {**PAPER, "method.clip_blocks": (8, 9), "method.clip_groups": (2, 2)},
+        "a2-four-clips": {**PAPER, "method.clip_blocks": (8,), "method.clip_groups": (3,)},
+        "a3-7-9-11": {**PAPER, "method.clip_blocks": (6, 8, 10), "method.clip_groups": (2, 2, 3)},
+        "a3-4-7-10": {**PAPER, "method.clip_blocks": (3, 6, 9), "method.clip_groups": (2, 2, 3)},
+        "a3-1-5-9": {**PAPER, "method.clip_blocks": (0, 4, 8), "method.clip_groups": (2, 2, 3)},
+    }
+
+    def __init__(self, config: TempMeConfig, backbone: Clip) -> None:
+        adaptation = JointLoRA(backbone, config.rank) if config.adaptation == "lora" else Adaptation(backbone)
+        super().__init__(config, backbone, adaptation)
+        self.full = config.adaptation == "full"
+        self.lr_clip = config.lr_clip
+
+    def param_groups(self) -> list[ParamGroup]:
+        groups = super().param_groups()
+        if self.full:
+            towers = [*self.backbone.vision.parameters(), *self.backbone.text.parameters()]
+            groups.append(ParamGroup(name="clip", params=towers, lr=self.lr_clip))
+        return groups

@@ -1,0 +1,42 @@
+"""Zero-shot CLIP: the lower reference (Radford et al., arXiv:2103.00020; row "Zero-Shot CLIP" of CTVR, table 1).
+
+f = CLIP(frame), v = mean of f over frames, at unit length; q = CLIP(caption), at unit length; S = q v^T.
+Nothing is trained, so the stored features never age and backward forgetting is exactly 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from methods.base import Method, unit
+from methods.layers.clip import Clip
+from methods.layers.pooling import mean_pool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroShotConfig:
+    """One choice, on which published tables differ in the second decimal."""
+
+    frame_norm: Literal["none", "l2"] = "none"  # CTVR averages raw frame features, CLIP4Clip unit ones
+
+
+class ZeroShot(Method):
+    """Frozen CLIP with mean-pooled frames."""
+
+    Config = ZeroShotConfig
+
+    def __init__(self, config: ZeroShotConfig, backbone: Clip) -> None:
+        super().__init__()
+        self.config, self.backbone = config, backbone
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        return mean_pool(self.backbone.vision(frames), self.config.frame_norm)
+
+    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
+        return unit(self.backbone.text(tokens))
+
+    def scale(self) -> Tensor:
+        return self.backbone.logit_scale.exp()

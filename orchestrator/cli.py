@@ -1,0 +1,312 @@
+"""`ctvr`: parse, call one function, print. No logic here.
+
+stdout carries results, stderr carries logs. Exit status: 0 done, 1 runs failed, 2 bad usage, 130 stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config import ConfigError, parse_overrides
+
+log = logging.getLogger(__name__)
+MAIN_JOB = {"method": "framefusion_moe", "stream": "shapes-5"}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; every mistake of the user becomes one line and exit status 2."""
+    arguments = make_parser().parse_args(argv)
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    for name in ("ctvr", "orchestrator"):
+        logging.getLogger(name).setLevel(logging.INFO)
+    logging.getLogger("root").addFilter(lambda record: "No pretrained weights loaded" not in record.getMessage())
+    try:
+        text = arguments.run(arguments)
+    except ConfigError as error:
+        sys.stderr.write(f"ctvr: {error}\n")
+        return 2
+    except (FileNotFoundError, PermissionError) as error:
+        sys.stderr.write(f"ctvr: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("ctvr: stopped. Finished tasks are kept; the same command goes on from them.\n")
+        return 130
+    except RuntimeError as error:
+        status = {"Interrupted": 130, "FailedRuns": 1, "Diverged": 1}.get(type(error).__name__)
+        if status is None:
+            raise
+        sys.stderr.write(f"ctvr: {error}\n")
+        return status
+    if text:
+        print(text)
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ctvr", description="Continual text-to-video retrieval experiments.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_sweep(commands)
+    _add_run(commands)
+    _add_rerun(commands)
+    _add_table(commands)
+    _add_streams(commands)
+    _add_cache(commands)
+    _add_methods(commands)
+    _add_ui(commands)
+    sync = commands.add_parser("sync", help="send to MLflow what waited while it was away")
+    _where(sync)
+    sync.set_defaults(run=_sync)
+    return parser
+
+
+def _where(parser: argparse.ArgumentParser, resources: bool = False) -> None:
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of everything that is written (runs)")
+    parser.add_argument(
+        "--store", default="", help="object store of frames and commits: a folder or s3://bucket/prefix"
+    )
+    parser.add_argument("--videos", type=Path, help="folder of the stream's videos, if not the manifest's own")
+    if not resources:
+        return
+    group = parser.add_argument_group("cluster")
+    group.add_argument("--address", help="Ray cluster to join: auto, an address, or local (joins if there is one)")
+    group.add_argument("--nodes", type=int, default=1, help="wait until the cluster has this many nodes (1)")
+    group.add_argument("--local-cpus", type=int, help="logical CPUs of a cluster started on this machine")
+    group.add_argument("--storage", help="Ray's own state: a folder or s3:// URI that every node can write")
+    group.add_argument("--workers", type=int, default=1, help="data-parallel processes of one trial (1)")
+    group.add_argument("--cpus-per-worker", type=float, default=0.9, help="(0.9)")
+    group.add_argument("--gpus-per-trial", type=float, default=0.0, help="may be a fraction: 0.5 puts two on a GPU (0)")
+    group.add_argument("--max-concurrent", type=int, help="upper limit of trials at once (computed from the cluster)")
+
+
+def _settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--preset", default="", help="named settings of the method, e.g. released; several by comma")
+    parser.add_argument("overrides", nargs="*", metavar="name=value", help="e.g. optim.epochs=8 method.beta=0.4")
+
+
+def _get_where(arguments: argparse.Namespace) -> Any:
+    from orchestrator.jobs import Where
+
+    names = ("runs", "store", "videos", "address", "nodes", "local_cpus", "storage", "workers", "cpus_per_worker")
+    names += ("gpus_per_trial", "max_concurrent")
+    return Where(**{name: getattr(arguments, name) for name in names if hasattr(arguments, name)})
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+# ------------------------------------------------------------------------------------------ commands
+
+
+def _add_sweep(commands: Any) -> None:
+    parser = commands.add_parser(
+        "sweep",
+        help="search a method's settings on the cluster, rerun the best over seeds, tabulate",
+        description="Every argument has a default: without any, FrameFusionMoE is searched on the embedded stream.",
+    )
+    parser.add_argument("--method", default=MAIN_JOB["method"], help="a name from `ctvr methods` (%(default)s)")
+    parser.add_argument("--stream", default=MAIN_JOB["stream"], help="a name from `ctvr streams` (%(default)s)")
+    parser.add_argument("--name", help="of the sweep (method, stream and time)")
+    parser.add_argument("--resume", metavar="NAME", help="go on with an interrupted sweep")
+    parser.add_argument("--trials", type=int, default=8, help="(%(default)s)")
+    parser.add_argument("--searcher", default="tpe", help="tpe, random or grid (%(default)s)")
+    parser.add_argument("--scheduler", default="asha", help="asha or none (%(default)s)")
+    parser.add_argument("--space", action="append", default=[], metavar="name=v1,v2", help="search these values only")
+    parser.add_argument("--top", type=int, default=1, help="winners to rerun (%(default)s)")
+    parser.add_argument("--seeds", type=int, default=3, help="of the rerun; 0 only searches (%(default)s)")
+    parser.add_argument(
+        "--baselines", default="zero_shot,clip4clip,upper_bound", help="methods beside the winner (%(default)s)"
+    )
+    parser.add_argument("--smoke", action="store_true", help="1 trial of 1 epoch and 1 seed, to see that all is well")
+    _where(parser, resources=True)
+    _settings(parser)
+    parser.set_defaults(run=_sweep)
+
+
+def _sweep(arguments: argparse.Namespace) -> str:
+    from orchestrator.jobs import SweepRequest, resume, sweep
+
+    where = _get_where(arguments)
+    if arguments.resume:
+        return resume(arguments.resume, where)
+    overrides = parse_overrides(arguments.overrides)
+    if arguments.smoke:
+        arguments.trials, arguments.seeds, arguments.baselines = 1, min(arguments.seeds, 1), "zero_shot"
+        overrides = {"optim.epochs": "1", **overrides}
+    name = arguments.name or f"{arguments.method}-{arguments.stream}-{time.strftime('%m%d-%H%M%S')}".replace("/", "_")
+    request = SweepRequest(
+        method=arguments.method,
+        stream=arguments.stream,
+        name=name,
+        overrides=overrides,
+        presets=_words(arguments.preset),
+        search={"trials": arguments.trials, "searcher": arguments.searcher, "scheduler": arguments.scheduler},
+        space=tuple(arguments.space),
+        top=arguments.top,
+        seeds=arguments.seeds,
+        baselines=_words(arguments.baselines),
+    )
+    return sweep(request, where)
+
+
+def _add_run(commands: Any) -> None:
+    parser = commands.add_parser("run", help="train one method over one stream in this process")
+    parser.add_argument("--method", required=True, help="a name from `ctvr methods`")
+    parser.add_argument("--stream", required=True, help="a name from `ctvr streams` or a manifest file")
+    parser.add_argument("--fresh", action="store_true", help="train again what has been finished before")
+    parser.add_argument("--keep-model", action="store_true", help="upload the trained model to MLflow")
+    parser.add_argument("--smoke", action="store_true", help="1 epoch per task")
+    _where(parser)
+    _settings(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> str:
+    from orchestrator.jobs import run
+
+    settings = {"method": arguments.method, "stream": arguments.stream}
+    if arguments.smoke:
+        settings["optim.epochs"] = "1"
+    settings.update(parse_overrides(arguments.overrides))
+    return run(settings, _words(arguments.preset), _get_where(arguments), arguments.fresh, arguments.keep_model)
+
+
+def _add_rerun(commands: Any) -> None:
+    parser = commands.add_parser("rerun", help="run the best trials of a sweep again over fresh seeds, and tabulate")
+    parser.add_argument("--sweep", required=True, help="name of the sweep")
+    parser.add_argument("--top", type=int, default=1, help="trials to rerun, best first (%(default)s)")
+    parser.add_argument("--seeds", type=int, default=3, help="(%(default)s)")
+    parser.add_argument("--baselines", default="", help="methods beside the winner, by comma")
+    _where(parser, resources=True)
+    parser.set_defaults(run=_rerun)
+
+
+def _rerun(arguments: argparse.Namespace) -> str:
+    from orchestrator.jobs import rerun
+
+    where = _get_where(arguments)
+    return rerun(arguments.sweep, where, arguments.top, arguments.seeds, _words(arguments.baselines))
+
+
+def _add_table(commands: Any) -> None:
+    parser = commands.add_parser("table", help="write the table of finished runs: Markdown, LaTeX, CSV, figures")
+    parser.add_argument("--sweep", help="of the runs of one sweep (a rerun is the sweep NAME-final-...)")
+    parser.add_argument("--stream", help="of all complete runs of a stream")
+    _where(parser)
+    parser.set_defaults(run=_table)
+
+
+def _table(arguments: argparse.Namespace) -> str:
+    from orchestrator.jobs import table
+
+    if not arguments.sweep and not arguments.stream:
+        raise ConfigError("table: of what? Add --sweep NAME or --stream NAME.")
+    return table(_get_where(arguments), arguments.sweep, arguments.stream)
+
+
+def _add_streams(commands: Any) -> None:
+    parser = commands.add_parser("streams", help="list streams; import a benchmark's own files")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    check = actions.add_parser("check", help="read a stream and list its missing videos")
+    check.add_argument("stream")
+    _where(check)
+    check.set_defaults(run=_streams_check)
+    importer = actions.add_parser("import", help="turn published split and annotation files into a manifest")
+    importer.add_argument("kind", help="msrvtt, actnet, cvlm or csv")
+    importer.add_argument("files", nargs="*", metavar="name=FILE", help="see README: e.g. split=MSRVTT_10_dataset.pkl")
+    importer.add_argument("--name", help="of the stream (default: after the split file)")
+    _where(importer)
+    importer.set_defaults(run=_streams_import)
+    _where(parser)
+    parser.set_defaults(run=_streams_list)
+
+
+def _streams_list(arguments: argparse.Namespace) -> str:
+    from orchestrator.streams import available_streams
+
+    return "\n".join(available_streams(arguments.runs))
+
+
+def _streams_check(arguments: argparse.Namespace) -> str:
+    from orchestrator.streams import check_videos, load_stream
+
+    return check_videos(load_stream(arguments.stream, arguments.runs.resolve(), arguments.videos))
+
+
+def _streams_import(arguments: argparse.Namespace) -> str:
+    from orchestrator.importers import import_stream
+
+    return import_stream(
+        arguments.kind, parse_overrides(arguments.files), arguments.videos, arguments.runs.resolve(), arguments.name
+    )
+
+
+def _add_cache(commands: Any) -> None:
+    parser = commands.add_parser("cache", help="decode a stream into the store, or check and clean the store")
+    parser.add_argument("action", choices=("build", "ls", "verify"))
+    parser.add_argument("--stream", default=MAIN_JOB["stream"])
+    _where(parser)
+    _settings(parser)
+    parser.set_defaults(run=_cache)
+
+
+def _cache(arguments: argparse.Namespace) -> str:
+    from orchestrator import jobs
+
+    where = _get_where(arguments)
+    if arguments.action == "build":
+        return jobs.build_cache(arguments.stream, parse_overrides(arguments.overrides), where)
+    return jobs.verify_cache(where) if arguments.action == "verify" else jobs.list_cache(where)
+
+
+def _add_methods(commands: Any) -> None:
+    parser = commands.add_parser("methods", help="list the methods, or one method's settings and presets")
+    parser.add_argument("name", nargs="?", help="show this method's settings")
+    parser.add_argument("--cost", action="store_true", help="multiply-adds and parameters beside the papers' figures")
+    parser.set_defaults(run=_methods)
+
+
+def _methods(arguments: argparse.Namespace) -> str:
+    from orchestrator import catalogue
+
+    if arguments.cost:
+        return catalogue.cost_text()
+    return catalogue.method_text(arguments.name) if arguments.name else catalogue.methods_text()
+
+
+def _add_ui(commands: Any) -> None:
+    parser = commands.add_parser("ui", help="open MLflow's pages on this machine")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=5000)
+    _where(parser)
+    parser.set_defaults(run=_ui)
+
+
+def _ui(arguments: argparse.Namespace) -> str:
+    from orchestrator.tracking import default_uri, prepare, ui_command
+
+    uri = default_uri(arguments.runs)
+    command = ui_command(uri, arguments.host, arguments.port)
+    prepare(uri, arguments.runs)
+    sys.stderr.write(f"MLflow: http://{arguments.host}:{arguments.port} (Ctrl-C ends it)\n")
+    subprocess.run(command, check=False)
+    return ""
+
+
+def _sync(arguments: argparse.Namespace) -> str:
+    from orchestrator.tracking import Tracker, default_uri
+
+    sent, left = Tracker(default_uri(arguments.runs), arguments.runs).flush()
+    if left:
+        raise ConfigError(f"sync: {sent} records sent, {left} still wait: MLflow does not answer. Try again later.")
+    return f"{sent} records sent, none left"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

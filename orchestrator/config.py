@@ -1,0 +1,115 @@
+"""Settings: `name=value` words become typed, frozen dataclasses here and nowhere else.
+
+The one format of a configuration is a flat dictionary of dotted names and plain values
+(`{"method": "framefusion_moe", "method.beta": 0.6, "optim.epochs": 20}`). It is what stands on the
+command line, what Ray pickles, what MLflow records and what a preset holds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+T = TypeVar("T")
+Settings = dict[str, Any]
+
+
+class ConfigError(ValueError):
+    """A mistake in what the user wrote. Its message is one line that names the setting and the remedy."""
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """`" Did you mean 'x'?"` when something known is close to `name`, else an empty string."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def parse_overrides(words: Iterable[str]) -> Settings:
+    """Turn `name=value` words into a flat dictionary of strings.
+
+    Raises:
+        ConfigError: if a word has no `=`, an empty name, or repeats a name with another value.
+    """
+    settings: Settings = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"{word!r} is not a setting. Write name=value, for example optim.epochs=8.")
+        name = name.strip()
+        if name in settings and settings[name] != value:
+            raise ConfigError(f"{name}: given twice, as {settings[name]!r} and {value!r}. Keep one of them.")
+        settings[name] = value
+    return settings
+
+
+def under(settings: Mapping[str, Any], prefix: str) -> Settings:
+    """The settings below `prefix.`, with the prefix taken off."""
+    dot = prefix + "."
+    return {name[len(dot) :]: value for name, value in settings.items() if name.startswith(dot)}
+
+
+def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
+    """Make a frozen dataclass from plain or textual values.
+
+    Args:
+        cls: a dataclass whose fields are plain (str, int, float, bool, None, Literal, tuples of these).
+        values: field name -> value; text is converted to the field's type.
+        prefix: how the user names this group, for the messages ("method", "optim").
+
+    Raises:
+        ConfigError: for an unknown name, a wrong type, or what the class itself refuses.
+    """
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(cls)
+    dot = f"{prefix}." if prefix else ""
+    typed: Settings = {}
+    for name, value in values.items():
+        if name not in fields:
+            hint = suggest(name, fields)
+            raise ConfigError(f"{dot}{name}: no such setting.{hint or ' Known: ' + ', '.join(fields) + '.'}")
+        typed[name] = _convert(hints[name], value, dot + name)
+    for name, spec in fields.items():
+        missing = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
+        if missing and name not in typed:
+            raise ConfigError(f"{dot}{name}: is required. Add {dot}{name}=VALUE.")
+    try:
+        return cls(**typed)
+    except ValueError as error:
+        raise ConfigError(f"{prefix or cls.__name__}: {error}") from error
+
+
+def _convert(hint: Any, value: Any, name: str) -> Any:
+    """One value as the field's type; text as typed on a command line is understood ("none", "true", "1,2")."""
+    if isinstance(value, str):
+        if value.strip().lower() in {"none", "null"} and type(None) in typing.get_args(hint):
+            return None
+        if typing.get_origin(hint) is tuple:
+            value = [part.strip() for part in value.strip("()[] ").split(",") if part.strip()]
+    try:
+        return TypeAdapter(hint, config=ConfigDict(strict=False, coerce_numbers_to_str=True)).validate_python(value)
+    except ValidationError as error:
+        raise ConfigError(f"{name}: {error.errors()[0]['msg']}, got {value!r}.") from error
+
+
+def flatten(instance: Any, prefix: str = "") -> Settings:
+    """A dataclass as flat dotted settings of plain values; the inverse of `build`."""
+    dot = f"{prefix}." if prefix else ""
+    flat: Settings = {}
+    for field in dataclasses.fields(instance):
+        value = getattr(instance, field.name)
+        if dataclasses.is_dataclass(value):
+            flat.update(flatten(value, dot + field.name))
+        else:
+            flat[dot + field.name] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def canonical(settings: Mapping[str, Any]) -> str:
+    """The same text for the same settings, whatever their order: what digests are taken of."""
+    return json.dumps(settings, sort_keys=True, separators=(",", ":"), default=str)

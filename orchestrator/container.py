@@ -1,0 +1,104 @@
+"""What kind of video file is this, and is it whole? Answered from its bytes, before any decoder sees it.
+
+Only containers of the list below are handed to a decoder. Playlists and scripts (HLS, DASH, concat, SDP), through
+which a decoder can be told to read other files or the network, begin with text and are therefore never opened.
+The outer boxes of MP4, Matroska and AVI say how long the file must be: a cut download is found without decoding.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import BinaryIO
+
+_MP4_BOXES = frozenset((b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp"))
+_MAX_BOXES = 100_000  # fragmented files have two boxes a second
+
+
+def container_of(path: Path) -> str | None:
+    """FFmpeg's name of the demuxer for this file, or None if it is no container of the allow-list."""
+    with path.open("rb") as file:
+        head = file.read(400)
+    if head[4:8] in _MP4_BOXES:
+        return "mov"
+    if head.startswith(b"\x1a\x45\xdf\xa3"):
+        return "matroska"
+    if head.startswith(b"RIFF") and head[8:12] == b"AVI ":
+        return "avi"
+    if head.startswith(b"FLV\x01"):
+        return "flv"
+    if head.startswith(bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c")):
+        return "asf"
+    if head.startswith(b"OggS"):
+        return "ogg"
+    if head.startswith(b"\x00\x00\x01\xba"):
+        return "mpeg"
+    if len(head) > 376 and head[0] == head[188] == head[376] == 0x47:
+        return "mpegts"
+    return None
+
+
+def what_is_missing(path: Path, container: str) -> str | None:
+    """Why the file cannot be whole (one line), or None if its outer structure is complete or says nothing."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if container == "mov":
+            return _mp4(file, size)
+        if container == "matroska":
+            return _matroska(file, size)
+        if container == "avi":
+            declared = struct.unpack("<I", file.read(8)[4:8])[0] + 8
+            return _cut("the RIFF chunk", declared, size) if declared > size else None
+    return None
+
+
+def _cut(what: str, end: int, size: int) -> str:
+    return f"is cut short: {what} ends at byte {end}, the file has {size}"
+
+
+def _mp4(file: BinaryIO, size: int) -> str | None:
+    """Walk the top-level boxes: each must end inside the file, and one of them must be the index (`moov`)."""
+    position, seen = 0, set()
+    for _ in range(_MAX_BOXES):
+        if size - position < 8:
+            break
+        file.seek(position)
+        head = file.read(16)
+        length, name = struct.unpack(">I4s", head[:8])
+        if length == 1 and len(head) == 16:
+            length = struct.unpack(">Q", head[8:])[0]
+        elif length == 0:  # "to the end of the file"
+            length = size - position
+        if not name.isascii() or not name.replace(b" ", b"_").replace(b"-", b"_").replace(b"_", b"a").isalnum():
+            if b"moov" in seen and b"mdat" in seen:  # bytes behind a complete film hurt nobody
+                break
+            return f"is damaged: no MP4 box at byte {position}"
+        if length < 8:
+            return f"is damaged: MP4 box at byte {position} claims {length} bytes"
+        if position + length > size:
+            return _cut(f"box {name.decode('ascii')!r}", position + length, size)
+        seen.add(name)
+        position += length
+    return None if b"moov" in seen else "is cut short: it has no index (`moov` box), as an unfinished download"
+
+
+def _matroska(file: BinaryIO, size: int) -> str | None:
+    """Compare the declared length of the Segment element with the file; streams of unknown length pass."""
+    position = 0
+    for _ in range(16):
+        file.seek(position)
+        head = file.read(12)
+        if len(head) < 12 or not head[4]:
+            return None
+        width = 9 - head[4].bit_length()  # bytes of the variable-length size: 1 + leading zero bits
+        if 4 + width > len(head):
+            return None
+        length = int.from_bytes(head[4 : 4 + width], "big") & ((1 << (7 * width)) - 1)
+        unknown = length == (1 << (7 * width)) - 1
+        end = position + 4 + width + length
+        if head[:4] == b"\x18\x53\x80\x67":
+            return _cut("the Segment element", end, size) if not unknown and end > size else None
+        if unknown or end >= size:
+            return _cut("its header", end, size) if not unknown and end > size else None
+        position = end
+    return None

@@ -1,0 +1,411 @@
+"""From a stream and a store to batches: store key -> uint8 frames -> normalised tensors on the device.
+
+A video is decoded once, by whoever needs it first, and served from the store ever after. Augmentation
+runs on the device, on whole batches, one draw per video.
+
+Shapes: B pairs, T frames, H = W image size, L text length.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from methods.base import Batch, Task
+from orchestrator.config import ConfigError
+from orchestrator.evaluate import Queries
+from orchestrator.store import MissingObject, Store, digest_file, digest_of
+from orchestrator.streams import Item, Stream
+from orchestrator.video import Decoder, Job, Sampling, VideoError, decoder_version
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """How pairs are made of a stream. Defaults: CTVR (arXiv:2503.10111), section 5.1, MSRVTT."""
+
+    num_frames: int = 12
+    image_size: int | None = None  # pixels of a side; none: what the backbone sees
+    batch_size: int = 8  # pairs of one step, over all workers
+    augment: Literal["none", "crop_flip", "gray_jitter"] = "none"  # flips mirror "left" and "right": off by default
+    caption_sampling: Literal["all", "random_per_video"] = "all"  # every caption, or one per video and epoch
+    unique_videos: bool = False  # no batch holds two captions of one video
+    load_threads: int = 0  # background threads that read the store; 0 reads in line
+    decoder: Literal["auto", "decord", "pyav"] = "auto"
+    skip_missing: bool = False  # go on without videos that are absent or broken (numbers change: the gallery shrinks)
+
+    def __post_init__(self) -> None:
+        for name in ("num_frames", "image_size", "batch_size"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}.")
+
+
+def seed_of(*parts: object) -> int:
+    """A 63-bit seed that depends on all parts and nothing else."""
+    return int(digest_of([str(part) for part in parts])[:15], 16)
+
+
+class FrameSource:
+    """Frames of items by way of the store.
+
+    Args:
+        store: where decoded frames are kept.
+        config: the settings `data.*`.
+        image_size: pixels of a side that the backbone sees.
+
+    Raises:
+        ConfigError: if `data.image_size` asks for another size.
+    """
+
+    def __init__(self, store: Store, config: DataConfig, image_size: int) -> None:
+        if config.image_size not in {None, image_size}:
+            raise ConfigError(
+                f"data.image_size: {config.image_size} does not fit the backbone, which sees {image_size} pixels. "
+                f"Write data.image_size={image_size} or leave it out."
+            )
+        self.store = store
+        self.sampling = Sampling(num_frames=config.num_frames, size=image_size)
+        self.decoder = config.decoder
+        self._version = decoder_version(config.decoder)
+        self._keys: dict[Item, str] = {}
+
+    def key(self, item: Item) -> str:
+        """Content address of an item's frames: what file, which frames, what size, which decoder."""
+        if item not in self._keys:
+            self._keys[item] = digest_of(
+                {
+                    "file": _digest_path(Path(item.path)),
+                    "segment": item.segment,
+                    "num_frames": self.sampling.num_frames,
+                    "size": self.sampling.size,
+                    "decoder": self._version,
+                }
+            )
+        return self._keys[item]
+
+    def load(self, item: Item) -> np.ndarray:
+        """Frames (T, H, W, 3) uint8; a damaged or evicted object is decoded again here."""
+        try:
+            return self.store.get("frames", self.key(item))["frames"]
+        except MissingObject:
+            with Decoder(workers=1, decoder=self.decoder) as pool:
+                clip = pool.decode(item.path, self.sampling, item.segment)
+            self._put(item, clip.frames, clip.timestamps, clip.decoder)
+            return clip.frames
+
+    def _put(self, item: Item, frames: np.ndarray, timestamps: np.ndarray, decoder: str) -> None:
+        arrays = {"frames": frames, "timestamps": timestamps}
+        self.store.put("frames", self.key(item), arrays, {"video": item.video, "decoder": decoder})
+
+    def prepare(
+        self, items: Sequence[Item], workers: int = 2, progress: Callable[[int], object] | None = None
+    ) -> tuple[int, list[tuple[Item, VideoError]]]:
+        """Decode what the store does not hold yet, in bounded child processes.
+
+        Returns the number of videos decoded and those that could not be, with their reasons. Good
+        items are stored whatever happens to the others.
+        """
+        todo, broken = [], []
+        for item in dict.fromkeys(items):
+            try:
+                if not self.store.has("frames", self.key(item)):
+                    todo.append(item)
+            except OSError as error:
+                broken.append((item, VideoError(item.path, error.strerror or str(error))))
+        if not todo:
+            return 0, broken
+        jobs = [Job(item.path, self.sampling, item.segment, str(index)) for index, item in enumerate(todo)]
+        done = 0
+        with Decoder(workers=max(1, min(workers, len(jobs))), decoder=self.decoder) as pool:
+            for job, result in pool.map(jobs):
+                item = todo[int(job.label)]
+                if isinstance(result, VideoError):
+                    broken.append((item, result))
+                else:
+                    self._put(item, result.frames, result.timestamps, result.decoder)
+                    done += 1
+                if progress is not None:
+                    progress(1)
+        return done, broken
+
+
+def _digest_path(path: Path) -> Any:
+    """Digest of a video file, or of every file in a folder of frames."""
+    if path.is_dir():
+        return [[file.name, digest_file(file)] for file in sorted(path.iterdir()) if file.is_file()]
+    return digest_file(path)
+
+
+def index_batches(
+    videos: Sequence[int], size: int, seed: int, unique_videos: bool = False, one_per_video: bool = False
+) -> list[list[int]]:
+    """Shuffle pairs into batches; the same for the same seed, on every worker.
+
+    Args:
+        videos: video number of each pair.
+        size: pairs per batch; the last batch may be smaller.
+        seed: decides the order.
+        unique_videos: two pairs of one video never share a batch (batches may then be smaller).
+        one_per_video: keep one random pair of each video.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(videos), generator=generator).tolist()
+    if one_per_video:
+        first: dict[int, int] = {}
+        for pair in order:
+            first.setdefault(videos[pair], pair)
+        order = [pair for pair in order if first[videos[pair]] == pair]
+    if not unique_videos:
+        return [order[start : start + size] for start in range(0, len(order), size)]
+    batches: list[list[int]] = []
+    room: list[tuple[list[int], set[int]]] = []  # batches that are not full yet, with their videos
+    for pair in order:
+        chosen = next((entry for entry in room if videos[pair] not in entry[1]), None)
+        if chosen is None:
+            chosen = ([], set())
+            batches.append(chosen[0])
+            room.append(chosen)
+        chosen[0].append(pair)
+        chosen[1].add(videos[pair])
+        room = [entry for entry in room if len(entry[0]) < size]
+    return batches
+
+
+class StreamData:
+    """A stream as tensors: what the loop feeds a method and what it searches with.
+
+    Args:
+        stream: tasks, items, captions.
+        frames: where frames come from.
+        tokenize: captions -> (N, L) int64, the backbone's.
+        mean, std: of the backbone's normalisation, per channel.
+        config: the settings `data.*`.
+        device: where batches go.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        frames: FrameSource,
+        tokenize: Callable[[list[str]], Tensor],
+        mean: Sequence[float],
+        std: Sequence[float],
+        config: DataConfig,
+        device: torch.device,
+    ) -> None:
+        self.stream, self.frames, self.config, self.device = stream, frames, config, device
+        self._tokenize = tokenize
+        self._mean = torch.tensor(mean, device=device).view(3, 1, 1)
+        self._std = torch.tensor(std, device=device).view(3, 1, 1)
+        videos = (item.video for index in range(len(stream.tasks)) for item in stream.items(index, "train"))
+        self._numbers = {video: number for number, video in enumerate(dict.fromkeys(videos))}
+
+    def task(self, index: int) -> Task:
+        """What a method may know of task `index` (0-based)."""
+        task = self.stream.tasks[index]
+        categories = tuple(self.stream.category_index(name) for name in task.categories)
+        return Task(index, task.name, len(self.stream.tasks), categories, len(self.stream.categories))
+
+    def _pairs(self, tasks: Sequence[int]) -> list[tuple[Item, str]]:
+        return [
+            (item, caption) for task in tasks for item in self.stream.items(task, "train") for caption in item.captions
+        ]
+
+    def _number(self, item: Item) -> int:
+        return self._numbers[item.video]
+
+    def steps(self, tasks: Sequence[int]) -> int:
+        """Batches of one epoch (exact unless `unique_videos` makes it depend on the shuffle)."""
+        return len(self._batches(self._pairs(tasks), seed=0, size=self.config.batch_size, workers=1))
+
+    def _batches(self, pairs: list[tuple[Item, str]], seed: int, size: int, workers: int) -> list[list[int]]:
+        batches = index_batches(
+            [self._number(item) for item, _ in pairs],
+            size,
+            seed,
+            self.config.unique_videos,
+            self.config.caption_sampling == "random_per_video",
+        )
+        # Every worker needs equally many pairs: the remainder of a last batch is left out
+        cut = [batch[: len(batch) // workers * workers] for batch in batches]
+        return [batch for batch in cut if batch]
+
+    def train_batches(
+        self, tasks: Sequence[int], seed: int, task: int, epoch: int, rank: int = 0, workers: int = 1
+    ) -> Iterator[Batch]:
+        """One epoch over the training pairs of `tasks`; everything random comes from the arguments."""
+        pairs = self._pairs(tasks)
+        order = self._batches(pairs, seed_of(seed, "order", task, epoch), self.config.batch_size, workers)
+        augment = torch.Generator(device=self.device).manual_seed(seed_of(seed, "augment", task, epoch, rank))
+        yield from self._make(pairs, [batch[rank::workers] for batch in order], augment)
+
+    def ordered_batches(self, tasks: Sequence[int]) -> Iterator[Batch]:
+        """The training pairs once, in order, without augmentation."""
+        pairs = self._pairs(tasks)
+        size = self.config.batch_size
+        order = [list(range(start, min(start + size, len(pairs)))) for start in range(0, len(pairs), size)]
+        yield from self._make(pairs, order, None)
+
+    def _make(
+        self, pairs: list[tuple[Item, str]], order: list[list[int]], augment: torch.Generator | None
+    ) -> Iterator[Batch]:
+        def read(batch: list[int]) -> tuple[list[tuple[Item, str]], Tensor]:
+            chosen = [pairs[index] for index in batch]
+            return chosen, self._stack([item for item, _ in chosen])
+
+        for chosen, raw in _ahead(read, order, self.config.load_threads):
+            frames = self._normalise(raw.to(self.device, non_blocking=True), augment)
+            yield Batch(
+                frames=frames,
+                tokens=self._tokenize([caption for _, caption in chosen]).to(self.device),
+                videos=torch.tensor([self._number(item) for item, _ in chosen], device=self.device),
+                categories=torch.tensor(
+                    [self.stream.category_index(item.category) for item, _ in chosen], device=self.device
+                ),
+            )
+
+    def _stack(self, items: Sequence[Item]) -> Tensor:
+        return torch.from_numpy(np.stack([self.frames.load(item) for item in items]))  # (B, T, H, W, 3) uint8
+
+    def _normalise(self, raw: Tensor, augment: torch.Generator | None) -> Tensor:
+        """(B, T, H, W, 3) uint8 -> (B, T, 3, H, W) float, augmented if a generator is given."""
+        x = raw.permute(0, 1, 4, 2, 3).float() / 255
+        if augment is not None and self.config.augment == "crop_flip":
+            x = crop_and_flip(x, augment)
+        elif augment is not None and self.config.augment == "gray_jitter":
+            x = gray_and_jitter(x, augment)
+        return (x - self._mean) / self._std
+
+    def num_videos(self, task: int, split: str) -> int:
+        return len(self.stream.items(task, split))
+
+    def videos(self, task: int, split: str, rows: Sequence[int], batch_size: int) -> Iterator[Tensor]:
+        """Normalised frames (B, T, 3, H, W) of the chosen items of a task, in order."""
+        items = self.stream.items(task, split)
+        order = [list(rows[start : start + batch_size]) for start in range(0, len(rows), batch_size)]
+        for raw in _ahead(lambda batch: self._stack([items[row] for row in batch]), order, self.config.load_threads):
+            yield self._normalise(raw.to(self.device), None)
+
+    def queries(self, task: int, split: str) -> Queries:
+        """Every caption of the task's videos as a query."""
+        items = self.stream.items(task, split)
+        place = {item.video: row for row, item in enumerate(items)}
+        captions = [(row, number, text) for row, item in enumerate(items) for number, text in enumerate(item.captions)]
+        twins = [place.get(items[row].twin or "", -1) for row, _, _ in captions]
+        return Queries(
+            tokens=self._tokenize([text for _, _, text in captions]),
+            target=torch.tensor([row for row, _, _ in captions]),
+            twin=torch.tensor(twins),
+            names=tuple(f"{items[row].video}#{number}" for row, number, _ in captions),
+        )
+
+
+def _ahead(read: Callable[[list[int]], Any], order: list[list[int]], threads: int) -> Iterator[Any]:
+    """Results of `read` over `order`, in order, computed up to two batches ahead by background threads."""
+    if threads == 0:
+        yield from map(read, order)
+        return
+    from collections import deque
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    with ThreadPoolExecutor(threads) as pool:
+        waiting: deque[Future[Any]] = deque()
+        for batch in order:
+            waiting.append(pool.submit(read, batch))
+            if len(waiting) > threads + 1:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def crop_and_flip(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Random resized crop (area 0.5 to 1, square) and mirroring with p = 0.5; one draw for all frames of a video.
+
+    Takes and returns (B, T, 3, H, W) in [0, 1]. The released CTVR code trains with these.
+    """
+    batch, _, _, height, width = x.shape
+    draw = torch.rand(batch, 4, generator=generator, device=x.device)
+    side = (0.5 + 0.5 * draw[:, 0]).sqrt()  # of the crop, relative
+    flip = torch.where(draw[:, 3] < 0.5, -1.0, 1.0)
+    shift = (1 - side)[:, None] * (2 * draw[:, 1:3] - 1)  # centre in [-1, 1] coordinates
+    theta = x.new_zeros(batch, 2, 3)
+    theta[:, 0, 0], theta[:, 1, 1] = side * flip, side
+    theta[:, :, 2] = shift
+    out = []
+    for video, matrix in zip(x, theta):
+        grid = torch.nn.functional.affine_grid(matrix.expand(len(video), 2, 3), list(video.shape), align_corners=False)
+        out.append(torch.nn.functional.grid_sample(video, grid, padding_mode="border", align_corners=False))
+    return torch.stack(out).reshape(batch, -1, 3, height, width).clamp(0, 1)
+
+
+def gray_and_jitter(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Gray scale with p = 0.2 and brightness, contrast, saturation jitter of +-40 %, one draw per video.
+
+    Takes and returns (B, T, 3, H, W) in [0, 1]. BMU-MoCo (section 4.1) names the two, not their strengths.
+    """
+    draw = torch.rand(len(x), 4, generator=generator, device=x.device)
+    brightness, contrast, saturation = (0.6 + 0.8 * draw[:, i].view(-1, 1, 1, 1, 1) for i in range(3))
+    x = x * brightness
+    x = (x - x.mean(dim=(1, 2, 3, 4), keepdim=True)) * contrast + x.mean(dim=(1, 2, 3, 4), keepdim=True)
+    weights = torch.tensor([0.299, 0.587, 0.114], device=x.device).view(1, 1, 3, 1, 1)
+    gray = (x * weights).sum(dim=2, keepdim=True)
+    x = gray + (x - gray) * saturation
+    is_gray = (draw[:, 3] < 0.2).view(-1, 1, 1, 1, 1)
+    return torch.where(is_gray, gray.expand_as(x), x).clamp(0, 1)
+
+
+def prepare_stream(
+    stream: Stream,
+    source: FrameSource,
+    splits: Sequence[str],
+    skip_missing: bool = False,
+    workers: int = 2,
+    progress: bool = True,
+) -> tuple[Stream, int]:
+    """Make sure that every frame of the splits is in the store.
+
+    Returns the stream (without the items that `skip_missing` let go) and the number of videos decoded.
+
+    Raises:
+        ConfigError: if videos are absent or broken and `skip_missing` is not set; everything else has
+            been decoded by then.
+    """
+    from tqdm import tqdm
+
+    from orchestrator.streams import missing_videos, without
+
+    missing = missing_videos(stream)
+    gone = {id(item) for item in missing}
+    if missing and not skip_missing:
+        raise ConfigError(_complain(stream, [(item, "no such file") for item in missing], "missing"))
+    items = [
+        item
+        for index in range(len(stream.tasks))
+        for split in splits
+        for item in stream.items(index, split)
+        if id(item) not in gone
+    ]
+    new = [item for item in dict.fromkeys(items) if not source.store.has("frames", source.key(item))]
+    with tqdm(total=len(new), desc="decoding", unit="video", disable=not progress or not new) as bar:
+        decoded, broken = source.prepare(new, workers, bar.update)
+    if broken and not skip_missing:
+        raise ConfigError(_complain(stream, [(item, error.reason) for item, error in broken], "broken"))
+    lost = [*missing, *(item for item, _ in broken)]
+    return (without(stream, lost) if lost else stream), decoded
+
+
+def _complain(stream: Stream, lost: list[tuple[Item, str]], what: str) -> str:
+    names = ", ".join(f"{item.path} ({reason})" for item, reason in lost[:3])
+    more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+    return (
+        f"stream {stream.name}: {len(lost)} videos are {what}: {names}{more}. Mend them, or write "
+        "data.skip_missing=true to go on without (a smaller gallery raises R@k: not comparable with the paper)."
+    )

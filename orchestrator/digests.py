@@ -1,0 +1,133 @@
+"""SHA-256 of values and of files; those of files are remembered by (path, size, times)."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+_FRESH_NS = 2 * 10**9  # a file this young may still change without its times changing
+_LINE_LIMIT = 4000  # bytes; appends below a page are not mixed with those of other processes
+
+
+def cache_folder() -> Path:
+    """Where this machine keeps what can be made again: $CTVR_CACHE, else $XDG_CACHE_HOME/ctvr, else ~/.cache/ctvr."""
+    named = os.environ.get("CTVR_CACHE")
+    if named:
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "ctvr"
+
+
+def canonical_json(value: Any) -> str:
+    """The same text for equal values, whatever the order of keys. NaN and infinities are written as Python does.
+
+    Raises:
+        ValueError: for what JSON cannot say (sets, arrays, bytes, objects).
+    """
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"cannot be written as JSON: {error}.") from None
+
+
+def digest_of(value: Any) -> str:
+    """SHA-256 (hex) of a JSON-able value, independent of the order of keys.
+
+    Raises:
+        ValueError: as `canonical_json`.
+    """
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def digest_file(path: str | Path, cache: Path | None = None) -> str:
+    """SHA-256 (hex) of a file's bytes; of a folder: of the names and digests of the files directly in it.
+
+    A digest is remembered in `cache` (default `cache_folder()`) and reused while path, size, modification and
+    status-change time stay the same. Several processes may share the cache; without a writable one it only works
+    more slowly.
+
+    Raises:
+        FileNotFoundError: if there is nothing at `path`.
+    """
+    path = Path(path).absolute()
+    if path.is_dir():
+        files = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+        return digest_of([[p.name, digest_file(p, cache)] for p in files])
+    known = _Memory.of((cache or cache_folder()) / "digests.jsonl")
+    before = _identity(path)
+    digest = known.get(str(path), before)
+    while digest is None:
+        digest = _hash(path)
+        after = _identity(path)
+        if after != before:  # written to while it was read
+            before, digest = after, None
+        elif time.time_ns() - max(before[1], before[2]) > _FRESH_NS:
+            known.add(str(path), before, digest)
+    return digest
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    """(size, modification time, status-change time in ns)."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+class _Memory:
+    """Known digests: a file of JSON lines that processes append to; damaged lines are skipped, later ones win."""
+
+    _open: dict[Path, _Memory] = {}
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.read_to = file, 0
+        self.known: dict[str, tuple[tuple[int, int, int], str]] = {}
+
+    @classmethod
+    def of(cls, file: Path) -> _Memory:
+        return cls._open.setdefault(file, cls(file))
+
+    def get(self, path: str, identity: tuple[int, int, int]) -> str | None:
+        entry = self.known.get(path)
+        if entry is None or entry[0] != identity:
+            self._catch_up()
+            entry = self.known.get(path)
+        return entry[1] if entry is not None and entry[0] == identity else None
+
+    def add(self, path: str, identity: tuple[int, int, int], digest: str) -> None:
+        self.known[path] = (identity, digest)
+        line = (json.dumps([path, *identity, digest]) + "\n").encode()
+        with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            if len(line) < _LINE_LIMIT:
+                with self.file.open("ab", buffering=0) as file:
+                    file.write(line)
+
+    def _catch_up(self) -> None:
+        """Read what other processes appended since the last look."""
+        try:
+            if self.file.stat().st_size < self.read_to:  # somebody emptied the cache
+                self.read_to = 0
+            with self.file.open("rb") as file:
+                file.seek(self.read_to)
+                data = file.read()
+        except OSError:
+            return
+        end = data.rfind(b"\n") + 1  # a line still being written waits for the next look
+        self.read_to += end
+        for line in data[:end].splitlines():
+            with contextlib.suppress(ValueError, TypeError):
+                path, size, modified, changed, digest = json.loads(line)
+                if isinstance(path, str) and isinstance(digest, str) and len(digest) == 64:
+                    self.known[path] = ((size, modified, changed), digest)

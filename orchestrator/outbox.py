@@ -1,0 +1,208 @@
+"""What could not be recorded yet: an append-only file per run, sent later.
+
+A record is one JSON line, on disk before `Outbox.add` returns. Sending is idempotent (see tracking.py), so nothing
+is ever taken out of the middle of a file: it is emptied once all of it was sent, and kept whole otherwise.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+log = logging.getLogger(__name__)
+
+Record = dict[str, Any]  # {"op": what to do, ...}, JSON-able
+OFFLINE = "offline-"  # run ids that were given out while nothing answered
+REFUSED = "-refused"  # files of records that no repetition will get accepted; kept to be looked at
+QUIET_SECONDS = 300.0  # after a failure: how long nothing is tried, so that training does not wait on time-outs
+
+
+@contextmanager
+def locked(path: Path, mode: str = "ab", wait: bool = True) -> Iterator[IO[bytes]]:
+    """Open `path` and hold it exclusively against other processes of this machine.
+
+    Raises:
+        BlockingIOError: if another one holds it and `wait` is false.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, mode) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield file  # closing the file gives the lock back
+
+
+class Outbox:
+    """A folder of records that wait to be sent, one file per run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def add(self, run_id: str, record: Record) -> None:
+        """Append one record and force it to disk. The file that a record names is copied beside it."""
+        if record["op"] == "files":
+            record = {**record, "path": str(self._keep_files(run_id, Path(record["path"])))}
+        with locked(self._path(run_id)) as file:
+            file.write(b"\n" + json.dumps(record).encode() + b"\n")  # also ends a line that a crash cut short
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read(self, run_id: str) -> tuple[list[Record], int]:
+        """The records of a run in order, and the number of bytes read (for `clear`).
+
+        A line that a crash cut short is left out: what it said was never promised.
+        """
+        path = self._path(run_id)
+        if not path.exists():
+            return [], 0
+        with locked(path, "rb") as file:
+            content = file.read()
+        records = []
+        for line in content.split(b"\n"):
+            try:
+                records.append(json.loads(line))
+            except ValueError:  # empty, or cut short
+                continue
+        return records, len(content)
+
+    def clear(self, run_id: str, size: int) -> bool:
+        """Empty a run's file unless something was added after `size` bytes of it were read."""
+        with locked(self._path(run_id), "r+b") as file:
+            if file.seek(0, os.SEEK_END) != size:
+                return False
+            file.truncate(0)
+        shutil.rmtree(self._files(run_id), ignore_errors=True)
+        return True
+
+    def pending(self) -> list[str]:
+        """Ids of the runs with something to send."""
+        return [path.stem for path in sorted(self.folder.glob("*.jsonl")) if self.has(path.stem)]
+
+    def has(self, run_id: str) -> bool:
+        """Whether something of this run waits."""
+        path = self._path(run_id)
+        return not run_id.endswith(REFUSED) and path.exists() and path.stat().st_size > 0
+
+    def set_real(self, offline_id: str, run_id: str) -> None:
+        """Remember the id that a run got in the end, when it was opened while nothing answered."""
+        temporary = self.folder / f"{offline_id}.{os.getpid()}"
+        temporary.write_text(run_id)
+        os.replace(temporary, self.folder / f"{offline_id}.run")
+
+    def real(self, run_id: str) -> str | None:
+        """The id that the server knows; None while an offline run was not sent yet."""
+        if not run_id.startswith(OFFLINE):
+            return run_id
+        path = self.folder / f"{run_id}.run"
+        return path.read_text() if path.exists() else None
+
+    def _keep_files(self, run_id: str, source: Path) -> Path:
+        folder = self._files(run_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        target = folder / f"{len(list(folder.iterdir())):04d}" / source.name
+        target.parent.mkdir()
+        return Path(shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target))
+
+    def _path(self, run_id: str) -> Path:
+        return self.folder / f"{_file_name(run_id)}.jsonl"
+
+    def _files(self, run_id: str) -> Path:
+        return self.folder / f"{_file_name(run_id)}.files"
+
+
+class Courier:
+    """Sends records, and keeps in the outbox what cannot be sent now. Its methods never raise.
+
+    Args:
+        outbox: where records wait.
+        send: hands one record over; raises if it could not.
+        refused: whether an error of `send` means that the record itself is at fault.
+        reason: an error in one line.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        send: Callable[[str, Record], None],
+        refused: Callable[[Exception], bool],
+        reason: Callable[[Exception], str],
+    ) -> None:
+        self.outbox, self._send, self._refused, self._reason = outbox, send, refused, reason
+        self._quiet_until = 0.0
+        self._warned = False
+
+    def deliver(self, run_id: str, record: Record, now: bool = False) -> bool:
+        """Send a record, behind those of its run that wait; True if none waits afterwards.
+
+        `now` tries even in the quiet time after a failure: for what comes last.
+        """
+        quiet = time.monotonic() < self._quiet_until and not now
+        if not quiet and not self.outbox.has(run_id) and (record["op"] == "open" or self.outbox.real(run_id)):
+            return self._try(run_id, record) or self._keep(run_id, record)
+        self._keep(run_id, record)
+        return not quiet and self.flush(run_id)[1] == 0
+
+    def flush(self, run_id: str | None = None) -> tuple[int, int]:
+        """Send what waits, of one run or of all; returns (records sent, records that still wait)."""
+        sent = left = 0
+        try:
+            with locked(self.outbox.folder / "flush.lock", wait=False):
+                for name in [run_id] if run_id else self.outbox.pending():
+                    done, rest = self._flush_one(name)
+                    sent, left = sent + done, left + rest
+        except BlockingIOError:  # another process is sending
+            left = sum(len(self.outbox.read(name)[0]) for name in ([run_id] if run_id else self.outbox.pending()))
+        except OSError as error:
+            log.error("tracking: the outbox %s cannot be read: %s", self.outbox.folder, error)
+        return sent, left
+
+    def _flush_one(self, name: str) -> tuple[int, int]:
+        records, size = self.outbox.read(name)
+        if not records:
+            return 0, 0
+        parent = records[0].get("parent") if records[0]["op"] == "open" else None
+        if parent and self.outbox.has(parent):
+            self._flush_one(parent)
+        for record in records:
+            if not self._try(name, record):
+                return 0, len(records)
+        return (len(records), 0) if self.outbox.clear(name, size) else (0, len(records))
+
+    def _try(self, run_id: str, record: Record) -> bool:
+        """Whether the record is dealt with: sent, or refused for good."""
+        try:
+            self._send(run_id, record)
+        except Exception as error:  # tracking must not end a training job: said, and kept
+            if self._refused(error):
+                log.warning("tracking: a record of run %s was refused: %s", run_id, self._reason(error))
+                self._keep(run_id + REFUSED, record)
+                return True
+            if not self._warned:
+                log.warning(
+                    "tracking: %s. Training goes on; records wait in %s and `ctvr sync` sends them.",
+                    *(self._reason(error), self.outbox.folder),
+                )
+            self._warned, self._quiet_until = True, time.monotonic() + QUIET_SECONDS
+            return False
+        self._warned, self._quiet_until = False, 0.0
+        return True
+
+    def _keep(self, run_id: str, record: Record) -> bool:
+        try:
+            self.outbox.add(run_id, record)
+        except OSError as error:
+            log.error("tracking: a record of run %s is lost, the outbox cannot be written: %s", run_id, error)
+        return False
+
+
+def _file_name(run_id: str) -> str:
+    if not re.fullmatch(r"[\w-]+", run_id):
+        raise ValueError(f"run id {run_id!r}: only letters, digits, - and _ are allowed.")
+    return run_id

@@ -1,0 +1,98 @@
+"""What one run writes to MLflow while it trains: the bridge from the loop's reports to the tracker."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from methods.base import Method, Task
+from orchestrator.checkpoint import Commits, Record, save_model
+from orchestrator.cost import measure
+from orchestrator.data import StreamData
+from orchestrator.run import Experiment
+from orchestrator.tracking import Tracker
+
+
+@dataclass
+class Recorder:
+    """Hands a run's settings, metrics, matrices and model to MLflow. Give `ready` and `report` to `run.execute`.
+
+    A run that is resumed continues its MLflow run; what is stored already is not stored again.
+    """
+
+    tracker: Tracker
+    experiment: Experiment
+    name: str  # of the MLflow run
+    parent: str | None = None  # run id of the sweep
+    tags: Mapping[str, str] = field(default_factory=dict)
+    keep_model: bool = False  # upload the trained model when the stream is learned
+    run_id: str = ""
+    _context: tuple[Method, StreamData] | None = None
+    _logged_epochs: int = 0
+
+    def ready(self, key: str, method: Method, data: StreamData, commits: Commits) -> None:
+        """Open the MLflow run, and bring it up to date with what an earlier process committed."""
+        stream = data.stream
+        self._context = (method, data)
+        tags = {
+            "ctvr.method": self.experiment.run.method,
+            "ctvr.result": key,
+            "ctvr.split": self.experiment.evaluation.split,
+            "ctvr.select": self.experiment.evaluation.select,
+            "ctvr.mark": stream.settings_mark,
+            "ctvr.protocol": stream.protocol,
+            "ctvr.stream_digest": stream.digest,
+            "ctvr.presets": ",".join(self.experiment.presets),
+            **self.tags,
+        }
+        if stream.paper:
+            tags["ctvr.paper"] = stream.paper
+        self.run_id = self.tracker.open_run(stream.name, self.name, self.experiment.settings, self.parent, tags)
+        self.tracker.log_environment(self.run_id)
+        done = commits.finished(len(stream.tasks))
+        if done:
+            record = commits.record(done)
+            for step, metrics in enumerate(record.metrics, start=1):
+                self.tracker.log_task(self.run_id, step, metrics)
+
+    def report(self, task: Task, record: Record, seconds: float) -> None:
+        """Record what the loop knows after a task."""
+        step = task.index + 1
+        rows = {int(row["step"]): {k: v for k, v in row.items() if k != "step"} for row in record.training}
+        new = dict(list(rows.items())[self._logged_epochs :])
+        self._logged_epochs = len(rows)
+        if new:
+            self.tracker.log_history(self.run_id, new)
+        self.tracker.log_task(self.run_id, step, {**record.metrics[task.index], "cost/seconds_task": seconds})
+        if step == task.num_tasks:
+            self.complete(record)
+
+    def complete(self, record: Record) -> None:
+        """Record what is known once the stream is learned, and close the run."""
+        assert self._context is not None
+        method, data = self._context
+        num_tasks = len(data.stream.tasks)
+        frames = next(data.videos(0, self.experiment.evaluation.split, [0], 1))
+        self.tracker.log_task(self.run_id, num_tasks, measure(method, frames))
+        for name in ("own", "union"):
+            matrix = getattr(record, name)
+            self.tracker.log_json(self.run_id, f"matrix_{name}.json", matrix)
+            self.tracker.log_heatmap(self.run_id, f"matrix_{name}", matrix)
+        ranks = {"query ids": list(record.ranks), "ranks": list(record.ranks.values())}
+        self.tracker.log_json(self.run_id, "ranks.json", ranks)
+        self.tracker.log_json(self.run_id, "config.json", self.experiment.settings)
+        if self.keep_model:
+            with tempfile.TemporaryDirectory() as folder:
+                export_model(method, self.experiment, data, Path(folder) / "model")
+                self.tracker.log_artifacts(self.run_id, Path(folder) / "model", into="model")
+        self.tracker.set_tags(self.run_id, {"ctvr.complete": "true"})
+        self.tracker.close(self.run_id)
+
+
+def export_model(method: Method, experiment: Experiment, data: StreamData, folder: Path) -> None:
+    """Write a trained method where `orchestrator.run.load_model` can read it."""
+    tasks: list[dict[str, Any]] = [vars(data.task(index)) for index in range(len(data.stream.tasks))]
+    save_model(method, experiment.settings, tasks, folder)

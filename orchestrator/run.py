@@ -1,0 +1,337 @@
+"""One run: settings in, a record out. Everything below the command line and Ray meets here.
+
+`Experiment` is the complete, checked configuration; `execute` trains and evaluates it in this process
+(or in each of several processes that share a torch process group).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+import methods
+from methods import base as methods_base
+from methods import find_method
+from methods.base import Method
+from methods.layers import clip as clip_module
+from methods.layers.clip import TINY, TINY_FOLDER, Clip, load_backbone
+from orchestrator.checkpoint import Commits, Record, load_state, read_model
+from orchestrator.config import ConfigError, Settings, build, flatten, suggest, under
+from orchestrator.data import DataConfig, FrameSource, StreamData, prepare_stream
+from orchestrator.evaluate import EvaluationConfig
+from orchestrator.loop import Loop, LoopConfig, Report, Workers
+from orchestrator.optimizer import OptimConfig
+from orchestrator.store import Store, digest_file, digest_of
+from orchestrator.streams import Stream, load_stream
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackboneConfig:
+    """Which CLIP every method starts from."""
+
+    name: str = "ViT-B-32-quickgelu"  # tiny-clip or an open_clip architecture
+    weights: str = "openai"  # shipped (tiny-clip), an open_clip tag, a local file, or random
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Settings without a prefix."""
+
+    method: str
+    stream: str
+    seed: int = 0
+    precision: Literal["fp32", "bf16"] = "fp32"
+    workers: int = 1  # processes that train one model together
+    threads: int = 1  # of torch on a CPU
+
+    def __post_init__(self) -> None:
+        if self.workers < 1 or self.threads < 1:
+            raise ValueError("workers and threads count processes and threads and must be >= 1.")
+
+
+GROUPS: dict[str, type] = {
+    "backbone": BackboneConfig,
+    "data": DataConfig,
+    "optim": OptimConfig,
+    "evaluation": EvaluationConfig,
+}
+NOT_DECISIVE = ("data.load_threads", "data.skip_missing", "evaluation.batch_size", "evaluation.chunk")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A complete configuration. `settings` holds every value, flat and dotted, defaults included."""
+
+    run: RunConfig
+    backbone: BackboneConfig
+    data: DataConfig
+    optim: OptimConfig
+    evaluation: EvaluationConfig
+    method: Any  # an instance of the method's Config
+    base: Any | None  # of the wrapped retriever's Config, for a strategy
+    settings: Settings = field(default_factory=dict)
+    presets: tuple[str, ...] = ()
+
+    def key(self, stream: Stream) -> str:
+        """Digest of all that decides the result: settings, stream, seed, backbone weights, code."""
+        decisive = {name: value for name, value in self.settings.items() if name not in NOT_DECISIVE}
+        return digest_of(
+            {
+                "settings": decisive,
+                "stream": stream.digest,
+                "backbone": _backbone_digest(self.backbone),
+                "code": code_digest(self.run.method, getattr(self.method, "base", None)),
+            }
+        )
+
+
+def presets_of(method: str) -> dict[str, dict[str, Any]]:
+    """A method's presets; `paper`, the defaults, is always there."""
+    return {"paper": {}, **_find(method).PRESETS}
+
+
+def _find(name: str) -> type[Method]:
+    try:
+        return find_method(name)
+    except ValueError as error:
+        raise ConfigError(f"method: {error}") from error
+
+
+def resolve(
+    overrides: Mapping[str, Any], recommended: Mapping[str, Any] | None = None, presets: Sequence[str] = ()
+) -> Experiment:
+    """Check a configuration and fill in what it leaves open.
+
+    Later wins: defaults, the stream's recommended settings, the presets in order, the overrides.
+
+    Args:
+        overrides: flat dotted settings as the user gave them; must hold `method` and `stream`.
+        recommended: `Stream.settings`.
+        presets: names from the method's PRESETS.
+
+    Raises:
+        ConfigError: for an unknown method, preset or setting, or a value out of its range.
+    """
+    if "method" not in overrides:
+        raise ConfigError("method: is required. Add --method NAME; `ctvr methods` lists them.")
+    name = str(overrides["method"])
+    cls = _find(name)
+    merged: Settings = dict(recommended or {})
+    for preset in presets:
+        known = presets_of(name)
+        if preset not in known:
+            raise ConfigError(
+                f"preset: {name} has none called {preset!r}.{suggest(preset, known)} Known: {', '.join(known)}."
+            )
+        merged.update(known[preset])
+    merged.update(overrides)
+    _refuse_unknown_groups(merged)
+    run = build(RunConfig, {key: value for key, value in merged.items() if "." not in key})
+    groups = {group: build(config, under(merged, group), group) for group, config in GROUPS.items()}
+    method = build(cls.Config, under(merged, "method"), "method")
+    base = None
+    if cls.wraps:
+        base = build(_find(method.base).Config, under(merged, "base"), "base")
+    elif under(merged, "base"):
+        raise ConfigError(f"base.{next(iter(under(merged, 'base')))}: {name} wraps no other method. Leave it out.")
+    if groups["data"].batch_size % run.workers:
+        raise ConfigError(
+            f"data.batch_size: {groups['data'].batch_size} pairs cannot be dealt to workers={run.workers}. "
+            "Make it a multiple."
+        )
+    settings = flatten(run)
+    for group, value in groups.items():
+        settings.update(flatten(value, group))
+    settings.update(flatten(method, "method"))
+    if base is not None:
+        settings.update(flatten(base, "base"))
+    return Experiment(run, **groups, method=method, base=base, settings=settings, presets=tuple(presets))
+
+
+def _refuse_unknown_groups(settings: Mapping[str, Any]) -> None:
+    known = [*GROUPS, "method", "base"]
+    plain = [f.name for f in fields(RunConfig)]
+    for name in settings:
+        group, dot, _ = name.partition(".")
+        if dot and group not in known:
+            raise ConfigError(f"{name}: no such setting.{suggest(group, known)} Groups: {', '.join(known)}.")
+        if not dot and name not in plain:
+            every = [*plain, *(f"{g}.{f.name}" for g, c in GROUPS.items() for f in fields(c))]
+            hint = suggest(name, every) or f" Settings without a group: {', '.join(plain)}."
+            raise ConfigError(f"{name}: no such setting.{hint}")
+
+
+def code_digest(method: str, base: str | None = None) -> str:
+    """sha256 over the source of everything that computes a result: the method, its layers, the loop."""
+    from orchestrator import checkpoint, data, evaluate, loop, metrics, optimizer, video
+
+    files = {Path(inspect.getfile(m)) for m in (checkpoint, data, evaluate, loop, metrics, optimizer, video)}
+    files |= {Path(inspect.getfile(methods_base)), *Path(inspect.getfile(clip_module)).parent.glob("*.py")}
+    files |= {Path(inspect.getfile(find_method(name))) for name in (method, base) if name}
+    digest = hashlib.sha256()
+    root = Path(inspect.getfile(methods)).parent.parent
+    for file in sorted(files):
+        digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _backbone_digest(config: BackboneConfig) -> str:
+    if config.name == TINY and config.weights == "shipped":
+        return digest_file(TINY_FOLDER / "weights.safetensors")
+    file = Path(config.weights)
+    return digest_file(file) if file.is_file() else config.weights
+
+
+def load_clip(config: BackboneConfig) -> Clip:
+    """The backbone of a configuration, with mistakes reported as the user's."""
+    try:
+        return load_backbone(config.name, config.weights)
+    except (ValueError, FileNotFoundError) as error:
+        raise ConfigError(f"backbone: {error}") from error
+
+
+def make_method(experiment: Experiment, backbone: Clip) -> Method:
+    """A fresh method on a backbone, its own new weights seeded by the run's seed."""
+    torch.manual_seed(experiment.run.seed)
+    cls = find_method(experiment.run.method)
+    try:
+        if not cls.wraps:
+            return cls(experiment.method, backbone)  # type: ignore[call-arg]
+        retriever = find_method(experiment.method.base)(experiment.base, backbone)  # type: ignore[call-arg]
+        return cls(experiment.method, retriever)  # type: ignore[call-arg]
+    except ValueError as error:
+        raise ConfigError(f"method: {error}") from error
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where things are. No result depends on them."""
+
+    root: Path  # the runs folder: videos of the embedded streams, manifests, reports
+    store: str = ""  # URI of the object store; empty = <root>/store
+    videos: Path | None = None  # base folder of a manifest's videos, if not the manifest's own
+
+    def open_store(self) -> Store:
+        return Store.open(self.store or str(self.root / "store"), self.root / "cache")
+
+
+@dataclass
+class Result:
+    """What `execute` returns."""
+
+    key: str
+    record: Record
+    method: Method
+    stream: Stream
+    resumed: int  # tasks that had been finished before
+
+
+def splits_of(experiment: Experiment, stream: Stream) -> tuple[str, str]:
+    """Training and evaluation split; a stream without validation videos refuses `val`."""
+    if experiment.evaluation.split == "val" and not stream.has_val:
+        raise ConfigError(
+            f"evaluation.split: stream {stream.name} has no validation videos. Write evaluation.split=test "
+            "(choices are then made on test videos, and tables say so)."
+        )
+    return "train", experiment.evaluation.split
+
+
+def execute(
+    experiment: Experiment,
+    places: Places,
+    workers: Workers | None = None,
+    report: Report | None = None,
+    fresh: bool = False,
+    on_ready: Callable[[str, Method, StreamData, Commits], None] | None = None,
+) -> Result:
+    """Train and evaluate one configuration, from its last finished task on.
+
+    Args:
+        experiment: from `resolve`.
+        places: where videos and store are.
+        workers: this process among those that train together.
+        report: called after every task.
+        fresh: ignore finished tasks of an earlier run with the same key.
+        on_ready: called once before the first task with key, method, data and commits.
+    """
+    workers = workers or Workers(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    if workers.device.type == "cpu":
+        torch.set_num_threads(experiment.run.threads)
+    store = places.open_store()
+    stream = load_stream(experiment.run.stream, places.root, places.videos)
+    splits = splits_of(experiment, stream)
+    backbone = load_clip(experiment.backbone)
+    source = FrameSource(store, experiment.data, backbone.image_size)
+    stream, _ = prepare_stream(stream, source, splits, experiment.data.skip_missing, progress=workers.rank == 0)
+    make_data = partial(StreamData, stream, source, backbone.tokenize, backbone.mean, backbone.std)
+    data = make_data(experiment.data, workers.device)
+    key = experiment.key(stream)
+    commits = Commits(store, key if not fresh else f"{key}-{_nonce()}")
+    zero_shot = workers.agree(zero_shot_curve(experiment, stream, data, backbone, store) if workers.rank == 0 else None)
+    method = make_method(experiment, backbone)
+    config = LoopConfig(experiment.optim, experiment.evaluation, experiment.run.seed, experiment.run.precision)
+    loop = Loop(method, data, config, commits, workers, report, zero_shot)
+    if on_ready is not None:
+        on_ready(key, method, data, commits)
+    resumed = commits.finished(len(stream.tasks))
+    return Result(key, loop.run(), method, stream, resumed)
+
+
+def _nonce() -> str:
+    import secrets
+
+    return secrets.token_hex(4)
+
+
+def zero_shot_curve(
+    experiment: Experiment, stream: Stream, data: StreamData, backbone: Clip, store: Store
+) -> list[float]:
+    """R@1 of the untrained backbone after each task, on the same galleries; kept in the store.
+
+    A trial is compared by its gain over this curve, since R@1 falls as the gallery grows.
+    """
+    zero = resolve(
+        {
+            "method": "zero_shot",
+            "stream": experiment.run.stream,
+            **{name: value for name, value in experiment.settings.items() if name.split(".")[0] in GROUPS},
+        }
+    )
+    commits = Commits(store, "zero-" + zero.key(stream))
+    num_tasks = len(stream.tasks)
+    if commits.finished(num_tasks) < num_tasks:
+        config = LoopConfig(zero.optim, zero.evaluation, 0)
+        backbone = backbone.to(data.device)
+        Loop(make_method(zero, backbone), data, config, commits, Workers(device=data.device)).run()
+    return [row["stream/t2v/r1"] for row in commits.record(num_tasks).metrics]
+
+
+def load_model(folder: Path) -> tuple[Method, Settings]:
+    """A trained method from a folder that `checkpoint.save_model` wrote (an MLflow artifact `model`).
+
+    Returns the method in evaluation mode and the settings it was trained with.
+
+    Raises:
+        FileNotFoundError: if the folder holds no model.
+        ValueError: if it does not fit this version.
+    """
+    from methods.base import Task
+
+    weights, description = read_model(folder)
+    settings = description["settings"]
+    experiment = resolve(settings)
+    method = make_method(experiment, load_clip(experiment.backbone))
+    for task in description["tasks"]:
+        method.begin_task(Task(**{**task, "categories": tuple(task["categories"])}))
+    load_state(method, weights, {})
+    return method.eval(), settings

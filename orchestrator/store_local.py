@@ -1,0 +1,219 @@
+"""Files of a store in a local folder: atomic, durable writes, and a cache of limited size.
+
+Own code instead of obstore's LocalStore for three reasons: a write is on disk (fsync of file and folder) when it
+returns, objects can be memory-mapped, and an error can say how many bytes were missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config import ConfigError
+
+_STALE_SECONDS = 24 * 3600
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES}
+
+
+class StoreError(RuntimeError):
+    """The store cannot do its work (disk full, server away). One line; it survives pickling."""
+
+
+class LocalFiles:
+    """Named byte strings below `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._temporary = root / ".tmp"
+
+    def open(self) -> None:
+        """Make the folder and remove what crashed writers left behind a day ago.
+
+        Raises:
+            ConfigError: if the folder cannot be written.
+        """
+        try:
+            self._temporary.mkdir(parents=True, exist_ok=True)
+            with self._temporary_file() as probe:
+                probe.touch()
+            for file in self._temporary.iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    if time.time() - file.stat().st_mtime > _STALE_SECONDS:
+                        file.unlink()
+        except OSError as error:
+            raise ConfigError(
+                f"store {self.root}: cannot be written ({error.strerror}). Choose a folder that you may write to."
+            ) from error
+
+    def path(self, name: str) -> Path:
+        return self.root / name
+
+    def exists(self, name: str) -> bool:
+        return self.path(name).is_file()
+
+    def read(self, name: str) -> bytes:
+        """Raises FileNotFoundError if there is no such object."""
+        return self.path(name).read_bytes()
+
+    def write(self, name: str, buffers: Sequence[Any], create: bool = False) -> bool:
+        """Publish the concatenated buffers under a name, all or nothing; they are on disk when this returns.
+
+        Returns:
+            False if `create` and the name exists already (nothing is changed), else True.
+
+        Raises:
+            StoreError: disk full or any other failure of the file system.
+        """
+        target, needed = self.path(name), sum(len(buffer) for buffer in buffers)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with self._temporary_file() as temporary:
+                _write_and_sync(temporary, buffers, "xb")
+                if not create:
+                    os.replace(temporary, target)
+                elif not _link(temporary, target, buffers):
+                    return False
+            _sync_folder(target.parent)
+        except OSError as error:
+            raise self._explained(error, target, needed) from error
+        return True
+
+    def delete(self, name: str) -> None:
+        self.path(name).unlink(missing_ok=True)
+
+    def take_away(self, name: str) -> Path | None:
+        """Move an object aside, atomically, so that its bytes can be judged once more; None if it is gone."""
+        aside = self._temporary / f"{uuid.uuid4().hex}.aside"
+        try:
+            self._temporary.mkdir(parents=True, exist_ok=True)
+            os.rename(self.path(name), aside)
+        except FileNotFoundError:
+            return None
+        return aside
+
+    def put_back(self, aside: Path, name: str) -> None:
+        """Undo `take_away`, unless somebody wrote the object anew in the meantime."""
+        with contextlib.suppress(FileExistsError):
+            os.link(aside, self.path(name))
+        aside.unlink(missing_ok=True)
+
+    def names(self, folder: str = "") -> Iterator[tuple[str, int]]:
+        """(name, bytes) of every object below a folder, sorted by name."""
+        found: list[tuple[str, int]] = []
+        for parent, folders, files in os.walk(self.root / folder):
+            folders[:] = [f for f in folders if not f.startswith(".")]
+            for file in files:
+                path = Path(parent, file)
+                with contextlib.suppress(FileNotFoundError):
+                    found.append((path.relative_to(self.root).as_posix(), path.stat().st_size))
+        yield from sorted(found)
+
+    @contextlib.contextmanager
+    def _temporary_file(self) -> Iterator[Path]:
+        self._temporary.mkdir(parents=True, exist_ok=True)
+        path = self._temporary / uuid.uuid4().hex
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _explained(self, error: OSError, target: Path, needed: int) -> StoreError:
+        if error.errno in _NO_SPACE:
+            try:
+                free = f"{shutil.disk_usage(self.root).free} bytes are free"
+            except OSError:
+                free = "free space is unknown"
+            return StoreError(f"{target}: disk full, {needed} bytes needed, {free}. Free some space and run again.")
+        return StoreError(f"{target}: cannot be written ({error.strerror or error}).")
+
+
+class DiskCache(LocalFiles):
+    """Copies of remote objects on this machine, at most `limit` bytes; the least recently used go first."""
+
+    def __init__(self, root: Path, limit: int) -> None:
+        super().__init__(root)
+        self.limit = limit
+        self.evicted = 0
+        self._since_scan: int | None = None  # bytes written since the folder was last measured
+
+    def touch(self, name: str) -> None:
+        """Note that an object was used."""
+        with contextlib.suppress(OSError):
+            if time.time() - self.path(name).stat().st_mtime > 60:
+                os.utime(self.path(name))
+
+    def keep(self, name: str, data: bytes | memoryview) -> bool:
+        """Store a copy; False if it does not fit. A cache that fails never fails its user."""
+        if len(data) > self.limit:
+            return False
+        try:
+            self.write(name, [data])
+        except StoreError:
+            self._evict(self.limit // 2, name)
+            try:
+                self.write(name, [data])
+            except StoreError:
+                return False
+        if self._since_scan is None or self._since_scan + len(data) > self.limit // 50:
+            self._evict(self.limit, name)
+        else:
+            self._since_scan += len(data)
+        return True
+
+    def _evict(self, limit: int, keep: str) -> None:
+        used = []
+        for name, size in self.names():
+            with contextlib.suppress(FileNotFoundError):
+                used.append((self.path(name).stat().st_mtime_ns, name, size))
+        total = sum(size for _, _, size in used)
+        for _, name, size in sorted(used):
+            if total <= limit:
+                break
+            if name != keep:
+                self.delete(name)
+                self.evicted += 1
+                total -= size
+        self._since_scan = 0
+
+
+def _write_and_sync(path: Path, buffers: Sequence[Any], mode: str) -> None:
+    with path.open(mode) as file:
+        for buffer in buffers:
+            file.write(buffer)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _link(temporary: Path, target: Path, buffers: Sequence[Any]) -> bool:
+    """Give the file its name only if the name is free."""
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        try:  # no hard links here: exclusive creation; a crash in between leaves a damaged object, which is removed
+            _write_and_sync(target, buffers, "xb")
+        except FileExistsError:
+            return False
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:  # some network file systems cannot sync a folder
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(descriptor)

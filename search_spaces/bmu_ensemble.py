@@ -1,0 +1,27 @@
+"""Search space of methods/bmu_ensemble.py. Gao et al., NeurIPS 2022, section 4.1."""
+
+from ray import tune
+
+FIXED = {
+    "method": "bmu_ensemble",
+    "optim.schedule": "first_epoch",  # a tenth of the rate after the first epoch of each task
+    "optim.warmup": 0.0,
+    "optim.weight_decay": 0.01,
+}
+SPACE = {
+    "method.lr": tune.loguniform(1e-6, 1e-4),  # first epoch; the paper uses 5e-5, CLIP may want less
+    "method.m": tune.choice([0.9, 0.95, 0.99, 0.995, 0.999, 1.0]),  # eq. 8; the paper uses 0.99
+    "method.tau": tune.choice([0.01, 0.03, 0.05, 0.07]),  # the paper uses 0.07, CLIP was trained at 0.01
+    "method.queue_size": tune.choice([480, 1440, 4320]),  # the paper uses 1440
+    "method.ensemble_weights": tune.choice(  # of theta, theta_m, theta~_m; not published, the plain mean comes first
+        ["0.3333333,0.3333333,0.3333334", "0.5,0.25,0.25", "0.5,0,0.5", "1,0,0"]
+    ),
+}
+PAPER = {
+    "method.lr": 5e-05,
+    "method.m": 0.99,
+    "method.tau": 0.07,
+    "method.queue_size": 1440,
+    "method.ensemble_weights": "0.3333333,0.3333333,0.3333334",
+}
+METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -1,0 +1,25 @@
+"""Search space of methods/bmu_fixed.py. Gao et al., NeurIPS 2022, section 4.1."""
+
+from ray import tune
+
+FIXED = {
+    "method": "bmu_fixed",
+    "optim.schedule": "first_epoch",  # a tenth of the rate after the first epoch of each task
+    "optim.warmup": 0.0,
+    "optim.weight_decay": 0.01,
+}
+SPACE = {
+    "method.lr": tune.loguniform(1e-6, 1e-4),  # first epoch; the paper uses 5e-5, CLIP may want less
+    "method.m_hat": tune.choice(
+        [0.9, 0.95, 0.99, 0.995, 0.999, 1.0]
+    ),  # eq. 12, fig. 4; the paper uses 0.99, and 1 reviews nothing
+    "method.tau": tune.choice([0.01, 0.03, 0.05, 0.07]),  # the paper uses 0.07, CLIP was trained at 0.01
+    "method.queue_size": tune.choice([480, 1440, 4320]),  # the paper uses 1440
+}
+PAPER = {
+    "method.lr": 5e-05,
+    "method.m_hat": 0.99,
+    "method.tau": 0.07,
+    "method.queue_size": 1440,
+}
+METRIC, MODE = "stream/t2v/r1_gain", "max"

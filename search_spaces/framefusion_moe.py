@@ -1,0 +1,28 @@
+"""Search space of methods/framefusion_moe.py. Frames per video stay with the stream: another number is other data."""
+
+from ray import tune
+
+FIXED = {"method": "framefusion_moe"}
+SPACE = {
+    "method.lr_text": tune.loguniform(1e-6, 2e-5),  # the paper uses 4e-6 (MSRVTT), 6e-6 (ACTNET)
+    "method.lr_vision": tune.loguniform(1e-6, 2e-5),  # the same
+    "method.lr_other": tune.loguniform(1e-6, 2e-5),  # the same; the released code uses 1e-5
+    "method.lr_text_first": tune.loguniform(5e-6, 1e-4),  # task 1; the released code uses 2e-5 (MSRVTT)
+    "method.beta": tune.uniform(0.0, 0.9),  # eq. 9; the paper uses 0.6
+    "method.num_experts": tune.choice([1, 5, 10, 15, 20]),  # fig. 8 studies 1 to 20; the paper uses 10 and 5
+    "method.ffa_layers": tune.choice([4, 6, 8, 10, 12]),  # fig. 8 studies 4 to 12; the paper uses 10 and 12
+    "method.top_k": tune.choice([1, 2, 4]),  # the released code uses 2
+    "method.dropout": tune.choice([0.0, 0.1, 0.2]),  # the released code uses 0.1
+}
+PAPER = {
+    "method.lr_text": 4e-6,
+    "method.lr_vision": 4e-6,
+    "method.lr_other": 4e-6,
+    "method.lr_text_first": 2e-5,
+    "method.beta": 0.6,
+    "method.num_experts": 10,
+    "method.ffa_layers": 10,
+    "method.top_k": 2,
+    "method.dropout": 0.1,
+}
+METRIC, MODE = "stream/t2v/r1_gain", "max"

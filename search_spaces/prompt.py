@@ -1,0 +1,12 @@
+"""Search space of methods/prompt.py."""
+
+from ray import tune
+
+FIXED = {"method": "prompt"}
+SPACE = {
+    "method.lr": tune.loguniform(1e-4, 1e-2),  # TempMe's section 4.1 uses 6e-4; prompts often want more
+    "method.num_prompts": tune.choice([2, 5, 10]),  # 5 gives the printed 0.08 M parameters
+    "optim.weight_decay": tune.choice([0.0, 0.05, 0.2]),  # the paper uses 0.2
+}
+PAPER = {"method.lr": 6e-4, "method.num_prompts": 5, "optim.weight_decay": 0.2}
+METRIC, MODE = "stream/t2v/r1_gain", "max"

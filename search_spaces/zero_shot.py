@@ -1,0 +1,8 @@
+"""Search space of methods/zero_shot.py: the one choice that a model without training leaves."""
+
+from ray import tune
+
+FIXED = {"method": "zero_shot"}
+SPACE = {"method.frame_norm": tune.choice(["none", "l2"])}  # CTVR averages raw frame features
+PAPER = {"method.frame_norm": "none"}
+METRIC, MODE = "stream/t2v/r1", "max"  # its gain over itself is 0

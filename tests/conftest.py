@@ -1,0 +1,30 @@
+"""Fixtures every test may use; settings that keep Ray, MLflow and torch quiet and quick on two cores."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Reference outputs and real files that the repository does not ship."""
+    folder = Path(os.environ.get("CTVR_SHARED", REPOSITORY.parent / "shared"))
+    if not folder.is_dir():
+        pytest.skip("reference files are not on this machine (set CTVR_SHARED)")
+    return folder

@@ -1,0 +1,140 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from methods.layers.clip import TokenState
+from methods.layers.experts import Router, SharedLoRAExperts, TaskAwareExperts
+
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "framefusion_released.npz"
+
+
+@pytest.fixture(scope="module")
+def released():
+    """Origin: `lora/*`, one text adapter of the released FrameFusionMoE code, run unmodified on CPU."""
+    with np.load(FIXTURE) as file:
+        return {
+            name.removeprefix("lora/"): torch.from_numpy(file[name]) for name in file.files if name.startswith("lora/")
+        }
+
+
+@pytest.fixture
+def adapter(released):
+    adapter = TaskAwareExperts(48, 40, num_experts=10, top_k=2, rank=4, scale=4.0, dropout=0.1).eval()
+    state = {
+        "router.route": released["lora_route.weight"],
+        "router.noise": released["w_noise.weight"],
+        "experts.A": released["lora_A.weight"],
+    }
+    state.update({f"experts.B.{i}": released[f"lora_Bs.{i}.weight"] for i in range(10)})
+    adapter.load_state_dict(state)
+    return adapter
+
+
+def answer(adapter, released, prototype=None, is_routed=True):
+    state = TokenState(5, eot=released["eof"])
+    return adapter(released["x"], torch.zeros(5, 7, 40), state, prototype=prototype, is_routed=is_routed)
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+
+
+def test_gates_and_outputs_equal_the_released_code(adapter, released):
+    close(adapter.gates(released["x"], released["eof"], released["prototype"]), released["gates_eval"])
+    close(answer(adapter, released, released["prototype"]), released["out_eval_task3"])
+    close(answer(adapter, released, released["prototype"], is_routed=False), released["out_eval_task1"])
+    close(answer(adapter, released), released["out_eval_noproto"])
+    close(answer(adapter, released), released["out_task1_noproto"])
+
+
+def test_noisy_gates_of_a_training_step_equal_the_released_code(adapter, released):
+    adapter.train()
+    gates = adapter.gates(released["x"], released["eof"], released["prototype"], released["noise"])
+    close(gates, released["gates_train_noise"])
+    adapter.experts.dropout = 0.0
+    close(adapter.experts(released["x"], gates), released["out_train_noise_task3"])
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 10, 99])
+@pytest.mark.parametrize("is_training", [True, False])
+def test_each_caption_has_exactly_k_gates_that_sum_to_one(top_k, is_training):
+    router = Router(8, 10, top_k).train(is_training)
+    gates = router(torch.randn(6, 8))
+    assert (gates > 0).sum(dim=1).tolist() == [min(top_k, 10)] * 6
+    torch.testing.assert_close(gates.sum(dim=1), torch.ones(6))
+
+
+def test_the_softmax_runs_over_the_kept_logits_alone():
+    router, u = Router(8, 10, 2).eval(), torch.randn(6, 8)
+    best, chosen = (u @ router.route.mT).topk(2)
+    torch.testing.assert_close(router(u).gather(1, chosen), best.softmax(dim=1))
+
+
+def test_noise_is_drawn_in_training_only():
+    router, u = Router(8, 10, 2), torch.randn(6, 8)
+    assert not torch.equal(router.train()(u), router(u))
+    assert torch.equal(router.eval()(u), router(u))
+    quiet = Router(8, 10, 2, is_noisy=False).train()
+    assert torch.equal(quiet(u), quiet(u))
+
+
+def test_untrained_experts_change_nothing():
+    adapter = TaskAwareExperts(8, 8, 10, 2, rank=4, scale=4.0, dropout=0.1)
+    x, projected = torch.randn(3, 5, 8), torch.randn(3, 5, 8)
+    assert torch.equal(adapter(x, projected, TokenState(3, eot=torch.tensor([1, 2, 4]))), projected)
+
+
+def random_experts(num_experts=6):
+    experts = SharedLoRAExperts(8, 5, num_experts, rank=3, scale=2.0)
+    for b in experts.B:
+        b.data.normal_()
+    return experts
+
+
+def test_equation_5_with_a_loop():
+    experts, x, gates = random_experts(), torch.randn(4, 7, 8), Router(8, 6, 2).eval()(torch.randn(4, 8))
+    expected = torch.zeros(4, 7, 5)
+    for caption in range(4):
+        for i in gates[caption].nonzero()[:, 0]:
+            expected[caption] += 2.0 * gates[caption, i] * (x[caption] @ experts.A.mT @ experts.B[i].mT)
+    torch.testing.assert_close(experts(x, gates), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(experts(x, gates), expected)
+
+
+def test_an_expert_that_nobody_chose_has_no_gradient_and_does_not_decay():
+    experts, x = random_experts(), torch.randn(2, 7, 8)
+    before = [b.detach().clone() for b in experts.B]
+    gates = torch.tensor([[0.4, 0, 0.6, 0, 0, 0], [0, 0, 0.5, 0.5, 0, 0]])
+    experts(x, gates).square().sum().backward()
+    torch.optim.AdamW(experts.parameters(), lr=0.1, weight_decay=0.2).step()
+    assert [i for i, b in enumerate(experts.B) if not torch.equal(b, before[i])] == [0, 2, 3]
+
+
+def test_equal_experts_make_the_gates_irrelevant():
+    experts, x = random_experts(), torch.randn(4, 7, 8)
+    experts.copy_first()
+    gates = [Router(8, 6, 2).eval()(torch.randn(4, 8)) for _ in range(2)]
+    torch.testing.assert_close(experts(x, gates[0]), experts(x, gates[1]))
+    torch.testing.assert_close(experts(x, gates[0]), experts(x, None))
+
+
+def test_the_prototype_moves_the_gates_and_learns_from_them():
+    adapter = TaskAwareExperts(8, 8, 10, 3, rank=4, scale=4.0)
+    for b in adapter.experts.B:
+        b.data.normal_()
+    x, eot, prototype = torch.randn(3, 5, 8), torch.tensor([1, 2, 4]), torch.randn(8, requires_grad=True)
+    assert not torch.equal(adapter.eval().gates(x, eot, None), adapter.gates(x, eot, prototype))
+    adapter(x, torch.zeros(3, 5, 8), TokenState(3, eot=eot), prototype=prototype).square().sum().backward()
+    assert prototype.grad.abs().max() > 0
+
+
+def test_the_router_reads_the_end_of_text_token_alone():
+    adapter = TaskAwareExperts(8, 8, 10, 2, rank=4, scale=4.0).eval()
+    x, eot = torch.randn(3, 5, 8), torch.tensor([1, 2, 3])
+    changed = x.clone()
+    changed[:, 0] += 1
+    changed[:, 4] += 1
+    assert torch.equal(adapter.gates(x, eot, None), adapter.gates(changed, eot, None))

@@ -1,0 +1,74 @@
+"""LoRA experts with an A and a B each, StructAlign eqs. 2-3."""
+
+import pytest
+import torch
+
+from methods.layers.clip import TokenState
+from methods.layers.lora_experts import LoRAExperts
+
+
+@pytest.fixture
+def experts():
+    torch.manual_seed(0)
+    module = LoRAExperts(4, 2, 3, 6.0, 8, 5)
+    torch.nn.init.normal_(module.B)
+    return module
+
+
+@pytest.fixture
+def state():
+    return TokenState(6, eot=torch.tensor([3, 1, 2, 3, 0, 2]))
+
+
+def test_fresh_experts_change_nothing(state):
+    projected = torch.randn(6, 4, 5)
+    assert torch.equal(LoRAExperts(4, 2, 3, 6.0, 8, 5)(torch.randn(6, 4, 8), projected, state), projected)
+
+
+def test_gates_have_k_nonzeros_that_sum_to_one_and_read_the_end_of_text(experts, state):
+    x = torch.randn(6, 4, 8)
+    gates = experts.gates(x, state)
+    assert (gates > 0).sum(dim=1).tolist() == [2] * 6
+    torch.testing.assert_close(gates.sum(dim=1), torch.ones(6))
+    other = torch.randn_like(x)
+    rows = torch.arange(6)
+    other[rows, state.eot] = x[rows, state.eot]
+    assert torch.equal(experts.gates(other, state), gates)
+
+
+def test_the_output_is_the_gated_sum_of_separate_experts(experts, state):
+    x, projected = torch.randn(6, 4, 8), torch.randn(6, 4, 5)
+    gates = experts.gates(x, state)
+    expected = projected.clone()
+    for b in range(6):
+        for i in range(4):
+            expected[b] += 2.0 * gates[b, i] * (x[b] @ experts.A[i].T @ experts.B[i].T)
+    torch.testing.assert_close(experts(x, projected, state), expected)
+
+
+def test_the_softmax_runs_over_the_chosen_alone(experts, state):
+    x = torch.randn(6, 4, 8)
+    logits = x[torch.arange(6), state.eot] @ experts.router.route.T
+    best = logits.topk(2, dim=1).values.softmax(dim=1)
+    torch.testing.assert_close(experts.gates(x, state).sort(dim=1, descending=True).values[:, :2], best)
+
+
+def test_with_equal_experts_the_router_does_not_matter(experts, state):
+    with torch.no_grad():
+        experts.A.copy_(experts.A[:1].expand_as(experts.A))
+        experts.B.copy_(experts.B[:1].expand_as(experts.B))
+    x, projected = torch.randn(6, 4, 8), torch.randn(6, 4, 5)
+    before = experts(x, projected, state)
+    torch.nn.init.normal_(experts.router.route)
+    torch.testing.assert_close(experts(x, projected, state), before)
+
+
+def test_router_and_both_matrices_have_gradients(experts, state):
+    experts(torch.randn(6, 4, 8), torch.zeros(6, 4, 5), state).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in experts.parameters())
+
+
+@pytest.mark.parametrize(("top_k", "rank", "message"), [(5, 3, r"\[1, num_experts = 4\], got 5"), (2, 0, "rank")])
+def test_impossible_sizes_are_refused(top_k, rank, message):
+    with pytest.raises(ValueError, match=message):
+        LoRAExperts(4, top_k, rank, 1.0, 8, 8)

@@ -1,0 +1,56 @@
+"""A few training steps as the loop takes them, for tests of whole methods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from methods.base import Batch, Method, Task
+from tests.methods.conftest import make_batch, make_task
+
+
+def train_task(method: Method, task: Task, batches: Iterable[Batch], lr: float = 0.05, seed: int = 0) -> list[float]:
+    """`task` from begin to end by plain gradient descent; returns the loss of every step."""
+    batches = list(batches)
+    torch.manual_seed(seed + 100 * task.index)
+    method.begin_task(task)
+    parameters = [p for group in method.param_groups() for p in group["params"]]
+    for parameter in method.parameters():
+        parameter.requires_grad_(False)
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    method.train()
+    losses = [step(method, parameters, batch, lr) for batch in batches]
+    method.eval()
+    method.end_task(task, iter(batches))
+    return losses
+
+
+def step(method: Method, parameters: list[torch.nn.Parameter], batch: Batch, lr: float = 0.05) -> float:
+    """Losses, gradient, descent, `after_step`; returns the loss."""
+    total = torch.stack(list(method.losses(batch).values())).sum()
+    for parameter in parameters:
+        parameter.grad = None
+    total.backward()
+    with torch.no_grad():
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter -= lr * parameter.grad
+    method.after_step()
+    return float(total.detach())
+
+
+def train_stream(method: Method, tasks: int = 2, steps: int = 3, pairs: int = 4, lr: float = 0.05) -> list[float]:
+    """Several tasks of a few random batches each; the same batches for every method."""
+    losses = []
+    for index in range(tasks):
+        batches = [make_batch(pairs, 2, seed=10 * index + i) for i in range(steps)]
+        losses += train_task(method, make_task(index), batches, lr)
+    return losses
+
+
+def weights(module: torch.nn.Module) -> Tensor:
+    """All parameters as one vector."""
+    return torch.cat([p.detach().flatten().clone() for p in module.parameters()])

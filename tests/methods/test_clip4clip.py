@@ -1,0 +1,108 @@
+import copy
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from methods.layers.losses import contrastive
+from methods.zero_shot import ZeroShot, ZeroShotConfig
+from tests.methods.conftest import make_batch
+
+
+def make(backbone, **settings):
+    return Clip4Clip(Clip4ClipConfig(**settings), backbone)
+
+
+def train(method, batch, steps=2):
+    groups = method.param_groups()
+    optimizer = torch.optim.AdamW([{"params": group["params"], "lr": group["lr"]} for group in groups])
+    for _ in range(steps):
+        optimizer.zero_grad()
+        torch.stack(list(method.losses(batch).values())).sum().backward()
+        optimizer.step()
+        method.after_step()
+    return method
+
+
+def test_a_learning_rate_of_zero_is_the_zero_shot_model(small_clip, batch):
+    zero_shot = ZeroShot(ZeroShotConfig(), copy.deepcopy(small_clip))
+    method = train(make(small_clip, lr=0.0), batch)
+    assert torch.equal(method.encode_video(batch.frames), zero_shot.encode_video(batch.frames))
+    assert torch.equal(method.encode_text(batch.tokens), zero_shot.encode_text(batch.tokens))
+
+
+def test_training_moves_every_tensor_and_lowers_the_loss(small_clip, batch):
+    before = {name: value.clone() for name, value in small_clip.state_dict().items()}
+    method = make(small_clip, lr=1e-3)
+    first = float(method.losses(batch)["contrastive"].detach())
+    train(method, batch, steps=5)
+    assert float(method.losses(batch)["contrastive"].detach()) < first
+    assert all(not torch.equal(before[name], value) for name, value in small_clip.state_dict().items())
+
+
+def test_all_of_clip_is_handed_over_once(small_clip):
+    for is_trained in (True, False):
+        groups = make(small_clip, train_scale=is_trained).param_groups()
+        ids = {id(p) for group in groups for p in group["params"]}
+        assert sum(len(group["params"]) for group in groups) == len(ids)
+        assert ids | {id(small_clip.logit_scale)} == {id(p) for p in small_clip.parameters()}
+        assert (id(small_clip.logit_scale) in ids) == is_trained
+
+
+def test_equal_features_cost_log_b(small_clip, batch):
+    same = dataclasses.replace(
+        batch, frames=batch.frames[:1].expand(6, -1, -1, -1, -1), tokens=batch.tokens[:1].expand(6, -1)
+    )
+    assert float(make(small_clip).losses(same)["contrastive"].detach()) == pytest.approx(math.log(6), rel=1e-4)
+
+
+def test_the_loss_is_symmetric_in_captions_and_videos(small_clip, batch):
+    logits = make(small_clip).logits(batch)
+    torch.testing.assert_close(contrastive(logits), contrastive(logits.mT))
+
+
+def test_the_order_of_frames_is_irrelevant(small_clip, batch):
+    method = make(small_clip)
+    flipped = method.encode_video(batch.frames.flip(1))
+    torch.testing.assert_close(flipped, method.encode_video(batch.frames), rtol=0, atol=1e-6)
+
+
+def test_a_single_pair_teaches_nothing(small_clip):
+    method = make(small_clip)
+    loss = method.losses(make_batch(pairs=1))["contrastive"]
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert max(float(p.grad.abs().max()) for p in method.parameters() if p.grad is not None) == 0
+
+
+def test_the_temperature_stays_between_1_and_200(small_clip):
+    method = make(small_clip)
+    for start, kept in ((9.0, 200.0), (-3.0, 1.0), (3.0, math.exp(3.0))):
+        small_clip.logit_scale.data.fill_(start)
+        method.after_step()
+        assert float(method.scale().detach()) == pytest.approx(kept, rel=1e-5)
+
+
+def test_other_captions_of_a_video_can_be_spared(small_clip, batch):
+    twice = dataclasses.replace(batch, videos=torch.tensor([0, 1, 2, 0, 4, 5]))
+    plain, masked = make(small_clip), make(small_clip, mask_same_video=True)
+    assert masked.losses(twice)["contrastive"] < plain.losses(twice)["contrastive"]
+    assert torch.equal(masked.losses(batch)["contrastive"], plain.losses(batch)["contrastive"])
+
+
+def test_the_released_loss_is_the_sum_of_both_directions(small_clip, batch):
+    one, two = (make(small_clip, loss_reduction=kind).losses(batch)["contrastive"] for kind in ("mean", "sum"))
+    torch.testing.assert_close(two, 2 * one)
+
+
+@pytest.mark.parametrize("name", Clip4Clip.PRESETS)
+def test_every_preset_is_a_valid_configuration(name):
+    settings = Clip4Clip.PRESETS[name]
+    Clip4ClipConfig(**{k.removeprefix("method."): v for k, v in settings.items() if k.startswith("method.")})
+
+
+def test_a_negative_learning_rate_is_refused():
+    with pytest.raises(ValueError, match=r"lr must be >= 0, got -1\.0\. Use lr=0"):
+        Clip4ClipConfig(lr=-1.0)

@@ -1,0 +1,575 @@
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import math
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+
+from methods.base import Batch, Task
+from methods.framefusion_moe import FrameFusionMoE, FrameFusionMoEConfig
+from methods.layers.clip import Clip
+from methods.layers.losses import contrastive, cross_task
+from methods.layers.pooling import mean_pool
+from tests.methods.conftest import make_batch, make_small_clip, make_task
+
+SMALL = {"rank": 4, "lora_alpha": 16.0, "dropout": 0.0}
+
+
+def make(backbone: Clip | None = None, **settings) -> FrameFusionMoE:
+    torch.manual_seed(0)
+    return FrameFusionMoE(FrameFusionMoEConfig(**{**SMALL, **settings}), backbone or make_small_clip())
+
+
+def randomise(method: FrameFusionMoE) -> FrameFusionMoE:
+    """Give everything the method has added a value of its own."""
+    torch.manual_seed(1)
+    for module in (method.ffa, method.tame):
+        for parameter in module.parameters():
+            parameter.data = parameter.data + 0.1 * torch.randn(parameter.shape)
+    return method
+
+
+def train(method: FrameFusionMoE, task: Task, batch: Batch, steps: int = 2, lr: float = 1e-2) -> dict[str, float]:
+    """What the loop does with one task; returns the last step's losses."""
+    method.begin_task(task)
+    groups = method.param_groups()
+    trained = {id(p) for group in groups for p in group["params"]}
+    for parameter in method.parameters():
+        parameter.requires_grad_(id(parameter) in trained)
+    optimizer = torch.optim.AdamW([{"params": group["params"], "lr": lr} for group in groups])
+    method.train()
+    terms: dict[str, torch.Tensor] = {}
+    for _ in range(steps):
+        optimizer.zero_grad()
+        terms = method.losses(batch)
+        torch.stack(list(terms.values())).sum().backward()
+        optimizer.step()
+        method.after_step()
+    method.eval()
+    method.end_task(task, [batch])
+    with torch.no_grad():
+        method.remember(task, method.encode_video(batch.frames))
+    return {name: float(term.detach()) for name, term in terms.items()}
+
+
+def learned(tasks: int = 2, **settings) -> FrameFusionMoE:
+    method = make(**settings)
+    for index in range(tasks):
+        train(method, make_task(index), make_batch(seed=index))
+    return method.eval()
+
+
+# -------------------------------------------------------------------------------- start and structure
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"ffa_mix": "convex", "ffa_direction": "alternate", "ffa_placement": "deepest"},
+        {"ffa_init": "zero_out", "alpha_init": 1.0},
+        {"ffa_init": "torch"},
+        {"ffa_output": False},
+        {"use_prototypes": False, "first_task_bypass": False},
+    ],
+)
+def test_untrained_it_is_clip(small_clip, batch, settings):
+    method = make(small_clip, **settings)
+    method.begin_task(make_task(0))
+    with torch.no_grad():
+        torch.testing.assert_close(method.encode_video(batch.frames), mean_pool(small_clip.vision(batch.frames)))
+        expected = torch.nn.functional.normalize(small_clip.text(batch.tokens), dim=-1)
+        for task in (None, 0, 1):
+            torch.testing.assert_close(method.eval().encode_text(batch.tokens, task), expected)
+
+
+def test_it_encodes_before_the_first_task(small_clip, batch):
+    method = make(small_clip).eval()
+    assert method.encode_text(batch.tokens).shape == method.encode_video(batch.frames).shape == (6, 16)
+
+
+@pytest.mark.parametrize(
+    ("count", "placement", "blocks"),
+    [
+        (3, "shallowest", [0, 1, 2]),
+        (3, "deepest", [1, 2, 3]),
+        (10, "shallowest", [0, 1, 2, 3]),
+        (10, "deepest", [0, 1, 2, 3]),
+        (0, "deepest", []),
+    ],
+)
+def test_adapters_sit_at_the_named_end_and_fit_any_depth(small_clip, count, placement, blocks):
+    method = make(small_clip, ffa_layers=count, ffa_placement=placement)
+    assert [int(name) for name in method.ffa] == blocks
+
+
+def test_odd_blocks_ask_the_next_frame_where_directions_alternate(small_clip):
+    method = make(small_clip, ffa_direction="alternate", ffa_layers=3, ffa_placement="deepest")
+    assert {name: block.direction for name, block in method.ffa.items()} == {
+        "1": "next",
+        "2": "previous",
+        "3": "next",
+    }
+    assert {block.direction for block in make(small_clip).ffa.values()} == {"previous"}
+
+
+def test_more_experts_chosen_than_there_are_is_all_of_them(small_clip, batch):
+    method = randomise(make(small_clip, num_experts=1, top_k=2))
+    method.begin_task(make_task(1))
+    assert method.encode_text(batch.tokens).isfinite().all()
+
+
+# -------------------------------------------------------------------------------------------- vision
+
+
+def test_frames_of_a_still_video_keep_equal_features(batch):
+    method = make(alpha_init=0.5)
+    still = batch.frames[:, :1].expand(-1, 3, -1, -1, -1)
+    frames = method.backbone.vision(still, method._vision_seams())
+    torch.testing.assert_close(frames, frames[:, :1].expand_as(frames))
+    one = method.backbone.vision(still[:, :1], method._vision_seams())
+    torch.testing.assert_close(frames, one.expand_as(frames))
+
+
+def test_with_previous_frames_as_queries_a_frame_never_sees_the_future(batch):
+    method = randomise(make(alpha_init=0.5))
+    changed = batch.frames.clone()
+    changed[:, 2] += 1
+    before, after = (method.backbone.vision(x, method._vision_seams()) for x in (batch.frames, changed))
+    torch.testing.assert_close(before[:, :2], after[:, :2])
+    assert not torch.allclose(before[:, 2], after[:, 2])
+
+
+def test_the_order_of_frames_matters(batch):
+    method = randomise(make(alpha_init=0.5))
+    assert not torch.allclose(method.encode_video(batch.frames), method.encode_video(batch.frames.flip(1)), atol=1e-4)
+
+
+def test_one_frame_is_enough(batch):
+    assert make().encode_video(batch.frames[:, :1]).shape == (6, 16)
+
+
+# ---------------------------------------------------------------------------------------------- text
+
+
+def test_right_after_task_1_all_experts_are_equal_and_the_router_is_irrelevant(batch):
+    method = learned(tasks=1)
+    for block in method.tame:
+        for adapter in block.values():
+            assert adapter.experts.B[0].abs().max() > 0
+            assert all(torch.equal(b, adapter.experts.B[0]) for b in adapter.experts.B)
+    before = [method.encode_text(batch.tokens, task) for task in (0, 1, 2)]
+    for block in method.tame:
+        for adapter in block.values():
+            adapter.router.route.data.normal_()
+    for task, features in enumerate(before):
+        torch.testing.assert_close(method.encode_text(batch.tokens, task), features)
+        torch.testing.assert_close(features, before[0])
+
+
+def test_a_caption_has_a_feature_for_each_task_it_searches(batch):
+    method = learned()
+    assert method.prompts_by_task
+    prototypes = [p.detach().clone() for p in method.prototypes]
+    present = method.encode_text(batch.tokens)
+    assert torch.equal(present, method.encode_text(batch.tokens, 1))
+    method.prototypes[1].data.mul_(-30)
+    assert not torch.allclose(method.encode_text(batch.tokens, 1), present, atol=1e-4)
+    torch.testing.assert_close(method.prototypes[0], prototypes[0])
+
+
+def test_captions_that_search_task_1_never_ask_the_router(batch):
+    method = learned()
+    first = method.encode_text(batch.tokens, 0)
+    for block in method.tame:
+        for adapter in block.values():
+            adapter.router.route.data.normal_()
+    assert torch.equal(method.encode_text(batch.tokens, 0), first)
+
+
+def test_without_bypass_task_1_is_routed_as_any_other(batch):
+    method = make(first_task_bypass=False)
+    method.begin_task(make_task(0))
+    assert {group["name"]: len(group["params"]) for group in method.param_groups()}["tame"] == 4 * 4 * (1 + 10 + 2)
+    train(method, make_task(0), batch)
+    assert not torch.equal(method.tame[0]["q"].experts.B[0], method.tame[0]["q"].experts.B[1])
+
+
+def test_without_prototypes_a_caption_has_one_feature(batch):
+    method = learned(use_prototypes=False)
+    assert not method.prompts_by_task
+    assert len(method.prototypes) == 0
+    assert torch.equal(method.encode_text(batch.tokens, 0), method.encode_text(batch.tokens))
+
+
+@pytest.mark.parametrize(("off", "tower"), [("use_ffa", "video"), ("use_tame", "text")])
+def test_an_ablated_tower_stays_clip(batch, off, tower):
+    method = learned(**{off: False})
+    clip = method.backbone
+    with torch.no_grad():
+        video = torch.allclose(method.encode_video(batch.frames), mean_pool(clip.vision(batch.frames)), atol=1e-6)
+        own = torch.nn.functional.normalize(clip.text(batch.tokens), dim=-1)
+        text = torch.allclose(method.encode_text(batch.tokens, 0), own, atol=1e-6)
+    assert (video, text) == (tower == "video", tower == "text")
+
+
+# ------------------------------------------------------------------------------------------ training
+
+
+def test_clip_does_not_move(small_clip):
+    before = copy.deepcopy(small_clip.state_dict())
+    method = make(small_clip)
+    for index in range(2):
+        train(method, make_task(index), make_batch(seed=index))
+    assert all(torch.equal(before[name], value) for name, value in small_clip.state_dict().items())
+
+
+def test_task_1_trains_a_and_one_expert(small_clip):
+    method = make(small_clip)
+    method.begin_task(make_task(0))
+    trained = {id(p) for group in method.param_groups() for p in group["params"]}
+    adapter = method.tame[0]["q"]
+    assert id(adapter.experts.A) in trained
+    assert [id(b) in trained for b in adapter.experts.B] == [True] + [False] * 9
+    assert id(adapter.router.route) not in trained
+    assert not trained & {id(p) for p in method.prototypes}
+
+
+def test_only_the_present_prototype_moves():
+    method = make()
+    train(method, make_task(0), make_batch())
+    before = [p.detach().clone() for p in method.prototypes]
+    train(method, make_task(1), make_batch(seed=1), lr=1e-1)
+    moved = [not torch.equal(p, old) for p, old in zip(method.prototypes, before)]
+    assert moved == [False, True, False]
+
+
+def test_each_tensor_is_handed_over_once_with_the_rates_of_its_task(small_clip):
+    method = make(small_clip, lr_text=1.0, lr_vision=2.0, lr_other=3.0, lr_text_first=4.0, lr_vision_first=5.0)
+    for index, rates in ((0, {"tame": 4.0, "ffa": 5.0}), (1, {"tame": 1.0, "ffa": 2.0, "alpha_and_prototypes": 3.0})):
+        method.begin_task(make_task(index))
+        groups = method.param_groups()
+        ids = [id(p) for group in groups for p in group["params"]]
+        assert len(ids) == len(set(ids))
+        assert rates.items() <= {group["name"]: group["lr"] for group in groups}.items()
+
+
+# -------------------------------------------------------------------------------------------- losses
+
+
+def test_task_1_has_no_cross_task_loss(batch):
+    method = make()
+    method.begin_task(make_task(0))
+    torch.testing.assert_close(method.losses(batch)["contrastive"], contrastive(method.logits(batch)))
+    assert list(method.losses(batch)) == ["contrastive"]
+
+
+def second_task(**settings) -> FrameFusionMoE:
+    method = make(**settings)
+    method.begin_task(make_task(0))
+    method.remember(make_task(0), torch.nn.functional.normalize(torch.randn(5, 16), dim=-1))
+    method.begin_task(make_task(1))
+    return method.eval()
+
+
+def test_equation_9(batch):
+    method = second_task()
+    logits, terms = method.logits(batch), method.losses(batch)
+    references = method.scale() * method.encode_text(batch.tokens) @ method._galleries[0].mT
+    torch.testing.assert_close(terms["contrastive"], 0.4 * contrastive(logits))
+    torch.testing.assert_close(terms["cross_task"], 0.6 * cross_task(logits, references))
+    one_direction = torch.nn.functional.cross_entropy(logits, torch.arange(6))
+    assert terms["cross_task"] >= 0.6 * one_direction
+
+
+def test_nothing_stored_makes_the_cross_task_loss_l_t2v(batch):
+    method = make(beta=1.0)
+    method.begin_task(make_task(1))
+    expected = torch.nn.functional.cross_entropy(method.logits(batch), torch.arange(6))
+    torch.testing.assert_close(method.losses(batch)["cross_task"], expected)
+
+
+def test_beta_of_zero_never_touches_the_stored_features(batch):
+    method = second_task(beta=0.0)
+    assert list(method.losses(batch)) == ["contrastive"]
+
+
+def test_references_are_the_videos_of_former_tasks_only(batch):
+    method = make()
+    features = torch.nn.functional.normalize(torch.randn(9, 16), dim=-1)
+    for index in range(3):
+        method.begin_task(make_task(index))
+        assert torch.equal(method._next_references(features), features[: 3 * index])
+        method.remember(make_task(index), features[3 * index : 3 * index + 3])
+
+
+def test_reference_batches_run_through_the_store_in_order_and_begin_again():
+    method = second_task(references="batch")
+    stored, videos = method._galleries[0], torch.zeros(2, 16)
+    rows = [method._next_references(videos).tolist() for _ in range(5)]
+    assert rows == [stored[a:b].tolist() for a, b in ((0, 2), (2, 4), (4, 5), (0, 2), (2, 4))]
+    smaller = method._next_references(videos[:1])  # a short last batch of pairs does not shorten its references
+    assert torch.equal(smaller, stored[4:5])
+    assert len(method._next_references(videos[:1])) == 2
+    method.begin_task(make_task(1))
+    assert torch.equal(method._next_references(videos), stored[:2])
+
+
+def test_training_videos_can_be_the_references_and_are_stored_once_each(batch):
+    method = make(reference_source="train")
+    method.begin_task(make_task(0))
+    twice = dataclasses.replace(batch, videos=torch.tensor([0, 1, 2, 0, 1, 5]))
+    method.end_task(make_task(0), [twice])
+    assert torch.equal(method.train_features, method.encode_video(batch.frames)[[0, 1, 2, 5]])
+    method.remember(make_task(0), torch.zeros(3, 16))
+    method.begin_task(make_task(1))
+    assert torch.equal(method._next_references(method.train_features), method.train_features)
+    method.end_task(make_task(1), [batch])
+    assert len(method.train_features) == 10
+    assert len(method._next_references(method.train_features)) == 4
+    assert "train_features" in method.state_dict()
+
+
+def test_the_loss_of_the_code_is_a_sum_with_a_fixed_temperature(batch):
+    method = make(loss_reduction="sum", logit_scale=4.60)
+    method.begin_task(make_task(0))
+    assert float(method.scale()) == pytest.approx(math.exp(4.60))
+    torch.testing.assert_close(method.losses(batch)["contrastive"], 2 * contrastive(method.logits(batch)))
+
+
+def test_a_resumed_run_continues_identically():
+    first = learned(reference_source="gallery", references="batch")
+    second = make()
+    second.config = first.config
+    for index in range(2):
+        second.begin_task(make_task(index))
+        second.remember(make_task(index), first._galleries[index])
+    second.load_state_dict(first.state_dict())
+    losses = []
+    for method in (first, second):
+        torch.manual_seed(7)
+        losses.append(train(method, make_task(2), make_batch(seed=2)))
+    assert losses[0] == losses[1]
+    assert all(torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values()))
+
+
+# ------------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize("name", FrameFusionMoE.PRESETS)
+def test_every_preset_is_a_valid_configuration(name):
+    settings = FrameFusionMoE.PRESETS[name]
+    assert {key.split(".")[0] for key in settings} <= {"method", "optim", "data", "evaluation"}
+    FrameFusionMoEConfig(**{k.removeprefix("method."): v for k, v in settings.items() if k.startswith("method.")})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"beta": 1.5}, "beta .* got 1.5"),
+        ({"num_experts": 0}, "use_tame=false"),
+        ({"rank": 0}, "rank must be >= 1"),
+        ({"ffa_layers": -1}, "Use 0 for no FFA"),
+        ({"dropout": 1.0}, "dropout must lie in"),
+        ({"ffa_init": "zero_out", "ffa_output": False}, "ffa_output=true"),
+        ({"lr_text": -1.0}, "lr_text must be >= 0"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_remedy(settings, message):
+    with pytest.raises(ValueError, match=message):
+        FrameFusionMoEConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("preset", "num_tasks", "paper", "trained", "first"),
+    [
+        ("paper", 10, 46_801_933, 41_417_226, 26_769_418),  # table 1 prints 46.80M
+        ("released", 10, 46_801_933, 41_417_226, 26_769_418),
+        ("paper", 20, 46_807_053, 41_417_226, 26_769_418),
+        ("paper-actnet", 10, 38_691_853, 38_031_884, 31_494_156),
+    ],
+)
+def test_parameters_of_vit_b_32_are_those_of_the_paper(preset, num_tasks, paper, trained, first):
+    settings = FrameFusionMoE.PRESETS[preset]
+    config = {k.removeprefix("method."): v for k, v in settings.items() if k.startswith("method.")}
+    with torch.device("meta"):
+        source = open_clip.CLIP(**open_clip.get_model_config("ViT-B-32-quickgelu"))
+        clip = Clip(source, lambda texts: torch.zeros(1), (0.5,) * 3, (0.5,) * 3)
+        method = FrameFusionMoE(FrameFusionMoEConfig(**config), clip)
+        method.begin_task(make_task(0, num_tasks))
+    assert sum(p.numel() for p in clip.parameters()) == 151_277_313
+    assert method.counted_parameters() == {"paper": paper, "trained": trained, "trained_first_task": first}
+
+
+# --------------------------------------------------------------- the released code, run by its authors' files
+
+TOWERS = {"vision_model": "vision", "text_model": "text"}
+
+
+def released_clip(state: dict[str, torch.Tensor]) -> Clip:
+    """The reference's CLIP: `state` holds Hugging Face names."""
+    source = open_clip.CLIP(
+        embed_dim=32,
+        quick_gelu=True,
+        vision_cfg={"layers": 12, "width": 64, "head_width": 16, "patch_size": 8, "image_size": 32},
+        text_cfg={"context_length": 77, "vocab_size": 512, "width": 48, "heads": 4, "layers": 12},
+    )
+    clip = Clip(source, lambda texts: torch.zeros(1), (0.5,) * 3, (0.5,) * 3).eval()
+    own: dict[str, torch.Tensor] = {
+        "logit_scale": state["logit_scale"],
+        "vision.class_embedding": state["vision_model.embeddings.class_embedding"],
+        "vision.positional_embedding": state["vision_model.embeddings.position_embedding.weight"],
+        "vision.conv1.weight": state["vision_model.embeddings.patch_embedding.weight"],
+        "vision.proj": state["visual_projection.weight"].mT,
+        "text.token_embedding.weight": state["text_model.embeddings.token_embedding.weight"],
+        "text.positional_embedding": state["text_model.embeddings.position_embedding.weight"],
+        "text.proj": state["text_projection.weight"].mT,
+    }
+    for kind in ("weight", "bias"):
+        own[f"vision.ln_pre.{kind}"] = state[f"vision_model.pre_layrnorm.{kind}"]
+        own[f"vision.ln_post.{kind}"] = state[f"vision_model.post_layernorm.{kind}"]
+        own[f"text.ln_final.{kind}"] = state[f"text_model.final_layer_norm.{kind}"]
+        for theirs, ours in TOWERS.items():
+            for layer in range(12):
+                block, other = f"{ours}.blocks.{layer}", f"{theirs}.encoder.layers.{layer}"
+                parts = [state[f"{other}.self_attn.{p}_proj.{kind}"] for p in ("q", "k", "v")]
+                own[f"{block}.attn.in_{kind}"] = torch.cat(parts)
+                own[f"{block}.attn.out.{kind}"] = state[f"{other}.self_attn.out_proj.{kind}"]
+                for name, its in (("ln_1", "layer_norm1"), ("ln_2", "layer_norm2")):
+                    own[f"{block}.{name}.{kind}"] = state[f"{other}.{its}.{kind}"]
+                for name, its in (("c_fc", "fc1"), ("c_proj", "fc2")):
+                    own[f"{block}.mlp.{name}.{kind}"] = state[f"{other}.mlp.{its}.{kind}"]
+    clip.load_state_dict(own)
+    return clip
+
+
+def released_method(state: dict[str, torch.Tensor], **settings) -> FrameFusionMoE:
+    """Preset `released` with the reference's weights."""
+    preset = FrameFusionMoE.PRESETS["released"]
+    config = {k.removeprefix("method."): v for k, v in preset.items() if k.startswith("method.")}
+    config |= {"rank": 4, "lora_alpha": 16.0, "ffa_layers": 10, **settings}
+    method = FrameFusionMoE(FrameFusionMoEConfig(**config), released_clip(state)).eval()
+    method.begin_task(make_task(0, 10))
+    own: dict[str, torch.Tensor] = {}
+    if method.prototypes:
+        own |= {f"prototypes.{i}": state[f"text_model.task_prototype.{i}"] for i in range(10)}
+    for layer in method.ffa:
+        other = f"vision_model.encoder.layers.{layer}.self_attn"
+        own[f"ffa.{layer}.alpha"] = state[f"{other}.alpha"].reshape(())
+        for place in ("q", "k", "v", "out"):
+            for kind in ("weight", "bias"):
+                theirs = state[f"{other}.frame_cross_attention.{place}_proj.{kind}"]
+                own[f"ffa.{layer}.attention.{place}.{kind}"] = theirs
+    for layer in range(12):
+        for place in ("q", "k", "v", "out"):
+            lora = f"text_model.encoder.layers.{layer}.self_attn.{place}_lora"
+            adapter = f"tame.{layer}.{place}"
+            own[f"{adapter}.router.route"] = state[f"{lora}.lora_route.weight"]
+            own[f"{adapter}.router.noise"] = state[f"{lora}.w_noise.weight"]
+            own[f"{adapter}.experts.A"] = state[f"{lora}.lora_A.weight"]
+            own |= {f"{adapter}.experts.B.{i}": state[f"{lora}.lora_Bs.{i}.weight"] for i in range(10)}
+    missing, unexpected = method.load_state_dict(own, strict=False)
+    assert not unexpected
+    assert all(name.startswith(("backbone.", "train_features")) for name in missing)
+    return method
+
+
+@pytest.fixture(scope="module")
+def state(shared):
+    with np.load(shared / "reference" / "framefusion" / "ff_tiny_state.npz") as file:
+        tensors = {name.removeprefix("clipmodel."): torch.from_numpy(file[name]) for name in file.files}
+    return {name: value.float() if value.is_floating_point() else value for name, value in tensors.items()}
+
+
+@pytest.fixture(scope="module")
+def io(shared):
+    with np.load(shared / "reference" / "framefusion" / "ff_tiny_io.npz") as file:
+        return {name: torch.from_numpy(file[name]) for name in file.files}
+
+
+@pytest.fixture(scope="module")
+def released(state):
+    return released_method(state)
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual.detach(), expected, rtol=0, atol=1e-5)
+
+
+def test_video_features_equal_the_released_code(released, state, io):
+    video = io["video"].float()
+    with torch.no_grad():
+        close(released.encode_video(video), io["video_embed"])
+        close(released.encode_video(video[:, :1]), io["video_embed_T1"])
+        close(released.encode_video(video.reshape(1, 20, 3, 32, 32)[:, :12]), io["video_embed_T12"])
+        for count in (0, 4, 10, 12):
+            method = released_method(state, ffa_layers=count)
+            close(method.encode_video(video), io[f"video_embed_applied{count}"])
+        for block in method.ffa.values():
+            block.alpha.zero_()
+        close(method.encode_video(video), io["video_embed_alpha0"])
+
+
+def test_class_tokens_of_every_block_equal_the_released_code(released, io):
+    tower = released.backbone.vision
+    with torch.no_grad():
+        x, token_state = tower.embed(io["video"].float())
+        close(x[:, 0].unflatten(0, (4, 5)), io["vision_cls_hidden"][0])
+        for layer, seams in enumerate(released._vision_seams()):
+            token_state.layer = layer
+            x = tower.blocks[layer](x, seams, token_state)
+            close(x[:, 0].unflatten(0, (4, 5)), io["vision_cls_hidden"][layer + 1])
+        close(tower.ln_post(x[:, 0]).unflatten(0, (4, 5)), io["vision_cls_postln"])
+
+
+@pytest.mark.parametrize("padding", ["", "_77pad0"])
+def test_text_features_of_every_prototype_equal_the_released_code(released, io, padding):
+    with torch.no_grad():
+        for task in range(10):
+            close(released.encode_text(io[f"input_ids{padding}"], task), io[f"text_embed_protos{padding}"][task])
+
+
+def test_text_features_without_prototypes_equal_the_released_code(state, io):
+    method = released_method(state, use_prototypes=False)
+    method.begin_task(make_task(1, 10))
+    close(method.encode_text(io["input_ids"]), io["text_embed_noproto"])
+
+
+def test_text_features_of_untrained_experts_equal_the_released_code(state, io):
+    method = released_method(state)
+    for name, parameter in method.tame.named_parameters():
+        if ".B." in name:
+            parameter.data.zero_()
+    close(method.encode_text(io["input_ids"], 2), io["text_embed_loraB0"])
+
+
+@pytest.mark.parametrize("task", [1, 2])
+def test_gates_equal_the_released_code(state, io, task):
+    method = released_method(state)
+    gates: list[torch.Tensor] = []
+    for block in method.tame:
+        for place in ("q", "k", "v", "out"):
+            block[place].router.register_forward_hook(lambda module, args, out: gates.append(out))
+    with torch.no_grad():
+        method.encode_text(io["input_ids"], task)
+    close(torch.stack(gates).unflatten(0, (12, 4)), io[f"gates_proto{task + 1}"])
+
+
+def test_losses_equal_the_released_code(released, io, shared):
+    expected = json.loads((shared / "reference" / "framefusion" / "ff_tiny.json").read_text())["losses"]
+    batch = Batch(io["video"].float(), io["input_ids"], torch.arange(4), torch.zeros(4, dtype=torch.int64))
+    with torch.no_grad():
+        released.begin_task(make_task(0, 10))
+        first = released.losses(batch)
+        assert float(first["contrastive"]) == pytest.approx(expected["proto1"]["no_ref"], rel=2e-5)
+        released.remember(make_task(0, 10), io["ref_video_embeds"])
+        released.begin_task(make_task(1, 10))
+        second = released.losses(batch)
+        assert float(second["contrastive"]) == pytest.approx(0.4 * expected["proto2"]["nce_only"], rel=2e-5)
+        assert float(second["cross_task"]) == pytest.approx(0.6 * expected["proto2"]["cross_only"], rel=2e-5)
+        assert float(sum(second.values())) == pytest.approx(expected["proto2"]["ref_scale06"], rel=2e-5)

@@ -1,0 +1,502 @@
+"""StructAlign: the invariants of the paper's equations, and the released code's numbers under its preset."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from pathlib import Path
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+import torch.nn.functional as F
+
+from methods.base import Batch, Task, unit
+from methods.layers.clip import Clip
+from methods.layers.etf import simplex_etf
+from methods.layers.words import frame_word_similarity, is_word
+from methods.structalign import RELEASED, StructAlign, StructAlignConfig
+from tests.methods.conftest import make_batch, make_task
+
+FIXTURE = Path(__file__).parent / "fixtures" / "structalign_released.npz"
+SMALL = {"num_experts": 3, "text_rank": 4, "text_alpha": 8.0, "vision_rank": 2, "vision_alpha": 2.0}
+RELEASED_METHOD = {name.removeprefix("method."): value for name, value in RELEASED.items() if "method." in name}
+
+
+def make(clip: Clip, **settings) -> StructAlign:
+    torch.manual_seed(0)
+    return StructAlign(StructAlignConfig(**{**SMALL, **settings}), clip).eval()
+
+
+def shake(method: StructAlign, size: float = 0.2) -> None:
+    """As if it had been trained."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in method.adapters.parameters():
+            parameter.add_(size * torch.randn_like(parameter))
+
+
+def after_one_task(clip: Clip, **settings) -> StructAlign:
+    method = make(clip, **settings)
+    method.begin_task(make_task(0))
+    shake(method)
+    method.end_task(make_task(0), [make_batch(seed=1), make_batch(seed=2)])
+    method.begin_task(make_task(1))
+    return method
+
+
+def second(pairs: int = 6) -> Batch:
+    return make_batch(pairs, seed=5, categories=(2, 3))
+
+
+# ------------------------------------------------------------------------------------------ encoding
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_fresh_adapters_give_clip_features(small_clip, batch, released):
+    settings = {**RELEASED_METHOD, "pads_are_words": False, "score": "words"} if released else {}
+    method = make(small_clip, **settings)
+    method.begin_task(make_task(0))
+    torch.testing.assert_close(method.encode_video(batch.frames), unit(small_clip.vision(batch.frames)))
+    hidden, eot = small_clip.text.hidden(batch.tokens)
+    words = method.encode_text(batch.tokens)
+    for row, end in enumerate(eot.tolist()):
+        torch.testing.assert_close(words[row, : end - 1], unit(hidden[row, 1:end]), atol=1e-5, rtol=1e-5)
+        assert words[row, end - 1 :].eq(0).all()
+
+
+def test_scores_are_eq_6_and_do_not_depend_on_the_batch(small_clip, batch):
+    method = after_one_task(small_clip)
+    queries, gallery = method.encode_text(batch.tokens), method.encode_video(batch.frames)
+    assert gallery.shape == (6, 3, 16)
+    scores = method.score(queries, gallery)
+    torch.testing.assert_close(scores, frame_word_similarity(queries, gallery))
+    shortest = batch.tokens.argmax(dim=1).argmin()
+    alone = method.encode_text(batch.tokens[shortest][None])
+    torch.testing.assert_close(method.score(alone, gallery)[0], scores[shortest], atol=1e-5, rtol=1e-5)
+
+
+def test_released_words_depend_on_the_longest_caption_of_the_batch(small_clip, batch):
+    method = after_one_task(small_clip, pads_are_words=True)
+    gallery = method.encode_video(batch.frames)
+    shortest = batch.tokens.argmax(dim=1).argmin()
+    together = method.score(method.encode_text(batch.tokens), gallery)[shortest]
+    assert not torch.allclose(method.score(method.encode_text(batch.tokens[shortest][None]), gallery)[0], together)
+
+
+def test_fused_scores_are_z_scores_over_the_whole_gallery(small_clip, batch):
+    method = after_one_task(small_clip, score="fused")
+    both = method.score(method.encode_text(batch.tokens), method.encode_video(batch.frames))
+    assert both.shape == (6, 6, 2)
+    z = (both - both.mean(1, keepdim=True)) / both.std(1, keepdim=True, correction=0)
+    torch.testing.assert_close(method.calibrate(both), z.mean(dim=-1))
+    torch.testing.assert_close(method.calibrate(both).mean(dim=1), torch.zeros(6), atol=1e-5, rtol=0)
+
+
+# -------------------------------------------------------------------------------------------- losses
+
+
+def test_the_base_task_has_eq_18_without_relations(small_clip, batch):
+    method = make(small_clip)
+    method.begin_task(make_task(0))
+    losses = method.losses(batch)
+    assert set(losses) == {"contrastive", "etf"}
+    similarity = method.score(method.encode_text(batch.tokens), method.encode_video(batch.frames))
+    logits, target = similarity * small_clip.logit_scale.exp(), torch.arange(6)
+    expected = (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
+    torch.testing.assert_close(losses["contrastive"], expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(method.logits(batch), logits, atol=1e-4, rtol=1e-4)
+
+
+def test_alignment_is_eqs_10_to_13(small_clip, batch):
+    method = make(small_clip)
+    method.begin_task(make_task(0))
+    seams = method.adapters.text_seams(None)
+    words, frames = method._words(batch.tokens, seams), method._frames(batch.frames)
+    total = torch.tensor(0.0)
+    for w, f, c in zip(words, frames, batch.categories.tolist()):
+        p = method.reference[c]
+        w, f = method.g_text(w[is_word(w)]), method.g_video(f)
+        pooled = [(x @ p).softmax(dim=0) @ x for x in (w, f)]
+        total = total + sum(1 - F.cosine_similarity(x, p, dim=0) for x in pooled)
+    torch.testing.assert_close(method.losses(batch)["etf"], 0.1 * total / len(words))
+    assert 0 <= float(total / len(words)) <= 4
+
+
+def test_alignment_is_zero_at_the_prototypes_and_four_opposite(small_clip):
+    method = make(small_clip)
+    method.begin_task(make_task(0))
+    rows = torch.tensor([0, 1, 5])
+    p = method.reference[rows]
+    torch.testing.assert_close(method._misalignment(3 * p, p, rows), torch.tensor(0.0), atol=1e-6, rtol=0)
+    torch.testing.assert_close(method._misalignment(-p, -2 * p, rows), torch.tensor(4.0))
+
+
+def test_gradients_reach_every_trained_parameter(small_clip):
+    method = after_one_task(small_clip)
+    torch.stack(list(method.losses(second()).values())).sum().backward()
+    for group in method.param_groups():
+        assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in group["params"]), group["name"]
+
+
+def test_relations_vanish_with_their_gradient_at_the_previous_model(small_clip):
+    method = after_one_task(small_clip)
+    loss = method.losses(second())["crp"]
+    loss.backward()
+    torch.testing.assert_close(loss, torch.tensor(0.0), atol=1e-5, rtol=0)
+    moved = [p.grad.abs().max() for p in method.adapters.parameters() if p.grad is not None]
+    assert max(moved) < 1e-4
+    shake(method)
+    assert method.losses(second())["crp"] > 1e-3
+
+
+@pytest.mark.parametrize("rows", ["both", "text"])
+def test_relations_are_eq_17(small_clip, rows):
+    method = make(small_clip, crp_rows=rows, tau2=0.2)
+    now, before = torch.randn(5, 5), torch.randn(5, 5)
+
+    def kl(old, new):
+        old, new = (old / 0.2).softmax(dim=1), (new / 0.2).softmax(dim=1)
+        return (old * (old / new).log()).sum(dim=1).mean()
+
+    expected = kl(before, now) if rows == "text" else (kl(before, now) + kl(before.T, now.T)) / 2
+    torch.testing.assert_close(method._relations(now, before), expected)
+    assert expected > 0
+
+
+def test_the_teacher_is_the_model_as_the_former_task_left_it(small_clip):
+    method = after_one_task(small_clip)
+    kept = copy.deepcopy(method.teacher.module.state_dict())
+    shake(method)
+    method.begin_task(make_task(2))
+    now = method.adapters.state_dict()
+    assert all(torch.equal(value, now[name]) for name, value in method.teacher.module.state_dict().items())
+    assert any(not torch.equal(value, now[name]) for name, value in kept.items())
+    assert not any(name.startswith("teacher") for name in method.state_dict())
+
+
+# ---------------------------------------------------------------------------------- categories, pseudo
+
+
+def test_categories_take_rows_in_order_of_first_appearance(small_clip):
+    method = make(small_clip, etf_num_classes=9)
+    for index, categories in enumerate([(7, 2), (0, 5)]):
+        method.begin_task(Task(index, "", 2, categories, 4))
+    assert len(method.reference) == 9
+    assert method._rows(torch.tensor([5, 7, 0, 2])).tolist() == [3, 0, 2, 1]
+
+
+def test_more_categories_than_prototypes_are_refused(small_clip):
+    method = make(small_clip, etf_num_classes=2)
+    method.begin_task(make_task(0))
+    with pytest.raises(ValueError, match="etf_num_classes is 2, but task_02 brings category number 4"):
+        method.begin_task(make_task(1))
+
+
+def test_without_noise_pseudo_pairs_are_the_normalised_category_means(small_clip):
+    method = after_one_task(small_clip, sigma=0.0)
+    torch.manual_seed(4)
+    categories, text, video = method.statistics.draw(20, 0.0)
+    assert set(categories.tolist()) == {0, 1}
+    batches = [make_batch(seed=1), make_batch(seed=2)]
+    for c in (0, 1):
+        pairs = [
+            method._pooled(
+                method._words(b.tokens, method.adapters.text_seams(None)), method._frames(b.frames), b.categories
+            )
+            for b in batches
+        ]
+        keep = torch.cat([b.categories for b in batches]) == c
+        for drawn, side in zip((text, video), zip(*pairs)):
+            expected = unit(torch.cat(side)[keep].mean(dim=0))
+            torch.testing.assert_close(drawn[categories == c][0], expected, atol=1e-5, rtol=1e-5)
+    torch.manual_seed(4)
+    expected = method._misalignment(text, video, method._rows(categories))
+    torch.testing.assert_close(method._pseudo_misalignment(20), expected)
+
+
+def test_pseudo_pairs_scatter_with_sigma(small_clip):
+    method = after_one_task(small_clip)
+    categories, text, _ = method.statistics.draw(4000, 0.3)
+    mean = method.statistics.means[0, method.statistics.categories.tolist().index(1)]
+    drawn = text[categories == 1]
+    assert 1800 < len(drawn) < 2200
+    torch.testing.assert_close((drawn - mean).std(), torch.tensor(0.3), atol=0.02, rtol=0)
+    torch.testing.assert_close(drawn.mean(dim=0), mean, atol=0.05, rtol=0)
+
+
+def test_sigma_is_the_spread_of_one_coordinate(small_clip):
+    method = after_one_task(small_clip, pseudo="clip")
+    batches = [make_batch(seed=1), make_batch(seed=2)]
+    features = torch.cat(
+        [method._pooled(method._words(b.tokens, None), method._frames(b.frames), b.categories)[1] for b in batches]
+    )
+    keep = torch.cat([b.categories for b in batches]) == 0
+    trace = torch.cov(features[keep].T).trace()
+    index = method.statistics.categories.tolist().index(0)
+    torch.testing.assert_close(method.statistics.sigmas[1, index] ** 2 * 16, trace, atol=1e-5, rtol=1e-4)
+    assert method.statistics.means.norm(dim=-1).max() <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "moves"), [({}, False), ({"pseudo": "clip"}, True), ({"prototypes": "learned"}, True)]
+)
+def test_pseudo_pairs_behind_the_heads_teach_only_learned_prototypes(small_clip, settings, moves):
+    method = after_one_task(small_clip, **settings)
+    loss = method.losses(second())["etf_pseudo"]
+    assert loss > 0
+    assert loss.requires_grad is moves
+
+
+def test_learned_prototypes_pay_for_leaving_the_simplex(small_clip, batch):
+    method = make(small_clip, prototypes="learned", prototype_weight=2.0)
+    method.begin_task(make_task(0))
+    assert method.losses(batch)["prototypes"] < 1e-10
+    with torch.no_grad():
+        method.prototypes.add_(0.1 * torch.randn_like(method.prototypes))
+    expected = 2.0 * (unit(method.prototypes) - method.reference).square().sum()
+    torch.testing.assert_close(method.losses(batch)["prototypes"], expected)
+
+
+def test_diagnostics_hold_the_dispersion_of_eq_22(small_clip):
+    method = after_one_task(small_clip)
+    b = [make_batch(seed=1), make_batch(seed=2)]
+    features = [
+        method._pooled(
+            method._words(x.tokens, method.adapters.text_seams(None)), method._frames(x.frames), x.categories
+        )[0]
+        for x in b
+    ]
+    labels, expected = torch.cat([x.categories for x in b]), 0.0
+    for c in (0, 1):
+        x = torch.cat(features)[labels == c]
+        pairs = [1 - float(x[i] @ x[j]) for i in range(len(x)) for j in range(len(x)) if i != j]
+        expected += sum(pairs) / len(pairs) / 2
+    found = method.diagnostics()
+    assert found["micd_text"] == pytest.approx(expected, abs=1e-5)
+    assert set(found) == {"etf_weight", "micd_text", "micd_video", "modality_gap"}
+
+
+# --------------------------------------------------------------------------------------- bookkeeping
+
+
+def test_a_step_moves_what_was_handed_over_and_nothing_else(small_clip):
+    method = after_one_task(small_clip)
+    groups = method.param_groups()
+    trained = {id(p) for group in groups for p in group["params"]}
+    assert [(g["name"], g["lr"]) for g in groups] == [("text", 3e-6), ("vision", 3e-6), ("heads", 3e-6)]
+    before = {name: p.detach().clone() for name, p in method.named_parameters()}
+    optimizer = torch.optim.SGD([p for g in groups for p in g["params"]], lr=0.1)
+    torch.stack(list(method.losses(second()).values())).sum().backward()
+    optimizer.step()
+    for name, parameter in method.named_parameters():
+        assert torch.equal(parameter, before[name]) is (id(parameter) not in trained), name
+
+
+def test_the_first_task_learns_at_its_own_rate(small_clip):
+    method = make(small_clip)
+    method.begin_task(make_task(0))
+    assert {group["lr"] for group in method.param_groups()} == {2e-5}
+
+
+def test_trained_parameters_are_the_33_9_million_of_the_paper():
+    with torch.device("meta"):
+        vision = {"layers": 12, "width": 768, "patch_size": 32, "image_size": 224}
+        text = {"context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 12}
+        source = open_clip.CLIP(embed_dim=512, quick_gelu=True, vision_cfg=vision, text_cfg=text)
+        method = StructAlign(StructAlignConfig(), Clip(source, lambda _: torch.empty(0), (0, 0, 0), (1, 1, 1)))
+        counts = {g["name"]: sum(p.numel() for p in g["params"]) for g in method.param_groups()}
+    assert counts == {"text": 31_703_040, "vision": 1_179_648, "heads": 1_050_624}
+    assert sum(counts.values()) == 33_933_312
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lambda1": -1.0}, "lambda1 must be >= 0, got -1.0"),
+        ({"tau2": 0.0}, "temperatures and must be > 0"),
+        ({"swap_heads": True}, "swap_heads needs pseudo=clip"),
+    ],
+)
+def test_bad_settings_say_what_to_do(settings, message):
+    with pytest.raises(ValueError, match=message):
+        StructAlignConfig(**settings)
+
+
+@pytest.mark.slow  # importing ray.tune takes seconds
+def test_the_search_space_names_settings_and_holds_the_paper():
+    space = importlib.import_module("search_spaces.structalign")
+    fields = StructAlignConfig.__dataclass_fields__
+    assert set(space.PAPER) == set(space.SPACE)
+    for name, value in space.PAPER.items():
+        domain = space.SPACE[name]
+        assert name.removeprefix("method.") in fields
+        assert value in domain.categories if hasattr(domain, "categories") else domain.lower <= value <= domain.upper
+        assert fields[name.removeprefix("method.")].default == value
+
+
+# ---------------------------------------------------------------------------------------- as released
+
+
+def released(clip: Clip, **settings) -> StructAlign:
+    return make(clip, **{**RELEASED_METHOD, "fusion_layers": 3, **settings})
+
+
+def test_released_alignment_is_a_tenth_of_the_rest_at_every_step(small_clip, batch):
+    method = released(small_clip)
+    method.begin_task(make_task(0))
+    first = method.losses(batch)
+    torch.testing.assert_close(first["etf"], 0.1 * first["contrastive"])
+    method.end_task(make_task(0), [batch, make_batch(seed=3)])
+    method.begin_task(make_task(1))
+    shake(method)
+    later = method.losses(second())
+    assert set(later) == {"contrastive", "crp", "pairs", "etf", "etf_pseudo"}
+    torch.testing.assert_close(later["etf"] + later["etf_pseudo"], 0.1 * (later["contrastive"] + later["crp"]))
+
+
+def test_released_teacher_is_zero_shot_clip_for_ever(small_clip, batch):
+    method = released(small_clip)
+    method.begin_task(make_task(0))
+    method.begin_task(make_task(1))
+    torch.testing.assert_close(method.losses(second())["crp"], torch.tensor(0.0), atol=1e-3, rtol=0)
+    assert method.teacher is None
+    shake(method)
+    assert method.losses(second())["crp"] > 0.1
+
+
+def test_released_heads_are_never_trained_and_pseudo_pairs_have_no_gradient_for_the_rest(small_clip):
+    method = released(small_clip)
+    method.begin_task(make_task(0))
+    method.end_task(make_task(0), [make_batch(seed=1)])
+    assert {group["name"] for group in method.param_groups()} == {"text", "vision", "other"}
+    trained = [p for group in method.param_groups() for p in group["params"]]
+    heads = {id(p) for head in (method.g_text, method.g_video) for p in head.parameters()}
+    assert not heads & {id(p) for p in trained}
+    grads = torch.autograd.grad(method._pseudo_misalignment(8), trained, allow_unused=True)
+    assert all(grad is None for grad in grads)
+
+
+def test_released_first_task_trains_one_expert_which_then_becomes_all(small_clip, batch):
+    method = released(small_clip)
+    method.begin_task(make_task(0))
+    ids = {id(p) for g in method.param_groups() for p in g["params"]}
+    adapter = method.adapters.text[0]["q"]
+    assert id(adapter.experts.B[0]) in ids
+    assert id(adapter.experts.B[1]) not in ids
+    shake(method)
+    method.end_task(make_task(0), [batch])
+    assert torch.equal(adapter.experts.B[0], adapter.experts.B[2])
+    method.begin_task(make_task(1))
+    ids = {id(p) for g in method.param_groups() for p in g["params"]}
+    assert id(method.adapters.prototypes[0]) not in ids
+    assert id(method.adapters.prototypes[1]) in ids
+
+
+@pytest.mark.parametrize("padding", ["padeos", "pad0"])
+def test_released_similarities_and_losses_agree_with_the_authors_code(small_clip, padding):
+    """Reference: an extract of shared/reference/structalign, the released code (f7291b8) on a tiny random model."""
+    reference = {name: torch.tensor(value) for name, value in np.load(FIXTURE).items()}
+    torch.testing.assert_close(simplex_etf(20, 32, "gaussian").float(), reference["etf_C20_d32"].T, atol=1e-6, rtol=0)
+    parts = reference[f"{padding}/text"].split(reference[f"{padding}/text/len"].tolist())
+    words, frames = torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True), reference["padeos/frames"]
+    method = released(small_clip)
+    method.begin_task(Task(0, "task_01", 3, (0, 1), 20))
+    method.g_text, method.g_video = (torch.nn.Linear(32, 32, bias=False) for _ in range(2))
+    with torch.no_grad():
+        method.g_text.weight.copy_(reference["g_text"])
+        method.g_video.weight.copy_(reference["g_video"])
+    method.reference = simplex_etf(20, 32, "gaussian").float()
+    similarity = frame_word_similarity(words, frames)
+    torch.testing.assert_close(similarity.T, reference[f"{padding}/sim_v2t"], atol=1e-6, rtol=0)
+    with torch.no_grad():
+        losses = method._terms(words, frames, reference["categories"], None)
+    close = {"atol": 1e-5, "rtol": 1e-6}
+    torch.testing.assert_close(losses["contrastive"], reference[f"{padding}/loss_scl"], **close)
+    torch.testing.assert_close(method._weight, reference[f"{padding}/lambda_etf"], **close)
+    torch.testing.assert_close(losses["etf"] / method._weight, reference[f"{padding}/loss_etf"], **close)
+    torch.testing.assert_close(losses["contrastive"] + losses["etf"], reference[f"{padding}/loss_total"], **close)
+
+
+def reference_clip(state: dict[str, torch.Tensor]) -> Clip:
+    """The authors' (transformers') names as open_clip's."""
+    shape = {"layers": 12, "mlp_ratio": 2.0}
+    vision = {"width": 48, "head_width": 12, "patch_size": 16, "image_size": 32, **shape}
+    text = {"context_length": 16, "vocab_size": 99, "width": 32, "heads": 4, **shape}
+    source = open_clip.CLIP(embed_dim=32, quick_gelu=True, vision_cfg=vision, text_cfg=text)
+    v, t = "clipmodel.vision_model.", "clipmodel.text_model."
+    new = {
+        "visual.class_embedding": state[v + "embeddings.class_embedding"],
+        "visual.positional_embedding": state[v + "embeddings.position_embedding.weight"],
+        "visual.conv1.weight": state[v + "embeddings.patch_embedding.weight"],
+        "visual.proj": state["clipmodel.visual_projection.weight"].T,
+        "positional_embedding": state[t + "embeddings.position_embedding.weight"],
+        "token_embedding.weight": state[t + "embeddings.token_embedding.weight"],
+        "text_projection": state["clipmodel.text_projection.weight"].T,
+        "logit_scale": state["clipmodel.logit_scale"],
+    }
+    pairs = {"ln_1": "layer_norm1", "ln_2": "layer_norm2", "mlp.c_fc": "mlp.fc1", "mlp.c_proj": "mlp.fc2"}
+    pairs["attn.out_proj"] = "self_attn.out_proj"
+    for kind in ("weight", "bias"):
+        new[f"visual.ln_pre.{kind}"] = state[f"{v}pre_layrnorm.{kind}"]
+        new[f"visual.ln_post.{kind}"] = state[f"{v}post_layernorm.{kind}"]
+        new[f"ln_final.{kind}"] = state[f"{t}final_layer_norm.{kind}"]
+        for theirs, ours in ((v, "visual.transformer.resblocks."), (t, "transformer.resblocks.")):
+            for layer in range(12):
+                old = f"{theirs}encoder.layers.{layer}."
+                fused = [state[f"{old}self_attn.{name}_proj.{kind}"] for name in "qkv"]
+                new[f"{ours}{layer}.attn.in_proj_{kind}"] = torch.cat(fused)
+                for mine, other in pairs.items():
+                    new[f"{ours}{layer}.{mine}.{kind}"] = state[f"{old}{other}.{kind}"]
+    source.load_state_dict(new)
+    return Clip(source, lambda _: torch.empty(0), (0, 0, 0), (1, 1, 1)).eval()
+
+
+def load_reference(method: StructAlign, state: dict[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        for layer, block in enumerate(method.adapters.text):
+            for name, adapter in block.items():
+                prefix = f"clipmodel.text_model.encoder.layers.{layer}.self_attn.{name}_lora."
+                adapter.experts.A.copy_(state[prefix + "lora_A.weight"])
+                adapter.router.route.copy_(state[prefix + "lora_route.weight"])
+                for i, expert in enumerate(adapter.experts.B):
+                    expert.copy_(state[f"{prefix}lora_Bs.{i}.weight"])
+        for layer, fusion in enumerate(method.adapters.vision, method.adapters.first):
+            prefix = f"clipmodel.vision_model.encoder.layers.{layer}.self_attn."
+            fusion.alpha.copy_(state[prefix + "alpha"][0])
+            for name, parameter in fusion.attention.named_parameters():
+                place, kind = name.split(".")
+                parameter.copy_(state[f"{prefix}frame_cross_attention.{place}_proj.{kind}"])
+        method.g_text.weight.copy_(state["etf_proj1.weight"])
+        method.g_video.weight.copy_(state["etf_proj2.weight"])
+
+
+def test_released_words_frames_and_losses_agree_with_the_authors_model(shared):
+    from safetensors.torch import load_file
+
+    folder = shared / "reference" / "structalign"
+    state = {name: value.float() for name, value in load_file(folder / "state.safetensors").items()}
+    inputs, reference = np.load(folder / "inputs.npz"), np.load(folder / "base_task1.npz")
+    clip = reference_clip(state)
+    tokens, categories = torch.tensor(inputs["input_ids_pad0"]).long(), torch.tensor(inputs["categories_task1"])
+    batch = Batch(torch.tensor(inputs["video"]), tokens, torch.arange(4), categories)
+    for padding in ("padeos", "pad0"):
+        method = make(
+            clip, **{**RELEASED_METHOD, "text_alpha": 16.0, "pads_are_words": padding == "padeos", "score": "words"}
+        )
+        method.begin_task(Task(0, "task_01", 3, (0, 1), 20))
+        load_reference(method, state)
+        with torch.no_grad():
+            words, frames = method._features(batch)
+            losses = method.losses(batch)
+        expected = {key.removeprefix(f"{padding}/"): torch.tensor(reference[key]) for key in reference}
+        torch.testing.assert_close(words[is_word(words)], expected["text"], atol=1e-5, rtol=0)
+        torch.testing.assert_close(frames, expected["frames"], atol=1e-5, rtol=0)
+        torch.testing.assert_close(losses["contrastive"], expected["loss_scl"], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(losses["contrastive"] + losses["etf"], expected["loss_total"], atol=1e-5, rtol=1e-5)
+
+
+def test_released_prototypes_agree_with_the_authors(shared):
+    expected = torch.tensor(np.load(shared / "reference" / "structalign" / "etf_cpu_C20_d512.npy"))
+    torch.testing.assert_close(simplex_etf(20, 512, "gaussian").float().T, expected, atol=1e-6, rtol=0)

@@ -1,0 +1,80 @@
+import copy
+
+import pytest
+import torch
+
+from methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from methods.upper_bound import UpperBound, UpperBoundConfig
+from tests.methods.conftest import make_batch, make_small_clip, make_task
+
+
+@pytest.fixture
+def base():
+    return Clip4Clip(Clip4ClipConfig(lr=1e-3), make_small_clip())
+
+
+def train(method, task, batch):
+    method.begin_task(task)
+    groups = method.param_groups()
+    if groups:
+        optimizer = torch.optim.AdamW([{"params": group["params"], "lr": group["lr"]} for group in groups])
+        for _ in range(2):
+            optimizer.zero_grad()
+            torch.stack(list(method.losses(batch).values())).sum().backward()
+            optimizer.step()
+            method.after_step()
+    method.end_task(task, [batch])
+    return method
+
+
+def test_one_task_is_the_wrapped_retriever(base, batch):
+    alone = train(copy.deepcopy(base), make_task(0, 1), batch)
+    joint = train(UpperBound(UpperBoundConfig(), base), make_task(0, 1), batch)
+    assert all(torch.equal(a, b) for a, b in zip(alone.state_dict().values(), base.state_dict().values()))
+    assert torch.equal(joint.encode_video(batch.frames), alone.encode_video(batch.frames))
+    assert torch.equal(joint.encode_text(batch.tokens), alone.encode_text(batch.tokens))
+
+
+def test_every_task_starts_from_the_pretrained_weights(base, batch):
+    pretrained = {name: value.clone() for name, value in base.state_dict().items()}
+    method = UpperBound(UpperBoundConfig(), base)
+    for index in range(2):
+        method.begin_task(make_task(index))
+        assert all(torch.equal(pretrained[name], value) for name, value in base.state_dict().items())
+        train(method, make_task(index), batch)
+        assert any(not torch.equal(pretrained[name], value) for name, value in base.state_dict().items())
+
+
+def test_the_last_stage_does_not_depend_on_the_stages_before(base, batch):
+    long = UpperBound(UpperBoundConfig(), base)
+    short = UpperBound(UpperBoundConfig(), copy.deepcopy(base))
+    for index in range(3):
+        train(long, make_task(index), make_batch(seed=index) if index < 2 else batch)
+    train(short, make_task(2), batch)
+    assert torch.equal(long.encode_video(batch.frames), short.encode_video(batch.frames))
+
+
+def test_it_trains_on_all_seen_pairs_and_encodes_all_videos_again(base):
+    method = UpperBound(UpperBoundConfig(), base)
+    assert method.trains_on == "seen"
+    assert method.reencodes_gallery
+    assert method.prompts_by_task == base.prompts_by_task
+
+
+def test_only_final_trains_in_the_last_task_alone(base, batch):
+    before = base.encode_video(batch.frames).detach()
+    method = UpperBound(UpperBoundConfig(only_final=True), base)
+    for index in range(2):
+        train(method, make_task(index), batch)
+        assert method.param_groups() == []
+        assert torch.equal(method.encode_video(batch.frames), before)
+    train(method, make_task(2), batch)
+    assert not torch.equal(method.encode_video(batch.frames), before)
+
+
+def test_everything_else_is_the_wrapped_retriever_s(base, batch):
+    method = UpperBound(UpperBoundConfig(), base)
+    assert torch.equal(method.scale(), base.scale())
+    assert torch.equal(method.losses(batch)["contrastive"], base.losses(batch)["contrastive"])
+    q, v = base.encode_text(batch.tokens), base.encode_video(batch.frames)
+    assert torch.equal(method.score(q, v), base.score(q, v))

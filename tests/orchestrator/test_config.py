@@ -1,0 +1,75 @@
+"""Every mistake on the command line is one line that names the setting and what to do."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from orchestrator.config import ConfigError, build, canonical, flatten, parse_overrides, under
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    count: int = 1
+    rate: float = 0.5
+    kind: Literal["a", "b"] = "a"
+    is_on: bool = False
+    pair: tuple[float, float] = (0.9, 0.999)
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"count must be >= 1, got {self.count}. Use 1.")
+
+
+def test_text_becomes_the_type_of_the_field():
+    made = build(Sample, {"count": "3", "rate": "1e-3", "kind": "b", "is_on": "true", "pair": "0.5,0.6", "limit": "7"})
+    assert made == Sample(count=3, rate=1e-3, kind="b", is_on=True, pair=(0.5, 0.6), limit=7)
+
+
+def test_none_is_understood_where_it_is_allowed():
+    assert build(Sample, {"limit": "none"}).limit is None
+
+
+def test_flatten_is_the_inverse_of_build():
+    sample = Sample(count=4, pair=(0.1, 0.2))
+    assert build(Sample, under(flatten(sample, "s"), "s"), "s") == sample
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"cuont": 1}, "optim.cuont: no such setting. Did you mean 'count'?"),
+        ({"count": "many"}, "optim.count: .*integer.*got 'many'"),
+        ({"kind": "c"}, "optim.kind: .*'a' or 'b'.*got 'c'"),
+        ({"count": 0}, "optim: count must be >= 1, got 0. Use 1."),
+        ({"limit": "x"}, "optim.limit: .*got 'x'"),
+    ],
+)
+def test_a_mistake_is_one_line_with_name_value_and_remedy(values, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        build(Sample, values, "optim")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("word", ["epochs", "=3", " =3"])
+def test_a_word_without_a_name_and_value_is_refused(word):
+    with pytest.raises(ConfigError, match="is not a setting"):
+        parse_overrides([word])
+
+
+def test_a_setting_given_twice_with_two_values_is_refused():
+    with pytest.raises(ConfigError, match="given twice, as '1' and '2'"):
+        parse_overrides(["a.b=1", "a.b=2"])
+    assert parse_overrides(["a.b=1", "a.b=1", "c=x=y"]) == {"a.b": "1", "c": "x=y"}
+
+
+def test_the_error_survives_pickling_across_processes():
+    assert str(pickle.loads(pickle.dumps(ConfigError("a: b")))) == "a: b"
+
+
+def test_canonical_text_does_not_depend_on_order():
+    assert canonical({"a": 1, "b": 2}) == canonical({"b": 2, "a": 1})
