@@ -17,6 +17,7 @@ METHODS = {
     "clip4clip": "methods.clip4clip:Clip4Clip",
     "upper_bound": "methods.upper_bound:UpperBound",
     "framefusion_moe": "methods.framefusion_moe:FrameFusionMoE",
+    "structalign": "methods.structalign:StructAlign",
 }
 
 

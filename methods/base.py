@@ -74,6 +74,7 @@ class Method(nn.Module):
     trains_on: Literal["task", "seen"] = "task"  # pairs of this task, or of all tasks so far
     reencodes_gallery: bool = False  # True breaks the protocol on purpose (joint training)
     prompts_by_task: bool = False  # True: a caption is encoded once for each task whose videos it searches
+    is_transductive: bool = False  # True: a query's ranks depend on the other queries; tables say so
 
     def begin_task(self, task: Task) -> None:
         """Get ready to learn `task`. The only place that adds or removes parameters."""
@@ -106,6 +107,14 @@ class Method(nn.Module):
         """Similarities (Q, V) of caption and video features; a cosine where both are unit vectors (., d)."""
         return queries @ gallery.mT
 
+    def calibrate(self, scores: Tensor) -> Tensor:
+        """Final similarities (Q, V) from the complete matrix of `score`, (Q, V) or (Q, V, ...); as they are by default.
+
+        Applied once by the evaluation, over all queries and all stored videos. A method that lets queries
+        influence one another here is transductive.
+        """
+        return scores
+
     def scale(self) -> Tensor:
         """The factor exp(logit_scale) = 1 / temperature of the contrastive loss, a scalar."""
         raise NotImplementedError(f"{type(self).__name__} must say its temperature.")
@@ -114,7 +123,8 @@ class Method(nn.Module):
         """Scaled similarities (B, B), captions x videos, over the pairs of all workers."""
         queries = gather(self.encode_text(batch.tokens))
         videos = gather(self.encode_video(batch.frames))
-        return self.scale() * self.score(queries, videos).float()
+        with torch.autocast(videos.device.type, enabled=False):  # similarities are float32 whatever the towers are
+            return self.scale().float() * self.score(queries.float(), videos.float())
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Named, already weighted scalars; the loop minimises their sum and logs each one."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from methods.layers.clip import Clip
 from methods.layers.momentum import follow
-from methods.moco import PAPER, MomentumConfig, MomentumRetriever
+from methods.moco import PAPER, SHAPES, MomentumConfig, MomentumRetriever
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class BaseMoCo(MomentumRetriever):
     """CLIP against a queue of keys, with no care for what was learned before."""
 
     Config = BaseMoCoConfig
-    PRESETS = {"paper": PAPER, "paper-text": {**PAPER, "method.text_pool": "avg"}}
+    PRESETS = {"paper": PAPER, "paper-text": {**PAPER, "method.text_pool": "avg"}, "shapes": SHAPES}
 
     def __init__(self, config: BaseMoCoConfig, backbone: Clip) -> None:
         super().__init__(config, backbone)

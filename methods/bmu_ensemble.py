@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from methods.base import Batch, Task
 from methods.layers.clip import Clip
 from methods.layers.momentum import Momentum, follow, review
-from methods.moco import PAPER, MomentumConfig, MomentumRetriever, check_start
+from methods.moco import PAPER, SHAPES, MomentumConfig, MomentumRetriever, check_start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class BMUEnsemble(MomentumRetriever):
     """Average the encoders and both pairs of momentum encoders at the end of a task."""
 
     Config = BMUEnsembleConfig
-    PRESETS = {"paper": PAPER, "paper-text": {**PAPER, "method.text_pool": "avg"}}
+    PRESETS = {"paper": PAPER, "paper-text": {**PAPER, "method.text_pool": "avg"}, "shapes": SHAPES}
     config: BMUEnsembleConfig
 
     def __init__(self, config: BMUEnsembleConfig, backbone: Clip) -> None:

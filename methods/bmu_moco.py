@@ -27,7 +27,7 @@ from typing import Literal
 from methods.base import Task
 from methods.layers.clip import Clip
 from methods.layers.momentum import Encoders, Momentum, follow, review
-from methods.moco import PAPER, MomentumRetriever, ReviewConfig
+from methods.moco import PAPER, SHAPES, MomentumRetriever, ReviewConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +57,7 @@ class BMUMoCo(MomentumRetriever):
     PRESETS = {
         "paper": PAPER,
         "paper-text": {**PAPER, "method.text_pool": "avg"},
+        "shapes": SHAPES,
         "table2-row1": _row(False, True, False),
         "table2-row2": _row(False, False, True),
         "table2-row3": _row(False, True, True),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from methods.layers.clip import Clip
 from methods.layers.momentum import follow, review
-from methods.moco import PAPER, MomentumRetriever, ReviewConfig
+from methods.moco import PAPER, SHAPES, MomentumRetriever, ReviewConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class BMUMoCoLocal(MomentumRetriever):
     """From task `method_start_task` on, review what the local momentum encoders retain."""
 
     Config = BMUMoCoLocalConfig
-    PRESETS = {"paper": PAPER, "paper-text": {**PAPER, "method.text_pool": "avg"}}
+    PRESETS = {"paper": PAPER, "paper-text": {**PAPER, "method.text_pool": "avg"}, "shapes": SHAPES}
     config: BMUMoCoLocalConfig
 
     def __init__(self, config: BMUMoCoLocalConfig, backbone: Clip) -> None:

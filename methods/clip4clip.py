@@ -45,6 +45,7 @@ class Clip4Clip(Method):
         "paper": {},
         "released": {"method.loss_reduction": "sum", "optim.num_cycles": 1.0, "optim.decay_bias_and_norm": True},
         "original": {"method.frame_norm": "l2"},  # pooling of arXiv:2104.08860
+        "shapes": {"method.lr": 4e-6},  # with optim.lr_scale=50: 2e-4, which suits the small backbone
     }
 
     def __init__(self, config: Clip4ClipConfig, backbone: Clip) -> None:

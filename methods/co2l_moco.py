@@ -24,7 +24,7 @@ from torch import Tensor
 from methods.base import Batch, Frozen, Method, Task
 from methods.layers.gather import gather
 from methods.layers.queues import Pair
-from methods.moco import PAPER, MomentumRetriever
+from methods.moco import PAPER, SHAPES_WRAPPED, MomentumRetriever
 from methods.wrapping import ReplayConfig, ReplayStrategy, momentum_base
 
 
@@ -52,7 +52,7 @@ class Co2LMoCo(ReplayStrategy):
     """Learn the batch against memory pairs; keep how all of them relate."""
 
     Config = Co2LMoCoConfig
-    PRESETS = {"paper": {**PAPER, "method.memory": 10_000}}
+    PRESETS = {"paper": {**PAPER, "method.memory": 10_000}, "shapes": SHAPES_WRAPPED}
     policy = "ring"
     config: Co2LMoCoConfig
     base: MomentumRetriever

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from methods.base import Batch, Method
-from methods.moco import PAPER
+from methods.moco import PAPER, SHAPES_WRAPPED
 from methods.wrapping import ReplayConfig, ReplayStrategy
 
 
@@ -41,7 +41,7 @@ class DERMoCo(ReplayStrategy):
     """Hold the features of former pairs where they were."""
 
     Config = DERMoCoConfig
-    PRESETS = {"paper": {**PAPER, "method.memory": 10_000}}
+    PRESETS = {"paper": {**PAPER, "method.memory": 10_000}, "shapes": SHAPES_WRAPPED}
     policy = "reservoir"
     config: DERMoCoConfig
 

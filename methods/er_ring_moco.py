@@ -15,7 +15,7 @@ from torch import Tensor
 
 from methods.base import Batch, Method
 from methods.layers.memory import join
-from methods.moco import PAPER
+from methods.moco import PAPER, SHAPES_WRAPPED
 from methods.wrapping import ReplayConfig, ReplayStrategy
 
 
@@ -37,7 +37,7 @@ class ERRingMoCo(ReplayStrategy):
     """Train on the batch and on pairs of former tasks at once."""
 
     Config = ERRingMoCoConfig
-    PRESETS = {"paper": {**PAPER, "method.memory": 10_000}}
+    PRESETS = {"paper": {**PAPER, "method.memory": 10_000}, "shapes": SHAPES_WRAPPED}
     policy = "ring"
     config: ERRingMoCoConfig
 

@@ -26,7 +26,7 @@ from methods.base import Batch, Method
 from methods.layers.gather import gather, world_size
 from methods.layers.momentum import Encoders
 from methods.layers.queues import Pair
-from methods.moco import PAPER, MomentumRetriever
+from methods.moco import PAPER, SHAPES_WRAPPED, MomentumRetriever
 from methods.wrapping import ReplayConfig, ReplayStrategy, momentum_base
 
 
@@ -48,7 +48,7 @@ class LUMPMoCo(ReplayStrategy):
     """Learn between the present and the past."""
 
     Config = LUMPMoCoConfig
-    PRESETS = {"paper": {**PAPER, "method.memory": 10_000}}
+    PRESETS = {"paper": {**PAPER, "method.memory": 10_000}, "shapes": SHAPES_WRAPPED}
     policy = "reservoir"
     config: LUMPMoCoConfig
     base: MomentumRetriever

@@ -21,7 +21,7 @@ from methods.base import Batch, Frozen, Method, Task
 from methods.layers.gather import gather
 from methods.layers.losses import distillation
 from methods.layers.queues import Pair
-from methods.moco import PAPER, MomentumRetriever
+from methods.moco import PAPER, SHAPES_WRAPPED, MomentumRetriever
 from methods.wrapping import Strategy, momentum_base
 
 
@@ -46,7 +46,7 @@ class LwFMoCo(Strategy):
     """From the second task on, keep the relations of a batch as the previous model saw them."""
 
     Config = LwFMoCoConfig
-    PRESETS = {"paper": PAPER}
+    PRESETS = {"paper": PAPER, "shapes": SHAPES_WRAPPED}
     config: LwFMoCoConfig
     base: MomentumRetriever
 

@@ -42,6 +42,8 @@ PAPER: dict[str, Any] = {
     "data.augment": "gray_jitter",
     "data.caption_sampling": "random_per_video",
 }
+SHAPES: dict[str, Any] = {"method.lr": 4e-6}  # with optim.lr_scale=50: 2e-4, which suits the small backbone
+SHAPES_WRAPPED: dict[str, Any] = {"base.lr": 4e-6}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ stored features, on purpose. Its backward forgetting is therefore not 0 (the pap
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,7 @@ class UpperBound(Method):
     """Wrap a retriever; forget nothing by learning everything again."""
 
     Config = UpperBoundConfig
+    PRESETS = {"paper": {}, "shapes": {"base.lr": 4e-6}}  # shapes: as clip4clip's
     wraps = True
     trains_on = "seen"
     reencodes_gallery = True
@@ -34,17 +36,32 @@ class UpperBound(Method):
     def __init__(self, config: UpperBoundConfig, base: Method) -> None:
         super().__init__()
         self.config, self.base = config, base
-        self.prompts_by_task = base.prompts_by_task
+        self.prompts_by_task, self.is_transductive = base.prompts_by_task, base.is_transductive
         self._pretrained = {name: value.detach().clone() for name, value in base.state_dict().items()}
         self._is_idle = False
 
     def begin_task(self, task: Task) -> None:
-        with torch.no_grad():
-            for name, value in self.base.state_dict().items():
-                if name in self._pretrained:  # parameters added by an earlier begin_task stay
-                    value.copy_(self._pretrained[name])
+        self._restore()
         self._is_idle = self.config.only_final and task.index < task.num_tasks - 1
         self.base.begin_task(task)
+
+    def _restore(self) -> None:
+        """Bring back the pre-trained weights; what an earlier begin_task added stays for the base to renew."""
+        state = self.base.state_dict()
+        for name, buffer in list(self.base.named_buffers()):
+            if name in self._pretrained and buffer.shape != self._pretrained[name].shape:  # a memory that has grown
+                holder, _, leaf = name.rpartition(".")
+                setattr(self.base.get_submodule(holder), leaf, self._pretrained[name].clone().to(buffer.device))
+        with torch.no_grad():
+            for name, value in self._pretrained.items():
+                if state[name].shape == value.shape:
+                    state[name].copy_(value)
+
+    def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
+        self.base.end_task(task, loader)
+
+    def remember(self, task: Task, gallery: Tensor) -> None:
+        self.base.remember(task, gallery)
 
     def param_groups(self) -> list[ParamGroup]:
         return [] if self._is_idle else self.base.param_groups()
@@ -57,6 +74,9 @@ class UpperBound(Method):
 
     def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
         return self.base.score(queries, gallery)
+
+    def calibrate(self, scores: Tensor) -> Tensor:
+        return self.base.calibrate(scores)
 
     def scale(self) -> Tensor:
         return self.base.scale()

@@ -136,7 +136,7 @@ class Commits:
     def publish(self, state: Mapping[str, Tensor], galleries: Sequence[Tensor], record: Record) -> bool:
         """Make a finished task durable. Objects first, the record that names them last.
 
-        Returns False if the task had been committed before (by a run that was thought dead).
+        Returns False if the task had been committed before with another content; that one stays.
         """
         weights = {name: value.numpy() for name, value in state.items()}
         key = self._put("weights", f"{self._name(record.done)}", weights)
@@ -149,6 +149,8 @@ class Commits:
             return True
         try:
             previous = self.store.get_json("commits", self._name(record.done))
+            if (previous["weights"], previous["galleries"]) == (key, keys):
+                return True  # the same commit: its objects are there again if they had been damaged
             for kind, name in [("weights", previous["weights"]), *(("gallery", k) for k in previous["galleries"])]:
                 self.store.get(kind, name)
         except MissingObject:  # the commit or one of its objects is damaged: this one takes its place

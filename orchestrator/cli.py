@@ -6,7 +6,9 @@ stdout carries results, stderr carries logs. Exit status: 0 done, 1 runs failed,
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -27,7 +29,8 @@ def main(argv: list[str] | None = None) -> int:
         logging.getLogger(name).setLevel(logging.INFO)
     logging.getLogger("root").addFilter(lambda record: "No pretrained weights loaded" not in record.getMessage())
     try:
-        text = arguments.run(arguments)
+        with contextlib.redirect_stdout(sys.stderr):  # whatever libraries print is no result
+            text = arguments.run(arguments)
     except ConfigError as error:
         sys.stderr.write(f"ctvr: {error}\n")
         return 2
@@ -75,13 +78,27 @@ def _where(parser: argparse.ArgumentParser, resources: bool = False) -> None:
         return
     group = parser.add_argument_group("cluster")
     group.add_argument("--address", help="Ray cluster to join: auto, an address, or local (joins if there is one)")
-    group.add_argument("--nodes", type=int, default=1, help="wait until the cluster has this many nodes (1)")
+    nodes = _number("CTVR_NODES", 1)
+    group.add_argument(
+        "--nodes", type=int, default=nodes, help="wait until the cluster has this many nodes (%(default)s)"
+    )
     group.add_argument("--local-cpus", type=int, help="logical CPUs of a cluster started on this machine")
-    group.add_argument("--storage", help="Ray's own state: a folder or s3:// URI that every node can write")
+    storage = os.environ.get("CTVR_STORAGE") or None
+    group.add_argument(
+        "--storage", default=storage, help="Ray's own state: a folder or s3:// URI that every node can write"
+    )
     group.add_argument("--workers", type=int, default=1, help="data-parallel processes of one trial (1)")
     group.add_argument("--cpus-per-worker", type=float, default=0.9, help="(0.9)")
     group.add_argument("--gpus-per-trial", type=float, default=0.0, help="may be a fraction: 0.5 puts two on a GPU (0)")
     group.add_argument("--max-concurrent", type=int, help="upper limit of trials at once (computed from the cluster)")
+
+
+def _number(variable: str, default: int) -> int:
+    """A whole number from the environment; what is none is refused where it is used, by its name."""
+    text = os.environ.get(variable, "")
+    if text and not text.isdigit():
+        raise SystemExit(f"ctvr: {variable}={text!r} in the environment is no whole number. Correct or unset it.")
+    return int(text) if text else default
 
 
 def _settings(parser: argparse.ArgumentParser) -> None:

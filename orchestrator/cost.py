@@ -174,7 +174,7 @@ def sizes_only(name: str = "ViT-B-32-quickgelu") -> Clip:
 def planned(
     name: str, settings: dict[str, Any] | None = None, backbone: str = "ViT-B-32-quickgelu", frames: int = 12
 ) -> tuple[Method, VideoCost]:
-    """A retriever at the size of a paper's tables, without weights, and the cost of one of its videos.
+    """A retriever at the size of a paper's tables, on a CLIP without weights, and the cost of one of its videos.
 
     Args:
         name: a key of `methods.METHODS`.
@@ -184,12 +184,12 @@ def planned(
     """
     clip = sizes_only(backbone)
     cls = find_method(name)
-    config = build(cls.Config, settings or {}, "method")
-    with torch.device("meta"):
-        method = cls(config, clip)  # type: ignore[call-arg]
-        method.begin_task(Task(0, "task_01", 10, tuple(range(2)), 20))
-        video = torch.empty(1, frames, 3, clip.image_size, clip.image_size)
-        return method, video_cost(method, video)
+    config: Any = build(cls.Config, settings or {}, "method")
+    method = cls(config, clip)  # type: ignore[call-arg]
+    for index in range(2):  # the second task, from which on the papers count
+        method.begin_task(Task(index, f"task_{index + 1:02d}", 10, (2 * index, 2 * index + 1), 20))
+    video = torch.empty(1, frames, 3, clip.image_size, clip.image_size, device="meta")
+    return method, video_cost(method.to("meta"), video)
 
 
 _B16 = "ViT-B-16-quickgelu"

@@ -98,10 +98,11 @@ def all_scores(
         for index, gallery in enumerate(galleries):
             features = run(lambda rows, index=index: encode_texts(method, rows, index, config, device), tokens)  # type: ignore[misc]
             blocks.append(score_block(method, features, gallery, config, device))
-        return torch.cat(blocks, dim=1)
+        return method.calibrate(torch.cat(blocks, dim=1))
     features = run(lambda rows: encode_texts(method, rows, None, config, device), tokens)
     # One block at a time: galleries of frame features are large
-    return torch.cat([score_block(method, features, gallery, config, device) for gallery in galleries], dim=1)
+    blocks = [score_block(method, features, gallery, config, device) for gallery in galleries]
+    return method.calibrate(torch.cat(blocks, dim=1))
 
 
 def measure(scores: Tensor, queries: Sequence[Queries], sizes: Sequence[int]) -> Evaluation:

@@ -3,7 +3,8 @@
 CTVR (papers 000 and 002): `import_msrvtt`, `import_actnet` take the released `.pkl` splits together with
 the captions. CVLM (paper 003): `import_cvlm` takes five whole data sets as published. `import_csv` takes
 a table of one's own. Every importer checks its result as `load_stream` will, writes it to `out` and
-returns it with a short report; videos that are not there are counted, not refused.
+returns it with a short report; videos that are not there are counted, not refused. `import_stream` is what
+the command line calls: it picks the importer and the manifest's place.
 """
 
 from __future__ import annotations
@@ -14,17 +15,116 @@ from typing import Any
 
 from orchestrator.captions import clean, read_msrvtt_captions, read_narrations
 from orchestrator.config import ConfigError, suggest
-from orchestrator.cvlm_sets import import_cvlm
-from orchestrator.manifest import BACKBONE, MAX_IDS, Builder, Captions, Manifest, empty_task, read_csv
+from orchestrator.cvlm_sets import DATASETS, import_cvlm
+from orchestrator.manifest import BACKBONE, MAX_IDS, Builder, Captions, Manifest, empty_task, read_csv, write_manifest
 from orchestrator.pickles import read_pickle
-from orchestrator.streams import SPLITS
+from orchestrator.streams import RENDERED, SPLITS
 
-__all__ = ["import_actnet", "import_csv", "import_cvlm", "import_msrvtt", "read_split"]
+__all__ = ["import_actnet", "import_csv", "import_cvlm", "import_msrvtt", "import_stream", "read_split"]
 
 MSRVTT_SETTINGS = {"data.num_frames": 12, "data.batch_size": 8, "optim.epochs": 20, **BACKBONE}
 ACTNET_SETTINGS = {"data.num_frames": 24, "data.batch_size": 16, "optim.epochs": 20, **BACKBONE}
 CSV_COLUMNS = ("video", "caption", "category", "split", "task")
 CSV_TIMES = ("start", "end")
+
+# What each kind is made of: word -> an example of what to write, and which words may be left out
+KINDS: dict[str, dict[str, str]] = {
+    "msrvtt": {
+        "split": "MSRVTT_10_dataset.pkl",
+        "annotations": "MSRVTT_data.json[,MORE.json]",
+        "captions": "MSRVTT_CL_validation.csv",
+    },
+    "actnet": {"split": "ACTNET_10_dataset.pkl", "train": "train_queries.json", "val": "val_queries.json"},
+    "cvlm": {"folder": "FOLDER", "datasets": "msvd,didemo"},
+    "csv": {"table": "TABLE.csv"},
+}
+OPTIONAL = {"datasets"}
+
+
+# ------------------------------------------------------------------------------------ the command line
+
+
+def import_stream(kind: str, files: Mapping[str, str], videos: Path | None, root: Path, name: str | None = None) -> str:
+    """Import a benchmark as `<root>/streams/<name>.json`: `ctvr streams import KIND word=FILE ...`.
+
+    Args:
+        kind: one of KINDS.
+        files: word -> file, as the kind needs them; several annotation files stand in one word, by comma.
+        videos: the folder below which the videos lie. cvlm has them in its own folder.
+        root: the runs folder.
+        name: of the stream; default is the kind and its number of tasks (`msrvtt-10`), `cvlm` when all five data
+            sets are there, and a table's own file name.
+
+    Returns:
+        The importer's report, where the manifest is, and what to type next.
+
+    Raises:
+        ConfigError: for an unknown kind, a word too few or too many, or what the importer refuses.
+    """
+    _check_words(kind, files, videos)
+    if name is None:
+        name = _default_name(kind, files)
+    if name in RENDERED or not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+        raise ConfigError(f"--name {name!r}: choose another; letters, digits, '-', '_' and '.', no embedded stream.")
+    out = Path(root) / "streams" / f"{name}.json"
+    manifest, report = _import_kind(kind, files, videos, out, name)
+    if manifest["name"] != name:
+        report = report.replace(f"{manifest['name']}: ", f"{name}: ")
+        manifest["name"] = name
+        write_manifest(manifest, out)
+    elsewhere = "" if Path(root) == Path("runs").resolve() else f" --runs {root}"
+    return f"{report}\nwritten: {out}\nnext: ctvr cache build --stream {name}{elsewhere}"
+
+
+def _check_words(kind: str, files: Mapping[str, str], videos: Path | None) -> None:
+    if kind not in KINDS:
+        raise ConfigError(f"streams import: {kind!r} is no kind.{suggest(kind, KINDS)} Kinds: {', '.join(KINDS)}.")
+    words = KINDS[kind]
+    usage = " ".join(
+        f"[{word}={example}]" if word in OPTIONAL else f"{word}={example}" for word, example in words.items()
+    )
+    usage = f"Write: ctvr streams import {kind} {usage}" + ("" if kind == "cvlm" else " --videos FOLDER")
+    for word in files:
+        if word not in words:
+            raise ConfigError(f"streams import {kind}: {word}= is unknown.{suggest(word, words)} {usage}")
+    for word in words:
+        if not files.get(word) and word not in OPTIONAL:
+            raise ConfigError(f"streams import {kind}: {word}= is missing. {usage}")
+    if kind != "cvlm" and videos is None:
+        raise ConfigError(f"streams import {kind}: --videos is missing. {usage}")
+    if kind == "cvlm" and videos is not None:
+        raise ConfigError(f"streams import cvlm: --videos {videos} is not needed: videos lie in folder=. {usage}")
+
+
+def _default_name(kind: str, files: Mapping[str, str]) -> str:
+    if kind in {"msrvtt", "actnet"}:
+        return f"{kind}-{len(read_split(_path(files['split']))['train'])}"
+    if kind == "cvlm":
+        chosen = _listed(files.get("datasets", "")) or list(DATASETS)
+        return "cvlm" if chosen == list(DATASETS) else f"cvlm-{len(chosen)}"
+    return Path(files["table"]).stem
+
+
+def _import_kind(
+    kind: str, files: Mapping[str, str], videos: Path | None, out: Path, name: str
+) -> tuple[Manifest, str]:
+    if kind == "cvlm":
+        return import_cvlm(_path(files["folder"]), out, _listed(files.get("datasets", "")) or None)
+    assert videos is not None  # _check_words
+    if kind == "msrvtt":
+        annotations = [_path(word) for word in _listed(files["annotations"])]
+        return import_msrvtt(_path(files["split"]), annotations, _path(files["captions"]), videos, out)
+    if kind == "actnet":
+        return import_actnet(_path(files["split"]), _path(files["train"]), _path(files["val"]), videos, out)
+    return import_csv(_path(files["table"]), videos, out, name)
+
+
+def _path(word: str) -> Path:
+    return Path(word).expanduser()
+
+
+def _listed(words: str) -> list[str]:
+    return [word.strip() for word in words.split(",") if word.strip()]
 
 
 # ------------------------------------------------------------------------------------ CTVR: the splits

@@ -238,7 +238,7 @@ def resume(name: str, where: Where) -> str:
     from orchestrator.ray_tune import SearchConfig, connect, read_plan, run_trials
 
     plan, kept = read_plan(where.folder(name), name)
-    request = SweepRequest(**{k: tuple(v) if isinstance(v, list) else v for k, v in kept["request"].items()})
+    request = _read_request(kept["request"])
     places = where.places()
     stream = load_stream(request.stream, places.root, places.videos)
     tracker = where.tracker()
@@ -247,6 +247,12 @@ def resume(name: str, where: Where) -> str:
     search = build(SearchConfig, request.search or {}, "search")
     outcome = run_trials(plan, len(stream.tasks), search, search_space(request.method)[1], resume=True)
     return _conclude(request, where, tracker, stream, outcome, plan.parent)
+
+
+def _read_request(kept: Mapping[str, Any]) -> SweepRequest:
+    """A request as `write_plan` kept it: JSON has no tuples."""
+    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in kept.items()}
+    return SweepRequest(**values)
 
 
 def _conclude(
@@ -406,11 +412,10 @@ def _plan_text(
     where: Where,
 ) -> str:
     """What will happen, before it does."""
-    waves = -(-search.trials // room.concurrent)
     recommended = ", ".join(f"{name}={value}" for name, value in stream.settings.items())
     lines = [
         f"sweep {request.name}: {request.method} on {stream.name}, {len(stream.tasks)} tasks",
-        f"  trials     {search.trials}, {search.searcher}, {search.scheduler}; {room.concurrent} at once, {waves} waves",
+        f"  trials     {search.trials} by {search.searcher}, {search.scheduler}; {room.concurrent} at once",
         f"  resources  {where.workers} workers each, on {room.cpus:g} CPUs and {room.gpus:g} GPUs",
         f"  searches   {', '.join(space)} on {experiment.evaluation.split} videos",
         f"  presets    {', '.join(experiment.presets) or 'paper'}",
@@ -439,8 +444,8 @@ def build_cache(stream_name: str, overrides: Settings, where: Where) -> str:
 
 def verify_cache(where: Where) -> str:
     """Read every object and check its digest; damaged ones are removed and will be made again."""
-    bad = [name for name, is_sound in where.places().open_store().verify() if not is_sound]
-    listed = "".join(f"\n  {name}" for name in bad[:20])
+    bad = [f"{name}: {problem}" for name, problem in where.places().open_store().verify(remove=True) if problem]
+    listed = "".join(f"\n  {line}" for line in bad[:20])
     return f"{len(bad)} damaged objects, removed{listed}" if bad else "every object is sound"
 
 
@@ -448,5 +453,5 @@ def list_cache(where: Where) -> str:
     """Number of objects of each kind, and their size in all."""
     store = where.places().open_store()
     kinds = ("frames", "weights", "gallery", "commits")
-    lines = [f"{kind:<10}{sum(1 for _ in store.list(kind)):8d}" for kind in kinds]
-    return "\n".join([*lines, f"{'bytes':<10}{store.size():8d}"])
+    lines = [f"{kind:<10}{len(store.list(kind)):8d}" for kind in kinds]
+    return "\n".join([*lines, f"{'all':<10}{store.size().objects:8d}, {store.size().bytes / 2**20:.1f} MiB"])

@@ -271,10 +271,12 @@ class Loop:
         evaluation = self.config.evaluation
         queries = [self.data.queries(i, evaluation.split) for i in range(index + 1)]
         self._seed("evaluate", index)
-        with self._autocast():
-            scores = all_scores(
-                self.method, queries, self.galleries, evaluation, self.workers.device, self.workers.spread
-            )
+
+        def spread(encode: Callable[[Any], Tensor], rows: Any) -> Tensor:
+            with self._autocast():  # of the towers alone: scores are float32
+                return self.workers.spread(encode, rows)
+
+        scores = all_scores(self.method, queries, self.galleries, evaluation, self.workers.device, spread)
         return measure(scores, queries, [len(gallery) for gallery in self.galleries])
 
     def _evaluate(self, index: int) -> Evaluation:

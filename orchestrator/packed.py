@@ -23,9 +23,18 @@ _MAX_DIMENSIONS = 32
 _ALIGN = 64  # bytes; the first array starts here so that every dtype is aligned in a memory map
 _ZEROS = "0" * 64
 _NAMES = {
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BOOL": "|b1",
-    "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
-    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1",
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BOOL": "|b1",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "|i1",
+    "U64": "<u8",
+    "U32": "<u4",
+    "U16": "<u2",
+    "U8": "|u1",
 }
 _DTYPES = {np.dtype(code): name for name, code in _NAMES.items()}
 

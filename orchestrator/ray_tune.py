@@ -34,6 +34,12 @@ log = logging.getLogger(__name__)
 
 DRIVER_CPU = 0.1  # a trial driver only waits for its workers
 GAIN = "stream/t2v/r1_gain"
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",  # no banners of Tune; our own lines say more
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # what Tune would write is in MLflow
+    "RAY_worker_maximum_startup_concurrency": "8",  # a trial is eight processes that start at once
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +93,8 @@ def connect(address: str | None = None, local_cpus: int | None = None) -> None:
     """
     if ray.is_initialized():
         return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     environment = worker_environment()
     os.environ.update(environment)

@@ -126,7 +126,7 @@ def resolve(
         raise ConfigError("method: is required. Add --method NAME; `ctvr methods` lists them.")
     name = str(overrides["method"])
     cls = _find(name)
-    merged: Settings = dict(recommended or {})
+    merged: Settings = {key: value for key, value in (recommended or {}).items() if key != "preset"}
     for preset in presets:
         known = presets_of(name)
         if preset not in known:
@@ -137,9 +137,9 @@ def resolve(
     merged.update(overrides)
     _refuse_unknown_groups(merged)
     run = build(RunConfig, {key: value for key, value in merged.items() if "." not in key})
-    groups = {group: build(config, under(merged, group), group) for group, config in GROUPS.items()}
-    method = build(cls.Config, under(merged, "method"), "method")
-    base = None
+    groups: dict[str, Any] = {group: build(config, under(merged, group), group) for group, config in GROUPS.items()}
+    method: Any = build(cls.Config, under(merged, "method"), "method")
+    base: Any = None
     if cls.wraps:
         base = build(_find(method.base).Config, under(merged, "base"), "base")
     elif under(merged, "base"):

@@ -62,8 +62,9 @@ class Look:
             padded = np.pad(frames, ((0, 0), (reach, reach), (reach, reach), (0, 0)), mode="edge")
             at = rng.integers(0, 2 * reach + 1, (len(frames), 2))
             frames = np.stack([padded[t, y : y + size, x : x + size] for t, (y, x) in enumerate(at)])
-        index = np.arange(size) // self.pixel * self.pixel
-        frames = frames[:, index][:, :, index]
+        if self.pixel > 1:
+            index = np.arange(size) // self.pixel * self.pixel
+            frames = np.ascontiguousarray(frames[:, index][:, :, index])
         bar = round(self.letterbox * size)
         frames[:, :bar] = frames[:, size - bar :] = 0
         return frames

@@ -92,7 +92,7 @@ class RemoteObjects:
         try:
             if create and not self.conditional_put and self.exists(name):
                 return False
-            mode = "create" if create and self.conditional_put else "overwrite"
+            mode: Any = "create" if create and self.conditional_put else "overwrite"
             obstore.put(self._objects, name, b"".join(buffers), mode=mode, use_multipart=False if create else None)
         except AlreadyExistsError:
             return False
@@ -129,7 +129,7 @@ def _connect(uri: str) -> Any:
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,62}", bucket):
         raise ConfigError(f"store {uri}: {bucket!r} is no bucket name. Write s3://BUCKET/PREFIX.")
     environment = os.environ
-    config: dict[str, Any] = {}
+    config: Any = {}
     key, secret = environment.get("AWS_ACCESS_KEY_ID"), environment.get("AWS_SECRET_ACCESS_KEY")
     if key and secret:
         config |= {"access_key_id": key, "secret_access_key": secret}
@@ -143,15 +143,14 @@ def _connect(uri: str) -> Any:
     endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
     region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or "us-east-1"
     config |= {"region": region, "virtual_hosted_style_request": endpoint is None}
-    client: dict[str, Any] = {"connect_timeout": "10s", "timeout": "300s"}
+    client: Any = {"connect_timeout": "10s", "timeout": "300s"}
     if endpoint:
         config["endpoint"] = endpoint.rstrip("/")
         client["allow_http"] = endpoint.startswith("http://")
     retry: Any = {"max_retries": 5, "retry_timeout": timedelta(seconds=60)}
     try:
-        return S3Store(
-            bucket, prefix=prefix.strip("/") or None, config=config, client_options=client, retry_config=retry
-        )  # type: ignore[call-overload]
+        place = prefix.strip("/") or None
+        return S3Store(bucket, prefix=place, config=config, client_options=client, retry_config=retry)
     except _FAILURES as error:
         raise ConfigError(f"store {uri}: {_short(error)}") from None
 

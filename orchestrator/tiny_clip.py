@@ -274,7 +274,7 @@ def make(folder: Path, steps: int, pool: int, seed: int, progress: bool = True) 
     model = train(config, images[:pool], tokens[:pool], steps, seed, progress=progress)
     r1, r5 = recall(model, images[pool:], tokens[pool:])
     made = {
-        "command": f"python -m orchestrator.tiny_clip --steps {steps} --pool {pool} --seed {seed}",
+        "command": f"python -m orchestrator.tiny_clip --steps {steps} --pool {pool} --seed {seed} --out FOLDER",
         "seed": seed,
         "held_out": {"pictures": HELD_OUT, "r1": round(r1, 1), "r5": round(r5, 1)},
     }

@@ -11,6 +11,7 @@ SPACE = {
     "method.beta": tune.uniform(0.0, 0.9),  # eq. 9; the paper uses 0.6
     "method.num_experts": tune.choice([1, 5, 10, 15, 20]),  # fig. 8 studies 1 to 20; the paper uses 10 and 5
     "method.ffa_layers": tune.choice([4, 6, 8, 10, 12]),  # fig. 8 studies 4 to 12; the paper uses 10 and 12
+    "method.rank": tune.choice([8, 16, 32, 64]),  # the released code uses 64
     "method.top_k": tune.choice([1, 2, 4]),  # the released code uses 2
     "method.dropout": tune.choice([0.0, 0.1, 0.2]),  # the released code uses 0.1
 }
@@ -22,6 +23,7 @@ PAPER = {
     "method.beta": 0.6,
     "method.num_experts": 10,
     "method.ffa_layers": 10,
+    "method.rank": 64,
     "method.top_k": 2,
     "method.dropout": 0.1,
 }

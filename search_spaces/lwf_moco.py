@@ -1,4 +1,4 @@
-"""Search space of methods/lwf_moco.py. BMU-MoCo's paper gives nothing of the strategy itself; 1 weighs both losses alike."""
+"""Search space of methods/lwf_moco.py. BMU-MoCo publishes nothing of the strategy; 1 weighs both losses alike."""
 
 from ray import tune
 

@@ -151,7 +151,7 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """One pre-norm residual block of either tower, with the seams of this module's header."""
 
-    def __init__(self, source: nn.Module) -> None:
+    def __init__(self, source: Any) -> None:
         super().__init__()
         self.ln_1, self.ln_2, self.mlp = source.ln_1, source.ln_2, source.mlp
         self.ls_1, self.ls_2 = source.ls_1, source.ls_2
@@ -209,7 +209,7 @@ def run_blocks(blocks: nn.ModuleList, x: Tensor, seams: Seams | None, state: Tok
 class VisionTower(nn.Module):
     """CLIP's ViT over the frames of a video."""
 
-    def __init__(self, source: nn.Module) -> None:
+    def __init__(self, source: Any) -> None:
         super().__init__()
         if not isinstance(source, open_clip.transformer.VisionTransformer) or source.attn_pool is not None:
             raise ValueError(
@@ -256,7 +256,7 @@ class VisionTower(nn.Module):
 class TextTower(nn.Module):
     """CLIP's causal transformer over a caption."""
 
-    def __init__(self, source: nn.Module) -> None:
+    def __init__(self, source: Any) -> None:
         super().__init__()
         if (
             not hasattr(source, "transformer")
@@ -300,7 +300,7 @@ class Clip(nn.Module):
 
     def __init__(
         self,
-        source: nn.Module,
+        source: Any,
         tokenize: Callable[[list[str]], Tensor],
         mean: Sequence[float],
         std: Sequence[float],

@@ -342,6 +342,16 @@ def test_the_loss_of_the_code_is_a_sum_with_a_fixed_temperature(batch):
     torch.testing.assert_close(method.losses(batch)["contrastive"], 2 * contrastive(method.logits(batch)))
 
 
+def test_similarities_and_losses_stay_float32_in_mixed_precision(batch):
+    method = randomise(second_task())
+    exact = method.losses(batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = method.losses(batch)
+    for name, term in mixed.items():
+        assert term.dtype == torch.float32
+        torch.testing.assert_close(term, exact[name], rtol=0.05, atol=0.02)
+
+
 def test_a_resumed_run_continues_identically():
     first = learned(reference_source="gallery", references="batch")
     second = make()

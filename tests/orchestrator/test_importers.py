@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 
 from orchestrator.config import ConfigError
-from orchestrator.importers import import_actnet, import_csv, import_cvlm, import_msrvtt, read_split
+from orchestrator.importers import (
+    KINDS,
+    import_actnet,
+    import_csv,
+    import_cvlm,
+    import_msrvtt,
+    import_stream,
+    read_split,
+)
 from orchestrator.streams import Stream, load_stream
 
 SPLIT = {
@@ -509,3 +517,102 @@ def test_a_missing_data_set_says_how_to_go_on_without_it(five: Path) -> None:
     (five / "msvd").rename(five / "elsewhere")
     with pytest.raises(ConfigError, match=r"msvd: no such folder. Make it, or leave 'msvd' out of datasets"):
         import_cvlm(five, None)
+
+
+# ------------------------------------------------------------------------------------ the command line
+
+
+@pytest.fixture
+def words(msrvtt: dict[str, Path]) -> dict[str, str]:
+    return {
+        "split": str(msrvtt["split_pkl"]),
+        "annotations": str(msrvtt["annotations"]),
+        "captions": str(msrvtt["test_csv"]),
+    }
+
+
+def test_the_command_writes_the_manifest_and_says_what_to_type_next(
+    words: dict[str, str], msrvtt: dict[str, Path], tmp_path: Path
+) -> None:
+    text = import_stream("msrvtt", words, msrvtt["videos"], tmp_path / "runs")
+    assert text.splitlines()[-2:] == [
+        f"written: {tmp_path}/runs/streams/msrvtt-2.json",
+        f"next: ctvr cache build --stream msrvtt-2 --runs {tmp_path}/runs",
+    ]
+    assert "msrvtt-2: 5 of 6 videos are missing" in text
+    assert load_stream("msrvtt-2", tmp_path / "runs").digest in text
+
+
+def test_a_stream_can_be_named_and_is_still_the_same(
+    words: dict[str, str], msrvtt: dict[str, Path], tmp_path: Path
+) -> None:
+    import_stream("msrvtt", words, msrvtt["videos"], tmp_path)
+    text = import_stream("msrvtt", words, msrvtt["videos"], tmp_path, "mine")
+    assert "mine: 5 of 6 videos are missing" in text
+    mine, plain = load_stream("mine", tmp_path), load_stream("msrvtt-2", tmp_path)
+    assert (mine.name, mine.digest) == ("mine", plain.digest)
+
+
+def test_several_annotation_files_stand_in_one_word(
+    words: dict[str, str], msrvtt: dict[str, Path], tmp_path: Path
+) -> None:
+    parts = [write_json(tmp_path / f"{n}.json", as_sentences(SENTENCES[n : n + 3])) for n in (0, 2)]
+    words["annotations"] = ", ".join(map(str, parts))
+    import_stream("msrvtt", words, msrvtt["videos"], tmp_path)
+    assert captions(load_stream("msrvtt-2", tmp_path), "train")["video0"] == ("a man sings", "someone sings")
+
+
+def test_all_of_cvlm_is_called_so_and_a_part_is_counted(five: Path, tmp_path: Path) -> None:
+    import_stream("cvlm", {"folder": str(five)}, None, tmp_path)
+    import_stream("cvlm", {"folder": str(five), "datasets": "didemo,vatex"}, None, tmp_path)
+    assert [len(load_stream(name, tmp_path).tasks) for name in ("cvlm", "cvlm-2")] == [5, 2]
+
+
+def test_a_table_gives_the_stream_its_own_name(tmp_path: Path) -> None:
+    header = ("video", "caption", "category", "split", "task")
+    rows = [("a", "a cat", "x", "train", "1"), ("b", "a dog", "x", "test", "1")]
+    table = write_rows(tmp_path / "cats.csv", header, *rows)
+    text = import_stream("csv", {"table": str(table)}, tmp_path, tmp_path)
+    assert "next: ctvr cache build --stream cats" in text
+    assert load_stream("cats", tmp_path).name == "cats"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_command_without_files_shows_what_the_kind_needs(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        import_stream(kind, {}, tmp_path, tmp_path)
+    assert f"is missing. Write: ctvr streams import {kind} " in str(error.value)
+    assert all(f"{word}=" in str(error.value) for word in KINDS[kind])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("msrvt", {}, r"'msrvt' is no kind\. Did you mean 'msrvtt'\? Kinds: msrvtt, actnet, cvlm, csv\."),
+        ("msrvtt", {"splits": "x"}, r"splits= is unknown\. Did you mean 'split'\? Write: ctvr streams import msrvtt"),
+        ("msrvtt", {"captions": ""}, r"captions= is missing\. Write: .* captions=MSRVTT_CL_validation\.csv --videos"),
+        ("msrvtt", {"split": "nowhere.pkl"}, r"nowhere\.pkl"),
+    ],
+)
+def test_a_wrong_word_is_named(
+    words: dict[str, str], tmp_path: Path, kind: str, change: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        import_stream(kind, {**words, **change}, tmp_path, tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_videos_are_asked_for_where_they_are_needed_only(words: dict[str, str], five: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--videos is missing"):
+        import_stream("msrvtt", words, None, tmp_path)
+    with pytest.raises(ConfigError, match="is not needed: videos lie in folder="):
+        import_stream("cvlm", {"folder": str(five)}, tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["shapes-5", "../mine", "a b", ""])
+def test_a_name_that_could_not_be_loaded_is_refused(
+    words: dict[str, str], msrvtt: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(ConfigError, match="choose another"):
+        import_stream("msrvtt", words, msrvtt["videos"], tmp_path, name)

@@ -1,0 +1,173 @@
+"""CLIP-ViP: CLIP's image tower becomes a video tower through proxy tokens that see all frames.
+
+Xue et al., "CLIP-ViP: Adapting Pre-trained Image-Text Model to Video-Language Alignment", arXiv:2209.06430
+(ICLR 2023), section 3.3, here fine-tuned on one task after the other as in CTVR (arXiv:2503.10111, table 1),
+without the original's post-pre-training on HD-VILA, so that its numbers there are out of reach.
+
+    globals  = class token and P proxies, all at the position of the class token, without time
+    patches  = those of frame t, at their positions, plus a time embedding tau_t (zero at first)
+    in every block, by CLIP's own weights:  a global attends to everything;
+    a patch attends to the globals and to the patches of its own frame
+    v = the class token after the last block
+
+Both released codes draw proxies from N(0, 1), some 28 times as long as a class token of CLIP, and CTVR
+has no post-pre-training to repair that; `proxy_init=copy_cls` starts close to CLIP instead.
+
+Shapes: B videos, T frames, N patches of a frame, G globals (1 + P), D width, H heads, d joint embedding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods.base import Batch, Method, ParamGroup, unit
+from methods.layers.clip import _RECORDED, Attention, BlockSeams, Clip, TokenState, VisionTower
+from methods.layers.losses import contrastive
+
+
+@dataclass(frozen=True, kw_only=True)
+class CLIPViPConfig:
+    """Tuned by search_spaces/clip_vip.py."""
+
+    lr: float = 1e-6  # everything
+    # Proxies beside the class token. CTVR writes "4 video proxies"; its code adds 4, the original 3 (4 with the class
+    # token). Both print as 151.29 M parameters.
+    num_proxies: int = 4
+    temporal_size: int = 12  # time embeddings; other numbers of frames interpolate them
+    proxy_init: Literal["normal", "copy_cls", "zeros"] = "normal"
+    loss_reduction: Literal["mean", "sum"] = "mean"  # the released codes sum both directions
+    train_scale: bool = True  # clamped to [1, 200]
+
+    def __post_init__(self) -> None:
+        if self.lr < 0:
+            raise ValueError(f"lr must be >= 0, got {self.lr}. Use lr=0 to train nothing.")
+        if self.num_proxies < 0:
+            raise ValueError(f"num_proxies must be >= 0, got {self.num_proxies}. Use 0 for the class token alone.")
+        if self.temporal_size < 1:
+            raise ValueError(f"temporal_size counts time embeddings and must be >= 1, got {self.temporal_size}.")
+
+
+class VideoProxies(nn.Module):
+    """What is added to the image tower, and the video tower that results."""
+
+    def __init__(self, tower: VisionTower, config: CLIPViPConfig) -> None:
+        super().__init__()
+        proxies = torch.zeros(config.num_proxies, tower.width)
+        if config.proxy_init == "normal":
+            proxies = torch.randn_like(proxies)
+        elif config.proxy_init == "copy_cls":
+            own = tower.class_embedding.detach()  # type: ignore[union-attr]
+            proxies = own + 0.02 * own.std() * torch.randn_like(proxies)
+        self.proxies = nn.Parameter(proxies)  # (P, D)
+        self.time = nn.Parameter(torch.zeros(1, config.temporal_size, tower.width))  # tau
+
+    def time_embedding(self, num_frames: int) -> Tensor:
+        """tau (1, T, D), linearly interpolated where T is not its own length."""
+        if num_frames == self.time.shape[1]:
+            return self.time
+        return F.interpolate(self.time.mT, size=num_frames, mode="linear").mT
+
+    def forward(self, tower: VisionTower, frames: Tensor) -> Tensor:
+        """One joint embedding for each video: (B, T, 3, H, W) -> (B, d), not normalised."""
+        num_frames = frames.shape[1]
+        x = self._embed(tower, frames)
+        state = TokenState(len(frames), num_frames, classes=1, protected=1 + len(self.proxies))
+        recorded = _RECORDED.get()
+        if recorded is not None:
+            recorded.append(state)
+        for layer, block in enumerate(tower.blocks):
+            state.layer = layer
+            x = self.block(block, x, num_frames, state)
+        return tower.read(x[:, 0])
+
+    def _embed(self, tower: Any, frames: Tensor) -> Tensor:
+        """Tokens (B, G + T*N, D) after the first LayerNorm: globals first, then frame after frame."""
+        batch, num_frames = frames.shape[:2]
+        patches = tower.conv1(frames.flatten(0, 1)).flatten(2).mT  # (B*T, N, D)
+        place = tower.positional_embedding.to(patches.dtype)
+        patches = (patches + place[1:]).unflatten(0, (batch, num_frames))
+        patches = patches + self.time_embedding(num_frames)[:, :, None].to(patches.dtype)
+        whole = torch.cat([tower.class_embedding[None], self.proxies]).to(patches.dtype) + place[0]  # (G, D)
+        return tower.ln_pre(torch.cat([whole.expand(batch, -1, -1), patches.flatten(1, 2)], dim=1))
+
+    def block(self, block: Any, x: Tensor, num_frames: int, state: TokenState) -> Tensor:
+        """One of CLIP's blocks over a whole video (B, G + T*N, D), with the attention of this file's header."""
+        x = x + block.ls_1(self.attend(block.attn, block.ln_1(x), num_frames, state))
+        tokens, whole = x.shape[1], 1 + len(self.proxies)
+        state.log.append((1, tokens, tokens))  # as if all attended to all: what is saved is taken off again
+        pairs = whole * tokens + (tokens - whole) * (whole + (tokens - whole) // num_frames)
+        state.extra_macs += 2 * x.shape[0] * x.shape[2] * (pairs - tokens**2)
+        return x + block.ls_2(block.mlp(block.ln_2(x)))
+
+    def attend(self, attention: Attention, y: Tensor, num_frames: int, state: TokenState) -> Tensor:
+        """(B, G + T*N, D) -> the same: two softmaxes, one set of weights."""
+        whole = 1 + len(self.proxies)
+        q, k, v = (attention.heads_first(z) for z in attention.project(y, BlockSeams(), state))  # (B, H, G + T*N, D/H)
+        globals_ = F.scaled_dot_product_attention(q[:, :, :whole], k, v)
+        keys, values = (self.per_frame(z, num_frames) for z in (k, v))  # (B, H*T, G + N, D/H)
+        own = q[:, :, whole:].unflatten(2, (num_frames, -1)).flatten(1, 2)  # (B, H*T, N, D/H)
+        patches = F.scaled_dot_product_attention(own, keys, values)
+        patches = patches.unflatten(1, (q.shape[1], num_frames)).flatten(2, 3)  # (B, H, T*N, D/H)
+        return attention.out(torch.cat([globals_, patches], dim=2).transpose(1, 2).flatten(2))
+
+    def per_frame(self, z: Tensor, num_frames: int) -> Tensor:
+        """Keys or values (B, H, G + T*N, c) as each frame's patches see them: (B, H*T, G + N, c)."""
+        whole = 1 + len(self.proxies)
+        own = z[:, :, whole:].unflatten(2, (num_frames, -1))  # (B, H, T, N, c)
+        shared = z[:, :, None, :whole].expand(-1, -1, num_frames, -1, -1)  # (B, H, T, G, c)
+        return torch.cat([shared, own], dim=3).flatten(1, 2)
+
+
+class CLIPViP(Method):
+    """CLIP with video proxies, all of it trained."""
+
+    Config = CLIPViPConfig
+    PRESETS = {
+        "paper": {},
+        "released": {"method.loss_reduction": "sum", "optim.num_cycles": 1.0, "optim.decay_bias_and_norm": True},
+        "original": {  # the official configuration of ViT-B/32, which starts from post-pre-trained weights
+            "method.num_proxies": 3,
+            "method.loss_reduction": "sum",
+            "optim.betas": (0.9, 0.98),
+            "optim.weight_decay": 0.2,
+            "optim.warmup": 0.01,
+            "optim.epochs": 5,
+            "data.batch_size": 128,
+            "data.num_frames": 12,
+        },
+        "close-to-clip": {"method.proxy_init": "copy_cls"},
+    }
+
+    def __init__(self, config: CLIPViPConfig, backbone: Clip) -> None:
+        super().__init__()
+        self.config, self.backbone = config, backbone
+        self.video = VideoProxies(backbone.vision, config)
+
+    def param_groups(self) -> list[ParamGroup]:
+        clip = self.backbone
+        parameters = [*clip.vision.parameters(), *clip.text.parameters(), *self.video.parameters()]
+        if self.config.train_scale:
+            parameters.append(clip.logit_scale)
+        return [ParamGroup(name="clip_and_proxies", params=parameters, lr=self.config.lr)]
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        return unit(self.video(self.backbone.vision, frames))
+
+    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
+        return unit(self.backbone.text(tokens))
+
+    def scale(self) -> Tensor:
+        return self.backbone.logit_scale.exp()
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        return {"contrastive": contrastive(self.logits(batch), self.config.loss_reduction)}
+
+    def after_step(self) -> None:
+        with torch.no_grad():
+            self.backbone.logit_scale.clamp_(0.0, math.log(200.0))

@@ -1,0 +1,93 @@
+"""Learning without Forgetting: the model keeps answering a batch as it did before the task.
+
+Li & Hoiem, "Learning without Forgetting", arXiv:1606.09282, eq. 1-3, as a baseline of CTVR
+(arXiv:2503.10111, table 1). The paper distils class scores; in CTVR, as in ZSCL's code
+(arXiv:2303.06628), the "classes" of a video are the captions of its batch, and the reverse:
+
+    Z = s S(q*, v),  Z* = s S(q*, v*)      (B, B); * is the teacher, S the retriever's similarity
+    L = L_retriever + weight (D(Z* -> Z) + D(Z*^T -> Z^T)),   D(a -> b) = T^2 mean_rows KL(softmax a/T || softmax b/T)
+
+So the student's caption encoder is not distilled, which CTVR's figure 3a shows; `student` offers more.
+The teacher is the model at the end of the previous task, as CTVR's text says (its released loop never
+renews it). D is a cross-entropy in the papers; the gradient is the same. s, CLIP's factor, learns
+through Z alone: in the released code it also learns through Z*, and drifts while nothing else does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from methods.base import Batch, Frozen, Method, Task
+from methods.layers.gather import gather
+from methods.layers.teaching import Heard, both_ways, frozen_start
+from methods.wrapping import Strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class LwFConfig:
+    """Tuned by search_spaces/lwf.py. CTVR publishes T = 2 and no weight."""
+
+    base: str = "clip4clip"  # any retriever; its settings are base.*
+    weight: float = 1.0  # lambda_o, eq. 1
+    temperature: float = 2.0  # T, eq. 3
+    # What the student answers with. video: its videos, asked by the teacher's captions (CTVR, ZSCL). each: also its
+    # captions, which ask the teacher's videos. pair: its own captions ask its own videos.
+    student: Literal["video", "each", "pair"] = "video"
+    first_task: bool = True  # in the first task the teacher is the pre-trained model, as in ZSCL's scripts
+
+    def __post_init__(self) -> None:
+        if self.weight < 0:
+            raise ValueError(
+                f"weight must be >= 0, got {self.weight}. Use weight=0 to train `{self.base}` without distillation."
+            )
+        if self.temperature <= 0:
+            raise ValueError(f"temperature must be > 0, got {self.temperature}. The papers use 2.")
+
+
+class LwF(Strategy):
+    """Wrap a retriever; hold it close to its former self."""
+
+    Config = LwFConfig
+    # ZSCL's repository (mtil/scripts/lwf.sh), as far as it has a meaning here
+    PRESETS = {"paper": {}, "original": {"base.lr": 1e-5, "optim.weight_decay": 0.0, "data.batch_size": 64}}
+    config: LwFConfig
+
+    def __init__(self, config: LwFConfig, base: Method) -> None:
+        super().__init__(config, base)
+        self.teacher: Frozen | None = None
+
+    def begin_task(self, task: Task) -> None:
+        if task.index > 0 and self.config.weight:
+            self.teacher = Frozen(self.base)
+        super().begin_task(task)
+        if task.index == 0 and self.config.weight and self.config.first_task:
+            self.teacher = frozen_start(self.base)
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        if self.teacher is None:
+            return super().losses(batch)
+        heard = Heard(self.base, batch)
+        terms = heard.losses()
+        terms["distillation"] = self.config.weight * self.distil(heard)
+        return terms
+
+    def distil(self, heard: Heard) -> Tensor:
+        """What the student's answers to the global batch have lost of the teacher's, eq. 2-3."""
+        assert self.teacher is not None
+        batch, kind, temperature = heard.batch, self.config.student, self.config.temperature
+        videos = gather(heard.videos())
+        texts = gather(heard.texts()) if kind != "video" else None
+        old_videos = gather(self.teacher("encode_video", batch.frames))
+        old_texts = gather(self.teacher("encode_text", batch.tokens))
+        with torch.autocast(videos.device.type, enabled=False):
+            scale = self.base.scale().float()
+            old = scale.detach() * self.teacher("score", old_texts, old_videos).float()  # Z*
+            asking = texts if kind == "pair" and texts is not None else old_texts
+            loss = both_ways(scale * self.base.score(asking, videos).float(), old, temperature)
+            if kind == "each" and texts is not None:
+                loss = loss + both_ways(scale * self.base.score(texts, old_videos).float(), old, temperature)
+        return loss

@@ -1,0 +1,224 @@
+"""MoE-Adapters: frozen CLIP, small experts in every block, and a router for each task.
+
+Yu et al., "Boosting Continual Learning of Vision-Language Models via Mixture-of-Experts Adapters",
+arXiv:2403.11549 (CVPR 2024), section 3.2, in the form of a baseline of CTVR (arXiv:2503.10111, table 1).
+In every block of both towers, with h the tokens after attention and c one token of the sample:
+
+    E_e(h) = 0.1 (ReLU(h W_down + b) W_up + b),  W_up and biases 0 at first
+    gates  = softmax(Top2(c R_t)); while training c R_t + eps (softplus(c N_t) + 0.01), R_t and N_t 0 at first
+    x      = h + MLP(LN2 h) + sum_e gates_e E_e(h)
+
+c is the mean of the frames' class tokens; for captions it is the start-of-text token, as both released
+codes have it. That token sees nothing of the caption: all captions share their gates (`text_gate=eot`
+reads the caption). After a task the two experts used most, of each block, are never trained again.
+
+CTVR's trainer was not released. It must be told the task of a query, and does not say how: here a caption
+that searches the videos of task i takes router i (`query_router=block`), which asks for no knowledge of
+the task. Left out: the original's autoencoders, which guess the task of an *image* (DDAS; the printed
+59.8 M parameters are the original's, with one of them), and its load-balancing term, which its code
+computes and never adds. Its learning rate for retrieval is unpublished; the original's is 1e-3.
+
+Shapes: B videos or captions, T frames, G = B * T groups, N tokens of a group, D width, E experts, K chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods.base import Batch, Method, ParamGroup, Task, unit
+from methods.layers.clip import Attended, BlockSeams, Clip, TokenState
+from methods.layers.experts import Router
+from methods.layers.gather import world_size
+from methods.layers.pooling import mean_pool
+
+SCALE = 0.1  # of an expert's answer, in both codes
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoEAdapterConfig:
+    """Tuned by search_spaces/moe_adapter.py."""
+
+    lr: float = 1e-3  # experts and routers
+    num_experts: int = 22  # E
+    top_k: int = 2  # K
+    bottleneck: int = 64
+    dropout: float = 0.1  # on the bottleneck
+    frozen_per_task: int = 2  # experts of each block that a task keeps for itself
+    text_gate: Literal["sot", "eot"] = "sot"
+    query_router: Literal["block", "last"] = "block"  # last: the present task's router for all queries
+
+    def __post_init__(self) -> None:
+        if self.lr < 0:
+            raise ValueError(f"lr must be >= 0, got {self.lr}.")
+        if not 1 <= self.top_k <= self.num_experts:
+            raise ValueError(f"top_k chooses among {self.num_experts} experts, got {self.top_k}. The paper uses 2.")
+        if self.bottleneck < 1:
+            raise ValueError(f"bottleneck must be >= 1, got {self.bottleneck}. The paper uses 64.")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}.")
+        if self.frozen_per_task < 0:
+            raise ValueError(f"frozen_per_task must be >= 0, got {self.frozen_per_task}. Use 0 to freeze no expert.")
+
+
+class Expert(nn.Module):
+    """One bottleneck."""
+
+    def __init__(self, width: int, bottleneck: int, dropout: float) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(width, bottleneck), nn.Linear(bottleneck, width)
+        self.dropout = dropout
+        nn.init.zeros_(self.down.bias)
+        nn.init.zeros_(self.up.weight)
+        nn.init.zeros_(self.up.bias)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return SCALE * self.up(F.dropout(self.down(h).relu(), self.dropout, self.training))
+
+
+class Mixture(nn.Module):
+    """The experts of one block and its routers, one for each task of the stream."""
+
+    frozen: Tensor  # (E,) bool
+    used: Tensor  # (E,) int64, samples of the present task that chose an expert
+
+    def __init__(self, width: int, config: MoEAdapterConfig) -> None:
+        super().__init__()
+        self.width, self.config = width, config
+        self.experts = nn.ModuleList(
+            Expert(width, config.bottleneck, config.dropout) for _ in range(config.num_experts)
+        )
+        self.routers = nn.ModuleList()
+        self.register_buffer("frozen", torch.zeros(config.num_experts, dtype=torch.bool))
+        self.register_buffer("used", torch.zeros(config.num_experts, dtype=torch.int64), persistent=False)
+
+    def add_routers(self, count: int) -> None:
+        for _ in range(count):
+            router = Router(self.width, self.config.num_experts, self.config.top_k)
+            nn.init.zeros_(router.route)
+            self.routers.append(router)
+
+    def trained(self, task: int) -> list[nn.Parameter]:
+        """Experts that no task has kept for itself, and the router of `task`."""
+        free = [e for e, is_frozen in zip(self.experts, self.frozen.tolist()) if not is_frozen]
+        return [p for module in (*free, self.routers[task]) for p in module.parameters()]
+
+    def gates(self, c: Tensor, task: int) -> Tensor:
+        """(B, E) float32 of the token c (B, D): K non-zeros in each row, which sum to 1. Training counts them."""
+        gates = self.routers[task](c)
+        if self.training:
+            self.used += (gates > 0).sum(dim=0)
+        return gates
+
+    def forward(self, h: Tensor, gates: Tensor) -> Tensor:
+        """sum_e gates_e E_e(h) of groups (G, N, D) with gates (G, E). Only the chosen experts run."""
+        y = torch.zeros_like(h)
+        if h.is_meta:  # sizes only
+            return y
+        for e in (gates > 0).any(dim=0).nonzero()[:, 0].tolist():
+            rows = (gates[:, e] > 0).nonzero()[:, 0]
+            answer = self.experts[e](h[rows]) * gates[rows, e, None, None].to(h.dtype)
+            y = y.index_add(0, rows, answer.to(h.dtype))
+        return y
+
+    @torch.no_grad()
+    def freeze_most_used(self) -> None:
+        """Keep the experts that the task used most, workers together; ties go to the lower number."""
+        if world_size() > 1:
+            dist.all_reduce(self.used)
+        chosen = self.used.argsort(descending=True, stable=True)[: self.config.frozen_per_task]
+        self.frozen[chosen] = self.frozen[chosen] | (self.used[chosen] > 0)
+
+
+class _Beside:
+    """One mixture during one pass: it reads h after the attention and answers after the MLP."""
+
+    def __init__(self, mixture: Mixture, task: int, gate: Literal["class", "sot", "eot"]) -> None:
+        self.mixture, self.task, self.gate = mixture, task, gate
+        self.answer: Tensor | None = None
+
+    def seams(self) -> BlockSeams:
+        return BlockSeams(between=self.listen, after=self.add)
+
+    def listen(self, h: Tensor, attended: Attended, state: TokenState) -> Tensor:
+        gates = self.mixture.gates(self.token(h, state), self.task)  # (B, E)
+        self.answer = self.mixture(h, gates.repeat_interleave(len(h) // state.batch, dim=0))
+        chosen = self.mixture.config.top_k * self.mixture.config.bottleneck
+        state.extra_macs += 2 * h.numel() * chosen
+        return h
+
+    def add(self, x: Tensor, state: TokenState) -> Tensor:
+        assert self.answer is not None
+        return x + self.answer
+
+    def token(self, h: Tensor, state: TokenState) -> Tensor:
+        """c (B, D)."""
+        if self.gate == "class":
+            return h[:, 0].unflatten(0, (state.batch, -1)).mean(dim=1)
+        if self.gate == "sot" or state.eot is None:
+            return h[:, 0]
+        return h[torch.arange(len(h), device=h.device), state.eot]
+
+
+class MoEAdapter(Method):
+    """Frozen CLIP with a mixture of experts in every block of both towers."""
+
+    Config = MoEAdapterConfig
+    PRESETS = {"paper": {}, "original": {"optim.weight_decay": 0.0}, "caption-gate": {"method.text_gate": "eot"}}
+
+    def __init__(self, config: MoEAdapterConfig, backbone: Clip) -> None:
+        super().__init__()
+        self.config, self.backbone = config, backbone
+        self.prompts_by_task = config.query_router == "block"
+        self.vision = nn.ModuleList(Mixture(backbone.vision.width, config) for _ in backbone.vision.blocks)
+        self.text = nn.ModuleList(Mixture(backbone.text.width, config) for _ in backbone.text.blocks)
+        self._index = 0
+
+    @property
+    def mixtures(self) -> Sequence[Mixture]:
+        return [*self.vision, *self.text]  # type: ignore[list-item]
+
+    def begin_task(self, task: Task) -> None:
+        self._index = task.index
+        for mixture in self.mixtures:
+            if not mixture.routers:
+                mixture.add_routers(task.num_tasks)
+            mixture.used.zero_()
+
+    def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
+        for mixture in self.mixtures:
+            mixture.freeze_most_used()
+
+    def param_groups(self) -> list[ParamGroup]:
+        parameters = [p for mixture in self.mixtures for p in mixture.trained(self._index)]
+        return [ParamGroup(name="experts_and_router", params=parameters, lr=self.config.lr)]
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        """Unit features (B, d) of frames (B, T, 3, H, W), by the present task's router."""
+        return mean_pool(self.backbone.vision(frames, self._seams(self.vision, self._index, "class")))
+
+    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
+        """Unit features (B, d) of captions (B, L) that search the videos of `task`; None: the present task."""
+        index = task if task is not None and self.prompts_by_task else self._index
+        return unit(self.backbone.text(tokens, self._seams(self.text, index, self.config.text_gate)))
+
+    def scale(self) -> Tensor:
+        return self.backbone.logit_scale.exp()
+
+    def _seams(
+        self, mixtures: nn.ModuleList, task: int, gate: Literal["class", "sot", "eot"]
+    ) -> list[BlockSeams] | None:
+        """None before the first task: the method is CLIP then."""
+        if not self.mixtures[0].routers:
+            return None
+        return [_Beside(mixture, task, gate).seams() for mixture in mixtures]  # type: ignore[arg-type]
+
+    def paper_parameters(self) -> int:
+        """All that is added to CLIP: every expert, and the routers of all tasks. Call it after `begin_task`."""
+        return sum(p.numel() for mixture in self.mixtures for p in mixture.parameters())

@@ -1,0 +1,138 @@
+"""VR-LwF: LwF on sentences that nobody wrote, drawn from the tokenizer's vocabulary.
+
+Ding et al., "Don't Stop Learning: Towards Continual Learning for the CLIP Model", arXiv:2207.09248
+("vocabulary replay"), as a baseline of CTVR (arXiv:2503.10111, table 1). No code of the authors was
+found; ours follows LwF-VR in ZSCL's repository:
+
+    w_1..w_R: sentences of `length` words, uniform over the vocabulary, drawn once for each task
+    Z = s S(w*, v),  Z* = s S(w*, v*)      (R, B); * is the teacher, the model before the task
+    L = L_retriever + weight (D(Z*^T -> Z^T) + D(Z* -> Z)),   D as in methods/lwf.py
+
+The first term reads a video's answers over all sentences, the second a sentence's over the videos of
+the batch. What we changed: start and end of text are no words (the reference may draw them, and an
+end of text in mid-sentence ends the sentence there).
+
+CTVR's row "TVR + CL" is this strategy on methods/clip_vip.py: preset `tvr-plus-cl`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from methods.base import Batch, Frozen, Method, Task
+from methods.layers.clip import Clip
+from methods.layers.gather import gather
+from methods.layers.teaching import Heard, both_ways, clip_of, frozen_start
+from methods.wrapping import Strategy
+
+_AT_ONCE = 250  # sentences encoded together
+
+
+@dataclass(frozen=True, kw_only=True)
+class VRLwFConfig:
+    """Tuned by search_spaces/vr_lwf.py. CTVR publishes T = 2; count and length are those of ZSCL's repository."""
+
+    base: str = "clip4clip"  # any retriever; its settings are base.*
+    weight: float = 1.0  # of both terms
+    temperature: float = 2.0  # T
+    sentences: int = 1000  # R
+    length: int = 10  # words of a sentence
+    # What the student answers with: its videos (the reference), or also its own features of the sentences, which
+    # ask the teacher's videos; that costs R captions in each step.
+    student: Literal["video", "each"] = "video"
+    first_task: bool = True  # in the first task the teacher is the pre-trained model, as in ZSCL's scripts
+
+    def __post_init__(self) -> None:
+        if self.weight < 0:
+            raise ValueError(
+                f"weight must be >= 0, got {self.weight}. Use weight=0 to train `{self.base}` without distillation."
+            )
+        if self.temperature <= 0:
+            raise ValueError(f"temperature must be > 0, got {self.temperature}. CTVR uses 2.")
+        if self.sentences < 1 or self.length < 1:
+            raise ValueError(f"sentences and length must be >= 1, got {self.sentences} and {self.length}.")
+
+
+class VRLwF(Strategy):
+    """Wrap a retriever; hold its videos where they were among random sentences."""
+
+    Config = VRLwFConfig
+    PRESETS = {
+        "paper": {},
+        # A fresh CLIP-ViP starts with random proxies, which are no teacher: the first task goes without.
+        "tvr-plus-cl": {"method.base": "clip_vip", "method.first_task": False},
+    }
+    config: VRLwFConfig
+
+    def __init__(self, config: VRLwFConfig, base: Method) -> None:
+        super().__init__(config, base)
+        clip = clip_of(base)
+        if config.length > clip.text.context_length - 2:
+            raise ValueError(
+                f"length: {config.length} words and the two ends do not fit the {clip.text.context_length} tokens "
+                f"of a caption. Use at most {clip.text.context_length - 2}."
+            )
+        self.teacher: Frozen | None = None
+        self.sentences: Tensor | None = None  # (R, L); drawn anew, and alike on all workers, by `begin_task`
+        self._taught: Tensor | None = None  # (R, ...) the teacher's features of them
+
+    def begin_task(self, task: Task) -> None:
+        if task.index > 0 and self.config.weight:
+            self.teacher = Frozen(self.base)
+        super().begin_task(task)
+        if task.index == 0 and self.config.weight and self.config.first_task:
+            self.teacher = frozen_start(self.base)
+        if self.teacher is not None:
+            self.sentences = draw_sentences(clip_of(self.base), self.config.sentences, self.config.length)
+            self._taught = None
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        if self.teacher is None:
+            return super().losses(batch)
+        heard = Heard(self.base, batch)
+        terms = heard.losses()
+        terms["distillation"] = self.config.weight * self.distil(batch.frames, heard.videos())
+        return terms
+
+    def distil(self, frames: Tensor, videos: Tensor) -> Tensor:
+        """What the student has lost of the teacher's answers to the sentences.
+
+        Takes this worker's frames (B, T, 3, H, W) and the student's features of them (B, ...).
+        """
+        assert self.teacher is not None
+        sentences = self.taught(frames.device)
+        videos, old_videos = gather(videos), gather(self.teacher("encode_video", frames))
+        own = None
+        if self.config.student == "each" and self.sentences is not None:
+            own = self.base.encode_text(self.sentences.to(frames.device))
+        with torch.autocast(frames.device.type, enabled=False):
+            scale = self.base.scale().float()
+            old = scale.detach() * self.teacher("score", sentences, old_videos).float()  # Z*
+            loss = both_ways(scale * self.base.score(sentences, videos).float(), old, self.config.temperature)
+            if own is not None:
+                new = scale * self.base.score(own, old_videos).float()
+                loss = loss + both_ways(new, old, self.config.temperature)
+        return loss
+
+    def taught(self, device: torch.device) -> Tensor:
+        """w*, the teacher's features (R, ...) of the sentences; made once for each task."""
+        if self._taught is None:
+            assert self.teacher is not None
+            assert self.sentences is not None
+            # All sentences are equally long, so that word features need no pads
+            parts = [self.teacher("encode_text", part.to(device)) for part in self.sentences.split(_AT_ONCE)]
+            self._taught = torch.cat(parts)
+        return self._taught
+
+
+def draw_sentences(clip: Clip, count: int, length: int) -> Tensor:
+    """Captions (count, length + 2) int64 of uniform words of the backbone's tokenizer, framed by its two ends."""
+    empty = clip.tokenize([""])[0]
+    start, end = int(empty[0]), int(empty.max())
+    words = torch.randint(min(start, end), (count, length), device="cpu")  # both ends come after all words
+    ends = torch.ones(count, 1, dtype=torch.int64, device="cpu")
+    return torch.cat([start * ends, words, end * ends], dim=1)

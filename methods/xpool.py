@@ -1,0 +1,141 @@
+"""X-Pool: a caption attends to the frames of a video, so that every caption sees a video of its own.
+
+Gorti et al., "X-Pool: Cross-Modal Language-Video Attention for Text-Video Retrieval", arXiv:2203.15086
+(CVPR 2022), section 4.2, here fine-tuned on one task after the other as in CTVR (arXiv:2503.10111, table 1).
+With q (Q, d) of captions and f (V, T, d) of frames, neither normalised, and one LayerNorm for both:
+
+    Q = LN1(q) W_q,  K = LN1(f) W_k,  V = LN1(f) W_v                    eq. 3-5
+    o = softmax_T(Q K^T / sqrt(d)) V W_o,  a = LN2(o)                    eq. 6
+    r = LN3(a + Dropout(a W_l)),  S = cos(q, r)                          eq. 7-8; r is (V, Q, d)
+
+All matrices have biases and start as identities; the printed 152.59 M parameters hold for this head only.
+A video's feature depends on the query, so the frames f are what is stored: T times the usual size, pooled
+by the present head however old they are. Neither paper says how its videos were stored.
+
+Shapes: B pairs, Q captions, V videos, T frames, d joint embedding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods.base import Method, ParamGroup
+from methods.layers.clip import Clip
+
+CHUNK = 2**24  # numbers of r held at a time by `score`: 64 MiB
+
+
+@dataclass(frozen=True, kw_only=True)
+class XPoolConfig:
+    """Tuned by search_spaces/xpool.py. CTVR publishes no rates: these are the defaults of both papers' code."""
+
+    lr: float = 1e-6  # both towers and the temperature
+    lr_head: float = 1e-5  # X-Pool on MSR-VTT-9k: 3e-5
+    dropout: float = 0.3
+    train_scale: bool = True
+    max_scale: float = 100.0  # of 1 / temperature
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "lr_head"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 to train none of it.")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}. The paper uses 0.3.")
+        if self.max_scale < 1:
+            raise ValueError(f"max_scale must be >= 1, got {self.max_scale}. The paper uses 100.")
+
+
+class Pooling(nn.Module):
+    """The head: five matrices and three LayerNorms."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out, self.linear = (nn.Linear(width, width) for _ in range(5))
+        self.ln_1, self.ln_2, self.ln_3 = (nn.LayerNorm(width) for _ in range(3))
+        self.dropout = dropout
+        for linear in (self.q, self.k, self.v, self.out, self.linear):
+            nn.init.eye_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def ask(self, queries: Tensor) -> Tensor:
+        """Q of captions (Q, d)."""
+        return self.q(self.ln_1(queries))
+
+    def read(self, frames: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V W_o of frames (V, T, d). Weights sum to 1, so W_o and its bias may come before them: far cheaper."""
+        y = self.ln_1(frames)
+        return self.k(y), self.out(self.v(y))
+
+    def attention(self, asked: Tensor, keys: Tensor) -> Tensor:
+        """Weights (V, Q, T) of frames: `asked` (Q, d), `keys` (V, T, d)."""
+        return (asked @ keys.mT / math.sqrt(keys.shape[-1])).softmax(dim=-1)
+
+    def pool(self, asked: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """r (V, Q, d): every video as every caption sees it."""
+        a = self.ln_2(self.attention(asked, keys) @ values)
+        return self.ln_3(a + F.dropout(self.linear(a), self.dropout, self.training))
+
+
+class XPool(Method):
+    """CLIP with text-conditioned pooling, all of it trained."""
+
+    Config = XPoolConfig
+    PRESETS = {
+        "paper": {},
+        "original": {  # MSR-VTT-9k, not continual
+            "method.lr_head": 3e-5,
+            "optim.epochs": 5,
+            "optim.weight_decay": 0.2,
+            "optim.warmup": 0.1,
+            "data.batch_size": 32,
+            "data.num_frames": 12,
+        },
+    }
+
+    def __init__(self, config: XPoolConfig, backbone: Clip) -> None:
+        super().__init__()
+        self.config, self.backbone = config, backbone
+        self.pooling = Pooling(backbone.embed_dim, config.dropout)
+
+    def param_groups(self) -> list[ParamGroup]:
+        clip = [*self.backbone.vision.parameters(), *self.backbone.text.parameters()]
+        if self.config.train_scale:
+            clip.append(self.backbone.logit_scale)
+        head = list(self.pooling.parameters())
+        return [
+            ParamGroup(name="clip", params=clip, lr=self.config.lr),
+            ParamGroup(name="head", params=head, lr=self.config.lr_head),
+        ]
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        """Frame features, (B, T, 3, H, W) -> (B, T, d), not normalised."""
+        return self.backbone.vision(frames).float()
+
+    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
+        """Caption features, (B, L) -> (B, d), not normalised."""
+        return self.backbone.text(tokens).float()
+
+    def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
+        """cos(q_j, r_ij): captions (Q, d) and frames (V, T, d) -> (Q, V). No video meets the tower again."""
+        with torch.autocast(queries.device.type, enabled=False):
+            queries = queries.float()
+            asked, unit = self.pooling.ask(queries), F.normalize(queries, dim=-1)
+            rows = max(1, CHUNK // max(1, len(gallery) * gallery.shape[-1]))
+            keys, values = self.pooling.read(gallery.float())
+            parts = []
+            for a, u in zip(asked.split(rows), unit.split(rows), strict=True):
+                pooled = F.normalize(self.pooling.pool(a, keys, values), dim=-1)  # (V, Q', d)
+                parts.append((pooled * u).sum(dim=-1).mT)
+            return torch.cat(parts)
+
+    def scale(self) -> Tensor:
+        return self.backbone.logit_scale.exp()
+
+    def after_step(self) -> None:
+        with torch.no_grad():
+            self.backbone.logit_scale.clamp_(0.0, math.log(self.config.max_scale))

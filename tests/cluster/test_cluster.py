@@ -1,0 +1,337 @@
+"""The cluster files: accepted by Ray's own validator, closed to strangers, and naming only what exists.
+
+Nothing here needs a cloud: node settings are checked against EC2's own description of them, which botocore carries.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import shlex
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+FILES = sorted((REPOSITORY / "cluster").glob("*.yaml"))
+PACKAGES = ("orchestrator", "methods", "search_spaces")
+SETUP, SERVICES = REPOSITORY / "cluster" / "setup.sh", REPOSITORY / "cluster" / "services.sh"
+
+Cluster = dict[str, Any]
+
+
+@pytest.fixture(params=FILES, ids=lambda path: path.stem)
+def cluster(request: pytest.FixtureRequest) -> Cluster:
+    return yaml.safe_load(request.param.read_text())
+
+
+def text_of(cluster: Cluster) -> str:
+    return next(path for path in FILES if yaml.safe_load(path.read_text()) == cluster).read_text()
+
+
+def commands(cluster: Cluster, *kinds: str) -> list[str]:
+    kinds = kinds or tuple(key for key in cluster if key.endswith("_commands"))
+    return [command for kind in kinds for command in cluster.get(kind, [])]
+
+
+def starts(cluster: Cluster) -> list[str]:
+    found = commands(cluster, "head_start_ray_commands", "worker_start_ray_commands")
+    return [command for command in found if "ray start" in command]
+
+
+def validate(cluster: Cluster) -> Cluster:
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    prepared = prepare_config(copy.deepcopy(cluster))
+    validate_config(prepared)
+    return prepared
+
+
+def node_mistakes(cluster: Cluster) -> str:
+    """What EC2 would refuse in the node settings, by its own model of RunInstances; empty if nothing."""
+    import botocore.session
+    from botocore.validate import validate_parameters
+
+    shape = botocore.session.get_session().get_service_model("ec2").operation_model("RunInstances").input_shape
+    try:
+        for kind in cluster["available_node_types"].values():
+            validate_parameters({**kind["node_config"], "MinCount": 1, "MaxCount": 1}, shape)
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+def limit_mistakes(cluster: Cluster) -> list[str]:
+    """Node types that ask for more machines than the whole cluster may have."""
+    types = cluster["available_node_types"]
+    return [
+        name
+        for name, kind in types.items()
+        if name != cluster["head_node_type"]
+        and not kind["min_workers"] <= kind["max_workers"] <= cluster["max_workers"]
+    ]
+
+
+# ------------------------------------------------------------------------------------ is it well formed
+
+
+def test_all_three_places_have_a_file() -> None:
+    assert [path.stem for path in FILES] == ["a100", "local", "onprem"]
+
+
+def test_ray_accepts_the_file(cluster: Cluster) -> None:
+    prepared = validate(cluster)
+    assert prepared["head_node_type"] in prepared["available_node_types"]
+
+
+def test_ray_would_refuse_an_unknown_key(cluster: Cluster) -> None:
+    with pytest.raises(Exception, match="Additional properties are not allowed"):
+        validate({**cluster, "idle_timeout_minuts": 3})
+
+
+@pytest.fixture
+def a100() -> Cluster:
+    return yaml.safe_load((REPOSITORY / "cluster" / "a100.yaml").read_text())
+
+
+def test_ec2_knows_every_setting_of_a_node(a100: Cluster) -> None:
+    assert node_mistakes(a100) == ""
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"InstanceTyp": "m6i.large"}, {"BlockDeviceMappings": [{"Ebs": {"VolumeSiz": 3}}]}, {"ImageId": 3}]
+)
+def test_a_misspelt_node_setting_is_found(a100: Cluster, wrong: dict[str, Any]) -> None:
+    a100["available_node_types"]["a100"]["node_config"].update(wrong)
+    assert node_mistakes(a100)
+
+
+def test_the_workers_have_eight_a100(a100: Cluster) -> None:
+    assert a100["available_node_types"]["a100"]["node_config"]["InstanceType"] == "p4d.24xlarge"
+
+
+def test_no_node_type_exceeds_the_clusters_limit(a100: Cluster) -> None:
+    assert limit_mistakes(a100) == []
+    a100["available_node_types"]["a100"]["max_workers"] = a100["max_workers"] + 1
+    assert limit_mistakes(a100) == ["a100"]
+
+
+def test_the_sweep_waits_for_every_machine_that_is_sure_to_come(cluster: Cluster) -> None:
+    wanted = int(re.findall(r"CTVR_NODES=(\d+)", " ".join(commands(cluster)))[0])
+    if cluster["provider"]["type"] == "local":
+        assert wanted == 1 + len(cluster["provider"]["worker_ips"])
+    else:
+        types = cluster["available_node_types"]
+        assert wanted == 1 + sum(kind.get("min_workers", 0) for kind in types.values())
+
+
+# ------------------------------------------------------------------------------- does the project arrive
+
+
+def test_every_package_is_mounted_where_it_shadows_nothing(cluster: Cluster) -> None:
+    mounts = cluster["file_mounts"]
+    for package in PACKAGES:
+        assert f"~/ctvr_src/{package}" in mounts
+        assert not {f"~/{package}", f"/home/{package}"} & {target.rstrip("/") for target in mounts}
+
+
+def test_every_mounted_file_of_the_project_exists(cluster: Cluster) -> None:
+    sources = [source for source in cluster["file_mounts"].values() if not source.startswith("~")]
+    missing = [source for source in sources if not (REPOSITORY / source).exists() and source != "README.md"]
+    assert sources
+    assert not missing
+
+
+def test_everything_that_the_installation_reads_is_mounted(cluster: Cluster) -> None:
+    mounted = {target.removeprefix("~/ctvr_src/") for target in cluster["file_mounts"]}
+    assert {*PACKAGES, "pyproject.toml", "constraints.txt", "README.md", "LICENSE", "cluster"} <= mounted
+
+
+def test_no_mount_carries_results_or_an_environment(cluster: Cluster) -> None:
+    assert not {".", "./", "runs", ".venv"} & set(cluster["file_mounts"].values())
+
+
+def test_every_script_that_is_called_exists_and_parses(cluster: Cluster) -> None:
+    called = set(re.findall(r"~/ctvr_src/(\S+\.sh)", " ".join(commands(cluster))))
+    assert called == {"cluster/setup.sh", "cluster/services.sh"}
+    for script in called:
+        assert subprocess.run(["bash", "-n", str(REPOSITORY / script)], check=False).returncode == 0
+
+
+def test_every_setting_given_to_a_node_is_known_to_the_setup(cluster: Cluster) -> None:
+    known = re.search(r'SETTINGS="([^"]+)"', SETUP.read_text())
+    assert known
+    words = shlex.split(next(command for command in commands(cluster, "setup_commands") if "setup.sh node" in command))
+    names = {word.split("=")[0] for word in words if "=" in word}
+    assert {"CTVR_STORE", "CTVR_RUNS", "CTVR_NODES", "CTVR_GPUS_PER_TRIAL"} <= names <= set(known[1].split())
+
+
+def test_processes_do_not_take_all_cores_for_one_worker(cluster: Cluster) -> None:
+    assert starts(cluster)
+    assert all("OMP_NUM_THREADS=1" in command for command in starts(cluster))
+
+
+# ------------------------------------------------------------------------------------ is it closed
+
+
+def test_every_node_demands_and_has_the_token(cluster: Cluster) -> None:
+    assert all("RAY_AUTH_MODE=token" in command for command in starts(cluster))
+    assert cluster["file_mounts"]["~/.ray/auth_token"] == "~/.ctvr/ray_token"
+
+
+def test_nothing_listens_on_every_interface(cluster: Cluster) -> None:
+    head = next(command for command in starts(cluster) if "--head" in command)
+    assert "--dashboard-host=127.0.0.1" in head
+    for text in (text_of(cluster), SERVICES.read_text()):
+        assert not re.search(r"0\.0\.0\.0|--host[= ]+(::|\*)|--allowed-hosts[= ]+\"?\*", text)
+
+
+def test_mlflow_wants_a_password_and_answers_to_one_name() -> None:
+    text = SERVICES.read_text()
+    assert "--app-name basic-auth" in text
+    assert '--host "$ADDRESS"' in text
+    assert "default_permission = NO_PERMISSIONS" in text
+    assert re.search(r'--allowed-hosts "\$ADDRESS:\$PORT,localhost:\*,127\.0\.0\.1:\*"', text)
+
+
+@pytest.mark.parametrize("path", [*FILES, SETUP, SERVICES], ids=lambda path: path.name)
+def test_no_file_holds_a_secret(path: Path) -> None:
+    text = path.read_text()
+    assert not re.search(r"AKIA[0-9A-Z]{16}|BEGIN [A-Z ]*PRIVATE KEY|gh[pousr]_\w{20}|hf_\w{20}", text)
+    assert not re.search(r"(?i)(secret_access_key|password|token|api_key)\s*[=:]\s*['\"]?[A-Za-z0-9+/]{12,}", text)
+    assert "AWS_SECRET_ACCESS_KEY" not in text
+
+
+def test_machines_answer_metadata_to_signed_requests_only(a100: Cluster) -> None:
+    for kind in a100["available_node_types"].values():
+        assert kind["node_config"]["MetadataOptions"]["HttpTokens"] == "required"
+
+
+# ------------------------------------------------------------------------------------ the scripts
+
+
+def script(home: Path, path: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    environment = {"HOME": str(home), "PATH": os.environ["PATH"], **more}
+    return subprocess.run(["bash", str(path), *words], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_secrets_are_random_private_and_made_once(tmp_path: Path) -> None:
+    assert script(tmp_path, SETUP, "secrets").returncode == 0
+    files = [tmp_path / ".ctvr" / name for name in ("ray_token", "mlflow_credentials")]
+    first = [file.read_text() for file in files]
+    assert len(first[0]) == 64
+    assert len(first[1].split("password = ")[1].strip()) >= 24
+    assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in files)
+    assert script(tmp_path, SETUP, "secrets").returncode == 0
+    assert [file.read_text() for file in files] == first
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """A home with the secrets in place and a `uv` that only writes down what it was asked."""
+    for name in (".ray/auth_token", ".mlflow/credentials"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("x")
+    uv = tmp_path / "uv" / "bin" / "uv"
+    uv.parent.mkdir(parents=True)
+    uv.write_text(f'#!/bin/bash\necho "$@" >>{tmp_path}/asked\n')
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/bash\n")
+    (tmp_path / ".bashrc").write_text("# mine\nreturn\n")
+    uv.chmod(0o755)
+    python.chmod(0o755)
+    return tmp_path
+
+
+def set_up(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return script(home, SETUP, "node", *words, CTVR_UV=str(home / "uv"), CTVR_VENV=str(home / "venv"))
+
+
+def test_a_node_is_set_up_once_however_often_it_is_asked(node: Path) -> None:
+    for _ in range(3):
+        done = set_up(node, "CTVR_STORE=s3://bucket/a b", "CTVR_NODES=2")
+        assert done.returncode == 0, done.stderr
+    asked = (node / "asked").read_text().splitlines()
+    assert len(asked) == 1
+    assert f"-c {REPOSITORY}/constraints.txt -e {REPOSITORY}" in asked[0]
+    assert (node / ".bashrc").read_text() == "[ ! -f ~/.ctvr_env ] || . ~/.ctvr_env\n# mine\nreturn\n"
+    shown = subprocess.run(
+        ["bash", "-c", 'source ~/.bashrc; echo "$CTVR_STORE|$CTVR_NODES|$RAY_AUTH_MODE|$PATH"'],
+        env={"HOME": str(node), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert shown.startswith(f"s3://bucket/a b|2|token|{node}/venv/bin:")
+    assert all(stat.S_IMODE((node / name).stat().st_mode) == 0o600 for name in (".ray/auth_token", ".ctvr_env"))
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("AWS_SECRET_ACCESS_KEY=abc", "AWS_SECRET_ACCESS_KEY is no setting of a node"),
+        ("CTVR_STOR=x", "CTVR_STOR is no setting of a node. Known: CTVR_STORE"),
+        ("CTVR_STORE", "CTVR_STORE is no NAME=VALUE"),
+    ],
+)
+def test_a_node_refuses_other_settings_than_the_public_ones(node: Path, word: str, message: str) -> None:
+    done = set_up(node, word)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not (node / ".ctvr_env").exists()
+
+
+def test_a_node_without_the_token_says_what_was_forgotten(node: Path) -> None:
+    (node / ".ray" / "auth_token").unlink()
+    done = set_up(node)
+    assert done.returncode == 2
+    assert "Run `bash cluster/setup.sh secrets` before `ray up`" in done.stderr
+
+
+@pytest.mark.parametrize("path", [SETUP, SERVICES], ids=lambda path: path.name)
+def test_a_script_without_a_command_lists_its_commands(tmp_path: Path, path: Path) -> None:
+    done = script(tmp_path, path)
+    assert done.returncode == 2
+    assert re.search(r"write .+ or ", done.stderr)
+
+
+def test_the_server_does_not_start_without_its_password(tmp_path: Path) -> None:
+    done = script(tmp_path, SERVICES, "start", CTVR_HEAD_IP="127.0.0.1")
+    assert done.returncode == 2
+    assert ".mlflow/credentials is missing" in done.stderr
+
+
+def test_a_backup_of_the_database_can_be_opened(tmp_path: Path) -> None:
+    import sqlite3
+
+    (tmp_path / "ctvr_mlflow").mkdir()
+    with sqlite3.connect(tmp_path / "ctvr_mlflow" / "mlflow.db") as database:
+        database.execute("create table runs (name text)")
+        database.execute("insert into runs values ('kept')")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = script(tmp_path, SERVICES, "backup", PATH=path, CTVR_HEAD_IP="127.0.0.1")
+    copied = Path(done.stdout.strip())
+    assert copied.parent == tmp_path / "runs" / "backup"
+    assert sqlite3.connect(copied).execute("select name from runs").fetchall() == [("kept",)]
+
+
+# ------------------------------------------------------------------------------------ `ray submit`
+
+
+@pytest.mark.parametrize("shadow", [False, True], ids=["alone", "beside a folder of its package's name"])
+def test_the_sweep_runs_where_ray_submit_copies_it(tmp_path: Path, shadow: bool) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "sweep.py").write_bytes((REPOSITORY / "orchestrator" / "sweep.py").read_bytes())
+    if shadow:
+        (home / "orchestrator").mkdir()
+    done = subprocess.run([sys.executable, "sweep.py", "--help"], cwd=home, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--gpus-per-trial" in done.stdout

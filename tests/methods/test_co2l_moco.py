@@ -1,0 +1,131 @@
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from methods.base_moco import BaseMoCo, BaseMoCoConfig
+from methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from methods.co2l_moco import Co2LMoCo, Co2LMoCoConfig
+from methods.layers.queues import Pair
+from tests.methods.conftest import make_batch, make_task
+from tests.methods.steps import train_stream, train_task, weights
+
+
+@pytest.fixture
+def base(small_clip):
+    return BaseMoCo(BaseMoCoConfig(queue_size=10), small_clip)
+
+
+@pytest.fixture
+def make(base):
+    def make(**settings) -> Co2LMoCo:
+        return Co2LMoCo(Co2LMoCoConfig(**{"memory": 6, **settings}), copy.deepcopy(base))
+
+    return make
+
+
+def unit_pair(rows: int = 6) -> Pair:
+    return Pair(*(F.normalize(torch.randn(rows, 8, dtype=torch.float64), dim=-1) for _ in range(2)))
+
+
+def test_the_first_task_is_base_moco_bit_for_bit(make, base):
+    method = make()
+    assert train_stream(method, tasks=1) == train_stream(base, tasks=1)
+    assert torch.equal(weights(method), weights(base))
+
+
+def test_no_memory_and_no_weight_is_base_moco_bit_for_bit(make, base):
+    method = make(memory=0, weight=0.0)
+    assert train_stream(method, tasks=3) == train_stream(base, tasks=3)
+    assert torch.equal(weights(method), weights(base))
+
+
+def test_memory_pairs_are_negatives_and_no_anchors(make):
+    method = make(weight=0.0)
+    train_stream(method, tasks=1)
+    method.begin_task(make_task(1))
+    batch = make_batch(4, 2, seed=5)
+    torch.manual_seed(0)
+    memory = method.memory.batch(method.memory.draw(4))
+    torch.manual_seed(0)
+    loss = method.losses(batch)["contrastive"]
+    q, k, extra = method.base.queries(batch), method.base.keys(batch)[0], method.base.keys(memory)[0]
+    queue, _ = method.base.local.queue.content()
+
+    def one_way(query, key, keys):
+        logits = torch.cat([(query * key).sum(-1, keepdim=True), query @ keys.mT], dim=1) / 0.07
+        return F.cross_entropy(logits, torch.zeros(4, dtype=torch.int64))
+
+    expected = one_way(q.video, k.text, torch.cat([queue.text, extra.text])) + one_way(
+        q.text, k.video, torch.cat([queue.video, extra.video])
+    )
+    torch.testing.assert_close(loss, expected)
+    assert loss > method.base.losses(batch)["contrastive"]
+
+
+def test_only_keys_of_the_batch_enter_the_queue(make):
+    method = make()
+    train_stream(method, tasks=1)
+    before = int(method.base.local.queue.pointer)
+    train_task(method, make_task(1), [make_batch(4, 2, seed=5)])
+    assert int(method.base.local.queue.pointer) == (before + 4) % 10
+
+
+@pytest.mark.parametrize("ird", ["cross", "intra"])
+def test_an_equal_teacher_at_equal_temperature_gives_no_gradient(make, ird):
+    method = make(ird=ird, kappa_teacher=0.2)
+    teacher = unit_pair()
+    student = Pair(*(x.clone().requires_grad_() for x in teacher))
+    method.relations(student, teacher).backward()
+    assert max(x.grad.abs().max().item() for x in student) < 1e-12
+
+
+@pytest.mark.parametrize("ird", ["cross", "intra"])
+def test_relations_cost_at_least_the_teachers_entropy_and_ignore_turns(make, ird):
+    method = make(ird=ird)
+    student, teacher = unit_pair(), unit_pair()
+    loss = method.relations(student, teacher)
+    equal = make(ird=ird, kappa_teacher=0.2).relations(teacher, teacher)
+    assert equal < make(ird=ird, kappa_teacher=0.2).relations(student, teacher)
+    turn = torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64)).Q
+    torch.testing.assert_close(method.relations(Pair(*(x @ turn for x in student)), teacher), loss)
+
+
+def test_relations_are_the_cross_entropy_of_rows_and_columns(make):
+    method = make()
+    student, teacher = unit_pair(), unit_pair()
+    s, t = student.video @ student.text.mT / 0.2, teacher.video @ teacher.text.mT / 0.01
+    rows = -(t.softmax(1) * s.log_softmax(1)).sum(1).mean()
+    columns = -(t.softmax(0) * s.log_softmax(0)).sum(0).mean()
+    torch.testing.assert_close(method.relations(student, teacher), (rows + columns) / 2)
+
+
+def test_relations_span_batch_and_memory_and_are_weighted(make):
+    one, three = make(), make(weight=3.0)
+    for method in (one, three):
+        train_stream(method, tasks=1)
+        method.begin_task(make_task(1))
+    found = []
+    for method in (one, three):
+        torch.manual_seed(0)
+        found.append(method.losses(make_batch(4, 2, seed=5))["distillation"])
+    torch.testing.assert_close(found[1], 3 * found[0])
+    sizes = []
+    one.relations = lambda student, teacher: sizes.append((len(student.video), len(teacher.text))) or torch.tensor(0.0)
+    one.losses(make_batch(4, 2, seed=5))
+    assert sizes == [(8, 8)]
+
+
+def test_a_retriever_without_queues_is_refused(small_clip):
+    with pytest.raises(ValueError, match="co2l_moco works on queues of keys"):
+        Co2LMoCo(Co2LMoCoConfig(), Clip4Clip(Clip4ClipConfig(), small_clip))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"weight": -1.0}, "weight must be >= 0"), ({"kappa": 0.0}, "must be > 0, got 0.0 and 0.01")],
+)
+def test_wrong_settings_say_what_to_write(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Co2LMoCoConfig(**settings)

@@ -1,0 +1,151 @@
+"""What every line of METHODS promises to the loop (methods/base.py)."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import fields
+
+import pytest
+import torch
+
+from methods import METHODS, find_method
+from methods.base import Method
+from orchestrator.checkpoint import backbone_state, changed_state, load_state
+from orchestrator.optimizer import OptimConfig, make_optimizer, set_rates, train_only
+from tests.methods.conftest import make_batch, make_small_clip, make_task
+
+TASKS = 3
+
+
+def make(name: str) -> Method:
+    """A method with its default settings on the small backbone, its new weights seeded."""
+    torch.manual_seed(5)
+    cls = find_method(name)
+    if not cls.wraps:
+        return cls(cls.Config(), make_small_clip())
+    config = cls.Config()
+    base = find_method(config.base)
+    inner = base(base.Config(), make_small_clip()) if not base.wraps else make(config.base)
+    return cls(config, inner)
+
+
+def learn(method: Method, index: int, steps: int = 2) -> list[float]:
+    """One task as the loop runs it; returns the losses of its steps."""
+    task = make_task(index, TASKS)
+    torch.manual_seed(100 + index)
+    method.begin_task(task)
+    groups = method.param_groups()
+    parameters = train_only(method, groups)
+    losses = []
+    if parameters:
+        optimizer = make_optimizer(groups, OptimConfig(lr_scale=20.0))
+        method.train()
+        for step in range(steps):
+            torch.manual_seed(1000 * index + step)
+            total = sum(method.losses(make_batch(8, 4, seed=10 * index + step, categories=task.categories)).values())
+            total.backward()
+            set_rates(optimizer, 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            method.after_step()
+            losses.append(float(total.detach()))
+    method.eval()
+    loader = [make_batch(8, 4, seed=10 * index + step, categories=task.categories) for step in range(steps)]
+    torch.manual_seed(200 + index)
+    method.end_task(task, loader)
+    with torch.no_grad():
+        method.remember(task, method.encode_video(make_batch(5, 4, seed=77 + index).frames).float())
+    return losses
+
+
+@torch.no_grad()
+def features(method: Method, task: int) -> list[torch.Tensor]:
+    batch = make_batch(6, 4, seed=3)
+    return [method.encode_video(batch.frames), method.encode_text(batch.tokens, task)]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_save_load_and_continue_is_bit_identical(name):
+    unbroken = make(name)
+    pretrained = backbone_state(unbroken)
+    learn(unbroken, 0)
+    galleries = [unbroken.encode_video(make_batch(5, 4, seed=77).frames).detach().float()]
+    saved = copy.deepcopy(changed_state(unbroken, pretrained))
+
+    resumed = make(name)
+    again = backbone_state(resumed)
+    torch.manual_seed(100)
+    task = make_task(0, TASKS)
+    resumed.begin_task(task)
+    resumed.remember(task, galleries[0])
+    load_state(resumed, saved, again)
+    resumed.eval()
+    for a, b in zip(features(unbroken, 0), features(resumed, 0)):
+        assert torch.equal(a, b)
+
+    assert learn(resumed, 1) == learn(unbroken, 1)
+    for a, b in zip(features(unbroken, 1), features(resumed, 1)):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_only_what_is_handed_over_moves_in_a_step(name):
+    method = make(name)
+    task = make_task(0, TASKS)
+    method.begin_task(task)
+    groups = method.param_groups()
+    before = {key: value.detach().clone() for key, value in method.named_parameters()}
+    trained = {id(p) for p in train_only(method, groups)}
+    if not trained:
+        pytest.skip("trains nothing")
+    optimizer = make_optimizer(groups, OptimConfig(lr_scale=20.0))
+    method.train()
+    sum(method.losses(make_batch(8, 4)).values()).backward()
+    set_rates(optimizer, 1.0)
+    optimizer.step()
+    moved = [key for key, p in method.named_parameters() if not torch.equal(p, before[key])]
+    handed = [key for key, p in method.named_parameters() if id(p) in trained]
+    assert moved
+    assert set(moved) <= set(handed)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_losses_are_finite_named_scalars(name):
+    method = make(name)
+    method.begin_task(make_task(0, TASKS))
+    train_only(method, method.param_groups())
+    method.train()
+    terms = method.losses(make_batch(8, 4))
+    assert terms
+    for term in terms.values():
+        assert term.ndim == 0
+        assert torch.isfinite(term)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_features_do_not_depend_on_the_rest_of_the_batch(name):
+    method = make(name)
+    learn(method, 0, steps=1)
+    batch = make_batch(6, 4, seed=9)
+    with torch.no_grad():
+        whole, part = method.encode_video(batch.frames), method.encode_video(batch.frames[:2])
+        torch.testing.assert_close(part, whole[:2], atol=1e-5, rtol=1e-4)
+        gallery = method.encode_video(batch.frames)
+        scores = method.score(method.encode_text(batch.tokens, 0), gallery)
+        alone = method.score(method.encode_text(batch.tokens[:1], 0), gallery)
+        assert scores.shape == (6, 6)
+        torch.testing.assert_close(alone, scores[:1], atol=1e-5, rtol=1e-4)
+        turned = method.score(method.encode_text(batch.tokens, 0), gallery.flip(0))
+        torch.testing.assert_close(turned.flip(1), scores, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_preset_names_settings_that_exist(name):
+    cls = find_method(name)
+    own = {f.name for f in fields(cls.Config)}
+    for preset, settings in cls.PRESETS.items():
+        for setting in settings:
+            group, _, leaf = setting.partition(".")
+            assert group in {"method", "base", "optim", "data", "evaluation"}, f"{preset}: {setting}"
+            if group == "method":
+                assert leaf in own, f"{preset}: {setting}"

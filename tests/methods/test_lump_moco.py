@@ -1,0 +1,106 @@
+import copy
+
+import pytest
+import torch
+
+from methods.base_moco import BaseMoCo, BaseMoCoConfig
+from methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from methods.lump_moco import LUMPMoCo, LUMPMoCoConfig
+from tests.methods.conftest import make_batch, make_task
+from tests.methods.steps import train_stream, weights
+
+LEVELS = ["input", "feature"]
+
+
+@pytest.fixture
+def base(small_clip):
+    return BaseMoCo(BaseMoCoConfig(queue_size=10), small_clip)
+
+
+@pytest.fixture
+def make(base):
+    def make(**settings) -> LUMPMoCo:
+        return LUMPMoCo(LUMPMoCoConfig(**{"memory": 6, **settings}), copy.deepcopy(base))
+
+    return make
+
+
+def second_task(method: LUMPMoCo) -> LUMPMoCo:
+    train_stream(method, tasks=1)
+    method.begin_task(make_task(1))
+    return method
+
+
+def test_the_first_task_is_base_moco_bit_for_bit(make, base):
+    method = make()
+    assert train_stream(method, tasks=1) == train_stream(base, tasks=1)
+    assert torch.equal(weights(method), weights(base))
+
+
+def test_no_memory_is_base_moco_bit_for_bit(make, base):
+    method = make(memory=0)
+    assert train_stream(method, tasks=3) == train_stream(base, tasks=3)
+    assert torch.equal(weights(method), weights(base))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("text_pool", ["eot", "avg"])
+def test_all_of_one_pair_is_base_moco_on_that_pair(small_clip, level, text_pool):
+    base = BaseMoCo(BaseMoCoConfig(queue_size=10, text_pool=text_pool), small_clip)
+    method = second_task(LUMPMoCo(LUMPMoCoConfig(memory=6, mix_level=level), base))
+    batch, memory = make_batch(4, 2, seed=5), make_batch(4, 2, seed=6)
+    for share, only in ((1.0, batch), (0.0, memory)):
+        expected = method.base.losses(only)["contrastive"]
+        torch.testing.assert_close(method.mixed_contrast(batch, memory, share), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_swapping_the_pairs_and_the_share_changes_nothing(make, level):
+    method = second_task(make(mix_level=level))
+    batch, memory = make_batch(4, 2, seed=5), make_batch(4, 2, seed=6)
+    torch.testing.assert_close(
+        method.mixed_contrast(batch, memory, 0.3), method.mixed_contrast(memory, batch, 0.7), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("alpha", [0.4, 1.0])
+def test_the_share_has_the_moments_of_its_beta_distribution(make, alpha):
+    torch.manual_seed(0)
+    method = make(alpha=alpha)
+    shares = torch.tensor([method.share() for _ in range(4000)])
+    assert shares.mean().item() == pytest.approx(0.5, abs=0.03)
+    assert shares.var().item() == pytest.approx(1 / (4 * (2 * alpha + 1)), abs=0.01)
+
+
+def test_a_small_alpha_hardly_mixes(make):
+    torch.manual_seed(0)
+    method = make(alpha=0.01)
+    shares = torch.tensor([method.share() for _ in range(300)])
+    assert ((shares < 0.01) | (shares > 0.99)).float().mean() > 0.9
+
+
+def test_keys_of_the_mixed_pairs_enter_the_queue(make):
+    method = second_task(make())
+    batch, memory = make_batch(4, 2, seed=5), make_batch(4, 2, seed=6)
+    start = int(method.base.local.queue.pointer)
+    method.mixed_contrast(batch, memory, 0.6)
+    method.after_step()
+    places = (start + torch.arange(4)) % 10
+    with torch.no_grad():
+        mixed = method.base.local.encoders.video(0.6 * batch.frames + 0.4 * memory.frames)
+    torch.testing.assert_close(method.base.local.queue.video[places], mixed, rtol=1e-3, atol=1e-4)
+
+
+def test_a_batch_larger_than_the_memory_is_mixed_whole(make):
+    method = second_task(make(memory=2))
+    assert torch.isfinite(method.losses(make_batch(5, 2, seed=5))["contrastive"])
+
+
+def test_a_retriever_without_queues_is_refused(small_clip):
+    with pytest.raises(ValueError, match="lump_moco works on queues of keys"):
+        LUMPMoCo(LUMPMoCoConfig(), Clip4Clip(Clip4ClipConfig(), small_clip))
+
+
+def test_an_alpha_of_zero_is_refused():
+    with pytest.raises(ValueError, match=r"must be > 0, got 0.0. LUMP uses 0.4"):
+        LUMPMoCoConfig(alpha=0.0)

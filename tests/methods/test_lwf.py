@@ -1,0 +1,168 @@
+import copy
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from methods.layers.teaching import Heard, both_ways
+from methods.lwf import LwF, LwFConfig
+from methods.xpool import XPool, XPoolConfig
+from tests.methods.conftest import make_batch, make_task
+from tests.methods.steps import train_stream, train_task, weights
+
+KINDS = ["video", "each", "pair"]
+
+
+@pytest.fixture
+def base(small_clip):
+    return Clip4Clip(Clip4ClipConfig(), small_clip)
+
+
+@pytest.fixture
+def make(base):
+    def make(**settings) -> LwF:
+        return LwF(LwFConfig(**settings), copy.deepcopy(base))
+
+    return make
+
+
+def second_task(method):
+    train_stream(method, tasks=1, steps=2)
+    method.begin_task(make_task(1))
+    for parameter in method.parameters():
+        parameter.requires_grad_(True)
+    method.zero_grad()
+    return method
+
+
+def gradients(method) -> dict[str, float]:
+    """The largest gradient of each parameter that has one."""
+    return {name: float(p.grad.abs().max()) for name, p in method.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_the_old_weights_the_loss_is_zero_and_has_no_gradient(make, kind):
+    method = second_task(make(student=kind))
+    loss = method.distil(Heard(method.base, make_batch()))
+    loss.backward()
+    assert abs(float(loss.detach())) < 1e-6
+    found = gradients(method)
+    assert "base.backbone.logit_scale" in found
+    assert max(found.values()) < 1e-6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_away_from_the_old_weights_the_student_pays_and_the_teacher_stays(make, kind):
+    method = make(student=kind)
+    train_stream(method, tasks=1, steps=2)
+    batches = [make_batch(4, 2, seed=i) for i in range(3)]
+    train_task(method, make_task(1), batches)
+    before = weights(method.teacher.module)
+    loss = method.distil(Heard(method.base, batches[0]))
+    loss.backward()
+    assert float(loss.detach()) > 0
+    assert max(gradients(method).values()) > 1e-4
+    assert torch.equal(weights(method.teacher.module), before)
+    assert all(p.grad is None and not p.requires_grad for p in method.teacher.module.parameters())
+
+
+def test_the_caption_encoder_is_not_distilled_unless_asked(make):
+    for kind, is_distilled in (("video", False), ("each", True), ("pair", True)):
+        method = make(student=kind)
+        train_stream(method, tasks=1)
+        train_task(method, make_task(1), [make_batch(4, 2, seed=i) for i in range(2)])
+        method.zero_grad()
+        method.distil(Heard(method.base, make_batch())).backward()
+        assert any(name.startswith("base.backbone.text") for name in gradients(method)) == is_distilled
+
+
+def test_no_weight_is_the_retriever_bit_for_bit(make, base):
+    method = make(weight=0.0)
+    assert train_stream(method, tasks=3) == train_stream(base, tasks=3)
+    assert torch.equal(weights(method), weights(base))
+
+
+def test_the_first_task_is_distilled_from_the_pretrained_model_unless_told_not_to(make, base):
+    plain = train_stream(copy.deepcopy(base), tasks=1)
+    assert train_stream(make(first_task=False), tasks=1) == plain
+    method = make()
+    pretrained = weights(base)
+    assert train_stream(method, tasks=1) != plain
+    assert torch.equal(weights(method.teacher.module), pretrained)
+
+
+def test_the_teacher_is_the_model_at_the_end_of_the_previous_task(make):
+    method = make()
+    train_stream(method, tasks=1)
+    after_first = weights(method.base)
+    train_task(method, make_task(1), [make_batch(4, 2)])
+    assert torch.equal(weights(method.teacher.module), after_first)
+
+
+def test_the_papers_cross_entropy_is_ours_plus_the_teachers_entropy_with_the_same_gradient():
+    torch.manual_seed(0)
+    teacher, student = 20 * torch.randn(5, 7), (20 * torch.randn(5, 7)).requires_grad_()
+
+    def cross_entropy(a, b):
+        return 4 * F.cross_entropy(b / 2, (a / 2).softmax(-1)) + 4 * F.cross_entropy(b.mT / 2, (a.mT / 2).softmax(-1))
+
+    ours, theirs = both_ways(student, teacher, 2.0), cross_entropy(teacher, student)
+    torch.testing.assert_close(ours + cross_entropy(teacher, teacher), theirs, rtol=1e-5, atol=1e-4)
+    gradient = [torch.autograd.grad(loss, student)[0] for loss in (ours, theirs)]
+    torch.testing.assert_close(*gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_the_weight_is_in_the_term(make):
+    terms = []
+    for weight in (1.0, 5.0):
+        method = second_task(make(weight=weight, first_task=False))
+        with torch.no_grad():
+            for parameter in method.base.parameters():
+                parameter.mul_(1.1)
+        terms.append(method.losses(make_batch()))
+    torch.testing.assert_close(terms[1]["distillation"], 5 * terms[0]["distillation"])
+    assert set(terms[0]) == {"contrastive", "distillation"}
+
+
+def test_features_are_made_once_for_both_losses(make, monkeypatch):
+    method = second_task(make(student="pair"))
+    calls = []
+    encode = Clip4Clip.encode_video
+    monkeypatch.setattr(Clip4Clip, "encode_video", lambda self, frames: calls.append(self) or encode(self, frames))
+    method.losses(make_batch())
+    assert [call is method.base for call in calls] == [True, False]  # the student, the teacher
+    assert "encode_video" not in vars(method.base)
+
+
+def test_dropout_is_off_in_the_teacher(small_clip):
+    method = LwF(LwFConfig(), XPool(XPoolConfig(dropout=0.5), small_clip))
+    method.begin_task(make_task(0))
+    method.train()
+    batch = make_batch()
+    q, v = method.teacher("encode_text", batch.tokens), method.teacher("encode_video", batch.frames)
+    assert method.base.training
+    assert torch.equal(method.teacher("score", q, v), method.teacher("score", q, v))
+
+
+def test_the_state_is_the_retrievers_alone(make, base):
+    assert set(second_task(make()).state_dict()) == {f"base.{name}" for name in base.state_dict()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"weight": -1.0}, "weight must be >= 0, got -1.0. Use weight=0 to train `clip4clip` without distillation"),
+        ({"temperature": 0.0}, "temperature must be > 0, got 0.0"),
+    ],
+)
+def test_wrong_settings_say_what_to_write(settings, message):
+    with pytest.raises(ValueError, match=message):
+        LwFConfig(**settings)
+
+
+@pytest.mark.parametrize("name", LwF.PRESETS)
+def test_every_preset_is_a_valid_configuration(name):
+    known = {f.name for f in dataclasses.fields(LwFConfig)}
+    assert all(k.partition(".")[2] in known for k in LwF.PRESETS[name] if k.startswith("method."))

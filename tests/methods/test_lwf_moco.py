@@ -1,0 +1,104 @@
+import copy
+
+import pytest
+import torch
+
+from methods.base_moco import BaseMoCo, BaseMoCoConfig
+from methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from methods.layers.queues import Pair
+from methods.lwf_moco import LwFMoCo, LwFMoCoConfig
+from tests.methods.conftest import make_batch, make_task
+from tests.methods.steps import train_stream, train_task, weights
+
+KINDS = ["inbatch_kl", "queue_kl", "feature_l2"]
+
+
+@pytest.fixture
+def base(small_clip):
+    return BaseMoCo(BaseMoCoConfig(queue_size=10), small_clip)
+
+
+@pytest.fixture
+def make(base):
+    def make(**settings) -> LwFMoCo:
+        return LwFMoCo(LwFMoCoConfig(**settings), copy.deepcopy(base))
+
+    return make
+
+
+def second_task(method: LwFMoCo) -> LwFMoCo:
+    train_stream(method, tasks=1)
+    method.begin_task(make_task(1))
+    return method
+
+
+def distilled(method: LwFMoCo, batch) -> torch.Tensor:
+    taught = method.teacher("pair", batch.frames, batch.tokens)
+    return method.distil(method.base.queries(batch), taught, method.base.keys(batch)[0])
+
+
+def test_the_first_task_is_base_moco_bit_for_bit(make, base):
+    method = make()
+    assert train_stream(method, tasks=1) == train_stream(base, tasks=1)
+    assert torch.equal(weights(method), weights(base))
+    assert train_stream(make()) != train_stream(copy.deepcopy(base))
+
+
+def test_no_weight_is_base_moco_bit_for_bit(make, base):
+    assert train_stream(make(alpha=0.0), tasks=3) == train_stream(base, tasks=3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_student_that_equals_its_teacher_learns_nothing_from_it(make, kind):
+    method = second_task(make(distill=kind))
+    method.zero_grad()
+    loss = distilled(method, make_batch())
+    loss.backward()
+    assert abs(loss.item()) < 1e-6
+    assert max(p.grad.abs().max().item() for p in method.base.encoders.parameters() if p.grad is not None) < 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_student_that_left_its_teacher_pays_and_the_teacher_gets_no_gradient(make, kind):
+    method = second_task(make(distill=kind))
+    teacher = weights(method.teacher.module)
+    train_task(method, make_task(1), [make_batch(seed=i) for i in range(3)])
+    assert distilled(method, make_batch()) > 0
+    assert torch.equal(weights(method.teacher.module), teacher)
+    assert all(p.grad is None for p in method.teacher.module.parameters())
+
+
+def test_turning_all_features_changes_no_relation(make):
+    method = make()
+    rows = [torch.nn.functional.normalize(torch.randn(5, 8), dim=-1) for _ in range(4)]
+    turn = torch.linalg.qr(torch.randn(8, 8)).Q
+    loss = method.distil(Pair(*rows[:2]), Pair(*rows[2:]), Pair(*rows[:2]))
+    turned = method.distil(Pair(*(x @ turn for x in rows[:2])), Pair(*rows[2:]), Pair(*rows[:2]))
+    torch.testing.assert_close(turned, loss)
+
+
+def test_the_weight_is_in_the_term(make):
+    one, five = second_task(make()), second_task(make(alpha=5.0))
+    for method in (one, five):
+        with torch.no_grad():
+            for parameter in method.base.encoders.parameters():
+                parameter.mul_(1.1)
+    batch = make_batch()
+    torch.testing.assert_close(five.losses(batch)["distillation"], 5 * one.losses(batch)["distillation"])
+
+
+def test_the_state_is_the_retrievers_alone(make, base):
+    assert set(second_task(make()).state_dict()) == {f"base.{name}" for name in base.state_dict()}
+
+
+def test_a_retriever_without_queues_is_refused(small_clip):
+    with pytest.raises(ValueError, match=r"Clip4Clip has not\. Use base=base_moco"):
+        LwFMoCo(LwFMoCoConfig(), Clip4Clip(Clip4ClipConfig(), small_clip))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"), [({"alpha": -1.0}, "alpha must be >= 0, got -1.0"), ({"tau": 0.0}, "must be > 0, got 0.0")]
+)
+def test_wrong_settings_say_what_to_write(settings, message):
+    with pytest.raises(ValueError, match=message):
+        LwFMoCoConfig(**settings)

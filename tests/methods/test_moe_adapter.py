@@ -1,0 +1,224 @@
+import pytest
+import torch
+
+from methods.base import unit
+from methods.layers.pooling import mean_pool
+from methods.moe_adapter import SCALE, Mixture, MoEAdapter, MoEAdapterConfig
+from tests.methods.conftest import make_batch, make_task
+from tests.methods.steps import train_stream, train_task
+
+SMALL = {"num_experts": 5, "bottleneck": 4}
+
+
+def make(clip, is_random=False, tasks=3, **settings):
+    torch.manual_seed(0)
+    method = MoEAdapter(MoEAdapterConfig(**{**SMALL, **settings}), clip)
+    method.begin_task(make_task(0, tasks))
+    if is_random:
+        for mixture in method.mixtures:
+            for parameter in mixture.parameters():
+                parameter.data += 0.3 * torch.randn_like(parameter)
+    return method.eval()
+
+
+@pytest.fixture
+def mixture():
+    torch.manual_seed(0)
+    mixture = Mixture(8, MoEAdapterConfig(**SMALL))
+    mixture.add_routers(2)
+    for parameter in mixture.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    return mixture.eval()
+
+
+def test_a_fresh_model_is_clip_whatever_the_gates(small_clip):
+    method, batch = make(small_clip), make_batch()
+    assert torch.equal(method.encode_video(batch.frames), mean_pool(small_clip.vision(batch.frames)))
+    assert torch.equal(method.encode_text(batch.tokens), unit(small_clip.text(batch.tokens)))
+    for mixture in method.mixtures:
+        for router in mixture.routers:
+            assert not router.route.any()
+            assert not router.noise.any()
+            router.route.data.normal_()
+    assert torch.equal(method.encode_video(batch.frames), mean_pool(small_clip.vision(batch.frames)))
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_gates_have_k_non_zeros_that_sum_to_one(mixture, is_training):
+    gates = mixture.train(is_training).gates(torch.randn(6, 8), 1)
+    assert ((gates > 0).sum(dim=1) == 2).all()
+    torch.testing.assert_close(gates.sum(dim=1), torch.ones(6))
+
+
+def test_noise_in_training_breaks_the_ties_of_a_zero_router():
+    torch.manual_seed(0)
+    mixture = Mixture(8, MoEAdapterConfig(**SMALL))
+    mixture.add_routers(1)
+    c = torch.randn(50, 8)
+    assert len((mixture.eval().gates(c, 0) > 0).int().unique(dim=0)) == 1
+    assert len((mixture.train().gates(c, 0) > 0).int().unique(dim=0)) > 5
+
+
+def test_the_mixture_is_the_gated_sum_of_its_experts(mixture):
+    h, gates = torch.randn(6, 4, 8), mixture.gates(torch.randn(6, 8), 0)
+    expected = torch.zeros_like(h)
+    for e, expert in enumerate(mixture.experts):
+        answer = SCALE * (torch.relu(h @ expert.down.weight.mT + expert.down.bias) @ expert.up.weight.mT + expert.up.bias)
+        expected += gates[:, e, None, None] * answer
+    torch.testing.assert_close(mixture(h, gates), expected)
+
+
+def test_choosing_all_experts_is_the_dense_mixture():
+    torch.manual_seed(0)
+    mixture = Mixture(8, MoEAdapterConfig(num_experts=3, top_k=3, bottleneck=4)).eval()
+    mixture.add_routers(1)
+    mixture.routers[0].route.data.normal_()
+    c = torch.randn(4, 8)
+    torch.testing.assert_close(mixture.gates(c, 0), (c @ mixture.routers[0].route.mT).softmax(dim=-1))
+
+
+def test_a_block_adds_the_answer_to_the_tokens_after_attention(small_clip):
+    method = make(small_clip, is_random=True)
+    tower, frames = small_clip.vision, make_batch(pairs=2).frames
+    x, state = tower.embed(frames)
+    for block, mixture in zip(tower.blocks, method.vision):
+        h = x + block.attn(block.ln_1(x), seams=_no_seams(), state=state)[0]
+        c = h[:, 0].view(2, 3, -1).mean(dim=1)  # over the frames' class tokens
+        gates = mixture.gates(c, 0).repeat_interleave(3, dim=0)
+        x = h + block.mlp(block.ln_2(h)) + mixture(h, gates)
+    expected = mean_pool(tower.read(x[:, 0]).view(2, 3, -1))
+    torch.testing.assert_close(method.encode_video(frames), expected, rtol=1e-4, atol=1e-5)
+
+
+def _no_seams():
+    from methods.layers.clip import BlockSeams
+
+    return BlockSeams()
+
+
+def caption_gates(method, tokens, monkeypatch):
+    seen = []
+    gates = Mixture.gates
+    monkeypatch.setattr(Mixture, "gates", lambda self, c, task: seen.append(gates(self, c, task)) or seen[-1])
+    method.encode_text(tokens)
+    return seen
+
+
+def test_the_start_of_text_gives_all_captions_the_same_gates_and_the_end_does_not(small_clip, monkeypatch):
+    for gate, is_same in (("sot", True), ("eot", False)):
+        method = make(small_clip, is_random=True, text_gate=gate)
+        for row in caption_gates(method, make_batch().tokens, monkeypatch)[-4:]:
+            assert torch.allclose(row, row[:1].expand_as(row), atol=1e-5) == is_same
+
+
+def test_frozen_experts_and_clip_do_not_move_in_later_tasks(small_clip):
+    method = make(small_clip, lr=1.0)
+    clip = {name: value.clone() for name, value in small_clip.state_dict().items()}
+    train_stream(method, tasks=1)
+    assert all(int(mixture.frozen.sum()) == 2 for mixture in method.mixtures)
+    kept = [
+        (p, p.detach().clone())
+        for m in method.mixtures
+        for e, is_frozen in zip(m.experts, m.frozen)
+        if is_frozen
+        for p in e.parameters()
+    ]
+    kept += [(p, p.detach().clone()) for m in method.mixtures for p in m.routers[0].parameters()]
+    train_task(method, make_task(1), [make_batch(4, 2, seed=i) for i in range(4)])
+    assert all(torch.equal(p, before) for p, before in kept)
+    assert all(torch.equal(value, clip[name]) for name, value in small_clip.state_dict().items())
+
+
+def test_a_task_keeps_the_experts_that_it_used_most(mixture):
+    mixture.used = torch.tensor([1, 7, 0, 9, 7])
+    mixture.freeze_most_used()
+    assert mixture.frozen.tolist() == [False, True, False, True, False]
+    mixture.used = torch.tensor([0, 0, 5, 9, 0])
+    mixture.freeze_most_used()
+    assert mixture.frozen.tolist() == [False, True, True, True, False]  # expert 3 again counts as its own
+
+
+def test_an_unused_expert_is_not_frozen(mixture):
+    mixture.freeze_most_used()
+    assert not mixture.frozen.any()
+
+
+def test_only_free_experts_and_the_tasks_own_router_are_trained(small_clip):
+    method = make(small_clip)
+    method.mixtures[0].frozen[1] = True
+    method.begin_task(make_task(2))
+    ids = {id(p) for group in method.param_groups() for p in group["params"]}
+    first = method.mixtures[0]
+    assert {id(p) for p in first.experts[0].parameters()} <= ids
+    assert not {id(p) for p in first.experts[1].parameters()} & ids
+    assert {id(p) for p in first.routers[2].parameters()} <= ids
+    assert not {id(p) for p in first.routers[0].parameters()} & ids
+    assert not {id(p) for p in small_clip.parameters()} & ids
+
+
+def test_a_caption_takes_the_router_of_the_task_that_it_searches(small_clip):
+    tokens = make_batch().tokens
+    method = make(small_clip, is_random=True)
+    assert method.prompts_by_task
+    first = method.encode_text(tokens, 0)
+    method.begin_task(make_task(1))
+    assert torch.equal(method.encode_text(tokens, 0), first)  # nothing that router 0 uses has moved
+    assert not torch.equal(method.encode_text(tokens, 1), first)
+    last = make(small_clip, is_random=True, query_router="last")
+    last.begin_task(make_task(1))
+    assert not last.prompts_by_task
+    assert torch.equal(last.encode_text(tokens, 0), last.encode_text(tokens, None))
+
+
+def test_old_features_stay_when_their_experts_are_frozen(small_clip):
+    method = make(small_clip, frozen_per_task=5)
+    train_stream(method, tasks=1, steps=6)
+    for mixture in method.mixtures:
+        mixture.frozen.fill_(True)
+    before = method.encode_text(make_batch().tokens, 0)
+    train_task(method, make_task(1), [make_batch(4, 2, seed=i) for i in range(3)])
+    assert torch.equal(method.encode_text(make_batch().tokens, 0), before)
+
+
+def test_the_first_gradient_reaches_the_upper_matrices_alone(small_clip):
+    method = make(small_clip).train()
+    torch.stack(list(method.losses(make_batch()).values())).sum().backward()
+    experts = [e for m in method.mixtures for e in m.experts]
+    assert any(e.up.weight.grad is not None and e.up.weight.grad.any() for e in experts)
+    assert not any(e.down.weight.grad is not None and e.down.weight.grad.any() for e in experts)
+
+
+def test_the_state_survives(small_clip):
+    method = make(small_clip)
+    train_stream(method, tasks=2)
+    other = MoEAdapter(MoEAdapterConfig(**SMALL), small_clip)
+    for index in range(2):
+        other.begin_task(make_task(index))
+    other.load_state_dict(method.state_dict())
+    batches = [make_batch(4, 2, seed=i) for i in range(2)]
+    assert train_task(other, make_task(2), batches) == train_task(method, make_task(2), batches)
+    assert [m.frozen.tolist() for m in other.mixtures] == [m.frozen.tolist() for m in method.mixtures]
+
+
+@pytest.mark.parametrize(("tasks", "total"), [(10, 50_383_872), (11, 51_059_712), (20, 57_142_272)])
+def test_the_added_parameters_are_these(tasks, total):
+    with torch.device("meta"):
+        towers = [Mixture(width, MoEAdapterConfig()) for width in (768, 512)]
+        for mixture in towers:
+            mixture.add_routers(tasks)
+    assert 12 * sum(p.numel() for mixture in towers for p in mixture.parameters()) == total
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": -1.0}, "lr must be >= 0, got -1.0"),
+        ({"top_k": 30}, "top_k chooses among 22 experts, got 30"),
+        ({"bottleneck": 0}, "bottleneck must be >= 1, got 0"),
+        ({"dropout": 1.0}, "dropout must lie"),
+        ({"frozen_per_task": -1}, "frozen_per_task must be >= 0, got -1. Use 0"),
+    ],
+)
+def test_wrong_settings_say_what_to_write(settings, message):
+    with pytest.raises(ValueError, match=message):
+        MoEAdapterConfig(**settings)

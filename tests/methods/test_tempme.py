@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+
+from methods.base import unit
+from methods.layers.clip import Clip, record_tokens
+from methods.layers.losses import contrastive
+from methods.tempme import TempMe, TempMeConfig
+from tests.methods.conftest import make_batch
+
+
+def test_the_tiny_tower_has_sensible_defaults(small_clip):
+    method = TempMe(TempMeConfig(num_frames=8), small_clip)
+    with record_tokens() as states, torch.no_grad():
+        method.encode_video(make_batch(2, 8).frames)
+    assert states[0].log == [(8, 17, 15), (4, 21, 19), (1, 54, 49), (1, 49, 45)]
+
+
+def test_full_fine_tuning_trains_both_towers_at_their_own_rate(small_clip):
+    method = TempMe(TempMeConfig(num_frames=4, adaptation="full", lr=1e-4, lr_clip=1e-7), small_clip)
+    rates = {group["name"]: group["lr"] for group in method.param_groups()}
+    assert rates == {"positions": 1e-4, "clip": 1e-7}
+    handed = {id(p) for group in method.param_groups() for p in group["params"]}
+    left_out = [name for name, p in method.named_parameters() if id(p) not in handed]
+    assert left_out == ["backbone.logit_scale"]
+
+
+def test_nothing_adapted_and_no_positions_leaves_nothing_to_train(small_clip):
+    assert TempMe(TempMeConfig(adaptation="none", positions="none"), small_clip).param_groups() == []
+
+
+def test_every_preset_is_a_valid_configuration():
+    for settings in TempMe.PRESETS.values():
+        TempMeConfig(**{k.removeprefix("method."): v for k, v in settings.items() if k.startswith("method.")})
+
+
+# ---------------------------------------------------------------- the released code, run by the authors' files
+
+
+@pytest.fixture(scope="module")
+def released(shared):
+    """Outputs of the authors' unmodified code with random weights (shared/reference/tempme)."""
+    folder = shared / "reference" / "tempme"
+    with np.load(folder / "tempme_b32_io.npz") as file:
+        given = {name: torch.from_numpy(file[name]) for name in file.files}
+    with np.load(folder / "tempme_b32_state.npz") as file:
+        state = {name: torch.from_numpy(file[name].astype(np.float32)) for name in file.files}
+    return given, state, json.loads((folder / "tempme_b32.json").read_text())
+
+
+def load(state, **settings):
+    vision = {"layers": 12, "width": 64, "head_width": 16, "patch_size": 8, "image_size": 56}
+    text = {"context_length": 77, "vocab_size": 512, "width": 64, "heads": 4, "layers": 12}
+    source = open_clip.CLIP(embed_dim=32, quick_gelu=True, vision_cfg=vision, text_cfg=text)
+    plain = {name.removeprefix("clip."): value for name, value in state.items() if "TVPt" not in name}
+    source.load_state_dict(plain, strict=False)
+    method = TempMe(TempMeConfig(**settings), Clip(source, lambda texts: torch.empty(0), (0.5,) * 3, (0.5,) * 3))
+    towers = {"clip.visual.transformer": method.adaptation.vision, "clip.transformer": method.adaptation.text}
+    with torch.no_grad():
+        for tower, loras in towers.items():
+            for block, lora in enumerate(loras):
+                lora.A.copy_(state[f"{tower}.resblocks.{block}.attn.TVPt_LoRA_a"])
+                lora.B.copy_(state[f"{tower}.resblocks.{block}.attn.TVPt_LoRA_b"])
+        for block, p in method.reducer.positions.items():
+            p.copy_(state[f"clip.visual.transformer.resblocks.{block}.TVPt_Video_Positional_embedding"][0, :, 0])
+    return method.eval()
+
+
+def test_features_similarities_and_loss_equal_the_released_code(released):
+    given, state, description = released
+    method = load(state, positions="merging")
+    with torch.no_grad(), record_tokens() as states:
+        videos, captions = method.encode_video(given["video"].float()), method.encode_text(given["text_ids"])
+        logits = method.scale() * method.score(captions, videos)
+    torch.testing.assert_close(videos, unit(given["video_feat"]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(captions, unit(given["text_feat"]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(logits, given["logits_t2v"], rtol=0, atol=5e-5)  # the cosines, times 100
+    assert float(contrastive(logits)) == pytest.approx(description["loss"], abs=1e-5)
+    out = [(layer["frame_num"], layer["token_num"]) for layer in description["layers"]]
+    assert [(groups, tokens) for groups, _, tokens in states[0].log] == out
+    torch.testing.assert_close(states[0].sizes[..., 0], given["block11_size"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [({"positions": "none"}, "video_feat_frame_pos0"), ({"proportional": False}, "video_feat_no_prop_attn")],
+)
+def test_ablations_equal_the_released_code(released, settings, name):
+    given, state, _ = released
+    with torch.no_grad():
+        videos = load(state, **settings).encode_video(given["video"].float())
+    torch.testing.assert_close(videos, unit(given[name]), rtol=0, atol=1e-6)

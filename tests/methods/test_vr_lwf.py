@@ -1,0 +1,190 @@
+import copy
+import dataclasses
+
+import pytest
+import torch
+
+from methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from methods.clip_vip import CLIPViP, CLIPViPConfig
+from methods.layers.clip import load_backbone
+from methods.layers.teaching import Heard
+from methods.lwf import LwF, LwFConfig
+from methods.vr_lwf import VRLwF, VRLwFConfig, draw_sentences
+from tests.methods.conftest import make_batch, make_task
+from tests.methods.steps import train_stream, train_task, weights
+
+SMALL = {"sentences": 7, "length": 5}
+
+
+@pytest.fixture
+def base(small_clip):
+    return Clip4Clip(Clip4ClipConfig(), small_clip)
+
+
+@pytest.fixture
+def make(base):
+    def make(**settings) -> VRLwF:
+        return VRLwF(VRLwFConfig(**{**SMALL, **settings}), copy.deepcopy(base))
+
+    return make
+
+
+def begin(method, index=0):
+    torch.manual_seed(index)
+    method.begin_task(make_task(index))
+    for parameter in method.parameters():
+        parameter.requires_grad_(True)
+    method.zero_grad()
+    return method
+
+
+def moved(method):
+    """A student that has left its teacher."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in method.base.parameters():
+            parameter += 0.02 * torch.randn_like(parameter)
+    return method
+
+
+def distil(method, batch):
+    return method.distil(batch.frames, method.base.encode_video(batch.frames))
+
+
+def largest_gradient(method) -> float:
+    return max(float(p.grad.abs().max()) for p in method.parameters() if p.grad is not None)
+
+
+def test_the_vocabulary_is_the_tokenizers_own():
+    clip = load_backbone("tiny-clip", "shipped")
+    start, end = clip.tokenize.sot_token_id, clip.tokenize.eot_token_id
+    torch.manual_seed(0)
+    drawn = draw_sentences(clip, 2000, 10)
+    words = drawn[:, 1:-1]
+    assert drawn.shape == (2000, 12)
+    assert set(drawn[:, 0].tolist()) == {start}
+    assert set(drawn[:, -1].tolist()) == {end}
+    assert words.min() >= 0
+    assert words.max() < start  # neither end is a word
+    assert torch.equal(drawn.argmax(dim=-1), torch.full((2000,), 11))  # where a caption is read
+    assert len(words.unique()) == start  # all words are drawn
+    assert all(isinstance(clip.tokenize.decode(row.tolist()), str) for row in words[:50])
+
+
+@pytest.mark.parametrize("kind", ["video", "each"])
+def test_at_the_old_weights_the_loss_is_zero_and_has_no_gradient(make, kind):
+    method = begin(make(student=kind))
+    loss = distil(method, make_batch())
+    loss.backward()
+    assert abs(float(loss.detach())) < 1e-6
+    assert largest_gradient(method) < 1e-5
+
+
+def test_the_captions_of_the_batch_do_not_matter(make):
+    method, batch = moved(begin(make())), make_batch()
+    other = dataclasses.replace(batch, tokens=batch.tokens.flip(0))
+    one, two = (method.losses(b)["distillation"] for b in (batch, other))
+    assert float(one.detach()) > 0
+    assert torch.equal(one, two)
+
+
+def test_one_sentence_and_one_video_have_no_gradient(make):
+    method = moved(begin(make(sentences=1)))
+    distil(method, make_batch(pairs=1)).backward()
+    assert largest_gradient(method) == 0
+
+
+def test_one_video_leaves_the_answers_over_sentences(make):
+    method = moved(begin(make()))
+    distil(method, make_batch(pairs=1)).backward()
+    assert largest_gradient(method) > 0
+
+
+def test_the_same_seed_draws_the_same_sentences_and_each_task_its_own(make):
+    one, resumed = begin(make()), make()
+    first = one.sentences
+    second = begin(one, 1).sentences
+    begin(resumed, 0)
+    assert torch.equal(resumed.sentences, first)
+    assert torch.equal(begin(resumed, 1).sentences, second)
+    assert not torch.equal(first, second)
+
+
+def test_the_teachers_sentences_are_encoded_once_for_each_task(make):
+    method, batch = begin(make()), make_batch()
+    distil(method, batch)
+    kept = method._taught
+    distil(method, batch)
+    assert method._taught is kept
+    begin(method, 1)
+    assert method._taught is None
+
+
+def test_with_the_batchs_captions_for_sentences_it_is_lwf(make, base):
+    batch = make_batch()
+    for kind in ("video", "each"):
+        method = begin(make(student=kind))
+        method.sentences = batch.tokens
+        lwf = LwF(LwFConfig(student=kind), copy.deepcopy(base))
+        lwf.begin_task(make_task(0))
+        for strategy in (method, lwf):
+            moved(strategy)
+        torch.testing.assert_close(distil(method, batch), lwf.distil(Heard(lwf.base, batch)))
+
+
+def test_no_weight_is_the_retriever_bit_for_bit(make, base):
+    assert train_stream(make(weight=0.0), tasks=3) == train_stream(base, tasks=3)
+
+
+def test_the_teacher_is_the_model_before_the_task_and_is_not_trained(make):
+    method = make()
+    train_stream(method, tasks=1)
+    after_first = weights(method.base)
+    train_task(method, make_task(1), [make_batch(4, 2, seed=i) for i in range(2)])
+    assert torch.equal(weights(method.teacher.module), after_first)
+    assert not torch.equal(weights(method.base), after_first)
+
+
+def tvr_plus_cl(clip, **settings):
+    preset = {k.removeprefix("method."): v for k, v in VRLwF.PRESETS["tvr-plus-cl"].items()}
+    assert preset["base"] == "clip_vip"
+    torch.manual_seed(0)
+    return VRLwF(VRLwFConfig(**{**SMALL, **preset, **settings}), CLIPViP(CLIPViPConfig(), clip))
+
+
+def test_tvr_plus_cl_is_clip_vip_in_its_first_task_and_without_weight(small_clip):
+    batches = {}
+    for name, settings in (("combined", {}), ("no weight", {"weight": 0.0})):
+        batches[name] = train_stream(tvr_plus_cl(copy.deepcopy(small_clip), **settings), tasks=2)
+    torch.manual_seed(0)
+    plain = train_stream(CLIPViP(CLIPViPConfig(), small_clip), tasks=2)
+    assert batches["no weight"] == plain
+    assert batches["combined"][:3] == plain[:3]
+    assert batches["combined"][3:] != plain[3:]
+
+
+def test_tvr_plus_cl_starts_a_task_with_equal_student_and_teacher(small_clip):
+    method, batch = tvr_plus_cl(small_clip), make_batch(frames=5)
+    train_stream(method, tasks=1)
+    begin(method, 1)
+    assert torch.equal(method.teacher("encode_video", batch.frames), method.encode_video(batch.frames))
+    distil(method, batch).backward()
+    assert largest_gradient(method) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"weight": -1.0}, "weight must be >= 0, got -1.0"),
+        ({"temperature": 0.0}, "temperature must be > 0, got 0.0"),
+        ({"sentences": 0}, "sentences and length must be >= 1, got 0 and 10"),
+    ],
+)
+def test_wrong_settings_say_what_to_write(settings, message):
+    with pytest.raises(ValueError, match=message):
+        VRLwFConfig(**settings)
+
+
+def test_sentences_longer_than_a_caption_are_refused(make):
+    with pytest.raises(ValueError, match=r"15 words and the two ends do not fit the 16 tokens .* Use at most 14"):
+        make(length=15)

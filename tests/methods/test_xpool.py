@@ -1,0 +1,194 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import methods.xpool as xpool
+from methods.base import Batch
+from methods.xpool import Pooling, XPool, XPoolConfig
+from tests.methods.conftest import make_batch, make_task
+from tests.methods.steps import train_stream
+
+
+@pytest.fixture
+def head():
+    """A head away from its start."""
+    torch.manual_seed(0)
+    head = Pooling(8, 0.3).eval()
+    for parameter in head.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    return head
+
+
+@pytest.fixture
+def method(small_clip):
+    torch.manual_seed(0)
+    method = XPool(XPoolConfig(), small_clip).eval()
+    for parameter in method.pooling.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    return method
+
+
+def pooled(head, q, f):
+    return head.pool(head.ask(q), *head.read(f))
+
+
+def features(queries=5, videos=4, frames=3, width=8):
+    return torch.randn(queries, width), torch.randn(videos, frames, width)
+
+
+def test_the_head_is_the_papers_equations(head):
+    q, f = features()
+    y, asked = head.ln_1(f), head.q(head.ln_1(q))
+    weights = torch.softmax(torch.einsum("vtd,qd->vtq", head.k(y), asked) / math.sqrt(8), dim=1)
+    o = head.out(torch.einsum("vtd,vtq->vqd", head.v(y), weights))
+    a = head.ln_2(o)
+    torch.testing.assert_close(pooled(head, q, f), head.ln_3(a + head.linear(a)))
+
+
+def test_attention_sums_to_one_over_frames(head):
+    q, f = features()
+    weights = head.attention(head.ask(q), head.read(f)[0])
+    assert weights.shape == (4, 5, 3)
+    torch.testing.assert_close(weights.sum(dim=-1), torch.ones(4, 5))
+
+
+def test_the_order_of_frames_is_irrelevant(head):
+    q, f = features()
+    torch.testing.assert_close(pooled(head, q, f.flip(1)), pooled(head, q, f))
+
+
+@pytest.mark.parametrize("frames", [1, 4])
+def test_equal_frames_look_the_same_to_every_caption(head, frames):
+    q, f = features(frames=1)
+    r = pooled(head, q, f.expand(-1, frames, -1))
+    torch.testing.assert_close(r, r[:, :1].expand_as(r))
+
+
+def test_captions_see_different_videos(head):
+    q, f = features()
+    r = pooled(head, q, f)
+    assert float((r - r[:, :1]).abs()[:, 1:].amin(dim=(0, 2)).min()) > 1e-4
+
+
+def test_at_the_start_the_pooled_frames_are_the_attention_average():
+    head = Pooling(8, 0.3)
+    q, f = features()
+    keys, values = head.read(f)
+    torch.testing.assert_close(keys, head.ln_1(f))
+    torch.testing.assert_close(values, head.ln_1(f))
+    average = head.attention(head.ask(q), keys) @ values
+    torch.testing.assert_close(head.eval().pool(head.ask(q), keys, values), head.ln_3(2 * head.ln_2(average)))
+
+
+def test_a_score_is_the_cosine_of_a_caption_and_its_view_of_a_video(method):
+    q, f = features(width=16)
+    r = pooled(method.pooling, q, f)  # (V, Q, d)
+    expected = torch.stack([F.cosine_similarity(q[j], r[:, j], dim=-1) for j in range(len(q))])
+    torch.testing.assert_close(method.score(q, f), expected)
+
+
+def test_the_score_of_a_pair_does_not_depend_on_its_company(method):
+    q, f = features(width=16)
+    whole = method.score(q, f)
+    torch.testing.assert_close(method.score(q[2:3], f[1:2]), whole[2:3, 1:2])
+
+
+def test_chunks_change_nothing(method, monkeypatch):
+    q, f = features(queries=7, width=16)
+    whole = method.score(q, f)
+    monkeypatch.setattr(xpool, "CHUNK", 2 * 4 * 16)
+    torch.testing.assert_close(method.score(q, f), whole)
+
+
+def test_the_length_of_features_matters_to_attention_alone(method):
+    q, f = features(width=16)
+    torch.testing.assert_close(method.score(3 * q, 3 * f), method.score(q, f), rtol=1e-3, atol=1e-3)  # LayerNorm
+
+
+def test_the_gallery_holds_frames_and_is_searched_without_the_tower(method, monkeypatch):
+    batch = make_batch()
+    gallery = method.encode_video(batch.frames)
+    assert gallery.shape == (6, 3, 16)
+    torch.testing.assert_close(gallery, method.backbone.vision(batch.frames))  # not normalised
+    queries = method.encode_text(batch.tokens)
+    assert not torch.allclose(queries.norm(dim=-1), torch.ones(6))
+    monkeypatch.setattr(method.backbone.vision, "forward", None)
+    assert method.score(queries, gallery).shape == (6, 6)
+
+
+def test_an_old_gallery_is_pooled_by_the_present_head(method):
+    q, f = features(width=16)
+    before = method.score(q, f)
+    method.pooling.v.weight.data += 0.5
+    assert not torch.allclose(method.score(q, f), before)
+
+
+def test_dropout_acts_in_training_only(method):
+    q, f = features(width=16)
+    assert torch.equal(method.score(q, f), method.score(q, f))
+    method.train()
+    assert not torch.equal(method.score(q, f), method.score(q, f))
+
+
+def test_clip_and_head_are_trained_at_their_own_rates(small_clip):
+    method = XPool(XPoolConfig(), small_clip)
+    clip, head = method.param_groups()
+    assert (clip["lr"], head["lr"]) == (1e-6, 1e-5)
+    ids = [id(p) for group in (clip, head) for p in group["params"]]
+    assert len(set(ids)) == len(ids)
+    assert set(ids) == {id(p) for p in method.parameters()}
+    assert not any(p is small_clip.logit_scale for g in XPool(XPoolConfig(train_scale=False), small_clip).param_groups() for p in g["params"])
+
+
+def test_training_lowers_the_loss(small_clip):
+    batch = make_batch()
+    method = XPool(XPoolConfig(dropout=0.0), small_clip)
+    optimizer = torch.optim.Adam(method.parameters(), 1e-3)
+    losses = []
+    for _ in range(6):
+        optimizer.zero_grad()
+        loss = method.losses(batch)["contrastive"]
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+    assert all(p.grad is not None for p in method.parameters())
+
+
+def test_the_temperature_is_clamped(small_clip):
+    method = XPool(XPoolConfig(), small_clip)
+    small_clip.logit_scale.data.fill_(9.0)
+    method.after_step()
+    assert float(method.scale().detach()) == pytest.approx(100.0, rel=1e-5)
+
+
+def test_the_state_survives(small_clip):
+    method = XPool(XPoolConfig(), small_clip)
+    train_stream(method, tasks=2)
+    other = XPool(XPoolConfig(), small_clip)
+    for index in range(2):
+        other.begin_task(make_task(index))
+    other.load_state_dict(method.state_dict())
+    batch: Batch = make_batch()
+    assert torch.equal(other.eval().logits(batch), method.eval().logits(batch))
+
+
+def test_the_printed_parameters_are_these():
+    with torch.device("meta"):
+        head = Pooling(512, 0.3)
+    assert 151_277_313 + sum(p.numel() for p in head.parameters()) == 152_593_665
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr_head": -1.0}, "lr_head must be >= 0, got -1.0"),
+        ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
+        ({"max_scale": 0.5}, "max_scale must be >= 1, got 0.5"),
+    ],
+)
+def test_wrong_settings_say_what_to_write(settings, message):
+    with pytest.raises(ValueError, match=message):
+        XPoolConfig(**settings)

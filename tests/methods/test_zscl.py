@@ -1,0 +1,187 @@
+import copy
+import dataclasses
+
+import pytest
+import torch
+
+from methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from methods.zscl import ZSCL, ZSCLConfig
+from tests.methods.conftest import make_batch, make_task
+from tests.methods.steps import step, train_stream, train_task, weights
+
+SMALL = {"reference_texts": 12, "average_every": 1}
+
+
+@pytest.fixture
+def base(small_clip):
+    return Clip4Clip(Clip4ClipConfig(), small_clip)
+
+
+@pytest.fixture
+def make(base):
+    def make(**settings) -> ZSCL:
+        return ZSCL(ZSCLConfig(**{**SMALL, **settings}), copy.deepcopy(base))
+
+    return make
+
+
+def begin(method, index=0):
+    torch.manual_seed(index)
+    method.begin_task(make_task(index))
+    for parameter in method.parameters():
+        parameter.requires_grad_(True)
+    method.zero_grad()
+    return method.train()
+
+
+def largest_gradient(method) -> float:
+    return max(float(p.grad.abs().max()) for p in method.parameters() if p.grad is not None)
+
+
+def images(method, count=5):
+    return method.reference.images(range(count), torch.device("cpu"))
+
+
+def test_weight_zero_is_plain_fine_tuning_bit_for_bit(make, base):
+    method = make(weight=0.0, average_every=0)
+    assert train_stream(method, tasks=3) == train_stream(base, tasks=3)
+    assert torch.equal(weights(method), weights(base))
+
+
+def test_averaging_does_not_touch_the_steps_of_a_task(make, base):
+    assert train_stream(make(weight=0.0), tasks=1) == train_stream(base, tasks=1)
+
+
+def test_at_the_pretrained_weights_distillation_has_no_gradient(make):
+    method = begin(make())
+    loss = method.distil(images(method))
+    loss.backward()
+    assert abs(float(loss.detach())) < 1e-6
+    assert largest_gradient(method) < 1e-5
+
+
+def test_the_teacher_is_the_pretrained_model_for_ever(make, base):
+    method = make()
+    pretrained = weights(base)
+    train_stream(method, tasks=3)
+    assert torch.equal(weights(method.teacher.module), pretrained)
+    assert not torch.equal(weights(method.base), pretrained)
+
+
+def test_a_resumed_run_has_the_same_teacher(make):
+    method, resumed = make(), make()
+    train_stream(method, tasks=2)
+    for index in range(2):
+        resumed.begin_task(make_task(index))
+    resumed.load_state_dict(method.state_dict())
+    batches = [make_batch(4, 2, seed=i) for i in range(3)]
+    assert train_task(resumed, make_task(2), batches) == train_task(method, make_task(2), batches)
+    assert torch.equal(weights(resumed), weights(method))
+
+
+def test_one_image_and_one_text_have_no_gradient(make):
+    method = begin(make(reference_texts=1))
+    with torch.no_grad():
+        for parameter in method.base.parameters():
+            parameter.mul_(1.05)
+    method.distil(images(method, 1)).backward()
+    assert largest_gradient(method) == 0
+
+
+def test_constant_weights_are_their_own_average(make, base):
+    method = begin(make(weight=0.0))
+    for _ in range(7):
+        method.after_step()
+    method.eval()
+    assert torch.equal(weights(method.base), weights(base))
+
+
+def test_the_average_is_the_mean_of_the_start_and_all_snapshots(make):
+    method = begin(make(weight=0.0, average_every=2).double())
+    parameters = [p for group in method.param_groups() for p in group["params"]]
+    seen = [weights(method.base)]
+    for number in range(6):
+        step(method, parameters, dataclasses.replace(make_batch(seed=number), frames=make_batch().frames.double()))
+        if number % 2:
+            seen.append(weights(method.base))
+    method.eval()
+    torch.testing.assert_close(weights(method.base), torch.stack(seen).mean(dim=0), rtol=1e-12, atol=1e-14)
+
+
+def test_evaluation_reads_the_average_and_training_goes_on_where_it_was(make, base):
+    method = begin(make())
+    parameters = [p for group in method.param_groups() for p in group["params"]]
+    step(method, parameters, make_batch())
+    live = weights(method.base)
+    averaged = weights(method.eval().base)
+    assert not torch.equal(averaged, live)
+    assert torch.equal(weights(method.eval().base), averaged)
+    assert torch.equal(weights(method.train().base), live)
+    method.eval()
+    method.end_task(make_task(0), iter([]))
+    assert torch.equal(weights(method.train().base), averaged)  # the next task starts here
+
+
+def test_the_parameters_stay_the_optimizers_own(make):
+    method = begin(make())
+    before = [id(p) for p in method.parameters()]
+    method.after_step()
+    method.eval().train()
+    assert [id(p) for p in method.parameters()] == before
+
+
+def test_a_task_shorter_than_the_interval_leaves_the_model_unchanged_and_says_so(make, base):
+    method = make(average_every=100)
+    with pytest.warns(UserWarning, match=r"task_01 took 3 steps and the weights are averaged every 100: .* Lower"):
+        train_stream(method, tasks=1)
+    assert torch.equal(weights(method.base), weights(base))
+
+
+def test_the_distance_to_the_start_is_zero_at_the_start(make):
+    method = begin(make(l2=1.0))
+    distance = method.distance()
+    distance.backward()
+    assert float(distance.detach()) == 0
+    assert largest_gradient(method) == 0
+    with torch.no_grad():
+        method.base.backbone.logit_scale += 2.0
+    assert float(method.distance().detach()) == pytest.approx(4.0)
+
+
+def test_terms_are_there_only_when_they_count(make):
+    batch = make_batch()
+    assert set(begin(make()).losses(batch)) == {"contrastive", "distillation"}
+    assert set(begin(make(l2=0.1)).losses(batch)) == {"contrastive", "distillation", "l2"}
+    assert set(begin(make(weight=0.0)).losses(batch)) == {"contrastive"}
+
+
+def test_a_step_takes_as_many_images_as_pairs_unless_told_otherwise(make, monkeypatch):
+    shapes = []
+    monkeypatch.setattr(ZSCL, "distil", lambda self, x: shapes.append(tuple(x.shape)) or x.new_zeros(()))
+    begin(make()).losses(make_batch(pairs=4))
+    begin(make(reference_images=3, reference_frames=2)).losses(make_batch(pairs=4))
+    assert shapes == [(4, 1, 3, 32, 32), (3, 2, 3, 32, 32)]
+
+
+def test_the_state_is_the_retrievers_alone(make, base):
+    assert set(begin(make()).state_dict()) == {f"base.{name}" for name in base.state_dict()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"weight": -1.0}, "weight must be >= 0, got -1.0. Use 0 to leave the term out"),
+        ({"l2": -1.0}, "l2 must be >= 0, got -1.0"),
+        ({"temperature": 0.0}, "temperature must be > 0, got 0.0"),
+        ({"average_every": -1}, "average_every counts steps, got -1. Use 0"),
+        ({"reference_texts": 0}, "reference_texts is a count and must be >= 1, got 0"),
+    ],
+)
+def test_wrong_settings_say_what_to_write(settings, message):
+    with pytest.raises(ValueError, match=message):
+        ZSCLConfig(**settings)
+
+
+def test_a_missing_reference_set_is_refused_before_anything_is_trained(make):
+    with pytest.raises(ValueError, match="reference: /nowhere is neither `embedded` nor a folder"):
+        make(reference="/nowhere")

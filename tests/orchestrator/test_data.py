@@ -1,0 +1,180 @@
+"""Pairs, batches and frames: nothing lost, nothing twice, everything decided by the seed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from methods.layers.clip import load_backbone
+from orchestrator.config import ConfigError
+from orchestrator.data import (
+    DataConfig,
+    FrameSource,
+    StreamData,
+    crop_and_flip,
+    gray_and_jitter,
+    index_batches,
+    prepare_stream,
+    seed_of,
+)
+from orchestrator.run import Places
+from orchestrator.streams import load_stream
+
+CPU = torch.device("cpu")
+VIDEOS = [0, 0, 1, 1, 2, 2, 3, 3, 4]
+
+
+def test_an_epoch_is_a_permutation_of_all_pairs():
+    batches = index_batches(VIDEOS, 4, seed=3)
+    assert sorted(pair for batch in batches for pair in batch) == list(range(9))
+    assert [len(batch) for batch in batches] == [4, 4, 1]
+    assert batches == index_batches(VIDEOS, 4, seed=3)
+    assert batches != index_batches(VIDEOS, 4, seed=4)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_unique_videos_never_share_a_batch_and_no_pair_is_lost(seed):
+    batches = index_batches(VIDEOS, 4, seed, unique_videos=True)
+    assert sorted(pair for batch in batches for pair in batch) == list(range(9))
+    for batch in batches:
+        assert max(Counter(VIDEOS[pair] for pair in batch).values()) == 1
+        assert len(batch) <= 4
+
+
+def test_one_caption_per_video_is_drawn_anew_each_epoch():
+    epochs = [
+        [pair for batch in index_batches(VIDEOS, 4, seed, one_per_video=True) for pair in batch] for seed in range(30)
+    ]
+    assert all(sorted(VIDEOS[pair] for pair in epoch) == [0, 1, 2, 3, 4] for epoch in epochs)
+    assert {pair for epoch in epochs for pair in epoch} == set(range(9))
+
+
+def test_seeds_depend_on_every_part():
+    assert (
+        len(
+            {seed_of(0, "order", 1, 2), seed_of(1, "order", 1, 2), seed_of(0, "order", 12), seed_of(0, "augment", 1, 2)}
+        )
+        == 4
+    )
+
+
+@pytest.fixture
+def data(small_stream, runs) -> StreamData:
+    config = DataConfig(num_frames=4, batch_size=4)
+    clip = load_backbone("tiny-clip", "shipped")
+    source = FrameSource(Places(runs).open_store(), config, clip.image_size)
+    return StreamData(small_stream, source, clip.tokenize, clip.mean, clip.std, config, CPU)
+
+
+def test_batches_have_the_contracts_shapes(data):
+    batch = next(data.train_batches([0], seed=0, task=0, epoch=0))
+    assert batch.frames.shape == (4, 4, 3, 64, 64)
+    assert batch.tokens.shape == (4, 32)
+    assert batch.tokens.dtype == batch.videos.dtype == batch.categories.dtype == torch.int64
+    assert batch.frames.abs().max() <= 2.0 + 1e-6  # (x - 0.5) / 0.25
+
+
+def test_workers_share_a_batch_without_overlap(data):
+    whole = [batch.tokens for batch in data.train_batches([0], 0, 0, 0)]
+    halves = [list(data.train_batches([0], 0, 0, 0, rank, 2)) for rank in (0, 1)]
+    for tokens, a, b in zip(whole, *halves):
+        assert sorted(map(tuple, tokens.tolist())) == sorted(map(tuple, a.tokens.tolist() + b.tokens.tolist()))
+
+
+def test_background_reading_changes_nothing(data, small_stream, runs):
+    config = DataConfig(num_frames=4, batch_size=4, load_threads=2)
+    clip = load_backbone("tiny-clip", "shipped")
+    threaded = StreamData(small_stream, data.frames, clip.tokenize, clip.mean, clip.std, config, CPU)
+    for a, b in zip(data.train_batches([0], 0, 0, 1), threaded.train_batches([0], 0, 0, 1), strict=True):
+        assert torch.equal(a.frames, b.frames)
+        assert torch.equal(a.tokens, b.tokens)
+
+
+def test_every_caption_is_a_query_for_its_own_video(data):
+    queries = data.queries(1, "test")
+    assert queries.target.tolist() == [0, 1, 2]
+    assert queries.names == ("green_test_0#0", "green_test_1#0", "green_test_2#0")
+    assert queries.twin.tolist() == [-1, -1, -1]
+
+
+def test_a_damaged_object_is_decoded_again_and_served_right(data, runs):
+    item = data.stream.items(0, "train")[0]
+    before = np.array(data.frames.load(item))
+    file = next((runs / "store" / "frames").rglob(f"*{data.frames.key(item)}*"))
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 0xFF
+    file.chmod(0o644)
+    file.write_bytes(content)
+    fresh = FrameSource(Places(runs).open_store(), data.config, 64)
+    assert np.array_equal(fresh.load(item), before)
+    assert np.array_equal(FrameSource(Places(runs).open_store(), data.config, 64).load(item), before)
+
+
+def test_a_second_preparation_decodes_nothing(data, small_stream):
+    _, decoded = prepare_stream(small_stream, data.frames, ("train", "val", "test"), progress=False)
+    assert decoded == 0
+
+
+def test_the_key_changes_with_everything_that_decides_the_frames(data, small_stream, runs):
+    item = small_stream.items(0, "train")[0]
+    store = Places(runs).open_store()
+    keys = {
+        FrameSource(store, DataConfig(num_frames=4), 64).key(item),
+        FrameSource(store, DataConfig(num_frames=5), 64).key(item),
+        FrameSource(store, DataConfig(num_frames=4), 32).key(item),
+        FrameSource(store, DataConfig(num_frames=4, decoder="pyav"), 64).key(item),
+        FrameSource(store, DataConfig(num_frames=4), 64).key(small_stream.items(0, "train")[1]),
+    }
+    assert len(keys) == 5
+
+
+def spoil(manifest: str, change) -> None:
+    """Do something to the first training video of the stream."""
+    folder = Path(manifest).parent / "videos"
+    change(folder / json.loads(Path(manifest).read_text())["tasks"][0]["train"][0]["path"])
+
+
+def test_missing_videos_are_listed_and_left_out_only_on_demand(manifest, runs):
+    spoil(manifest, Path.unlink)
+    stream = load_stream(manifest, runs)
+    source = FrameSource(Places(runs).open_store(), DataConfig(num_frames=4), 64)
+    with pytest.raises(ConfigError, match=r"1 videos are missing: .*red_train_0.*data.skip_missing=true") as error:
+        prepare_stream(stream, source, ("train", "test"), progress=False)
+    assert "\n" not in str(error.value)
+    left, _ = prepare_stream(stream, source, ("train", "test"), skip_missing=True, progress=False)
+    assert len(left.items(0, "train")) == 3
+    assert left.digest != stream.digest
+    assert "missing" in left.settings_mark
+
+
+def test_a_broken_video_is_named_and_the_good_ones_are_decoded_all_the_same(manifest, runs):
+    spoil(manifest, lambda path: path.write_bytes(b"no video at all"))
+    stream = load_stream(manifest, runs)
+    store = Places(runs).open_store()
+    source = FrameSource(store, DataConfig(num_frames=3), 64)  # another sampling: nothing is there yet
+    with pytest.raises(ConfigError, match=r"1 videos are broken: .*red_train_0"):
+        prepare_stream(stream, source, ("train",), progress=False)
+    good = [item for index in range(3) for item in stream.items(index, "train")][1:]
+    assert all(store.has("frames", source.key(item)) for item in good)
+
+
+def test_frames_of_another_size_than_the_backbone_sees_are_refused(runs):
+    with pytest.raises(ConfigError, match="data.image_size: 224 does not fit the backbone, which sees 64 pixels"):
+        FrameSource(Places(runs).open_store(), DataConfig(image_size=224), 64)
+
+
+@pytest.mark.parametrize("augment", [crop_and_flip, gray_and_jitter])
+def test_augmentation_draws_once_per_video_and_stays_in_range(augment):
+    still = torch.rand(3, 1, 3, 16, 16, generator=torch.Generator().manual_seed(0)).expand(-1, 4, -1, -1, -1)
+    out = augment(still.contiguous(), torch.Generator().manual_seed(1))
+    assert out.shape == still.shape
+    assert out.min() >= 0
+    assert out.max() <= 1
+    torch.testing.assert_close(out, out[:, :1].expand_as(out))  # every frame of a video alike
+    assert not torch.allclose(out, still)
+    assert torch.equal(out, augment(still.contiguous(), torch.Generator().manual_seed(1)))

@@ -1,0 +1,52 @@
+"""Every search space names settings that exist and holds the paper's value inside every range."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import fields
+
+import pytest
+from ray.tune.search.sample import Categorical, Domain, Float, Integer
+
+from methods import METHODS, find_method
+from orchestrator.run import GROUPS, resolve
+
+pytestmark = pytest.mark.slow  # importing Ray Tune takes seconds
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_space_fits_the_method_and_holds_the_papers_values(name):
+    module = importlib.import_module(f"search_spaces.{name}")
+    cls = find_method(name)
+    known = {f"method.{f.name}" for f in fields(cls.Config)}
+    if cls.wraps:
+        base = find_method(cls.Config().base)
+        known |= {f"base.{f.name}" for f in fields(base.Config)}
+    for group, config in GROUPS.items():
+        known |= {f"{group}.{f.name}" for f in fields(config)}
+    assert set(module.SPACE) <= known
+    assert set(module.FIXED) <= known | {"method", "stream"}
+    for setting, domain in module.SPACE.items():
+        assert isinstance(domain, Domain)
+        if setting not in module.PAPER:
+            continue
+        value = module.PAPER[setting]
+        if isinstance(domain, Categorical):
+            assert value in domain.categories, setting
+        elif isinstance(domain, (Float, Integer)):
+            assert domain.lower <= value <= domain.upper, setting
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_point_of_the_space_is_a_legal_configuration(name):
+    module = importlib.import_module(f"search_spaces.{name}")
+    for _ in range(5):
+        point = {setting: domain.sample() for setting, domain in module.SPACE.items()}
+        resolve({**module.FIXED, "method": name, "stream": "shapes-5", **point})
+    resolve({**module.FIXED, "method": name, "stream": "shapes-5", **module.PAPER})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_objective_is_comparable_at_every_task(name):
+    module = importlib.import_module(f"search_spaces.{name}")
+    assert (module.METRIC, module.MODE) == ("stream/t2v/r1_gain", "max")
