@@ -102,11 +102,12 @@ class Mixture(nn.Module):
         for _ in range(count):
             router = Router(self.width, self.config.num_experts, self.config.top_k)
             nn.init.zeros_(router.route)
-            self.routers.append(router)
+            self.routers.append(router.train(self.training))
 
     def trained(self, task: int) -> list[nn.Parameter]:
         """Experts that no task has kept for itself, and the router of `task`."""
-        free = [e for e, is_frozen in zip(self.experts, self.frozen.tolist()) if not is_frozen]
+        frozen = [False] * len(self.experts) if self.frozen.is_meta else self.frozen.tolist()
+        free = [e for e, is_frozen in zip(self.experts, frozen) if not is_frozen]
         return [p for module in (*free, self.routers[task]) for p in module.parameters()]
 
     def gates(self, c: Tensor, task: int) -> Tensor:

@@ -226,7 +226,7 @@ class VisionTower(nn.Module):
         self.proj = source.proj  # (D, d)
         self.blocks = nn.ModuleList(Block(block) for block in source.transformer.resblocks)
         self.width = int(self.class_embedding.shape[0])
-        self.heads = self.blocks[0].attn.heads
+        self.heads = int(source.transformer.resblocks[0].attn.num_heads)
         self.num_tokens = int(self.positional_embedding.shape[0])  # N, the class token included
 
     def embed(self, frames: Tensor) -> tuple[Tensor, TokenState]:
@@ -271,7 +271,7 @@ class TextTower(nn.Module):
             raise ValueError("the text tower's projection is no plain matrix; use a CLIP text tower.")
         self.blocks = nn.ModuleList(Block(block) for block in source.transformer.resblocks)
         self.width = int(self.positional_embedding.shape[1])
-        self.heads = self.blocks[0].attn.heads
+        self.heads = int(source.transformer.resblocks[0].attn.num_heads)
         self.context_length = int(self.positional_embedding.shape[0])
 
     def embed(self, tokens: Tensor) -> tuple[Tensor, TokenState]:

@@ -51,13 +51,18 @@ def test_the_two_softmaxes_are_one_masked_softmax(small_clip):
     method = make(small_clip)
     x = tokens(method)
     attention = method.backbone.vision.blocks[0].attn
-    q, k, v = (attention.heads_first(z) for z in (torch.nn.functional.linear(x, attention.in_weight, attention.in_bias)).chunk(3, -1))
+    q, k, v = (
+        attention.heads_first(z)
+        for z in (torch.nn.functional.linear(x, attention.in_weight, attention.in_bias)).chunk(3, -1)
+    )
     frame = torch.arange(x.shape[1]).sub(1 + PROXIES).div(PATCHES, rounding_mode="floor")
     frame[: 1 + PROXIES] = -1
     allowed = (frame[:, None] == -1) | (frame[None] == -1) | (frame[:, None] == frame[None])
     assert int(allowed[-1].sum()) == 1 + PROXIES + PATCHES  # what the softmax of a patch runs over
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
-    torch.testing.assert_close(attend(method, x), attention.out(expected.transpose(1, 2).flatten(2)), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        attend(method, x), attention.out(expected.transpose(1, 2).flatten(2)), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_patches_of_one_frame_do_not_see_those_of_another_within_a_block(small_clip):

@@ -63,7 +63,9 @@ def test_the_mixture_is_the_gated_sum_of_its_experts(mixture):
     h, gates = torch.randn(6, 4, 8), mixture.gates(torch.randn(6, 8), 0)
     expected = torch.zeros_like(h)
     for e, expert in enumerate(mixture.experts):
-        answer = SCALE * (torch.relu(h @ expert.down.weight.mT + expert.down.bias) @ expert.up.weight.mT + expert.up.bias)
+        answer = SCALE * (
+            torch.relu(h @ expert.down.weight.mT + expert.down.bias) @ expert.up.weight.mT + expert.up.bias
+        )
         expected += gates[:, e, None, None] * answer
     torch.testing.assert_close(mixture(h, gates), expected)
 

@@ -139,7 +139,11 @@ def test_clip_and_head_are_trained_at_their_own_rates(small_clip):
     ids = [id(p) for group in (clip, head) for p in group["params"]]
     assert len(set(ids)) == len(ids)
     assert set(ids) == {id(p) for p in method.parameters()}
-    assert not any(p is small_clip.logit_scale for g in XPool(XPoolConfig(train_scale=False), small_clip).param_groups() for p in g["params"])
+    assert not any(
+        p is small_clip.logit_scale
+        for g in XPool(XPoolConfig(train_scale=False), small_clip).param_groups()
+        for p in g["params"]
+    )
 
 
 def test_training_lowers_the_loss(small_clip):
