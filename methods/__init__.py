@@ -18,6 +18,16 @@ METHODS = {
     "upper_bound": "methods.upper_bound:UpperBound",
     "framefusion_moe": "methods.framefusion_moe:FrameFusionMoE",
     "structalign": "methods.structalign:StructAlign",
+    "lora": "methods.lora:Lora",
+    "prompt": "methods.prompt:Prompt",
+    "adapter": "methods.adapter:Adapter",
+    "tome": "methods.tome:ToMe",
+    "tempme": "methods.tempme:TempMe",
+    "base_moco": "methods.base_moco:BaseMoCo",
+    "bmu_moco": "methods.bmu_moco:BMUMoCo",
+    "bmu_moco_local": "methods.bmu_moco_local:BMUMoCoLocal",
+    "bmu_fixed": "methods.bmu_fixed:BMUFixed",
+    "bmu_ensemble": "methods.bmu_ensemble:BMUEnsemble",
 }
 
 

@@ -29,6 +29,7 @@ from methods.layers.experts import TaskAwareExperts
 from methods.layers.gather import gather
 from methods.layers.losses import contrastive, cross_task
 from methods.layers.pooling import mean_pool
+from methods.layers.reducers import ReducerConfig, combine, make_reducer
 from methods.layers.temporal import Direction, FFAInit, FrameFusion
 
 PLACES = ("q", "k", "v", "out")  # the projections of a text block that TAME adapts
@@ -37,6 +38,10 @@ PLACES = ("q", "k", "v", "out")  # the projections of a text block that TAME ada
 @dataclass(frozen=True, kw_only=True)
 class FrameFusionMoEConfig:
     """Tuned by search_spaces/framefusion_moe.py. "Silent": the paper does not say; the value is the released code's."""
+
+    # Not of the paper: fewer tokens in the vision tower. FFA needs the same plan for every frame (tome_shared)
+    reducer: Literal["none", "tome", "tome_shared"] = "none"
+    r: int | None = None  # tokens that a block merges away; none: as ToMe, scaled to the depth
 
     # Vision, section 3.3
     use_ffa: bool = True  # off: the ablation "w/o FFA", a frozen vision tower
@@ -175,6 +180,8 @@ class FrameFusionMoE(Method):
         self.config, self.backbone = config, backbone
         self.prompts_by_task = config.use_tame and config.use_prototypes
         self.ffa = nn.ModuleDict({str(layer): self._make_ffa(layer) for layer in self._ffa_blocks()})
+        self.reducer = make_reducer(ReducerConfig(reducer=config.reducer, r=config.r), backbone.vision)
+        self._vision_seams()  # refuses a reducer that breaks the frames' alignment
         depth = len(backbone.text.blocks) if config.use_tame else 0
         self.tame = nn.ModuleList(nn.ModuleDict({place: self._make_tame() for place in PLACES}) for _ in range(depth))
         self.prototypes = nn.ParameterList()  # p_t of eq. 4: one (D,) for each task of the stream
@@ -248,7 +255,11 @@ class FrameFusionMoE(Method):
 
     def _vision_seams(self) -> list[BlockSeams | None]:
         depth = len(self.backbone.vision.blocks)
-        return [BlockSeams(beside=self.ffa[str(i)]) if str(i) in self.ffa else None for i in range(depth)]
+        fusion = [
+            BlockSeams(beside=self.ffa[str(i)], needs_alignment=True) if str(i) in self.ffa else None
+            for i in range(depth)
+        ]
+        return list(combine(self.reducer.seams(), fusion))
 
     def _text_seams(self, index: int) -> list[BlockSeams] | None:
         if not self.config.use_tame:

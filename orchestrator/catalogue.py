@@ -42,10 +42,13 @@ def method_text(name: str) -> str:
 def _comments(config: type) -> dict[str, str]:
     """The remark beside each field in the source, where there is one."""
     found = {}
-    for line in inspect.getsource(config).splitlines():
-        name, colon, rest = line.strip().partition(":")
-        if colon and name.isidentifier() and "  # " in rest:
-            found[name] = rest.split("  # ", 1)[1]
+    for cls in reversed(config.__mro__):
+        if not dataclasses.is_dataclass(cls):
+            continue
+        for line in inspect.getsource(cls).splitlines():
+            name, colon, rest = line.strip().partition(":")
+            if colon and name.isidentifier() and "  # " in rest:
+                found[name] = rest.split("  # ", 1)[1]
     return found
 
 

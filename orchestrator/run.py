@@ -138,10 +138,11 @@ def resolve(
     _refuse_unknown_groups(merged)
     run = build(RunConfig, {key: value for key, value in merged.items() if "." not in key})
     groups: dict[str, Any] = {group: build(config, under(merged, group), group) for group, config in GROUPS.items()}
-    method: Any = build(cls.Config, under(merged, "method"), "method")
+    method: Any = build(cls.Config, _with_frames(cls, under(merged, "method"), groups["data"]), "method")
     base: Any = None
     if cls.wraps:
-        base = build(_find(method.base).Config, under(merged, "base"), "base")
+        wrapped = _find(method.base)
+        base = build(wrapped.Config, _with_frames(wrapped, under(merged, "base"), groups["data"]), "base")
     elif under(merged, "base"):
         raise ConfigError(f"base.{next(iter(under(merged, 'base')))}: {name} wraps no other method. Leave it out.")
     if groups["data"].batch_size % run.workers:
@@ -156,6 +157,13 @@ def resolve(
     if base is not None:
         settings.update(flatten(base, "base"))
     return Experiment(run, **groups, method=method, base=base, settings=settings, presets=tuple(presets))
+
+
+def _with_frames(cls: type[Method], values: Settings, data: DataConfig) -> Settings:
+    """A method whose shapes depend on the frames of a video learns their number from the data's setting."""
+    if any(f.name == "num_frames" for f in fields(cls.Config)):
+        return {"num_frames": data.num_frames, **values}
+    return values
 
 
 def _refuse_unknown_groups(settings: Mapping[str, Any]) -> None:
@@ -177,7 +185,8 @@ def code_digest(method: str, base: str | None = None) -> str:
 
     files = {Path(inspect.getfile(m)) for m in (checkpoint, data, evaluate, loop, metrics, optimizer, video)}
     files |= {Path(inspect.getfile(methods_base)), *Path(inspect.getfile(clip_module)).parent.glob("*.py")}
-    files |= {Path(inspect.getfile(find_method(name))) for name in (method, base) if name}
+    for name in filter(None, (method, base)):
+        files |= {Path(inspect.getfile(c)) for c in find_method(name).__mro__ if c.__module__.startswith("methods.")}
     digest = hashlib.sha256()
     root = Path(inspect.getfile(methods)).parent.parent
     for file in sorted(files):
@@ -222,7 +231,7 @@ class Places:
     videos: Path | None = None  # base folder of a manifest's videos, if not the manifest's own
 
     def open_store(self) -> Store:
-        return Store.open(self.store or str(self.root / "store"), self.root / "cache")
+        return Store.open(self.store or str(self.root / "store"))  # copies of remote objects: $CTVR_CACHE
 
 
 @dataclass

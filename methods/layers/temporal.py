@@ -92,6 +92,9 @@ class FrameFusion(nn.Module):
 
         `add`: SA + alpha CA. `convex`: (1 - alpha) SA + alpha CA.
         """
+        groups, tokens, width = y.shape
+        projections = 3 if self.attention.out is None else 4
+        state.extra_macs += groups * (projections * tokens * width**2 + 2 * tokens**2 * width)
         temporal = self.attention(y.unflatten(0, (state.batch, -1)), self.direction).flatten(0, 1)
         if self.mix == "convex":
             spatial = (1 - self.alpha) * spatial

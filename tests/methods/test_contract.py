@@ -21,12 +21,9 @@ def make(name: str) -> Method:
     """A method with its default settings on the small backbone, its new weights seeded."""
     torch.manual_seed(5)
     cls = find_method(name)
-    if not cls.wraps:
-        return cls(cls.Config(), make_small_clip())
-    config = cls.Config()
-    base = find_method(config.base)
-    inner = base(base.Config(), make_small_clip()) if not base.wraps else make(config.base)
-    return cls(config, inner)
+    frames = {"num_frames": 4} if any(f.name == "num_frames" for f in fields(cls.Config)) else {}
+    config = cls.Config(**frames)
+    return cls(config, make(config.base) if cls.wraps else make_small_clip())
 
 
 def learn(method: Method, index: int, steps: int = 2) -> list[float]:

@@ -12,7 +12,7 @@ import torch
 
 from methods.base import Batch, Task
 from methods.framefusion_moe import FrameFusionMoE, FrameFusionMoEConfig
-from methods.layers.clip import Clip
+from methods.layers.clip import Clip, record_tokens
 from methods.layers.losses import contrastive, cross_task
 from methods.layers.pooling import mean_pool
 from tests.methods.conftest import make_batch, make_small_clip, make_task
@@ -583,3 +583,28 @@ def test_losses_equal_the_released_code(released, io, shared):
         assert float(second["contrastive"]) == pytest.approx(0.4 * expected["proto2"]["nce_only"], rel=2e-5)
         assert float(second["cross_task"]) == pytest.approx(0.6 * expected["proto2"]["cross_only"], rel=2e-5)
         assert float(sum(second.values())) == pytest.approx(expected["proto2"]["ref_scale06"], rel=2e-5)
+
+
+def test_a_shared_merging_plan_keeps_neighbouring_frames_aligned(small_clip, batch):
+    """With equal frames a shared plan is every frame's own plan, and FFA still meets the same places."""
+    method = FrameFusionMoE(FrameFusionMoEConfig(reducer="tome_shared", r=2, rank=4), small_clip)
+    method.begin_task(make_task())
+    with record_tokens() as states:
+        features = method.encode_video(batch.frames)
+    assert [tokens for _, _, tokens in states[-1].log] == [15, 13, 11, 9]
+    assert torch.isfinite(features).all()
+    plain = FrameFusionMoE(FrameFusionMoEConfig(rank=4), small_clip)
+    assert not torch.allclose(features, plain.encode_video(batch.frames))
+
+
+def test_a_reducer_that_merges_each_frame_its_own_way_is_refused_with_the_reason(small_clip):
+    with pytest.raises(ValueError, match="frames"):
+        FrameFusionMoE(FrameFusionMoEConfig(reducer="tome", rank=4), small_clip)
+    FrameFusionMoE(FrameFusionMoEConfig(reducer="tome", rank=4, use_ffa=False), small_clip)  # nothing to align
+
+
+def test_temporal_attention_is_counted_in_the_cost(small_clip, batch):
+    with record_tokens() as states:
+        FrameFusionMoE(FrameFusionMoEConfig(rank=4), small_clip).encode_video(batch.frames)
+    groups, tokens, width = 6 * 3, 17, 32
+    assert states[-1].extra_macs == 4 * groups * (4 * tokens * width**2 + 2 * tokens**2 * width)

@@ -1,0 +1,79 @@
+"""Dark experience replay: memory pairs keep the features that they once had.
+
+Buzzega et al., "Dark Experience for General Continual Learning", arXiv:2004.07211, eq. 5-6, over any
+retriever; methods/der_moco.py is the same as a competitor of BMU-MoCo. z are a pair's features when its
+task ended, of video and caption:
+
+    L = L_retriever(batch) + alpha / 2 mean_i (|v_i - z_i^V|^2 + |q_i - z_i^T|^2)   over memory pairs i
+
+summed over all numbers of a feature. `target=similarities` keeps S(q, v) among the memory pairs of a step
+instead. There is no retrieval loss on memory pairs. What we changed: DER writes its memory while it
+trains; here pairs enter the reservoir when their task ends.
+
+It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids: its rows belong
+apart from those of methods that keep features only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from methods.base import Batch, Method
+from methods.layers.teaching import clip_of
+from methods.wrapping import ReplayConfig, ReplayStrategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class DERConfig(ReplayConfig):
+    """Nothing of it is published for retrieval."""
+
+    base: str = "clip4clip"  # any retriever; its settings are base.*
+    alpha: float = 0.5
+    target: Literal["features", "similarities"] = "features"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.alpha < 0:
+            raise ValueError(f"alpha must be >= 0, got {self.alpha}. Use 0 to train `{self.base}` alone.")
+
+
+class DER(ReplayStrategy):
+    """Hold the features of former pairs where they were."""
+
+    Config = DERConfig
+    policy = "reservoir"
+    config: DERConfig
+
+    def __init__(self, config: DERConfig, base: Method) -> None:
+        super().__init__(config, base)
+
+    def kept_features(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self.base.encode_video(batch.frames).float(), self._texts(batch.tokens)
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        terms = self.base.losses(batch)
+        if self.config.alpha and len(self.memory):
+            terms["distillation"] = self.config.alpha * self.distil(self.memory.draw(len(batch.videos)))
+        return terms
+
+    def distil(self, rows: Tensor) -> Tensor:
+        """How far memory pairs `rows` have gone from what they were."""
+        pairs = self.memory.batch(rows)
+        video, text = self.base.encode_video(pairs.frames).float(), self._texts(pairs.tokens)
+        kept_video, kept_text = self.memory.video_features[rows], self.memory.text_features[rows]
+        with torch.autocast(video.device.type, enabled=False):
+            if self.config.target == "similarities":
+                return (self.base.score(text, video) - self.base.score(kept_text, kept_video)).square().mean()
+            far = (video - kept_video).flatten(1).square().sum(-1) + (text - kept_text).flatten(1).square().sum(-1)
+            return far.mean() / 2
+
+    def _texts(self, tokens: Tensor) -> Tensor:
+        """Features of captions; word features (B, N, d) get zero rows up to one length for all batches."""
+        texts = self.base.encode_text(tokens).float()
+        missing = clip_of(self.base).text.context_length - texts.shape[1] if texts.ndim == 3 else 0
+        return F.pad(texts, (0, 0, 0, missing)) if missing else texts

@@ -1,0 +1,345 @@
+"""Nouns and verbs of a caption, by rules and the word lists of lexicon.py: nothing is downloaded or trained.
+
+CAMoE (arXiv:2109.04290) uses a trained tagger. This one knows about two thousand words and decides by a
+word's ending and by what stands before it; captions of videos are simple enough for that, other text may not be.
+
+A word is looked up first (its `Kind`), then judged in its place (its tag). Tags: N noun, V verb, X auxiliary
+(be, modals, and have and do before a verb), - everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import lru_cache
+
+from methods.layers import lexicon
+
+NOUN, VERB, AUXILIARY, OTHER = "N", "V", "X", "-"
+
+
+class Kind(Enum):
+    """What a word may be, before anything is known of its place."""
+
+    DETERMINER = auto()
+    PRONOUN = auto()
+    PREPOSITION = auto()
+    TO = auto()
+    CONJUNCTION = auto()
+    BE = auto()
+    MODAL = auto()
+    HAVE = auto()
+    DO = auto()
+    NOT = auto()
+    POSSESSIVE = auto()
+    ADVERB = auto()
+    ADJECTIVE = auto()
+    NOUN = auto()
+    VERB = auto()  # a verb in its base form or in -s, and no noun
+    EITHER = auto()  # the same, and a noun as well
+    ING = auto()
+    ING_NOUN = auto()  # in -ing, a noun unless it clearly is a verb
+    PAST = auto()
+    MARK = auto()  # punctuation
+    EDGE = auto()  # before the first and after the last word
+
+
+K = Kind
+NOUN_SIGNS = frozenset((K.DETERMINER, K.ADJECTIVE, K.POSSESSIVE, K.PREPOSITION))
+MODIFIABLE = frozenset((K.NOUN, K.EITHER, K.ADJECTIVE, K.ING, K.ING_NOUN, K.PAST))  # what a modifier may stand before
+OBJECTS = frozenset((K.DETERMINER, K.PRONOUN))  # how an object begins
+
+
+@dataclass(frozen=True)
+class Lists:
+    """The word lists as sets."""
+
+    closed: dict[str, Kind]
+    verbs: frozenset[str]
+    past: frozenset[str]
+    either: frozenset[str]
+    mostly_nouns: frozenset[str]
+    ing_nouns: frozenset[str]
+    ing_adjectives: frozenset[str]
+    ed_others: frozenset[str]
+    not_adverbs: frozenset[str]
+    adjectives: frozenset[str]
+    plurals: frozenset[str]
+    articles: frozenset[str]
+    subjects: frozenset[str]
+    singular_subjects: frozenset[str]
+    clauses: frozenset[str]
+    uninflected: frozenset[str]
+    human_adjectives: frozenset[str]
+    places: frozenset[str]
+    singular_in_s: frozenset[str]
+
+
+@lru_cache(maxsize=1)
+def lists() -> Lists:
+    """Split lexicon.py, once. Where lists overlap, the first one of `order` has the word."""
+    order = [
+        (K.PRONOUN, lexicon.PRONOUNS), (K.BE, lexicon.BE), (K.MODAL, lexicon.MODALS), (K.HAVE, lexicon.HAVE),
+        (K.DO, lexicon.DO), (K.NOT, lexicon.NEGATIONS), (K.CONJUNCTION, lexicon.CONJUNCTIONS),
+        (K.DETERMINER, lexicon.DETERMINERS), (K.PREPOSITION, lexicon.PREPOSITIONS), (K.ADVERB, lexicon.ADVERBS),
+    ]  # fmt: skip
+    closed: dict[str, Kind] = {"to": K.TO, "'s": K.POSSESSIVE, "s": K.POSSESSIVE}  # captions lose apostrophes
+    for kind, words in order:
+        for word in words.split():
+            closed.setdefault(word, kind)
+    either = frozenset(lexicon.NOUN_OR_VERB.split())
+    named = (
+        lexicon.MOSTLY_NOUNS, lexicon.ING_NOUNS, lexicon.ING_ADJECTIVES, lexicon.ED_OTHERS, lexicon.NOT_ADVERBS,
+        lexicon.ADJECTIVES, lexicon.IRREGULAR_PLURALS, lexicon.ARTICLES, lexicon.SUBJECTS, lexicon.SINGULAR_SUBJECTS,
+        lexicon.CLAUSES, lexicon.UNINFLECTED, lexicon.HUMAN_ADJECTIVES, lexicon.PLACES, lexicon.SINGULAR_IN_S,
+    )  # fmt: skip
+    verbs = frozenset(lexicon.VERBS.split()) | either
+    return Lists(closed, verbs, frozenset(lexicon.IRREGULAR.split()), either, *(frozenset(n.split()) for n in named))
+
+
+def stems(word: str, ending: str) -> list[str]:
+    """Base forms that may have given `word` its `ending` (s, ing or ed): try of tries, make of making."""
+    body = word[: -len(ending)]
+    if ending == "s":
+        found = [body]
+        if body.endswith("e"):
+            found.append(body[:-1])
+        if body.endswith("ie"):
+            found.append(body[:-2] + "y")
+        return found
+    found = [body, body + "e"]
+    if len(body) > 2 and body[-1] == body[-2]:
+        found.append(body[:-1])
+    if ending == "ed" and body.endswith("i"):
+        found.append(body[:-1] + "y")
+    return found
+
+
+def base_form(word: str) -> str:
+    """`word` itself or, in -s, the verb that it is a form of."""
+    if word in lists().verbs or not word.endswith("s"):
+        return word
+    return next((stem for stem in stems(word, "s") if stem in lists().verbs), word)
+
+
+@lru_cache(maxsize=65536)
+def kind_of(word: str) -> Kind:
+    """What a lower-case word may be."""
+    known = lists()
+    if word in known.closed:
+        return known.closed[word]
+    if not any(letter.isalnum() for letter in word):
+        return K.MARK
+    if not word[0].isalpha():
+        return K.DETERMINER  # a number
+    if word in known.adjectives or word in known.ing_adjectives:
+        return K.ADJECTIVE
+    if word in known.ing_nouns:
+        return K.ING_NOUN
+    if word in known.past:
+        return K.PAST
+    base = base_form(word)
+    if base in known.verbs:
+        return K.EITHER if base in known.either else K.VERB
+    if word.endswith("ing") and len(word) > 4:
+        return K.ING
+    if word.endswith("ed") and len(word) > 3 and word not in known.ed_others:
+        return K.PAST
+    if word.endswith("ly") and len(word) > 3 and word not in known.not_adverbs:
+        return K.ADVERB
+    return K.ADJECTIVE if _is_compared(word) or _ends_like_an_adjective(word) else K.NOUN
+
+
+def _is_compared(word: str) -> bool:
+    """`older`, `biggest`, `happier`."""
+    body = next((word.removesuffix(end) for end in ("er", "est") if word.endswith(end)), "")
+    forms = (body, body + "e", body[:-1], body[:-1] + "y")
+    return len(body) > 2 and any(form in lists().adjectives and len(form) > 2 for form in forms)
+
+
+def _ends_like_an_adjective(word: str) -> bool:
+    if word.endswith(("table", "cable", "octopus", "spoonful", "handful", "mouthful", "detective", "olive")):
+        return word in ("adjustable", "adaptable", "portable")
+    return len(word) > 5 and word.endswith(("ous", "ful", "less", "able", "ible", "ative", "astic", "istic", "esque"))
+
+
+@lru_cache(maxsize=65536)
+def tag(words: tuple[str, ...]) -> str:
+    """One letter for each word of a caption: N, V, X (auxiliary) or - (see the head of this file).
+
+    Args:
+        words: lower-case words and marks in their order; clitics ('s, 't) are words of their own.
+    """
+    return Sentence(words).tags()
+
+
+class Sentence:
+    """One caption, judged from left to right."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = list(words)
+        self.kinds = [kind_of(word) for word in self.words]
+        self.done: list[str] = []
+        self.has_finite = False  # the clause has its verb
+        self.is_joined = False  # the clause has "and" between nouns: its subject is plural
+
+    def tags(self) -> str:
+        for i, word in enumerate(self.words):
+            if word in lists().clauses or self.kinds[i] is K.MARK:
+                self.has_finite = self.is_joined = False
+            if self.kinds[i] is K.CONJUNCTION:
+                self.is_joined = not self.has_finite
+                if self._kind(self._after(i)) is K.DETERMINER:  # and a dog barks
+                    self.has_finite = False
+            found = self._judge(i)
+            if found is AUXILIARY or (found is VERB and self.kinds[i] in (K.VERB, K.EITHER, K.HAVE, K.DO)):
+                self.has_finite = True
+            self.done.append(found)
+        return "".join(self.done)
+
+    def _kind(self, i: int) -> Kind:
+        return self.kinds[i] if 0 <= i < len(self.words) else K.EDGE
+
+    def _before(self, i: int) -> int:
+        """The nearest earlier word that is neither adverb nor negation; -1 if there is none."""
+        i -= 1
+        while i >= 0 and (self.kinds[i] is K.NOT or (self.kinds[i] is K.ADVERB and self.done[i] is OTHER)):
+            i -= 1
+        return i
+
+    def _after(self, i: int) -> int:
+        """The nearest later word that is neither adverb nor negation."""
+        i += 1
+        while i < len(self.words) and self.kinds[i] in (K.NOT, K.ADVERB):
+            i += 1
+        return i
+
+    def _judge(self, i: int) -> str:
+        kind = self.kinds[i]
+        if kind in (K.NOUN,):
+            return NOUN
+        if kind is K.PAST:
+            return VERB
+        if kind is K.BE or kind is K.MODAL:
+            return NOUN if self.words[i] == "can" and self._kind(i - 1) is K.DETERMINER else AUXILIARY
+        if kind is K.HAVE:
+            is_auxiliary = self._kind(self._after(i)) in (K.PAST, K.BE) and self._kind(i + 1) is not K.DETERMINER
+            return AUXILIARY if is_auxiliary else VERB
+        if kind is K.DO:
+            follows = self._kind(self._after(i))
+            is_auxiliary = self._kind(i + 1) is K.NOT or follows in (K.VERB, K.PRONOUN)
+            is_auxiliary &= self._kind(self._before(i)) not in (K.TO, K.MODAL)
+            return AUXILIARY if is_auxiliary else VERB
+        if kind is K.ING:
+            return NOUN if self._stands_alone_after_article(i) else VERB
+        if kind is K.ING_NOUN:
+            return self._judge_ing_noun(i)
+        if kind is K.ADJECTIVE or kind is K.ADVERB:
+            return self._judge_modifier(i)
+        if kind is K.PREPOSITION and self.words[i] == "like":
+            return VERB if self._kind(self._before(i)) in (K.PRONOUN, K.TO, K.MODAL) else OTHER
+        if kind is K.VERB or kind is K.EITHER:
+            return self._judge_verb_form(i)
+        return OTHER
+
+    def _stands_alone_after_article(self, i: int) -> bool:
+        """`the singing of`, but not `the singing woman`."""
+        return (self._kind(i - 1) is K.DETERMINER or self._kind(i - 1) is K.POSSESSIVE) and self._kind(
+            i + 1
+        ) not in MODIFIABLE | OBJECTS | {K.ADVERB}
+
+    def _judge_ing_noun(self, i: int) -> str:
+        """`a painting`, but `is painting`, `a man painting a wall`."""
+        if not any(stem in lists().verbs for stem in stems(self.words[i], "ing")):
+            return NOUN
+        before, after = self._before(i), self._kind(i + 1)
+        if self._kind(before) is K.BE and before >= 0:
+            return VERB
+        is_person_doing = before >= 0 and self.done[before] is NOUN and after in OBJECTS | {K.PREPOSITION, K.EDGE}
+        return VERB if is_person_doing else NOUN
+
+    def _judge_modifier(self, i: int) -> str:
+        """Adjectives and adverbs: verbs in `to open`, nouns in `the left`, `a female is`."""
+        word, before, after = self.words[i], self._kind(self._before(i)), self._kind(i + 1)
+        if word in lists().human_adjectives and after is K.ING:
+            return NOUN
+        if word in lists().places and before is K.ADJECTIVE:
+            return NOUN
+        if word in lists().verbs and self.kinds[i] is K.ADJECTIVE:
+            is_verb = before in (K.TO, K.MODAL) or self._before_is_subject(i)
+            is_verb |= before is K.NOUN and after in OBJECTS and not self.has_finite
+            if is_verb:
+                return VERB
+        if after in MODIFIABLE | {K.CONJUNCTION, K.ADVERB, K.DETERMINER}:
+            return OTHER
+        if self.kinds[i] is K.ADVERB:
+            return NOUN if i > 0 and self.words[i - 1] in lists().articles else OTHER
+        start = i - 1
+        while self._kind(start) is K.ADJECTIVE:
+            start -= 1
+        follows_article = self._kind(start) is K.DETERMINER or self._kind(start) is K.POSSESSIVE
+        is_place = self._kind(start) is K.PREPOSITION and after is K.PREPOSITION  # on top of
+        return NOUN if follows_article or is_place else OTHER
+
+    def _before_is_subject(self, i: int) -> bool:
+        before = self._before(i)
+        return before >= 0 and self.words[before] in lists().subjects
+
+    def _judge_verb_form(self, i: int) -> str:
+        """A base form or one in -s. Words that are no nouns are verbs except behind an article."""
+        word = self.words[i]
+        base = base_form(word)
+        is_s = word != base
+        before = self._before(i)
+        previous = self._kind(before)
+        if self.kinds[i] is K.VERB:
+            is_thing = self._kind(i - 1) in (K.DETERMINER, K.POSSESSIVE) and not self._follows_singular_subject(i, is_s)
+            return NOUN if is_thing and self._kind(i + 1) not in OBJECTS else VERB
+        is_thing = base in lists().mostly_nouns
+        has_object = self._kind(i + 1) in OBJECTS
+        if previous in (K.TO, K.MODAL) or (previous is K.DO and self.done[before] is AUXILIARY):
+            return NOUN if is_s or (is_thing and not has_object) else VERB
+        if previous is K.BE:
+            return VERB if word in lists().uninflected else NOUN
+        if self._before_is_subject(i) or self._follows_singular_subject(i, is_s):
+            return NOUN if is_thing and not has_object else VERB
+        if previous is K.ADJECTIVE and self._kind(self._before(before)) is K.BE:  # what was green turns
+            return VERB if is_s and not is_thing else NOUN
+        if previous is K.EDGE:
+            return VERB if has_object else NOUN
+        if previous is K.CONJUNCTION:
+            return self._judge_joined(i, before, is_s, is_thing)
+        if before >= 0 and self.done[before] is NOUN:
+            return self._judge_after_noun(i, before, is_s, is_thing)
+        if previous is K.PRONOUN:
+            return NOUN if is_thing else VERB
+        return NOUN
+
+    def _follows_singular_subject(self, i: int, is_s: bool) -> bool:
+        """`which shows`, `one plays`: determiners that stand for a thing of their own."""
+        return is_s and i > 0 and self.words[i - 1] in lists().singular_subjects
+
+    def _judge_joined(self, i: int, conjunction: int, is_s: bool, is_thing: bool) -> str:
+        """After `and`: as the word before it, or a second verb of the same subject."""
+        last = conjunction - 1
+        while last >= 0 and self.done[last] is OTHER and self.kinds[last] in (K.ADVERB, K.PREPOSITION, K.MARK):
+            last -= 1
+        if last >= 0 and self.done[last] is VERB and not is_thing:
+            is_same = self.kinds[last] in (K.VERB, K.EITHER) and self.words[last].endswith("s") == is_s
+            return VERB if is_same or self._kind(i + 1) in OBJECTS else NOUN
+        goes_on = self._kind(i + 1) in OBJECTS or (is_s and not is_thing and self._kind(i + 1) in (K.PREPOSITION, K.TO))
+        return VERB if goes_on and VERB in self.done else NOUN
+
+    def _judge_after_noun(self, i: int, noun: int, is_s: bool, is_thing: bool) -> str:
+        """`man talks`, `people dance` against `dance steps`, `video game`: a clause has one such verb."""
+        has_object = self._kind(i + 1) in OBJECTS
+        if self.has_finite or (is_thing and not has_object):
+            return NOUN
+        if is_s or noun < i - 1:  # with an adverb between
+            return VERB
+        word = self.words[noun]
+        ends_so = word.endswith("s") and not word.endswith("ss") and word not in lists().singular_in_s
+        is_plural = word in lists().plurals or (ends_so and self.words[max(noun - 1, 0)] not in ("a", "an"))
+        is_plural |= self.is_joined
+        return VERB if is_plural or has_object else NOUN

@@ -1,0 +1,52 @@
+import copy
+
+import pytest
+import torch
+
+from methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from methods.er_ring import ERRing, ERRingConfig
+from methods.layers.memory import join
+from tests.methods.conftest import make_batch, make_task
+from tests.methods.steps import train_stream, weights
+
+
+@pytest.fixture
+def base(small_clip):
+    return Clip4Clip(Clip4ClipConfig(), small_clip)
+
+
+def make(base, **settings):
+    return ERRing(ERRingConfig(**settings), copy.deepcopy(base))
+
+
+def test_the_first_task_is_the_retriever_bit_for_bit_and_later_ones_are_not(base):
+    losses, plain = train_stream(make(base), tasks=2), train_stream(base, tasks=2)
+    assert losses[:3] == plain[:3]
+    assert losses[3:] != plain[3:]
+
+
+def test_no_memory_is_the_retriever_bit_for_bit(base):
+    method = make(base, memory=0)
+    assert train_stream(method, tasks=3) == train_stream(base, tasks=3)
+    assert torch.equal(weights(method.base), weights(base))
+
+
+@pytest.mark.parametrize(("ratio", "count"), [(0.5, 2), (1.0, 4), (2.0, 8)])
+def test_a_step_sees_the_batch_and_ratio_times_as_many_memory_pairs(base, ratio, count, monkeypatch):
+    method = make(base, ratio=ratio)
+    train_stream(method, tasks=1)
+    method.begin_task(make_task(1))
+    seen = []
+    monkeypatch.setattr(method.base, "losses", lambda batch: seen.append(batch) or {})
+    batch = make_batch(4, 2, seed=5)
+    torch.manual_seed(3)
+    method.losses(batch)
+    torch.manual_seed(3)
+    expected = join(batch, method.memory.batch(method.memory.draw(count)))
+    assert len(seen[0].videos) == 4 + count
+    assert torch.equal(seen[0].frames, expected.frames)
+
+
+def test_a_negative_ratio_is_refused():
+    with pytest.raises(ValueError, match="ratio must be >= 0, got -1"):
+        ERRingConfig(ratio=-1)
