@@ -28,6 +28,11 @@ METHODS = {
     "bmu_moco_local": "methods.bmu_moco_local:BMUMoCoLocal",
     "bmu_fixed": "methods.bmu_fixed:BMUFixed",
     "bmu_ensemble": "methods.bmu_ensemble:BMUEnsemble",
+    "lwf_moco": "methods.lwf_moco:LwFMoCo",
+    "er_ring_moco": "methods.er_ring_moco:ERRingMoCo",
+    "der_moco": "methods.der_moco:DERMoCo",
+    "co2l_moco": "methods.co2l_moco:Co2LMoCo",
+    "lump_moco": "methods.lump_moco:LUMPMoCo",
 }
 
 

@@ -39,6 +39,7 @@ PAPER: dict[str, Any] = {
     "data.batch_size": 128,
     "data.num_frames": 12,
 }
+SHAPES: dict[str, Any] = {"method.lr": 2e-5}  # with optim.lr_scale=50: 1e-3, which suits the small backbone
 RELEASED: dict[str, Any] = {**PAPER, "optim.name": "adamw_hf", "optim.eps": 1e-6, "evaluation.select": "best"}
 
 

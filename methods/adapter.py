@@ -16,7 +16,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.adapted import PAPER, RELEASED, Adaptation, AdaptedClip, AdaptedConfig
+from methods.adapted import PAPER, RELEASED, SHAPES, Adaptation, AdaptedClip, AdaptedConfig
 from methods.layers.clip import BlockSeams, Clip, TokenState
 
 Placement = Literal["after_mlp", "beside_mlp", "after_attention"]
@@ -80,7 +80,7 @@ class Adapter(AdaptedClip):
     """Frozen CLIP with a bottleneck after each MLP."""
 
     Config = AdapterConfig
-    PRESETS = {"paper": PAPER, "released": RELEASED}
+    PRESETS = {"paper": PAPER, "released": RELEASED, "shapes": SHAPES}
 
     def __init__(self, config: AdapterConfig, backbone: Clip) -> None:
         super().__init__(config, backbone, Bottlenecks(backbone, config.bottleneck, config.placement))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from methods.adapted import PAPER, RELEASED, AdaptedClip, AdaptedConfig, JointLoRA
+from methods.adapted import PAPER, RELEASED, SHAPES, AdaptedClip, AdaptedConfig, JointLoRA
 from methods.layers.clip import Clip
 
 
@@ -29,7 +29,7 @@ class Lora(AdaptedClip):
     """Frozen CLIP with LoRA on the attention of both towers."""
 
     Config = LoraConfig
-    PRESETS = {"paper": PAPER, "released": RELEASED}
+    PRESETS = {"paper": PAPER, "released": RELEASED, "shapes": SHAPES}
 
     def __init__(self, config: LoraConfig, backbone: Clip) -> None:
         super().__init__(config, backbone, JointLoRA(backbone, config.rank))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from methods.adapted import PAPER, RELEASED, Adaptation, AdaptedClip, AdaptedConfig
+from methods.adapted import PAPER, RELEASED, SHAPES, Adaptation, AdaptedClip, AdaptedConfig
 from methods.layers.clip import BlockSeams, Clip, TokenState
 
 
@@ -87,7 +87,7 @@ class Prompt(AdaptedClip):
     """Frozen CLIP with prompts of its own in every block."""
 
     Config = PromptConfig
-    PRESETS = {"paper": PAPER, "released": RELEASED}
+    PRESETS = {"paper": PAPER, "released": RELEASED, "shapes": SHAPES}
 
     def __init__(self, config: PromptConfig, backbone: Clip) -> None:
         super().__init__(config, backbone, Prompts(backbone, config.num_prompts))

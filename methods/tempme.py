@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from methods.adapted import PAPER, RELEASED, Adaptation, AdaptedClip, AdaptedConfig, JointLoRA
+from methods.adapted import PAPER, RELEASED, SHAPES, Adaptation, AdaptedClip, AdaptedConfig, JointLoRA
 from methods.base import ParamGroup
 from methods.layers.clip import Clip
 
@@ -51,6 +51,7 @@ class TempMe(AdaptedClip):
     Config = TempMeConfig
     PRESETS = {
         "paper": PAPER,
+        "shapes": SHAPES,
         "paper-b16": {**PAPER, **_B16},
         "paper-actnet": {**PAPER, **_64_FRAMES},
         "released": {**RELEASED, "method.positions": "merging"},

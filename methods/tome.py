@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from methods.adapted import PAPER, RELEASED, AdaptedClip, AdaptedConfig, JointLoRA
+from methods.adapted import PAPER, RELEASED, SHAPES, AdaptedClip, AdaptedConfig, JointLoRA
 from methods.layers.clip import Clip
 
 
@@ -31,7 +31,7 @@ class ToMe(AdaptedClip):
     """LoRA, and fewer patches of each frame in every block."""
 
     Config = ToMeConfig
-    PRESETS = {"paper": PAPER, "released": RELEASED}
+    PRESETS = {"paper": PAPER, "released": RELEASED, "shapes": SHAPES}
 
     def __init__(self, config: ToMeConfig, backbone: Clip) -> None:
         super().__init__(config, backbone, JointLoRA(backbone, config.rank))

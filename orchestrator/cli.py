@@ -9,11 +9,12 @@ import argparse
 import contextlib
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from orchestrator.config import ConfigError, parse_overrides
 
@@ -21,38 +22,52 @@ log = logging.getLogger(__name__)
 MAIN_JOB = {"method": "framefusion_moe", "stream": "shapes-5"}
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments") and "=" in message and "--" not in message:
+            message += " (write all name=value words together, after the options)"
+        self.exit(2, f"{self.prog}: {message}. See {self.prog} --help\n")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command; every mistake of the user becomes one line and exit status 2."""
     arguments = make_parser().parse_args(argv)
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    for name in ("ctvr", "orchestrator"):
-        logging.getLogger(name).setLevel(logging.INFO)
-    logging.getLogger("root").addFilter(lambda record: "No pretrained weights loaded" not in record.getMessage())
+    _set_up_logging()
+    with contextlib.suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     try:
         with contextlib.redirect_stdout(sys.stderr):  # whatever libraries print is no result
             text = arguments.run(arguments)
-    except ConfigError as error:
-        sys.stderr.write(f"ctvr: {error}\n")
-        return 2
-    except (FileNotFoundError, PermissionError) as error:
-        sys.stderr.write(f"ctvr: {error}\n")
-        return 2
+    except (ConfigError, OSError) as error:
+        return _fail(error, 2)
     except KeyboardInterrupt:
-        sys.stderr.write("ctvr: stopped. Finished tasks are kept; the same command goes on from them.\n")
-        return 130
+        return _fail("stopped. Finished tasks are kept; the same command goes on from them.", 130)
     except RuntimeError as error:
         status = {"Interrupted": 130, "FailedRuns": 1, "Diverged": 1}.get(type(error).__name__)
         if status is None:
             raise
-        sys.stderr.write(f"ctvr: {error}\n")
-        return status
+        return _fail(error, status)
     if text:
         print(text)
     return 0
 
 
+def _fail(reason: object, status: int) -> int:
+    sys.stderr.write(f"ctvr: {reason}\n")
+    return status
+
+
+def _set_up_logging() -> None:
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    for name in ("ctvr", "orchestrator"):
+        logging.getLogger(name).setLevel(logging.INFO)
+    logging.getLogger("root").addFilter(lambda record: "No pretrained weights loaded" not in record.getMessage())
+
+
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="ctvr", description="Continual text-to-video retrieval experiments.")
+    parser = Parser(prog="ctvr", description="Continual text-to-video retrieval experiments.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_sweep(commands)
     _add_run(commands)
@@ -89,7 +104,11 @@ def _where(parser: argparse.ArgumentParser, resources: bool = False) -> None:
     )
     group.add_argument("--workers", type=int, default=1, help="data-parallel processes of one trial (1)")
     group.add_argument("--cpus-per-worker", type=float, default=0.9, help="(0.9)")
-    group.add_argument("--gpus-per-trial", type=float, default=0.0, help="may be a fraction: 0.5 puts two on a GPU (0)")
+    group.add_argument(
+        "--gpus-per-trial",
+        type=float,
+        help="may be a fraction: 0.5 puts two on a GPU (one per worker if there are GPUs)",
+    )
     group.add_argument("--max-concurrent", type=int, help="upper limit of trials at once (computed from the cluster)")
 
 
@@ -147,16 +166,21 @@ def _add_sweep(commands: Any) -> None:
 
 
 def _sweep(arguments: argparse.Namespace) -> str:
-    from orchestrator.jobs import SweepRequest, resume, sweep
+    from orchestrator.sweep_jobs import SweepRequest, resume, sweep
 
     where = _get_where(arguments)
     if arguments.resume:
+        if arguments.overrides:
+            raise ConfigError(
+                f"--resume {arguments.resume}: goes on with the settings of the first command. Leave "
+                f"{arguments.overrides[0]} out, or start a new sweep."
+            )
         return resume(arguments.resume, where)
     overrides = parse_overrides(arguments.overrides)
     if arguments.smoke:
         arguments.trials, arguments.seeds, arguments.baselines = 1, min(arguments.seeds, 1), "zero_shot"
         overrides = {"optim.epochs": "1", **overrides}
-    name = arguments.name or f"{arguments.method}-{arguments.stream}-{time.strftime('%m%d-%H%M%S')}".replace("/", "_")
+    name = arguments.name or f"{arguments.method}-{Path(arguments.stream).stem}-{time.strftime('%m%d-%H%M%S')}"
     request = SweepRequest(
         method=arguments.method,
         stream=arguments.stream,
@@ -205,7 +229,7 @@ def _add_rerun(commands: Any) -> None:
 
 
 def _rerun(arguments: argparse.Namespace) -> str:
-    from orchestrator.jobs import rerun
+    from orchestrator.sweep_jobs import rerun
 
     where = _get_where(arguments)
     return rerun(arguments.sweep, where, arguments.top, arguments.seeds, _words(arguments.baselines))

@@ -1,29 +1,39 @@
-"""Ray Train workers run the continual task loop. Ray executes; the loop and its commits know nothing of it."""
+"""Ray Train workers run the continual task loop. Ray executes; the loop and its commits know nothing of it.
+
+Only workers import the science: the trial driver and Train's controller load this file too and start
+sooner without it.
+"""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray.train
-import torch
-from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig, UserCallback, WorkerGroupError
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from methods.base import Method, Task
-from orchestrator.checkpoint import Commits, Record
-from orchestrator.config import Settings
-from orchestrator.data import StreamData
-from orchestrator.loop import Workers
-from orchestrator.recorder import Recorder
-from orchestrator.run import Places, execute, resolve
-from orchestrator.streams import load_stream
-from orchestrator.tracking import Tracker
+from orchestrator.config import ConfigError, Settings
 
-START_TIMEOUT_SECONDS = "300"  # a legitimate start took 40 s and more on a loaded machine
-POLL_SECONDS = "0.2"  # how often the controller looks for reports; its default of 2.0 s throttles short tasks
+if TYPE_CHECKING:
+    from methods.base import Method, Task
+    from orchestrator.checkpoint import Commits, Record
+    from orchestrator.data import StreamData
+    from orchestrator.loop import Workers
+    from orchestrator.run import Experiment, Places
+
+
+class TrialFailed(RuntimeError):
+    """A trial ended without its result; the message is one line. `is_final`: the same would happen again."""
+
+    def __init__(self, reason: str, is_final: bool = False) -> None:
+        super().__init__(reason, is_final)
+        self.reason, self.is_final = reason, is_final
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 @dataclass(frozen=True)
@@ -45,9 +55,15 @@ class TrialPlan:
     max_failures: int = 3
     keep_model: bool = False
     tags: dict[str, str] = field(default_factory=dict)
+    session: str = ""  # of the process that drives the trials; a resumed sweep has another
 
     def places(self) -> Places:
+        from orchestrator.run import Places
+
         return Places(Path(self.root), self.store, Path(self.videos) if self.videos else None)
+
+
+# ----------------------------------------------------------------------------------------------- a worker
 
 
 def train_worker(config: dict[str, Any]) -> None:
@@ -56,54 +72,77 @@ def train_worker(config: dict[str, Any]) -> None:
     A worker that starts again after a failure goes on from the last commit; the finished tasks are
     reported again, which schedulers ignore and the tracker does not store twice.
     """
+    import torch
+
+    from orchestrator.loop import Workers
+    from orchestrator.run import execute, resolve
+    from orchestrator.streams import load_stream
+
     plan: TrialPlan = config["plan"]
-    context = ray.train.get_context()
     places = plan.places()
     stream = load_stream(config["settings"]["stream"], places.root, places.videos)
-    experiment = resolve(config["settings"], stream.settings, plan.presets)
-    rank = context.get_world_rank()
-    device = ray.train.torch.get_device() if torch.cuda.is_available() else torch.device("cpu")
-    workers = Workers(rank, context.get_world_size(), device)
-    recorder = Recorder(
-        Tracker(plan.tracking_uri, Path(plan.root)),
-        experiment,
-        config["name"],
-        plan.parent,
-        {**plan.tags, "ctvr.sweep": plan.sweep, "ctvr.trial": config["name"]},
-        plan.keep_model,
-    )
-    reported = 0
+    experiment = resolve(config["settings"], stream.settings, config["presets"])
+    context = ray.train.get_context()
+    has_gpu = plan.gpus_per_worker > 0 and torch.cuda.is_available()
+    device = ray.train.torch.get_device() if has_gpu else torch.device("cpu")
+    workers = Workers(context.get_world_rank(), context.get_world_size(), device)
+    reports = _Reports(plan, experiment, config["name"], workers)
+    result = execute(experiment, places, workers, reports.report, on_ready=reports.ready)
+    reports.conclude(result.record, result.resumed == len(result.stream.tasks))
 
-    def catch_up(record: Record) -> None:
-        """One report for each finished task that has none yet; every worker reports equally often."""
-        nonlocal reported
-        for done in range(reported, record.done):
-            ray.train.report({"task": done + 1, "seconds": record.seconds[done], **_scalars(record.metrics[done])})
-        reported = record.done
 
-    def report(task: Task, record: Record, seconds: float) -> None:
-        if rank == 0:
-            recorder.report(task, record, seconds)
-        catch_up(record)
+class _Reports:
+    """What a worker tells Ray (every worker equally often) and MLflow (rank 0 alone)."""
 
-    def ready(key: str, method: Method, data: StreamData, commits: Commits) -> None:
-        if rank == 0:
-            recorder.ready(key, method, data, commits)
-        done = workers.agree(commits.finished(len(data.stream.tasks)))
+    def __init__(self, plan: TrialPlan, experiment: Experiment, name: str, workers: Workers) -> None:
+        from orchestrator.recorder import Recorder
+        from orchestrator.tracking import Tracker
+
+        tags = {**plan.tags, "ctvr.sweep": plan.sweep, "ctvr.trial": name}
+        tracker = Tracker(plan.tracking_uri, Path(plan.root))
+        self.recorder = Recorder(tracker, experiment, name, plan.parent, tags, plan.keep_model)
+        self.workers = workers
+        self.reported = 0
+
+    def ready(self, key: str, method: Method, data: StreamData, commits: Commits) -> None:
+        if self.workers.rank == 0:
+            self.recorder.ready(key, method, data, commits)
+        done = self.workers.agree(commits.finished(len(data.stream.tasks)))
         if done:
-            catch_up(commits.record(done))
+            self._catch_up(commits.record(done))
 
-    result = execute(experiment, places, workers, report, on_ready=ready)
-    if rank == 0 and result.resumed == len(result.stream.tasks):  # everything had been finished before
-        recorder.complete(result.record)
+    def report(self, task: Task, record: Record, seconds: float) -> None:
+        if self.workers.rank == 0:
+            self.recorder.report(task, record, seconds)
+        self._catch_up(record)
+
+    def conclude(self, record: Record, was_finished: bool) -> None:
+        if self.workers.rank == 0 and was_finished:  # by an earlier process that may not have told MLflow
+            self.recorder.complete(record)
+
+    def _catch_up(self, record: Record) -> None:
+        """One report for each finished task that has none yet."""
+        for done in range(self.reported, record.done):
+            row = {name: value for name, value in record.metrics[done].items() if name.startswith("stream/")}
+            ray.train.report({"task": done + 1, "seconds": record.seconds[done], **row})  # the rest is in MLflow
+        self.reported = record.done
 
 
-def _scalars(metrics: dict[str, float]) -> dict[str, float]:
-    """What Tune needs to see; the per-task details are in MLflow."""
-    return {name: value for name, value in metrics.items() if name.startswith("stream/")}
+# ----------------------------------------------------------------------------------------------- a trial
 
 
-def fit(settings: Settings, plan: TrialPlan, name: str, callbacks: list[Any]) -> None:
+class _EndOnMistake(UserCallback):
+    """Ends a run at once on an error that would come again; Train would try as often as after a lost node."""
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        for error in worker_exceptions.values():
+            if is_final(_cause(error)):
+                raise ControllerError(TrialFailed(_line(_cause(error)), is_final=True))
+
+
+def fit(
+    settings: Settings, plan: TrialPlan, name: str, callbacks: list[Any], presets: tuple[str, ...] | None = None
+) -> None:
     """Run one trial as a Ray Train run, in the trial driver.
 
     Args:
@@ -111,39 +150,77 @@ def fit(settings: Settings, plan: TrialPlan, name: str, callbacks: list[Any]) ->
         plan: what all trials share.
         name: of the run; Ray resumes by it, so it is never used for another configuration.
         callbacks: of Ray Train, for example Tune's report callback.
+        presets: of this trial alone, instead of `plan.presets`.
 
     Raises:
-        RuntimeError: if the run failed more often than `plan.max_failures`.
+        TrialFailed: if the run failed more often than `plan.max_failures`, or for a mistake of the user.
     """
     full = {**plan.settings, **settings, "workers": plan.workers}
-    has_whole_gpus = torch.cuda.is_available() and plan.gpus_per_worker >= 1
     resources: dict[str, float] = {"CPU": plan.cpus_per_worker}
     if plan.gpus_per_worker:
         resources["GPU"] = plan.gpus_per_worker
+    chosen = plan.presets if presets is None else presets
     trainer = TorchTrainer(
         train_worker,
-        train_loop_config={"settings": full, "plan": plan, "name": name},
-        torch_config=TorchConfig(backend="nccl" if has_whole_gpus else "gloo"),
+        train_loop_config={"settings": full, "plan": plan, "name": name, "presets": chosen},
+        # NCCL wants a GPU for each process. Asked of the plan: the driver of a trial may see no GPU itself
+        torch_config=TorchConfig(backend="nccl" if plan.gpus_per_worker >= 1 else "gloo"),
         scaling_config=ScalingConfig(
             num_workers=plan.workers, use_gpu=plan.gpus_per_worker > 0, resources_per_worker=resources
         ),
         run_config=RunConfig(
             name=name,
             storage_path=plan.storage,
-            callbacks=callbacks,
-            failure_config=FailureConfig(max_failures=plan.max_failures, controller_failure_limit=2),
+            callbacks=[*callbacks, _EndOnMistake()],  # type: ignore[list-item]
+            failure_config=FailureConfig(max_failures=plan.max_failures, controller_failure_limit=2),  # type: ignore[call-arg]
         ),
     )
-    trainer.fit()
+    try:
+        trainer.fit()
+    except (WorkerGroupError, ControllerError) as error:
+        raise explain(error) from None
 
 
-def worker_environment() -> dict[str, str]:
-    """Environment of every Ray process of a sweep. No credentials: Ray shows these in its dashboard."""
-    return {
-        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": os.environ.get("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", POLL_SECONDS),
-        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": os.environ.get(
-            "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", START_TIMEOUT_SECONDS
-        ),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-    }
+def is_final(error: BaseException) -> bool:
+    """Whether an error of a worker would come again: a mistake in settings, data or code, or a loss without number."""
+    return isinstance(error, (ValueError, TypeError, AttributeError, NotImplementedError)) or _is_divergence(error)
+
+
+def _is_divergence(error: BaseException) -> bool:
+    return type(error).__name__ == "Diverged"  # of orchestrator.loop, which this process need not import
+
+
+def explain(error: Exception) -> TrialFailed:
+    """The reason of a failed Train run in one line: of all workers' errors the one that is no consequence."""
+    if isinstance(error, ControllerError):
+        cause = error.controller_failure
+        return cause if isinstance(cause, TrialFailed) else TrialFailed(_line(cause))
+    causes = [_cause(each) for each in getattr(error, "worker_failures", {}).values()] or [error]
+    first = next((cause for cause in causes if is_final(cause)), None)
+    lost = next((cause for cause in causes if "ActorDied" in type(cause).__name__), None)
+    return TrialFailed(_line(first or lost or causes[0]), is_final=first is not None)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The exception below Ray's wrappers."""
+    for name in ("_base_exc", "cause"):
+        inner = getattr(error, name, None)
+        if isinstance(inner, BaseException):
+            return _cause(inner)
+    return error
+
+
+def _line(error: BaseException) -> str:
+    """An error in one line; its type is left out where the message was written for the user."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = (lines[0] if lines else "")[:400]
+    if isinstance(error, ConfigError) or _is_divergence(error):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def run_name(plan: TrialPlan, config: Mapping[str, Any], trial_id: str) -> str:
+    """The name of a trial's Train run and of its MLflow run; `config` is Tune's."""
+    if "run" in config:
+        return f"{plan.sweep}-{config['run']['label']}"
+    return f"{plan.sweep}-{config.get('method', plan.settings.get('method'))}-{trial_id}"

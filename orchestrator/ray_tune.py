@@ -1,4 +1,4 @@
-"""Ray Tune searches a method's settings; one trial is one Ray Train run over the task sequence.
+"""Ray Tune runs the trials of a sweep; one trial is one Ray Train run over the task sequence.
 
 Every figure that decides something here comes from the commits and MLflow; Tune's own tables lose rows
 when a sweep is restored. See `ray_train` for what happens inside a trial.
@@ -6,332 +6,96 @@ when a sweep is restored. See `ray_train` for what happens inside a trial.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
-import os
-import socket
+import secrets
+import signal
 import sys
 import time
-import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import ray
 from ray import tune
 from ray.tune.integration.ray_train import TuneReportCallback
-from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
-from ray.tune.search import BasicVariantGenerator, Searcher
-from ray.tune.search.sample import Categorical, Domain, Float, Integer
 
 from orchestrator.config import ConfigError, Settings, suggest
-from orchestrator.ray_train import TrialPlan, fit, worker_environment
+from orchestrator.ray_cluster import DRIVER_CPU, capacity, cluster, connect
+from orchestrator.ray_search import (
+    GAIN,
+    Listed,
+    SearchConfig,
+    TaskHalving,
+    count_trials,
+    override_space,
+    scheduler,
+    search_algorithm,
+)
+from orchestrator.ray_train import TrialFailed, TrialPlan, fit, run_name
 from orchestrator.tracking import Tracker
 
 log = logging.getLogger(__name__)
 
-DRIVER_CPU = 0.1  # a trial driver only waits for its workers
-GAIN = "stream/t2v/r1_gain"
-QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AIR_NEW_OUTPUT": "0",  # no banners of Tune; our own lines say more
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # what Tune would write is in MLflow
-    "RAY_worker_maximum_startup_concurrency": "8",  # a trial is eight processes that start at once
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchConfig:
-    """How settings are searched (`search.*` on the command line)."""
-
-    trials: int = 8
-    searcher: str = "tpe"  # tpe (Optuna), random, grid
-    scheduler: str = "asha"  # asha, none
-    grace_tasks: int = 1  # asha: tasks that every trial may finish
-    reduction: int = 2  # asha: 1 / reduction of the trials pass a rung
-    seed: int = 0  # of the searcher
-    metric: str = GAIN
-    mode: str = "max"
-
-    def __post_init__(self) -> None:
-        for name, known in (
-            ("searcher", ("tpe", "random", "grid")),
-            ("scheduler", ("asha", "none")),
-            ("mode", ("max", "min")),
-        ):
-            if getattr(self, name) not in known:
-                hint = suggest(getattr(self, name), known)
-                raise ValueError(f"{name}: {getattr(self, name)!r} is none of {', '.join(known)}.{hint}")
-        if self.trials < 1 or self.grace_tasks < 1 or self.reduction < 2:
-            raise ValueError("trials and grace_tasks must be >= 1, reduction >= 2.")
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """What a cluster has, and how many trials of a plan fit at once."""
-
-    cpus: float
-    gpus: float
-    concurrent: int
-
-
-# ---------------------------------------------------------------------------------------------- cluster
-
-
-def connect(address: str | None = None, local_cpus: int | None = None) -> None:
-    """Join a Ray cluster or start one on this machine.
-
-    Args:
-        address: `auto` or an address joins; `local` starts; None joins the cluster that this machine is
-            part of and starts one otherwise.
-        local_cpus: logical CPUs of a cluster started here.
-
-    Raises:
-        ConfigError: if there is no cluster at the address.
-    """
-    if ray.is_initialized():
-        return
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    environment = worker_environment()
-    os.environ.update(environment)
-    wanted = address or os.environ.get("RAY_ADDRESS") or ("auto" if _is_cluster_node() else "local")
-    if wanted != "local":
-        try:
-            ray.init(address=wanted, runtime_env={"env_vars": environment}, **quiet)
-            return
-        except ConnectionError as error:
-            if address or os.environ.get("RAY_ADDRESS"):
-                raise ConfigError(
-                    f"address: no Ray cluster answers at {wanted!r}. Start one or leave it out."
-                ) from error
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # everything is bound to this machine's loopback
-    port = _free_port()
-    environment["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
-    os.environ.update(environment)
-    ray.init(
-        address="local",
-        num_cpus=local_cpus,
-        include_dashboard=True,  # Ray Train frees the workers of stopped trials through it (or never)
-        dashboard_host="127.0.0.1",
-        dashboard_port=port,
-        object_store_memory=200 * 2**20,
-        runtime_env={"env_vars": environment},
-        **quiet,
-    )
-    _await_dashboard(port)
-
-
-def _is_cluster_node() -> bool:
-    return Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster").is_file()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _await_dashboard(port: int, seconds: float = 60) -> None:
-    """Wait until the State API answers: without it, every stopped trial leaks its workers' resources."""
-    url = f"http://127.0.0.1:{port}/api/version"
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except OSError:
-            time.sleep(0.5)
-    raise ConfigError(
-        f"Ray's dashboard does not answer on port {port} after {seconds:.0f} s; a sweep would hang without it. "
-        "Is ray[default] installed?"
-    )
-
-
-def await_nodes(count: int, seconds: float = 900) -> None:
-    """Wait until the cluster has `count` nodes; `ray up` returns before its workers have joined.
-
-    Raises:
-        ConfigError: after `seconds`, with the number of nodes that came.
-    """
-    until = time.monotonic() + seconds
-    while True:
-        alive = sum(1 for node in ray.nodes() if node["Alive"])
-        if alive >= count:
-            return
-        if time.monotonic() > until:
-            raise ConfigError(
-                f"nodes: {alive} of {count} joined within {seconds:.0f} s. Look at `ray status`, or lower --nodes."
-            )
-        time.sleep(2)
-
-
-def capacity(plan: TrialPlan, max_concurrent: int | None = None) -> Capacity:
-    """How many trials fit the cluster at once; drivers and workers are counted together, or they deadlock.
-
-    Raises:
-        ConfigError: if not even one trial can ever be scheduled.
-    """
-    have = ray.cluster_resources()
-    cpus, gpus = have.get("CPU", 0.0), have.get("GPU", 0.0)
-    concurrent = fit_count(plan, cpus, gpus, [n.get("Resources", {}) for n in ray.nodes() if n.get("Alive")])
-    if max_concurrent is not None:
-        concurrent = min(concurrent, max_concurrent)
-    return Capacity(cpus, gpus, concurrent)
-
-
-def fit_count(plan: TrialPlan, cpus: float, gpus: float, nodes: Sequence[Mapping[str, float]] = ()) -> int:
-    """Trials that fit at once.
-
-    Raises:
-        ConfigError: if none does; the message says what is missing.
-    """
-    need = plan.workers * plan.cpus_per_worker + DRIVER_CPU
-    if cpus < need:
-        raise ConfigError(
-            f"a trial needs {need:.1f} CPUs ({plan.workers} workers x {plan.cpus_per_worker} + {DRIVER_CPU}), the "
-            f"cluster has {cpus:.1f}. Lower --workers or --cpus-per-worker."
-        )
-    fits = math.floor(cpus / need + 1e-9)
-    if plan.gpus_per_worker:
-        wanted = plan.workers * plan.gpus_per_worker
-        if gpus < wanted:
-            raise ConfigError(
-                f"a trial needs {wanted:g} GPUs, the cluster has {gpus:g}. Lower --gpus-per-trial or --workers."
-            )
-        fits = min(fits, math.floor(gpus / wanted + 1e-9))
-    if nodes:
-        slots = sum(_slots(plan, node) for node in nodes)
-        if slots < plan.workers:
-            raise ConfigError(
-                f"no node can hold a worker of {plan.cpus_per_worker:g} CPUs and {plan.gpus_per_worker:g} GPUs often "
-                f"enough ({slots} places for {plan.workers} workers). Lower --cpus-per-worker or --gpus-per-trial."
-            )
-    return max(1, fits)
-
-
-def _slots(plan: TrialPlan, node: Mapping[str, float]) -> int:
-    slots = math.floor(node.get("CPU", 0.0) / plan.cpus_per_worker + 1e-9) if plan.cpus_per_worker else 10**6
-    if plan.gpus_per_worker:
-        slots = min(slots, math.floor(node.get("GPU", 0.0) / plan.gpus_per_worker + 1e-9))
-    return slots
-
-
-# ---------------------------------------------------------------------------------------------- search
-
-
-def search_algorithm(
-    search: SearchConfig, space: Mapping[str, Any], paper: Mapping[str, Any]
-) -> tuple[Searcher | BasicVariantGenerator, dict[str, Any]]:
-    """The searcher and the parameter space it wants. The paper's own point is always tried first.
-
-    Raises:
-        ConfigError: if a grid is asked for over a range that has no listed values.
-    """
-    point = {name: value for name, value in paper.items() if name in space}
-    complete = [point] if set(point) == set(space) else []
-    if search.searcher == "grid":
-        return BasicVariantGenerator(random_state=search.seed), {
-            name: tune.grid_search(grid_values(name, domain, paper.get(name))) for name, domain in space.items()
-        }
-    if search.searcher == "random":
-        return BasicVariantGenerator(points_to_evaluate=complete or None, random_state=search.seed), dict(space)
-    from optuna.samplers import TPESampler
-    from ray.tune.search.optuna import OptunaSearch
-
-    sampler = TPESampler(seed=search.seed, n_startup_trials=max(3, search.trials // 3), constant_liar=True)
-    return (
-        OptunaSearch(
-            space=dict(space),
-            metric=search.metric,
-            mode=search.mode,
-            points_to_evaluate=complete or None,
-            sampler=sampler,
-        ),
-        {},
-    )
-
-
-def grid_values(name: str, domain: Any, paper: Any) -> list[Any]:
-    """Values of a grid: all of a choice; ends, the paper's value and a middle of a range."""
-    if isinstance(domain, Categorical):
-        return list(domain.categories)
-    if isinstance(domain, (Float, Integer)):
-        low, high = domain.lower, domain.upper - (1 if isinstance(domain, Integer) else 0)
-        is_log = "log" in type(domain.get_sampler()).__name__.lower()
-        middle = paper if paper is not None else (math.sqrt(low * high) if is_log else (low + high) / 2)
-        return sorted({type(low)(value) for value in (low, middle, high)})
-    raise ConfigError(f"{name}: a grid needs listed values. Write --space {name}=VALUE,VALUE.")
-
-
-def override_space(space: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """A space with `name=v1,v2` choices put in place of its ranges (`--space`); one value fixes a setting.
-
-    Raises:
-        ConfigError: if a word has no `=` or no value.
-    """
-    changed = dict(space)
-    for word in words:
-        name, equals, values = word.partition("=")
-        listed = [_plain(value.strip()) for value in values.split(",") if value.strip()]
-        if not equals or not listed:
-            raise ConfigError(f"--space {word!r}: write name=VALUE,VALUE, for example method.beta=0.4,0.6.")
-        changed[name.strip()] = tune.choice(listed)
-    return changed
-
-
-def _plain(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def scheduler(search: SearchConfig, num_tasks: int) -> TrialScheduler:
-    """ASHA with finished tasks as its time. max_t is one more, or the last report would kill the trial."""
-    if search.scheduler == "none":
-        return FIFOScheduler()
-    return ASHAScheduler(
-        time_attr="task",
-        max_t=num_tasks + 1,
-        grace_period=min(search.grace_tasks, num_tasks),
-        reduction_factor=search.reduction,
-    )
-
-
-# ---------------------------------------------------------------------------------------------- running
-
 
 def _trial(config: dict[str, Any], plan: TrialPlan) -> None:
-    """Tune's trainable: the trial driver."""
-    context = tune.get_context()
-    settings = dict(config.get("settings") or config)
-    name = f"{settings.get('method', plan.settings.get('method'))}-{context.get_trial_id()}"
-    fit(settings, plan, f"{plan.sweep}-{name}", [TuneReportCallback()])
+    """Tune's trainable: the trial driver. Tune tries it twice; what cannot go better is not trained again."""
+    from ray.experimental import internal_kv
+
+    trial_id = tune.get_context().get_trial_id()
+    verdict = f"ctvr-{plan.session}-{trial_id}".encode()
+    known = internal_kv._internal_kv_get(verdict)
+    if known:
+        raise TrialFailed(known.decode(), is_final=True)
+    run = config.get("run", {"settings": config, "presets": None})
+    presets = None if run["presets"] is None else tuple(run["presets"])
+    try:
+        fit(dict(run["settings"]), plan, run_name(plan, config, trial_id), [TuneReportCallback()], presets)
+    except TrialFailed as error:
+        if error.is_final:
+            internal_kv._internal_kv_put(verdict, error.reason.encode())
+        raise
 
 
-class _Watcher(tune.Callback):
-    """Prints one line for each finished task and closes the MLflow runs of trials that were stopped."""
+class Watcher(tune.Callback):
+    """Prints a line for each finished task, and closes the MLflow runs of trials that did not end by themselves.
 
-    def __init__(self, plan: TrialPlan, trials: int, num_tasks: int) -> None:
-        self.plan, self.trials, self.num_tasks = plan, trials, num_tasks
+    Args:
+        plan: of the trials.
+        trials: how many there will be.
+        num_tasks: of the stream.
+        concurrent: trials at once.
+    """
+
+    def __init__(self, plan: TrialPlan, trials: int, num_tasks: int, concurrent: int) -> None:
+        self.plan, self.trials, self.num_tasks, self.concurrent = plan, trials, num_tasks, concurrent
         self.numbers: dict[str, int] = {}
         self.seen: dict[str, int] = {}
-        self.started = time.monotonic()
-        self.first_trial: float | None = None
+        self.ended: set[str] = set()
+        self._begun: dict[str, float] = {}
+        self._longest = 0.0  # seconds of a complete trial
+
+    def get_state(self) -> dict[str, Any]:
+        return {"numbers": self.numbers, "seen": self.seen, "ended": sorted(self.ended)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.numbers, self.seen, self.ended = dict(state["numbers"]), dict(state["seen"]), set(state["ended"])
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._label(trial)
+        self._begun.setdefault(trial.trial_id, time.monotonic())
+        self.ended.discard(trial.trial_id)
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        number = self.numbers.setdefault(trial.trial_id, len(self.numbers) + 1)
         task = int(result.get("task", 0))
-        if task <= self.seen.get(trial.trial_id, 0):
+        if task <= self.seen.get(trial.trial_id, 0):  # reported again after a restart
             return
         self.seen[trial.trial_id] = task
-        parts = [f"trial {number}/{self.trials}", f"task {task}/{self.num_tasks}"]
+        parts = [self._label(trial), f"task {task}/{self.num_tasks}"]
         parts.append(f"R@1 {result.get('stream/t2v/r1', math.nan):.2f}")
         if GAIN in result:
             parts.append(f"({result[GAIN]:+.2f} over zero-shot)")
@@ -341,43 +105,70 @@ class _Watcher(tune.Callback):
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         task = self.seen.get(trial.trial_id, 0)
+        self.ended.add(trial.trial_id)
         if task < self.num_tasks:
-            number = self.numbers.get(trial.trial_id, "?")
-            _say(f"trial {number}/{self.trials}  stopped after task {task}: others do better")
+            _say(f"{self._label(trial)}  stopped after task {task}: others do better")
             self._close(trial, "FINISHED", {"ctvr.stopped": f"asha after task {task}"})
-        elif self.first_trial is None:
-            self.first_trial = time.monotonic() - self.started
-            left = self.trials - sum(1 for t in trials if t.is_finished())
-            _say(f"first complete trial after {self.first_trial:.0f} s; at most {left} more to go")
+        elif trial.trial_id in self._begun:
+            self._longest = max(self._longest, time.monotonic() - self._begun[trial.trial_id])
+            _say(f"{self._label(trial)}  complete after {duration(self._longest)}{self._outlook()}")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        _say(f"trial {self.numbers.get(trial.trial_id, '?')}/{self.trials}  failed: {_reason(trial)}")
-        self._close(trial, "FAILED", {"ctvr.error": _reason(trial)})
+        self.ended.add(trial.trial_id)
+        reason = _reason(trial)
+        _say(f"{self._label(trial)}  failed: {reason}")
+        self._close(trial, "FAILED", {"ctvr.error": reason})
+
+    def _label(self, trial: Any) -> str:
+        number = self.numbers.setdefault(trial.trial_id, len(self.numbers) + 1)
+        what = f" {trial.config['run']['label']}" if "run" in trial.config else ""
+        return f"trial {number}/{self.trials}{what}"
+
+    def _outlook(self) -> str:
+        """The time that is left, if no further trial is stopped early."""
+        left = self.trials - len(self.ended)
+        if left <= 0:
+            return ""
+        return f"; {left} to go, at most {duration(math.ceil(left / self.concurrent) * self._longest)}"
 
     def _close(self, trial: Any, status: str, tags: dict[str, str]) -> None:
+        name = run_name(self.plan, trial.config, trial.trial_id)
         tracker = Tracker(self.plan.tracking_uri, Path(self.plan.root))
-        for run in tracker.find_runs(sweep=self.plan.sweep):
-            if run.tags.get("ctvr.trial", "").endswith(trial.trial_id):
+        try:
+            for run in tracker.find_runs(sweep=self.plan.sweep, tags={"ctvr.trial": name}):
                 tracker.set_tags(run.run_id, tags)
                 tracker.close(run.run_id, status)
+        except Exception as error:  # a server that is away must not end the sweep
+            log.warning("tracking: run %s stays open: %s", name, error)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def _reason(trial: Any) -> str:
-    """The last line of a trial's error, which is ours where the mistake is the user's."""
+    """Why a trial failed, in one line."""
     try:
-        text = Path(trial.error_file).read_text() if trial.error_file else ""
-    except OSError:
-        text = ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    for line in reversed(lines):
-        if "Error" in line or "Diverged" in line:
-            return line[:300]
-    return lines[-1][:300] if lines else "no reason was recorded"
+        error = trial.get_error()
+    except Exception as problem:  # the error itself cannot be read: then that is what there is to say
+        return f"its error cannot be read: {type(problem).__name__}"
+    while getattr(error, "cause", None) is not None:
+        error = error.cause
+    lines = [line.strip() for line in str(error or "").splitlines() if line.strip()]
+    if not lines:
+        return "no reason was recorded"
+    return lines[0][:400] if isinstance(error, TrialFailed) else f"{type(error).__name__}: {lines[0][:300]}"
 
 
 def _say(line: str) -> None:
     sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {line}\n")
     sys.stderr.flush()
+
+
+# ------------------------------------------------------------------------------------------------ running
 
 
 @dataclass(frozen=True)
@@ -388,7 +179,7 @@ class Outcome:
     complete: int
     stopped: int
     failed: int
-    unfinished: int
+    unfinished: int  # interrupted, or not even begun
     seconds: float
 
     @property
@@ -405,8 +196,9 @@ def run_trials(
     listed: Sequence[Settings] = (),
     max_concurrent: int | None = None,
     resume: bool = False,
+    presets: Sequence[Sequence[str]] = (),
 ) -> Outcome:
-    """Run a search, or a list of configurations, to its end.
+    """Run a search, or a list of configurations, to its end. Ray is connected.
 
     Args:
         plan: what all trials share.
@@ -414,73 +206,135 @@ def run_trials(
         search, space, paper: for a search; `paper` is the first point tried.
         listed: settings of each trial, instead of a search.
         max_concurrent: upper limit of trials at once; computed from the cluster otherwise.
-        resume: go on with what an interrupted call under the same `plan.sweep` left.
+        resume: go on with what an interrupted search under the same `plan.sweep` left.
+        presets: of each listed trial; `plan.presets` otherwise.
 
     Raises:
-        ConfigError: if nothing fits the cluster, or there is nothing to resume.
+        ConfigError: if nothing fits the cluster.
     """
-    room = capacity(plan, max_concurrent)
-    folder = Path(plan.storage) / "tune"
+    room = capacity(plan, max_concurrent).concurrent
     started = time.monotonic()
+    plan = replace(plan, session=secrets.token_hex(4))
     if search is not None and space:
-        algorithm, param_space = search_algorithm(search, space, paper or {})
-        total = (
-            math.prod(len(v["grid_search"]) for v in param_space.values())
-            if search.searcher == "grid"
-            else search.trials
-        )
-        samples = 1 if search.searcher == "grid" else search.trials
-        kind = scheduler(search, num_tasks)
-        metric, mode = search.metric, search.mode
+        algorithm, param_space = search_algorithm(search, space, paper or {}, room)
+        total, kind, name = count_trials(search, param_space), scheduler(search, num_tasks), "tune"
     else:
-        algorithm, samples, kind, metric, mode = BasicVariantGenerator(), 1, FIFOScheduler(), GAIN, "max"
-        param_space = {"settings": tune.grid_search(list(listed))}
-        total = len(listed)
+        runs = _listed_runs(plan, listed, presets)
+        algorithm, param_space = Listed(max_concurrent=room), {"run": tune.grid_search(runs)}
+        total, kind, name = len(runs), scheduler(SearchConfig(scheduler="none"), num_tasks), f"tune-{plan.session}"
+    config = tune.TuneConfig(
+        metric=search.metric if search else GAIN,
+        mode=search.mode if search else "max",
+        num_samples=search.trials if search is not None and search.searcher != "grid" else 1,
+        search_alg=algorithm,
+        scheduler=kind,
+        trial_dirname_creator=_folder_name,
+    )
     trainable = tune.with_resources(tune.with_parameters(_trial, plan=plan), {"CPU": DRIVER_CPU})
-    watcher = _Watcher(plan, total, num_tasks)
+    watcher = Watcher(plan, total, num_tasks, room)
     if resume:
-        if not tune.Tuner.can_restore(str(folder)):
-            raise ConfigError(f"--resume {plan.sweep}: nothing to resume in {folder}. Start it without --resume.")
-        tuner = tune.Tuner.restore(str(folder), trainable=trainable, resume_unfinished=True, resume_errored=True)
+        tuner = _restored(plan, trainable, config, watcher)
     else:
         tuner = tune.Tuner(
             trainable,
             param_space=param_space,
-            tune_config=tune.TuneConfig(
-                metric=metric,
-                mode=mode,
-                num_samples=samples,
-                search_alg=algorithm,
-                scheduler=kind,
-                max_concurrent_trials=room.concurrent if not isinstance(algorithm, BasicVariantGenerator) else None,
-                trial_dirname_creator=lambda trial: trial.trial_id,
-            ),
+            tune_config=config,
             run_config=tune.RunConfig(
-                name="tune",
+                name=name,
                 storage_path=plan.storage,
                 callbacks=[watcher],
                 failure_config=tune.FailureConfig(max_failures=1),
                 verbose=0,
             ),
         )
-    if isinstance(algorithm, BasicVariantGenerator):
-        algorithm.max_concurrent = room.concurrent
-    results = tuner.fit()
-    return _outcome(results, num_tasks, time.monotonic() - started)
+    with _quiet_end():
+        results = tuner.fit()
+    return _outcome(results, total, num_tasks, time.monotonic() - started)
 
 
-def _outcome(results: Any, num_tasks: int, seconds: float) -> Outcome:
-    complete = stopped = failed = unfinished = 0
+def _folder_name(trial: Any) -> str:
+    return str(trial.trial_id)
+
+
+def _listed_runs(plan: TrialPlan, listed: Sequence[Settings], presets: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    chosen: list[Any] = [*presets] if presets else [plan.presets] * len(listed)
+    return [
+        {"label": label_of({**plan.settings, **settings}), "settings": dict(settings), "presets": list(names)}
+        for settings, names in zip(listed, chosen)
+    ]
+
+
+def label_of(settings: Mapping[str, Any]) -> str:
+    """A listed run's name, the same whenever it is run."""
+    from orchestrator.digests import digest_of
+
+    return f"{settings.get('method')}-seed{settings.get('seed', 0)}-{digest_of(dict(settings))[:6]}"
+
+
+def can_resume(plan: TrialPlan) -> bool:
+    """Whether Tune has written down a state of the search to go on from."""
+    from pyarrow import fs
+
+    folder = f"{plan.storage.rstrip('/')}/tune"
+    system, path = fs.FileSystem.from_uri(folder) if "://" in folder else (fs.LocalFileSystem(), folder)
+    found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
+    return tune.Tuner.can_restore(folder) and any(Path(f.path).match("experiment_state-*.json") for f in found)
+
+
+def _restored(plan: TrialPlan, trainable: Any, config: tune.TuneConfig, watcher: Watcher) -> tune.Tuner:
+    """The tuner of an interrupted search, its trials and searcher as they were; the rest is this process's."""
+    tuner = tune.Tuner.restore(
+        f"{plan.storage.rstrip('/')}/tune", trainable=trainable, resume_unfinished=True, resume_errored=True
+    )
+    inner: Any = tuner._local_tuner
+    inner._tune_config = config
+    inner._run_config.callbacks = [watcher]
+    if isinstance(config.scheduler, TaskHalving):
+        config.scheduler.remember(_scores(plan, config.metric or GAIN))
+    return tuner
+
+
+def _scores(plan: TrialPlan, metric: str) -> dict[str, dict[int, float]]:
+    """Trial id -> finished tasks -> metric, of a sweep as MLflow has it."""
+    runs = Tracker(plan.tracking_uri, Path(plan.root)).find_runs(sweep=plan.sweep)
+    return {
+        run.tags.get("ctvr.trial", "").rpartition("-")[2]: dict(run.metrics[metric])
+        for run in runs
+        if metric in run.metrics
+    }
+
+
+@contextlib.contextmanager
+def _quiet_end() -> Iterator[None]:
+    """Tune lists unfinished trials as an error and keeps its own Ctrl-C handler; both end with the search."""
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("Trials did not complete")
+
+    logger = logging.getLogger("ray.tune.tune")
+    logger.addFilter(is_news)
+    try:
+        handler = signal.getsignal(signal.SIGINT)
+        yield
+    finally:
+        logger.removeFilter(is_news)
+        with contextlib.suppress(ValueError):  # not the main thread: nothing was changed
+            signal.signal(signal.SIGINT, handler)
+
+
+def _outcome(results: Any, total: int, num_tasks: int, seconds: float) -> Outcome:
+    complete = stopped = failed = 0
     for trial in results._experiment_analysis.trials:
         if trial.status == "ERROR":
             failed += 1
-        elif trial.status != "TERMINATED":
-            unfinished += 1
-        elif int((trial.last_result or {}).get("task", 0)) >= num_tasks:
+        elif trial.status == "TERMINATED" and int((trial.last_result or {}).get("task", 0)) >= num_tasks:
             complete += 1
-        else:
+        elif trial.status == "TERMINATED":
             stopped += 1
-    return Outcome(complete + stopped + failed + unfinished, complete, stopped, failed, unfinished, seconds)
+    return Outcome(total, complete, stopped, failed, max(0, total - complete - stopped - failed), seconds)
+
+
+# ---------------------------------------------------------------------------------------------- the plan
 
 
 def write_plan(plan: TrialPlan, folder: Path, **more: Any) -> None:
@@ -495,7 +349,7 @@ def read_plan(folder: Path, name: str) -> tuple[TrialPlan, dict[str, Any]]:
     """The plan that `write_plan` kept.
 
     Raises:
-        ConfigError: if there is no sweep of that name.
+        ConfigError: if there is no sweep of that name, or its plan is of another version.
     """
     file = folder / "plan.json"
     if not file.is_file():
@@ -503,9 +357,12 @@ def read_plan(folder: Path, name: str) -> tuple[TrialPlan, dict[str, Any]]:
         raise ConfigError(
             f"sweep: none is called {name!r}.{suggest(name, known)} Known: {', '.join(known) or 'none yet'}."
         )
-    kept = json.loads(file.read_text())
-    plan = TrialPlan(**kept.pop("plan"))
+    try:
+        kept = json.loads(file.read_text())
+        plan = TrialPlan(**kept.pop("plan"))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"sweep {name}: {file} is no plan of this version ({error}). Start a new sweep.") from error
     return replace(plan, presets=tuple(plan.presets)), kept
 
 
-__all__ = ["Capacity", "Domain", "Outcome", "SearchConfig", "connect", "run_trials"]
+__all__ = ["Outcome", "SearchConfig", "capacity", "cluster", "connect", "override_space", "run_trials"]

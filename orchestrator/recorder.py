@@ -50,25 +50,37 @@ class Recorder:
         }
         if stream.paper:
             tags["ctvr.paper"] = stream.paper
+        if method.is_transductive:
+            tags["ctvr.transductive"] = "true"
         self.run_id = self.tracker.open_run(stream.name, self.name, self.experiment.settings, self.parent, tags)
         self.tracker.log_environment(self.run_id)
         done = commits.finished(len(stream.tasks))
         if done:
             record = commits.record(done)
-            for step, metrics in enumerate(record.metrics, start=1):
-                self.tracker.log_task(self.run_id, step, metrics)
+            self._log_training(record)
+            for step in range(1, done + 1):
+                self._log_task(record, step)
 
     def report(self, task: Task, record: Record, seconds: float) -> None:
         """Record what the loop knows after a task."""
         step = task.index + 1
+        self._log_training(record)
+        self._log_task(record, step)
+        if step == task.num_tasks:
+            self.complete(record)
+
+    def _log_training(self, record: Record) -> None:
+        """The losses of every epoch that was not logged by this process."""
         rows = {int(row["step"]): {k: v for k, v in row.items() if k != "step"} for row in record.training}
         new = dict(list(rows.items())[self._logged_epochs :])
         self._logged_epochs = len(rows)
         if new:
             self.tracker.log_history(self.run_id, new)
-        self.tracker.log_task(self.run_id, step, {**record.metrics[task.index], "cost/seconds_task": seconds})
-        if step == task.num_tasks:
-            self.complete(record)
+
+    def _log_task(self, record: Record, step: int) -> None:
+        """Metrics after `step` tasks, and how long the last of them took."""
+        seconds = {"cost/seconds_task": record.seconds[step - 1]}
+        self.tracker.log_task(self.run_id, step, {**record.metrics[step - 1], **seconds})
 
     def complete(self, record: Record) -> None:
         """Record what is known once the stream is learned, and close the run."""

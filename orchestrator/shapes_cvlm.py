@@ -32,6 +32,7 @@ SETTINGS: dict[str, Any] = {
     "data.batch_size": 8,
     "optim.epochs": 4,
     "optim.lr_scale": 50,
+    "preset": "shapes",  # of the methods that have one
 }
 
 

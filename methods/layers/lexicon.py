@@ -147,10 +147,10 @@ color cream cup demo detail dish dust experience experiment field figure fire fl
 group hand iron jam jet kid knife label lap layer letter level light line log mail man map mask master milk model
 mouse nail name note number nurse object oil outfit page paper park part party patch pattern peak phone photo
 photograph picture piece pin pipe plane plant plate pocket poll pool pot power press program puzzle rate ring river
-rock rope rule sail sand school screen seal seat season shovel sign skateboard snack snowboard soap space spice stage
-stamp star state steam stick storm strap stream string stunt style subject suit table tag tape target team text time
-tire title tool top torch toy trail train truck tube tune vacuum value video view voice wall water weather wave wheel
-wind wing word yard"""
+rock rope rule sand school screen seal seat season shovel sign skateboard snack snowboard soap space spice stage stamp
+star state steam stick storm strap stream string stunt style subject suit table tag tape target team text time tire
+title tool top torch toy trail train truck tube tune vacuum value video view voice wall water weather wave wheel wind
+wing word yard"""
 IRREGULAR_PLURALS = "people men women children kids police cattle sheep feet teeth mice geese guys crew"
 # What a noun follows, not an adverb: "the left", "her back"
 ARTICLES = "the a an his her their its my your our this"
@@ -159,5 +159,5 @@ SINGULAR_SUBJECTS = "this that which one another each what"
 CLAUSES = "as while when if because before after how who that which where since until what than"
 UNINFLECTED = "put set cut hit shut read hurt spread beat run come split burst cast become quit"
 HUMAN_ADJECTIVES = "male female adult blonde brunette"
-PLACES = "top bottom front rear middle"
+PLACES = "top bottom front rear middle square"
 SINGULAR_IN_S = "news series bus gas tennis sports gymnastics politics minutes chess lens bass plus circus virus"

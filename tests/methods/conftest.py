@@ -34,7 +34,7 @@ def tokenize(texts: list[str]) -> torch.Tensor:
     """Words as numbers, framed by start (98) and end (99) of text."""
     rows = torch.zeros(len(texts), CONTEXT, dtype=torch.int64)
     for row, text in zip(rows, texts):
-        ids = [98] + [1 + sum(word.encode()) % 90 for word in text.split()][: CONTEXT - 2] + [99]
+        ids = [98, *(1 + sum(word.encode()) % 90 for word in text.split()[: CONTEXT - 2]), 99]
         row[: len(ids)] = torch.tensor(ids)
     return rows
 

@@ -1,0 +1,285 @@
+"""CAMoE: captions parted into sentence, nouns and verbs, each matched by an expert on the frames; one gate.
+
+Cheng et al., "Improving Video-Text Retrieval by Multi-Stream Corpus Alignment and Dual Softmax Loss",
+arXiv:2109.04290. Equation numbers are the paper's. All of CLIP is fine-tuned with three experts:
+
+    e_F, e_E, e_A   aggregate the frames (three schemes); v_F = sum_i g_i e_i, v_E = e_E, v_A = e_A   (eqs. 2-10)
+    s_F, s_E, s_A   caption, its nouns, its verbs, by one text tower (layers/sentences.py)            (eq. 1)
+    L = sum over the three of v2t + t2v, by cross-entropy or Dual Softmax (layers/dual_softmax.py)     (eqs. 11-18)
+
+A caption without nouns (or verbs) takes no part in that matching. The search uses v_F and s_F alone: table 7's
+fusion row is the full model's, so the tagger is needed in training only. The authors published the Dual Softmax
+and no model; batch, epochs, temperature and the widths of the experts are printed nowhere, see "silent" in the
+config. The paper tags with a trained tagger, we with rules (layers/part_of_speech.py says how well). It is no
+continual method: on a stream it is fine-tuned on one task after the other.
+
+Shapes: B pairs, T frames, L tokens, d joint embedding, E = 3 experts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods.base import Batch, Method, ParamGroup, unit
+from methods.layers.clip import Clip
+from methods.layers.dual_softmax import Gain, Reduction, dual_softmax, revise
+from methods.layers.gather import gather
+from methods.layers.losses import contrastive
+from methods.layers.sentences import Keywords, MaskMode, Strategy, encoder
+
+STREAMS = ("sentence", "entity", "action")
+Stream = Literal["sentence", "entity", "action"]
+Scheme = Literal["mean", "se", "attention"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CAMoEConfig:
+    """Tuned by search_spaces/camoe.py. "Silent": the paper does not say."""
+
+    # Text
+    sentences: Strategy = "muw"  # table 5: muw, rkw or akwe
+    mask_mode: MaskMode = "attention"  # of muw; silent: CLIP has no mask token. filler: an id in its place
+    filler: int = 0  # that id
+    auxiliaries: bool = False  # `is`, `can` are verbs; the paper's example (fig. 2) does not count them
+    streams: Literal["parts", "whole"] = "parts"  # whole: MTAC of table 4, three matchings of the same caption
+
+    # Video
+    fusion: Scheme = "se"
+    entity: Scheme = "attention"
+    action: Scheme = "attention"
+    gate: Scheme = "se"  # AGG of eq. 10
+    gates: Literal["single", "multi"] = "single"  # multi: a gate for each of the three, table 4
+    tasks: Literal["three", "sentence"] = (
+        "three"  # sentence: the single task of table 4, experts and gate kept (silent)
+    )
+    num_frames: int = 16  # se and attention have weights for so many; videos may have fewer
+    se_reduction: int = 2  # silent: the width of se's hidden layer is num_frames / se_reduction
+
+    # Loss
+    loss: Literal["cross_entropy", "dual_softmax"] = "cross_entropy"  # eqs. 11-12 or 15-16
+    temperature: float = 1000.0  # of the prior; silent, the authors' code
+    gain: Gain = "batch"  # the code; one: as printed
+    reduction: Reduction = "sum"  # eq. 13 does not halve
+    mask_same_video: bool = False  # other captions of the same video are no negatives
+    train_scale: bool = False  # l is "the same as CLIP"; true: learnt at CLIP's rate, clamped to [1, 200]
+
+    # Search
+    search_with: Stream = "sentence"  # table 7: one expert alone
+    revise: bool = False  # Dual Softmax over all queries at test: transductive
+    test_temperature: float = 1.0  # the authors' advice for the test
+
+    lr: float = 1e-7  # both towers
+    lr_experts: float = 1e-4  # experts and gate
+
+    def __post_init__(self) -> None:
+        for name in ("num_frames", "se_reduction"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}.")
+        for name in ("temperature", "test_temperature"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}. The authors use 1000, and 1 at test.")
+        for name in ("lr", "lr_experts", "filler"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}.")
+
+
+class FrameMean(nn.Module):
+    """Eq. 2 as printed, a sum: (B, T, d) -> (B, d)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum(dim=1)
+
+
+class SqueezeExcitation(nn.Module):
+    """Eqs. 3-4: each frame counts by a score in (0, 1) that depends on the means of all frames."""
+
+    def __init__(self, num_frames: int, reduction: int) -> None:
+        super().__init__()
+        hidden = max(1, num_frames // reduction)
+        self.num_frames = num_frames
+        self.ffn = nn.Sequential(nn.Linear(num_frames, hidden), nn.ReLU(), nn.Linear(hidden, num_frames))
+
+    def scores(self, x: Tensor) -> Tensor:
+        """(B, T) for frames (B, T, d). AV of eq. 3 is the mean over features: a frame's score needs one number each."""
+        means = F.pad(x.mean(dim=-1), (0, self.num_frames - x.shape[1]))  # frames that a video lacks are zero
+        return self.ffn(means).sigmoid()[:, : x.shape[1]]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.scores(x)[..., None] * x).sum(dim=1)
+
+
+class FrameAttention(nn.Module):
+    """Eqs. 5-6: frames with positions attend to each other, one head; their mean over frames is the video.
+
+    The mean is ours: eq. 6 ends with one feature for each frame.
+    """
+
+    def __init__(self, width: int, num_frames: int) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.randn(num_frames, width) * 0.02)  # p; its start is ours
+        self.project = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        k, q, v = self.project(x + self.positions[: x.shape[1]]).chunk(3, dim=-1)
+        return self.out(F.scaled_dot_product_attention(q, k, v)).mean(dim=1)
+
+
+class Gate(nn.Module):
+    """Eq. 10: weights (B, E) of the experts, which sum to 1. W_p starts at zero (silent): all experts count alike."""
+
+    def __init__(self, aggregate: nn.Module, width: int) -> None:
+        super().__init__()
+        self.aggregate = aggregate
+        self.project = nn.Linear(width, len(STREAMS), bias=False)
+        nn.init.zeros_(self.project.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.project(self.aggregate(x)).softmax(dim=-1)
+
+
+class CAMoE(Method):
+    """CLIP with fusion, entity and action experts on its frames."""
+
+    Config = CAMoEConfig
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        "paper": {},
+        "original": {"data.num_frames": 16, "optim.weight_decay": 0.0},  # the paper outside CTVR: Adam, 16 frames
+        "dsl": {"method.loss": "dual_softmax", "method.revise": True},  # CAMoE+DSL of table 1; transductive
+        "dsl-loss": {"method.loss": "dual_softmax"},  # its training alone
+        "single-task": {"method.tasks": "sentence"},  # table 4
+        "mtac": {"method.streams": "whole"},
+        "multi-gate": {"method.gates": "multi"},
+        "rkw": {"method.sentences": "rkw"},  # table 5
+        "akwe": {"method.sentences": "akwe"},
+        **{
+            scheme: dict.fromkeys(("method.fusion", "method.entity", "method.action", "method.gate"), scheme)
+            for scheme in ("mean", "se", "attention")
+        },
+        "entity": {"method.search_with": "entity"},  # table 7
+        "action": {"method.search_with": "action"},
+        # With optim.lr_scale=50, as clip4clip's
+        "shapes": {"method.lr": 4e-6, "method.lr_experts": 2e-5, "method.num_frames": 8},
+    }
+
+    def __init__(self, config: CAMoEConfig, backbone: Clip) -> None:
+        super().__init__()
+        self.config, self.backbone = config, backbone
+        self.is_transductive = config.revise
+        self.experts = nn.ModuleDict({name: self._aggregation(self._scheme(name)) for name in STREAMS})
+        gated = STREAMS if config.gates == "multi" else STREAMS[:1]
+        width = backbone.embed_dim
+        self.gates = nn.ModuleDict({name: Gate(self._aggregation(config.gate), width) for name in gated})
+        needs_words = config.streams == "parts" and config.tasks == "three"
+        needs_words |= config.search_with != "sentence" and config.streams == "parts"
+        self._keywords = Keywords(backbone, config.auxiliaries) if needs_words else None
+        self._encode_part = encoder(config.sentences, config.mask_mode, config.filler)
+
+    def _scheme(self, stream: str) -> Scheme:
+        return {"sentence": self.config.fusion, "entity": self.config.entity, "action": self.config.action}[stream]
+
+    def _aggregation(self, scheme: Scheme) -> nn.Module:
+        if scheme == "se":
+            return SqueezeExcitation(self.config.num_frames, self.config.se_reduction)
+        if scheme == "attention":
+            return FrameAttention(self.backbone.embed_dim, self.config.num_frames)
+        return FrameMean()
+
+    def param_groups(self) -> list[ParamGroup]:
+        towers = [*self.backbone.vision.parameters(), *self.backbone.text.parameters()]
+        if self.config.train_scale:
+            towers.append(self.backbone.logit_scale)
+        added = [*self.experts.parameters(), *self.gates.parameters()]
+        groups = [
+            ParamGroup(name="clip", params=towers, lr=self.config.lr),
+            ParamGroup(name="experts", params=added, lr=self.config.lr_experts),
+        ]
+        return [group for group in groups if group["params"]]
+
+    # ------------------------------------------------------------------------------------------ video
+
+    def views(self, frames: Tensor) -> dict[str, Tensor]:
+        """v_F, v_E and v_A (B, d), not normalised, of frames (B, T, 3, H, W); eqs. 7-9.
+
+        Raises:
+            ValueError: if videos have more frames than `num_frames`.
+        """
+        if frames.shape[1] > self.config.num_frames:
+            raise ValueError(
+                f"num_frames={self.config.num_frames} is less than the {frames.shape[1]} frames of a video. "
+                f"Set method.num_frames={frames.shape[1]}."
+            )
+        x = self.backbone.vision(frames).float()
+        return self.mix(x, {name: expert(x) for name, expert in self.experts.items()})
+
+    def mix(self, x: Tensor, experts: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Frame features x (B, T, d) and e_F, e_E, e_A (B, d) -> v_F, v_E, v_A: what has a gate is a mixture."""
+        stacked = torch.stack([experts[name] for name in STREAMS], dim=1)  # (B, E, d)
+        gated = {name: (gate(x)[..., None] * stacked).sum(dim=1) for name, gate in self.gates.items()}
+        return {**experts, **gated}
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        return unit(self.views(frames)[self.config.search_with])
+
+    # ------------------------------------------------------------------------------------------- text
+
+    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
+        if self.config.search_with == "sentence" or self._keywords is None:
+            return unit(self.backbone.text(tokens))
+        part = self._keywords.find(tokens)[STREAMS.index(self.config.search_with) - 1]
+        return unit(self._encode_part(self.backbone.text, tokens, part))
+
+    def texts(self, tokens: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """s_k (B, d) of unit length and which captions have a part k at all, (B,) bool; eq. 1."""
+        whole = unit(self.backbone.text(tokens))
+        everyone = torch.ones(len(tokens), dtype=torch.bool, device=tokens.device)
+        if self.config.tasks == "sentence":
+            return {"sentence": (whole, everyone)}
+        if self._keywords is None:
+            return dict.fromkeys(STREAMS, (whole, everyone))
+        nouns, verbs = self._keywords.find(tokens)
+        parts = self._encode_part(self.backbone.text, tokens.repeat(2, 1), torch.cat([nouns, verbs]))
+        entity, action = unit(parts).chunk(2)
+        return {
+            "sentence": (whole, everyone),
+            "entity": (entity, nouns.any(dim=1)),
+            "action": (action, verbs.any(dim=1)),
+        }
+
+    # ------------------------------------------------------------------------------------------- loss
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """One term for each matching: eq. 13's summands."""
+        views, texts = self.views(batch.frames), self.texts(batch.tokens)
+        videos = gather(batch.videos)
+        terms = {}
+        for name, (text, has_part) in texts.items():
+            queries, gallery = gather(text), gather(unit(views[name]))
+            kept = gather(has_part.long()).bool()
+            with torch.autocast(queries.device.type, enabled=False):
+                logits = self.scale().float() * queries[kept] @ gallery[kept].mT
+                terms[name] = self._matching(logits, videos[kept])
+        return terms
+
+    def _matching(self, logits: Tensor, videos: Tensor) -> Tensor:
+        config = self.config
+        same = videos if config.mask_same_video else None
+        if config.loss == "dual_softmax":
+            return dual_softmax(logits, config.temperature, config.gain, config.reduction, same)
+        return contrastive(logits, config.reduction, same) if len(logits) else logits.sum()
+
+    def scale(self) -> Tensor:
+        return self.backbone.logit_scale.exp()
+
+    def calibrate(self, scores: Tensor) -> Tensor:
+        return revise(self.scale().item() * scores, self.config.test_temperature) if self.config.revise else scores
+
+    def after_step(self) -> None:
+        with torch.no_grad():
+            self.backbone.logit_scale.clamp_(0.0, math.log(200.0))

@@ -1,0 +1,88 @@
+"""Dual Softmax for any retriever: in its loss, in the search, or in both (CAMoE, arXiv:2109.04290, eqs. 15-18).
+
+Table 6 of the paper adds it to CLIP, FROZEN and CLIP4Clip. In the search it revises the complete matrix of
+queries and videos, so the other queries decide a query's ranks: the method is then *transductive*, and its numbers
+do not belong beside others'. Users of the authors' code find nearly all of the gain there (starmemda/CAMoE,
+issues 4 and 7). The revision serves captions -> videos; videos -> captions keeps its ranks (layers/dual_softmax.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from methods.base import Batch, Method
+from methods.layers.dual_softmax import Gain, Reduction, dual_softmax, revise
+from methods.layers.gather import gather
+from methods.layers.teaching import Heard
+from methods.wrapping import Strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class DSLConfig:
+    """Tuned by search_spaces/dsl.py. The paper prints no temperature; these are the authors' code and advice."""
+
+    base: str = "clip4clip"  # any retriever; its settings are base.*
+    loss: bool = True  # revise the retriever's contrastive loss
+    search: bool = True  # revise the similarities of all queries: transductive
+    temperature: float = 1000.0  # of the prior in the loss
+    test_temperature: float = 1.0  # of the prior in the search
+    gain: Gain = "batch"  # the prior counts B times, as in the code; one: as printed
+    reduction: Reduction = "sum"  # eq. 13 does not halve
+    # Of the revised loss, in place of whatever weight the retriever gives its contrastive term: FrameFusionMoE's
+    # 1 - beta, for one, is not carried over.
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "test_temperature"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}. The authors use 1000, and 1 at test.")
+        if self.weight < 0:
+            raise ValueError(f"weight must be >= 0, got {self.weight}. Use loss=false to leave the loss alone.")
+
+
+class DSL(Strategy):
+    """Wrap a retriever; let both directions of the search agree."""
+
+    Config = DSLConfig
+    PRESETS = {
+        "paper": {},
+        "loss": {"method.search": False},  # not transductive
+        "search": {"method.loss": False},  # trained without it
+        "shapes": {"base.lr": 4e-6},  # as clip4clip's
+    }
+    config: DSLConfig
+
+    def __init__(self, config: DSLConfig, base: Method) -> None:
+        super().__init__(config, base)
+        self.is_transductive = config.search or base.is_transductive
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """The retriever's terms, `contrastive` replaced by eqs. 15-16.
+
+        Raises:
+            ValueError: if the retriever has no such term.
+        """
+        if not self.config.loss:
+            return super().losses(batch)
+        heard = Heard(self.base, batch)
+        terms = heard.losses()
+        if "contrastive" not in terms:
+            raise ValueError(
+                f"method.loss=true revises a loss called contrastive; {self.config.base} has only "
+                f"{', '.join(terms)}. Set method.loss=false to revise the search alone."
+            )
+        queries, videos = gather(heard.texts()), gather(heard.videos())
+        with torch.autocast(videos.device.type, enabled=False):
+            logits = self.base.scale().float() * self.base.score(queries.float(), videos.float())
+            revised = dual_softmax(logits, self.config.temperature, self.config.gain, self.config.reduction)
+        terms["contrastive"] = self.config.weight * revised
+        return terms
+
+    def calibrate(self, scores: Tensor) -> Tensor:
+        scores = self.base.calibrate(scores)
+        if not self.config.search:
+            return scores
+        return revise(self.base.scale().item() * scores, self.config.test_temperature)

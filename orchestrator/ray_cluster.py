@@ -1,0 +1,287 @@
+"""A Ray cluster: joined or started here, and how many trials fit it at once."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from orchestrator.config import ConfigError
+from orchestrator.ray_train import TrialPlan
+
+log = logging.getLogger(__name__)
+
+DRIVER_CPU = 0.1  # a trial driver only waits for its workers
+START_TIMEOUT_SECONDS = "300"  # a legitimate start took 40 s and more on a loaded machine
+POLL_SECONDS = "0.2"  # how often the controller looks for reports; its default of 2.0 s throttles short tasks
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",  # no banners of Tune; our own lines say more
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # what Tune would write is in MLflow
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # one line of ours says why a trial failed
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+    "RAY_worker_maximum_startup_concurrency": "8",  # a trial is eight processes that start at once
+}
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a cluster has, and how many trials of a plan fit at once."""
+
+    cpus: float
+    gpus: float
+    concurrent: int
+
+
+def worker_environment() -> dict[str, str]:
+    """Environment of every Ray process of a sweep. No credentials: Ray shows these in its dashboard."""
+    return {
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": os.environ.get("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", POLL_SECONDS),
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": os.environ.get(
+            "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", START_TIMEOUT_SECONDS
+        ),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
+
+
+@contextmanager
+def cluster(address: str | None = None, local_cpus: int | None = None, nodes: int = 1) -> Iterator[None]:
+    """A connection to Ray for the length of a `with` block; one that exists already is used and left open.
+
+    Raises:
+        ConfigError: see `connect` and `await_nodes`.
+    """
+    mine = connect(address, local_cpus)
+    try:
+        await_nodes(nodes)
+        yield
+    finally:
+        if mine:
+            ray.shutdown()
+
+
+def connect(address: str | None = None, local_cpus: int | None = None) -> bool:
+    """Join a Ray cluster or start one on this machine; False if this process was connected already.
+
+    Args:
+        address: `auto` or an address joins; `local` starts; None joins the cluster that this machine is
+            part of and starts one otherwise.
+        local_cpus: logical CPUs of a cluster started here.
+
+    Raises:
+        ConfigError: if there is no cluster at the address.
+    """
+    if ray.is_initialized():
+        return False
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    environment = worker_environment()
+    os.environ.update(environment)
+    wanted = _wanted(address)
+    if wanted == "local" or not _joined(wanted, environment, is_asked=bool(address or os.environ.get("RAY_ADDRESS"))):
+        _start(environment, local_cpus)
+    return True
+
+
+def _wanted(address: str | None) -> str:
+    return address or os.environ.get("RAY_ADDRESS") or ("auto" if _is_cluster_node() else "local")
+
+
+def _quiet() -> dict[str, Any]:
+    return {"log_to_driver": False, "logging_level": logging.ERROR}
+
+
+def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool:
+    """Whether a cluster was joined. One that was not asked for may be gone, its file left behind."""
+    try:
+        ray.init(address=wanted, runtime_env={"env_vars": dict(environment)}, **_quiet())
+    except (ConnectionError, ValueError) as error:
+        if is_asked:
+            raise ConfigError(f"--address: no Ray cluster answers at {wanted!r}. Start one or leave it out.") from error
+        return False
+    return True
+
+
+def _start(environment: dict[str, str], local_cpus: int | None) -> None:
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # everything is bound to this machine's loopback
+    port = _free_port()
+    environment["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
+    os.environ.update(environment)
+    ray.init(
+        address="local",
+        num_cpus=local_cpus,
+        include_dashboard=True,  # Ray Train frees the workers of stopped trials through it (or never)
+        dashboard_host="127.0.0.1",
+        dashboard_port=port,
+        object_store_memory=200 * 2**20,
+        runtime_env={"env_vars": environment},
+        **_quiet(),
+    )
+    try:
+        _await_dashboard(port)
+    except BaseException:
+        ray.shutdown()
+        raise
+
+
+def _is_cluster_node() -> bool:
+    return Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster").is_file()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _await_dashboard(port: int, seconds: float = 120) -> None:
+    """Wait until the State API answers: without it, every stopped trial leaks its workers' resources."""
+    url = f"http://127.0.0.1:{port}/api/version"
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except OSError:
+            time.sleep(0.5)
+    raise ConfigError(
+        f"Ray's dashboard does not answer on port {port} after {seconds:.0f} s; a sweep would hang without it. "
+        "Is ray[default] installed?"
+    )
+
+
+def await_nodes(count: int, seconds: float = 900) -> None:
+    """Wait until the cluster has `count` nodes; `ray up` returns before its workers have joined.
+
+    Raises:
+        ConfigError: after `seconds`, with the number of nodes that came.
+    """
+    until = time.monotonic() + seconds
+    while True:
+        alive = sum(1 for node in ray.nodes() if node["Alive"])
+        if alive >= count:
+            return
+        if time.monotonic() > until:
+            raise ConfigError(
+                f"--nodes: {alive} of {count} joined within {seconds:.0f} s. Look at `ray status`, or lower --nodes."
+            )
+        time.sleep(2)
+
+
+# ---------------------------------------------------------------------------------------------- capacity
+
+
+def capacity(plan: TrialPlan, max_concurrent: int | None = None) -> Capacity:
+    """How many trials fit the connected cluster at once.
+
+    Raises:
+        ConfigError: if not even one trial can ever be scheduled, or its workers could not use their GPUs.
+    """
+    have = ray.cluster_resources()
+    cpus, gpus = have.get("CPU", 0.0), have.get("GPU", 0.0)
+    concurrent = fit_count(plan, [node.get("Resources", {}) for node in ray.nodes() if node.get("Alive")])
+    if plan.gpus_per_worker and not _sees_cuda(plan.gpus_per_worker):
+        raise ConfigError(
+            "--gpus-per-trial: the cluster's GPUs are of no use to its torch, which is built without CUDA or finds no "
+            "driver. Install a CUDA build there, or write --gpus-per-trial 0."
+        )
+    return Capacity(cpus, gpus, concurrent if max_concurrent is None else min(concurrent, max_concurrent))
+
+
+def usual_gpus(workers: int) -> float:
+    """GPUs of a trial where the user named none: one for each worker if the cluster has that many, else 0."""
+    if ray.cluster_resources().get("GPU", 0.0) < workers:
+        return 0.0
+    if _sees_cuda(1):
+        return float(workers)
+    log.warning("the cluster has GPUs, but its torch cannot use them: trials run on CPUs")
+    return 0.0
+
+
+def _sees_cuda(gpus: float) -> bool:
+    """Whether torch finds a device in a process that Ray gave `gpus` GPUs; asked before workers fail on it."""
+
+    def ask() -> bool:
+        import torch
+
+        return torch.cuda.is_available()
+
+    return bool(ray.get(ray.remote(num_cpus=0, num_gpus=min(1.0, gpus))(ask).remote()))
+
+
+def fit_count(plan: TrialPlan, nodes: Sequence[Mapping[str, float]]) -> int:
+    """Trials that fit at once, wherever Ray places their drivers.
+
+    Drivers and workers are placed one by one: drivers that hold the last CPUs while no worker fits would
+    wait for ever. So every node is counted as if it held the drivers of all trials.
+
+    Args:
+        plan: workers and resources of one trial.
+        nodes: resources (CPU, GPU) of each node.
+
+    Raises:
+        ConfigError: if none fits; the message says what is missing.
+    """
+    cpus, gpus = (sum(node.get(kind, 0.0) for node in nodes) for kind in ("CPU", "GPU"))
+    need = plan.workers * plan.cpus_per_worker + DRIVER_CPU
+    if cpus + 1e-9 < need:
+        raise ConfigError(
+            f"a trial needs {need:g} CPUs ({plan.workers} workers x {plan.cpus_per_worker:g} + {DRIVER_CPU} for its "
+            f"driver), the cluster has {cpus:g}. Lower --workers or --cpus-per-worker."
+        )
+    wanted = plan.workers * plan.gpus_per_worker
+    if gpus + 1e-9 < wanted:
+        raise ConfigError(
+            f"a trial needs {wanted:g} GPUs, the cluster has {gpus:g}. Lower --gpus-per-trial or --workers."
+        )
+    fits = 0
+    while fits * need < cpus and sum(_slots(plan, node, fits + 1) for node in nodes) >= (fits + 1) * plan.workers:
+        fits += 1
+    if not fits:
+        slots = sum(_slots(plan, node, 1) for node in nodes)
+        raise ConfigError(
+            f"a trial needs places for {plan.workers} workers of {plan.cpus_per_worker:g} CPUs and "
+            f"{plan.gpus_per_worker:g} GPUs, the cluster's nodes have {slots}. Lower --workers, --cpus-per-worker or "
+            "--gpus-per-trial."
+        )
+    return fits
+
+
+def _slots(plan: TrialPlan, node: Mapping[str, float], drivers: int) -> int:
+    """Workers that fit a node beside `drivers` trial drivers."""
+    slots = math.floor((node.get("CPU", 0.0) - drivers * DRIVER_CPU) / plan.cpus_per_worker + 1e-9)
+    if plan.gpus_per_worker:
+        slots = min(slots, _gpu_slots(node.get("GPU", 0.0), plan.gpus_per_worker))
+    return max(0, slots)
+
+
+def _gpu_slots(gpus: float, share: float) -> int:
+    """Workers that a node's GPUs hold; a share of less than one GPU never spans two."""
+    if share < 1:
+        return math.floor(gpus + 1e-9) * math.floor(1 / share + 1e-9)
+    return math.floor(gpus / share + 1e-9)
+
+
+def check_local(plan: TrialPlan, address: str | None, local_cpus: int | None) -> None:
+    """Refuse a plan for a cluster that would be started here, before it is started.
+
+    Raises:
+        ConfigError: if no trial fits this machine.
+    """
+    if ray.is_initialized() or _wanted(address) != "local":
+        return
+    import torch
+
+    cpus = local_cpus or os.cpu_count() or 1
+    fit_count(plan, [{"CPU": float(cpus), "GPU": float(torch.cuda.device_count())}])

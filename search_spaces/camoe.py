@@ -1,0 +1,28 @@
+"""Search space of methods/camoe.py. The paper prints rates and schemes; temperature and widths it does not."""
+
+from ray import tune
+
+FIXED = {"method": "camoe"}
+SPACE = {
+    "method.lr": tune.loguniform(3e-8, 1e-5),  # both towers; the paper uses 1e-7
+    "method.lr_experts": tune.loguniform(1e-6, 1e-3),  # the paper uses 1e-4
+    "method.sentences": tune.choice(["muw", "rkw", "akwe"]),  # table 5; the paper settles on muw
+    "method.fusion": tune.choice(["mean", "se", "attention"]),  # table 5; se
+    "method.entity": tune.choice(["mean", "se", "attention"]),  # table 5; attention
+    "method.action": tune.choice(["mean", "se", "attention"]),  # table 5; attention
+    "method.gates": tune.choice(["single", "multi"]),  # table 4; single
+    "method.loss": tune.choice(["cross_entropy", "dual_softmax"]),  # table 1 has both
+    "method.temperature": tune.loguniform(100.0, 3000.0),  # the authors' code uses 1000
+}
+PAPER = {
+    "method.lr": 1e-7,
+    "method.lr_experts": 1e-4,
+    "method.sentences": "muw",
+    "method.fusion": "se",
+    "method.entity": "attention",
+    "method.action": "attention",
+    "method.gates": "single",
+    "method.loss": "cross_entropy",
+    "method.temperature": 1000.0,
+}
+METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -1,0 +1,82 @@
+import copy
+import math
+
+import pytest
+import torch
+
+from methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from methods.dsl import DSL, DSLConfig
+from methods.layers.dual_softmax import revise
+from methods.xpool import XPool, XPoolConfig
+from tests.methods.conftest import make_batch
+from tests.methods.steps import train_stream, weights
+
+
+@pytest.fixture
+def base(small_clip):
+    return Clip4Clip(Clip4ClipConfig(), small_clip)
+
+
+@pytest.fixture
+def make(base):
+    def make(**settings) -> DSL:
+        return DSL(DSLConfig(**settings), copy.deepcopy(base))
+
+    return make
+
+
+def test_with_neither_loss_nor_search_it_is_the_retriever(make, base):
+    method = make(loss=False, search=False)
+    assert train_stream(method) == train_stream(base)
+    assert torch.equal(weights(method), weights(base))
+    scores = torch.rand(3, 4)
+    assert method.calibrate(scores) is scores
+
+
+def test_with_a_flat_prior_training_is_the_retrievers(make, base):
+    method = make(temperature=math.inf, reduction="mean")
+    assert train_stream(method) == pytest.approx(train_stream(base), abs=1e-4)
+    torch.testing.assert_close(weights(method), weights(base), atol=1e-5, rtol=1e-3)
+
+
+def test_the_prior_changes_the_training(make, base):
+    method = make(temperature=10.0, reduction="mean")
+    train_stream(method)
+    train_stream(base)
+    assert not torch.allclose(weights(method), weights(base), atol=1e-4)
+
+
+def test_a_revised_search_is_transductive_and_its_loss_alone_is_not(make):
+    assert make().is_transductive
+    assert not make(search=False).is_transductive
+
+
+def test_the_search_revises_scaled_similarities(make):
+    method, scores = make(test_temperature=2.0), torch.rand(5, 6)
+    torch.testing.assert_close(method.calibrate(scores), revise(method.scale().item() * scores, 2.0))
+
+
+def test_a_transductive_retriever_stays_so(make):
+    inner = make()
+    assert DSL(DSLConfig(search=False), inner).is_transductive
+
+
+def test_it_wraps_a_retriever_whose_features_are_frames(small_clip):
+    method = DSL(DSLConfig(base="xpool"), XPool(XPoolConfig(), small_clip))
+    assert all(math.isfinite(loss) for loss in train_stream(method))
+    batch = make_batch()
+    scores = method.score(method.encode_text(batch.tokens), method.encode_video(batch.frames))
+    assert method.calibrate(scores.detach()).shape == (6, 6)
+
+
+def test_a_retriever_without_a_contrastive_loss_is_named(base):
+    base.losses = lambda batch: {"queue": torch.ones(())}
+    with pytest.raises(ValueError, match=r"clip4clip has only queue. Set method.loss=false"):
+        DSL(DSLConfig(), base).losses(make_batch())
+
+
+def test_wrong_settings_say_what_to_write():
+    with pytest.raises(ValueError, match="Use loss=false to leave the loss alone"):
+        DSLConfig(weight=-1.0)
+    with pytest.raises(ValueError, match="test_temperature must be > 0"):
+        DSLConfig(test_temperature=0.0)

@@ -1,0 +1,76 @@
+"""How many trials fit a cluster, whatever its shape; a plan that can never run is refused in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.config import ConfigError
+from orchestrator.ray_cluster import DRIVER_CPU, check_local, fit_count
+from orchestrator.ray_train import TrialPlan
+
+
+def plan(workers: int = 1, cpus: float = 0.9, gpus: float = 0.0) -> TrialPlan:
+    return TrialPlan("s", "/r", "", "uri", None, "/r", workers=workers, cpus_per_worker=cpus, gpus_per_worker=gpus)
+
+
+def node(cpus: float, gpus: float = 0) -> dict[str, float]:
+    return {"CPU": cpus, "GPU": gpus}
+
+
+@pytest.mark.parametrize(
+    ("made", "nodes", "fits"),
+    [
+        (plan(), [node(2)], 2),  # 0.9 leaves room for the driver of each
+        (plan(cpus=1.0), [node(2)], 1),  # two drivers would take what the second worker needs
+        (plan(workers=2), [node(2)], 1),
+        (plan(workers=2), [node(4)], 2),
+        (plan(cpus=2.5), [node(4), node(4)], 2),  # eight CPUs, but one place on each node
+        (plan(workers=2), [node(1), node(1), node(1), node(1)], 1),  # both drivers may land on one node
+        (plan(gpus=0.5), [node(8, 1)], 2),
+        (plan(gpus=0.3), [node(8, 1)], 3),
+        (plan(gpus=0.6), [node(8, 4)], 4),  # a share never spans two GPUs
+        (plan(workers=2, gpus=1), [node(96, 8)], 4),
+        (plan(workers=2, gpus=0.25), [node(96, 1)], 2),
+        (plan(gpus=2), [node(96, 3), node(96, 3)], 2),  # and four GPUs are not on one node
+    ],
+)
+def test_trials_that_fit(made, nodes, fits):
+    assert fit_count(made, nodes) == fits
+
+
+@pytest.mark.parametrize(
+    ("made", "nodes", "message"),
+    [
+        (plan(workers=4), [node(2)], r"needs 3.7 CPUs .*the cluster has 2. Lower --workers or --cpus-per-worker"),
+        (plan(gpus=1), [node(8)], "needs 1 GPUs, the cluster has 0. Lower --gpus-per-trial"),
+        (plan(workers=3, gpus=1), [node(8, 2)], "needs 3 GPUs, the cluster has 2"),
+        (plan(cpus=3), [node(2), node(2)], "places for 1 workers of 3 CPUs .* nodes have 0"),
+        (plan(gpus=2), [node(8, 1), node(8, 1)], "places for 1 workers of 0.9 CPUs and 2 GPUs"),
+        (plan(cpus=1.95), [node(2), node(0)], "needs 2.05 CPUs"),
+    ],
+)
+def test_a_plan_that_can_never_run_is_refused_in_one_line(made, nodes, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        fit_count(made, nodes)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("cpus", [1, 2, 3, 7, 16])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
+def test_the_trials_that_fit_can_all_be_placed_with_every_driver_on_one_node(cpus, workers, share):
+    made = plan(workers=workers, cpus=share)
+    try:
+        fits = fit_count(made, [node(cpus)])
+    except ConfigError:
+        fits = 0
+    assert fits * (workers * share + DRIVER_CPU) <= cpus + 1e-9
+    if fits == 0:
+        assert workers * share + DRIVER_CPU > cpus - 1e-9
+
+
+def test_a_plan_for_this_machine_is_refused_before_ray_starts():
+    with pytest.raises(ConfigError, match="needs 1800.1 CPUs"):
+        check_local(plan(workers=2000), "local", 4)
+    check_local(plan(), "local", 4)
+    check_local(plan(workers=2000), "10.0.0.1:6379", None)  # another cluster is asked when it is joined
