@@ -23,6 +23,14 @@ METHODS = {
     "adapter": "methods.adapter:Adapter",
     "tome": "methods.tome:ToMe",
     "tempme": "methods.tempme:TempMe",
+    "xpool": "methods.xpool:XPool",
+    "clip_vip": "methods.clip_vip:CLIPViP",
+    "moe_adapter": "methods.moe_adapter:MoEAdapter",
+    "lwf": "methods.lwf:LwF",
+    "vr_lwf": "methods.vr_lwf:VRLwF",
+    "zscl": "methods.zscl:ZSCL",
+    "er_ring": "methods.er_ring:ERRing",
+    "der": "methods.der:DER",
     "base_moco": "methods.base_moco:BaseMoCo",
     "bmu_moco": "methods.bmu_moco:BMUMoCo",
     "bmu_moco_local": "methods.bmu_moco_local:BMUMoCoLocal",
@@ -33,6 +41,10 @@ METHODS = {
     "der_moco": "methods.der_moco:DERMoCo",
     "co2l_moco": "methods.co2l_moco:Co2LMoCo",
     "lump_moco": "methods.lump_moco:LUMPMoCo",
+}
+
+CONFIGURATIONS = {  # rows of published tables that are a method and a preset
+    "tvr_plus_cl": ("vr_lwf", "tvr-plus-cl"),
 }
 
 

@@ -130,6 +130,10 @@ class CLIPViP(Method):
     Config = CLIPViPConfig
     PRESETS = {
         "paper": {},
+        "shapes": {
+            "method.lr": 4e-6,
+            "method.proxy_init": "copy_cls",
+        },  # with optim.lr_scale=50, for the small backbone
         "released": {"method.loss_reduction": "sum", "optim.num_cycles": 1.0, "optim.decay_bias_and_norm": True},
         "original": {  # the official configuration of ViT-B/32, which starts from post-pre-trained weights
             "method.num_proxies": 3,

@@ -46,6 +46,7 @@ class DER(ReplayStrategy):
     """Hold the features of former pairs where they were."""
 
     Config = DERConfig
+    PRESETS = {"paper": {}, "shapes": {"base.lr": 4e-6}}  # shapes: with optim.lr_scale=50, for the small backbone
     policy = "reservoir"
     config: DERConfig
 

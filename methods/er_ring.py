@@ -38,6 +38,7 @@ class ERRing(ReplayStrategy):
     """Train on the batch and on pairs of former tasks at once."""
 
     Config = ERRingConfig
+    PRESETS = {"paper": {}, "shapes": {"base.lr": 4e-6}}  # shapes: with optim.lr_scale=50, for the small backbone
     policy = "ring"
     config: ERRingConfig
 

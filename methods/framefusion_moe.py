@@ -192,6 +192,11 @@ class FrameFusionMoE(Method):
         self._cursor = 0  # references=batch: the next one's first row
         self._reference_rows = 0
 
+    @property
+    def _has_bypass(self) -> bool:
+        """The release bypasses the router for prototype 1; without prototypes every caption is routed."""
+        return self.config.first_task_bypass and self.config.use_prototypes
+
     # ------------------------------------------------------------------------------------- the stream
 
     def begin_task(self, task: Task) -> None:
@@ -203,7 +208,7 @@ class FrameFusionMoE(Method):
 
     @torch.no_grad()
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
-        if task.index == 0 and self.config.first_task_bypass:
+        if task.index == 0 and self._has_bypass:
             for block in self.tame:
                 for adapter in block.values():  # type: ignore[operator]
                     adapter.experts.copy_first()
@@ -224,7 +229,7 @@ class FrameFusionMoE(Method):
         vision = [p for block in self.ffa.values() for p in block.attention.parameters()]  # type: ignore[union-attr]
         other: list[nn.Parameter] = [block.alpha for block in self.ffa.values()]  # type: ignore[misc]
         text: list[nn.Parameter] = []
-        is_bypassed = first and config.first_task_bypass
+        is_bypassed = first and self._has_bypass
         for block in self.tame:
             for adapter in block.values():  # type: ignore[operator]
                 experts = adapter.experts
@@ -265,7 +270,7 @@ class FrameFusionMoE(Method):
         if not self.config.use_tame:
             return None
         prototype = self.prototypes[index] if index < len(self.prototypes) else None
-        is_routed = not (self.config.first_task_bypass and index == 0)
+        is_routed = not (self._has_bypass and index == 0)
         seams = []
         for block in self.tame:
             q, k, v, out = (

@@ -53,7 +53,11 @@ class LwF(Strategy):
 
     Config = LwFConfig
     # ZSCL's repository (mtil/scripts/lwf.sh), as far as it has a meaning here
-    PRESETS = {"paper": {}, "original": {"base.lr": 1e-5, "optim.weight_decay": 0.0, "data.batch_size": 64}}
+    PRESETS = {
+        "paper": {},
+        "shapes": {"base.lr": 4e-6},  # with optim.lr_scale=50, for the small backbone
+        "original": {"base.lr": 1e-5, "optim.weight_decay": 0.0, "data.batch_size": 64},
+    }
     config: LwFConfig
 
     def __init__(self, config: LwFConfig, base: Method) -> None:

@@ -171,7 +171,12 @@ class MoEAdapter(Method):
     """Frozen CLIP with a mixture of experts in every block of both towers."""
 
     Config = MoEAdapterConfig
-    PRESETS = {"paper": {}, "original": {"optim.weight_decay": 0.0}, "caption-gate": {"method.text_gate": "eot"}}
+    PRESETS = {
+        "paper": {},
+        "shapes": {"method.lr": 2e-4},
+        "original": {"optim.weight_decay": 0.0},
+        "caption-gate": {"method.text_gate": "eot"},
+    }
 
     def __init__(self, config: MoEAdapterConfig, backbone: Clip) -> None:
         super().__init__()

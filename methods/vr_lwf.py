@@ -63,6 +63,7 @@ class VRLwF(Strategy):
     Config = VRLwFConfig
     PRESETS = {
         "paper": {},
+        "shapes": {"base.lr": 4e-6},  # with optim.lr_scale=50, for the small backbone
         # A fresh CLIP-ViP starts with random proxies, which are no teacher: the first task goes without.
         "tvr-plus-cl": {"method.base": "clip_vip", "method.first_task": False},
     }

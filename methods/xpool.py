@@ -87,6 +87,7 @@ class XPool(Method):
     Config = XPoolConfig
     PRESETS = {
         "paper": {},
+        "shapes": {"method.lr": 4e-6, "method.lr_head": 4e-6},  # with optim.lr_scale=50, for the small backbone
         "original": {  # MSR-VTT-9k, not continual
             "method.lr_head": 3e-5,
             "optim.epochs": 5,

@@ -69,6 +69,7 @@ class ZSCL(Strategy):
     Config = ZSCLConfig
     PRESETS = {
         "paper": {},
+        "shapes": {"base.lr": 4e-6},  # with optim.lr_scale=50, for the small backbone
         "original": {  # ZSCL's repository, as far as it has a meaning here
             "method.average_every": 100,
             "base.lr": 1e-5,

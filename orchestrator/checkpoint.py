@@ -127,11 +127,16 @@ class Commits:
         """The record as of `done` finished tasks."""
         return Record(**self.store.get_json("commits", self._name(done))["record"])
 
+    def galleries(self, done: int) -> list[Tensor]:
+        """Stored galleries as of `done` finished tasks."""
+        keys = self.store.get_json("commits", self._name(done))["galleries"]
+        return [_tensor(self.store.get("gallery", key)["features"]) for key in keys]
+
     def load(self, done: int) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Weights and stored galleries as of `done` finished tasks."""
         commit = self.store.get_json("commits", self._name(done))
         weights = {name: _tensor(value) for name, value in self.store.get("weights", commit["weights"]).items()}
-        return weights, [_tensor(self.store.get("gallery", key)["features"]) for key in commit["galleries"]]
+        return weights, self.galleries(done)
 
     def publish(self, state: Mapping[str, Tensor], galleries: Sequence[Tensor], record: Record) -> bool:
         """Make a finished task durable. Objects first, the record that names them last.
@@ -146,6 +151,7 @@ class Commits:
         ]
         commit = {"weights": key, "galleries": keys, "record": asdict(record)}
         if self.store.put_new_json("commits", self._name(record.done), commit):
+            self._prune(record.done - 2)
             return True
         try:
             previous = self.store.get_json("commits", self._name(record.done))
@@ -157,6 +163,15 @@ class Commits:
             self.store.put_json("commits", self._name(record.done), commit)
             return True
         return False
+
+    def _prune(self, done: int) -> None:
+        """Let go of the weights of an old task: a run is resumed from its last commit, or the one before."""
+        if done < 1:
+            return
+        try:
+            self.store.delete("weights", self.store.get_json("commits", self._name(done))["weights"])
+        except MissingObject:
+            return
 
     def _put(self, kind: str, stem: str, arrays: dict[str, np.ndarray]) -> str:
         """Store arrays under a name that holds their digest, so that another content never takes their place."""

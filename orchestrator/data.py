@@ -46,6 +46,8 @@ class DataConfig:
         for name in ("num_frames", "image_size", "batch_size"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}.")
+        if self.load_threads < 0:
+            raise ValueError(f"load_threads must be >= 0, got {self.load_threads}. Use 0 to read in line.")
 
 
 def seed_of(*parts: object) -> int:
@@ -105,6 +107,18 @@ class FrameSource:
         arrays = {"frames": frames, "timestamps": timestamps}
         self.store.put("frames", self.key(item), arrays, {"video": item.video, "decoder": decoder})
 
+    def missing(self, items: Sequence[Item]) -> tuple[list[Item], list[tuple[Item, VideoError]]]:
+        """Items whose frames are not in the store, each once, and those whose file cannot even be read."""
+        todo: list[Item] = []
+        broken: list[tuple[Item, VideoError]] = []
+        for item in dict.fromkeys(items):
+            try:
+                if not self.store.has("frames", self.key(item)):
+                    todo.append(item)
+            except OSError as error:
+                broken.append((item, VideoError(item.path, error.strerror or str(error))))
+        return todo, broken
+
     def prepare(
         self, items: Sequence[Item], workers: int = 2, progress: Callable[[int], object] | None = None
     ) -> tuple[int, list[tuple[Item, VideoError]]]:
@@ -113,13 +127,7 @@ class FrameSource:
         Returns the number of videos decoded and those that could not be, with their reasons. Good
         items are stored whatever happens to the others.
         """
-        todo, broken = [], []
-        for item in dict.fromkeys(items):
-            try:
-                if not self.store.has("frames", self.key(item)):
-                    todo.append(item)
-            except OSError as error:
-                broken.append((item, VideoError(item.path, error.strerror or str(error))))
+        todo, broken = self.missing(items)
         if not todo:
             return 0, broken
         jobs = [Job(item.path, self.sampling, item.segment, str(index)) for index, item in enumerate(todo)]
@@ -393,9 +401,10 @@ def prepare_stream(
         for item in stream.items(index, split)
         if id(item) not in gone
     ]
-    new = [item for item in dict.fromkeys(items) if not source.store.has("frames", source.key(item))]
+    new, unreadable = source.missing(items)
     with tqdm(total=len(new), desc="decoding", unit="video", disable=not progress or not new) as bar:
         decoded, broken = source.prepare(new, workers, bar.update)
+    broken += unreadable
     if broken and not skip_missing:
         raise ConfigError(_complain(stream, [(item, error.reason) for item, error in broken], "broken"))
     lost = [*missing, *(item for item, _ in broken)]

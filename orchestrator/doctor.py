@@ -352,14 +352,17 @@ def _sweeps(place: _Place) -> Iterator[Finding]:
     unfinished = 0
     for folder in folders:
         record = tracker.find_sweep(folder.name)
-        if record is None or record.status != "RUNNING":
+        if record is None or record.status not in ("RUNNING", "KILLED"):
             continue
         unfinished += 1
-        command = f"ctvr sweep --resume {folder.name}"
-        if not (folder / "plan.json").is_file():
-            command = f"ctvr rerun --sweep {record.settings.get('rerun_of', 'NAME')}"
-        remedy = f"`{command}{_runs_option(place)}`, unless it is running now."
-        yield Finding("warning", "sweeps", f"{folder.name} is unfinished", remedy)
+        place_option = _runs_option(place)
+        again = f"`ctvr sweep --resume {folder.name}{place_option}`"
+        if searched := record.settings.get("rerun_of"):
+            counts = f"--top {record.settings.get('top', 1)} --seeds {record.settings.get('seeds', 3)}"
+            again = f"`ctvr sweep --resume {searched}{place_option}` if that sweep started it, else with its "
+            again += f"--baselines by `ctvr rerun --sweep {searched} {counts}{place_option}`"
+        state = "was stopped" if record.status == "KILLED" else "is unfinished, or running now"
+        yield Finding("warning", "sweeps", f"{folder.name} {state}", f"Go on with {again}.")
     if not unfinished:
         yield Finding("ok", "sweeps", "none is unfinished")
 

@@ -82,6 +82,7 @@ def all_scores(
     config: EvaluationConfig,
     device: torch.device,
     spread: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None = None,
+    is_scoring: bool = True,
 ) -> Tensor:
     """Scores of all queries of all tasks against all stored videos, (Q, V), in task order.
 
@@ -90,6 +91,7 @@ def all_scores(
 
     Args:
         spread: encodes captions on all workers instead of this one; see `loop.Workers.spread`.
+        is_scoring: False only helps to encode, and returns an empty tensor.
     """
     tokens = torch.cat([q.tokens for q in queries])
     run = spread or (lambda encode, rows: encode(rows))
@@ -97,12 +99,14 @@ def all_scores(
         blocks = []
         for index, gallery in enumerate(galleries):
             features = run(lambda rows, index=index: encode_texts(method, rows, index, config, device), tokens)  # type: ignore[misc]
-            blocks.append(score_block(method, features, gallery, config, device))
-        return method.calibrate(torch.cat(blocks, dim=1))
-    features = run(lambda rows: encode_texts(method, rows, None, config, device), tokens)
-    # One block at a time: galleries of frame features are large
-    blocks = [score_block(method, features, gallery, config, device) for gallery in galleries]
-    return method.calibrate(torch.cat(blocks, dim=1))
+            if is_scoring:
+                blocks.append(score_block(method, features, gallery, config, device))
+    else:
+        features = run(lambda rows: encode_texts(method, rows, None, config, device), tokens)
+        # One block at a time: galleries of frame features are large
+        todo = galleries if is_scoring else ()
+        blocks = [score_block(method, features, gallery, config, device) for gallery in todo]
+    return method.calibrate(torch.cat(blocks, dim=1)) if is_scoring else tokens.new_empty(0)
 
 
 def measure(scores: Tensor, queries: Sequence[Queries], sizes: Sequence[int]) -> Evaluation:

@@ -26,6 +26,7 @@ from orchestrator.optimizer import OptimConfig, lr_factor, make_optimizer, set_r
 
 log = logging.getLogger(__name__)
 Precision = Literal["fp32", "bf16"]
+REMEDY = "Lower the learning rates, for example by optim.lr_scale."
 
 
 class Diverged(RuntimeError):
@@ -139,6 +140,7 @@ class Loop:
         torch.manual_seed(seed_of(self.config.seed, *parts))
 
     def _begin(self, task: Task) -> None:
+        self.method.eval()  # as a resumed run finds it
         self._seed("begin", task.index)  # the same on every worker: new parameters must agree
         self.method.begin_task(task)
         self.method.to(self.workers.device)
@@ -208,18 +210,16 @@ class Loop:
             total = torch.stack(list(terms.values())).sum()
             if not bool(torch.isfinite(total)):
                 names = ", ".join(name for name, term in terms.items() if not bool(torch.isfinite(term)))
-                raise Diverged(
-                    f"{task.name}, epoch {epoch + 1}: the loss ({names}) is no finite number. "
-                    "Lower the learning rates, for example by optim.lr_scale."
-                )
+                raise Diverged(f"{task.name}, epoch {epoch + 1}: the loss ({names}) is no finite number. {REMEDY}")
             (total / optim.accumulate).backward()
             for name, term in terms.items():
                 sums[name] = sums.get(name, 0.0) + float(term.detach())
             count += 1
             if (number + 1) % optim.accumulate and not is_last:
                 continue
-            if optim.grad_clip is not None:
-                nn.utils.clip_grad_norm_(parameters, optim.grad_clip)
+            norm = nn.utils.clip_grad_norm_(parameters, math.inf if optim.grad_clip is None else optim.grad_clip)
+            if not bool(torch.isfinite(norm)):
+                raise Diverged(f"{task.name}, epoch {epoch + 1}: the gradient is no finite number. {REMEDY}")
             step = epoch * per_epoch + number // optim.accumulate
             set_rates(optimizer, lr_factor(step, optim.epochs * per_epoch, per_epoch, task.index == 0, optim))
             optimizer.step()
@@ -233,7 +233,9 @@ class Loop:
         self.method.eval()
         kept = list(self.galleries)
         self._encode_galleries(task)
-        score = self.workers.agree(self._measure(task.index).metrics.get("stream/t2v/r1", -math.inf))
+        found = self._measure(task.index)
+        # CVLM compares within each data set; CTVR takes the cumulative gallery, which in task 1 is the task's own
+        score = found.own[-1] if self.data.stream.protocol == "cvlm" else found.metrics["stream/t2v/r1"]
         self.galleries = kept
         if best is None or score >= best[0]:
             return score, changed_state(self.method, self._pretrained)
@@ -241,15 +243,16 @@ class Loop:
 
     # ---------------------------------------------------------------------------------- evaluation
 
-    def _encode_galleries(self, task: Task) -> None:
-        """Encode the present task's videos, and earlier ones again where the protocol says so."""
+    def _encode_galleries(self, task: Task) -> list[int]:
+        """Encode the present task's videos, and earlier ones again where the protocol says so; returns which."""
         again = self.method.reencodes_gallery or self.data.stream.protocol == "cvlm"
-        fresh = range(task.index + 1) if again else [task.index]
+        fresh = list(range(task.index + 1)) if again else [task.index]
         self.galleries = [self._gallery(i) if i in fresh else self.galleries[i] for i in range(task.index + 1)]
+        return fresh
 
     def _store_galleries(self, task: Task) -> None:
-        self._encode_galleries(task)
-        self.method.remember(task, self.galleries[task.index].to(self.workers.device))
+        for index in self._encode_galleries(task):
+            self.method.remember(self.data.task(index), self.galleries[index].to(self.workers.device))
 
     def _gallery(self, index: int) -> Tensor:
         evaluation = self.config.evaluation
@@ -267,7 +270,7 @@ class Loop:
         return self.workers.spread(encode, range(self.data.num_videos(index, evaluation.split)))
 
     def _measure(self, index: int) -> Evaluation:
-        """Metrics after task `index`; empty on other workers than rank 0, which only help to encode."""
+        """Metrics after task `index`: all workers encode, rank 0 scores, every worker gets the result."""
         evaluation = self.config.evaluation
         queries = [self.data.queries(i, evaluation.split) for i in range(index + 1)]
         self._seed("evaluate", index)
@@ -276,8 +279,10 @@ class Loop:
             with self._autocast():  # of the towers alone: scores are float32
                 return self.workers.spread(encode, rows)
 
-        scores = all_scores(self.method, queries, self.galleries, evaluation, self.workers.device, spread)
-        return measure(scores, queries, [len(gallery) for gallery in self.galleries])
+        is_scoring = self.workers.rank == 0
+        scores = all_scores(self.method, queries, self.galleries, evaluation, self.workers.device, spread, is_scoring)
+        found = measure(scores, queries, [len(gallery) for gallery in self.galleries]) if is_scoring else None
+        return self.workers.agree(found)
 
     def _evaluate(self, index: int) -> Evaluation:
         found = self._measure(index)

@@ -35,7 +35,13 @@ class OptimConfig:
     def __post_init__(self) -> None:
         if self.epochs < 0:
             raise ValueError(f"epochs must be >= 0, got {self.epochs}. Use 0 to train nothing.")
-        if self.lr_scale < 0:
+        if not (all(0 <= beta < 1 for beta in self.betas) and self.eps > 0):
+            raise ValueError(
+                f"betas must lie in [0, 1) and eps above 0, got {self.betas} and {self.eps}. Use 0.9,0.999."
+            )
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be a number >= 0, got {self.weight_decay}. Use 0 for none.")
+        if not (0 <= self.lr_scale < math.inf and math.isfinite(self.num_cycles)):
             raise ValueError(f"lr_scale must be >= 0, got {self.lr_scale}. Use 1 for the method's own rates.")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"warmup is a fraction of the steps in [0, 1), got {self.warmup}. Use 0.1 for 10 %.")
@@ -99,7 +105,7 @@ def lr_factor(step: int, steps: int, steps_per_epoch: int, is_first_task: bool, 
         return 1.0
     if config.schedule == "first_epoch":
         return 1.0 if step < steps_per_epoch else config.first_epoch_scale
-    progress = (step - warm) / max(1, steps - warm)
+    progress = min(1.0, (step - warm) / max(1, steps - warm))
     return max(0.0, 0.5 * (1 + math.cos(2 * math.pi * config.num_cycles * progress)))
 
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ray import tune
+from ray import cloudpickle, tune
 from ray.tune.integration.ray_train import TuneReportCallback
 
 from orchestrator.config import ConfigError, Settings, suggest
@@ -150,17 +150,17 @@ def duration(seconds: float) -> str:
 
 
 def _reason(trial: Any) -> str:
-    """Why a trial failed, in one line."""
+    """Why a trial failed, in one line; read where this process wrote it, which may be ahead of the storage."""
     try:
-        error = trial.get_error()
-    except Exception as problem:  # the error itself cannot be read: then that is what there is to say
-        return f"its error cannot be read: {type(problem).__name__}"
-    while getattr(error, "cause", None) is not None:
-        error = error.cause
-    lines = [line.strip() for line in str(error or "").splitlines() if line.strip()]
-    if not lines:
+        error: Any = cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
+    except (OSError, TypeError, ValueError, AttributeError, ImportError, EOFError, cloudpickle.pickle.PickleError):
         return "no reason was recorded"
-    return lines[0][:400] if isinstance(error, TrialFailed) else f"{type(error).__name__}: {lines[0][:300]}"
+    while isinstance(getattr(error, "cause", None), BaseException):
+        error = error.cause
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, TrialFailed):
+        return lines[0][:400] if lines else "no reason was recorded"
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
 
 def _say(line: str) -> None:

@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ import torch
 
 import methods
 from methods import base as methods_base
-from methods import find_method
+from methods import CONFIGURATIONS, find_method
 from methods.base import Method
 from methods.layers import clip as clip_module
 from methods.layers.clip import TINY, TINY_FOLDER, Clip, load_backbone
@@ -65,7 +65,18 @@ GROUPS: dict[str, type] = {
     "optim": OptimConfig,
     "evaluation": EvaluationConfig,
 }
-NOT_DECISIVE = ("data.load_threads", "data.skip_missing", "evaluation.batch_size", "evaluation.chunk")
+# Content digests stand for the names of the stream and of a weights file
+NOT_DECISIVE = (
+    "stream",
+    "backbone.weights",
+    "data.load_threads",
+    "data.skip_missing",
+    "evaluation.batch_size",
+    "evaluation.chunk",
+)
+
+# What the features of an untrained model depend on
+SEEN_UNTRAINED = ("backbone.", "data.num_frames", "data.image_size", "data.decoder", "evaluation.split", "precision")
 
 
 @dataclass(frozen=True)
@@ -82,21 +93,52 @@ class Experiment:
     settings: Settings = field(default_factory=dict)
     presets: tuple[str, ...] = ()
 
-    def key(self, stream: Stream) -> str:
-        """Digest of all that decides the result: settings, stream, seed, backbone weights, code."""
+    @property
+    def name(self) -> str:
+        """The row of a table that this is: the method, or the configuration of it that has a name of its own."""
+        for name, (method, preset) in CONFIGURATIONS.items():
+            if method == self.run.method and preset in self.presets:
+                return name
+        return self.run.method
+
+    def key(self, stream: Stream, frames: str = "") -> str:
+        """Digest of all that decides the result: settings, stream, seed, frames, backbone weights, code.
+
+        Args:
+            stream: as it is used, without the videos that were left out.
+            frames: `frames_digest` of the stream; empty names a plan, whose videos are not read yet.
+        """
         decisive = {name: value for name, value in self.settings.items() if name not in NOT_DECISIVE}
         return digest_of(
             {
                 "settings": decisive,
                 "stream": stream.digest,
+                "frames": frames,
                 "backbone": _backbone_digest(self.backbone),
+                "files": [_content(value) for value in decisive.values() if isinstance(value, str)],
                 "code": code_digest(self.run.method, getattr(self.method, "base", None)),
             }
         )
 
 
+def frames_digest(stream: Stream, source: FrameSource, splits: Sequence[str]) -> str:
+    """sha256 over the content address of every frame that a run can see: other footage is another run."""
+    items = (item for index in range(len(stream.tasks)) for split in splits for item in stream.items(index, split))
+    return digest_of([source.key(item) for item in items])
+
+
+def _content(value: str) -> list[str]:
+    """Digests of the file or folder that a setting names; empty if it names none."""
+    path = Path(value)
+    if "/" not in value and not path.suffix:
+        return []
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    return [digest_file(file) for file in files if file.is_file()]
+
+
 def presets_of(method: str) -> dict[str, dict[str, Any]]:
     """A method's presets; `paper`, the defaults, is always there."""
+    method = CONFIGURATIONS.get(method, (method, ""))[0]
     return {"paper": {}, **_find(method).PRESETS}
 
 
@@ -125,6 +167,9 @@ def resolve(
     if "method" not in overrides:
         raise ConfigError("method: is required. Add --method NAME; `ctvr methods` lists them.")
     name = str(overrides["method"])
+    if name in CONFIGURATIONS:
+        name, preset = CONFIGURATIONS[name]
+        overrides, presets = {**overrides, "method": name}, (preset, *presets)
     cls = _find(name)
     merged: Settings = {key: value for key, value in (recommended or {}).items() if key != "preset"}
     for preset in presets:
@@ -142,6 +187,10 @@ def resolve(
     base: Any = None
     if cls.wraps:
         wrapped = _find(method.base)
+        if wrapped.wraps:
+            raise ConfigError(
+                f"method.base: {method.base} wraps a retriever itself. Name a retriever, such as clip4clip."
+            )
         base = build(wrapped.Config, _with_frames(wrapped, under(merged, "base"), groups["data"]), "base")
     elif under(merged, "base"):
         raise ConfigError(f"base.{next(iter(under(merged, 'base')))}: {name} wraps no other method. Leave it out.")
@@ -181,9 +230,9 @@ def _refuse_unknown_groups(settings: Mapping[str, Any]) -> None:
 
 def code_digest(method: str, base: str | None = None) -> str:
     """sha256 over the source of everything that computes a result: the method, its layers, the loop."""
-    from orchestrator import checkpoint, data, evaluate, loop, metrics, optimizer, video
+    from orchestrator import checkpoint, data, decode, evaluate, loop, metrics, optimizer
 
-    files = {Path(inspect.getfile(m)) for m in (checkpoint, data, evaluate, loop, metrics, optimizer, video)}
+    files = {Path(inspect.getfile(m)) for m in (checkpoint, data, decode, evaluate, loop, metrics, optimizer)}
     files |= {Path(inspect.getfile(methods_base)), *Path(inspect.getfile(clip_module)).parent.glob("*.py")}
     for name in filter(None, (method, base)):
         files |= {Path(inspect.getfile(c)) for c in find_method(name).__mro__ if c.__module__.startswith("methods.")}
@@ -195,10 +244,9 @@ def code_digest(method: str, base: str | None = None) -> str:
 
 
 def _backbone_digest(config: BackboneConfig) -> str:
-    if config.name == TINY and config.weights == "shipped":
-        return digest_file(TINY_FOLDER / "weights.safetensors")
+    shipped = [digest_file(file) for file in sorted(TINY_FOLDER.iterdir()) if config.name == TINY and file.is_file()]
     file = Path(config.weights)
-    return digest_file(file) if file.is_file() else config.weights
+    return digest_of([shipped, digest_file(file) if file.is_file() else config.weights])
 
 
 def load_clip(config: BackboneConfig) -> Clip:
@@ -276,16 +324,25 @@ def execute(
     workers = workers or Workers(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     if workers.device.type == "cpu":
         torch.set_num_threads(experiment.run.threads)
+    else:
+        _make_cuda_repeatable()
     store = places.open_store()
     stream = load_stream(experiment.run.stream, places.root, places.videos)
     splits = splits_of(experiment, stream)
     backbone = load_clip(experiment.backbone)
     source = FrameSource(store, experiment.data, backbone.image_size)
-    stream, _ = prepare_stream(stream, source, splits, experiment.data.skip_missing, progress=workers.rank == 0)
+    if workers.rank == 0:  # one worker decodes what is missing, the others find it in the store
+        prepare_stream(stream, source, splits, experiment.data.skip_missing)
+    workers.agree(None)
+    stream, _ = prepare_stream(stream, source, splits, experiment.data.skip_missing, progress=False)
     make_data = partial(StreamData, stream, source, backbone.tokenize, backbone.mean, backbone.std)
     data = make_data(experiment.data, workers.device)
-    key = experiment.key(stream)
-    commits = Commits(store, key if not fresh else f"{key}-{_nonce()}")
+    key = experiment.key(stream, frames_digest(stream, source, splits))
+    if workers.agree(key) != key:
+        raise ConfigError(
+            "workers: they see different videos, weights or code. Share --videos and --store, update all."
+        )
+    commits = Commits(store, key if not fresh else workers.agree(f"{key}-{_nonce()}"))
     zero_shot = workers.agree(zero_shot_curve(experiment, stream, data, backbone, store) if workers.rank == 0 else None)
     method = make_method(experiment, backbone)
     config = LoopConfig(experiment.optim, experiment.evaluation, experiment.run.seed, experiment.run.precision)
@@ -294,6 +351,16 @@ def execute(
         on_ready(key, method, data, commits)
     resumed = commits.finished(len(stream.tasks))
     return Result(key, loop.run(), method, stream, resumed)
+
+
+def _make_cuda_repeatable() -> None:
+    """Ask CUDA for kernels that give the same numbers twice, in full float32.
+
+    `CUBLAS_WORKSPACE_CONFIG` must be set before CUDA starts; Ray workers get it from `ray_train`.
+    """
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = False
 
 
 def _nonce() -> str:
@@ -309,17 +376,13 @@ def zero_shot_curve(
 
     A trial is compared by its gain over this curve, since R@1 falls as the gallery grows.
     """
-    zero = resolve(
-        {
-            "method": "zero_shot",
-            "stream": experiment.run.stream,
-            **{name: value for name, value in experiment.settings.items() if name.split(".")[0] in GROUPS},
-        }
-    )
-    commits = Commits(store, "zero-" + zero.key(stream))
+    settings = {name: value for name, value in experiment.settings.items() if name.startswith(SEEN_UNTRAINED)}
+    zero = resolve({"method": "zero_shot", "stream": experiment.run.stream, **settings})
+    frames = frames_digest(stream, data.frames, (experiment.evaluation.split,))
+    commits = Commits(store, "zero-" + zero.key(stream, frames))
     num_tasks = len(stream.tasks)
     if commits.finished(num_tasks) < num_tasks:
-        config = LoopConfig(zero.optim, zero.evaluation, 0)
+        config = LoopConfig(zero.optim, zero.evaluation, 0, zero.run.precision)
         backbone = backbone.to(data.device)
         Loop(make_method(zero, backbone), data, config, commits, Workers(device=data.device)).run()
     return [row["stream/t2v/r1"] for row in commits.record(num_tasks).metrics]
@@ -339,7 +402,8 @@ def load_model(folder: Path) -> tuple[Method, Settings]:
     weights, description = read_model(folder)
     settings = description["settings"]
     experiment = resolve(settings)
-    method = make_method(experiment, load_clip(experiment.backbone))
+    clip = load_clip(replace(experiment.backbone, weights="random"))  # every tensor is in the folder
+    method = make_method(experiment, clip)
     for task in description["tasks"]:
         method.begin_task(Task(**{**task, "categories": tuple(task["categories"])}))
     load_state(method, weights, {})

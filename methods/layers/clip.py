@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -32,6 +34,7 @@ import open_clip
 import torch
 import torch.nn.functional as F
 from open_clip.tokenizer import SimpleTokenizer
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -392,10 +395,27 @@ def _load_weights(source: nn.Module, file: Path) -> None:
     """Read a state dict into an open_clip model; nothing but tensors is ever unpickled."""
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such weights file.")
-    if file.suffix == ".safetensors":
-        state: dict[str, Any] = dict(load_file(file))
-    else:
-        state = torch.load(file, map_location="cpu", weights_only=True)
+    try:
+        if file.suffix == ".safetensors":
+            state: dict[str, Any] = dict(load_file(file))
+        else:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+        EOFError,
+        KeyError,
+        SafetensorError,
+        pickle.UnpicklingError,
+        struct.error,
+    ) as e:
+        reason = (str(e).splitlines() or [type(e).__name__])[0]
+        raise ValueError(
+            f"{file}: damaged or no weights file ({reason[:120]}). Give a .safetensors or .pt file."
+        ) from e
+    if not isinstance(state, dict):
+        raise ValueError(f"{file}: holds a {type(state).__name__}, no dictionary of weights.")
     state = state.get("state_dict", state)
     state = {name.removeprefix("module."): value for name, value in state.items()}
     state = {name: value.float() if value.is_floating_point() else value for name, value in state.items()}

@@ -92,7 +92,7 @@ def test_stored_galleries_are_never_recomputed_but_by_the_upper_bound(manifest, 
     for method, is_stored in (("clip4clip", True), ("upper_bound", False)):
         result = train(manifest, small_stream, runs, method=method)
         commits = Commits(Places(runs).open_store(), result.key)
-        before, after = commits.load(1)[1][0], commits.load(3)[1][0]
+        before, after = commits.galleries(1)[0], commits.galleries(3)[0]
         assert torch.equal(before, after) is is_stored
 
 

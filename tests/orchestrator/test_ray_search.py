@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pickle
 from types import SimpleNamespace
 
 import pytest
-from ray import tune
+from ray import cloudpickle, tune
 from ray.tune.experiment import Experiment
 
 from orchestrator.config import ConfigError, build
@@ -91,7 +90,7 @@ def test_a_restored_searcher_keeps_the_limit_of_the_present_cluster():
     old = Listed(max_concurrent=8)
     old.add_configurations([Experiment("a", _nothing, config={"a": tune.grid_search([1, 2])})])
     new = Listed(max_concurrent=2)
-    new.set_state(pickle.loads(pickle.dumps(old.get_state())))
+    new.set_state(cloudpickle.loads(cloudpickle.dumps(old.get_state())))
     assert new.max_concurrent == 2
     limiter, _ = search_algorithm(SearchConfig(), SPACE, PAPER, 2)
     limiter.set_state({**limiter.get_state(), "max_concurrent": 8})

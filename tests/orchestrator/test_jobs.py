@@ -1,0 +1,140 @@
+"""What is refused before anything starts, and the jobs that need no cluster."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator import jobs
+from orchestrator.config import ConfigError
+from orchestrator.jobs import GAIN, Where, default_presets, find_manifest, make_ready, search_space, table
+from orchestrator.run import resolve
+
+
+@pytest.fixture
+def where(runs: Path) -> Where:
+    return Where(runs=runs)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"workers": 0}, "--workers: must be >= 1, got 0"),
+        ({"nodes": 0}, "--nodes: must be >= 1"),
+        ({"local_cpus": -1}, "--local-cpus: must be >= 1, got -1"),
+        ({"max_concurrent": 0}, "--max-concurrent: must be >= 1"),
+        ({"cpus_per_worker": 0}, "--cpus-per-worker: must be > 0"),
+        ({"gpus_per_trial": -0.5}, "--gpus-per-trial: must be >= 0, got -0.5"),
+        ({"gpus_per_trial": 3, "workers": 2}, "3 GPUs for 2 workers are 1.5 each"),
+        ({"videos": Path("/no/such")}, "--videos: /no/such is no folder"),
+        ({"runs": Path("/proc/none/runs")}, "--runs /proc/none/runs: cannot be written"),
+        ({"runs": Path(__file__) / "runs"}, "runs: cannot be written"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(tmp_path, more, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        Where(**{"runs": tmp_path, **more}).check()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("gpus", [None, 0, 0.25, 1, 2, 4])
+def test_shares_and_whole_gpus_are_accepted(tmp_path, gpus):
+    Where(runs=tmp_path, gpus_per_trial=gpus, workers=2).check()
+
+
+def test_a_tracking_server_that_is_down_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match="tracking http://127.0.0.1:9: connection refused"):
+        Where(runs=tmp_path).tracker()
+
+
+def test_places_do_not_depend_on_the_folder_a_process_starts_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "few.json").touch()
+    (tmp_path / "videos").mkdir()
+    places = Where(runs=Path("runs"), store="store", videos=Path("videos")).places()
+    assert (places.root, places.store, places.videos) == (
+        tmp_path / "runs",
+        str(tmp_path / "store"),
+        tmp_path / "videos",
+    )
+    assert Where(store="s3://bucket/x").places().store == "s3://bucket/x"
+    assert find_manifest("few.json") == str(tmp_path / "few.json")
+    assert find_manifest("shapes-5") == "shapes-5"
+
+
+def test_the_streams_preset_is_taken_where_the_method_has_it(small_stream):
+    stream = replace(small_stream, settings={"preset": "shapes"})
+    assert default_presets("clip4clip", stream, ()) == ("shapes",)
+    assert default_presets("clip4clip", stream, ("paper",)) == ("paper",)
+    assert default_presets("zero_shot", stream, ()) == ()
+
+
+def test_a_method_without_a_search_space_cannot_be_searched():
+    with pytest.raises(ConfigError, match="nothing to search"):
+        search_space("nothing")
+
+
+def test_a_second_preparation_decodes_nothing(where, manifest, small_stream):
+    experiment = resolve({"method": "clip4clip", "stream": manifest}, small_stream.settings)
+    assert make_ready(experiment, where, ("train", "val", "test"))[1] == 0
+    other = replace(where, store=str(where.runs / "other"))
+    total = sum(len(small_stream.items(i, split)) for i in range(3) for split in ("train", "val", "test"))
+    assert make_ready(experiment, other, ("train", "val", "test"))[1] == total
+    assert make_ready(experiment, other, ("train", "val", "test"))[1] == 0
+
+
+def test_a_run_is_recorded_and_goes_on_where_it_ended(where, manifest, capsys):
+    settings = {"method": "clip4clip", "stream": manifest, "optim.epochs": "1"}
+    text = jobs.run(settings, (), where)
+    assert text.startswith("clip4clip on small, test videos\n")
+    assert "t2v/r1_gain" in text
+    assert "task 3/3  R@1" in capsys.readouterr().err
+    assert jobs.run(settings, (), where) == text
+    assert "nothing was trained (--fresh trains again)" in capsys.readouterr().err
+    first, second = where.tracker().find_runs()
+    assert dict(first.metrics[GAIN]) == dict(second.metrics[GAIN])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"method": "clip4clpi"}, "method: no method called 'clip4clpi'. Did you mean clip4clip"),
+        ({"method": "clip4clip", "workers": "2"}, "trains in one process"),
+        ({"method": "clip4clip", "data.num_frames": "0"}, "data: num_frames must be >= 1"),
+        ({"method": "clip4clip", "data.image_size": "32"}, "data.image_size: 32 does not fit the backbone"),
+    ],
+)
+def test_a_run_that_cannot_be_is_one_line(where, manifest, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        jobs.run({"stream": manifest, **settings}, (), where)
+
+
+def test_a_table_is_of_complete_runs(where, manifest):
+    with pytest.raises(ConfigError, match="table: no runs of 'small'"):
+        table(where, stream="small")
+    jobs.run({"method": "zero_shot", "stream": manifest}, (), where)
+    text = table(where, stream="small")
+    assert "| zero\\_shot" in text
+    files = [Path(name) for name in text.rpartition("written: ")[2].split(", ")]
+    assert {file.suffix for file in files} >= {".md", ".tex", ".csv", ".png"}
+    assert all(file.is_file() for file in files)
+
+
+def test_the_store_is_listed_checked_and_filled(where, manifest):
+    assert "frames" in jobs.list_cache(where)
+    assert jobs.verify_cache(where) == "every object is sound"
+    assert "0 videos decoded" in jobs.build_cache(manifest, {}, where)
+    frames = next(path for path in (where.runs / "store" / "frames").rglob("*") if path.is_file())
+    data = bytearray(frames.read_bytes())
+    data[len(data) // 2] ^= 1
+    frames.write_bytes(data)
+    logging.disable(logging.WARNING)
+    try:
+        assert jobs.verify_cache(where).startswith("1 damaged objects, removed")
+    finally:
+        logging.disable(logging.NOTSET)
+    assert "1 videos decoded" in jobs.build_cache(manifest, {}, where)
