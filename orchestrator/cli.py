@@ -33,11 +33,11 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; every mistake of the user becomes one line and exit status 2."""
-    arguments = make_parser().parse_args(argv)
     _set_up_logging()
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     try:
+        arguments = make_parser().parse_args(argv)
         with contextlib.redirect_stdout(sys.stderr):  # whatever libraries print is no result
             text = arguments.run(arguments)
     except (ConfigError, OSError) as error:
@@ -77,6 +77,8 @@ def make_parser() -> argparse.ArgumentParser:
     _add_cache(commands)
     _add_methods(commands)
     _add_ui(commands)
+    _add_doctor(commands)
+    _add_explain(commands)
     sync = commands.add_parser("sync", help="send to MLflow what waited while it was away")
     _where(sync)
     sync.set_defaults(run=_sync)
@@ -84,15 +86,26 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _where(parser: argparse.ArgumentParser, resources: bool = False) -> None:
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of everything that is written (runs)")
+    runs, store, videos = (os.environ.get(f"CTVR_{name}") or "" for name in ("RUNS", "STORE", "VIDEOS"))
     parser.add_argument(
-        "--store", default="", help="object store of frames and commits: a folder or s3://bucket/prefix"
+        "--runs", type=Path, default=Path(runs or "runs"), help="folder of everything that is written (%(default)s)"
     )
-    parser.add_argument("--videos", type=Path, help="folder of the stream's videos, if not the manifest's own")
+    parser.add_argument(
+        "--store", default=store, help="object store of frames and commits: a folder or s3://bucket/prefix"
+    )
+    parser.add_argument(
+        "--videos",
+        type=Path,
+        default=Path(videos) if videos else None,
+        help="folder of the videos, if not the manifest's own",
+    )
     if not resources:
         return
     group = parser.add_argument_group("cluster")
-    group.add_argument("--address", help="Ray cluster to join: auto, an address, or local (joins if there is one)")
+    group.add_argument(
+        "--address",
+        help="Ray cluster: auto or an address joins, local starts one (joins this machine's if there is one)",
+    )
     nodes = _number("CTVR_NODES", 1)
     group.add_argument(
         "--nodes", type=int, default=nodes, help="wait until the cluster has this many nodes (%(default)s)"
@@ -116,7 +129,7 @@ def _number(variable: str, default: int) -> int:
     """A whole number from the environment; what is none is refused where it is used, by its name."""
     text = os.environ.get(variable, "")
     if text and not text.isdigit():
-        raise SystemExit(f"ctvr: {variable}={text!r} in the environment is no whole number. Correct or unset it.")
+        raise ConfigError(f"{variable}={text!r} in the environment is no whole number. Correct or unset it.")
     return int(text) if text else default
 
 
@@ -128,9 +141,10 @@ def _settings(parser: argparse.ArgumentParser) -> None:
 def _get_where(arguments: argparse.Namespace) -> Any:
     from orchestrator.jobs import Where
 
-    names = ("runs", "store", "videos", "address", "nodes", "local_cpus", "storage", "workers", "cpus_per_worker")
-    names += ("gpus_per_trial", "max_concurrent")
-    return Where(**{name: getattr(arguments, name) for name in names if hasattr(arguments, name)})
+    names: tuple[str, ...] = ("runs", "store", "videos", "address", "nodes", "local_cpus", "storage", "workers")
+    names += ("cpus_per_worker", "gpus_per_trial", "max_concurrent")
+    given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+    return Where(**given)
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -180,6 +194,7 @@ def _sweep(arguments: argparse.Namespace) -> str:
     if arguments.smoke:
         arguments.trials, arguments.seeds, arguments.baselines = 1, min(arguments.seeds, 1), "zero_shot"
         overrides = {"optim.epochs": "1", **overrides}
+    _check_first(arguments)
     name = arguments.name or f"{arguments.method}-{Path(arguments.stream).stem}-{time.strftime('%m%d-%H%M%S')}"
     request = SweepRequest(
         method=arguments.method,
@@ -332,12 +347,65 @@ def _add_ui(commands: Any) -> None:
 def _ui(arguments: argparse.Namespace) -> str:
     from orchestrator.tracking import default_uri, prepare, ui_command
 
+    if not 0 < arguments.port < 65536:
+        raise ConfigError(f"--port {arguments.port}: is no port. Write a number from 1 to 65535.")
     uri = default_uri(arguments.runs)
     command = ui_command(uri, arguments.host, arguments.port)
     prepare(uri, arguments.runs)
     sys.stderr.write(f"MLflow: http://{arguments.host}:{arguments.port} (Ctrl-C ends it)\n")
     subprocess.run(command, check=False)
     return ""
+
+
+def _add_doctor(commands: Any) -> None:
+    parser = commands.add_parser("doctor", help="look for what would go wrong: versions, disk, store, MLflow, videos")
+    parser.add_argument("--stream", help="look at its videos too")
+    _where(parser)
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(arguments: argparse.Namespace) -> str:
+    from orchestrator import doctor
+    from orchestrator.tracking import default_uri
+
+    uri = default_uri(arguments.runs)
+    found = doctor.examine(arguments.runs, arguments.store, arguments.stream, arguments.videos, uri)
+    text = doctor.to_text(found)
+    if doctor.blocking(found):
+        raise ConfigError(f"doctor: {len(doctor.blocking(found))} problems\n{text}")
+    return text
+
+
+def _check_first(arguments: argparse.Namespace) -> None:
+    """What `ctvr doctor` calls an error stops a sweep before it starts; warnings are counted."""
+    from orchestrator import doctor
+    from orchestrator.tracking import default_uri
+
+    uri = default_uri(arguments.runs)
+    found = doctor.examine(arguments.runs, arguments.store, arguments.stream, arguments.videos, uri)
+    for finding in doctor.blocking(found):
+        raise ConfigError(f"{finding.subject}: {finding.text} {finding.remedy}")
+    warnings = [finding.subject for finding in found if finding.level == "warning"]
+    if warnings:
+        sys.stderr.write(f"doctor: {len(warnings)} warnings ({', '.join(warnings)}); `ctvr doctor` says more\n")
+
+
+def _add_explain(commands: Any) -> None:
+    parser = commands.add_parser("explain", help="say what a result's key stands for, or what sets two apart")
+    parser.add_argument("key", help="the beginning of a key (tag ctvr.result of a run)")
+    parser.add_argument("other", nargs="?", help="a second key to compare with")
+    _where(parser)
+    parser.set_defaults(run=_explain)
+
+
+def _explain(arguments: argparse.Namespace) -> str:
+    from orchestrator.explain import compare, explain
+
+    where = _get_where(arguments)
+    store, tracker = where.places().open_store(), where.tracker()
+    if arguments.other:
+        return compare(arguments.key, arguments.other, store, tracker)
+    return explain(arguments.key, store, tracker)
 
 
 def _sync(arguments: argparse.Namespace) -> str:

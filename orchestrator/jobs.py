@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from methods import find_method
+from methods import CONFIGURATIONS, find_method
 from methods.base import Method
 from orchestrator import report
 from orchestrator.config import ConfigError, Settings
@@ -24,13 +24,14 @@ from orchestrator.run import (
     Experiment,
     Places,
     execute,
+    frames_digest,
     load_clip,
     presets_of,
     resolve,
     splits_of,
     zero_shot_curve,
 )
-from orchestrator.streams import Stream, load_stream
+from orchestrator.streams import Stream, embedded_settings, load_stream
 from orchestrator.tracking import Tracker, check, default_uri, prepare
 
 GAIN = "stream/t2v/r1_gain"
@@ -135,7 +136,7 @@ def find_method_or_say(name: str) -> type[Method]:
         ConfigError: with the nearest name that exists.
     """
     try:
-        return find_method(name)
+        return find_method(CONFIGURATIONS.get(name, (name, ""))[0])
     except ValueError as error:
         raise ConfigError(f"method: {error}") from error
 
@@ -146,6 +147,7 @@ def search_space(method: str) -> tuple[dict[str, Any], dict[str, Any], dict[str,
     Raises:
         ConfigError: if the method has no search space.
     """
+    method = CONFIGURATIONS.get(method, (method, ""))[0]
     try:
         module = importlib.import_module(f"search_spaces.{method}")
     except ModuleNotFoundError as error:
@@ -155,11 +157,17 @@ def search_space(method: str) -> tuple[dict[str, Any], dict[str, Any], dict[str,
     return dict(module.FIXED), dict(module.SPACE), dict(getattr(module, "PAPER", {}))
 
 
-def make_ready(experiment: Experiment, where: Where, splits: Sequence[str], curve: bool = True) -> tuple[Stream, int]:
-    """Decode what is missing and compute the zero-shot curve once, before several processes need them.
+@dataclass(frozen=True)
+class Ready:
+    """A stream whose frames are in the store."""
 
-    Returns the stream as it will be used and the number of videos decoded.
-    """
+    stream: Stream  # as it will be used: `data.skip_missing` may have left videos out
+    decoded: int  # videos that were not there before
+    frames: str  # digest of all frames
+
+
+def make_ready(experiment: Experiment, where: Where, splits: Sequence[str], curve: bool = True) -> Ready:
+    """Decode what is missing and compute the zero-shot curve once, before several processes need them."""
     places = where.places()
     stream = load_stream(experiment.run.stream, places.root, places.videos)
     splits_of(experiment, stream)
@@ -175,7 +183,7 @@ def make_ready(experiment: Experiment, where: Where, splits: Sequence[str], curv
             stream, source, backbone.tokenize, backbone.mean, backbone.std, experiment.data, torch.device("cpu")
         )
         zero_shot_curve(experiment, stream, data, backbone, store)
-    return stream, decoded
+    return Ready(stream, decoded, frames_digest(stream, source, splits))
 
 
 # ----------------------------------------------------------------------------------------------- one run
@@ -186,6 +194,8 @@ def run(settings: Settings, presets: Sequence[str], where: Where, fresh: bool = 
     where.check()
     settings = {**settings, "stream": find_manifest(str(settings.get("stream", "")))}
     find_method_or_say(str(settings.get("method", "")))
+    if (recommended := embedded_settings(settings["stream"])) is not None:
+        resolve(settings, recommended, presets)  # mistakes are told before videos are rendered
     places = where.places()
     stream = load_stream(settings["stream"], places.root, places.videos)
     chosen = default_presets(settings["method"], stream, presets)

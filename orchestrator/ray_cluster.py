@@ -51,6 +51,7 @@ def worker_environment() -> dict[str, str]:
             "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", START_TIMEOUT_SECONDS
         ),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),  # the same numbers twice
         "MLFLOW_DISABLE_TELEMETRY": "true",
     }
 

@@ -157,6 +157,15 @@ def available_streams(root: Path) -> list[str]:
     return [*RENDERED, *(name for name in found if name not in RENDERED)]
 
 
+def embedded_settings(name: str) -> dict[str, Any] | None:
+    """What an embedded stream recommends, known without rendering it; None for other streams."""
+    if name not in RENDERED:
+        return None
+    from orchestrator import shapes, shapes_cvlm
+
+    return dict(shapes_cvlm.SETTINGS if RENDERED[name] is None else shapes.SETTINGS)
+
+
 def _load_rendered(name: str, root: Path) -> Stream:
     from orchestrator import shapes
 

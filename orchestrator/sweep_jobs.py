@@ -19,6 +19,7 @@ from methods.base import Method
 from orchestrator.config import ConfigError, Settings, build
 from orchestrator.jobs import (
     GAIN,
+    Ready,
     Where,
     absolute,
     default_presets,
@@ -95,6 +96,7 @@ def plan_sweep(request: SweepRequest, where: Where) -> Sweep:
         raise ConfigError(f"sweep: every setting of {request.method} is fixed, nothing is searched. Use `ctvr run`.")
     presets = default_presets(request.method, stream, request.presets)
     experiment = resolve(full, stream.settings, presets)
+    given["method"] = experiment.run.method  # of a named configuration: the method, its preset is among the presets
     for name, domain in space.items():
         for value in getattr(domain, "categories", None) or [domain.sample()]:
             resolve({**full, name: value}, stream.settings, presets)
@@ -162,8 +164,9 @@ def _search(planned: Sweep, where: Where, plan: TrialPlan | None) -> str:
             plan = replace(_trial_plan(where, request.name, tracker), settings=planned.given)
             plan = replace(plan, presets=planned.experiment.presets, tags={"ctvr.role": "trial"})
         room = capacity(plan, where.max_concurrent)
-        stream, decoded = make_ready(planned.experiment, where, _splits(stream), curve=not where.gpus_per_trial)
-        say(_plan_text(planned, room, decoded, where, tracker))
+        ready = make_ready(planned.experiment, where, _splits(stream), curve=not where.gpus_per_trial)
+        stream = ready.stream
+        say(_plan_text(planned, room, ready.decoded, where, tracker))
         settings = {**planned.experiment.settings, **_flat_search(planned.search)}
         parent = tracker.open_sweep(request.name, stream.name, settings, {})
         plan = replace(plan, parent=parent, root=str(where.places().root), tracking_uri=tracker.uri)
@@ -367,8 +370,10 @@ def rerun(
     stream = load_stream(stream_name, places.root, places.videos)
     shared = common(_overrides_of(sweep_name, where))
     runs = rerun_experiments(winners, stream, stream_name, seeds, baselines, shared, where.workers)
-    stream = _make_all_ready(runs, where, stream)
-    name = f"{sweep_name}-final-{digest_of([run.key(stream) for run in runs])[:6]}"
+    ready = _make_all_ready(runs, where)
+    stream = ready[0].stream
+    identity = [run.key(each.stream, each.frames) for run, each in zip(runs, ready)]
+    name = f"{sweep_name}-final-{digest_of(identity)[:6]}"
     searched = f"{winners[0].settings['method']}:{len(tracker.find_runs(sweep=sweep_name))}"
     tags = {"ctvr.role": "final", "ctvr.rerun_of": sweep_name, "ctvr.searched": searched}
     parent = tracker.open_sweep(name, stream.name, {"rerun_of": sweep_name, "seeds": seeds, "top": top}, {})
@@ -414,14 +419,17 @@ def _not_complete(runs: Sequence[Experiment], name: str, tracker: Tracker) -> li
     return [run for run in runs if f"{name}-{label_of(run.settings)}" not in done]
 
 
-def _make_all_ready(runs: Sequence[Experiment], where: Where, stream: Stream) -> Stream:
+def _make_all_ready(runs: Sequence[Experiment], where: Where) -> list[Ready]:
     """Decode what any of the runs needs; they mostly need the same."""
-    needs = {digest_of([asdict(run.data), asdict(run.backbone), asdict(run.evaluation)]): run for run in runs}
-    made = [make_ready(run, where, ("train", "test"), curve=where.gpus_per_trial == 0) for run in needs.values()]
-    decoded = sum(count for _, count in made)
+    made: dict[str, Ready] = {}
+    needs = [digest_of([asdict(run.data), asdict(run.backbone)]) for run in runs]
+    for need, run in zip(needs, runs):
+        if need not in made:
+            made[need] = make_ready(run, where, ("train", "test"), curve=where.gpus_per_trial == 0)
+    decoded = sum(each.decoded for each in made.values())
     if decoded:
         say(f"{decoded} videos decoded")
-    return made[-1][0] if made else stream
+    return [made[need] for need in needs]
 
 
 def _overrides_of(sweep_name: str, where: Where) -> Settings:

@@ -80,11 +80,11 @@ def test_a_method_without_a_search_space_cannot_be_searched():
 
 def test_a_second_preparation_decodes_nothing(where, manifest, small_stream):
     experiment = resolve({"method": "clip4clip", "stream": manifest}, small_stream.settings)
-    assert make_ready(experiment, where, ("train", "val", "test"))[1] == 0
+    assert make_ready(experiment, where, ("train", "val", "test")).decoded == 0
     other = replace(where, store=str(where.runs / "other"))
     total = sum(len(small_stream.items(i, split)) for i in range(3) for split in ("train", "val", "test"))
-    assert make_ready(experiment, other, ("train", "val", "test"))[1] == total
-    assert make_ready(experiment, other, ("train", "val", "test"))[1] == 0
+    assert make_ready(experiment, other, ("train", "val", "test")).decoded == total
+    assert make_ready(experiment, other, ("train", "val", "test")).decoded == 0
 
 
 def test_a_run_is_recorded_and_goes_on_where_it_ended(where, manifest, capsys):
