@@ -18,8 +18,8 @@ from typing import Any, Literal
 import torch
 
 import methods
-from methods import base as methods_base
 from methods import CONFIGURATIONS, find_method
+from methods import base as methods_base
 from methods.base import Method
 from methods.layers import clip as clip_module
 from methods.layers.clip import TINY, TINY_FOLDER, Clip, load_backbone
