@@ -187,27 +187,32 @@ def capacity(plan: TrialPlan, max_concurrent: int | None = None) -> Capacity:
     """How many trials fit the connected cluster at once.
 
     Raises:
-        ConfigError: if not even one trial can ever be scheduled, or its workers could not use their GPUs.
+        ConfigError: if not even one trial can ever be scheduled.
     """
     have = ray.cluster_resources()
     cpus, gpus = have.get("CPU", 0.0), have.get("GPU", 0.0)
     concurrent = fit_count(plan, [node.get("Resources", {}) for node in ray.nodes() if node.get("Alive")])
-    if plan.gpus_per_worker and not _sees_cuda(plan.gpus_per_worker):
-        raise ConfigError(
-            "--gpus-per-trial: the cluster's GPUs are of no use to its torch, which is built without CUDA or finds no "
-            "driver. Install a CUDA build there, or write --gpus-per-trial 0."
-        )
     return Capacity(cpus, gpus, concurrent if max_concurrent is None else min(concurrent, max_concurrent))
 
 
-def usual_gpus(workers: int) -> float:
-    """GPUs of a trial where the user named none: one for each worker if the cluster has that many, else 0."""
-    if ray.cluster_resources().get("GPU", 0.0) < workers:
+def choose_gpus(asked: float | None, workers: int) -> float:
+    """GPUs of a trial: as many as the user asked for, else one for each worker if the connected cluster has them.
+
+    Raises:
+        ConfigError: if they were asked for and torch cannot use them; workers would fail on it much later.
+    """
+    if asked == 0 or (asked is None and ray.cluster_resources().get("GPU", 0.0) < workers):
         return 0.0
-    if _sees_cuda(1):
-        return float(workers)
-    log.warning("the cluster has GPUs, but its torch cannot use them: trials run on CPUs")
-    return 0.0
+    share = (asked or workers) / workers
+    if ray.cluster_resources().get("GPU", 0.0) < min(1.0, share) or _sees_cuda(share):
+        return asked or float(workers)  # too few of them is said by `capacity`
+    if asked is None:
+        log.warning("the cluster has GPUs, but its torch cannot use them: trials run on CPUs")
+        return 0.0
+    raise ConfigError(
+        "--gpus-per-trial: the cluster's GPUs are of no use to its torch, which is built without CUDA or finds no "
+        "driver. Install a CUDA build there, or write --gpus-per-trial 0."
+    )
 
 
 def _sees_cuda(gpus: float) -> bool:

@@ -284,9 +284,9 @@ def _check_machine(where: Where, name: str) -> None:
 
 def _with_gpus(where: Where) -> Where:
     """`where` with the number of GPUs that a trial gets; Ray is connected."""
-    from orchestrator.ray_cluster import usual_gpus
+    from orchestrator.ray_cluster import choose_gpus
 
-    return where if where.gpus_per_trial is not None else replace(where, gpus_per_trial=usual_gpus(where.workers))
+    return replace(where, gpus_per_trial=choose_gpus(where.gpus_per_trial, where.workers))
 
 
 def _portable(where: Where) -> Settings:

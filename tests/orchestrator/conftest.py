@@ -98,3 +98,13 @@ def manifest(runs: Path) -> str:
 @pytest.fixture
 def small_stream(manifest: str, runs: Path) -> Stream:
     return load_stream(manifest, runs)
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from methods.clip4clip import Clip4Clip
 from orchestrator.checkpoint import Commits, Record
-from orchestrator.loop import Diverged
+from orchestrator.data import FrameSource
+from orchestrator.loop import Diverged, Workers
 from orchestrator.run import Places, Result, execute, resolve
-from orchestrator.streams import Stream
+from orchestrator.store import Store
+from orchestrator.streams import Stream, load_stream
+from tests.orchestrator.conftest import write_clip
 
 
 class Killed(Exception):
@@ -123,7 +129,106 @@ def test_gradient_accumulation_steps_less_often(manifest, small_stream, runs):
     assert accumulated.record.steps * 2 == plain.record.steps
 
 
-def test_bf16_trains_and_scores_in_float32(manifest, small_stream, runs):
-    record = train(manifest, small_stream, runs, precision="bf16").record
-    assert record.done == 3
-    assert all(0 <= row["stream/t2v/r1"] <= 100 for row in record.metrics)
+def test_bf16_changes_the_towers_and_scores_in_float32(manifest, small_stream, runs, monkeypatch):
+    seen = set()
+    plain = Clip4Clip.score
+
+    def spy(self, queries, gallery):
+        seen.add((queries.dtype, gallery.dtype, torch.is_autocast_enabled("cpu")))
+        return plain(self, queries, gallery)
+
+    full = train(manifest, small_stream, runs)
+    monkeypatch.setattr(Clip4Clip, "score", spy)
+    half = train(manifest, small_stream, runs, precision="bf16")
+    assert half.record.done == 3
+    assert seen == {(torch.float32, torch.float32, False)}
+    assert not same_weights(full, half)
+
+
+@pytest.fixture
+def cvlm(manifest: str) -> str:
+    """The same videos under the protocol that re-encodes every gallery after every task."""
+    path = Path(manifest).with_name("small_cvlm.json")
+    path.write_text(json.dumps({**json.loads(Path(manifest).read_text()), "name": "small-cvlm", "protocol": "cvlm"}))
+    return str(path)
+
+
+@pytest.mark.parametrize("method", ["framefusion_moe", "bmu_moco"])
+def test_a_resumed_run_remembers_galleries_that_are_encoded_again(method, cvlm, runs):
+    stream = load_stream(cvlm, runs)
+    experiment = resolve(settings(cvlm, method), stream.settings)
+    unbroken = execute(experiment, Places(runs), fresh=True)
+
+    def die(task, record, seconds):
+        if task.index == 1:
+            raise Killed
+
+    with pytest.raises(Killed):
+        execute(experiment, Places(runs), report=die)
+    resumed = execute(experiment, Places(runs))
+    assert numbers(resumed.record) == numbers(unbroken.record)
+    assert same_weights(resumed, unbroken)
+    assert {"stream/t2v/fr", "stream/t2v/hm", "stream/t2v/r1_mean"} <= set(resumed.record.metrics[-1])
+
+
+def test_a_run_killed_within_a_commit_does_the_task_again(manifest, small_stream, runs, monkeypatch):
+    experiment = resolve(settings(manifest), small_stream.settings)
+    unbroken = execute(experiment, Places(runs), fresh=True)
+    calls = []
+    publish = Store.put_new_json
+
+    def die_at_the_second(self, kind, key, value):
+        if kind == "commits" and not key.startswith("zero-"):
+            calls.append(key)
+            if len(calls) == 2:
+                raise Killed  # weights and gallery are written, the record that names them is not
+        return publish(self, kind, key, value)
+
+    monkeypatch.setattr(Store, "put_new_json", die_at_the_second)
+    with pytest.raises(Killed):
+        execute(experiment, Places(runs))
+    monkeypatch.undo()
+    resumed = execute(experiment, Places(runs))
+    assert resumed.resumed == 1
+    assert numbers(resumed.record) == numbers(unbroken.record)
+    assert same_weights(resumed, unbroken)
+
+
+def test_a_search_never_reads_a_test_video(manifest, small_stream, runs, monkeypatch):
+    read = []
+    load = FrameSource.load
+    monkeypatch.setattr(FrameSource, "load", lambda self, item: read.append(item.video) or load(self, item))
+    train(manifest, small_stream, runs, evaluation__split="val")
+    assert any("_val_" in video for video in read)
+    assert not [video for video in read if "_test_" in video]
+
+
+def test_other_footage_under_the_same_names_is_another_run(manifest, small_stream, runs):
+    before = train(manifest, small_stream, runs)
+    write_clip(Path(manifest).parent / "videos" / "red_train_0.mp4", (10, 10, 10), seed=999)
+    after = train(manifest, small_stream, runs)
+    assert after.key != before.key
+    assert after.resumed == 0
+
+
+def _worker(rank: int, port: int, manifest: str, runs: str, out: str, method: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    stream = load_stream(manifest, Path(runs))
+    experiment = resolve({"method": method, "stream": manifest, "workers": 2}, stream.settings)
+    result = execute(experiment, Places(Path(runs)), Workers(rank, 2))
+    torch.save({"state": result.method.state_dict(), "own": result.record.own}, f"{out}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["clip4clip", "framefusion_moe"])
+def test_two_workers_learn_what_one_does(method, manifest, small_stream, runs, tmp_path, free_port):
+    torch.multiprocessing.spawn(_worker, (free_port, manifest, str(runs), str(tmp_path), method), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert first["own"] == second["own"]
+    assert all(torch.equal(value, second["state"][name]) for name, value in first["state"].items())
+    if method == "clip4clip":  # dropout and routing noise differ by worker; without them, so do only roundings
+        alone = train(manifest, small_stream, runs).method.state_dict()
+        for name, value in first["state"].items():
+            torch.testing.assert_close(value, alone[name], atol=1e-4, rtol=1e-3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.config import ConfigError
-from orchestrator.ray_cluster import DRIVER_CPU, check_local, fit_count
+from orchestrator.ray_cluster import DRIVER_CPU, check_local, choose_gpus, fit_count
 from orchestrator.ray_train import TrialPlan
 
 
@@ -74,3 +74,29 @@ def test_a_plan_for_this_machine_is_refused_before_ray_starts():
         check_local(plan(workers=2000), "local", 4)
     check_local(plan(), "local", 4)
     check_local(plan(workers=2000), "10.0.0.1:6379", None)  # another cluster is asked when it is joined
+
+
+@pytest.mark.parametrize(
+    ("asked", "workers", "there", "cuda", "chosen"),
+    [
+        (None, 1, 0, False, 0),
+        (None, 1, 8, True, 1),
+        (None, 2, 8, True, 2),
+        (None, 2, 1, True, 0),
+        (None, 1, 8, False, 0),  # a torch without CUDA: trials run on CPUs
+        (0, 1, 8, True, 0),
+        (0.5, 1, 8, True, 0.5),
+        (4, 1, 2, True, 4),  # too few: `capacity` says so
+    ],
+)
+def test_gpus_are_used_where_there_are_any_and_torch_can(monkeypatch, asked, workers, there, cuda, chosen):
+    monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 8.0, "GPU": float(there)})
+    monkeypatch.setattr("orchestrator.ray_cluster._sees_cuda", lambda share: cuda)
+    assert choose_gpus(asked, workers) == chosen
+
+
+def test_gpus_that_were_asked_for_and_cannot_be_used_are_an_error(monkeypatch):
+    monkeypatch.setattr("ray.cluster_resources", lambda: {"GPU": 1.0})
+    monkeypatch.setattr("orchestrator.ray_cluster._sees_cuda", lambda share: False)
+    with pytest.raises(ConfigError, match="--gpus-per-trial: the cluster's GPUs are of no use to its torch"):
+        choose_gpus(0.5, 1)
