@@ -18,6 +18,8 @@ METHODS = {
     "upper_bound": "methods.upper_bound:UpperBound",
     "framefusion_moe": "methods.framefusion_moe:FrameFusionMoE",
     "structalign": "methods.structalign:StructAlign",
+    "camoe": "methods.camoe:CAMoE",
+    "dsl": "methods.dsl:DSL",
     "lora": "methods.lora:Lora",
     "prompt": "methods.prompt:Prompt",
     "adapter": "methods.adapter:Adapter",

@@ -7,13 +7,12 @@ stored features, on purpose. Its backward forgetting is therefore not 0 (the pap
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from methods.base import Batch, Method, ParamGroup, Task
+from methods.base import Method, ParamGroup, Task
+from methods.wrapping import Strategy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,26 +23,25 @@ class UpperBoundConfig:
     only_final: bool = False  # one training on all tasks at the end; earlier tasks stay zero-shot
 
 
-class UpperBound(Method):
+class UpperBound(Strategy):
     """Wrap a retriever; forget nothing by learning everything again."""
 
     Config = UpperBoundConfig
     PRESETS = {"paper": {}, "shapes": {"base.lr": 4e-6}}  # shapes: as clip4clip's
-    wraps = True
-    trains_on = "seen"
-    reencodes_gallery = True
 
     def __init__(self, config: UpperBoundConfig, base: Method) -> None:
-        super().__init__()
-        self.config, self.base = config, base
-        self.prompts_by_task, self.is_transductive = base.prompts_by_task, base.is_transductive
+        super().__init__(config, base)
+        self.trains_on, self.reencodes_gallery = "seen", True
         self._pretrained = {name: value.detach().clone() for name, value in base.state_dict().items()}
         self._is_idle = False
 
     def begin_task(self, task: Task) -> None:
         self._restore()
         self._is_idle = self.config.only_final and task.index < task.num_tasks - 1
-        self.base.begin_task(task)
+        super().begin_task(task)
+
+    def param_groups(self) -> list[ParamGroup]:
+        return [] if self._is_idle else super().param_groups()
 
     def _restore(self) -> None:
         """Bring back the pre-trained weights; what an earlier begin_task added stays for the base to renew."""
@@ -56,33 +54,3 @@ class UpperBound(Method):
             for name, value in self._pretrained.items():
                 if state[name].shape == value.shape:
                     state[name].copy_(value)
-
-    def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
-        self.base.end_task(task, loader)
-
-    def remember(self, task: Task, gallery: Tensor) -> None:
-        self.base.remember(task, gallery)
-
-    def param_groups(self) -> list[ParamGroup]:
-        return [] if self._is_idle else self.base.param_groups()
-
-    def encode_video(self, frames: Tensor) -> Tensor:
-        return self.base.encode_video(frames)
-
-    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
-        return self.base.encode_text(tokens, task)
-
-    def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
-        return self.base.score(queries, gallery)
-
-    def calibrate(self, scores: Tensor) -> Tensor:
-        return self.base.calibrate(scores)
-
-    def scale(self) -> Tensor:
-        return self.base.scale()
-
-    def losses(self, batch: Batch) -> dict[str, Tensor]:
-        return self.base.losses(batch)
-
-    def after_step(self) -> None:
-        self.base.after_step()

@@ -28,6 +28,7 @@ class Strategy(Method):
         self.trains_on = base.trains_on
         self.reencodes_gallery = base.reencodes_gallery
         self.prompts_by_task = base.prompts_by_task
+        self.is_transductive = base.is_transductive
 
     def begin_task(self, task: Task) -> None:
         self.base.begin_task(task)
@@ -49,6 +50,9 @@ class Strategy(Method):
 
     def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
         return self.base.score(queries, gallery)
+
+    def calibrate(self, scores: Tensor) -> Tensor:
+        return self.base.calibrate(scores)
 
     def scale(self) -> Tensor:
         return self.base.scale()

@@ -39,6 +39,10 @@ def tokenize(texts: list[str]) -> torch.Tensor:
     return rows
 
 
+WORDS = ("man", "plays", "a", "dog", "red", "guitar", "sings", "in", "kitchen", "slowly")
+tokenize.decoder = {number: WORDS[number % 10] + "</w>" for number in range(1, 91)}  # type: ignore[attr-defined]
+
+
 def make_batch(pairs: int = 6, frames: int = 3, seed: int = 0, categories: tuple[int, ...] = (0, 1)) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     words = torch.randint(1, 90, (pairs, CONTEXT), generator=generator)
