@@ -187,7 +187,7 @@ def _today(key: str, run: RunRecord) -> str:
         return "unknown: the run has no ctvr.stream_digest"
     try:
         experiment = resolve({name: _as_typed(value) for name, value in run.settings.items()})
-        now = experiment.key(cast(Stream, SimpleNamespace(digest=digest)))
+        now = experiment.key(cast(Stream, SimpleNamespace(digest=digest)), run.tags.get("ctvr.frames", ""))
     except (ConfigError, OSError) as error:
         return f"this version cannot make it again: {error}"
     code = code_digest(experiment.run.method, getattr(experiment.method, "base", None))

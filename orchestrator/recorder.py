@@ -12,7 +12,7 @@ from methods.base import Method, Task
 from orchestrator.checkpoint import Commits, Record, save_model
 from orchestrator.cost import measure
 from orchestrator.data import StreamData
-from orchestrator.run import Experiment
+from orchestrator.run import Experiment, frames_digest
 from orchestrator.tracking import Tracker
 
 
@@ -38,13 +38,14 @@ class Recorder:
         stream = data.stream
         self._context = (method, data)
         tags = {
-            "ctvr.method": self.experiment.run.method,
+            "ctvr.method": self.experiment.name,
             "ctvr.result": key,
             "ctvr.split": self.experiment.evaluation.split,
             "ctvr.select": self.experiment.evaluation.select,
             "ctvr.mark": stream.settings_mark,
             "ctvr.protocol": stream.protocol,
             "ctvr.stream_digest": stream.digest,
+            "ctvr.frames": frames_digest(stream, data.frames, ("train", self.experiment.evaluation.split)),
             "ctvr.presets": ",".join(self.experiment.presets),
             **self.tags,
         }

@@ -79,7 +79,9 @@ def test_a_key_tells_settings_stream_runs_and_finished_tasks(store, tracker):
     assert "the code here gives the same key" in text
     assert "2 finished" in text
     assert "task_002  1.5 s, 14 steps so far, R@1 20.00" in text
-    assert "not in the key: data.load_threads=0" in text
+    idle = next(line for line in text.splitlines() if line.startswith("not in the key: "))
+    assert "data.load_threads=0" in idle
+    assert "stream=" in idle
     assert "data.load_threads = " not in text
 
 
