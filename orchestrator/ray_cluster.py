@@ -114,26 +114,40 @@ def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool
     return True
 
 
-def _start(environment: dict[str, str], local_cpus: int | None) -> None:
+def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 3) -> None:
+    """Start a cluster on this machine. Ray gives itself 30 s, too little where all processors are busy."""
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # everything is bound to this machine's loopback
-    port = _free_port()
-    environment["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
-    os.environ.update(environment)
-    ray.init(
-        address="local",
-        num_cpus=local_cpus,
-        include_dashboard=True,  # Ray Train frees the workers of stopped trials through it (or never)
-        dashboard_host="127.0.0.1",
-        dashboard_port=port,
-        object_store_memory=200 * 2**20,
-        runtime_env={"env_vars": environment},
-        **_quiet(),
-    )
-    try:
-        _await_dashboard(port)
-    except BaseException:
-        ray.shutdown()
-        raise
+    for attempt in range(1, attempts + 1):
+        port = _free_port()
+        environment["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
+        os.environ.update(environment)
+        try:
+            ray.init(
+                address="local",
+                num_cpus=local_cpus,
+                include_dashboard=True,  # Ray Train frees the workers of stopped trials through it (or never)
+                dashboard_host="127.0.0.1",
+                dashboard_port=port,
+                object_store_memory=200 * 2**20,
+                runtime_env={"env_vars": environment},
+                **_quiet(),
+            )
+            _await_dashboard(port)
+            return
+        except Exception as error:
+            ray.shutdown()
+            if "timed out" not in str(error):
+                raise
+            if attempt == attempts:
+                raise ConfigError(f"Ray did not start on this machine: {_first_line(error)}") from error
+            log.warning("Ray did not start in time on this busy machine; attempt %d of %d", attempt + 1, attempts)
+        except BaseException:  # Ctrl-C
+            ray.shutdown()
+            raise
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _is_cluster_node() -> bool:

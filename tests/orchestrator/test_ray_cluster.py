@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
+from orchestrator import ray_cluster
 from orchestrator.config import ConfigError
 from orchestrator.ray_cluster import DRIVER_CPU, check_local, choose_gpus, fit_count
 from orchestrator.ray_train import TrialPlan
@@ -100,3 +103,20 @@ def test_gpus_that_were_asked_for_and_cannot_be_used_are_an_error(monkeypatch):
     monkeypatch.setattr("orchestrator.ray_cluster._sees_cuda", lambda share: False)
     with pytest.raises(ConfigError, match="--gpus-per-trial: the cluster's GPUs are of no use to its torch"):
         choose_gpus(0.5, 1)
+
+
+def test_ray_that_starts_too_slowly_is_started_again_and_then_given_up_in_one_line(monkeypatch):
+    monkeypatch.setattr("os.environ", dict(os.environ))
+    tries = []
+
+    def init(**options: object) -> None:
+        tries.append(options)
+        raise Exception("The current node timed out during startup.\nMore lines")
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    with pytest.raises(ConfigError, match="Ray did not start on this machine: The current node timed out") as error:
+        ray_cluster._start({}, 2)
+    assert "\n" not in str(error.value)
+    assert len(tries) == 3
+    assert all(options["include_dashboard"] for options in tries)  # without it stopped trials leak their workers

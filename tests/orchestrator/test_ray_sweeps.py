@@ -267,7 +267,7 @@ def test_a_driver_that_is_killed_and_one_that_is_interrupted_are_resumed_to_the_
     children = descendants(first.pid)
     first.kill()
     assert first.wait() == -signal.SIGKILL, first.communicate()
-    wait_for(lambda: not running(children), 60)  # Ray ends itself when its driver is gone
+    wait_for(lambda: not running(children))  # Ray ends itself when its driver is gone
 
     second = start(where, ray_folder, "--resume", "s")
     wait_for(lambda: len(finished(2)) == 2 or finished(3) or second.poll() is not None)
@@ -288,7 +288,7 @@ def test_a_driver_that_is_killed_and_one_that_is_interrupted_are_resumed_to_the_
     assert third.returncode == 0, err
     assert "2 complete, 0 stopped early, 0 failed" in out
     assert "0 decoded: all are in the store" in err
-    wait_for(lambda: not running(children), 60)  # and no process outlives the command
+    wait_for(lambda: not running(children))  # and no process outlives the command
 
     tracker = where.tracker()
     runs = tracker.find_runs(sweep="s")
