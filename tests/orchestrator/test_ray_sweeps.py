@@ -28,10 +28,10 @@ from orchestrator.streams import load_stream
 from orchestrator.sweep_jobs import SweepRequest, rerun, sweep
 from orchestrator.tracking import RunRecord, Tracker
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PATIENCE = 240  # seconds that anything may take on a loaded machine
+PATIENCE = 600  # seconds that anything may take on a loaded machine
 
 
 @pytest.fixture(scope="module")
@@ -244,6 +244,17 @@ def running(processes: set[int]) -> set[int]:
     return processes & alive
 
 
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[str]]]:
+    """Commands that a test started: none outlives it."""
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
 def start(where: Where, ray_folder: Path, *words: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "RAY_TMPDIR": str(ray_folder), "PYTHONPATH": str(REPOSITORY)}
     environment.pop("RAY_API_SERVER_ADDRESS", None)
@@ -253,7 +264,9 @@ def start(where: Where, ray_folder: Path, *words: str) -> subprocess.Popen[str]:
     )
 
 
-def test_a_driver_that_is_killed_and_one_that_is_interrupted_are_resumed_to_the_same_numbers(where, manifest, tmp_path):
+def test_a_driver_that_is_killed_and_one_that_is_interrupted_are_resumed_to_the_same_numbers(
+    where, manifest, tmp_path, started
+):
     ray_folder = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))
     finished = Finished(where.runs)
     first = start(
@@ -263,6 +276,7 @@ def test_a_driver_that_is_killed_and_one_that_is_interrupted_are_resumed_to_the_
         *("--space", "method.lr=0,4e-6", "--scheduler", "none", "--local-cpus", "1"),
         *("optim.weight_decay=0.2", "method.train_scale=true", "method.frame_norm=none", "optim.epochs=40"),
     )
+    started.append(first)
     wait_for(lambda: finished(1) or first.poll() is not None)
     children = descendants(first.pid)
     first.kill()
@@ -270,6 +284,7 @@ def test_a_driver_that_is_killed_and_one_that_is_interrupted_are_resumed_to_the_
     wait_for(lambda: not running(children))  # Ray ends itself when its driver is gone
 
     second = start(where, ray_folder, "--resume", "s")
+    started.append(second)
     wait_for(lambda: len(finished(2)) == 2 or finished(3) or second.poll() is not None)
     second.send_signal(signal.SIGINT)
     out, err = second.communicate(timeout=PATIENCE)
@@ -282,6 +297,7 @@ def test_a_driver_that_is_killed_and_one_that_is_interrupted_are_resumed_to_the_
     assert "Traceback" not in err
 
     third = start(where, ray_folder, "--resume", "s")
+    started.append(third)
     children = set()
     wait_for(lambda: third.poll() is not None or children.update(descendants(third.pid)), 2 * PATIENCE)
     out, err = third.communicate(timeout=PATIENCE)
