@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED = 0
 export MLFLOW_DISABLE_TELEMETRY = true
 
-.PHONY: help sweep test test-all lint format bench bench-gpu ui clean
+.PHONY: help sweep test test-all test-faults lint format bench bench-gpu ui clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -25,7 +25,10 @@ test: $(READY)  ## quick tests
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
 test-all: $(READY)  ## all tests, those with Ray and servers too
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -m "not fault" $(ARGS)
+
+test-faults: $(READY)  ## kill and interrupt a whole sweep and resume it; on an otherwise idle machine
+	$(BIN)/python -m pytest -m fault $(ARGS)
 
 lint: $(READY)  ## style, import rules, types
 	$(BIN)/ruff check .

@@ -264,6 +264,7 @@ def start(where: Where, ray_folder: Path, *words: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.fault
 def test_a_driver_that_is_killed_and_one_that_is_interrupted_are_resumed_to_the_same_numbers(
     where, manifest, tmp_path, started
 ):
