@@ -284,6 +284,10 @@ class TextTower(nn.Module):
         x = self.token_embedding(tokens) + self.positional_embedding[: tokens.shape[1]]
         return x, TokenState(len(tokens), eot=eot, protected=tokens.shape[1])
 
+    def read(self, x: Tensor, state: TokenState) -> Tensor:
+        """Tokens x (B, L', D) after all blocks as joint embeddings (B, d) of their captions, not normalised."""
+        return self.ln_final(x[torch.arange(len(x), device=x.device), state.eot]) @ self.proj
+
     def hidden(self, tokens: Tensor, seams: Seams | None = None) -> tuple[Tensor, Tensor]:
         """Every token's joint embedding (B, L', d), not normalised, and the end-of-text positions (B,)."""
         x, state = self.embed(tokens)
@@ -294,8 +298,7 @@ class TextTower(nn.Module):
     def forward(self, tokens: Tensor, seams: Seams | None = None) -> Tensor:
         """One joint embedding for each caption: (B, L) int64 -> (B, d), not normalised."""
         x, state = self.embed(tokens)
-        x = run_blocks(self.blocks, x, seams, state, causal=True)
-        return self.ln_final(x[torch.arange(len(x), device=x.device), state.eot]) @ self.proj
+        return self.read(run_blocks(self.blocks, x, seams, state, causal=True), state)
 
 
 class Clip(nn.Module):
