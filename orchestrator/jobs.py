@@ -18,7 +18,7 @@ from methods import CONFIGURATIONS, find_method
 from methods.base import Method
 from orchestrator import report
 from orchestrator.config import ConfigError, Settings
-from orchestrator.data import FrameSource, StreamData, prepare_stream
+from orchestrator.data import FrameSource, StreamData, check_pairs, prepare_stream
 from orchestrator.recorder import Recorder
 from orchestrator.run import (
     Experiment,
@@ -29,6 +29,7 @@ from orchestrator.run import (
     presets_of,
     resolve,
     splits_of,
+    trains,
     zero_shot_curve,
 )
 from orchestrator.streams import Stream, embedded_settings, load_stream
@@ -166,11 +167,20 @@ class Ready:
     frames: str  # digest of all frames
 
 
-def make_ready(experiment: Experiment, where: Where, splits: Sequence[str], curve: bool = True) -> Ready:
-    """Decode what is missing and compute the zero-shot curve once, before several processes need them."""
+def make_ready(experiment: Experiment, where: Where, splits: Sequence[str] = (), curve: bool = True) -> Ready:
+    """Decode what is missing and compute the zero-shot curve once, before several processes need them.
+
+    `splits` are those that the experiment reads, unless more are named.
+
+    Raises:
+        ConfigError: if the stream lacks what the experiment asks for, or pairs to deal out to its workers.
+    """
     places = where.places()
     stream = load_stream(experiment.run.stream, places.root, places.videos)
-    splits_of(experiment, stream)
+    needed = splits_of(experiment, stream)
+    splits = splits or needed
+    if trains(experiment):
+        check_pairs(stream, experiment.data, experiment.run.workers)
     store = places.open_store()
     backbone = load_clip(experiment.backbone)
     source = FrameSource(store, experiment.data, backbone.image_size)

@@ -25,7 +25,7 @@ from methods.layers import clip as clip_module
 from methods.layers.clip import TINY, TINY_FOLDER, Clip, load_backbone
 from orchestrator.checkpoint import Commits, Record, load_state, read_model
 from orchestrator.config import ConfigError, Settings, build, flatten, suggest, under
-from orchestrator.data import DataConfig, FrameSource, StreamData, prepare_stream
+from orchestrator.data import DataConfig, FrameSource, StreamData, check_pairs, prepare_stream
 from orchestrator.evaluate import EvaluationConfig
 from orchestrator.loop import Loop, LoopConfig, Report, Workers
 from orchestrator.optimizer import OptimConfig
@@ -293,14 +293,27 @@ class Result:
     resumed: int  # tasks that had been finished before
 
 
-def splits_of(experiment: Experiment, stream: Stream) -> tuple[str, str]:
-    """Training and evaluation split; a stream without validation videos refuses `val`."""
-    if experiment.evaluation.split == "val" and not stream.has_val:
-        raise ConfigError(
-            f"evaluation.split: stream {stream.name} has no validation videos. Write evaluation.split=test "
-            "(choices are then made on test videos, and tables say so)."
-        )
-    return "train", experiment.evaluation.split
+def splits_of(experiment: Experiment, stream: Stream) -> tuple[str, ...]:
+    """Splits that a run reads: for training, for evaluation and, if that is another, for the choice of epochs.
+
+    Raises:
+        ConfigError: if it asks for validation videos and the stream has none.
+    """
+    evaluation = experiment.evaluation
+    chosen = evaluation.selects_on(stream.has_val)
+    for setting, split in (("evaluation.split", evaluation.split), ("evaluation.select_split", chosen)):
+        if split == "val" and not stream.has_val:
+            raise ConfigError(
+                f"{setting}: stream {stream.name} has no validation videos. Write {setting}=test "
+                "(choices are then made on test videos, and tables say so)."
+            )
+    return tuple(dict.fromkeys(("train", evaluation.split, chosen or evaluation.split)))
+
+
+def trains(experiment: Experiment) -> bool:
+    """Whether anything is trained, so that a run depends on its seed at all: zero-shot CLIP has nothing to train."""
+    cls = find_method(experiment.run.method)
+    return experiment.optim.epochs > 0 and cls.param_groups is not Method.param_groups
 
 
 def execute(
@@ -335,6 +348,8 @@ def execute(
         prepare_stream(stream, source, splits, experiment.data.skip_missing)
     workers.agree(None)
     stream, _ = prepare_stream(stream, source, splits, experiment.data.skip_missing, progress=False)
+    if trains(experiment):
+        check_pairs(stream, experiment.data, workers.size)
     make_data = partial(StreamData, stream, source, backbone.tokenize, backbone.mean, backbone.std)
     data = make_data(experiment.data, workers.device)
     key = experiment.key(stream, frames_digest(stream, source, splits))
