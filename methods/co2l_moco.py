@@ -54,6 +54,7 @@ class Co2LMoCo(ReplayStrategy):
     Config = Co2LMoCoConfig
     PRESETS = {"paper": {**PAPER, "method.memory": 10_000}, "shapes": SHAPES_WRAPPED}
     policy = "ring"
+    needs_momentum = True
     config: Co2LMoCoConfig
     base: MomentumRetriever
 

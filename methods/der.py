@@ -50,6 +50,10 @@ class DER(ReplayStrategy):
     policy = "reservoir"
     config: DERConfig
 
+    @classmethod
+    def compares(cls, config: DERConfig) -> bool:
+        return config.alpha > 0 and config.target == "similarities"
+
     def __init__(self, config: DERConfig, base: Method) -> None:
         super().__init__(config, base)
 

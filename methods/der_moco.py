@@ -43,6 +43,7 @@ class DERMoCo(ReplayStrategy):
     Config = DERMoCoConfig
     PRESETS = {"paper": {**PAPER, "method.memory": 10_000}, "shapes": SHAPES_WRAPPED}
     policy = "reservoir"
+    needs_momentum = True
     config: DERMoCoConfig
 
     def __init__(self, config: DERMoCoConfig, base: Method) -> None:

@@ -50,6 +50,7 @@ class LUMPMoCo(ReplayStrategy):
     Config = LUMPMoCoConfig
     PRESETS = {"paper": {**PAPER, "method.memory": 10_000}, "shapes": SHAPES_WRAPPED}
     policy = "reservoir"
+    needs_momentum = True
     config: LUMPMoCoConfig
     base: MomentumRetriever
 

@@ -123,11 +123,16 @@ def say(line: str) -> None:
 
 
 def default_presets(method: str, stream: Stream, asked: Sequence[str]) -> tuple[str, ...]:
-    """The presets asked for, else the one that the stream recommends if the method has it."""
+    """The presets asked for, else the one that the stream recommends if the method has it for such videos.
+
+    Frames per video stay with the stream: a preset of the same name for another number is not for its data.
+    """
     if asked:
         return tuple(asked)
     recommended = str(stream.settings.get("preset", ""))
-    return (recommended,) if recommended in presets_of(method) else ()
+    preset = presets_of(method).get(recommended)
+    frames = stream.settings.get("data.num_frames")
+    return () if preset is None or preset.get("data.num_frames", frames) != frames else (recommended,)
 
 
 def find_method_or_say(name: str) -> type[Method]:
