@@ -21,6 +21,7 @@ from orchestrator.config import ConfigError
 from orchestrator.published import paper_numbers, place, with_paper
 from orchestrator.significance import Ranks, compared, read_ranks
 from orchestrator.table import Column, Row, Table, Value, number, to_csv, to_latex, to_markdown
+from orchestrator.unpublished import footnote
 
 if TYPE_CHECKING:
     from orchestrator.tracking import RunRecord, Tracker
@@ -114,8 +115,12 @@ def tables(records: Sequence[RunRecord], ranks: Mapping[str, Ranks] | None = Non
 
 
 def seconds_of(run: RunRecord) -> float:
-    """Seconds that a run's tasks took, training and evaluation; without the start of its processes."""
-    return sum(seconds for _, seconds in run.metrics.get(SECONDS, []))
+    """Seconds that a run's own tasks took, training and evaluation; those it took over from another run took none.
+
+    The start of its processes is not counted.
+    """
+    reused = int(run.tags.get("ctvr.reused_tasks") or 0)
+    return sum(seconds for task, seconds in run.metrics.get(SECONDS, []) if task > reused)
 
 
 def _row(runs: list[RunRecord]) -> Row:
@@ -216,6 +221,8 @@ def _marks(run: RunRecord) -> list[str]:
     if trials := _trials(run):
         rule = f" by {tags['ctvr.selection']}" if tags.get("ctvr.selection") else ""
         marks.append(TEXTS["searched"].format(n=trials, rule=rule))
+    if ours := footnote(run.settings):
+        marks.append(ours)
     return marks
 
 

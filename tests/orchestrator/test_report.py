@@ -105,6 +105,13 @@ def test_without_a_complete_run_there_is_no_table():
 # --- what stands beside it, and what is said about it
 
 
+def test_settings_that_no_paper_publishes_are_named_below_the_table():
+    records = [run(**{"method.weight": "0.5", "base.lr": "1e-06"}), run("zero_shot", r1=20.0)]
+    text = to_markdown(tables(records))
+    assert "set by us, since no paper publishes them for this row: method.weight=0.5, base.lr=1e-06" in text
+    assert text.count("set by us") == 1
+
+
 def test_the_papers_number_and_deviation_stand_beside_ours():
     (table,) = tables([run("framefusion_moe", tags=PAPER)])
     assert table.rows[0].paper["r1"].mean == 25.87
@@ -150,8 +157,10 @@ def test_a_row_carries_its_trials_and_the_time_of_search_and_reruns():
     for record in records:
         record.metrics["cost/seconds_task"] = [(1, 10.0), (2, 5.0)]
     assert seconds_of(records[0]) == 15.0
+    records[1].tags["ctvr.reused_tasks"] = "1"  # which another run has trained
+    assert seconds_of(records[1]) == 5.0
     (row,) = collect(records)
-    assert (row.trials, row.seconds) == (8, 130.5)
+    assert (row.trials, row.seconds) == (8, 120.5)
     (alone,) = collect([run()])
     assert alone.trials is None
 
