@@ -359,8 +359,11 @@ def _sweeps(place: _Place) -> Iterator[Finding]:
         again = f"`ctvr sweep --resume {folder.name}{place_option}`"
         if searched := record.settings.get("rerun_of"):
             counts = f"--top {record.settings.get('top', 1)} --seeds {record.settings.get('seeds', 3)}"
-            again = f"`ctvr sweep --resume {searched}{place_option}` if that sweep started it, else with its "
-            again += f"--baselines by `ctvr rerun --sweep {searched} {counts}{place_option}`"
+            beside = record.settings.get("baselines", "")
+            counts += f" --baselines {beside}" if beside else ""
+            again = f"`ctvr sweep --resume {searched}{place_option}`"
+            if "rows" not in record.settings:  # which a table's rerun has; it is never started by itself
+                again += f" if that sweep started it, else `ctvr rerun --sweep {searched} {counts}{place_option}`"
         state = "was stopped" if record.status == "KILLED" else "is unfinished, or running now"
         yield Finding("warning", "sweeps", f"{folder.name} {state}", f"Go on with {again}.")
     if not unfinished:

@@ -175,7 +175,7 @@ class Ready:
 def make_ready(experiment: Experiment, where: Where, splits: Sequence[str] = (), curve: bool = True) -> Ready:
     """Decode what is missing and compute the zero-shot curve once, before several processes need them.
 
-    `splits` are those that the experiment reads, unless more are named.
+    `splits` are decoded besides those that the experiment reads.
 
     Raises:
         ConfigError: if the stream lacks what the experiment asks for, or pairs to deal out to its workers.
@@ -183,7 +183,7 @@ def make_ready(experiment: Experiment, where: Where, splits: Sequence[str] = (),
     places = where.places()
     stream = load_stream(experiment.run.stream, places.root, places.videos)
     needed = splits_of(experiment, stream)
-    splits = splits or needed
+    splits = tuple(dict.fromkeys((*needed, *splits)))
     if trains(experiment):
         check_pairs(stream, experiment.data, experiment.run.workers)
     store = places.open_store()

@@ -1,4 +1,4 @@
-"""A Ray cluster: joined or started here, and how many trials fit it at once."""
+"""A Ray cluster: joined or started here, how many trials fit it at once, and how it grows."""
 
 from __future__ import annotations
 
@@ -47,6 +47,8 @@ def worker_environment() -> dict[str, str]:
     """Environment of every Ray process of a sweep. No credentials: Ray shows these in its dashboard."""
     return {
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": os.environ.get("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", POLL_SECONDS),
+        # A process for each trial that warns workers of a machine's end; ours have committed every finished task
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": os.environ.get("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0"),
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": os.environ.get(
             "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", START_TIMEOUT_SECONDS
         ),
@@ -57,15 +59,22 @@ def worker_environment() -> dict[str, str]:
 
 
 @contextmanager
-def cluster(address: str | None = None, local_cpus: int | None = None, nodes: int = 1) -> Iterator[None]:
+def cluster(
+    address: str | None = None, local_cpus: int | None = None, nodes: int = 1, plan: TrialPlan | None = None
+) -> Iterator[None]:
     """A connection to Ray for the length of a `with` block; one that exists already is used and left open.
+
+    Args:
+        address, local_cpus: see `connect`.
+        nodes: wait until the cluster has so many.
+        plan: of the trials to come; a cluster that starts its machines on demand is asked for room for one.
 
     Raises:
         ConfigError: see `connect` and `await_nodes`.
     """
     mine = connect(address, local_cpus)
     try:
-        await_nodes(nodes)
+        await_nodes(nodes, plan)
         yield
     finally:
         if mine:
@@ -176,17 +185,21 @@ def _await_dashboard(port: int, seconds: float = 120) -> None:
     )
 
 
-def await_nodes(count: int, seconds: float = 900) -> None:
+def await_nodes(count: int, plan: TrialPlan | None = None, seconds: float = 900) -> None:
     """Wait until the cluster has `count` nodes; `ray up` returns before its workers have joined.
 
     Raises:
         ConfigError: after `seconds`, with the number of nodes that came.
     """
     until = time.monotonic() + seconds
+    has_asked = False
     while True:
         alive = sum(1 for node in ray.nodes() if node["Alive"])
         if alive >= count:
             return
+        if plan is not None and not has_asked:
+            ask_for_room(plan, 1)
+            has_asked = True
         if time.monotonic() > until:
             raise ConfigError(
                 f"--nodes: {alive} of {count} joined within {seconds:.0f} s. Look at `ray status`, or lower --nodes."
@@ -207,6 +220,21 @@ def capacity(plan: TrialPlan, max_concurrent: int | None = None) -> Capacity:
     cpus, gpus = have.get("CPU", 0.0), have.get("GPU", 0.0)
     concurrent = fit_count(plan, [node.get("Resources", {}) for node in ray.nodes() if node.get("Alive")])
     return Capacity(cpus, gpus, concurrent if max_concurrent is None else min(concurrent, max_concurrent))
+
+
+def ask_for_room(plan: TrialPlan, trials: int) -> None:
+    """Ask the cluster's autoscaler for room for so many trials; a fixed cluster takes no notice.
+
+    The request stands until the next one; 0 trials take it back, and idle machines may go.
+    """
+    from ray.autoscaler.sdk import request_resources
+
+    worker = {"CPU": plan.cpus_per_worker, **({"GPU": plan.gpus_per_worker} if plan.gpus_per_worker else {})}
+    bundles = [worker] * (trials * plan.workers) + [{"CPU": DRIVER_CPU}] * trials
+    try:
+        request_resources(bundles=bundles)
+    except Exception as error:  # an interface that Ray calls experimental must not end a sweep
+        log.warning("the cluster was not asked to grow: %s", _first_line(error))
 
 
 def choose_gpus(asked: float | None, workers: int) -> float:

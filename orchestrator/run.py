@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -447,8 +448,10 @@ def execute(
 def _make_cuda_repeatable() -> None:
     """Ask CUDA for kernels that give the same numbers twice, in full float32.
 
-    `CUBLAS_WORKSPACE_CONFIG` must be set before CUDA starts; Ray workers get it from `ray_train`.
+    `CUBLAS_WORKSPACE_CONFIG` must be set before CUDA starts. Ray gives it to its workers as they start
+    (`ray_cluster.worker_environment`); a process of its own has used no CUDA before this.
     """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = False

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator import cli
+from orchestrator.cluster_jobs import FailedRuns, Interrupted
 from orchestrator.config import ConfigError
-from orchestrator.sweep_jobs import FailedRuns, Interrupted
 
 
 @pytest.fixture(autouse=True)
