@@ -26,10 +26,11 @@ from methods.layers import clip as clip_module
 from methods.layers.clip import TINY, TINY_FOLDER, Clip, load_backbone
 from orchestrator.checkpoint import Commits, Record, load_state, read_model
 from orchestrator.config import ConfigError, Settings, build, flatten, suggest, under
-from orchestrator.data import DataConfig, FrameSource, StreamData, check_pairs, prepare_stream
+from orchestrator.data import DataConfig, FrameSource, StreamData, check_pairs
 from orchestrator.evaluate import EvaluationConfig
 from orchestrator.loop import Loop, LoopConfig, Report, Workers
 from orchestrator.optimizer import OptimConfig
+from orchestrator.prepare import prepare_stream
 from orchestrator.reuse import Prefixes, Reads, WatchedSettings, watched
 from orchestrator.store import Store, digest_file, digest_of
 from orchestrator.streams import Stream, load_stream
