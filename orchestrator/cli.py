@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -353,8 +352,8 @@ def _ui(arguments: argparse.Namespace) -> str:
     command = ui_command(uri, arguments.host, arguments.port)
     prepare(uri, arguments.runs)
     sys.stderr.write(f"MLflow: http://{arguments.host}:{arguments.port} (Ctrl-C ends it)\n")
-    subprocess.run(command, check=False)
-    return ""
+    sys.stderr.flush()
+    os.execv(command[0], command)  # this process becomes the server, so that a signal to it ends the server
 
 
 def _add_doctor(commands: Any) -> None:
