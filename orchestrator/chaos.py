@@ -85,19 +85,22 @@ def kill_sweeps(folder: Path, kills: int, seed: int, only: int | None) -> tuple[
     """As `kill_engine`, of nested sweeps on a Ray of their own."""
     from orchestrator.chaos_sweep import Sweeps, Told
 
-    sweeps = Sweeps(folder, seed)
-    sweeps.prepare()
-    say(f"unbroken sweep: {sweeps.seconds:.0f} s, {len(sweeps.commits)} commits, {len(sweeps.metrics)} metrics")
-    told: list[Told] = []
-    hits, number, started = 0, only or 0, time.monotonic()
-    while hits < kills and (only is None or not told):
-        told.append(sweeps.tell(number, sweeps.kills(number)[: kills - hits]))
-        hits += len(told[-1].kills)
-        victims = ", ".join(kill.victim for kill in told[-1].kills)
-        say(f"sweep {number}: {told[-1].seconds:.0f} s, killed: {victims}; {recovery_text(told[-1].recovery)}")
-        for problem in told[-1].wrong:
-            say(f"sweep {number}: {problem}. Again: --ray --seed {seed} --only {number}")
-        number += 1
+    sweeps, told = Sweeps(folder, seed), list[Told]()
+    hits, number = 0, only or 0
+    try:
+        sweeps.prepare()
+        say(f"unbroken sweep: {sweeps.seconds:.0f} s, {len(sweeps.commits)} commits, {len(sweeps.metrics)} metrics")
+        started = time.monotonic()
+        while hits < kills and (only is None or not told):
+            told.append(sweeps.tell(number, sweeps.kills(number)[: kills - hits]))
+            hits += len(told[-1].kills)
+            victims = ", ".join(kill.victim for kill in told[-1].kills)
+            say(f"sweep {number}: {told[-1].seconds:.0f} s, killed: {victims}; {recovery_text(told[-1].recovery)}")
+            for problem in told[-1].wrong:
+                say(f"sweep {number}: {problem}. Again: --ray --seed {seed} --only {number}")
+            number += 1
+    finally:
+        sweeps.close()
     who = Counter(kill.victim for each in told for kill in each.kills)
     parts = [
         f"{hits} kills",

@@ -78,8 +78,14 @@ class Server:
             self.port = int(probe.getsockname()[1])
         self.uri = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
+        self._later: threading.Timer | None = None
 
     def start(self) -> None:
+        """Start it, unless it runs; it answers some seconds later."""
+        if self._later is not None:
+            self._later.cancel()
+        if self.process is not None:
+            return
         command = ui_command(f"sqlite:///{self.folder / 'mlflow.db'}", port=self.port)
         with (self.folder / "server.log").open("ab") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
@@ -90,6 +96,16 @@ class Server:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
+
+    def start_later(self, seconds: float) -> None:
+        self._later = threading.Timer(seconds, self.start)
+        self._later.start()
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        if self._later is not None:
+            self._later.cancel()
+        self.kill()
 
     def await_answer(self) -> None:
         def answers() -> bool:
@@ -117,6 +133,7 @@ class Sweeps:
         self.commits: dict[str, Any] = {}  # of the unbroken sweep
         self.metrics: Metrics = {}
         self.seconds = 0.0
+        self.sweep: subprocess.Popen[bytes] | None = None  # the one that runs
 
     def prepare(self) -> None:
         """Render the stream, start MLflow, and run the sweep that nobody kills."""
@@ -157,27 +174,37 @@ class Sweeps:
         watch = Watch(runs)
         watch.start()
         started = time.monotonic()
-        sweep, died = self._start(number, resume=False), []
+        self.sweep, died = self._start(number, resume=False), []
         for kill in kills:
-            wait_for(partial(watch.has_ended_or_reached, sweep, kill.commits))
+            wait_for(partial(self._has_ended_or_reached, watch, kill.commits))
             time.sleep(kill.seconds)
-            if sweep.poll() is not None:
+            if self.sweep.poll() is not None:
                 break
-            if self._kill(kill, sweep):
+            if self._kill(kill, self.sweep):
                 told.kills.append(kill)
                 if kill.victim != "server":  # nobody waits for it
                     died.append(time.monotonic())
                 if kill.victim == "driver":
-                    sweep = self._start(number, resume=True)
-        wait_for(lambda: sweep.poll() is not None)
+                    self.sweep = self._start(number, resume=True)
+        wait_for(partial(self._has_ended_or_reached, watch, TRIALS * TASKS))
         told.seconds = time.monotonic() - started
         watch.stop()
-        if self.server.process is None:
-            self.server.start()
+        self.server.start()
         self.server.await_answer()
         told.recovery = [seconds for moment in died if (seconds := watch.recovery(moment)) is not None]
-        told.wrong = [*watch.wrong, *self._check(number, sweep.returncode)]
+        told.wrong = [*watch.wrong, *self._check(number, self.sweep.returncode)]
         return told
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        if self.sweep is not None and self.sweep.poll() is None:
+            self.sweep.kill()
+            self.sweep.wait()
+        self.server.close()
+
+    def _has_ended_or_reached(self, watch: Watch, commits: int) -> bool:
+        assert self.sweep is not None
+        return self.sweep.poll() is not None or len(watch.seen) > commits
 
     def _kill(self, kill: Kill, sweep: subprocess.Popen[bytes]) -> bool:
         """Whether the victim was found and is dead."""
@@ -185,7 +212,7 @@ class Sweeps:
             if self.server.process is None:
                 return False
             self.server.kill()
-            threading.Timer(kill.away, self.server.start).start()
+            self.server.start_later(kill.away)
             return True
         if kill.victim == "driver":
             sweep.kill()
@@ -315,9 +342,6 @@ class Watch(threading.Thread):
     def stop(self) -> None:
         self._ended.set()
         self.join()
-
-    def has_ended_or_reached(self, sweep: subprocess.Popen[bytes], commits: int) -> bool:
-        return sweep.poll() is not None or len(self.seen) > commits
 
     def recovery(self, moment: float) -> float | None:
         """Seconds until each trial that was not finished at a moment had finished one more task."""
