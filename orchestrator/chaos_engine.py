@@ -17,7 +17,7 @@ import sqlite3
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -41,6 +41,7 @@ from orchestrator.tracking import Tracker, new_client, prepare
 log = logging.getLogger(__name__)
 
 Tracked = Literal["away", "back", "sqlite"]  # MLflow: never there; back when all is over; a file that is there
+Points = dict[str, float | None]  # "key step" of a metric -> its value; None: a time, which differs
 METHODS = ("framefusion_moe", "vr_lwf", "bmu_moco")  # experts that are added; a teacher and a memory; queues
 TASKS, TRAIN, TEST = 3, 3, 2  # videos of a task
 SETTINGS: dict[str, Any] = {
@@ -95,7 +96,7 @@ class Unbroken:
     """What the run that nobody kills gives."""
 
     digest: str
-    metrics: dict[str, float | None]  # "key step" -> value; None: a time, which differs
+    metrics: Points
     calls: dict[Tracked, int]  # durable calls of one run
     seconds: float
 
@@ -162,9 +163,8 @@ class Engine:
         calls = self.unbroken[method].calls[tracked]
         kills = [Kill(part=float(rng.random())) for _ in range(int(rng.integers(1, MOST_KILLS)))]
         if number % 2 == 0:
-            turn = number // 2 // len(self.methods)
             order = np.random.default_rng([self.seed, 2**31]).permutation(calls)
-            kills[0] = Kill(int(order[turn % len(order)]), WHENS[int(rng.integers(len(WHENS)))])
+            kills[0] = Kill(int(order[number // 2 % calls]), WHENS[int(rng.integers(len(WHENS)))])
             kills[1:] = [
                 Kill(int(rng.integers(calls)), WHENS[int(rng.integers(3))]) if rng.random() < 0.5 else kill
                 for kill in kills[1:]
@@ -213,12 +213,12 @@ class Engine:
         yield from (f"damaged object: {name}" for name, problem in Store.open(home / "store").verify() if problem)
         if story.tracked == "back":
             run_child(_flush, home)
-        yield from _check_metrics(story, home, expected.metrics)
+        found = waiting_metrics(home) if story.tracked == "away" else stored_metrics(home)
+        yield from compare(expected.metrics, found)
 
 
-def _check_metrics(story: Story, home: Path, expected: dict[str, float | None]) -> Iterator[str]:
-    """Every metric is there, with its value, and none twice: in MLflow; or, while it is away, in the outbox."""
-    found = waiting_metrics(home) if story.tracked == "away" else stored_metrics(home)
+def compare(expected: Points, found: Mapping[str, tuple[float, int]]) -> Iterator[str]:
+    """Every metric is there, with its value, and none twice."""
     for point in sorted(expected.keys() | found.keys()):
         if point not in found:
             yield f"metric {point} is lost"
@@ -407,7 +407,10 @@ def waiting_metrics(home: Path) -> dict[str, tuple[float, int]]:
     values: dict[str, set[float]] = {}
     for run in outbox.pending():
         for record in outbox.read(run)[0]:
-            for step, key, value in record["values"] if record["op"] == "metrics" else ():
+            points = record["values"] if record["op"] == "metrics" else ()
+            if record["op"] == "close":
+                points = [[0, record["status"], 1.0]]
+            for step, key, value in points:
                 values.setdefault(f"{key} {step}", set()).add(value)
     return {point: (min(found), 1 if _is_time(point) else len(found)) for point, found in values.items()}
 
