@@ -122,23 +122,25 @@ class Engine:
         _quiet(self.folder)
         write_stream(self.manifest)
         run_child(_make_database, self.folder)
-        for number, method in enumerate(self.methods):
-            calls: dict[Tracked, int] = {}
-            for tracked in ("sqlite", "away"):
-                story = Story(-1 - len(self.unbroken) - number, method, tracked, not self._frames().is_dir(), ())
-                home = self._home(story)
-                started = time.monotonic()
-                if run_child(_live, home, self.manifest, story, None, True):
-                    raise RuntimeError(f"{method}: the run that nobody kills failed: {_last_line(home / 'log')}")
-                seconds = time.monotonic() - started
-                calls[tracked] = int((home / "calls").read_text())
-                if tracked == "sqlite":
-                    digest, stored = (home / "digest").read_text(), stored_metrics(home)
-                if story.is_cold:
-                    shutil.copytree(home / "store" / "frames", self._frames())
-                shutil.rmtree(home)
-            metrics = {point: None if _is_time(point) else value for point, (value, _) in stored.items()}
-            self.unbroken[method] = Unbroken(digest, metrics, {**calls, "back": calls["away"]}, seconds)
+        home = self._unharmed(Story(-1, self.methods[0], "away", True, ()))
+        shutil.copytree(home / "store" / "frames", self._frames())
+        for number, method in enumerate(self.methods, start=2):
+            recorded = self._unharmed(Story(-number, method, "sqlite", False, ()))
+            started = time.monotonic()
+            waiting = self._unharmed(Story(-number, method, "away", False, ()))
+            seconds = time.monotonic() - started
+            digest = (recorded / "digest").read_text()
+            metrics = {point: None if _is_time(point) else v for point, (v, _) in stored_metrics(recorded).items()}
+            many, more = (int((home / "calls").read_text()) for home in (recorded, waiting))
+            calls: dict[Tracked, int] = {"sqlite": many, "away": more, "back": more}
+            self.unbroken[method] = Unbroken(digest, metrics, calls, seconds)
+
+    def _unharmed(self, story: Story) -> Path:
+        """The runs folder of a story in which nobody dies."""
+        home = self._home(story)
+        if run_child(_live, home, self.manifest, story, None, True):
+            raise RuntimeError(f"{story.method}: the run that nobody kills failed: {_last_line(home / 'log')}")
+        return home
 
     def _frames(self) -> Path:
         return self.folder / "frames"

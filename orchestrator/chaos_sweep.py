@@ -185,6 +185,8 @@ class Sweeps:
                 if kill.victim != "server":  # nobody waits for it
                     died.append(time.monotonic())
                 if kill.victim == "driver":
+                    self.server.start()  # a resumed sweep asks for it, and says so where it is away
+                    self.server.await_answer()
                     self.sweep = self._start(number, resume=True)
         wait_for(partial(self._has_ended_or_reached, watch, TRIALS * TASKS))
         told.seconds = time.monotonic() - started

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from orchestrator.ray_train import TrialPlan
     from orchestrator.ray_tune import Outcome
 
+MLFLOW_SECONDS = 120.0  # how long a finished sweep waits for a server that is away
 FIRST_SEED = 1  # of reruns; trials of a search use seed 0
 
 
@@ -200,6 +202,12 @@ def _conclude(planned: Sweep, where: Where, tracker: Tracker, outcome: Outcome, 
     if not outcome.complete:
         _say_waiting(tracker)
         raise FailedRuns("\n".join([*lines, "no trial is complete, so there is no winner. `ctvr ui` shows why."]))
+    if waiting := _send_waiting(tracker):
+        lines += [
+            f"{waiting} records wait because MLflow does not answer, so no winner can be named.",
+            _once_back(request.name),
+        ]
+        raise FailedRuns("\n".join(lines))
     winner = best_trials(tracker, request.name, 1)[0]
     lines.append(
         f"best: {winner.name}, {GAIN} {last_value(winner, GAIN):+.2f} on {winner.tags.get('ctvr.split')} videos"
@@ -207,8 +215,6 @@ def _conclude(planned: Sweep, where: Where, tracker: Tracker, outcome: Outcome, 
     lines += [f"  {name} = {winner.settings.get(name)}" for name in planned.space]
     if request.seeds:
         lines.append(rerun(request.name, where, request.top, request.seeds, request.baselines))
-    else:
-        _say_waiting(tracker)
     return "\n".join(lines)
 
 
@@ -246,11 +252,23 @@ def _close_open_runs(tracker: Tracker, parent: str) -> None:
         say(f"tracking: some runs of the sweep stay open ({type(error).__name__})")
 
 
+def _send_waiting(tracker: Tracker) -> int:
+    """Send what workers could not send to MLflow; a server that was restarted gets a while. Returns what is left."""
+    until = time.monotonic() + MLFLOW_SECONDS
+    while (left := tracker.flush()[1]) and time.monotonic() < until:
+        time.sleep(2)
+    return left
+
+
 def _say_waiting(tracker: Tracker) -> None:
-    """Workers' warnings are in Ray's logs: what they could not send to MLflow is sent or told here."""
+    """Workers' warnings are in Ray's logs: what they could not send is told here."""
     _, left = tracker.flush()
     if left:
         say(f"tracking: {left} records wait because MLflow did not answer. Send them later: ctvr sync")
+
+
+def _once_back(sweep_name: str) -> str:
+    return f"Start it again, then: ctvr sync; ctvr rerun --sweep {sweep_name}"
 
 
 # ------------------------------------------------------------------------------------- plans and clusters
@@ -389,7 +407,8 @@ def rerun(
                 plan = replace(_trial_plan(where, name, tracker), parent=parent, tags=tags, keep_model=keep_model)
                 failed = _run_listed(plan, left, len(stream.tasks), where)
     tracker.close(parent, "FAILED" if failed else "FINISHED")
-    _say_waiting(tracker)
+    if waiting := _send_waiting(tracker):
+        raise FailedRuns(f"{waiting} records wait because MLflow does not answer. {_once_back(sweep_name)}")
     text = table(where, sweep=name)
     if failed:
         raise FailedRuns(f"{text}\n{failed} runs failed and are missing in the table. `ctvr ui` shows why.")

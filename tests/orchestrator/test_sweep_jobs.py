@@ -10,12 +10,14 @@ import pytest
 from orchestrator import sweep_jobs
 from orchestrator.config import ConfigError
 from orchestrator.jobs import GAIN, Where
-from orchestrator.ray_tune import label_of, write_plan
+from orchestrator.ray_tune import Outcome, label_of, write_plan
 from orchestrator.streams import load_stream
 from orchestrator.sweep_jobs import (
+    FailedRuns,
     Interrupted,
     SweepRequest,
     _as_given,
+    _conclude,
     _interruptible,
     _kept_where,
     _not_complete,
@@ -177,6 +179,29 @@ def finished(where: Where, few: str, gains: dict[str, float | None], **settings:
         else:
             tracker.log_task(run, 1, {GAIN: 99.0})
     return list(gains)
+
+
+def test_a_finished_sweep_waits_for_mlflow_and_says_what_to_do_where_it_stays_away(few, where, monkeypatch):
+    planned, outcome = plan_sweep(request(few), where), Outcome(2, 2, 0, 0, 0, 9.0)
+    tracker = where.tracker("small")
+    parent = tracker.open_sweep("s", "small", {}, {})
+    run = tracker.open_run("small", "a", {"method.lr": 1}, parent, {"ctvr.complete": "true"})
+    tracker.log_task(run, 3, {GAIN: 1.5})
+    monkeypatch.setattr(sweep_jobs.time, "sleep", lambda seconds: None)
+    answers = iter([(0, 4), (0, 4), (4, 0)])
+    monkeypatch.setattr(Tracker, "flush", lambda self: next(answers))
+    assert "best: a, stream/t2v/r1_gain +1.50" in _conclude(planned, where, tracker, outcome, parent)
+    assert list(answers) == []
+
+    monkeypatch.setattr(sweep_jobs, "MLFLOW_SECONDS", 0.0)
+    monkeypatch.setattr(Tracker, "flush", lambda self: (0, 4))
+    with pytest.raises(FailedRuns) as error:
+        _conclude(planned, where, tracker, outcome, parent)
+    said = str(error.value).splitlines()
+    assert said[1:] == [
+        "4 records wait because MLflow does not answer, so no winner can be named.",
+        "Start it again, then: ctvr sync; ctvr rerun --sweep s",
+    ]
 
 
 def test_winners_are_the_best_of_the_complete_trials(few, where):
