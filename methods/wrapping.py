@@ -21,6 +21,21 @@ class Strategy(Method):
     """A strategy that changes nothing yet: the wrapped retriever, call for call."""
 
     wraps = True
+    needs_momentum: ClassVar[bool] = False  # it works on the queues of the retrievers of methods/moco.py
+
+    @classmethod
+    def compares(cls, config: Any) -> bool:
+        """Whether it reads similarities within a batch from the retriever's `score`."""
+        return False
+
+    @classmethod
+    def check_base(cls, config: Any, base: type[Method], base_config: Any) -> None:
+        if cls.needs_momentum and not issubclass(base, MomentumRetriever):
+            raise ValueError(
+                "the strategy works on queues of keys, which the momentum retrievers have. Write method.base=base_moco."
+            )
+        if cls.compares(config) and (reason := base.unfinished_score(base_config)):
+            raise ValueError(f"the strategy compares similarities within a batch, and {reason}.")
 
     def __init__(self, config: Any, base: Method) -> None:
         super().__init__()
@@ -72,6 +87,7 @@ class ReplayConfig:
     """Settings of every memory; see `ReplayMemory`. BMU-MoCo's paper keeps 10,000 pairs, a tenth of a task."""
 
     memory: int = 256  # pairs in total, 1.8 MB each at 12 frames of 224 x 224; part of every checkpoint
+    buffer: Policy = "ring"  # a place for each task; reservoir: one uniform sample of all pairs so far
 
     def __post_init__(self) -> None:
         if self.memory < 0:
@@ -81,13 +97,11 @@ class ReplayConfig:
 class ReplayStrategy(Strategy):
     """A strategy that keeps pairs of every finished task, as the wrapped retriever leaves them."""
 
-    policy: ClassVar[Policy] = "ring"
-
     def __init__(self, config: Any, base: Method, quota: Literal["dynamic", "static"] = "dynamic") -> None:
         super().__init__(config, base)
         clip = next((module for module in base.modules() if isinstance(module, Clip)), None)
         mean, std = (None, None) if clip is None else (clip.mean, clip.std)
-        self.memory = ReplayMemory(config.memory, self.policy, quota, mean, std)
+        self.memory = ReplayMemory(config.memory, config.buffer, quota, mean, std)
 
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
         batches = self.memory.observe(task, loader, self.kept_features)

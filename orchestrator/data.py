@@ -230,9 +230,16 @@ class StreamData:
     def _number(self, item: Item) -> int:
         return self._numbers[item.video]
 
-    def steps(self, tasks: Sequence[int]) -> int:
+    def steps(self, tasks: Sequence[int], workers: int = 1) -> int:
         """Batches of one epoch (exact unless `unique_videos` makes it depend on the shuffle)."""
-        return len(self._batches(self._pairs(tasks), seed=0, size=self.config.batch_size, workers=1))
+        return len(self._batches(self._pairs(tasks), seed=0, size=self.config.batch_size, workers=workers))
+
+    def batch_sizes(self, tasks: Sequence[int], seed: int, task: int, epoch: int, workers: int = 1) -> list[int]:
+        """Pairs, over all workers, of each batch that `train_batches` yields for the same arguments."""
+        return [len(batch) for batch in self._order(self._pairs(tasks), seed, task, epoch, workers)]
+
+    def _order(self, pairs: list[tuple[Item, str]], seed: int, task: int, epoch: int, workers: int) -> list[list[int]]:
+        return self._batches(pairs, seed_of(seed, "order", task, epoch), self.config.batch_size, workers)
 
     def _batches(self, pairs: list[tuple[Item, str]], seed: int, size: int, workers: int) -> list[list[int]]:
         batches = index_batches(
@@ -251,7 +258,7 @@ class StreamData:
     ) -> Iterator[Batch]:
         """One epoch over the training pairs of `tasks`; everything random comes from the arguments."""
         pairs = self._pairs(tasks)
-        order = self._batches(pairs, seed_of(seed, "order", task, epoch), self.config.batch_size, workers)
+        order = self._order(pairs, seed, task, epoch, workers)
         augment = torch.Generator(device=self.device).manual_seed(seed_of(seed, "augment", task, epoch, rank))
         yield from self._make(pairs, [batch[rank::workers] for batch in order], augment)
 
@@ -314,6 +321,23 @@ class StreamData:
             twin=torch.tensor(twins),
             names=tuple(f"{items[row].video}#{number}" for row, number, _ in captions),
         )
+
+
+def check_pairs(stream: Stream, config: DataConfig, workers: int) -> None:
+    """Refuse a stream in which some task would train nothing: every batch is dealt out evenly to all workers.
+
+    Raises:
+        ConfigError: naming the first such task, its pairs and the workers.
+    """
+    is_by_video = config.unique_videos or config.caption_sampling == "random_per_video"
+    for index, task in enumerate(stream.tasks):
+        pairs = len(stream.items(index, "train") if is_by_video else stream.pairs(index, "train"))
+        if pairs < workers:
+            what = "training videos, of which a batch takes one caption each," if is_by_video else "training pairs"
+            raise ConfigError(
+                f"workers: {task.name} of stream {stream.name} has {pairs} {what} for {workers} workers, so it would "
+                f"train nothing. Use at most {pairs} workers, or add training videos to the task."
+            )
 
 
 def _ahead(read: Callable[[list[int]], Any], order: list[list[int]], threads: int) -> Iterator[Any]:

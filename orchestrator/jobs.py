@@ -18,7 +18,7 @@ from methods import CONFIGURATIONS, find_method
 from methods.base import Method
 from orchestrator import report
 from orchestrator.config import ConfigError, Settings
-from orchestrator.data import FrameSource, StreamData, prepare_stream
+from orchestrator.data import FrameSource, StreamData, check_pairs, prepare_stream
 from orchestrator.recorder import Recorder
 from orchestrator.run import (
     Experiment,
@@ -29,6 +29,7 @@ from orchestrator.run import (
     presets_of,
     resolve,
     splits_of,
+    trains,
     zero_shot_curve,
 )
 from orchestrator.streams import Stream, embedded_settings, load_stream
@@ -122,11 +123,16 @@ def say(line: str) -> None:
 
 
 def default_presets(method: str, stream: Stream, asked: Sequence[str]) -> tuple[str, ...]:
-    """The presets asked for, else the one that the stream recommends if the method has it."""
+    """The presets asked for, else the one that the stream recommends if the method has it for such videos.
+
+    Frames per video stay with the stream: a preset of the same name for another number is not for its data.
+    """
     if asked:
         return tuple(asked)
     recommended = str(stream.settings.get("preset", ""))
-    return (recommended,) if recommended in presets_of(method) else ()
+    preset = presets_of(method).get(recommended)
+    frames = stream.settings.get("data.num_frames")
+    return () if preset is None or preset.get("data.num_frames", frames) != frames else (recommended,)
 
 
 def find_method_or_say(name: str) -> type[Method]:
@@ -166,11 +172,20 @@ class Ready:
     frames: str  # digest of all frames
 
 
-def make_ready(experiment: Experiment, where: Where, splits: Sequence[str], curve: bool = True) -> Ready:
-    """Decode what is missing and compute the zero-shot curve once, before several processes need them."""
+def make_ready(experiment: Experiment, where: Where, splits: Sequence[str] = (), curve: bool = True) -> Ready:
+    """Decode what is missing and compute the zero-shot curve once, before several processes need them.
+
+    `splits` are those that the experiment reads, unless more are named.
+
+    Raises:
+        ConfigError: if the stream lacks what the experiment asks for, or pairs to deal out to its workers.
+    """
     places = where.places()
     stream = load_stream(experiment.run.stream, places.root, places.videos)
-    splits_of(experiment, stream)
+    needed = splits_of(experiment, stream)
+    splits = splits or needed
+    if trains(experiment):
+        check_pairs(stream, experiment.data, experiment.run.workers)
     store = places.open_store()
     backbone = load_clip(experiment.backbone)
     source = FrameSource(store, experiment.data, backbone.image_size)

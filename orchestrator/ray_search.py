@@ -104,9 +104,28 @@ def _tpe(search: SearchConfig, space: Mapping[str, Any], first: list[dict[str, A
 
 def first_point(space: Mapping[str, Any], paper: Mapping[str, Any]) -> dict[str, Any]:
     """The paper's values as a point of the space; empty if one is unknown, or not among listed values."""
-    point = {name: value for name, value in paper.items() if name in space}
-    listed = all(not isinstance(space[n], Categorical) or v in space[n].categories for n, v in point.items())
-    return point if listed and set(point) == set(space) else {}
+    point = {name: value for name, value in paper.items() if name in space and holds(space[name], value)}
+    return point if set(point) == set(space) else {}
+
+
+def near_paper(space: Mapping[str, Any], paper: Mapping[str, Any], presets: Mapping[str, Any]) -> dict[str, Any]:
+    """What is tried first: the paper's values and, before them, those of the chosen presets.
+
+    A paper has other values for other data, and a preset holds them (`paper-actnet`); so the first point is
+    the configuration that `ctvr run` would train. Values that the space does not hold are left out.
+    """
+    return {**paper, **{name: value for name, value in presets.items() if name in space and holds(space[name], value)}}
+
+
+def holds(domain: Any, value: Any) -> bool:
+    """Whether a value lies in a domain of Ray Tune: among its choices, or between its ends."""
+    if isinstance(domain, Categorical):
+        return value in domain.categories
+    if isinstance(domain, Integer):
+        return isinstance(value, int) and domain.lower <= value < domain.upper
+    if isinstance(domain, Float):
+        return isinstance(value, (int, float)) and domain.lower <= value <= domain.upper
+    return True
 
 
 def grid_values(name: str, domain: Any, paper: Any) -> list[Any]:

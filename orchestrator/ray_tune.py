@@ -30,6 +30,7 @@ from orchestrator.ray_search import (
     SearchConfig,
     TaskHalving,
     count_trials,
+    near_paper,
     override_space,
     scheduler,
     search_algorithm,
@@ -365,4 +366,13 @@ def read_plan(folder: Path, name: str) -> tuple[TrialPlan, dict[str, Any]]:
     return replace(plan, presets=tuple(plan.presets)), kept
 
 
-__all__ = ["Outcome", "SearchConfig", "capacity", "cluster", "connect", "override_space", "run_trials"]
+__all__ = [
+    "Outcome",
+    "SearchConfig",
+    "capacity",
+    "cluster",
+    "connect",
+    "near_paper",
+    "override_space",
+    "run_trials",
+]

@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from methods import find_method
-from methods.base import Method
 from orchestrator.config import ConfigError, Settings, build
 from orchestrator.jobs import (
     GAIN,
@@ -31,7 +29,7 @@ from orchestrator.jobs import (
     search_space,
     table,
 )
-from orchestrator.run import Experiment, resolve
+from orchestrator.run import Experiment, preset_settings, resolve, trains
 from orchestrator.store import digest_of
 from orchestrator.streams import Stream, load_stream
 from orchestrator.tracking import RunRecord, Tracker, default_uri
@@ -79,7 +77,7 @@ def plan_sweep(request: SweepRequest, where: Where) -> Sweep:
     Raises:
         ConfigError: for whatever could not run.
     """
-    from orchestrator.ray_tune import SearchConfig, override_space
+    from orchestrator.ray_tune import SearchConfig, near_paper, override_space
 
     find_method_or_say(request.method)
     search = build(SearchConfig, request.search or {}, "search")
@@ -98,6 +96,8 @@ def plan_sweep(request: SweepRequest, where: Where) -> Sweep:
         raise ConfigError(f"sweep: every setting of {request.method} is fixed, nothing is searched. Use `ctvr run`.")
     presets = default_presets(request.method, stream, request.presets)
     experiment = resolve(full, stream.settings, presets)
+    method = experiment.run.method
+    paper = near_paper(space, paper, preset_settings(method, experiment.presets, {**full, "method": method}))
     given["method"] = experiment.run.method  # of a named configuration: the method, its preset is among the presets
     for name, domain in space.items():
         for value in getattr(domain, "categories", None) or [domain.sample()]:
@@ -441,10 +441,10 @@ def _not_complete(runs: Sequence[Experiment], name: str, tracker: Tracker) -> li
 def _make_all_ready(runs: Sequence[Experiment], where: Where) -> list[Ready]:
     """Decode what any of the runs needs; they mostly need the same."""
     made: dict[str, Ready] = {}
-    needs = [digest_of([asdict(run.data), asdict(run.backbone)]) for run in runs]
+    needs = [digest_of([asdict(part) for part in (run.data, run.backbone, run.evaluation)]) for run in runs]
     for need, run in zip(needs, runs):
         if need not in made:
-            made[need] = make_ready(run, where, ("train", "test"), curve=where.gpus_per_trial == 0)
+            made[need] = make_ready(run, where, curve=where.gpus_per_trial == 0)
     decoded = sum(each.decoded for each in made.values())
     if decoded:
         say(f"{decoded} videos decoded")
@@ -483,12 +483,6 @@ def rerun_experiments(
     return list(runs.values())
 
 
-def trains(experiment: Experiment) -> bool:
-    """Whether a run depends on its seed at all: zero-shot CLIP has nothing to train."""
-    cls = find_method(experiment.run.method)
-    return experiment.optim.epochs > 0 and cls.param_groups is not Method.param_groups
-
-
 def _as_given(settings: Mapping[str, Any]) -> Settings:
     """Settings as MLflow keeps them, lists written as on the command line."""
     return {name: str(value).strip("[]") if str(value).startswith("[") else value for name, value in settings.items()}
@@ -511,7 +505,7 @@ def _plan_text(planned: Sweep, room: Any, decoded: int, where: Where, tracker: T
         f"  resources  {where.workers} workers, {cpus:g} CPUs{gpus} for each trial, of {room.cpus:g} CPUs and "
         f"{room.gpus:g} GPUs",
         f"  searches   {', '.join(planned.space)} on {planned.experiment.evaluation.split} videos",
-        f"  presets    {', '.join(planned.experiment.presets) or 'paper'}",
+        f"  presets    {', '.join(planned.experiment.presets) or 'paper'}; their values are tried first",
         f"  stream     recommends {recommended or 'nothing'}",
         f"  videos     {videos}",
         f"  tracking   {tracker.uri.split('@')[-1]}",

@@ -16,6 +16,7 @@ from orchestrator.data import (
     DataConfig,
     FrameSource,
     StreamData,
+    check_pairs,
     crop_and_flip,
     gray_and_jitter,
     index_batches,
@@ -69,6 +70,45 @@ def data(small_stream, runs) -> StreamData:
     clip = load_backbone("tiny-clip", "shipped")
     source = FrameSource(Places(runs).open_store(), config, clip.image_size)
     return StreamData(small_stream, source, clip.tokenize, clip.mean, clip.std, config, CPU)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("settings", [{}, {"batch_size": 3}, {"unique_videos": True}])
+def test_the_sizes_of_batches_are_known_before_they_are_made(small_stream, runs, settings, workers):
+    config = DataConfig(**{"num_frames": 4, "batch_size": 4, **settings})
+    clip = load_backbone("tiny-clip", "shipped")
+    source = FrameSource(Places(runs).open_store(), config, clip.image_size)
+    data = StreamData(small_stream, source, clip.tokenize, clip.mean, clip.std, config, CPU)
+    sizes = data.batch_sizes([0], seed=1, task=0, epoch=2, workers=workers)
+    made = [[len(batch.videos) for batch in data.train_batches([0], 1, 0, 2, rank, workers)] for rank in range(workers)]
+    assert sizes == [sum(parts) for parts in zip(*made, strict=True)]
+    assert all(len(set(parts)) == 1 for parts in zip(*made))  # every worker has as many
+    if not settings.get("unique_videos"):
+        assert data.steps([0], workers) == len(sizes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "workers", "message"),
+    [
+        ({}, 9, "task_01 of stream small has 8 training pairs for 9 workers, so it would train nothing. Use at most 8"),
+        ({"unique_videos": True}, 5, "has 4 training videos, of which a batch takes one caption each, for 5 workers"),
+        ({"caption_sampling": "random_per_video"}, 8, "has 4 training videos"),
+    ],
+)
+def test_a_task_that_would_train_nothing_is_refused(small_stream, settings, workers, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        check_pairs(small_stream, DataConfig(**settings), workers)
+    assert str(error.value).startswith("workers: ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("settings", "workers"), [({}, 8), ({"unique_videos": True}, 4)])
+def test_as_many_workers_as_pairs_train_on_every_task(data, small_stream, settings, workers):
+    config = DataConfig(**{"num_frames": 4, "batch_size": workers, **settings})
+    check_pairs(small_stream, config, workers)
+    data.config = config
+    for task in range(3):
+        assert data.batch_sizes([task], seed=0, task=task, epoch=0, workers=workers)
 
 
 def test_batches_have_the_contracts_shapes(data):

@@ -18,6 +18,8 @@ from orchestrator.ray_search import (
     count_trials,
     first_point,
     grid_values,
+    holds,
+    near_paper,
     override_space,
     scheduler,
     search_algorithm,
@@ -75,6 +77,25 @@ def test_a_paper_value_that_is_not_searched_is_no_first_point():
     assert first_point(SPACE, PAPER) == PAPER
     assert first_point(override_space(SPACE, ["method.layers=2,4"]), PAPER) == {}
     assert first_point(SPACE, {"method.lr": 1e-6}) == {}
+
+
+def test_presets_go_before_the_paper_where_the_space_holds_their_values():
+    assert near_paper(SPACE, PAPER, {}) == PAPER
+    assert near_paper(SPACE, PAPER, {"method.layers": 4, "data.num_frames": 24}) == {**PAPER, "method.layers": 4}
+    assert near_paper(SPACE, PAPER, {"method.layers": 5, "method.lr": 1e-3}) == PAPER
+
+
+@pytest.mark.parametrize(
+    ("domain", "inside", "outside"),
+    [
+        (tune.choice([4, None]), [4, None], [5]),
+        (tune.loguniform(1e-7, 1e-5), [1e-7, 1e-5], [1e-8, 1e-4, None, "1e-6"]),
+        (tune.randint(1, 10), [1, 9], [0, 10, 1.5, None]),
+    ],
+)
+def test_a_domain_holds_its_choices_and_what_lies_between_its_ends(domain, inside, outside):
+    assert all(holds(domain, value) for value in inside)
+    assert not any(holds(domain, value) for value in outside)
 
 
 def test_the_same_seed_suggests_the_same_points():

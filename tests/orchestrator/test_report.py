@@ -107,6 +107,13 @@ def test_without_a_complete_run_there_is_no_table():
 # --- what stands beside it, and what is said about it
 
 
+def test_settings_that_no_paper_publishes_are_named_below_the_table():
+    records = [run(**{"method.weight": "0.5", "base.lr": "1e-06"}), run("zero_shot", r1=20.0)]
+    text = to_markdown(tables(records))
+    assert "set by us, since no paper publishes them for this row: method.weight=0.5, base.lr=1e-06" in text
+    assert text.count("set by us") == 1
+
+
 def test_the_papers_number_and_deviation_stand_beside_ours():
     (table,) = tables([run("framefusion_moe", tags=PAPER)])
     assert table.rows[0].paper["r1"].mean == 25.87
@@ -125,9 +132,14 @@ def test_no_paper_beside_another_stream_or_validation_numbers():
     ("tags", "settings", "text"),
     [
         ({}, {"evaluation.select": "best"}, "best-on-test"),
+        ({"ctvr.select_split": "test"}, {"evaluation.select": "best"}, "best-on-test"),
+        ({"ctvr.select_split": "val"}, {"evaluation.select": "best"}, "the best one on the validation videos"),
+        ({"ctvr.select_split": "test"}, {"evaluation.select": "best", "evaluation.split": "val"}, "best-on-test"),
+        ({}, {"evaluation.select": "best", "evaluation.split": "val"}, "the best one on the validation videos"),
         ({}, {"evaluation.split": "val"}, "measured on validation videos"),
         ({"ctvr.mark": "no validation split: x"}, {}, "no validation split"),
         ({"ctvr.transductive": "true"}, {}, "transductive"),
+        ({"ctvr.transductive": "true"}, {}, "video-to-text ranks are as without it"),
         ({"ctvr.note": "T is 2, the paper has 1"}, {}, "T is 2"),
         ({"ctvr.searched": "lwf:24"}, {}, "best of 24 trials"),
         (PAPER, {"backbone.name": "tiny-clip"}, "backbone tiny-clip"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from orchestrator import sweep_jobs
 from orchestrator.config import ConfigError
 from orchestrator.jobs import GAIN, Where
+from orchestrator.ray_search import first_point
 from orchestrator.ray_tune import Outcome, label_of, write_plan
 from orchestrator.streams import load_stream
 from orchestrator.sweep_jobs import (
@@ -58,6 +60,23 @@ def test_a_sweep_chooses_on_validation_videos(few, where):
     assert planned.experiment.evaluation.split == "val"
     assert planned.given["evaluation.split"] == "val"
     assert planned.experiment.data.num_frames == 4  # which the stream recommends
+
+
+@pytest.mark.parametrize("method", ["framefusion_moe", "structalign"])
+def test_the_point_that_is_tried_first_is_the_papers_for_the_stream(method, few, where, tmp_path):
+    content = json.loads(Path(few).read_text())
+    actnet = tmp_path / "actnet.json"
+    settings = {**content["settings"], "preset": "paper-actnet", "data.num_frames": 24}
+    actnet.write_text(json.dumps({**content, "settings": settings, "videos": str(Path(few).parent / "videos")}))
+    points = [
+        first_point(planned.space, planned.paper)
+        for planned in (plan_sweep(request(stream, method=method), where) for stream in (few, str(actnet)))
+    ]
+    assert [point["method.num_experts"] for point in points] == [10, 5]
+    later = "method.lr" if method == "structalign" else "method.lr_text"
+    assert points[0][later] < points[1][later] == 6e-6
+    released = plan_sweep(request(few, method=method, presets=("released",)), where)
+    assert first_point(released.space, released.paper)[later] == 3e-6
 
 
 def test_what_the_user_fixes_is_not_searched(few, where):

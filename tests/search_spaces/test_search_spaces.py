@@ -9,7 +9,9 @@ import pytest
 from ray.tune.search.sample import Categorical, Domain, Float, Integer
 
 from methods import METHODS, find_method
-from orchestrator.run import GROUPS, resolve
+from orchestrator.ray_search import holds
+from orchestrator.run import GROUPS, presets_of, resolve
+from orchestrator.unpublished import unpublished
 
 pytestmark = pytest.mark.slow  # importing Ray Tune takes seconds
 
@@ -38,12 +40,29 @@ def test_the_space_fits_the_method_and_holds_the_papers_values(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_the_papers_presets_lie_in_the_space_so_that_they_can_be_tried_first(name):
+    module = importlib.import_module(f"search_spaces.{name}")
+    for preset, settings in presets_of(name).items():
+        if preset in {"paper", "paper-actnet"}:
+            outside = {s: v for s, v in settings.items() if s in module.SPACE and not holds(module.SPACE[s], v)}
+            assert not outside, preset
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_every_point_of_the_space_is_a_legal_configuration(name):
     module = importlib.import_module(f"search_spaces.{name}")
     for _ in range(5):
         point = {setting: domain.sample() for setting, domain in module.SPACE.items()}
         resolve({**module.FIXED, "method": name, "stream": "shapes-5", **point})
     resolve({**module.FIXED, "method": name, "stream": "shapes-5", **module.PAPER})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_unpublished_is_searched_and_read_alike_without_ray(name):
+    module = importlib.import_module(f"search_spaces.{name}")
+    assert set(module.UNPUBLISHED) <= set(module.SPACE)
+    assert set(module.UNPUBLISHED) <= set(module.PAPER)  # the value it begins with
+    assert unpublished(name) == module.UNPUBLISHED
 
 
 @pytest.mark.parametrize("name", METHODS)
