@@ -60,6 +60,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.workers < 1 or self.threads < 1:
             raise ValueError("workers and threads count processes and threads and must be >= 1.")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"seed must be a number of 64 bits, got {self.seed}. Use a small one.")
 
 
 GROUPS: dict[str, type] = {

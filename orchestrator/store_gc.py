@@ -27,7 +27,7 @@ DAY = 24 * 3600.0
 USES = "uses"
 _AGEING = ("commits", USES)  # records that an age lets go
 _COLLECTED = re.compile(  # arrays that go without a record; whatever else lies there stays
-    r"(frames/[0-9a-f]{64}|features/[0-9a-f]{64}/.+|(weights|gallery)/.+/task_\d+-[0-9a-f]{16})\.safetensors"
+    r"(frames/[0-9a-f]{64}|features/[0-9a-f]{64}/.+|(weights|gallery)/.+/(task|select)_\d+-[0-9a-f]{16})\.safetensors"
 )
 _READERS = 16  # records read at once
 
@@ -127,8 +127,8 @@ def _run(name: str) -> str:
 
 def _is_named(name: str, named: Collection[str]) -> bool:
     """Whether a record names the object's key, or the key that its own begins with (features of frames)."""
-    key = split_name(name)[1]
-    return key in named or key.partition("/")[0] in named
+    kind, key = split_name(name)
+    return key in named or (kind == "features" and key.partition("/")[0] in named)
 
 
 def _named_by(store: Store, records: Sequence[Entry]) -> set[str]:

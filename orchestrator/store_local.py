@@ -86,16 +86,22 @@ class LocalFiles:
         """
         target, needed = self.path(name), sum(len(buffer) for buffer in buffers)
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with self._temporary_file() as temporary:
-                _write_and_sync(temporary, buffers, "xb")
-                if not create:
-                    os.replace(temporary, target)
-                elif not _link(temporary, target, buffers):
-                    return False
-            _sync_folder(target.parent)
+            try:
+                return self._publish(target, buffers, create)
+            except FileNotFoundError:  # a process whose clock is ahead took our temporary file for a day old
+                return self._publish(target, buffers, create)
         except OSError as error:
             raise self._explained(error, target, needed) from error
+
+    def _publish(self, target: Path, buffers: Sequence[Any], create: bool) -> bool:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with self._temporary_file() as temporary:
+            _write_and_sync(temporary, buffers, "xb")
+            if not create:
+                os.replace(temporary, target)
+            elif not _link(temporary, target, buffers):
+                return False
+        _sync_folder(target.parent)
         return True
 
     def delete(self, *names: str) -> None:

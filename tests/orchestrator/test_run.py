@@ -58,6 +58,7 @@ def test_complete_settings_resolve_to_themselves():
             {"method": "zero_shot", "stream": "s", "optin.epochs": 1},
             "optin.epochs: no such setting. Did you mean 'optim'",
         ),
+        ({"method": "zero_shot", "stream": "s", "seed": 2**63}, "seed must be a number of 64 bits"),
         ({"method": "zero_shot", "stream": "s", "sed": 1}, "sed: no such setting. Did you mean 'seed'"),
         ({"method": "zero_shot", "stream": "s", "base.lr": 1}, "base.lr: zero_shot wraps no other method"),
         ({"method": "zero_shot", "stream": "s", "workers": 3}, "data.batch_size: 8 pairs cannot be dealt to workers=3"),
