@@ -54,6 +54,7 @@ class Where:
     cpus_per_worker: float = 0.9
     gpus_per_trial: float | None = None  # none: one for each worker if the cluster has GPUs
     max_concurrent: int | None = None
+    reuse: bool = True  # take over tasks of other runs where the results cannot differ
 
     def places(self) -> Places:
         videos = self.videos.resolve() if self.videos else None

@@ -50,6 +50,12 @@ def add_where(parser: argparse.ArgumentParser, resources: bool = False) -> None:
         default=gpus,
         help="may be a fraction: 0.5 puts two on a GPU (one per worker if there are GPUs)",
     )
+    group.add_argument(
+        "--no-reuse",
+        dest="reuse",
+        action="store_false",
+        help="train every task of every trial, also those that another trial has trained with the same settings",
+    )
     group.add_argument("--max-concurrent", type=int, help="upper limit of trials at once (computed from the cluster)")
 
 
@@ -74,7 +80,7 @@ def get_where(arguments: argparse.Namespace) -> Any:
     from orchestrator.jobs import Where
 
     names: tuple[str, ...] = ("runs", "store", "videos", "address", "nodes", "local_cpus", "storage", "workers")
-    names += ("cpus_per_worker", "gpus_per_trial", "max_concurrent")
+    names += ("cpus_per_worker", "gpus_per_trial", "max_concurrent", "reuse")
     given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
     return Where(**given)
 

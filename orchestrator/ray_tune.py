@@ -76,6 +76,13 @@ class Outcome:
     failed: int
     unfinished: int  # interrupted, or not even begun
     seconds: float
+    tasks: int = 0  # finished by all trials together
+    reused: int = 0  # of these, tasks that another trial had trained
+
+    @property
+    def executions(self) -> str:
+        """How many tasks were really trained, as a person reads it."""
+        return f"task executions: {self.tasks - self.reused} for {self.tasks} finished tasks ({self.reused} reused)"
 
     @property
     def is_interrupted(self) -> bool:
@@ -280,15 +287,18 @@ def _quiet_end() -> Iterator[None]:
 
 
 def _outcome(trials: Sequence[Any], total: int, num_tasks: int, seconds: float) -> Outcome:
-    complete = stopped = failed = 0
+    complete = stopped = failed = tasks = reused = 0
     for trial in trials:
+        last = trial.last_result or {}
+        tasks, reused = tasks + int(last.get("task", 0)), reused + int(last.get("reused", 0))
         if trial.status == "ERROR":
             failed += 1
         elif trial.status == "TERMINATED" and int((trial.last_result or {}).get("task", 0)) >= num_tasks:
             complete += 1
         elif trial.status == "TERMINATED":
             stopped += 1
-    return Outcome(total, complete, stopped, failed, max(0, total - complete - stopped - failed), seconds)
+    unfinished = max(0, total - complete - stopped - failed)
+    return Outcome(total, complete, stopped, failed, unfinished, seconds, tasks, reused)
 
 
 # ---------------------------------------------------------------------------------------------- the plan
