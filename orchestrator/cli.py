@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from orchestrator.config import ConfigError, parse_overrides
+from orchestrator.leaks import hide_secrets, redact
 
 log = logging.getLogger(__name__)
 MAIN_JOB = {"method": "framefusion_moe", "stream": "shapes-5"}
@@ -50,12 +52,12 @@ def main(argv: list[str] | None = None) -> int:
             raise
         return _fail(error, status)
     if text:
-        print(text)
+        print(redact(text))
     return 0
 
 
 def _fail(reason: object, status: int) -> int:
-    sys.stderr.write(f"ctvr: {reason}\n")
+    sys.stderr.write(f"ctvr: {redact(str(reason))}\n")
     return status
 
 
@@ -63,6 +65,7 @@ def _set_up_logging() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     for name in ("ctvr", "orchestrator"):
         logging.getLogger(name).setLevel(logging.INFO)
+    hide_secrets()
     logging.getLogger("root").addFilter(lambda record: "No pretrained weights loaded" not in record.getMessage())
 
 
@@ -120,6 +123,7 @@ def _where(parser: argparse.ArgumentParser, resources: bool = False) -> None:
     group.add_argument(
         "--gpus-per-trial",
         type=float,
+        default=_fraction("CTVR_GPUS_PER_TRIAL"),
         help="may be a fraction: 0.5 puts two on a GPU (one per worker if there are GPUs)",
     )
     group.add_argument("--max-concurrent", type=int, help="upper limit of trials at once (computed from the cluster)")
@@ -131,6 +135,14 @@ def _number(variable: str, default: int) -> int:
     if text and not text.isdigit():
         raise ConfigError(f"{variable}={text!r} in the environment is no whole number. Correct or unset it.")
     return int(text) if text else default
+
+
+def _fraction(variable: str) -> float | None:
+    """A number >= 0 from the environment, as `_number`; None if it is not set."""
+    text = os.environ.get(variable, "")
+    if text and not re.fullmatch(r"\d+(\.\d+)?", text):
+        raise ConfigError(f"{variable}={text!r} in the environment is no number. Correct or unset it.")
+    return float(text) if text else None
 
 
 def _settings(parser: argparse.ArgumentParser) -> None:
@@ -174,6 +186,7 @@ def _add_sweep(commands: Any) -> None:
         "--baselines", default="zero_shot,clip4clip,upper_bound", help="methods beside the winner (%(default)s)"
     )
     parser.add_argument("--smoke", action="store_true", help="1 trial of 1 epoch and 1 seed, to see that all is well")
+    parser.add_argument("--code", metavar="DIGEST", help="refuse to run other sources (cluster/submit.sh adds it)")
     _where(parser, resources=True)
     _settings(parser)
     parser.set_defaults(run=_sweep)
@@ -182,6 +195,7 @@ def _add_sweep(commands: Any) -> None:
 def _sweep(arguments: argparse.Namespace) -> str:
     from orchestrator.sweep_jobs import SweepRequest, resume, sweep
 
+    _check_code(arguments.code)
     where = _get_where(arguments)
     if arguments.resume:
         if arguments.overrides:
@@ -189,12 +203,13 @@ def _sweep(arguments: argparse.Namespace) -> str:
                 f"--resume {arguments.resume}: goes on with the settings of the first command. Leave "
                 f"{arguments.overrides[0]} out, or start a new sweep."
             )
+        _check_first(arguments, None)
         return resume(arguments.resume, where)
     overrides = parse_overrides(arguments.overrides)
     if arguments.smoke:
         arguments.trials, arguments.seeds, arguments.baselines = 1, min(arguments.seeds, 1), "zero_shot"
         overrides = {"optim.epochs": "1", **overrides}
-    _check_first(arguments)
+    _check_first(arguments, arguments.stream)
     name = arguments.name or f"{arguments.method}-{Path(arguments.stream).stem}-{time.strftime('%m%d-%H%M%S')}"
     request = SweepRequest(
         method=arguments.method,
@@ -353,7 +368,8 @@ def _ui(arguments: argparse.Namespace) -> str:
     command = ui_command(uri, arguments.host, arguments.port)
     prepare(uri, arguments.runs)
     sys.stderr.write(f"MLflow: http://{arguments.host}:{arguments.port} (Ctrl-C ends it)\n")
-    subprocess.run(command, check=False)
+    jobs_off = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # seven processes that nobody needs here
+    subprocess.run(command, check=False, env={**os.environ, **jobs_off})
     return ""
 
 
@@ -376,15 +392,26 @@ def _doctor(arguments: argparse.Namespace) -> str:
     return text
 
 
-def _check_first(arguments: argparse.Namespace) -> None:
+def _check_code(asked: str | None) -> None:
+    """Tell somebody who submits from another machine that this one has not got his edits."""
+    from orchestrator.digests import source_digest
+
+    if asked and asked != (here := source_digest()):
+        raise ConfigError(
+            f"--code {asked}: this machine has other sources ({here}), as of the last `ray up`. Run `ray up` with the "
+            "cluster's YAML again, then submit again."
+        )
+
+
+def _check_first(arguments: argparse.Namespace, stream: str | None) -> None:
     """What `ctvr doctor` calls an error stops a sweep before it starts; warnings are counted."""
     from orchestrator import doctor
     from orchestrator.tracking import default_uri
 
     uri = default_uri(arguments.runs)
-    found = doctor.examine(arguments.runs, arguments.store, arguments.stream, arguments.videos, uri)
+    found = doctor.examine(arguments.runs, arguments.store, stream, arguments.videos, uri)
     for finding in doctor.blocking(found):
-        raise ConfigError(f"{finding.subject}: {finding.text} {finding.remedy}")
+        raise ConfigError(f"{finding.subject}: {finding.text}. {finding.remedy}")
     warnings = [finding.subject for finding in found if finding.level == "warning"]
     if warnings:
         sys.stderr.write(f"doctor: {len(warnings)} warnings ({', '.join(warnings)}); `ctvr doctor` says more\n")

@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import math
+import platform
 import secrets
 import signal
 import sys
@@ -23,6 +24,7 @@ from ray import cloudpickle, tune
 from ray.tune.integration.ray_train import TuneReportCallback
 
 from orchestrator.config import ConfigError, Settings, suggest
+from orchestrator.digests import source_digest
 from orchestrator.ray_cluster import DRIVER_CPU, capacity, cluster, connect
 from orchestrator.ray_search import (
     GAIN,
@@ -214,7 +216,7 @@ def run_trials(
     """
     room = capacity(plan, max_concurrent).concurrent
     started = time.monotonic()
-    plan = replace(plan, session=secrets.token_hex(4))
+    plan = replace(plan, session=secrets.token_hex(4), host=platform.node(), sources=source_digest())
     if search is not None and space:
         algorithm, param_space = search_algorithm(search, space, paper or {}, room)
         total, kind, name = count_trials(search, param_space), scheduler(search, num_tasks), "tune"
@@ -247,9 +249,22 @@ def run_trials(
                 verbose=0,
             ),
         )
+    _keep_secrets()
     with _quiet_end():
         results = tuner.fit()
     return _outcome(results, total, num_tasks, time.monotonic() - started)
+
+
+def _keep_secrets() -> None:
+    """Stop Tune from handing AWS keys on in the runtime environment of trials: Ray writes it to logs and shows it.
+
+    Processes of a cluster that was started here inherit the keys; the nodes of another one have their own.
+    """
+    from ray.tune.execution import class_cache
+
+    class_cache.ENV_VARS_TO_PROPAGATE = {
+        name for name in class_cache.ENV_VARS_TO_PROPAGATE if not name.startswith("AWS_")
+    }
 
 
 def _folder_name(trial: Any) -> str:

@@ -23,6 +23,7 @@ import numpy as np
 
 from orchestrator.config import ConfigError
 from orchestrator.digests import cache_folder, canonical_json, digest_file, digest_of
+from orchestrator.leaks import redact
 from orchestrator.packed import Arrays, Damaged, pack, pack_json, unpack, unpack_json
 from orchestrator.store_local import DiskCache, LocalFiles, StoreError
 from orchestrator.store_remote import RemoteObjects
@@ -94,7 +95,9 @@ class Store:
             files.open()
             return cls(str(root), files, None)
         if scheme not in ("s3", "memory"):
-            raise ConfigError(f"store: {uri!r} is no known kind of address. Write a folder, or s3://BUCKET/PREFIX.")
+            raise ConfigError(
+                f"store: {redact(uri)!r} is no known kind of address. Write a folder, or s3://BUCKET/PREFIX."
+            )
         remote = RemoteObjects(uri, conditional_put)
         if conditional_put is None:
             remote.open()

@@ -21,6 +21,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import MemoryStore, S3Store
 
 from orchestrator.config import ConfigError
+from orchestrator.leaks import redact
 from orchestrator.store_local import StoreError
 
 log = logging.getLogger(__name__)
@@ -158,4 +159,4 @@ def _connect(uri: str) -> Any:
 def _short(error: Exception) -> str:
     """The first line of obstore's message; the rest is a dump for its developers."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:300]
+    return redact(lines[0])[:300]
