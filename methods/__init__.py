@@ -33,6 +33,8 @@ METHODS = {
     "zscl": "methods.zscl:ZSCL",
     "er_ring": "methods.er_ring:ERRing",
     "der": "methods.der:DER",
+    "co2l": "methods.co2l:Co2L",
+    "lump": "methods.lump:LUMP",
     "base_moco": "methods.base_moco:BaseMoCo",
     "bmu_moco": "methods.bmu_moco:BMUMoCo",
     "bmu_moco_local": "methods.bmu_moco_local:BMUMoCoLocal",

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.base import Batch, Method, ParamGroup, unit
-from methods.layers.clip import _RECORDED, Attention, BlockSeams, Clip, TokenState, VisionTower
+from methods.layers.clip import Attention, BlockSeams, Clip, TokenState, VisionTower, record
 from methods.layers.losses import contrastive
 
 
@@ -77,10 +77,7 @@ class VideoProxies(nn.Module):
         """One joint embedding for each video: (B, T, 3, H, W) -> (B, d), not normalised."""
         num_frames = frames.shape[1]
         x = self._embed(tower, frames)
-        state = TokenState(len(frames), num_frames, classes=1, protected=1 + len(self.proxies))
-        recorded = _RECORDED.get()
-        if recorded is not None:
-            recorded.append(state)
+        state = record(TokenState(len(frames), num_frames, classes=1, protected=1 + len(self.proxies)))
         for layer, block in enumerate(tower.blocks):
             state.layer = layer
             x = self.block(block, x, num_frames, state)

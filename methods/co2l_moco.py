@@ -5,47 +5,35 @@ Cha et al., "Co2L: Contrastive Continual Learning", arXiv:2106.14413, sections 4
 which gives no formula for two modalities. Our port, over the batch (B) and memory pairs, G together:
 
     L_asym: the momentum-contrast loss of the B pairs alone; keys of memory pairs are negatives, never anchors
-    S = q^V q^T' / kappa of the student, S* with kappa* of the teacher, both (G, G)
-    L_IRD = -mean_i sum_j softmax(S*_i)_j log softmax(S_i)_j, mean of rows and columns;  L = L_asym + weight L_IRD
+    L = L_asym + weight L_IRD (methods/layers/relations.py) of S = q^V q^T' (G, G), student and teacher
 
-L_IRD is a cross-entropy: its least value is the teacher's entropy, not 0. `ird=intra` is the original form
-on q^V q^V' and q^T q^T' without their diagonals. The teacher is theta at the end of the previous task.
+The teacher is theta at the end of the previous task. methods/co2l.py is the same around any retriever.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from methods.base import Batch, Frozen, Method, Task
 from methods.layers.gather import gather
 from methods.layers.queues import Pair
+from methods.layers.relations import RelationConfig, kept_across, kept_within
 from methods.moco import PAPER, SHAPES_WRAPPED, MomentumRetriever
 from methods.wrapping import ReplayConfig, ReplayStrategy, momentum_base
 
 
 @dataclass(frozen=True, kw_only=True)
-class Co2LMoCoConfig(ReplayConfig):
-    """Tuned by search_spaces/co2l_moco.py. Defaults are those of the original's code."""
+class Co2LMoCoConfig(RelationConfig, ReplayConfig):
+    """Tuned by search_spaces/co2l_moco.py."""
 
     base: str = "base_moco"  # any method of methods/moco.py
-    weight: float = 1.0  # lambda, eq. 8
-    kappa: float = 0.2  # of the student
-    kappa_teacher: float = 0.01  # kappa*
-    ird: Literal["cross", "intra"] = "cross"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.weight < 0:
-            raise ValueError(f"weight must be >= 0, got {self.weight}. Use 0 for no relation distillation.")
-        if min(self.kappa, self.kappa_teacher) <= 0:
-            raise ValueError(
-                f"kappa and kappa_teacher are temperatures and must be > 0, got {self.kappa} and {self.kappa_teacher}."
-            )
+        ReplayConfig.__post_init__(self)
+        RelationConfig.__post_init__(self)
 
 
 class Co2LMoCo(ReplayStrategy):
@@ -53,7 +41,6 @@ class Co2LMoCo(ReplayStrategy):
 
     Config = Co2LMoCoConfig
     PRESETS = {"paper": {**PAPER, "method.memory": 10_000}, "shapes": SHAPES_WRAPPED}
-    policy = "ring"
     config: Co2LMoCoConfig
     base: MomentumRetriever
 
@@ -83,18 +70,8 @@ class Co2LMoCo(ReplayStrategy):
 
     def relations(self, student: Pair, teacher: Pair) -> Tensor:
         """L_IRD of features (G, d)."""
-        kappa, kappa_teacher = self.config.kappa, self.config.kappa_teacher
         with torch.autocast(student.video.device.type, enabled=False):
-            if self.config.ird == "cross":
-                new, old = (pair.video @ pair.text.mT for pair in (student, teacher))
-                both = [(new, old), (new.mT, old.mT)]
-            else:
-                both = [(_others(x @ x.mT), _others(z @ z.mT)) for x, z in zip(student, teacher)]
-            return sum(F.cross_entropy(n / kappa, (o / kappa_teacher).softmax(-1)) for n, o in both) / 2  # type: ignore[return-value]
-
-
-def _others(similarities: Tensor) -> Tensor:
-    """(G, G) without its diagonal: (G, G - 1)."""
-    size = len(similarities)
-    keep = ~torch.eye(size, dtype=torch.bool, device=similarities.device)
-    return similarities[keep].view(size, size - 1)
+            if self.config.ird == "intra":
+                return kept_within(student, teacher, self.config)
+            new, old = (pair.text @ pair.video.mT for pair in (student, teacher))
+            return kept_across(new, old, self.config)

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from methods.base import Batch, Method
+from methods.layers.memory import Policy
 from methods.layers.teaching import clip_of
 from methods.wrapping import ReplayConfig, ReplayStrategy
 
@@ -33,6 +34,7 @@ class DERConfig(ReplayConfig):
     """Nothing of it is published for retrieval."""
 
     base: str = "clip4clip"  # any retriever; its settings are base.*
+    buffer: Policy = "reservoir"  # as the original; ring: a place for each task
     alpha: float = 0.5
     target: Literal["features", "similarities"] = "features"
 
@@ -47,7 +49,6 @@ class DER(ReplayStrategy):
 
     Config = DERConfig
     PRESETS = {"paper": {}, "shapes": {"base.lr": 4e-6}}  # shapes: with optim.lr_scale=50, for the small backbone
-    policy = "reservoir"
     config: DERConfig
 
     def __init__(self, config: DERConfig, base: Method) -> None:

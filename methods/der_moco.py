@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from methods.base import Batch, Method
+from methods.layers.memory import Policy
 from methods.moco import PAPER, SHAPES_WRAPPED
 from methods.wrapping import ReplayConfig, ReplayStrategy
 
@@ -28,6 +29,7 @@ class DERMoCoConfig(ReplayConfig):
     """Tuned by search_spaces/der_moco.py. The weight is not published for this task."""
 
     base: str = "base_moco"
+    buffer: Policy = "reservoir"  # as the original; ring: a place for each task
     alpha: float = 0.5
     target: Literal["features", "similarities"] = "features"  # similarities: of all memory pairs of a step, (B, B)
 
@@ -42,7 +44,6 @@ class DERMoCo(ReplayStrategy):
 
     Config = DERMoCoConfig
     PRESETS = {"paper": {**PAPER, "method.memory": 10_000}, "shapes": SHAPES_WRAPPED}
-    policy = "reservoir"
     config: DERMoCoConfig
 
     def __init__(self, config: DERMoCoConfig, base: Method) -> None:

@@ -25,7 +25,7 @@ class ERRingConfig(ReplayConfig):
     """Nothing of it is published for retrieval."""
 
     base: str = "clip4clip"  # any retriever; its settings are base.*
-    quota: Literal["dynamic", "static"] = "dynamic"  # the memory is dealt to the tasks so far, or to all of the stream
+    quota: Literal["dynamic", "static"] = "dynamic"  # a ring is dealt to the tasks so far, or to all of the stream
     ratio: float = 1.0  # memory pairs for each pair of the batch; the step costs 1 + ratio times as much
 
     def __post_init__(self) -> None:
@@ -39,7 +39,6 @@ class ERRing(ReplayStrategy):
 
     Config = ERRingConfig
     PRESETS = {"paper": {}, "shapes": {"base.lr": 4e-6}}  # shapes: with optim.lr_scale=50, for the small backbone
-    policy = "ring"
     config: ERRingConfig
 
     def __init__(self, config: ERRingConfig, base: Method) -> None:

@@ -24,7 +24,7 @@ class ERRingMoCoConfig(ReplayConfig):
     """Tuned by search_spaces/er_ring_moco.py."""
 
     base: str = "base_moco"
-    quota: Literal["dynamic", "static"] = "dynamic"  # the memory is dealt to the tasks so far, or to all of the stream
+    quota: Literal["dynamic", "static"] = "dynamic"  # a ring is dealt to the tasks so far, or to all of the stream
     ratio: float = 1.0  # memory pairs for each pair of the batch; the step costs 1 + ratio times as much
 
     def __post_init__(self) -> None:
@@ -38,7 +38,6 @@ class ERRingMoCo(ReplayStrategy):
 
     Config = ERRingMoCoConfig
     PRESETS = {"paper": {**PAPER, "method.memory": 10_000}, "shapes": SHAPES_WRAPPED}
-    policy = "ring"
     config: ERRingMoCoConfig
 
     def __init__(self, config: ERRingMoCoConfig, base: Method) -> None:

@@ -15,7 +15,7 @@ Shapes: B pairs, T frames, L text length, d joint embedding, R stored videos of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -203,15 +203,24 @@ class FrameFusionMoE(Method):
         if self.prompts_by_task and not self.prototypes:
             width = self.backbone.text.width
             self.prototypes.extend(torch.randn(width) * width**-0.5 for _ in range(task.num_tasks))
+        if task.index or not self._has_bypass:
+            self._grow()
         self._task = task
         self._references, self._cursor, self._reference_rows = None, 0, 0
 
+    def _grow(self) -> None:
+        """Make the routers and, as copies of expert 0, the other experts; a bypassed task 1 needs neither."""
+        config = self.config
+        for adapter in self._adapters():
+            if adapter.router is None:
+                adapter.grow(config.num_experts, config.top_k, config.noisy_router)
+
+    def _adapters(self) -> Iterator[TaskAwareExperts]:
+        for block in self.tame:
+            yield from block.values()  # type: ignore[operator]
+
     @torch.no_grad()
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
-        if task.index == 0 and self._has_bypass:
-            for block in self.tame:
-                for adapter in block.values():  # type: ignore[operator]
-                    adapter.experts.copy_first()
         if self.config.reference_source == "train":
             stored = [self.train_features] if self.train_features.numel() else []
             self.train_features = torch.cat([*stored, *self._encode_once(loader)])
@@ -230,15 +239,14 @@ class FrameFusionMoE(Method):
         other: list[nn.Parameter] = [block.alpha for block in self.ffa.values()]  # type: ignore[misc]
         text: list[nn.Parameter] = []
         is_bypassed = first and self._has_bypass
-        for block in self.tame:
-            for adapter in block.values():  # type: ignore[operator]
-                experts = adapter.experts
-                text += [experts.A, experts.B[0]] if is_bypassed else [*adapter.parameters()]
+        for adapter in self._adapters():
+            text += [adapter.experts.A, adapter.experts.B[0]] if is_bypassed else [*adapter.parameters()]
         if not is_bypassed:  # the prototypes of other tasks take no part in the task
             other += list(self.prototypes)[index : index + 1]
-        rates = (config.lr_vision, config.lr_text, config.lr_other)
         if first:
             rates = (config.lr_vision_first, config.lr_text_first, config.lr_other_first)
+        else:
+            rates = (config.lr_vision, config.lr_text, config.lr_other)
         groups = zip(("ffa", "tame", "alpha_and_prototypes"), (vision, text, other), rates)
         return [ParamGroup(name=name, params=params, lr=lr) for name, params, lr in groups if params]
 
@@ -291,7 +299,7 @@ class FrameFusionMoE(Method):
             scale = self.scale().float()
             logits = scale * self.score(queries, videos)
             within = contrastive(logits, config.loss_reduction)  # eq. 7
-            if config.beta == 0 or index == 0:
+            if index == 0 or config.beta == 0:
                 return {"contrastive": within}
             references = self._next_references(videos)
             across = cross_task(logits, scale * self.score(queries, references))  # eq. 8
@@ -350,9 +358,7 @@ class FrameFusionMoE(Method):
     def _make_tame(self) -> TaskAwareExperts:
         config, width = self.config, self.backbone.text.width
         scale = config.lora_alpha / config.rank  # lambda of eq. 6
-        return TaskAwareExperts(
-            width, width, config.num_experts, config.top_k, config.rank, scale, config.dropout, config.noisy_router
-        )
+        return TaskAwareExperts(width, width, config.rank, scale, config.dropout)
 
     def counted_parameters(self) -> dict[str, int]:
         """Parameters by several ways of counting; call it after the first `begin_task`.
@@ -362,12 +368,18 @@ class FrameFusionMoE(Method):
         every block, used or not, the prototypes of all tasks, and CLIP's two projections and temperature,
         which are never trained.
         """
-        sizes = {
-            name: sum(p.numel() for group in self._groups(index) for p in group["params"])
-            for name, index in (("trained", 1), ("trained_first_task", 0))
-        }
-        clip = self.backbone
-        kept = [clip.vision.proj, clip.text.proj, clip.logit_scale, *self.prototypes, *self.tame.parameters()]
         with torch.device("meta"):
+            grown = self._make_tame()
+            grown.grow(self.config.num_experts, self.config.top_k, self.config.noisy_router)
             one_ffa = sum(p.numel() for p in self._make_ffa(0).parameters()) if self.ffa else 0
-        return {"paper": sum(p.numel() for p in kept) + one_ffa * len(clip.vision.blocks), **sizes}
+        each = sum(p.numel() for p in grown.parameters())
+        alone = grown.experts.A.numel() + grown.experts.B[0].numel()
+        count = len(PLACES) * len(self.tame)
+        sizes = {}
+        for name, index in (("trained", 1), ("trained_first_task", 0)):
+            other = sum(p.numel() for group in self._groups(index) if group["name"] != "tame" for p in group["params"])
+            sizes[name] = other + count * (alone if index == 0 and self._has_bypass else each)
+        clip = self.backbone
+        kept = [clip.vision.proj, clip.text.proj, clip.logit_scale, *self.prototypes]
+        fixed = sum(p.numel() for p in kept) + count * each + one_ffa * len(clip.vision.blocks)
+        return {"paper": fixed, **sizes}

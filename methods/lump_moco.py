@@ -15,15 +15,14 @@ with the second task, as the shared first task of the paper's table implies.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 
 from methods.base import Batch, Method
-from methods.layers.gather import gather, world_size
+from methods.layers.gather import gather
+from methods.layers.memory import Policy
+from methods.layers.mixing import MixingConfig, draw_share, mix_features
 from methods.layers.momentum import Encoders
 from methods.layers.queues import Pair
 from methods.moco import PAPER, SHAPES_WRAPPED, MomentumRetriever
@@ -31,17 +30,15 @@ from methods.wrapping import ReplayConfig, ReplayStrategy, momentum_base
 
 
 @dataclass(frozen=True, kw_only=True)
-class LUMPMoCoConfig(ReplayConfig):
+class LUMPMoCoConfig(MixingConfig, ReplayConfig):
     """Tuned by search_spaces/lump_moco.py."""
 
     base: str = "base_moco"  # any method of methods/moco.py
-    alpha: float = 0.4  # of the Beta distribution
-    mix_level: Literal["input", "feature"] = "input"  # feature: both pairs are encoded, then mixed
+    buffer: Policy = "reservoir"  # as the original; ring: a place for each task
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.alpha <= 0:
-            raise ValueError(f"alpha shapes Beta(alpha, alpha) and must be > 0, got {self.alpha}. LUMP uses 0.4.")
+        ReplayConfig.__post_init__(self)
+        MixingConfig.__post_init__(self)
 
 
 class LUMPMoCo(ReplayStrategy):
@@ -49,7 +46,6 @@ class LUMPMoCo(ReplayStrategy):
 
     Config = LUMPMoCoConfig
     PRESETS = {"paper": {**PAPER, "method.memory": 10_000}, "shapes": SHAPES_WRAPPED}
-    policy = "reservoir"
     config: LUMPMoCoConfig
     base: MomentumRetriever
 
@@ -60,16 +56,8 @@ class LUMPMoCo(ReplayStrategy):
         rows = self.memory.draw(len(batch.videos))
         if not len(rows):
             return super().losses(batch)
-        return {"contrastive": self.mixed_contrast(batch, self.memory.batch(rows), self.share())}
-
-    def share(self) -> float:
-        """lambda, the same on every worker."""
-        alpha = torch.tensor(self.config.alpha)
-        share = torch.distributions.Beta(alpha, alpha).sample()
-        if world_size() > 1:
-            share = share.to(self.scale().device)
-            dist.broadcast(share, src=0)
-        return float(share)
+        share = draw_share(self.config.alpha, batch.frames.device)
+        return {"contrastive": self.mixed_contrast(batch, self.memory.batch(rows), share)}
 
     def mixed_contrast(self, batch: Batch, memory: Batch, share: float) -> Tensor:
         """The momentum-contrast loss of `share` of `batch` and the rest of `memory`, pair by pair."""
@@ -83,4 +71,4 @@ class LUMPMoCo(ReplayStrategy):
             video = encoders.video(share * batch.frames + (1 - share) * memory.frames)
             return Pair(gather(video), gather(encoders.mixed_text(batch.tokens, memory.tokens, share)))
         pairs = zip(encoders.pair(batch.frames, batch.tokens), encoders.pair(memory.frames, memory.tokens))
-        return Pair(*(F.normalize(share * new + (1 - share) * old, dim=-1) for new, old in pairs))
+        return Pair(*(mix_features(new, old, share) for new, old in pairs))

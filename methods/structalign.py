@@ -191,11 +191,11 @@ class StructAlign(Method):
             groups["heads"] = [*self.g_text.parameters(), *self.g_video.parameters()]
         if self.prototypes is not None:
             groups["other"] = [*groups.get("other", []), self.prototypes]
-        rates = {"other": c.lr_other}
-        return [
-            ParamGroup(name=name, params=params, lr=c.lr_first if is_first else rates.get(name, c.lr))
-            for name, params in groups.items()
-        ]
+
+        def rate(name: str) -> float:
+            return c.lr_first if is_first else c.lr_other if name == "other" else c.lr
+
+        return [ParamGroup(name=name, params=params, lr=rate(name)) for name, params in groups.items()]
 
     @torch.no_grad()
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:

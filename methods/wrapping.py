@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -72,6 +72,7 @@ class ReplayConfig:
     """Settings of every memory; see `ReplayMemory`. BMU-MoCo's paper keeps 10,000 pairs, a tenth of a task."""
 
     memory: int = 256  # pairs in total, 1.8 MB each at 12 frames of 224 x 224; part of every checkpoint
+    buffer: Policy = "ring"  # a place for each task; reservoir: one uniform sample of all pairs so far
 
     def __post_init__(self) -> None:
         if self.memory < 0:
@@ -81,13 +82,11 @@ class ReplayConfig:
 class ReplayStrategy(Strategy):
     """A strategy that keeps pairs of every finished task, as the wrapped retriever leaves them."""
 
-    policy: ClassVar[Policy] = "ring"
-
     def __init__(self, config: Any, base: Method, quota: Literal["dynamic", "static"] = "dynamic") -> None:
         super().__init__(config, base)
         clip = next((module for module in base.modules() if isinstance(module, Clip)), None)
         mean, std = (None, None) if clip is None else (clip.mean, clip.std)
-        self.memory = ReplayMemory(config.memory, self.policy, quota, mean, std)
+        self.memory = ReplayMemory(config.memory, config.buffer, quota, mean, std)
 
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
         batches = self.memory.observe(task, loader, self.kept_features)

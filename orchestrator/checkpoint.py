@@ -9,7 +9,7 @@ written the same.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from methods.base import Method
 from methods.layers.clip import Clip
+from orchestrator.reuse import Prefixes
 from orchestrator.store import MissingObject, Store, digest_of
 
 
@@ -103,10 +104,15 @@ class Commits:
     Args:
         store: where they are.
         run: the run's key: a digest of everything that decides its result.
+        prefixes: tasks that other runs may share with this one; None: nothing is shared.
+
+    Attributes:
+        reused: how many of the first tasks were trained by another run.
     """
 
-    def __init__(self, store: Store, run: str) -> None:
-        self.store, self.run = store, run
+    def __init__(self, store: Store, run: str, prefixes: Prefixes | None = None) -> None:
+        self.store, self.run, self.prefixes = store, run, prefixes
+        self.reused = 0
 
     def _name(self, done: int) -> str:
         return f"{self.run}/task_{done:03d}"
@@ -115,13 +121,41 @@ class Commits:
         """How many tasks are finished: the newest commit whose objects are all there and undamaged."""
         for done in range(num_tasks, 0, -1):
             try:
-                commit = self.store.get_json("commits", self._name(done))
-                for kind, key in [("weights", commit["weights"]), *(("gallery", key) for key in commit["galleries"])]:
-                    self.store.get(kind, key)
+                self.reused = int(self._whole(done).get("reused", 0))
                 return done
             except MissingObject:
                 continue
+        self.reused = 0
         return 0
+
+    def _whole(self, done: int) -> dict[str, Any]:
+        """A commit whose objects are all there and undamaged; MissingObject otherwise."""
+        commit: dict[str, Any] = self.store.get_json("commits", self._name(done))
+        for kind, key in [("weights", commit["weights"]), *(("gallery", key) for key in commit["galleries"])]:
+            self.store.get(kind, key)
+        return commit
+
+    def take_over(self, num_tasks: int) -> int:
+        """Make another run's finished tasks this run's own where the results cannot differ; returns how many.
+
+        Only tasks beyond this run's last commit are of use. The weights and galleries are shared, not copied.
+        """
+        own = self.finished(num_tasks)
+        for prefix in self.prefixes.find(num_tasks, own + 1) if self.prefixes is not None else ():
+            if prefix.run == self.run:
+                continue
+            try:
+                commit = Commits(self.store, prefix.run)._whole(prefix.done)
+            except MissingObject:
+                continue  # it was collected, or damaged: the task is trained here
+            self.store.put_json("commits", self._name(prefix.done), {**commit, "reused": prefix.done})
+            self.reused = prefix.done
+            return prefix.done - own
+        return 0
+
+    def reads(self, done: int) -> list[str]:
+        """Names of the settings that had been read when `done` tasks were finished."""
+        return list(self.store.get_json("commits", self._name(done)).get("reads", ()))
 
     def record(self, done: int) -> Record:
         """The record as of `done` finished tasks."""
@@ -138,8 +172,16 @@ class Commits:
         weights = {name: _tensor(value) for name, value in self.store.get("weights", commit["weights"]).items()}
         return weights, self.galleries(done)
 
-    def publish(self, state: Mapping[str, Tensor], galleries: Sequence[Tensor], record: Record) -> bool:
+    def publish(
+        self, state: Mapping[str, Tensor], galleries: Sequence[Tensor], record: Record, reads: Iterable[str] = ()
+    ) -> bool:
         """Make a finished task durable. Objects first, the record that names them last.
+
+        Args:
+            state: weights that differ from the pre-trained ones.
+            galleries: one (V, ...) for each finished task.
+            record: of the run.
+            reads: names of the settings that were read so far.
 
         Returns False if the task had been committed before with another content; that one stays.
         """
@@ -149,8 +191,11 @@ class Commits:
             self._put("gallery", f"{self.run}/task_{index + 1:03d}", {"features": features.cpu().contiguous().numpy()})
             for index, features in enumerate(galleries)
         ]
-        commit = {"weights": key, "galleries": keys, "record": asdict(record)}
+        names = sorted(reads)
+        commit = {"weights": key, "galleries": keys, "record": asdict(record), "reads": names, "reused": self.reused}
         if self.store.put_new_json("commits", self._name(record.done), commit):
+            if self.prefixes is not None:
+                self.prefixes.publish(record.done, names, self.run)
             self._prune(record.done - 2)
             return True
         try:
@@ -165,11 +210,18 @@ class Commits:
         return False
 
     def _prune(self, done: int) -> None:
-        """Let go of the weights of an old task: a run is resumed from its last commit, or the one before."""
+        """Let go of the weights of an old task: a run is resumed from its last commit, or the one before.
+
+        Those that another run trained are not ours to remove; those after which a setting was read for the
+        first time stay, because runs that differ in that setting branch off there.
+        """
         if done < 1:
             return
         try:
-            self.store.delete("weights", self.store.get_json("commits", self._name(done))["weights"])
+            commit = self.store.get_json("commits", self._name(done))
+            branches = self.prefixes is not None and commit.get("reads") != self.reads(done + 1)
+            if not branches and commit["weights"].startswith(f"{self.run}/"):
+                self.store.delete("weights", commit["weights"])
         except MissingObject:
             return
 

@@ -11,7 +11,6 @@ import logging
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -368,9 +367,9 @@ def _ui(arguments: argparse.Namespace) -> str:
     command = ui_command(uri, arguments.host, arguments.port)
     prepare(uri, arguments.runs)
     sys.stderr.write(f"MLflow: http://{arguments.host}:{arguments.port} (Ctrl-C ends it)\n")
-    jobs_off = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # seven processes that nobody needs here
-    subprocess.run(command, check=False, env={**os.environ, **jobs_off})
-    return ""
+    sys.stderr.flush()
+    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # seven processes that nobody needs here
+    os.execv(command[0], command)  # this process becomes the server, so that a signal to it ends the server
 
 
 def _add_doctor(commands: Any) -> None:

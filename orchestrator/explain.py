@@ -207,6 +207,7 @@ def _tasks(key: str, store: Store) -> list[str]:
     if not names:
         return [f"{'tasks':<{WIDTH}}none is finished in {store.uri}"]
     lines = [f"{'tasks':<{WIDTH}}{len(names)} finished in {store.uri}"]
+    known: set[str] = set()
     for name in names:
         try:
             commit = store.get_json("commits", name)
@@ -214,6 +215,10 @@ def _tasks(key: str, store: Store) -> list[str]:
             lines.append(f"  {name.partition('/')[2]}  damaged; it will be trained again")
             continue
         lines.append(f"  {name.partition('/')[2]}  {_task_text(commit, store)}")
+        reads = set(commit.get("reads", ()))
+        if known and reads - known:
+            lines.append(f"    settings read for the first time: {', '.join(sorted(reads - known))}")
+        known |= reads
     return lines
 
 
@@ -222,6 +227,8 @@ def _task_text(commit: Mapping[str, Any], store: Store) -> str:
     metrics = record["metrics"][-1] if record["metrics"] else {}
     words = [f"{record['seconds'][-1]:.1f} s"] if record.get("seconds") else []
     words.append(f"{record.get('steps', 0)} steps so far")
+    if commit.get("reused") and commit["reused"] == record["done"]:
+        words.append(f"taken over from run {commit['weights'].partition('/')[0][:16]}")
     if "stream/t2v/r1" in metrics:
         words.append(f"R@1 {metrics['stream/t2v/r1']:.2f}")
     objects = [("weights", commit["weights"]), *(("gallery", name) for name in commit["galleries"])]

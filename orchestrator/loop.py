@@ -23,6 +23,7 @@ from orchestrator.checkpoint import Commits, Record, backbone_state, changed_sta
 from orchestrator.data import StreamData, seed_of
 from orchestrator.evaluate import Evaluation, EvaluationConfig, add_history, all_scores, measure
 from orchestrator.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates, train_only
+from orchestrator.reuse import Reads
 
 log = logging.getLogger(__name__)
 Precision = Literal["fp32", "bf16"]
@@ -71,6 +72,14 @@ class Workers:
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
+    def union(self, names: set[str]) -> set[str]:
+        """The names that any worker has, on every worker."""
+        if self.size == 1:
+            return set(names)
+        parts: list[Any] = [None] * self.size
+        dist.all_gather_object(parts, sorted(names))
+        return set().union(*parts)
+
 
 @dataclass(frozen=True)
 class LoopConfig:
@@ -105,12 +114,13 @@ class Loop:
         workers: Workers | None = None,
         report: Report | None = None,
         zero_shot: Sequence[float] | None = None,
+        reads: Reads | None = None,
     ) -> None:
-        """`zero_shot` is the zero-shot R@1 after each task, for `stream/t2v/r1_gain`."""
+        """`zero_shot` is the zero-shot R@1 after each task, for `stream/t2v/r1_gain`; `reads` notes settings."""
         self.workers = workers or Workers()
         self.method = method.to(self.workers.device)
         self.data, self.config, self.commits = data, config, commits
-        self.report, self.zero_shot = report, zero_shot
+        self.report, self.zero_shot, self.reads = report, zero_shot, reads or Reads()
         self.record = Record()
         self.galleries: list[Tensor] = []  # on the CPU, one (V, ...) for each finished task
         self._pretrained = backbone_state(method)
@@ -143,12 +153,13 @@ class Loop:
         self.method.eval()  # as a resumed run finds it
         self._seed("begin", task.index)  # the same on every worker: new parameters must agree
         self.method.begin_task(task)
-        self.method.to(self.workers.device)
+        self.method.to(self.workers.device).eval()  # what it has added is in training mode
 
     def _resume(self, done: int) -> None:
         """Replay what shapes the method, then load what the last commit knows."""
         weights, self.galleries = self.commits.load(done)
         self.record = self.commits.record(done)
+        self.reads.update(self.commits.reads(done))
         for index in range(done):
             task = self.data.task(index)
             self._begin(task)
@@ -303,8 +314,9 @@ class Loop:
         record.metrics.append(found.metrics)
         record.ranks = found.ranks
         record.seconds.append(seconds)
+        reads = self.workers.union(self.reads.names)
         if self.workers.rank == 0 and not self.commits.publish(
-            changed_state(self.method, self._pretrained), self.galleries, record
+            changed_state(self.method, self._pretrained), self.galleries, record, reads
         ):
             log.warning("task %d was already committed by another run of the same settings", record.done)
         if self.workers.size > 1:

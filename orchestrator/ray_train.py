@@ -56,6 +56,7 @@ class TrialPlan:
     gpus_per_worker: float = 0.0
     max_failures: int = 3
     keep_model: bool = False
+    reuse: bool = True  # take over tasks that another trial has finished where the results cannot differ
     tags: dict[str, str] = field(default_factory=dict)
     session: str = ""  # of the process that drives the trials; a resumed sweep has another
     host: str = ""  # where that process runs
@@ -94,7 +95,7 @@ def train_worker(config: dict[str, Any]) -> None:
     device = ray.train.torch.get_device() if has_gpu else torch.device("cpu")
     workers = Workers(context.get_world_rank(), context.get_world_size(), device)
     reports = _Reports(plan, experiment, config["name"], workers)
-    result = execute(experiment, places, workers, reports.report, on_ready=reports.ready)
+    result = execute(experiment, places, workers, reports.report, reuse=plan.reuse, on_ready=reports.ready)
     reports.conclude(result.record, result.resumed == len(result.stream.tasks))
 
 
@@ -126,11 +127,13 @@ class _Reports:
         self.recorder = Recorder(tracker, experiment, name, plan.parent, tags, plan.keep_model)
         self.workers = workers
         self.reported = 0
+        self.reused = 0  # tasks that another trial has trained
 
     def ready(self, key: str, method: Method, data: StreamData, commits: Commits) -> None:
         if self.workers.rank == 0:
             self.recorder.ready(key, method, data, commits)
         done = self.workers.agree(commits.finished(len(data.stream.tasks)))
+        self.reused = commits.reused
         if done:
             self._catch_up(commits.record(done))
 
@@ -147,7 +150,8 @@ class _Reports:
         """One report for each finished task that has none yet."""
         for done in range(self.reported, record.done):
             row = {name: value for name, value in record.metrics[done].items() if name.startswith("stream/")}
-            ray.train.report({"task": done + 1, "seconds": record.seconds[done], **row})  # the rest is in MLflow
+            about = {"task": done + 1, "seconds": record.seconds[done], "reused": self.reused}
+            ray.train.report({**about, **row})  # the rest is in MLflow
         self.reported = record.done
 
 

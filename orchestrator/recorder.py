@@ -36,6 +36,7 @@ class Recorder:
     def ready(self, key: str, method: Method, data: StreamData, commits: Commits) -> None:
         """Open the MLflow run, and bring it up to date with what an earlier process committed."""
         stream = data.stream
+        done = commits.finished(len(stream.tasks))
         self._context = (method, data)
         tags = {
             "ctvr.method": self.experiment.name,
@@ -47,6 +48,7 @@ class Recorder:
             "ctvr.stream_digest": stream.digest,
             "ctvr.frames": frames_digest(stream, data.frames, ("train", self.experiment.evaluation.split)),
             "ctvr.presets": ",".join(self.experiment.presets),
+            "ctvr.reused_tasks": str(commits.reused),
             **self.tags,
         }
         if stream.paper:
@@ -55,7 +57,6 @@ class Recorder:
             tags["ctvr.transductive"] = "true"
         self.run_id = self.tracker.open_run(stream.name, self.name, self.experiment.settings, self.parent, tags)
         self.tracker.log_environment(self.run_id)
-        done = commits.finished(len(stream.tasks))
         if done:
             record = commits.record(done)
             self._log_training(record)

@@ -20,6 +20,7 @@ import numpy as np
 
 from orchestrator.config import ConfigError
 from orchestrator.table import Column, Row, Table, Value, number, to_csv, to_latex, to_markdown
+from orchestrator.unpublished import footnote
 
 if TYPE_CHECKING:
     from orchestrator.tracking import RunRecord, Tracker
@@ -265,6 +266,8 @@ def _marks(run: RunRecord) -> list[str]:
     method, _, trials = tags.get("ctvr.searched", "").partition(":")
     if trials and method == _method(run):
         marks.append(TEXTS["searched"].format(n=trials))
+    if ours := footnote(run.settings):
+        marks.append(ours)
     return marks
 
 

@@ -29,6 +29,7 @@ from orchestrator.data import DataConfig, FrameSource, StreamData, prepare_strea
 from orchestrator.evaluate import EvaluationConfig
 from orchestrator.loop import Loop, LoopConfig, Report, Workers
 from orchestrator.optimizer import OptimConfig
+from orchestrator.reuse import Prefixes, Reads, WatchedSettings, watched
 from orchestrator.store import Store, digest_file, digest_of
 from orchestrator.streams import Stream, load_stream
 
@@ -114,12 +115,34 @@ class Experiment:
         return digest_of(
             {
                 "settings": decisive,
-                "stream": stream.digest,
-                "frames": frames,
-                "backbone": _backbone_digest(self.backbone),
-                "files": [_content(value) for value in decisive.values() if isinstance(value, str)],
-                "code": code_digest(self.run.method, getattr(self.method, "base", None)),
+                "files": [_content(value) for value in decisive.values()],
+                **self._surroundings(stream, frames),
             }
+        )
+
+    def _surroundings(self, stream: Stream, frames: str) -> dict[str, str]:
+        """What decides a result besides the settings."""
+        return {
+            "stream": stream.digest,
+            "frames": frames,
+            "backbone": _backbone_digest(self.backbone),
+            "code": code_digest(self.run.method, getattr(self.method, "base", None)),
+        }
+
+    def prefixes(self, store: Store, stream: Stream, frames: str) -> Prefixes:
+        """The tasks that this run may share with others of the same code, stream, frames and backbone."""
+        return Prefixes(store, digest_of(self._surroundings(stream, frames)), self.settings, _content)
+
+    def watched(self, reads: Reads) -> Experiment:
+        """The same experiment; whatever is looked at in it is noted."""
+        groups = {group: watched(getattr(self, group), group, reads) for group in GROUPS}
+        return Experiment(
+            watched(self.run, "", reads),
+            **groups,
+            method=watched(self.method, "method", reads),
+            base=None if self.base is None else watched(self.base, "base", reads),
+            settings=WatchedSettings(self.settings, reads),  # type: ignore[arg-type]
+            presets=self.presets,
         )
 
 
@@ -129,8 +152,10 @@ def frames_digest(stream: Stream, source: FrameSource, splits: Sequence[str]) ->
     return digest_of([source.key(item) for item in items])
 
 
-def _content(value: str) -> list[str]:
+def _content(value: Any) -> list[str]:
     """Digests of the file or folder that a setting names; empty if it names none."""
+    if not isinstance(value, str):
+        return []
     path = Path(value)
     if "/" not in value and not path.suffix:
         return []
@@ -293,6 +318,7 @@ class Result:
     method: Method
     stream: Stream
     resumed: int  # tasks that had been finished before
+    reused: int = 0  # of these, tasks that another run had trained
 
 
 def splits_of(experiment: Experiment, stream: Stream) -> tuple[str, str]:
@@ -311,6 +337,7 @@ def execute(
     workers: Workers | None = None,
     report: Report | None = None,
     fresh: bool = False,
+    reuse: bool = True,
     on_ready: Callable[[str, Method, StreamData, Commits], None] | None = None,
 ) -> Result:
     """Train and evaluate one configuration, from its last finished task on.
@@ -320,10 +347,14 @@ def execute(
         places: where videos and store are.
         workers: this process among those that train together.
         report: called after every task.
-        fresh: ignore finished tasks of an earlier run with the same key.
+        fresh: ignore finished tasks of an earlier run with the same key, and of all others.
+        reuse: take over tasks that another run has finished where the results cannot differ.
         on_ready: called once before the first task with key, method, data and commits.
     """
     workers = workers or Workers(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    complete, reads = experiment, Reads(NOT_DECISIVE)
+    experiment = complete.watched(reads)  # from here on everything that is read is noted
+    reads.note("workers")  # they are counted by `workers.size`, not by the setting
     if workers.device.type == "cpu":
         torch.set_num_threads(experiment.run.threads)
     else:
@@ -339,20 +370,26 @@ def execute(
     stream, _ = prepare_stream(stream, source, splits, experiment.data.skip_missing, progress=False)
     make_data = partial(StreamData, stream, source, backbone.tokenize, backbone.mean, backbone.std)
     data = make_data(experiment.data, workers.device)
-    key = experiment.key(stream, frames_digest(stream, source, splits))
+    frames = frames_digest(stream, source, splits)
+    key = complete.key(stream, frames)
     if workers.agree(key) != key:
         raise ConfigError(
             "workers: they see different videos, weights or code. Share --videos and --store, update all."
         )
-    commits = Commits(store, key if not fresh else workers.agree(f"{key}-{_nonce()}"))
+    shared = complete.prefixes(store, stream, frames) if reuse and not fresh else None
+    commits = Commits(store, key if not fresh else workers.agree(f"{key}-{_nonce()}"), shared)
+    if workers.rank == 0 and (taken := commits.take_over(len(stream.tasks))):
+        log.info("%d tasks are taken over from a run that did the same so far", taken)
+    workers.agree(None)
     zero_shot = workers.agree(zero_shot_curve(experiment, stream, data, backbone, store) if workers.rank == 0 else None)
     method = make_method(experiment, backbone)
     config = LoopConfig(experiment.optim, experiment.evaluation, experiment.run.seed, experiment.run.precision)
-    loop = Loop(method, data, config, commits, workers, report, zero_shot)
+    loop = Loop(method, data, config, commits, workers, report, zero_shot, reads)
     if on_ready is not None:
         on_ready(key, method, data, commits)
     resumed = commits.finished(len(stream.tasks))
-    return Result(key, loop.run(), method, stream, resumed)
+    reused = min(commits.reused, resumed)
+    return Result(key, loop.run(), method, stream, resumed, reused)
 
 
 def _make_cuda_repeatable() -> None:
@@ -378,7 +415,7 @@ def zero_shot_curve(
 
     A trial is compared by its gain over this curve, since R@1 falls as the gallery grows.
     """
-    settings = {name: value for name, value in experiment.settings.items() if name.startswith(SEEN_UNTRAINED)}
+    settings = {name: experiment.settings[name] for name in experiment.settings if name.startswith(SEEN_UNTRAINED)}
     zero = resolve({"method": "zero_shot", "stream": experiment.run.stream, **settings})
     frames = frames_digest(stream, data.frames, (experiment.evaluation.split,))
     commits = Commits(store, "zero-" + zero.key(stream, frames))

@@ -1,0 +1,8 @@
+"""What to search of each method, one file per method: data, beside nothing else.
+
+FIXED: settings of every trial. SPACE: setting -> Ray Tune domain. PAPER: values of SPACE's settings to begin with,
+the paper's where it prints them. UNPUBLISHED: the settings of SPACE whose value is printed neither for the
+benchmark of the method's row (CTVR, BMU-MoCo, ...) nor, where it has none, in its own paper; PAPER then has a
+released code's value or ours, as the remark beside the range says. Tables name them (`orchestrator/report.py`).
+METRIC, MODE: what a search maximises.
+"""

@@ -10,4 +10,5 @@ SPACE = {
     "optim.weight_decay": tune.choice([0.0, 0.05, 0.2]),  # the paper uses 0.2
 }
 PAPER = {"method.lr": 6e-4, "method.bottleneck": 8, "method.placement": "after_mlp", "optim.weight_decay": 0.2}
+UNPUBLISHED = ("method.placement",)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -20,4 +20,5 @@ PAPER = {
     "method.tau": 0.07,
     "method.queue_size": 1440,
 }
+UNPUBLISHED = ()
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -24,4 +24,5 @@ PAPER = {
     "method.queue_size": 1440,
     "method.ensemble_weights": "0.3333333,0.3333333,0.3333334",
 }
+UNPUBLISHED = ("method.ensemble_weights",)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -30,4 +30,5 @@ PAPER = {
     "method.method_start_task": 2,
     "method.order": "enc_first",
 }
+UNPUBLISHED = ()
 METRIC, MODE = "stream/t2v/r1_gain", "max"

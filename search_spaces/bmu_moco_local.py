@@ -26,4 +26,5 @@ PAPER = {
     "method.queue_size": 1440,
     "method.method_start_task": 2,
 }
+UNPUBLISHED = ()
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -25,4 +25,5 @@ PAPER = {
     "method.loss": "cross_entropy",
     "method.temperature": 1000.0,
 }
+UNPUBLISHED = ("method.temperature",)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

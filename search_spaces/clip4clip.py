@@ -10,4 +10,5 @@ SPACE = {
     "optim.weight_decay": tune.choice([0.0, 0.01, 0.2]),  # both papers use 0.2
 }
 PAPER = {"method.lr": 1e-6, "method.frame_norm": "none", "method.train_scale": True, "optim.weight_decay": 0.2}
+UNPUBLISHED = ("method.lr",)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

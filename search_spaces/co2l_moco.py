@@ -27,4 +27,5 @@ PAPER = {
     "base.m": 0.99,
     "base.tau": 0.07,
 }
+UNPUBLISHED = ("method.weight", "method.kappa", "method.kappa_teacher")
 METRIC, MODE = "stream/t2v/r1_gain", "max"

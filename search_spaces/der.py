@@ -10,4 +10,5 @@ SPACE = {
     "base.lr": tune.loguniform(1e-7, 1e-5),  # CTVR's released default for fine-tuning is 1e-6
 }
 PAPER = {"method.memory": 256, "method.alpha": 0.5, "method.target": "features", "base.lr": 1e-6}
+UNPUBLISHED = ("method.memory", "method.alpha", "method.target", "base.lr")
 METRIC, MODE = "stream/t2v/r1_gain", "max"

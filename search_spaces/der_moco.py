@@ -23,4 +23,5 @@ PAPER = {
     "base.m": 0.99,
     "base.tau": 0.07,
 }
+UNPUBLISHED = ("method.alpha",)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

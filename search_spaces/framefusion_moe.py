@@ -27,4 +27,5 @@ PAPER = {
     "method.top_k": 2,
     "method.dropout": 0.1,
 }
+UNPUBLISHED = ("method.lr_text_first", "method.rank", "method.dropout")
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -9,4 +9,5 @@ SPACE = {
     "optim.weight_decay": tune.choice([0.0, 0.05, 0.2]),  # the paper uses 0.2
 }
 PAPER = {"method.lr": 6e-4, "method.rank": 8, "optim.weight_decay": 0.2}
+UNPUBLISHED = ()
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -19,4 +19,5 @@ PAPER = {
     "method.text_gate": "sot",
     "optim.weight_decay": 0.0,
 }
+UNPUBLISHED = ("method.lr",)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

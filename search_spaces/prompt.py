@@ -9,4 +9,5 @@ SPACE = {
     "optim.weight_decay": tune.choice([0.0, 0.05, 0.2]),  # the paper uses 0.2
 }
 PAPER = {"method.lr": 6e-4, "method.num_prompts": 5, "optim.weight_decay": 0.2}
+UNPUBLISHED = ("method.lr", "method.num_prompts")
 METRIC, MODE = "stream/t2v/r1_gain", "max"

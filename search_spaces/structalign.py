@@ -23,4 +23,5 @@ PAPER = {
     "method.lr_first": 2e-5,
     "method.lr": 3e-6,
 }
+UNPUBLISHED = ("method.tau2", "method.text_rank", "method.vision_rank", "method.num_experts")
 METRIC, MODE = "stream/t2v/r1_gain", "max"

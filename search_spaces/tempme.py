@@ -19,4 +19,5 @@ PAPER = {
     "method.keep_intra": 90,
     "method.train_positions": "all",
 }
+UNPUBLISHED = ("method.train_positions",)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

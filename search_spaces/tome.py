@@ -10,4 +10,5 @@ SPACE = {
     "method.reducer": tune.choice(["tome", "tome_shared"]),  # the paper merges every frame on its own
 }
 PAPER = {"method.lr": 6e-4, "method.rank": 8, "method.r": 2, "method.reducer": "tome"}
+UNPUBLISHED = ()
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -8,4 +8,5 @@ SPACE = {
     "optim.weight_decay": tune.choice([0.0, 0.01, 0.2]),  # CTVR uses 0.2
 }
 PAPER = {"base.lr": 1e-6, "optim.weight_decay": 0.2}
+UNPUBLISHED = ("base.lr",)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

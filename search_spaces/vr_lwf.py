@@ -22,4 +22,5 @@ PAPER = {
     "method.student": "video",
     "base.lr": 1e-6,
 }
+UNPUBLISHED = ("method.weight", "method.sentences", "method.length", "base.lr")
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -17,4 +17,5 @@ PAPER = {
     "method.train_scale": True,
     "optim.weight_decay": 0.2,
 }
+UNPUBLISHED = ("method.lr", "method.lr_head")
 METRIC, MODE = "stream/t2v/r1_gain", "max"

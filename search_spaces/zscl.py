@@ -17,4 +17,5 @@ PAPER = {
     "method.l2": 0.0,
     "base.lr": 1e-5,
 }
+UNPUBLISHED = ("method.average_every", "base.lr")
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -1,16 +1,7 @@
-"""A CLIP backbone with named places for adapters.
+"""A CLIP backbone: open_clip's two towers, rebuilt of blocks with seams (layers/seams.py), and how it is loaded.
 
-An open_clip model is taken apart once, in `Clip.__init__`, into the same network with *seams*: places
-in every block where a method may act without touching CLIP's weights. Seams are handed over with each
-call, so one backbone serves a student and its teacher, and a backbone never changes.
-
-One block, where <name> marks a seam (all of them do nothing by default)::
-
-    x = <before>(x)
-    y = LN1(x);  q, k, v = split <qkv>(W y);  q, k, v = <q>(q), <k>(k), <v>(v)
-    a = <beside>(y, <out>(W_o attention(q, k, v)))
-    x = <between>(x + a)
-    x = <after>(x + <mlp>(MLP(LN2 x)))
+An open_clip model is taken apart once, in `Clip.__init__`, into the same network with named places where a
+method may act. What a method needs of the seams can be imported from here too.
 
 Shapes: B videos or captions, T frames, N tokens of one frame, L tokens of one caption, G attention
 groups (B*T frames, or B captions), D width of the tower, d width of the joint embedding, H heads.
@@ -20,191 +11,50 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import open_clip
 import torch
-import torch.nn.functional as F
 from open_clip.tokenizer import SimpleTokenizer
 from torch import Tensor, nn
 
 from methods.layers.foreign import read_weights
+from methods.layers.seams import (
+    Attended,
+    Attention,
+    Block,
+    BlockSeams,
+    Seam,
+    Seams,
+    TokenState,
+    record,
+    record_tokens,
+    run_blocks,
+)
+
+__all__ = [
+    "TINY",
+    "TINY_FOLDER",
+    "Attended",
+    "Attention",
+    "Block",
+    "BlockSeams",
+    "Clip",
+    "Seam",
+    "Seams",
+    "TextTower",
+    "TokenState",
+    "VisionTower",
+    "load_backbone",
+    "record",
+    "record_tokens",
+    "run_blocks",
+]
 
 TINY = "tiny-clip"
 TINY_FOLDER = Path(__file__).parent / "tiny_clip"
-
-
-@dataclass
-class TokenState:
-    """What a seam may know of the tokens in flight. Made anew by every forward, so calls may interleave."""
-
-    batch: int  # B videos or captions
-    frames: int = 1  # T; 1 for text
-    classes: int = 1  # leading class tokens of a group: one of each frame that the group holds
-    protected: int = 1  # leading tokens of a group that no reducer may move (class tokens, prompts)
-    layer: int = 0
-    sizes: Tensor | None = None  # (G, N, 1) patches that each token stands for; None = one each
-    proportional: bool = True  # attention counts a token once for each patch it stands for (ToMe, eq. 1)
-    eot: Tensor | None = None  # (B,) position of the end-of-text token; None for images
-    log: list[tuple[int, int, int]] = field(default_factory=list)
-    # per block: attention groups of one video, tokens of a group in attention, tokens of a group in the MLP
-    extra_macs: int = 0  # multiply-adds of the whole batch that seams have added to CLIP's own; a seam adds its own
-
-
-@dataclass(frozen=True)
-class Attended:
-    """What `between` may ask of the attention that has just run (see `AttentionNeeds`)."""
-
-    keys: Tensor | None = None  # (G, N, D/H) keys averaged over heads
-    class_row: Tensor | None = None  # (G, N) attention that the class token pays, averaged over heads
-
-
-Seam = Callable[..., Tensor]
-
-
-@dataclass(frozen=True)
-class BlockSeams:
-    """The additions of one block; None leaves a place as CLIP made it.
-
-    qkv, q, k, v, out: (input, projected, state) -> projected; qkv (G, N, 3D) acts before the other three.
-    beside: (y, attention, state) -> attention. before, after: (x, state) -> x.
-    between: (x, attended, state) -> x. mlp: (y, output, state) -> output.
-    `wants_keys` and `wants_class_row` say what `between` reads of the attention. `needs_alignment`: token i
-    of neighbouring frames must be the same place of the image; `breaks_alignment`: from here on it is not.
-    """
-
-    before: Seam | None = None
-    qkv: Seam | None = None
-    q: Seam | None = None
-    k: Seam | None = None
-    v: Seam | None = None
-    out: Seam | None = None
-    beside: Seam | None = None
-    between: Seam | None = None
-    mlp: Seam | None = None
-    after: Seam | None = None
-    wants_keys: bool = False
-    wants_class_row: bool = False
-    needs_alignment: bool = False
-    breaks_alignment: bool = False
-
-
-Seams = Sequence[BlockSeams | None]
-_NO_SEAMS = BlockSeams()
-
-
-class Attention(nn.Module):
-    """Multi-head self-attention with open_clip's fused weights and one seam for each projection."""
-
-    def __init__(self, source: nn.MultiheadAttention) -> None:
-        super().__init__()
-        if source.in_proj_weight is None or source.in_proj_bias is None:
-            raise ValueError("this backbone's attention has no fused q, k, v weights; use a plain open_clip ViT.")
-        self.heads = source.num_heads
-        self.in_weight = nn.Parameter(source.in_proj_weight.detach().clone())  # (3D, D)
-        self.in_bias = nn.Parameter(source.in_proj_bias.detach().clone())  # (3D,)
-        self.out = nn.Linear(source.embed_dim, source.embed_dim)
-        self.out.load_state_dict(source.out_proj.state_dict())
-
-    def project(self, y: Tensor, seams: BlockSeams, state: TokenState) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v of tokens y (G, N, D), each (G, N, D)."""
-        qkv = F.linear(y, self.in_weight, self.in_bias)
-        if seams.qkv is not None:
-            qkv = seams.qkv(y, qkv, state)
-        q, k, v = qkv.chunk(3, dim=-1)
-        if seams.q is not None:
-            q = seams.q(y, q, state)
-        if seams.k is not None:
-            k = seams.k(y, k, state)
-        if seams.v is not None:
-            v = seams.v(y, v, state)
-        return q, k, v
-
-    def heads_first(self, x: Tensor) -> Tensor:
-        """(G, N, D) -> (G, H, N, D/H)."""
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-
-    def forward(self, y: Tensor, seams: BlockSeams, state: TokenState, causal: bool = False) -> tuple[Tensor, Attended]:
-        """Attend within each group. Takes y (G, N, D), returns (G, N, D) and what `between` asked for."""
-        q, k, v = (self.heads_first(x) for x in self.project(y, seams, state))
-        bias = None  # (G, 1, 1, N)
-        if state.sizes is not None and state.proportional:
-            bias = state.sizes.log()[:, None, None, :, 0].to(q.dtype)
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=causal)
-        merged = mixed.transpose(1, 2).flatten(2)
-        out = self.out(merged)
-        if seams.out is not None:
-            out = seams.out(merged, out, state)
-        keys = k.mean(dim=1) if seams.wants_keys else None
-        row = None
-        if seams.wants_class_row:
-            logits = (q[:, :, :1] @ k.mT)[:, :, 0] / math.sqrt(q.shape[-1])  # (G, H, N)
-            row = (logits if bias is None else logits + bias[:, :, 0]).softmax(dim=-1).mean(dim=1)
-        return out, Attended(keys, row)
-
-
-class Block(nn.Module):
-    """One pre-norm residual block of either tower, with the seams of this module's header."""
-
-    def __init__(self, source: Any) -> None:
-        super().__init__()
-        self.ln_1, self.ln_2, self.mlp = source.ln_1, source.ln_2, source.mlp
-        self.ls_1, self.ls_2 = source.ls_1, source.ls_2
-        self.attn = Attention(source.attn)  # type: ignore[arg-type]
-
-    def forward(self, x: Tensor, seams: BlockSeams | None, state: TokenState, causal: bool = False) -> Tensor:
-        seams = seams or _NO_SEAMS
-        if seams.before is not None:
-            x = seams.before(x, state)
-        attended_groups, attended_tokens = len(x) // state.batch, x.shape[1]
-        y = self.ln_1(x)
-        a, attended = self.attn(y, seams, state, causal)
-        if seams.beside is not None:
-            a = seams.beside(y, a, state)
-        x = x + self.ls_1(a)
-        if seams.between is not None:
-            x = seams.between(x, attended, state)
-        state.log.append((attended_groups, attended_tokens, x.shape[1]))
-        y = self.ln_2(x)
-        m = self.mlp(y)
-        if seams.mlp is not None:
-            m = seams.mlp(y, m, state)
-        x = x + self.ls_2(m)
-        return x if seams.after is None else seams.after(x, state)
-
-
-_RECORDED: ContextVar[list[TokenState] | None] = ContextVar("recorded", default=None)
-
-
-@contextmanager
-def record_tokens() -> Iterator[list[TokenState]]:
-    """Keep the state of every pass through a vision tower made inside `with`; its `log` counts the tokens."""
-    states: list[TokenState] = []
-    token = _RECORDED.set(states)
-    try:
-        yield states
-    finally:
-        _RECORDED.reset(token)
-
-
-def run_blocks(blocks: nn.ModuleList, x: Tensor, seams: Seams | None, state: TokenState, causal: bool) -> Tensor:
-    """Pass tokens x (G, N, D) through a tower.
-
-    Raises:
-        ValueError: if `seams` has not one entry for each block.
-    """
-    if seams is not None and len(seams) != len(blocks):
-        raise ValueError(f"got seams for {len(seams)} blocks, the tower has {len(blocks)}.")
-    for layer, block in enumerate(blocks):
-        state.layer = layer
-        x = block(x, None if seams is None else seams[layer], state, causal)
-    return x
 
 
 class VisionTower(nn.Module):
@@ -236,11 +86,7 @@ class VisionTower(nn.Module):
         patches = self.conv1(frames.flatten(0, 1)).flatten(2).mT  # (G, N-1, D)
         x = torch.cat([self.class_embedding.to(patches.dtype).expand(len(patches), 1, -1), patches], dim=1)
         x = self.ln_pre(x + self.positional_embedding.to(x.dtype))
-        state = TokenState(batch, num_frames)
-        recorded = _RECORDED.get()
-        if recorded is not None:
-            recorded.append(state)
-        return x, state
+        return x, record(TokenState(batch, num_frames))
 
     def read(self, x: Tensor) -> Tensor:
         """Class tokens x (..., D) as joint embeddings (..., d), not normalised."""
@@ -282,6 +128,10 @@ class TextTower(nn.Module):
         x = self.token_embedding(tokens) + self.positional_embedding[: tokens.shape[1]]
         return x, TokenState(len(tokens), eot=eot, protected=tokens.shape[1])
 
+    def read(self, x: Tensor, state: TokenState) -> Tensor:
+        """Tokens x (B, L', D) after all blocks as joint embeddings (B, d) of their captions, not normalised."""
+        return self.ln_final(x[torch.arange(len(x), device=x.device), state.eot]) @ self.proj
+
     def hidden(self, tokens: Tensor, seams: Seams | None = None) -> tuple[Tensor, Tensor]:
         """Every token's joint embedding (B, L', d), not normalised, and the end-of-text positions (B,)."""
         x, state = self.embed(tokens)
@@ -292,8 +142,7 @@ class TextTower(nn.Module):
     def forward(self, tokens: Tensor, seams: Seams | None = None) -> Tensor:
         """One joint embedding for each caption: (B, L) int64 -> (B, d), not normalised."""
         x, state = self.embed(tokens)
-        x = run_blocks(self.blocks, x, seams, state, causal=True)
-        return self.ln_final(x[torch.arange(len(x), device=x.device), state.eot]) @ self.proj
+        return self.read(run_blocks(self.blocks, x, seams, state, causal=True), state)
 
 
 class Clip(nn.Module):

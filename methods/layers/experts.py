@@ -72,6 +72,11 @@ class SharedLoRAExperts(nn.Module):
         for other in list(self.B)[1:]:
             other.copy_(self.B[0])
 
+    def grow(self, num_experts: int) -> None:
+        """Add experts that equal expert 0, up to `num_experts`."""
+        first = self.B[0].detach()
+        self.B.extend(first.clone() for _ in range(num_experts - len(self.B)))
+
 
 def _used(gates: Tensor) -> list[int]:
     """Experts that any caption chose; all of them where nothing is trained, to save the device a wait."""
@@ -81,25 +86,26 @@ def _used(gates: Tensor) -> list[int]:
 
 
 class TaskAwareExperts(nn.Module):
-    """One TAME adapter: eq. 4-6 for one projection; fills the seams q, k, v, out of a text block."""
+    """One TAME adapter: eq. 4-6 for one projection; fills the seams q, k, v, out of a text block.
 
-    def __init__(
-        self,
-        in_width: int,
-        out_width: int,
-        num_experts: int,
-        top_k: int,
-        rank: int,
-        scale: float,
-        dropout: float = 0.0,
-        is_noisy: bool = True,
-    ) -> None:
+    It begins with expert 0 alone; `grow` adds the others and the router that chooses among them.
+    """
+
+    def __init__(self, in_width: int, out_width: int, rank: int, scale: float, dropout: float = 0.0) -> None:
         super().__init__()
-        self.router = Router(in_width, num_experts, top_k, is_noisy)
-        self.experts = SharedLoRAExperts(in_width, out_width, num_experts, rank, scale, dropout)
+        self.router: Router | None = None
+        self.experts = SharedLoRAExperts(in_width, out_width, 1, rank, scale, dropout)
+
+    def grow(self, num_experts: int, top_k: int, is_noisy: bool = True) -> None:
+        """Make the router, and experts that equal expert 0 as it is now."""
+        router = Router(self.experts.A.shape[1], num_experts, top_k, is_noisy)
+        self.router = router.to(self.experts.A.device).train(self.training)
+        self.experts.grow(num_experts)
 
     def gates(self, x: Tensor, eot: Tensor, prototype: Tensor | None, eps: Tensor | None = None) -> Tensor:
         """Gates (B, E) of captions x (B, L, D), read at the end-of-text token `eot` (B,) plus the prototype (D,)."""
+        if self.router is None:
+            raise ValueError("this adapter has one expert and no router yet: call grow() before asking for gates.")
         u = x[torch.arange(len(x), device=x.device), eot]
         return self.router(u if prototype is None else u + prototype, eps)
 
@@ -116,5 +122,6 @@ class TaskAwareExperts(nn.Module):
             is_routed: False applies expert 0 alone, without asking the router.
         """
         assert state.eot is not None, "experts read the end-of-text token: use them in a text tower"
-        gates = self.gates(x, state.eot, prototype) if is_routed else None
+        # Before they grow, all experts are expert 0, and gates that sum to 1 do not change its answer
+        gates = self.gates(x, state.eot, prototype) if is_routed and self.router is not None else None
         return projected + self.experts(x, gates)

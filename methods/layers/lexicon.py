@@ -1,4 +1,4 @@
-"""English word lists for part_of_speech.py, written for captions of videos.
+"""English word lists for word_kinds.py, written for captions of videos.
 
 Words outside the lists are judged by their ending, else they are nouns; so the lists hold what endings
 get wrong and, of nouns, only those that can also be verbs (in NOUN_OR_VERB) or look like verbs.

@@ -19,8 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.layers.clip import Clip, TokenState, run_blocks
+from methods.layers.clip import Clip, run_blocks
 from methods.layers.gather import gather
+from methods.layers.mixing import embed_mixed
 from methods.layers.pooling import mean_pool
 from methods.layers.queues import KeyQueue, Pair
 
@@ -58,14 +59,12 @@ class Encoders(nn.Module):
         themselves.
         """
         tower = self.clip.text
-        (a, at), (b, bt) = tower.embed(first), tower.embed(second)
-        assert at.eot is not None
-        assert bt.eot is not None
-        length = max(a.shape[1], b.shape[1])
-        a, b = (F.pad(x, (0, 0, 0, length - x.shape[1])) for x in (a, b))
-        state = TokenState(len(a), eot=torch.maximum(at.eot, bt.eot), protected=length)
-        x = run_blocks(tower.blocks, share * a + (1 - share) * b, None, state, causal=True)
-        weights = share * self._weights(at.eot, length) + (1 - share) * self._weights(bt.eot, length)
+        x, state = embed_mixed(tower, first, second, share)
+        assert state.eot is not None
+        assert state.other_eot is not None
+        x = run_blocks(tower.blocks, x, None, state, causal=True)
+        length = x.shape[1]
+        weights = share * self._weights(state.eot, length) + (1 - share) * self._weights(state.other_eot, length)
         hidden: Tensor = tower.ln_final(x) @ tower.proj  # type: ignore[operator]
         return self._read(hidden, weights)
 

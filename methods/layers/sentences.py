@@ -107,7 +107,7 @@ def encode_masked(tower: TextTower, tokens: Tensor, keywords: Tensor) -> Tensor:
     for layer, block in enumerate(tower.blocks):
         state.layer = layer
         x = _block_with_mask(block, x, visible, state)
-    return tower.ln_final(x[torch.arange(len(x), device=x.device), state.eot]) @ tower.proj
+    return tower.read(x, state)
 
 
 def _block_with_mask(block: Any, x: Tensor, visible: Tensor, state: TokenState) -> Tensor:

@@ -92,8 +92,9 @@ class TaskAwareAdapters(nn.Module):
         self.width = text.width
 
         def experts() -> TaskAwareExperts:
-            scale = text_alpha / text_rank
-            return TaskAwareExperts(text.width, text.width, num_experts, top_k, text_rank, scale, text_dropout)
+            adapter = TaskAwareExperts(text.width, text.width, text_rank, text_alpha / text_rank, text_dropout)
+            adapter.grow(num_experts, top_k)
+            return adapter
 
         self.text = nn.ModuleList(nn.ModuleDict({place: experts() for place in PLACES}) for _ in text.blocks)
         self.prototypes = nn.ParameterList()  # one (D,) for each task so far

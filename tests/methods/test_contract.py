@@ -15,14 +15,18 @@ from orchestrator.optimizer import OptimConfig, make_optimizer, set_rates, train
 from tests.methods.conftest import make_batch, make_small_clip, make_task
 
 TASKS = 3
+# Strategies that mix or compare features themselves: also around a retriever whose videos, and one whose captions,
+# are several vectors
+CASES = [*METHODS, *(f"{strategy}:{base}" for strategy in ("co2l", "lump") for base in ("xpool", "structalign"))]
 
 
 def make(name: str) -> Method:
-    """A method with its default settings on the small backbone, its new weights seeded."""
+    """A method with its default settings on the small backbone, its new weights seeded; `co2l:xpool` wraps xpool."""
     torch.manual_seed(5)
+    name, _, base = name.partition(":")
     cls = find_method(name)
     frames = {"num_frames": 4} if any(f.name == "num_frames" for f in fields(cls.Config)) else {}
-    config = cls.Config(**frames)
+    config = cls.Config(**frames, **({"base": base} if base else {}))
     return cls(config, make(config.base) if cls.wraps else make_small_clip())
 
 
@@ -61,7 +65,7 @@ def features(method: Method, task: int) -> list[torch.Tensor]:
     return [method.encode_video(batch.frames), method.encode_text(batch.tokens, task)]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", CASES)
 def test_save_load_and_continue_is_bit_identical(name):
     unbroken = make(name)
     pretrained = backbone_state(unbroken)
@@ -85,7 +89,7 @@ def test_save_load_and_continue_is_bit_identical(name):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", CASES)
 def test_only_what_is_handed_over_moves_in_a_step(name):
     method = make(name)
     task = make_task(0, TASKS)
@@ -106,7 +110,7 @@ def test_only_what_is_handed_over_moves_in_a_step(name):
     assert set(moved) <= set(handed)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", CASES)
 def test_losses_are_finite_named_scalars(name):
     method = make(name)
     method.begin_task(make_task(0, TASKS))
@@ -119,7 +123,7 @@ def test_losses_are_finite_named_scalars(name):
         assert torch.isfinite(term)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", CASES)
 def test_features_do_not_depend_on_the_rest_of_the_batch(name):
     method = make(name)
     learn(method, 0, steps=1)

@@ -63,22 +63,6 @@ def test_swapping_the_pairs_and_the_share_changes_nothing(make, level):
     )
 
 
-@pytest.mark.parametrize("alpha", [0.4, 1.0])
-def test_the_share_has_the_moments_of_its_beta_distribution(make, alpha):
-    torch.manual_seed(0)
-    method = make(alpha=alpha)
-    shares = torch.tensor([method.share() for _ in range(4000)])
-    assert shares.mean().item() == pytest.approx(0.5, abs=0.03)
-    assert shares.var().item() == pytest.approx(1 / (4 * (2 * alpha + 1)), abs=0.01)
-
-
-def test_a_small_alpha_hardly_mixes(make):
-    torch.manual_seed(0)
-    method = make(alpha=0.01)
-    shares = torch.tensor([method.share() for _ in range(300)])
-    assert ((shares < 0.01) | (shares > 0.99)).float().mean() > 0.9
-
-
 def test_keys_of_the_mixed_pairs_enter_the_queue(make):
     method = second_task(make())
     batch, memory = make_batch(4, 2, seed=5), make_batch(4, 2, seed=6)

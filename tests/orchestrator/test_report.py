@@ -107,6 +107,13 @@ def test_without_a_complete_run_there_is_no_table():
 # --- what stands beside it, and what is said about it
 
 
+def test_settings_that_no_paper_publishes_are_named_below_the_table():
+    records = [run(**{"method.weight": "0.5", "base.lr": "1e-06"}), run("zero_shot", r1=20.0)]
+    text = to_markdown(tables(records))
+    assert "set by us, since no paper publishes them for this row: method.weight=0.5, base.lr=1e-06" in text
+    assert text.count("set by us") == 1
+
+
 def test_the_papers_number_and_deviation_stand_beside_ours():
     (table,) = tables([run("framefusion_moe", tags=PAPER)])
     assert table.rows[0].paper["r1"].mean == 25.87

@@ -10,6 +10,7 @@ from ray.tune.search.sample import Categorical, Domain, Float, Integer
 
 from methods import METHODS, find_method
 from orchestrator.run import GROUPS, resolve
+from orchestrator.unpublished import unpublished
 
 pytestmark = pytest.mark.slow  # importing Ray Tune takes seconds
 
@@ -44,6 +45,14 @@ def test_every_point_of_the_space_is_a_legal_configuration(name):
         point = {setting: domain.sample() for setting, domain in module.SPACE.items()}
         resolve({**module.FIXED, "method": name, "stream": "shapes-5", **point})
     resolve({**module.FIXED, "method": name, "stream": "shapes-5", **module.PAPER})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_unpublished_is_searched_and_read_alike_without_ray(name):
+    module = importlib.import_module(f"search_spaces.{name}")
+    assert set(module.UNPUBLISHED) <= set(module.SPACE)
+    assert set(module.UNPUBLISHED) <= set(module.PAPER)  # the value it begins with
+    assert unpublished(name) == module.UNPUBLISHED
 
 
 @pytest.mark.parametrize("name", METHODS)

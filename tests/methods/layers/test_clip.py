@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from methods.layers import clip as module
-from methods.layers.clip import BlockSeams, Clip, TokenState, load_backbone
-from tests.methods.conftest import CONTEXT, VOCABULARY, make_batch, make_small_clip
+from methods.layers.clip import Clip, load_backbone
+from tests.methods.conftest import CONTEXT, VOCABULARY, make_small_clip
 
 
 def make_source(quick_gelu=True, layers=3):
@@ -85,122 +85,6 @@ def test_every_word_feature_ends_with_the_caption_s_own(small_clip, batch):
     words, eot = small_clip.text.hidden(batch.tokens)
     assert torch.equal(eot, batch.tokens.argmax(dim=1))
     close(words[torch.arange(6), eot], small_clip.text(batch.tokens))
-
-
-# ------------------------------------------------------------------------------------------ seams
-
-
-def spies(calls):
-    """Seams that change nothing and tell that they were asked."""
-
-    def keep(place, position):
-        def seam(*args):
-            calls.append((place, args[-1].layer))
-            return args[position]
-
-        return seam
-
-    positions = {"before": 0, "q": 1, "k": 1, "v": 1, "out": 1, "beside": 1, "between": 0, "mlp": 1, "after": 0}
-    return BlockSeams(**{place: keep(place, position) for place, position in positions.items()})
-
-
-@pytest.mark.parametrize("tower", ["vision", "text"])
-def test_seams_that_change_nothing_change_nothing(small_clip, batch, tower):
-    given = batch.frames if tower == "vision" else batch.tokens
-    run, calls = getattr(small_clip, tower), []
-    expected = run(given)
-    for seams in ([None] * 4, [BlockSeams()] * 4, [spies(calls)] * 4):
-        assert torch.equal(run(given, seams), expected)
-    order = ["before", "q", "k", "v", "out", "beside", "between", "mlp", "after"]
-    assert calls == [(place, layer) for layer in range(4) for place in order]
-
-
-@pytest.mark.parametrize("place", ["before", "q", "k", "v", "out", "beside", "between", "mlp", "after"])
-def test_every_seam_acts(small_clip, batch, place):
-    def seam(*args):
-        return args[0 if place in {"before", "between", "after"} else 1] * 1.5
-
-    seams = [None, BlockSeams(**{place: seam}), None, None]
-    assert not torch.allclose(small_clip.vision(batch.frames, seams), small_clip.vision(batch.frames), atol=1e-4)
-    assert not torch.allclose(small_clip.text(batch.tokens, seams), small_clip.text(batch.tokens), atol=1e-4)
-
-
-def test_projection_seams_see_what_the_projection_saw(small_clip, batch):
-    block = small_clip.vision.blocks[0].attn
-    seen = {}
-
-    def spy(name):
-        def seam(x, projected, state):
-            seen[name] = (x, projected)
-            return projected
-
-        return seam
-
-    small_clip.vision(batch.frames, [BlockSeams(q=spy("q"), v=spy("v"), out=spy("out")), None, None, None])
-    weight, bias = block.in_weight, block.in_bias
-    close(seen["q"][1], seen["q"][0] @ weight[:32].mT + bias[:32])
-    close(seen["v"][1], seen["v"][0] @ weight[64:].mT + bias[64:])
-    close(seen["out"][1], block.out(seen["out"][0]))
-
-
-def test_as_many_seams_as_blocks_are_needed(small_clip, batch):
-    with pytest.raises(ValueError, match="seams for 3 blocks, the tower has 4"):
-        small_clip.vision(batch.frames, [None] * 3)
-
-
-def test_two_interleaved_forwards_do_not_interfere(small_clip):
-    outer, inner = make_batch(seed=1), make_batch(pairs=3, frames=2, seed=2)
-    expected = small_clip.vision(outer.frames), small_clip.text(inner.tokens), small_clip.vision(inner.frames)
-    found = []
-
-    def run_another(x, state):
-        before = (state.batch, state.frames, state.layer, len(state.log))
-        found.append((small_clip.text(inner.tokens), small_clip.vision(inner.frames)))
-        assert (state.batch, state.frames, state.layer, len(state.log)) == before
-        return x
-
-    close(small_clip.vision(outer.frames, [BlockSeams(after=run_another)] * 4), expected[0], 0)
-    for text, video in found:
-        close(text, expected[1], 0)
-        close(video, expected[2], 0)
-
-
-def test_what_between_asks_of_the_attention(small_clip, batch):
-    seen = []
-
-    def between(x, attended, state):
-        seen.append(attended)
-        return x
-
-    small_clip.vision(
-        batch.frames, [None, BlockSeams(between=between, wants_keys=True, wants_class_row=True), None, None]
-    )
-    keys, row = seen[0].keys, seen[0].class_row
-    assert keys.shape == (18, 17, 8)
-    assert row.shape == (18, 17)
-    close(row.sum(dim=1), torch.ones(18))
-    small_clip.vision(batch.frames, [BlockSeams(between=between)] + [None] * 3)
-    assert seen[1].keys is None
-    assert seen[1].class_row is None
-
-
-def test_a_token_of_size_two_counts_as_two_equal_tokens(small_clip):
-    attention = small_clip.vision.blocks[0].attn
-    y = torch.randn(2, 5, 32)
-    doubled = torch.cat([y, y[:, -1:]], dim=1)
-    sizes = torch.ones(2, 5, 1)
-    sizes[:, -1] = 2
-    seams = BlockSeams(wants_class_row=True)
-    weighted, one = attention(y, seams, TokenState(2, sizes=sizes))
-    plain, two = attention(doubled, seams, TokenState(2))
-    close(weighted, plain[:, :5])
-    close(one.class_row[:, 4], two.class_row[:, 4:].sum(dim=1))
-
-
-def test_the_log_tells_what_each_block_computed(small_clip, batch):
-    x, state = small_clip.vision.embed(batch.frames)
-    module.run_blocks(small_clip.vision.blocks, x, None, state, causal=False)
-    assert state.log == [(3, 17, 17)] * 4
 
 
 # ---------------------------------------------------------------------------------------- loading

@@ -19,9 +19,16 @@ def released():
         }
 
 
+def grown(in_width, out_width, top_k, dropout=0.0):
+    """An adapter with ten experts and a router, as it is from the second task on."""
+    adapter = TaskAwareExperts(in_width, out_width, rank=4, scale=4.0, dropout=dropout)
+    adapter.grow(10, top_k)
+    return adapter
+
+
 @pytest.fixture
 def adapter(released):
-    adapter = TaskAwareExperts(48, 40, num_experts=10, top_k=2, rank=4, scale=4.0, dropout=0.1).eval()
+    adapter = grown(48, 40, top_k=2, dropout=0.1).eval()
     state = {
         "router.route": released["lora_route.weight"],
         "router.noise": released["w_noise.weight"],
@@ -81,7 +88,7 @@ def test_noise_is_drawn_in_training_only():
 
 
 def test_untrained_experts_change_nothing():
-    adapter = TaskAwareExperts(8, 8, 10, 2, rank=4, scale=4.0, dropout=0.1)
+    adapter = grown(8, 8, top_k=2, dropout=0.1)
     x, projected = torch.randn(3, 5, 8), torch.randn(3, 5, 8)
     assert torch.equal(adapter(x, projected, TokenState(3, eot=torch.tensor([1, 2, 4]))), projected)
 
@@ -122,7 +129,7 @@ def test_equal_experts_make_the_gates_irrelevant():
 
 
 def test_the_prototype_moves_the_gates_and_learns_from_them():
-    adapter = TaskAwareExperts(8, 8, 10, 3, rank=4, scale=4.0)
+    adapter = grown(8, 8, top_k=3)
     for b in adapter.experts.B:
         b.data.normal_()
     x, eot, prototype = torch.randn(3, 5, 8), torch.tensor([1, 2, 4]), torch.randn(8, requires_grad=True)
@@ -132,9 +139,22 @@ def test_the_prototype_moves_the_gates_and_learns_from_them():
 
 
 def test_the_router_reads_the_end_of_text_token_alone():
-    adapter = TaskAwareExperts(8, 8, 10, 2, rank=4, scale=4.0).eval()
+    adapter = grown(8, 8, top_k=2).eval()
     x, eot = torch.randn(3, 5, 8), torch.tensor([1, 2, 3])
     changed = x.clone()
     changed[:, 0] += 1
     changed[:, 4] += 1
     assert torch.equal(adapter.gates(x, eot, None), adapter.gates(changed, eot, None))
+
+
+def test_experts_grow_as_copies_of_the_first_and_ask_no_router_before():
+    adapter = TaskAwareExperts(8, 8, rank=4, scale=4.0)
+    adapter.experts.B[0].data.normal_()
+    x, eot = torch.randn(3, 5, 8), torch.tensor([1, 2, 4])
+    alone = adapter(x, torch.zeros(3, 5, 8), TokenState(3, eot=eot), is_routed=False)
+    with pytest.raises(ValueError, match="grow"):
+        adapter.gates(x, eot, None)
+    adapter.grow(4, 2)
+    assert len(adapter.experts.B) == 4
+    assert all(torch.equal(b, adapter.experts.B[0]) for b in adapter.experts.B)
+    torch.testing.assert_close(adapter.eval()(x, torch.zeros(3, 5, 8), TokenState(3, eot=eot)), alone)

@@ -1,0 +1,161 @@
+"""Mixed pairs: a share of one pair and the rest of another.
+
+Mixup as LUMP has it (Madaan et al., arXiv:2110.06976, section 4), for two modalities. Pixels are mixed as they
+are. Token ids cannot be: captions are mixed after token and position embedding, and what is read at their end of
+text is read at both ends and mixed by the same share. So shares 1 and 0 are the captions themselves.
+
+Shapes: B pairs, T frames, L text length, D width of the text tower, d joint embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods.layers.clip import TextTower, TokenState
+from methods.layers.gather import world_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixingConfig:
+    """Settings of the mixture. The default of alpha is that of LUMP's code."""
+
+    alpha: float = 0.4  # of the Beta distribution
+    mix_level: Literal["input", "feature"] = "input"  # feature: both pairs are encoded, then mixed
+
+    def __post_init__(self) -> None:
+        if self.alpha <= 0:
+            raise ValueError(f"alpha shapes Beta(alpha, alpha) and must be > 0, got {self.alpha}. LUMP uses 0.4.")
+
+
+def draw_share(alpha: float, device: torch.device) -> float:
+    """lambda ~ Beta(alpha, alpha), the same on every worker; `device` is the worker's own."""
+    shape = torch.tensor(alpha)
+    share = torch.distributions.Beta(shape, shape).sample()
+    if world_size() > 1:
+        share = share.to(device)
+        dist.broadcast(share, src=0)
+    return float(share)
+
+
+@dataclass
+class MixedState(TokenState):
+    """Of mixed captions; `eot` is the first one's, so that seams and word masks follow it."""
+
+    other_eot: Tensor | None = None  # (B,) of the second
+    share: float = 1.0  # of the first
+
+
+def embed_mixed(tower: TextTower, first: Tensor, second: Tensor, share: float) -> tuple[Tensor, MixedState]:
+    """`TextTower.embed` of `share` of the captions `first` (B, L) and the rest of `second` (B, L).
+
+    Returns (B, L', D), L' the longest caption of both.
+    """
+    (a, at), (b, bt) = TextTower.embed(tower, first), TextTower.embed(tower, second)
+    length = max(a.shape[1], b.shape[1])
+    a, b = (F.pad(x, (0, 0, 0, length - x.shape[1])) for x in (a, b))
+    state = MixedState(len(a), eot=at.eot, protected=length, other_eot=bt.eot, share=share)
+    return share * a + (1 - share) * b, state
+
+
+@contextmanager
+def mixed_captions(method: nn.Module, first: Tensor, second: Tensor, share: float) -> Iterator[None]:
+    """Inside, every text tower of `method` that is given the captions `first` (B, L) reads the mixture.
+
+    Given several copies of `first` below each other, it mixes each copy with one of `second`.
+
+    Raises:
+        ValueError: inside, for captions that are not `first`; at the end, if no tower was given any.
+    """
+    towers = [module for module in method.modules() if isinstance(module, TextTower)]
+    reads: list[int] = []
+    for tower in towers:
+        _put(tower, embed=partial(_embed, tower, first, second, share, reads), read=partial(_read, tower))
+    try:
+        yield
+    finally:
+        for tower in towers:
+            _remove(tower, "embed", "read")
+    if not reads:
+        raise ValueError(
+            f"mix_level=input mixes captions in the text tower, which {type(method).__name__} goes around here. "
+            "Use mix_level=feature or another base."
+        )
+
+
+def _embed(
+    tower: TextTower, first: Tensor, second: Tensor, share: float, reads: list[int], tokens: Tensor
+) -> tuple[Tensor, TokenState]:
+    copies = len(tokens) // len(first)
+    if tokens is not first and not torch.equal(tokens, first.repeat(copies, 1)):
+        raise ValueError(
+            "mix_level=input mixes captions as they are, but this retriever rewrites them before it reads them. "
+            "Use mix_level=feature or another base."
+        )
+    reads.append(copies)
+    return embed_mixed(tower, tokens, second.repeat(copies, 1), share)
+
+
+def _read(tower: TextTower, x: Tensor, state: TokenState) -> Tensor:
+    assert isinstance(state, MixedState)
+    first, second = (TextTower.read(tower, x, replace(state, eot=eot)) for eot in (state.eot, state.other_eot))
+    return state.share * first + (1 - state.share) * second
+
+
+@contextmanager
+def mixed_features(method: nn.Module, first: Tensor, second: Tensor, share: float, name: str) -> Iterator[None]:
+    """Inside, `method`'s function `name`, given `first`, returns `share` of its features and the rest of `second`'s.
+
+    Raises:
+        ValueError: at the end, if it was never given `first`.
+    """
+    encode: Callable[..., Tensor] = getattr(method, name)
+    reads: list[int] = []
+
+    def mixed(x: Tensor, *args: object, **kwargs: object) -> Tensor:
+        if x is not first:
+            return encode(x, *args, **kwargs)
+        reads.append(1)
+        return mix_features(encode(first, *args, **kwargs), encode(second, *args, **kwargs), share)
+
+    _put(method, **{name: mixed})
+    try:
+        yield
+    finally:
+        _remove(method, name)
+    if not reads:
+        raise ValueError(
+            f"mix_level=feature mixes what {name} returns, which the loss of {type(method).__name__} does not use. "
+            "Use mix_level=input or another base."
+        )
+
+
+def mix_features(first: Tensor, second: Tensor, share: float) -> Tensor:
+    """Features (B, ..., d), each as long as the mean of both lengths: unit vectors give unit vectors.
+
+    Word features (B, N, d) of different N get zero rows up to the longer.
+    """
+    if first.ndim == 3:
+        longest = max(first.shape[1], second.shape[1])
+        first, second = (F.pad(x, (0, 0, 0, longest - x.shape[1])) for x in (first, second))
+    length = share * first.norm(dim=-1, keepdim=True) + (1 - share) * second.norm(dim=-1, keepdim=True)
+    return length * F.normalize(share * first + (1 - share) * second, dim=-1)
+
+
+def _put(module: nn.Module, **functions: Callable[..., object]) -> None:
+    """Let functions of the instance stand before those of its class."""
+    for name, function in functions.items():
+        setattr(module, name, function)
+
+
+def _remove(module: nn.Module, *names: str) -> None:
+    for name in names:
+        delattr(module, name)

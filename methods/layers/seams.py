@@ -1,0 +1,206 @@
+"""The blocks of a CLIP tower, with named places for adapters.
+
+*Seams* are places in every block where a method may act without touching CLIP's weights. They are handed
+over with each call, so one backbone serves a student and its teacher, and a backbone never changes.
+
+One block, where <name> marks a seam (all of them do nothing by default)::
+
+    x = <before>(x)
+    y = LN1(x);  q, k, v = split <qkv>(W y);  q, k, v = <q>(q), <k>(k), <v>(v)
+    a = <beside>(y, <out>(W_o attention(q, k, v)))
+    x = <between>(x + a)
+    x = <after>(x + <mlp>(MLP(LN2 x)))
+
+Shapes: B videos or captions, T frames, N tokens of one frame (or caption), G attention groups (B*T frames, or
+B captions), D width of the tower, H heads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass
+class TokenState:
+    """What a seam may know of the tokens in flight. Made anew by every forward, so calls may interleave."""
+
+    batch: int  # B videos or captions
+    frames: int = 1  # T; 1 for text
+    classes: int = 1  # leading class tokens of a group: one of each frame that the group holds
+    protected: int = 1  # leading tokens of a group that no reducer may move (class tokens, prompts)
+    layer: int = 0
+    sizes: Tensor | None = None  # (G, N, 1) patches that each token stands for; None = one each
+    proportional: bool = True  # attention counts a token once for each patch it stands for (ToMe, eq. 1)
+    eot: Tensor | None = None  # (B,) position of the end-of-text token; None for images
+    log: list[tuple[int, int, int]] = field(default_factory=list)
+    # per block: attention groups of one video, tokens of a group in attention, tokens of a group in the MLP
+    extra_macs: int = 0  # multiply-adds of the whole batch that seams have added to CLIP's own; a seam adds its own
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What `between` may ask of the attention that has just run (see `AttentionNeeds`)."""
+
+    keys: Tensor | None = None  # (G, N, D/H) keys averaged over heads
+    class_row: Tensor | None = None  # (G, N) attention that the class token pays, averaged over heads
+
+
+Seam = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class BlockSeams:
+    """The additions of one block; None leaves a place as CLIP made it.
+
+    qkv, q, k, v, out: (input, projected, state) -> projected; qkv (G, N, 3D) acts before the other three.
+    beside: (y, attention, state) -> attention. before, after: (x, state) -> x.
+    between: (x, attended, state) -> x. mlp: (y, output, state) -> output.
+    `wants_keys` and `wants_class_row` say what `between` reads of the attention. `needs_alignment`: token i
+    of neighbouring frames must be the same place of the image; `breaks_alignment`: from here on it is not.
+    """
+
+    before: Seam | None = None
+    qkv: Seam | None = None
+    q: Seam | None = None
+    k: Seam | None = None
+    v: Seam | None = None
+    out: Seam | None = None
+    beside: Seam | None = None
+    between: Seam | None = None
+    mlp: Seam | None = None
+    after: Seam | None = None
+    wants_keys: bool = False
+    wants_class_row: bool = False
+    needs_alignment: bool = False
+    breaks_alignment: bool = False
+
+
+Seams = Sequence[BlockSeams | None]
+_NO_SEAMS = BlockSeams()
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with open_clip's fused weights and one seam for each projection."""
+
+    def __init__(self, source: nn.MultiheadAttention) -> None:
+        super().__init__()
+        if source.in_proj_weight is None or source.in_proj_bias is None:
+            raise ValueError("this backbone's attention has no fused q, k, v weights; use a plain open_clip ViT.")
+        self.heads = source.num_heads
+        self.in_weight = nn.Parameter(source.in_proj_weight.detach().clone())  # (3D, D)
+        self.in_bias = nn.Parameter(source.in_proj_bias.detach().clone())  # (3D,)
+        self.out = nn.Linear(source.embed_dim, source.embed_dim)
+        self.out.load_state_dict(source.out_proj.state_dict())
+
+    def project(self, y: Tensor, seams: BlockSeams, state: TokenState) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v of tokens y (G, N, D), each (G, N, D)."""
+        qkv = F.linear(y, self.in_weight, self.in_bias)
+        if seams.qkv is not None:
+            qkv = seams.qkv(y, qkv, state)
+        q, k, v = qkv.chunk(3, dim=-1)
+        if seams.q is not None:
+            q = seams.q(y, q, state)
+        if seams.k is not None:
+            k = seams.k(y, k, state)
+        if seams.v is not None:
+            v = seams.v(y, v, state)
+        return q, k, v
+
+    def heads_first(self, x: Tensor) -> Tensor:
+        """(G, N, D) -> (G, H, N, D/H)."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def forward(self, y: Tensor, seams: BlockSeams, state: TokenState, causal: bool = False) -> tuple[Tensor, Attended]:
+        """Attend within each group. Takes y (G, N, D), returns (G, N, D) and what `between` asked for."""
+        q, k, v = (self.heads_first(x) for x in self.project(y, seams, state))
+        bias = None  # (G, 1, 1, N)
+        if state.sizes is not None and state.proportional:
+            bias = state.sizes.log()[:, None, None, :, 0].to(q.dtype)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=causal)
+        merged = mixed.transpose(1, 2).flatten(2)
+        out = self.out(merged)
+        if seams.out is not None:
+            out = seams.out(merged, out, state)
+        keys = k.mean(dim=1) if seams.wants_keys else None
+        row = None
+        if seams.wants_class_row:
+            logits = (q[:, :, :1] @ k.mT)[:, :, 0] / math.sqrt(q.shape[-1])  # (G, H, N)
+            row = (logits if bias is None else logits + bias[:, :, 0]).softmax(dim=-1).mean(dim=1)
+        return out, Attended(keys, row)
+
+
+class Block(nn.Module):
+    """One pre-norm residual block of either tower, with the seams of this module's header."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        self.ln_1, self.ln_2, self.mlp = source.ln_1, source.ln_2, source.mlp
+        self.ls_1, self.ls_2 = source.ls_1, source.ls_2
+        self.attn = Attention(source.attn)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor, seams: BlockSeams | None, state: TokenState, causal: bool = False) -> Tensor:
+        seams = seams or _NO_SEAMS
+        if seams.before is not None:
+            x = seams.before(x, state)
+        attended_groups, attended_tokens = len(x) // state.batch, x.shape[1]
+        y = self.ln_1(x)
+        a, attended = self.attn(y, seams, state, causal)
+        if seams.beside is not None:
+            a = seams.beside(y, a, state)
+        x = x + self.ls_1(a)
+        if seams.between is not None:
+            x = seams.between(x, attended, state)
+        state.log.append((attended_groups, attended_tokens, x.shape[1]))
+        y = self.ln_2(x)
+        m = self.mlp(y)
+        if seams.mlp is not None:
+            m = seams.mlp(y, m, state)
+        x = x + self.ls_2(m)
+        return x if seams.after is None else seams.after(x, state)
+
+
+_RECORDED: ContextVar[list[TokenState] | None] = ContextVar("recorded", default=None)
+
+
+@contextmanager
+def record_tokens() -> Iterator[list[TokenState]]:
+    """Keep the state of every pass through a vision tower made inside `with`; its `log` counts the tokens."""
+    states: list[TokenState] = []
+    token = _RECORDED.set(states)
+    try:
+        yield states
+    finally:
+        _RECORDED.reset(token)
+
+
+def record(state: TokenState) -> TokenState:
+    """Show the state of a pass through a vision tower to whoever listens by `record_tokens`; returns it.
+
+    Every tower calls this once for each pass, also one that a method builds of CLIP's blocks.
+    """
+    listening = _RECORDED.get()
+    if listening is not None:
+        listening.append(state)
+    return state
+
+
+def run_blocks(blocks: nn.ModuleList, x: Tensor, seams: Seams | None, state: TokenState, causal: bool) -> Tensor:
+    """Pass tokens x (G, N, D) through a tower.
+
+    Raises:
+        ValueError: if `seams` has not one entry for each block.
+    """
+    if seams is not None and len(seams) != len(blocks):
+        raise ValueError(f"got seams for {len(seams)} blocks, the tower has {len(blocks)}.")
+    for layer, block in enumerate(blocks):
+        state.layer = layer
+        x = block(x, None if seams is None else seams[layer], state, causal)
+    return x

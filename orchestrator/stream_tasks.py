@@ -1,0 +1,123 @@
+"""What a stream is: tasks, each with the items (a video and its captions) of three splits."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from orchestrator.config import ConfigError, canonical, suggest
+
+Protocol = Literal["ctvr", "cvlm"]
+Segment = tuple[float, float]
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Item:
+    """One video of one split of one task. `segment` is in seconds; `path` is a file or a folder of frames."""
+
+    video: str
+    path: str
+    segment: Segment | None
+    category: str
+    captions: tuple[str, ...]
+    twin: str | None = None  # the same scene filmed backwards, if the stream has one
+
+
+@dataclass(frozen=True)
+class StreamTask:
+    """One step of the stream."""
+
+    name: str
+    categories: tuple[str, ...]
+    train: tuple[Item, ...]
+    val: tuple[Item, ...]
+    test: tuple[Item, ...]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The whole sequence of tasks."""
+
+    name: str
+    tasks: tuple[StreamTask, ...]
+    protocol: Protocol
+    has_val: bool  # every task has a validation split; without one, choices are made on test videos
+    settings: dict[str, Any] = field(default_factory=dict)  # recommended dotted settings
+    paper: str | None = None  # the published table this stream stands beside
+    dropped: int = 0  # videos left out by `without`
+
+    @cached_property
+    def categories(self) -> tuple[str, ...]:
+        """All categories, in the order of their first appearance over the tasks."""
+        return tuple(dict.fromkeys(category for task in self.tasks for category in task.categories))
+
+    @cached_property
+    def _category_indices(self) -> dict[str, int]:
+        return {category: index for index, category in enumerate(self.categories)}
+
+    def category_index(self, name: str) -> int:
+        """The global index of a category.
+
+        Raises:
+            KeyError: if no task lists the category.
+        """
+        return self._category_indices[name]
+
+    def items(self, task_index: int, split: str) -> tuple[Item, ...]:
+        """The items of one split ("train", "val" or "test") of one task (0-based)."""
+        if split not in SPLITS:
+            raise ConfigError(f"split: {split!r} is none of {', '.join(SPLITS)}.{suggest(split, SPLITS)}")
+        found: tuple[Item, ...] = getattr(self.tasks[task_index], split)
+        return found
+
+    def pairs(self, task_index: int, split: str) -> list[tuple[int, int]]:
+        """Every (index of the item in its split, index of the caption in its item): the text-video pairs."""
+        items = self.items(task_index, split)
+        return [(i, c) for i, item in enumerate(items) for c in range(len(item.captions))]
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 over all that decides results; where the files lie, names and recommended settings do not."""
+        tasks = [
+            [list(task.categories), *([_identity(item) for item in getattr(task, split)] for split in SPLITS)]
+            for task in self.tasks
+        ]
+        return hashlib.sha256(canonical({"protocol": self.protocol, "tasks": tasks}).encode()).hexdigest()
+
+    @property
+    def settings_mark(self) -> str:
+        """What a table must say about numbers from this stream; empty if there is nothing to say."""
+        marks = [] if self.has_val else ["no validation split: settings were chosen on test videos"]
+        if self.dropped:
+            marks.append(f"{self.dropped} missing videos left out: not comparable with the paper")
+        return "; ".join(marks)
+
+
+def _identity(item: Item) -> list[Any]:
+    return [item.video, item.segment, item.category, list(item.captions), item.twin]
+
+
+def walk(stream: Stream) -> Iterator[tuple[StreamTask, str, Item]]:
+    """Every item with its task and the name of its split."""
+    for task in stream.tasks:
+        for split in SPLITS:
+            for item in getattr(task, split):
+                yield task, split, item
+
+
+def describe(stream: Stream) -> str:
+    """Categories, videos and pairs of each task, one line each."""
+    lines = []
+    for task in stream.tasks:
+        counts = [
+            f"{split} {len(items)} videos, {sum(len(item.captions) for item in items)} captions"
+            for split in SPLITS
+            if (items := getattr(task, split))
+        ]
+        lines.append(f"{task.name}: {len(task.categories)} categories; " + "; ".join(counts))
+    return "\n".join(lines)

@@ -1,0 +1,46 @@
+"""Which settings of a run no paper publishes, for the footnotes of tables.
+
+Search spaces name them (UNPUBLISHED). They are read here without being run: importing Ray Tune takes seconds.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from methods import CONFIGURATIONS
+
+TEXT = "set by us, since no paper publishes them for this row: {settings}"
+
+
+@cache
+def unpublished(method: str) -> tuple[str, ...]:
+    """UNPUBLISHED of search_spaces/<method>.py; empty for a method without a search space.
+
+    Raises:
+        ValueError: if the file does not name them as a plain tuple of texts.
+    """
+    method = CONFIGURATIONS.get(method, (method, ""))[0]
+    spec = find_spec(f"search_spaces.{method}") if method.isidentifier() else None
+    if spec is None or spec.origin is None:
+        return ()
+    for statement in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "UNPUBLISHED":
+            return tuple(ast.literal_eval(statement.value))
+    raise ValueError(f"{spec.origin}: has no UNPUBLISHED. Write UNPUBLISHED = () if its paper prints every value.")
+
+
+def footnote(settings: Mapping[str, Any]) -> str:
+    """What a table says below a run with these flat settings; empty if papers publish all of them.
+
+    A strategy's row names the settings of the retriever that it wraps, too.
+    """
+    names = [*unpublished(str(settings.get("method", "")))]
+    wrapped = unpublished(str(settings.get("method.base", "")))
+    names += [name.replace("method.", "base.", 1) for name in wrapped]
+    listed = [f"{name}={settings[name]}" for name in dict.fromkeys(names) if name in settings]
+    return TEXT.format(settings=", ".join(listed)) if listed else ""

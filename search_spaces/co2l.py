@@ -1,0 +1,33 @@
+"""Search space of methods/co2l.py. Nothing of it is published for retrieval: Co2L's values are those of its code."""
+
+from ray import tune
+
+FIXED = {"method": "co2l", "method.base": "clip4clip"}
+SPACE = {
+    "method.memory": tune.choice([64, 256, 1024]),  # pairs; our default is 256
+    "method.buffer": tune.choice(["ring", "reservoir"]),  # ring: Co2L's code deals its memory to the classes so far
+    "method.weight": tune.loguniform(0.03, 3.0),  # Co2L's code uses 1
+    "method.kappa": tune.choice([0.01, 0.1, 0.2]),  # Co2L's code uses 0.2; 0.01 is CLIP's own temperature
+    "method.kappa_teacher": tune.choice([0.01, 0.05, 0.1]),  # Co2L's code uses 0.01
+    "method.ird": tune.choice(["cross", "intra"]),  # Co2L knows one modality; cross is ours
+    "base.lr": tune.loguniform(1e-7, 1e-5),  # CTVR's released default for fine-tuning is 1e-6
+}
+PAPER = {
+    "method.memory": 256,
+    "method.buffer": "ring",
+    "method.weight": 1.0,
+    "method.kappa": 0.2,
+    "method.kappa_teacher": 0.01,
+    "method.ird": "cross",
+    "base.lr": 1e-6,
+}
+UNPUBLISHED = (
+    "method.memory",
+    "method.buffer",
+    "method.weight",
+    "method.kappa",
+    "method.kappa_teacher",
+    "method.ird",
+    "base.lr",
+)
+METRIC, MODE = "stream/t2v/r1_gain", "max"

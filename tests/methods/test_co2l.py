@@ -1,0 +1,196 @@
+import copy
+
+import pytest
+import torch
+
+from methods import co2l
+from methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from methods.co2l import Co2L, Co2LConfig, Features
+from methods.layers.losses import contrastive
+from methods.structalign import StructAlign, StructAlignConfig
+from methods.xpool import XPool, XPoolConfig
+from tests.methods.conftest import make_batch, make_task
+from tests.methods.steps import train_stream, train_task, weights
+
+RETRIEVERS = ["clip4clip", "xpool", "structalign"]
+
+
+@pytest.fixture
+def bases(small_clip):
+    return {
+        "clip4clip": Clip4Clip(Clip4ClipConfig(), copy.deepcopy(small_clip)),
+        "xpool": XPool(XPoolConfig(), copy.deepcopy(small_clip)),
+        "structalign": StructAlign(StructAlignConfig(), copy.deepcopy(small_clip)),
+    }
+
+
+def make(base, **settings) -> Co2L:
+    return Co2L(Co2LConfig(**{"memory": 6, **settings}), copy.deepcopy(base))
+
+
+def second_task(method: Co2L) -> Co2L:
+    """Begun and not a step taken: the teacher is the student."""
+    train_stream(method, tasks=1, pairs=4)
+    method.begin_task(make_task(1))
+    for group in method.param_groups():
+        for parameter in group["params"]:
+            parameter.requires_grad_(True)
+    return method.eval()
+
+
+@pytest.mark.parametrize("name", RETRIEVERS)
+def test_the_first_task_is_the_retriever_bit_for_bit_and_later_ones_are_not(bases, name):
+    losses = train_stream(make(bases[name]), tasks=2, lr=1e-3)
+    plain = train_stream(bases[name], tasks=2, lr=1e-3)
+    assert losses[:3] == plain[:3]
+    assert losses[3:] != plain[3:]
+
+
+@pytest.mark.parametrize("name", RETRIEVERS)
+def test_no_memory_and_no_weight_is_the_retriever_bit_for_bit(bases, name):
+    method = make(bases[name], memory=0, weight=0.0)
+    assert train_stream(method, tasks=3, lr=1e-3) == train_stream(bases[name], tasks=3, lr=1e-3)
+    assert torch.equal(weights(method.base), weights(bases[name]))
+
+
+def test_each_part_is_left_out_alone(bases):
+    batch = make_batch(4, 2, seed=5)
+    terms = {
+        setting: set(second_task(make(bases["clip4clip"], **{setting: 0})).losses(batch))
+        for setting in ("memory", "weight")
+    }
+    assert terms == {"memory": {"contrastive", "distillation"}, "weight": {"contrastive", "negatives"}}
+
+
+def test_the_loss_is_the_asymmetric_one_of_the_batch_against_batch_and_memory(bases):
+    method = second_task(make(bases["clip4clip"], weight=0.0))
+    batch = make_batch(4, 2, seed=5)
+    torch.manual_seed(0)
+    memory = method.memory.batch(method.memory.draw(4))
+    torch.manual_seed(0)
+    terms = method.losses(batch)
+    memory.videos[:] += 100  # numbers of this test's batches repeat in every task; real ones do not
+    captions, videos = (
+        torch.cat([encode(a), encode(b)])
+        for encode, a, b in (
+            (method.encode_text, batch.tokens, memory.tokens),
+            (method.encode_video, batch.frames, memory.frames),
+        )
+    )
+    logits = method.scale() * captions @ videos.mT  # (8, 8), the batch first
+
+    def one_way(z, own):
+        same = torch.cat([torch.zeros(4, 4, dtype=torch.bool), batch.videos[:, None] == own], dim=1)
+        return -(z[:4].masked_fill(same, -torch.inf).log_softmax(1)).diagonal().mean()
+
+    own = memory.videos - 100
+    torch.testing.assert_close(sum(terms.values()), (one_way(logits, own) + one_way(logits.mT, own)) / 2)
+    torch.testing.assert_close(terms["contrastive"], contrastive(logits[:4, :4]))
+
+
+def test_memory_pairs_push_and_are_never_anchors(bases):
+    """A memory pair's own match has no part in the loss: only similarities across the two groups have."""
+    method = make(bases["clip4clip"])
+    torch.manual_seed(0)
+    anchors = Features(torch.randn(3, 8), torch.randn(3, 8))
+    memory = Features(*(torch.randn(2, 8).requires_grad_() for _ in range(2)))
+    none = torch.zeros(3, 2, dtype=torch.bool)
+    method.negatives(anchors, memory, none).backward()
+    scores = method.scale() * anchors.texts @ memory.videos.mT, method.scale() * anchors.videos @ memory.texts.mT
+    own = method.scale() * anchors.texts @ anchors.videos.mT
+    for z, mine, other, gradient in (
+        (scores[0], own, anchors.texts, memory.videos.grad),
+        (scores[1], own.mT, anchors.videos, memory.texts.grad),
+    ):
+        share = torch.cat([mine, z], dim=1).softmax(dim=1)[:, 3:]  # how much each negative is pushed away
+        torch.testing.assert_close(gradient, method.scale().detach() * (share.mT @ other).detach() / 6)
+
+
+def test_the_same_video_in_the_memory_is_no_negative(bases):
+    method = make(bases["clip4clip"])
+    anchors, memory = (Features(torch.randn(3, 8), torch.randn(3, 8)) for _ in range(2))
+    everything = torch.ones(3, 3, dtype=torch.bool)
+    assert float(method.negatives(anchors, memory, everything)) == 0.0
+    assert float(method.negatives(anchors, memory, ~everything)) > 0.0
+
+
+@pytest.mark.parametrize("name", RETRIEVERS)
+@pytest.mark.parametrize("ird", ["cross", "intra"])
+def test_an_equal_teacher_at_equal_temperature_gives_no_gradient(bases, name, ird):
+    method = second_task(make(bases[name], ird=ird, kappa=0.2, kappa_teacher=0.2))
+    trained = [p for group in method.param_groups() for p in group["params"]]
+
+    def gradient() -> float:
+        term = method.losses(make_batch(4, 2, seed=5))["distillation"]
+        found = torch.autograd.grad(term, trained, allow_unused=True)
+        return max(float(g.abs().max()) for g in found if g is not None)
+
+    assert gradient() < 1e-6
+    with torch.no_grad():
+        for parameter in trained:
+            parameter += 0.02 * torch.randn_like(parameter)
+    assert gradient() > 1e-4
+
+
+@pytest.mark.parametrize("name", RETRIEVERS)
+def test_relations_span_batch_and_memory(bases, name, monkeypatch):
+    method = second_task(make(bases[name]))
+    seen = []
+    monkeypatch.setattr(co2l, "kept_across", lambda new, old, _: seen.append((new, old)) or new.sum())
+    batch = make_batch(4, 2, seed=5)
+    torch.manual_seed(0)
+    memory = method.memory.batch(method.memory.draw(4))
+    torch.manual_seed(0)
+    method.losses(batch)
+    ((new, old),) = seen
+    assert new.shape == (8, 8)
+    torch.testing.assert_close(new, old)  # nothing has been learned since the teacher was made
+    across = method.score(method.encode_text(memory.tokens), method.encode_video(batch.frames))
+    torch.testing.assert_close(new[4:, :4], across)
+
+
+def test_the_distillation_is_weighted(bases):
+    found = []
+    for weight in (1.0, 3.0):
+        method = second_task(make(bases["clip4clip"], weight=weight))
+        torch.manual_seed(0)
+        found.append(method.losses(make_batch(4, 2, seed=5))["distillation"])
+    torch.testing.assert_close(found[1], 3 * found[0])
+
+
+def test_the_teacher_is_the_model_at_the_end_of_the_previous_task_and_no_state(bases):
+    method = make(bases["clip4clip"])
+    train_stream(method, tasks=1)
+    before = weights(method.base)
+    train_task(method, make_task(1), [make_batch(4, 2)])
+    assert torch.equal(weights(method.teacher.module), before)
+    assert not any("teacher" in name for name in method.state_dict())
+
+
+@pytest.mark.parametrize("buffer", ["ring", "reservoir"])
+def test_the_buffer_is_a_setting(bases, buffer):
+    method = make(bases["clip4clip"], buffer=buffer)
+    train_stream(method, tasks=3)
+    assert method.memory.policy == buffer
+    assert len(method.memory) == 6
+    if buffer == "ring":
+        assert torch.bincount(method.memory.tasks).tolist() == [2, 2, 2]
+
+
+def test_a_score_of_several_numbers_is_refused(small_clip):
+    method = make(StructAlign(StructAlignConfig(score="fused"), small_clip))
+    with pytest.raises(ValueError, match="scores each pair by 2 numbers, and relations need one"):
+        second_task(method).losses(make_batch(4, 2, seed=5))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"weight": -1.0}, "weight must be >= 0, got -1"),
+        ({"kappa_teacher": 0.0}, "must be > 0, got 0.2 and 0.0"),
+        ({"memory": -1}, "memory counts pairs and must be >= 0, got -1"),
+    ],
+)
+def test_wrong_settings_say_what_to_write(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Co2LConfig(**settings)
