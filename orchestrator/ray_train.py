@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import ray.train
 from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig, UserCallback, WorkerGroupError
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.torch import TorchConfig
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from orchestrator.config import ConfigError, Settings
 from orchestrator.leaks import redact
@@ -187,11 +188,10 @@ def fit(
     if plan.gpus_per_worker:
         resources["GPU"] = plan.gpus_per_worker
     chosen = plan.presets if presets is None else presets
-    trainer = TorchTrainer(
+    trainer = DataParallelTrainer(
         train_worker,
         train_loop_config={"settings": full, "plan": plan, "name": name, "presets": chosen},
-        # NCCL wants a GPU for each process. Asked of the plan: the driver of a trial may see no GPU itself
-        torch_config=TorchConfig(backend="nccl" if plan.gpus_per_worker >= 1 else "gloo"),
+        backend_config=_process_group(plan),
         scaling_config=ScalingConfig(
             num_workers=plan.workers, use_gpu=plan.gpus_per_worker > 0, resources_per_worker=resources
         ),
@@ -206,6 +206,14 @@ def fit(
         trainer.fit()
     except (WorkerGroupError, ControllerError) as error:
         raise explain(error) from None
+
+
+def _process_group(plan: TrialPlan) -> TorchConfig | None:
+    """None for a single process: it needs no group, and where a group meets, torch listens on every interface."""
+    if plan.workers == 1:
+        return None
+    # NCCL wants a GPU for each process. Asked of the plan: the driver of a trial may see no GPU itself
+    return TorchConfig(backend="nccl" if plan.gpus_per_worker >= 1 else "gloo")
 
 
 def is_final(error: BaseException) -> bool:

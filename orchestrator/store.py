@@ -228,8 +228,9 @@ class Store:
         if prefix:
             _check_key(prefix.rstrip("/"))
         names = (name for name, _ in self._objects.names(folder))
-        keys = {name[len(kind) + 1 :].removesuffix(_ARRAYS).removesuffix(_JSON) for name in names}
-        return sorted(key for key in keys if key.startswith(prefix))
+        mine = (name[len(kind) + 1 :] for name in names if name.endswith((_ARRAYS, _JSON)))
+        keys = {name.removesuffix(_ARRAYS).removesuffix(_JSON) for name in mine}
+        return sorted(key for key in keys if key.startswith(prefix) and _is_key(key))
 
     def size(self) -> Size:
         """How many objects, and how many bytes they take."""
@@ -332,11 +333,15 @@ def _check_kind(kind: str) -> None:
 
 
 def _check_key(key: str) -> None:
-    legal = isinstance(key, str) and len(key) <= _MAX_KEY and all(_SEGMENT.fullmatch(s) for s in key.split("/"))
-    if not legal or ".." in key:
+    if not _is_key(key):
         raise ValueError(
             f"{str(key)[:80]!r} is no key: use a-z, 0-9, _, -, . and /; no part may be empty or begin with '.'."
         )
+
+
+def _is_key(key: Any) -> bool:
+    legal = isinstance(key, str) and len(key) <= _MAX_KEY and all(_SEGMENT.fullmatch(s) for s in key.split("/"))
+    return legal and ".." not in key
 
 
 def _cache_bytes() -> int:
