@@ -89,15 +89,30 @@ def words_of(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def check_first(arguments: argparse.Namespace) -> None:
+def check_code(asked: str | None) -> None:
+    """Tell somebody who submits from another machine that this one has not got his edits.
+
+    Raises:
+        ConfigError: with both digests and what to do.
+    """
+    from orchestrator.digests import source_digest
+
+    if asked and asked != (here := source_digest()):
+        raise ConfigError(
+            f"--code {asked}: this machine has other sources ({here}), as of the last `ray up`. Run `ray up` with the "
+            "cluster's YAML again, then submit again."
+        )
+
+
+def check_first(arguments: argparse.Namespace, stream: str | None) -> None:
     """What `ctvr doctor` calls an error stops a sweep before it starts; warnings are counted."""
     from orchestrator import doctor
     from orchestrator.tracking import default_uri
 
     uri = default_uri(arguments.runs)
-    found = doctor.examine(arguments.runs, arguments.store, arguments.stream, arguments.videos, uri)
+    found = doctor.examine(arguments.runs, arguments.store, stream, arguments.videos, uri)
     for finding in doctor.blocking(found):
-        raise ConfigError(f"{finding.subject}: {finding.text} {finding.remedy}")
+        raise ConfigError(f"{finding.subject}: {finding.text}. {finding.remedy}")
     warnings = [finding.subject for finding in found if finding.level == "warning"]
     if warnings:
         sys.stderr.write(f"doctor: {len(warnings)} warnings ({', '.join(warnings)}); `ctvr doctor` says more\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import platform
 import subprocess
 import sys
 
@@ -13,7 +14,15 @@ from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, Worker
 
 from orchestrator.config import ConfigError
 from orchestrator.loop import Diverged
-from orchestrator.ray_train import TrialFailed, _EndOnMistake, explain, is_final
+from orchestrator.ray_train import (
+    TrialFailed,
+    TrialPlan,
+    _check_sources,
+    _EndOnMistake,
+    _process_group,
+    explain,
+    is_final,
+)
 
 
 def wrapped(error: Exception) -> UserExceptionWithTraceback:
@@ -84,3 +93,25 @@ def test_a_trial_driver_starts_without_the_science():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def plan(**more) -> TrialPlan:
+    return TrialPlan("s", "/r", "", "uri", None, "/r", **more)
+
+
+def test_a_worker_on_another_host_with_other_sources_refuses():
+    from orchestrator.digests import source_digest
+
+    _check_sources(plan())  # of an older version
+    _check_sources(plan(host="elsewhere", sources=source_digest()))
+    _check_sources(plan(host=platform.node(), sources="0123456789ab"))  # one's own edits while a sweep runs
+    with pytest.raises(ConfigError, match=rf"code: {platform.node()} has other sources .*elsewhere.*Run `ray up`"):
+        _check_sources(plan(host="elsewhere", sources="0123456789ab"))
+
+
+def test_a_single_process_meets_nobody():
+    """Where torch's processes meet, it listens on every interface."""
+    assert _process_group(plan()) is None
+    assert _process_group(plan(workers=2)).backend == "gloo"
+    assert _process_group(plan(workers=2, gpus_per_worker=1)).backend == "nccl"
+    assert _process_group(plan(workers=2, gpus_per_worker=0.5)).backend == "gloo"
