@@ -105,6 +105,10 @@ def _joint(width: int, blocks: int, rank: int) -> nn.ModuleList:
 class AdaptedClip(Method):
     """Frozen CLIP, an adaptation, a reducer. The base of five methods and none itself."""
 
+    @classmethod
+    def only_frames(cls, config: AdaptedConfig) -> int | None:
+        return config.num_frames if config.reducer == "tempme" else None
+
     def __init__(self, config: AdaptedConfig, backbone: Clip, adaptation: Adaptation) -> None:
         super().__init__()
         self.config, self.backbone, self.adaptation = config, backbone, adaptation

@@ -75,6 +75,29 @@ class Method(nn.Module):
     reencodes_gallery: bool = False  # True breaks the protocol on purpose (joint training)
     prompts_by_task: bool = False  # True: a caption is encoded once for each task whose videos it searches
     is_transductive: bool = False  # True: a query's ranks depend on the other queries; tables say so
+    contrasts_batch: ClassVar[bool] = True  # a loss called `contrastive` compares the pairs of a batch, and no others
+
+    @classmethod
+    def check_base(cls, config: Any, base: type[Method], base_config: Any) -> None:
+        """For a strategy: refuse a retriever that it cannot wrap under these settings, before anything is built.
+
+        Raises:
+            ValueError: with the reason and the setting to change.
+        """
+
+    @classmethod
+    def only_frames(cls, config: Any) -> int | None:
+        """For a retriever: the one number of frames that its videos must have; None if any will do."""
+        return None
+
+    @classmethod
+    def unfinished_score(cls, config: Any) -> str:
+        """For a retriever: why its `score` is no similarity yet under these settings, and what to set instead.
+
+        Empty if `score` is final but for what `calibrate` does to a complete matrix (Q, V). Strategies that
+        compare similarities within a batch refuse other retrievers.
+        """
+        return ""
 
     def begin_task(self, task: Task) -> None:
         """Get ready to learn `task`. The only place that adds or removes parameters."""
@@ -110,8 +133,8 @@ class Method(nn.Module):
     def calibrate(self, scores: Tensor) -> Tensor:
         """Final similarities (Q, V) from the complete matrix of `score`, (Q, V) or (Q, V, ...); as they are by default.
 
-        Applied once by the evaluation, over all queries and all stored videos. A method that lets queries
-        influence one another here is transductive.
+        Applied once by the evaluation, over all queries and all stored videos; both directions are read from the
+        result. A method that lets queries influence one another here is transductive.
         """
         return scores
 

@@ -167,6 +167,7 @@ class CAMoE(Method):
         # With optim.lr_scale=50, as clip4clip's
         "shapes": {"method.lr": 4e-6, "method.lr_experts": 2e-5, "method.num_frames": 8},
     }
+    contrasts_batch = False  # three losses of its own
 
     def __init__(self, config: CAMoEConfig, backbone: Clip) -> None:
         super().__init__()

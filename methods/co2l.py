@@ -61,6 +61,10 @@ class Co2L(ReplayStrategy):
     PRESETS = {"paper": {}, "shapes": {"base.lr": 4e-6}}  # shapes: with optim.lr_scale=50, for the small backbone
     config: Co2LConfig
 
+    @classmethod
+    def compares(cls, config: Co2LConfig) -> bool:
+        return True
+
     def __init__(self, config: Co2LConfig, base: Method) -> None:
         super().__init__(config, base)
         self.teacher: Frozen | None = None

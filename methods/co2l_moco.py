@@ -41,6 +41,7 @@ class Co2LMoCo(ReplayStrategy):
 
     Config = Co2LMoCoConfig
     PRESETS = {"paper": {**PAPER, "method.memory": 10_000}, "shapes": SHAPES_WRAPPED}
+    needs_momentum = True
     config: Co2LMoCoConfig
     base: MomentumRetriever
 

@@ -51,6 +51,10 @@ class DER(ReplayStrategy):
     PRESETS = {"paper": {}, "shapes": {"base.lr": 4e-6}}  # shapes: with optim.lr_scale=50, for the small backbone
     config: DERConfig
 
+    @classmethod
+    def compares(cls, config: DERConfig) -> bool:
+        return config.alpha > 0 and config.target == "similarities"
+
     def __init__(self, config: DERConfig, base: Method) -> None:
         super().__init__(config, base)
 

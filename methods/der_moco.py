@@ -44,6 +44,7 @@ class DERMoCo(ReplayStrategy):
 
     Config = DERMoCoConfig
     PRESETS = {"paper": {**PAPER, "method.memory": 10_000}, "shapes": SHAPES_WRAPPED}
+    needs_momentum = True
     config: DERMoCoConfig
 
     def __init__(self, config: DERMoCoConfig, base: Method) -> None:

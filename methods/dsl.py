@@ -3,12 +3,14 @@
 Table 6 of the paper adds it to CLIP, FROZEN and CLIP4Clip. In the search it revises the complete matrix of
 queries and videos, so the other queries decide a query's ranks: the method is then *transductive*, and its numbers
 do not belong beside others'. Users of the authors' code find nearly all of the gain there (starmemda/CAMoE,
-issues 4 and 7). The revision serves captions -> videos; videos -> captions keeps its ranks (layers/dual_softmax.py).
+issues 4 and 7). The revision serves captions -> videos; videos -> captions keeps its ranks (layers/dual_softmax.py),
+so the metrics v2t are those without it, which tables say.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,6 +56,19 @@ class DSL(Strategy):
         "shapes": {"base.lr": 4e-6},  # as clip4clip's
     }
     config: DSLConfig
+
+    @classmethod
+    def compares(cls, config: DSLConfig) -> bool:
+        return config.loss or config.search
+
+    @classmethod
+    def check_base(cls, config: DSLConfig, base: type[Method], base_config: Any) -> None:
+        super().check_base(config, base, base_config)
+        if config.loss and not base.contrasts_batch:
+            raise ValueError(
+                "the strategy revises a contrastive loss over the pairs of a batch alone, which the retriever has not. "
+                "Write method.loss=false to revise the search, or name a retriever such as clip4clip."
+            )
 
     def __init__(self, config: DSLConfig, base: Method) -> None:
         super().__init__(config, base)

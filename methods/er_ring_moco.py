@@ -38,6 +38,7 @@ class ERRingMoCo(ReplayStrategy):
 
     Config = ERRingMoCoConfig
     PRESETS = {"paper": {**PAPER, "method.memory": 10_000}, "shapes": SHAPES_WRAPPED}
+    needs_momentum = True
     config: ERRingMoCoConfig
 
     def __init__(self, config: ERRingMoCoConfig, base: Method) -> None:

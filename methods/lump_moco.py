@@ -46,6 +46,7 @@ class LUMPMoCo(ReplayStrategy):
 
     Config = LUMPMoCoConfig
     PRESETS = {"paper": {**PAPER, "method.memory": 10_000}, "shapes": SHAPES_WRAPPED}
+    needs_momentum = True
     config: LUMPMoCoConfig
     base: MomentumRetriever
 

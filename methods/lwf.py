@@ -60,6 +60,10 @@ class LwF(Strategy):
     }
     config: LwFConfig
 
+    @classmethod
+    def compares(cls, config: LwFConfig) -> bool:
+        return config.weight > 0
+
     def __init__(self, config: LwFConfig, base: Method) -> None:
         super().__init__(config, base)
         self.teacher: Frozen | None = None

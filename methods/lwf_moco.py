@@ -47,6 +47,7 @@ class LwFMoCo(Strategy):
 
     Config = LwFMoCoConfig
     PRESETS = {"paper": PAPER, "shapes": SHAPES_WRAPPED}
+    needs_momentum = True
     config: LwFMoCoConfig
     base: MomentumRetriever
 

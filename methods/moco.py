@@ -101,6 +101,7 @@ class MomentumRetriever(Method):
     """
 
     config: MomentumConfig
+    contrasts_batch = False  # but against queues
 
     def __init__(
         self, config: MomentumConfig, backbone: Clip, has_local: bool = True, has_global: bool = False

@@ -34,11 +34,11 @@ from methods.layers.losses import contrastive, distillation
 from methods.layers.structalign_adapters import LoRAAdapters, TaskAwareAdapters
 from methods.layers.words import (
     frame_word_similarity,
-    hidden_with_pads,
     is_word,
     mean_of,
+    mean_z_score,
     pool_towards,
-    words_of,
+    words_and_caption,
 )
 
 Features = tuple[Tensor, Tensor]  # words (B, N, d) with zero rows as pads, frames (B, T, d)
@@ -138,6 +138,11 @@ class StructAlign(Method):
     prototypes: nn.Parameter | None
     order: Tensor  # (n,) int64 categories in order of first appearance: category order[i] is row i
 
+    @classmethod
+    def unfinished_score(cls, config: StructAlignConfig) -> str:
+        final = config.score == "words"
+        return "" if final else "score=fused is known for a whole gallery only. Write base.score=words"
+
     def __init__(self, config: StructAlignConfig, backbone: Clip) -> None:
         super().__init__()
         self.config, self.backbone = config, backbone
@@ -222,18 +227,7 @@ class StructAlign(Method):
 
     def _words(self, tokens: Tensor, seams: Seams | None) -> Tensor:
         """Eq. 1: (B, N, d), not normalised, zero rows as pads."""
-        return self._caption(tokens, seams)[0]
-
-    def _caption(self, tokens: Tensor, seams: Seams | None) -> Features:
-        """Words (B, N, d) and the end-of-text feature (B, d), neither normalised."""
-        text, with_pads = self.backbone.text, self.config.pads_are_words
-        hidden, eot = hidden_with_pads(text, tokens, seams) if with_pads else text.hidden(tokens, seams)
-        words = words_of(hidden, eot)
-        if with_pads:  # all but the start and the first end of text
-            position = torch.arange(hidden.shape[1], device=hidden.device).expand(len(hidden), -1)
-            keep = (position > 0) & (position != eot[:, None])
-            words = hidden[keep].unflatten(0, (len(hidden), -1))
-        return words, hidden[torch.arange(len(hidden), device=hidden.device), eot]
+        return words_and_caption(self.backbone.text, tokens, seams, self.config.pads_are_words)[0]
 
     def _frames(self, frames: Tensor) -> Tensor:
         """Eqs. 4-5: (B, T, d), not normalised."""
@@ -245,7 +239,8 @@ class StructAlign(Method):
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         """Unit word features (B, L) -> (B, N, d) with zero rows as pads; `fused` puts the caption's own first."""
-        words, caption = self._caption(tokens, self.adapters.text_seams(self.index if task is None else task))
+        seams = self.adapters.text_seams(self.index if task is None else task)
+        words, caption = words_and_caption(self.backbone.text, tokens, seams, self.config.pads_are_words)
         words = unit(words)
         return torch.cat([unit(caption)[:, None], words], dim=1) if self.config.score == "fused" else words
 
@@ -262,10 +257,7 @@ class StructAlign(Method):
         `fused`: the mean of both columns' z-scores over a query's whole row, so that a score depends on
         every video in the gallery. Otherwise nothing.
         """
-        if self.config.score == "words":
-            return scores
-        centred = scores - scores.mean(dim=1, keepdim=True)
-        return (centred / scores.std(dim=1, keepdim=True, correction=0).clamp(min=1e-6)).mean(dim=-1)
+        return scores if self.config.score == "words" else mean_z_score(scores)
 
     # -------------------------------------------------------------------------------------- losses
 

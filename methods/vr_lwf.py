@@ -69,6 +69,10 @@ class VRLwF(Strategy):
     }
     config: VRLwFConfig
 
+    @classmethod
+    def compares(cls, config: VRLwFConfig) -> bool:
+        return config.weight > 0
+
     def __init__(self, config: VRLwFConfig, base: Method) -> None:
         super().__init__(config, base)
         clip = clip_of(base)

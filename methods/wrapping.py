@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -21,6 +21,21 @@ class Strategy(Method):
     """A strategy that changes nothing yet: the wrapped retriever, call for call."""
 
     wraps = True
+    needs_momentum: ClassVar[bool] = False  # it works on the queues of the retrievers of methods/moco.py
+
+    @classmethod
+    def compares(cls, config: Any) -> bool:
+        """Whether it reads similarities within a batch from the retriever's `score`."""
+        return False
+
+    @classmethod
+    def check_base(cls, config: Any, base: type[Method], base_config: Any) -> None:
+        if cls.needs_momentum and not issubclass(base, MomentumRetriever):
+            raise ValueError(
+                "the strategy works on queues of keys, which the momentum retrievers have. Write method.base=base_moco."
+            )
+        if cls.compares(config) and (reason := base.unfinished_score(base_config)):
+            raise ValueError(f"the strategy compares similarities within a batch, and {reason}.")
 
     def __init__(self, config: Any, base: Method) -> None:
         super().__init__()

@@ -23,6 +23,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -79,6 +80,20 @@ class ZSCL(Strategy):
         "weight-consolidation": {"method.l2": 1.0, "method.average_every": 0},
     }
     config: ZSCLConfig
+
+    @classmethod
+    def compares(cls, config: ZSCLConfig) -> bool:
+        return config.weight > 0
+
+    @classmethod
+    def check_base(cls, config: ZSCLConfig, base: type[Method], base_config: Any) -> None:
+        super().check_base(config, base, base_config)
+        only = base.only_frames(base_config)
+        if config.weight and only not in {None, config.reference_frames}:
+            raise ValueError(
+                f"the strategy shows it images as videos of {config.reference_frames} frames, and the retriever takes "
+                f"videos of {only}. Write method.reference_frames={only}."
+            )
 
     def __init__(self, config: ZSCLConfig, base: Method) -> None:
         super().__init__(config, base)

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -98,6 +98,12 @@ class Record:
     seconds: list[float] = field(default_factory=list)  # wall time of each task, as it was trained
 
 
+def objects_of(commit: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(kind, key) of every object that a commit names."""
+    galleries = [*commit["galleries"], *commit.get("selection", [])]
+    return [("weights", commit["weights"]), *(("gallery", key) for key in galleries)]
+
+
 class Commits:
     """The commits of one run in a store.
 
@@ -131,7 +137,7 @@ class Commits:
     def _whole(self, done: int) -> dict[str, Any]:
         """A commit whose objects are all there and undamaged; MissingObject otherwise."""
         commit: dict[str, Any] = self.store.get_json("commits", self._name(done))
-        for kind, key in [("weights", commit["weights"]), *(("gallery", key) for key in commit["galleries"])]:
+        for kind, key in objects_of(commit):
             self.store.get(kind, key)
         return commit
 
@@ -161,9 +167,9 @@ class Commits:
         """The record as of `done` finished tasks."""
         return Record(**self.store.get_json("commits", self._name(done))["record"])
 
-    def galleries(self, done: int) -> list[Tensor]:
-        """Stored galleries as of `done` finished tasks."""
-        keys = self.store.get_json("commits", self._name(done))["galleries"]
+    def galleries(self, done: int, of: Literal["galleries", "selection"] = "galleries") -> list[Tensor]:
+        """Stored galleries as of `done` finished tasks; `selection`: those on which epochs are chosen, if others."""
+        keys = self.store.get_json("commits", self._name(done)).get(of, [])
         return [_tensor(self.store.get("gallery", key)["features"]) for key in keys]
 
     def load(self, done: int) -> tuple[dict[str, Tensor], list[Tensor]]:
@@ -173,7 +179,12 @@ class Commits:
         return weights, self.galleries(done)
 
     def publish(
-        self, state: Mapping[str, Tensor], galleries: Sequence[Tensor], record: Record, reads: Iterable[str] = ()
+        self,
+        state: Mapping[str, Tensor],
+        galleries: Sequence[Tensor],
+        record: Record,
+        reads: Iterable[str] = (),
+        selection: Sequence[Tensor] = (),
     ) -> bool:
         """Make a finished task durable. Objects first, the record that names them last.
 
@@ -182,32 +193,41 @@ class Commits:
             galleries: one (V, ...) for each finished task.
             record: of the run.
             reads: names of the settings that were read so far.
+            selection: galleries of another split, on which epochs are chosen.
 
         Returns False if the task had been committed before with another content; that one stays.
         """
         weights = {name: value.numpy() for name, value in state.items()}
         key = self._put("weights", f"{self._name(record.done)}", weights)
-        keys = [
-            self._put("gallery", f"{self.run}/task_{index + 1:03d}", {"features": features.cpu().contiguous().numpy()})
-            for index, features in enumerate(galleries)
-        ]
-        names = sorted(reads)
-        commit = {"weights": key, "galleries": keys, "record": asdict(record), "reads": names, "reused": self.reused}
+        commit: dict[str, Any] = {
+            "weights": key,
+            "galleries": self._put_galleries("task", galleries),
+            "record": asdict(record),
+            "reads": sorted(reads),
+            "reused": self.reused,
+        }
+        if selection:
+            commit["selection"] = self._put_galleries("select", selection)
         if self.store.put_new_json("commits", self._name(record.done), commit):
             if self.prefixes is not None:
-                self.prefixes.publish(record.done, names, self.run)
+                self.prefixes.publish(record.done, commit["reads"], self.run)
             self._prune(record.done - 2)
             return True
         try:
             previous = self.store.get_json("commits", self._name(record.done))
-            if (previous["weights"], previous["galleries"]) == (key, keys):
+            if objects_of(previous) == objects_of(commit):
                 return True  # the same commit: its objects are there again if they had been damaged
-            for kind, name in [("weights", previous["weights"]), *(("gallery", k) for k in previous["galleries"])]:
+            for kind, name in objects_of(previous):
                 self.store.get(kind, name)
         except MissingObject:  # the commit or one of its objects is damaged: this one takes its place
             self.store.put_json("commits", self._name(record.done), commit)
             return True
         return False
+
+    def _put_galleries(self, stem: str, galleries: Sequence[Tensor]) -> list[str]:
+        names = [f"{self.run}/{stem}_{number:03d}" for number in range(1, len(galleries) + 1)]
+        arrays = [{"features": features.cpu().contiguous().numpy()} for features in galleries]
+        return [self._put("gallery", name, array) for name, array in zip(names, arrays)]
 
     def _prune(self, done: int) -> None:
         """Let go of the weights of an old task: a run is resumed from its last commit, or the one before.

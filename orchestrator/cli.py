@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import os
 import signal
 import sys
 from typing import Any, NoReturn
@@ -42,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("stopped. Finished tasks are kept; the same command goes on from them.", 130)
     except RuntimeError as error:
-        status = {"Interrupted": 130, "FailedRuns": 1, "Diverged": 1}.get(type(error).__name__)
+        status = {"Interrupted": 130, "FailedRuns": 1, "Diverged": 1, "StoreError": 1}.get(type(error).__name__)
         if status is None:
             raise
         return _fail(error, status)
@@ -161,21 +162,55 @@ def _streams_import(arguments: argparse.Namespace) -> str:
 
 
 def _add_cache(commands: Any) -> None:
-    parser = commands.add_parser("cache", help="decode a stream into the store, or check and clean the store")
-    parser.add_argument("action", choices=("build", "ls", "verify"))
-    parser.add_argument("--stream", default=MAIN_JOB["stream"])
-    add_where(parser)
-    add_settings(parser)
-    parser.set_defaults(run=_cache)
+    parser = commands.add_parser("cache", help="decode a stream into the store; list, check and clean the store")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    build = actions.add_parser("build", help="decode every video of a stream that is not in the store")
+    build.add_argument("--stream", default=MAIN_JOB["stream"], help="(%(default)s)")
+    build.add_argument("--cluster", action="store_true", help="decode on all nodes of the Ray cluster (or --address)")
+    add_where(build, resources=True)
+    add_settings(build)
+    build.set_defaults(run=_cache_build)
+    listing = actions.add_parser("ls", help="objects and bytes of each kind, and this machine's copies")
+    listing.set_defaults(run=_cache_ls)
+    check = actions.add_parser("verify", help="read every object and check its digest")
+    check.add_argument("--yes", action="store_true", help="remove the damaged ones; they will be made again")
+    check.set_defaults(run=_cache_verify)
+    collect = actions.add_parser("gc", help="find what no commit, stream or recent sweep needs, and remove it")
+    collect.add_argument("--yes", action="store_true", help="remove it; without, only its number and size are told")
+    collect.add_argument(
+        "--older-than",
+        type=float,
+        metavar="DAYS",
+        help="let go of what streams and runs last used before that, recent sweeps excepted (never)",
+    )
+    collect.set_defaults(run=_cache_gc)
+    for action in (listing, check, collect):
+        add_where(action)
 
 
-def _cache(arguments: argparse.Namespace) -> str:
-    from orchestrator import jobs
+def _cache_build(arguments: argparse.Namespace) -> str:
+    from orchestrator.cache_jobs import build_cache
 
-    where = get_where(arguments)
-    if arguments.action == "build":
-        return jobs.build_cache(arguments.stream, parse_overrides(arguments.overrides), where)
-    return jobs.verify_cache(where) if arguments.action == "verify" else jobs.list_cache(where)
+    overrides = parse_overrides(arguments.overrides)
+    return build_cache(arguments.stream, overrides, get_where(arguments), arguments.cluster)
+
+
+def _cache_ls(arguments: argparse.Namespace) -> str:
+    from orchestrator.cache_jobs import list_cache
+
+    return list_cache(get_where(arguments))
+
+
+def _cache_verify(arguments: argparse.Namespace) -> str:
+    from orchestrator.cache_jobs import verify_cache
+
+    return verify_cache(get_where(arguments), arguments.yes)
+
+
+def _cache_gc(arguments: argparse.Namespace) -> str:
+    from orchestrator.cache_jobs import collect_garbage
+
+    return collect_garbage(get_where(arguments), arguments.older_than, arguments.yes)
 
 
 def _add_methods(commands: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -17,6 +18,8 @@ from orchestrator.tracking import Tracker, default_uri
 
 if TYPE_CHECKING:
     from orchestrator.ray_train import TrialPlan
+
+MLFLOW_SECONDS = 120.0  # how long a finished sweep waits for a server that is away
 
 
 class Interrupted(RuntimeError):
@@ -47,6 +50,14 @@ def _close_open_runs(tracker: Tracker, parents: Sequence[str]) -> None:
             tracker.close(parent, "KILLED")
     except Exception as error:  # nothing of this may hide the line that says how to go on
         say(f"tracking: some runs of the sweep stay open ({type(error).__name__})")
+
+
+def send_waiting(tracker: Tracker) -> int:
+    """Send what workers could not send to MLflow; a server that was restarted gets a while. Returns what is left."""
+    until = time.monotonic() + MLFLOW_SECONDS
+    while (left := tracker.flush()[1]) and time.monotonic() < until:
+        time.sleep(2)
+    return left
 
 
 def say_waiting(tracker: Tracker) -> None:
@@ -138,7 +149,7 @@ def make_all_ready(runs: Sequence[Experiment], where: Where, splits: Sequence[st
         curve: compute the zero-shot curves here. Workers with GPUs do it faster than this process.
     """
     made: dict[str, Ready] = {}
-    needs = [digest_of([asdict(run.data), asdict(run.backbone), run.evaluation.split]) for run in runs]
+    needs = [digest_of([asdict(part) for part in (run.data, run.backbone, run.evaluation)]) for run in runs]
     for need, run in zip(needs, runs):
         if need not in made:
             made[need] = make_ready(run, where, splits, curve)

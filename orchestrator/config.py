@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -92,9 +93,12 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
         if typing.get_origin(hint) is tuple:
             value = [part.strip() for part in value.strip("()[] ").split(",") if part.strip()]
     try:
-        return TypeAdapter(hint, config=ConfigDict(strict=False, coerce_numbers_to_str=True)).validate_python(value)
+        typed = TypeAdapter(hint, config=ConfigDict(strict=False, coerce_numbers_to_str=True)).validate_python(value)
     except ValidationError as error:
         raise ConfigError(f"{name}: {error.errors()[0]['msg']}, got {value!r}.") from error
+    if isinstance(typed, float) and math.isnan(typed):  # compares as false with every limit
+        raise ConfigError(f"{name}: {value!r} is no number. Write one, or leave the setting out.")
+    return typed
 
 
 def flatten(instance: Any, prefix: str = "") -> Settings:

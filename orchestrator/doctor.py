@@ -265,9 +265,9 @@ def _store(place: _Place) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "store",
-            f"{store.uri} ignores If-None-Match: of two writers of one object both believe they were first",
-            "Results stay right (runs are deterministic), but work may be done twice: run one sweep at a time on this "
-            "store, or use a server with conditional writes (AWS S3, MinIO, Ceph).",
+            f"{store.uri} ignores If-None-Match: who finishes a task first is settled by claims, 1 s a task",
+            "Results stay right as long as one server answers for the bucket and its clock never goes back; servers "
+            "with conditional writes (AWS S3, MinIO, Ceph) need neither.",
         )
 
 

@@ -25,13 +25,27 @@ class EvaluationConfig:
     """Which queries search which videos, and which epoch is kept."""
 
     split: Literal["val", "test"] = "test"  # searches optimise on val, tables report test
-    select: Literal["last", "best"] = "last"  # best: the epoch with the best R@1 on the split (marked in tables)
+    select: Literal["last", "best"] = "last"  # best: the epoch with the best R@1 on select_split (marked in tables)
+    # Of select=best. same: the evaluated split; none: val where the stream has validation videos, else the same
+    select_split: Literal["val", "test", "same"] | None = None
     batch_size: int = 32  # videos or captions encoded at once
     chunk: int = 512  # queries scored at once
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.chunk < 1:
             raise ValueError("batch_size and chunk count items and must be >= 1.")
+
+    def selects_on(self, has_val: bool) -> str | None:
+        """The split on which a task's best epoch is chosen; None where the last epoch is kept.
+
+        Args:
+            has_val: whether the stream has validation videos.
+        """
+        if self.select == "last":
+            return None
+        if self.select_split is None:
+            return "val" if has_val else self.split
+        return self.split if self.select_split == "same" else self.select_split
 
 
 @dataclass(frozen=True)

@@ -231,8 +231,9 @@ def _task_text(commit: Mapping[str, Any], store: Store) -> str:
         words.append(f"taken over from run {commit['weights'].partition('/')[0][:16]}")
     if "stream/t2v/r1" in metrics:
         words.append(f"R@1 {metrics['stream/t2v/r1']:.2f}")
-    objects = [("weights", commit["weights"]), *(("gallery", name) for name in commit["galleries"])]
-    gone = [f"{kind}/{name}" for kind, name in objects if not store.has(kind, name)]
+    from orchestrator.checkpoint import objects_of  # torch takes seconds to import
+
+    gone = [f"{kind}/{name}" for kind, name in objects_of(commit) if not store.has(kind, name)]
     if gone:
         words.append(f"{len(gone)} of its objects are gone, so it will be trained again")
     return ", ".join(words)

@@ -1,6 +1,6 @@
-"""The jobs behind the command line that need no cluster: run, tabulate, mind the store. Each returns text.
+"""The jobs behind the command line that need no cluster: run, tabulate. Each returns text.
 
-What runs on a cluster is in `sweep_jobs`.
+What runs on a cluster is in `sweep_jobs`, what minds the store in `cache_jobs`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from methods import CONFIGURATIONS, find_method
 from methods.base import Method
 from orchestrator import report
 from orchestrator.config import ConfigError, Settings
-from orchestrator.data import FrameSource, StreamData, prepare_stream
+from orchestrator.data import FrameSource, StreamData, check_pairs
+from orchestrator.prepare import prepare_stream
 from orchestrator.recorder import Recorder
 from orchestrator.run import (
     Experiment,
@@ -29,6 +30,7 @@ from orchestrator.run import (
     presets_of,
     resolve,
     splits_of,
+    trains,
     zero_shot_curve,
 )
 from orchestrator.streams import Stream, embedded_settings, load_stream
@@ -122,11 +124,16 @@ def say(line: str) -> None:
 
 
 def default_presets(method: str, stream: Stream, asked: Sequence[str]) -> tuple[str, ...]:
-    """The presets asked for, else the one that the stream recommends if the method has it."""
+    """The presets asked for, else the one that the stream recommends if the method has it for such videos.
+
+    Frames per video stay with the stream: a preset of the same name for another number is not for its data.
+    """
     if asked:
         return tuple(asked)
     recommended = str(stream.settings.get("preset", ""))
-    return (recommended,) if recommended in presets_of(method) else ()
+    preset = presets_of(method).get(recommended)
+    frames = stream.settings.get("data.num_frames")
+    return () if preset is None or preset.get("data.num_frames", frames) != frames else (recommended,)
 
 
 def find_method_or_say(name: str) -> type[Method]:
@@ -166,11 +173,20 @@ class Ready:
     frames: str  # digest of all frames
 
 
-def make_ready(experiment: Experiment, where: Where, splits: Sequence[str], curve: bool = True) -> Ready:
-    """Decode what is missing and compute the zero-shot curve once, before several processes need them."""
+def make_ready(experiment: Experiment, where: Where, splits: Sequence[str] = (), curve: bool = True) -> Ready:
+    """Decode what is missing and compute the zero-shot curve once, before several processes need them.
+
+    `splits` are decoded besides those that the experiment reads.
+
+    Raises:
+        ConfigError: if the stream lacks what the experiment asks for, or pairs to deal out to its workers.
+    """
     places = where.places()
     stream = load_stream(experiment.run.stream, places.root, places.videos)
-    splits_of(experiment, stream)
+    needed = splits_of(experiment, stream)
+    splits = tuple(dict.fromkeys((*needed, *splits)))
+    if trains(experiment):
+        check_pairs(stream, experiment.data, experiment.run.workers)
     store = places.open_store()
     backbone = load_clip(experiment.backbone)
     source = FrameSource(store, experiment.data, backbone.image_size)
@@ -238,32 +254,3 @@ def table(where: Where, sweep: str | None = None, stream: str | None = None) -> 
     folder = where.runs.resolve() / "tables" / (sweep or stream or "all")
     files = report.write(made, folder)
     return f"{report.to_markdown(made)}\n\nwritten: {', '.join(str(file) for file in files)}"
-
-
-# ----------------------------------------------------------------------------------------------- the store
-
-
-def build_cache(stream_name: str, overrides: Settings, where: Where) -> str:
-    """Decode every video of a stream into the store, as a run with these settings would find them."""
-    places = where.places()
-    stream = load_stream(stream_name, places.root, places.videos)
-    experiment = resolve({"method": "zero_shot", "stream": stream_name, **overrides}, stream.settings)
-    splits = ("train", "val", "test") if stream.has_val else ("train", "test")
-    source = FrameSource(places.open_store(), experiment.data, load_clip(experiment.backbone).image_size)
-    stream, decoded = prepare_stream(stream, source, splits, experiment.data.skip_missing)
-    return f"stream {stream.name}: {decoded} videos decoded, the rest was in the store"
-
-
-def verify_cache(where: Where) -> str:
-    """Read every object and check its digest; damaged ones are removed and will be made again."""
-    bad = [f"{name}: {problem}" for name, problem in where.places().open_store().verify(remove=True) if problem]
-    listed = "".join(f"\n  {line}" for line in bad[:20])
-    return f"{len(bad)} damaged objects, removed{listed}" if bad else "every object is sound"
-
-
-def list_cache(where: Where) -> str:
-    """Number of objects of each kind, and their size in all."""
-    store = where.places().open_store()
-    kinds = ("frames", "weights", "gallery", "commits")
-    lines = [f"{kind:<10}{len(store.list(kind)):8d}" for kind in kinds]
-    return "\n".join([*lines, f"{'all':<10}{store.size().objects:8d}, {store.size().bytes / 2**20:.1f} MiB"])

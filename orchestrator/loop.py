@@ -22,7 +22,7 @@ from methods.base import Batch, Method, Task
 from orchestrator.checkpoint import Commits, Record, backbone_state, changed_state, load_state
 from orchestrator.data import StreamData, seed_of
 from orchestrator.evaluate import Evaluation, EvaluationConfig, add_history, all_scores, measure
-from orchestrator.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates, train_only
+from orchestrator.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates, shares, train_only
 from orchestrator.reuse import Reads
 
 log = logging.getLogger(__name__)
@@ -123,6 +123,7 @@ class Loop:
         self.report, self.zero_shot, self.reads = report, zero_shot, reads or Reads()
         self.record = Record()
         self.galleries: list[Tensor] = []  # on the CPU, one (V, ...) for each finished task
+        self.selection: list[Tensor] = []  # the same of the split that epochs are chosen on, if that is another
         self._pretrained = backbone_state(method)
 
     def run(self) -> Record:
@@ -158,6 +159,7 @@ class Loop:
     def _resume(self, done: int) -> None:
         """Replay what shapes the method, then load what the last commit knows."""
         weights, self.galleries = self.commits.load(done)
+        self.selection = self.commits.galleries(done, "selection")
         self.record = self.commits.record(done)
         self.reads.update(self.commits.reads(done))
         for index in range(done):
@@ -185,15 +187,15 @@ class Loop:
         losses: nn.Module = _Losses(self.method)
         if self.workers.size > 1:
             losses = nn.parallel.DistributedDataParallel(losses, find_unused_parameters=True, broadcast_buffers=False)
-        per_epoch = math.ceil(self.data.steps(tasks) / optim.accumulate)
+        per_epoch = math.ceil(self.data.steps(tasks, self.workers.size) / optim.accumulate)
         best: tuple[float, dict[str, Tensor]] | None = None
         for epoch in range(optim.epochs):
             self.method.train()
             self._seed("epoch", task.index, epoch, self.workers.rank)
-            batches = self.data.train_batches(
-                tasks, self.config.seed, task.index, epoch, self.workers.rank, self.workers.size
-            )
-            terms = self._epoch(losses, batches, optimizer, parameters, task, epoch, per_epoch)
+            order = (tasks, self.config.seed, task.index, epoch)
+            weights = shares(self.data.batch_sizes(*order, self.workers.size), optim.accumulate)
+            batches = self.data.train_batches(*order, self.workers.rank, self.workers.size)
+            terms = self._epoch(losses, batches, weights, optimizer, parameters, task, epoch, per_epoch)
             self.record.training.append({"step": float(self.record.steps), **terms})
             if self.config.evaluation.select == "best":
                 best = self._keep_best(task, best)
@@ -204,29 +206,30 @@ class Loop:
         self,
         losses: nn.Module,
         batches: Iterator[Batch],
+        weights: Sequence[float],
         optimizer: torch.optim.Optimizer,
         parameters: list[nn.Parameter],
         task: Task,
         epoch: int,
         per_epoch: int,
     ) -> dict[str, float]:
-        """One pass over the pairs; returns the mean of every loss term."""
+        """One pass over the pairs; `weights` are the batches' shares of their steps. Returns the mean of every term."""
         optim = self.config.optim
         sums: dict[str, float] = {}
         count = 0
         optimizer.zero_grad(set_to_none=True)
-        for number, (batch, is_last) in enumerate(_mark_last(batches)):
+        for number, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
             with self._autocast():
                 terms = losses(batch)
             total = torch.stack(list(terms.values())).sum()
             if not bool(torch.isfinite(total)):
                 names = ", ".join(name for name, term in terms.items() if not bool(torch.isfinite(term)))
                 raise Diverged(f"{task.name}, epoch {epoch + 1}: the loss ({names}) is no finite number. {REMEDY}")
-            (total / optim.accumulate).backward()
+            (total * weight).backward()
             for name, term in terms.items():
                 sums[name] = sums.get(name, 0.0) + float(term.detach())
             count += 1
-            if (number + 1) % optim.accumulate and not is_last:
+            if (number + 1) % optim.accumulate and number + 1 < len(weights):
                 continue
             norm = nn.utils.clip_grad_norm_(parameters, math.inf if optim.grad_clip is None else optim.grad_clip)
             if not bool(torch.isfinite(norm)):
@@ -242,30 +245,43 @@ class Loop:
     def _keep_best(self, task: Task, best: tuple[float, dict[str, Tensor]] | None) -> tuple[float, dict[str, Tensor]]:
         """Evaluate as after the task and keep the better state; a later tie wins, as in the released CTVR code."""
         self.method.eval()
-        kept = list(self.galleries)
-        self._encode_galleries(task)
-        found = self._measure(task.index)
+        split = self._selects_on or self.config.evaluation.split
+        found = self._measure(task.index, split, self._encode_galleries(task, split))
         # CVLM compares within each data set; CTVR takes the cumulative gallery, which in task 1 is the task's own
         score = found.own[-1] if self.data.stream.protocol == "cvlm" else found.metrics["stream/t2v/r1"]
-        self.galleries = kept
         if best is None or score >= best[0]:
             return score, changed_state(self.method, self._pretrained)
         return best
 
     # ---------------------------------------------------------------------------------- evaluation
 
-    def _encode_galleries(self, task: Task) -> list[int]:
-        """Encode the present task's videos, and earlier ones again where the protocol says so; returns which."""
-        again = self.method.reencodes_gallery or self.data.stream.protocol == "cvlm"
-        fresh = list(range(task.index + 1)) if again else [task.index]
-        self.galleries = [self._gallery(i) if i in fresh else self.galleries[i] for i in range(task.index + 1)]
-        return fresh
+    @property
+    def _selects_on(self) -> str | None:
+        return self.config.evaluation.selects_on(self.data.stream.has_val)
+
+    @property
+    def _encodes_again(self) -> bool:
+        return self.method.reencodes_gallery or self.data.stream.protocol == "cvlm"
+
+    def _fresh(self, task: Task) -> list[int]:
+        """Tasks whose videos the present model encodes: `task`, and earlier ones where the protocol says so."""
+        return list(range(task.index + 1)) if self._encodes_again else [task.index]
+
+    def _encode_galleries(self, task: Task, split: str) -> list[Tensor]:
+        """Features of all videos of tasks so far: those of `_fresh` tasks as of now, others as they were stored."""
+        stored = self.galleries if split == self.config.evaluation.split else self.selection
+        fresh = self._fresh(task)
+        return [self._gallery(i, split) if i in fresh else stored[i] for i in range(task.index + 1)]
 
     def _store_galleries(self, task: Task) -> None:
-        for index in self._encode_galleries(task):
+        split = self.config.evaluation.split
+        self.galleries = self._encode_galleries(task, split)
+        for index in self._fresh(task):
             self.method.remember(self.data.task(index), self.galleries[index].to(self.workers.device))
+        if self._selects_on not in {None, split} and not self._encodes_again:
+            self.selection = self._encode_galleries(task, str(self._selects_on))
 
-    def _gallery(self, index: int) -> Tensor:
+    def _gallery(self, index: int, split: str) -> Tensor:
         evaluation = self.config.evaluation
 
         @torch.no_grad()
@@ -274,16 +290,16 @@ class Loop:
                 return torch.cat(
                     [
                         self.method.encode_video(frames).float().cpu()
-                        for frames in self.data.videos(index, evaluation.split, rows, evaluation.batch_size)
+                        for frames in self.data.videos(index, split, rows, evaluation.batch_size)
                     ]
                 )
 
-        return self.workers.spread(encode, range(self.data.num_videos(index, evaluation.split)))
+        return self.workers.spread(encode, range(self.data.num_videos(index, split)))
 
-    def _measure(self, index: int) -> Evaluation:
+    def _measure(self, index: int, split: str, galleries: Sequence[Tensor]) -> Evaluation:
         """Metrics after task `index`: all workers encode, rank 0 scores, every worker gets the result."""
         evaluation = self.config.evaluation
-        queries = [self.data.queries(i, evaluation.split) for i in range(index + 1)]
+        queries = [self.data.queries(i, split) for i in range(index + 1)]
         self._seed("evaluate", index)
 
         def spread(encode: Callable[[Any], Tensor], rows: Any) -> Tensor:
@@ -291,12 +307,12 @@ class Loop:
                 return self.workers.spread(encode, rows)
 
         is_scoring = self.workers.rank == 0
-        scores = all_scores(self.method, queries, self.galleries, evaluation, self.workers.device, spread, is_scoring)
-        found = measure(scores, queries, [len(gallery) for gallery in self.galleries]) if is_scoring else None
+        scores = all_scores(self.method, queries, galleries, evaluation, self.workers.device, spread, is_scoring)
+        found = measure(scores, queries, [len(gallery) for gallery in galleries]) if is_scoring else None
         return self.workers.agree(found)
 
     def _evaluate(self, index: int) -> Evaluation:
-        found = self._measure(index)
+        found = self._measure(index, self.config.evaluation.split, self.galleries)
         own, union = [*self.record.own, found.own], [*self.record.union, found.union]
         add_history(found, own, union, self.data.stream.protocol)
         if self.zero_shot is not None:
@@ -316,22 +332,11 @@ class Loop:
         record.seconds.append(seconds)
         reads = self.workers.union(self.reads.names)
         if self.workers.rank == 0 and not self.commits.publish(
-            changed_state(self.method, self._pretrained), self.galleries, record, reads
+            changed_state(self.method, self._pretrained), self.galleries, record, reads, self.selection
         ):
             log.warning("task %d was already committed by another run of the same settings", record.done)
         if self.workers.size > 1:
             dist.barrier()
-
-
-def _mark_last(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
-    """Pairs of (batch, whether it is the last)."""
-    previous: Batch | None = None
-    for batch in batches:
-        if previous is not None:
-            yield previous, False
-        previous = batch
-    if previous is not None:
-        yield previous, True
 
 
 def final_metrics(record: Record) -> Mapping[str, float]:

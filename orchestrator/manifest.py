@@ -31,6 +31,7 @@ Manifest = dict[str, Any]
 Captions = dict[str, list[str]]  # video id -> its captions, in the order of the file
 
 BACKBONE = {"data.image_size": 224, "backbone.name": "ViT-B-32-quickgelu", "backbone.weights": "openai"}
+MAX_NAMED = 4  # files in a message
 MAX_IDS = 1_000_000  # of one pickle: references to one list may repeat, and a small file could ask for endless work
 
 
@@ -112,6 +113,7 @@ class Builder:
             published: videos per split in the paper's table that `name` stands beside; if the counts differ, the
                 stream stands beside no paper and the report says so.
         """
+        sources = [Path(source) for source in sources]
         for number, task in enumerate(tasks, start=1):
             task["name"] = f"task_{number:02d}"
         counts = {split: sum(len(task[split]) for task in tasks) for split in SPLITS}
@@ -123,10 +125,12 @@ class Builder:
             "paper": name if is_published else None,
             "settings": dict(settings),
             "videos": self._videos_entry(),
-            "sources": {Path(source).name: _sha256(Path(source)) for source in sources},
+            "sources": {source.name: _sha256(source) for source in sources},
             "tasks": tasks,
         }
-        stream = parse_manifest(manifest, source=name, base=Path("."), videos=self.videos)
+        read = [source.name for source in sources]
+        read_from = " + ".join(read) if len(read) <= MAX_NAMED else f"{read[0]} and {len(read) - 1} more files"
+        stream = parse_manifest(manifest, source=read_from, base=Path("."), videos=self.videos)
         if self.out is not None:
             write_manifest(manifest, self.out)
         lines = _report(stream)

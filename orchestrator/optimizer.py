@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -107,6 +107,21 @@ def lr_factor(step: int, steps: int, steps_per_epoch: int, is_first_task: bool, 
         return 1.0 if step < steps_per_epoch else config.first_epoch_scale
     progress = min(1.0, (step - warm) / max(1, steps - warm))
     return max(0.0, 0.5 * (1 + math.cos(2 * math.pi * config.num_cycles * progress)))
+
+
+def shares(sizes: Sequence[int], accumulate: int) -> list[float]:
+    """What the loss of each batch counts for in its optimizer step: its part of the pairs of the step's batches.
+
+    A loss is a mean over pairs, so the step is that of one batch which holds them all, also where the last
+    group of an epoch has fewer batches, or a batch fewer pairs. Every worker has the same part of each
+    batch, so the shares hold on all of them.
+
+    Args:
+        sizes: pairs of the epoch's batches, > 0.
+        accumulate: batches per step.
+    """
+    groups = [sizes[start : start + accumulate] for start in range(0, len(sizes), accumulate)]
+    return [size / sum(group) for group in groups for size in group]
 
 
 def set_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:

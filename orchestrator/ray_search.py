@@ -113,7 +113,7 @@ def _optuna(search: SearchConfig, space: Mapping[str, Any], first: list[dict[str
 
 
 def first_points(space: Mapping[str, Any], *known: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a search tries before it searches: the recommended point, so that it never ends below it, and the paper's."""
+    """What a search tries first: the recommended point, so that it never ends below it, and the paper's."""
     points: list[dict[str, Any]] = []
     for values in known:
         point = first_point(space, values)
@@ -125,14 +125,19 @@ def first_points(space: Mapping[str, Any], *known: Mapping[str, Any]) -> list[di
 def first_point(space: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Values as a point of the space; empty if one is unknown, out of its range or not among listed values."""
     point = {name: value for name, value in values.items() if name in space}
-    is_inside = all(_holds(space[name], value) for name, value in point.items())
+    is_inside = all(holds(space[name], value) for name, value in point.items())
     return point if is_inside and set(point) == set(space) else {}
 
 
-def _holds(domain: Any, value: Any) -> bool:
+def holds(domain: Any, value: Any) -> bool:
+    """Whether a value lies in a domain of Ray Tune: among its choices, or between its ends."""
     if isinstance(domain, Categorical):
         return value in domain.categories
-    return not isinstance(domain, (Float, Integer)) or (domain.lower <= value <= domain.upper)
+    if isinstance(domain, Integer):
+        return isinstance(value, int) and domain.lower <= value < domain.upper
+    if isinstance(domain, Float):
+        return isinstance(value, (int, float)) and domain.lower <= value <= domain.upper
+    return True
 
 
 def grid_values(name: str, domain: Any, paper: Any) -> list[Any]:

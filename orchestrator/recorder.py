@@ -12,7 +12,7 @@ from methods.base import Method, Task
 from orchestrator.checkpoint import Commits, Record, save_model
 from orchestrator.cost import measure
 from orchestrator.data import StreamData
-from orchestrator.run import Experiment, frames_digest
+from orchestrator.run import Experiment, frames_digest, splits_of
 from orchestrator.tracking import Tracker
 
 
@@ -43,10 +43,11 @@ class Recorder:
             "ctvr.result": key,
             "ctvr.split": self.experiment.evaluation.split,
             "ctvr.select": self.experiment.evaluation.select,
+            "ctvr.select_split": self.experiment.evaluation.selects_on(stream.has_val) or "",
             "ctvr.mark": stream.settings_mark,
             "ctvr.protocol": stream.protocol,
             "ctvr.stream_digest": stream.digest,
-            "ctvr.frames": frames_digest(stream, data.frames, ("train", self.experiment.evaluation.split)),
+            "ctvr.frames": frames_digest(stream, data.frames, splits_of(self.experiment, stream)),
             "ctvr.presets": ",".join(self.experiment.presets),
             "ctvr.reused_tasks": str(commits.reused),
             **self.tags,

@@ -42,10 +42,11 @@ COLUMNS = (
 )
 OVERALL = (Column("r1", "R@1", "up"), Column("fr", "FR", "down"), Column("hm", "HM", "up"))  # CVLM
 TEXTS = {
-    "best": "the epoch kept for each task is the best one on the reported {split} videos (best-on-test)",
+    "best_test": "the epoch kept for each task is the best one on the test videos (best-on-test)",
     "best_val": "the epoch kept for each task is the best one on the validation videos",
     "val": "measured on validation videos",
-    "transductive": "transductive scoring: a query's result depends on the other queries of the test set",
+    "transductive": "transductive scoring: a query's result depends on the other queries of the test set; it serves "
+    "text to video, video-to-text ranks are as without it",
     "searched": "settings are the best of {n} trials{rule}",
 }
 
@@ -209,7 +210,7 @@ def _marks(run: RunRecord) -> list[str]:
     tags, marks = run.tags, []
     split = str(run.settings.get("evaluation.split", tags.get("ctvr.split", "test")))
     if str(run.settings.get("evaluation.select", tags.get("ctvr.select", "last"))).startswith("best"):
-        marks.append(TEXTS["best_val"] if split == "val" else TEXTS["best"].format(split=split))
+        marks.append(TEXTS[f"best_{tags.get('ctvr.select_split') or split}"])  # old records: the evaluated split
     if split == "val":
         marks.append(TEXTS["val"])
     if tags.get("ctvr.mark"):

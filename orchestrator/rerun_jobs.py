@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from methods import find_method
-from methods.base import Method
 from orchestrator.cluster_jobs import (
     FailedRuns,
     check_machine,
@@ -26,7 +24,7 @@ from orchestrator.cluster_jobs import (
 from orchestrator.config import ConfigError, Settings
 from orchestrator.jobs import GAIN, Where, default_presets, find_method_or_say, say, table
 from orchestrator.report import seconds_of
-from orchestrator.run import Experiment, resolve
+from orchestrator.run import Experiment, resolve, trains
 from orchestrator.store import digest_of
 from orchestrator.streams import Stream, load_stream
 from orchestrator.tracking import RunRecord, Tracker
@@ -126,12 +124,6 @@ def baseline(word: str, stream: Stream, stream_name: str, shared: Settings, work
     find_method_or_say(method)
     chosen = default_presets(method, stream, (preset,) if preset else ())
     return resolve({**shared, "method": method, "stream": stream_name, "workers": workers}, stream.settings, chosen)
-
-
-def trains(experiment: Experiment) -> bool:
-    """Whether a run depends on its seed at all: zero-shot CLIP has nothing to train."""
-    cls = find_method(experiment.run.method)
-    return experiment.optim.epochs > 0 and cls.param_groups is not Method.param_groups
 
 
 def over_seeds(found: Sequence[Rerun], seeds: int, workers: int) -> list[Rerun]:

@@ -26,10 +26,11 @@ from methods.layers import clip as clip_module
 from methods.layers.clip import TINY, TINY_FOLDER, Clip, load_backbone
 from orchestrator.checkpoint import Commits, Record, load_state, read_model
 from orchestrator.config import ConfigError, Settings, build, flatten, suggest, under
-from orchestrator.data import DataConfig, FrameSource, StreamData, prepare_stream
+from orchestrator.data import DataConfig, FrameSource, StreamData, check_pairs
 from orchestrator.evaluate import EvaluationConfig
 from orchestrator.loop import Loop, LoopConfig, Report, Workers
 from orchestrator.optimizer import OptimConfig
+from orchestrator.prepare import prepare_stream
 from orchestrator.reuse import Prefixes, Reads, WatchedSettings, watched
 from orchestrator.store import Store, digest_file, digest_of
 from orchestrator.streams import Stream, load_stream
@@ -59,6 +60,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.workers < 1 or self.threads < 1:
             raise ValueError("workers and threads count processes and threads and must be >= 1.")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"seed must be a number of 64 bits, got {self.seed}. Use a small one.")
 
 
 GROUPS: dict[str, type] = {
@@ -168,6 +171,33 @@ def presets_of(method: str) -> dict[str, dict[str, Any]]:
     return {"paper": {}, **_find(method).PRESETS}
 
 
+def preset_settings(method: str, presets: Sequence[str], overrides: Mapping[str, Any]) -> Settings:
+    """What presets of a method set, the later ones winning.
+
+    A strategy's preset knows the retriever that the strategy wraps by default. Where `overrides` name another
+    one, `base.*` come from that retriever's own preset of the same name, if it has one.
+
+    Raises:
+        ConfigError: for an unknown preset.
+    """
+    cls, known, merged = _find(method), presets_of(method), Settings()
+    for preset in presets:
+        if preset not in known:
+            raise ConfigError(
+                f"preset: {method} has none called {preset!r}.{suggest(preset, known)} Known: {', '.join(known)}."
+            )
+        settings = known[preset]
+        if cls.wraps:
+            own = settings.get("method.base", cls.Config().base)
+            base = str(overrides.get("method.base", own))
+            if base != own:
+                of_base = under(presets_of(base).get(preset, {}), "method")
+                settings = {key: value for key, value in settings.items() if not key.startswith("base.")}
+                settings |= {f"base.{key}": value for key, value in of_base.items()}
+        merged.update(settings)
+    return merged
+
+
 def _find(name: str) -> type[Method]:
     try:
         return find_method(name)
@@ -198,26 +228,15 @@ def resolve(
         overrides, presets = {**overrides, "method": name}, (preset, *presets)
     cls = _find(name)
     merged: Settings = {key: value for key, value in (recommended or {}).items() if key != "preset"}
-    for preset in presets:
-        known = presets_of(name)
-        if preset not in known:
-            raise ConfigError(
-                f"preset: {name} has none called {preset!r}.{suggest(preset, known)} Known: {', '.join(known)}."
-            )
-        merged.update(known[preset])
+    merged.update(preset_settings(name, presets, overrides))
     merged.update(overrides)
     _refuse_unknown_groups(merged)
     run = build(RunConfig, {key: value for key, value in merged.items() if "." not in key})
     groups: dict[str, Any] = {group: build(config, under(merged, group), group) for group, config in GROUPS.items()}
-    method: Any = build(cls.Config, _with_frames(cls, under(merged, "method"), groups["data"]), "method")
+    method: Any = _build_method(cls, merged, groups["data"], "method")
     base: Any = None
     if cls.wraps:
-        wrapped = _find(method.base)
-        if wrapped.wraps:
-            raise ConfigError(
-                f"method.base: {method.base} wraps a retriever itself. Name a retriever, such as clip4clip."
-            )
-        base = build(wrapped.Config, _with_frames(wrapped, under(merged, "base"), groups["data"]), "base")
+        base = _build_base(name, method, merged, groups["data"])
     elif under(merged, "base"):
         raise ConfigError(f"base.{next(iter(under(merged, 'base')))}: {name} wraps no other method. Leave it out.")
     if groups["data"].batch_size % run.workers:
@@ -234,11 +253,34 @@ def resolve(
     return Experiment(run, **groups, method=method, base=base, settings=settings, presets=tuple(presets))
 
 
-def _with_frames(cls: type[Method], values: Settings, data: DataConfig) -> Settings:
-    """A method whose shapes depend on the frames of a video learns their number from the data's setting."""
+def _build_method(cls: type[Method], settings: Settings, data: DataConfig, prefix: str) -> Any:
+    """The settings of a method; where they depend on the frames of a video, the data's setting is the default."""
+    values = under(settings, prefix)
     if any(f.name == "num_frames" for f in fields(cls.Config)):
-        return {"num_frames": data.num_frames, **values}
-    return values
+        values = {"num_frames": data.num_frames, **values}
+    made: Any = build(cls.Config, values, prefix)
+    if cls.only_frames(made) not in {None, data.num_frames}:
+        raise ConfigError(
+            f"{prefix}.num_frames: {cls.only_frames(made)} is not data.num_frames={data.num_frames}, the frames of a "
+            "video. Leave it out, or change data.num_frames."
+        )
+    return made
+
+
+def _build_base(name: str, method: Any, settings: Settings, data: DataConfig) -> Any:
+    """The settings of the retriever that strategy `name` wraps, if it can wrap it at all."""
+    wrapped = _find(method.base)
+    if wrapped.wraps:
+        raise ConfigError(
+            f"method.base: {name} cannot wrap {method.base}, which wraps a retriever itself: base.* has room for "
+            "the settings of one retriever. Name a retriever, such as clip4clip."
+        )
+    base = _build_method(wrapped, settings, data, "base")
+    try:
+        _find(name).check_base(method, wrapped, base)
+    except ValueError as error:
+        raise ConfigError(f"method.base: {name} cannot wrap {method.base}: {error}") from error
+    return base
 
 
 def _refuse_unknown_groups(settings: Mapping[str, Any]) -> None:
@@ -320,14 +362,27 @@ class Result:
     reused: int = 0  # of these, tasks that another run had trained
 
 
-def splits_of(experiment: Experiment, stream: Stream) -> tuple[str, str]:
-    """Training and evaluation split; a stream without validation videos refuses `val`."""
-    if experiment.evaluation.split == "val" and not stream.has_val:
-        raise ConfigError(
-            f"evaluation.split: stream {stream.name} has no validation videos. Write evaluation.split=test "
-            "(choices are then made on test videos, and tables say so)."
-        )
-    return "train", experiment.evaluation.split
+def splits_of(experiment: Experiment, stream: Stream) -> tuple[str, ...]:
+    """Splits that a run reads: for training, for evaluation and, if that is another, for the choice of epochs.
+
+    Raises:
+        ConfigError: if it asks for validation videos and the stream has none.
+    """
+    evaluation = experiment.evaluation
+    chosen = evaluation.selects_on(stream.has_val)
+    for setting, split in (("evaluation.split", evaluation.split), ("evaluation.select_split", chosen)):
+        if split == "val" and not stream.has_val:
+            raise ConfigError(
+                f"{setting}: stream {stream.name} has no validation videos. Write {setting}=test "
+                "(choices are then made on test videos, and tables say so)."
+            )
+    return tuple(dict.fromkeys(("train", evaluation.split, chosen or evaluation.split)))
+
+
+def trains(experiment: Experiment) -> bool:
+    """Whether anything is trained, so that a run depends on its seed at all: zero-shot CLIP has nothing to train."""
+    cls = find_method(experiment.run.method)
+    return experiment.optim.epochs > 0 and cls.param_groups is not Method.param_groups
 
 
 def execute(
@@ -367,6 +422,8 @@ def execute(
         prepare_stream(stream, source, splits, experiment.data.skip_missing)
     workers.agree(None)
     stream, _ = prepare_stream(stream, source, splits, experiment.data.skip_missing, progress=False)
+    if trains(experiment):
+        check_pairs(stream, experiment.data, workers.size)
     make_data = partial(StreamData, stream, source, backbone.tokenize, backbone.mean, backbone.std)
     data = make_data(experiment.data, workers.device)
     frames = frames_digest(stream, source, splits)

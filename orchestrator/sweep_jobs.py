@@ -21,6 +21,7 @@ from orchestrator.cluster_jobs import (
     resources_text,
     say_waiting,
     searched_splits,
+    send_waiting,
     trial_plan,
 )
 from orchestrator.config import ConfigError, Settings, build
@@ -225,6 +226,12 @@ def _conclude(planned: Sweep, where: Where, tracker: Tracker, outcome: Outcome, 
     if not outcome.complete:
         say_waiting(tracker)
         raise FailedRuns("\n".join([*lines, "no trial is complete, so there is no winner. `ctvr ui` shows why."]))
+    if waiting := send_waiting(tracker):
+        lines += [
+            f"{waiting} records wait because MLflow does not answer, so no winner can be named.",
+            f"Start it again, then: ctvr sync; ctvr rerun --sweep {request.name}",
+        ]
+        raise FailedRuns("\n".join(lines))
     best = best_trials(tracker, request.name, 1)[0]
     lines.append(
         f"best: {best.name}, {RULES.get(metric, metric)} {last_value(best, metric):+.2f} on "
@@ -233,8 +240,6 @@ def _conclude(planned: Sweep, where: Where, tracker: Tracker, outcome: Outcome, 
     lines += [f"  {name} = {best.settings.get(name)}" for name in planned.space]
     if request.seeds:
         lines.append(rerun(request.name, where, request.top, request.seeds, request.baselines))
-    else:
-        say_waiting(tracker)
     return "\n".join(lines)
 
 
@@ -258,7 +263,7 @@ def _plan_text(planned: Sweep, room: Any, decoded: int, where: Where, tracker: T
         f"  trials     {search.trials} by {search.searcher}, scheduler {search.scheduler}; {room.concurrent} at once",
         f"  resources  {resources_text(where, room)}",
         f"  searches   {', '.join(planned.space)} on {planned.experiment.evaluation.split} videos",
-        f"  presets    {', '.join(planned.experiment.presets) or 'paper'}",
+        f"  presets    {', '.join(planned.experiment.presets) or 'paper'}; their values are tried first",
         f"  stream     recommends {recommended or 'nothing'}",
         f"  videos     {videos_text(decoded)}",
         f"  tracking   {tracker.uri.split('@')[-1]}",

@@ -1,4 +1,8 @@
-"""Search space of methods/framefusion_moe.py. Frames per video stay with the stream: another number is other data."""
+"""Search space of methods/framefusion_moe.py. Frames per video stay with the stream: another number is other data.
+
+PAPER is the paper's point for MSRVTT. For ACTNET it has another, the preset `paper-actnet`, which imported
+ACTNET streams choose; the values of a sweep's presets go before PAPER's.
+"""
 
 from ray import tune
 

@@ -1,4 +1,7 @@
-"""Search space of methods/structalign.py. Where the paper prints no value, PAPER has the method's default."""
+"""Search space of methods/structalign.py. Where the paper prints no value, PAPER has the method's default.
+
+PAPER is the point for MSRVTT; preset `paper-actnet`, which imported ACTNET streams choose, goes before it.
+"""
 
 from ray import tune
 

@@ -32,6 +32,23 @@ def words_of(hidden: Tensor, eot: Tensor) -> Tensor:
     return hidden[:, 1:] * (position < eot[:, None])[..., None]
 
 
+def words_and_caption(
+    tower: TextTower, tokens: Tensor, seams: Seams | None = None, with_pads: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Eq. 1: words (B, N, d) and the end-of-text feature (B, d) of captions (B, L), neither normalised.
+
+    Args:
+        with_pads: what fills a caption up to the longest one of the batch counts as words; see `hidden_with_pads`.
+    """
+    hidden, eot = hidden_with_pads(tower, tokens, seams) if with_pads else tower.hidden(tokens, seams)
+    words = words_of(hidden, eot)
+    if with_pads:  # all but the start and the first end of text
+        position = torch.arange(hidden.shape[1], device=hidden.device).expand(len(hidden), -1)
+        keep = (position > 0) & (position != eot[:, None])
+        words = hidden[keep].unflatten(0, (len(hidden), -1))
+    return words, hidden[torch.arange(len(hidden), device=hidden.device), eot]
+
+
 def is_word(words: Tensor) -> Tensor:
     """(B, N) True where words (B, N, d) hold a word and no pad."""
     return words.ne(0).any(dim=-1)
@@ -77,6 +94,15 @@ def _similarity(words: Tensor, valid: Tensor, frames: Tensor) -> Tensor:
     of_words = (cosines.amax(dim=3) * weight[..., None]).sum(dim=1)  # (Q, V)
     of_frames = cosines.masked_fill(~valid[:, :, None, None], -2.0).amax(dim=1).mean(dim=-1)  # (Q, V)
     return (of_words + of_frames) / 2 * valid.any(dim=1)[:, None]
+
+
+def mean_z_score(scores: Tensor) -> Tensor:
+    """Several similarities (Q, V, n) of all captions and videos as one (Q, V): the mean of their z-scores.
+
+    A z-score is taken over a caption's whole row, so it depends on every video in the gallery.
+    """
+    centred = scores - scores.mean(dim=1, keepdim=True)
+    return (centred / scores.std(dim=1, keepdim=True, correction=0).clamp(min=1e-6)).mean(dim=-1)
 
 
 def pool_towards(projected: Tensor, valid: Tensor, p: Tensor) -> Tensor:

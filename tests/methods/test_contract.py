@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import fields
+from itertools import product
 
 import pytest
 import torch
 
-from methods import METHODS, find_method
+from methods import CONFIGURATIONS, METHODS, find_method
 from methods.base import Method
 from orchestrator.checkpoint import backbone_state, changed_state, load_state
+from orchestrator.config import ConfigError
 from orchestrator.optimizer import OptimConfig, make_optimizer, set_rates, train_only
+from orchestrator.run import Experiment, presets_of, resolve
 from tests.methods.conftest import make_batch, make_small_clip, make_task
 
 TASKS = 3
@@ -65,28 +69,38 @@ def features(method: Method, task: int) -> list[torch.Tensor]:
     return [method.encode_video(batch.frames), method.encode_text(batch.tokens, task)]
 
 
+@pytest.mark.parametrize("done", [1, 2])
 @pytest.mark.parametrize("name", CASES)
-def test_save_load_and_continue_is_bit_identical(name):
+def test_save_load_and_continue_is_bit_identical(name, done):
     unbroken = make(name)
     pretrained = backbone_state(unbroken)
-    learn(unbroken, 0)
-    galleries = [unbroken.encode_video(make_batch(5, 4, seed=77).frames).detach().float()]
+    galleries = []
+    for index in range(done):
+        learn(unbroken, index)
+        galleries.append(unbroken.encode_video(make_batch(5, 4, seed=77 + index).frames).detach().float())
     saved = copy.deepcopy(changed_state(unbroken, pretrained))
 
     resumed = make(name)
     again = backbone_state(resumed)
-    torch.manual_seed(100)
-    task = make_task(0, TASKS)
-    resumed.begin_task(task)
-    resumed.remember(task, galleries[0])
+    for index in range(done):
+        resumed.eval()
+        torch.manual_seed(100 + index)
+        task = make_task(index, TASKS)
+        resumed.begin_task(task)
+        resumed.remember(task, galleries[index])
     load_state(resumed, saved, again)
     resumed.eval()
-    for a, b in zip(features(unbroken, 0), features(resumed, 0)):
-        assert torch.equal(a, b)
+    for task in range(done):
+        for a, b in zip(features(unbroken, task), features(resumed, task)):
+            assert torch.equal(a, b)
 
-    assert learn(resumed, 1) == learn(unbroken, 1)
-    for a, b in zip(features(unbroken, 1), features(resumed, 1)):
-        assert torch.equal(a, b)
+    for index in range(done, TASKS):
+        assert learn(resumed, index) == learn(unbroken, index)
+        for a, b in zip(features(unbroken, index), features(resumed, index)):
+            assert torch.equal(a, b)
+    mine, others = resumed.state_dict(), unbroken.state_dict()
+    assert mine.keys() == others.keys()
+    assert all(torch.equal(mine[key], others[key]) for key in mine)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -140,13 +154,71 @@ def test_features_do_not_depend_on_the_rest_of_the_batch(name):
         torch.testing.assert_close(turned.flip(1), scores, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_preset_names_settings_that_exist(name):
-    cls = find_method(name)
-    own = {f.name for f in fields(cls.Config)}
-    for preset, settings in cls.PRESETS.items():
-        for setting in settings:
-            group, _, leaf = setting.partition(".")
-            assert group in {"method", "base", "optim", "data", "evaluation"}, f"{preset}: {setting}"
-            if group == "method":
-                assert leaf in own, f"{preset}: {setting}"
+@pytest.mark.parametrize("name", [*METHODS, *CONFIGURATIONS])
+def test_every_preset_becomes_a_complete_configuration(name):
+    for preset, settings in presets_of(name).items():
+        made = resolve({"method": name, "stream": "s"}, presets=[preset])
+        assert preset in made.presets
+        for setting, value in settings.items():
+            found = made.settings[setting]
+            assert (tuple(found) if isinstance(found, list) else found) == value, f"{preset}: {setting}"
+        assert resolve(made.settings).settings == made.settings, preset
+
+
+# ------------------------------------------------------------------------------- strategies and retrievers
+
+STRATEGIES = [name for name in METHODS if find_method(name).wraps]
+RETRIEVERS = [name for name in METHODS if not find_method(name).wraps]
+MOMENTUM = {"base_moco", "bmu_moco", "bmu_moco_local", "bmu_fixed", "bmu_ensemble"}
+REFUSED = {
+    **{name: {*RETRIEVERS} - MOMENTUM for name in STRATEGIES if name.endswith("_moco")},
+    "dsl": {"camoe", *MOMENTUM},  # no contrastive loss of a batch alone
+    "zscl": {"tempme"},  # images are videos of one frame
+}
+
+
+def wrapped(strategy: str, retriever: str, *presets: str) -> Experiment:
+    settings = {"method": strategy, "method.base": retriever, "stream": "s", "data.num_frames": 4}
+    return resolve(settings, presets=presets)
+
+
+def is_refused(strategy: str, retriever: str, preset: str = "paper") -> bool:
+    is_of_the_search_alone = (strategy, preset) == ("dsl", "search")
+    return retriever in REFUSED.get(strategy, ()) and not is_of_the_search_alone
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_strategy_takes_every_retriever_with_every_preset_or_says_why_not(strategy):
+    for retriever, preset in product(RETRIEVERS, presets_of(strategy)):
+        if is_refused(strategy, retriever, preset):
+            message = rf"^method\.base: {strategy} cannot wrap {retriever}: .+\. Write .+\.$"
+            with pytest.raises(ConfigError, match=message):
+                wrapped(strategy, retriever, preset)
+        else:
+            assert type(wrapped(strategy, retriever, preset).base) is find_method(retriever).Config
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_strategies_do_not_nest(strategy):
+    for other in STRATEGIES:
+        with pytest.raises(ConfigError, match=f"method.base: {strategy} cannot wrap {other}, which wraps a retriever"):
+            wrapped(strategy, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_is_not_refused_learns_and_searches(strategy):
+    for retriever in RETRIEVERS:
+        if is_refused(strategy, retriever):
+            continue
+        made = wrapped(strategy, retriever)
+        torch.manual_seed(5)
+        base = find_method(retriever)(made.base, make_small_clip())
+        method = find_method(strategy)(made.method, base)
+        for index in range(2):
+            assert all(math.isfinite(loss) for loss in learn(method, index, steps=1)), retriever
+        with torch.no_grad():
+            videos, texts = features(method, 0)
+            scores = method.calibrate(method.score(texts, videos))
+        assert scores.shape == (6, 6), retriever
+        assert torch.isfinite(scores).all(), retriever

@@ -79,6 +79,23 @@ def test_commits_give_back_weights_galleries_and_record(store):
     assert commits.record(1) == record(1)
 
 
+def test_the_galleries_on_which_epochs_are_chosen_are_part_of_a_commit(store):
+    commits = Commits(store, "run")
+    searched, chosen = [torch.randn(4, 2)], [torch.randn(3, 2)]
+    assert commits.publish({"w": torch.zeros(2)}, searched, record(1), chosen)
+    assert torch.equal(commits.galleries(1)[0], searched[0])
+    assert torch.equal(commits.galleries(1, "selection")[0], chosen[0])
+    (key,) = store.get_json("commits", "run/task_001")["selection"]
+    store.delete("gallery", key)
+    assert commits.finished(3) == 0  # a task whose choice could not be repeated is not finished
+
+
+def test_a_commit_without_a_choice_has_no_galleries_for_it(store):
+    commits = Commits(store, "run")
+    commits.publish({"w": torch.zeros(2)}, [torch.randn(4, 2)], record(1))
+    assert commits.galleries(1, "selection") == []
+
+
 def test_the_first_commit_of_a_task_wins_over_a_late_one(store):
     commits = Commits(store, "run")
     first, late = {"w": torch.zeros(2)}, {"w": torch.ones(2)}

@@ -14,6 +14,7 @@ import pytest
 from orchestrator import cli
 from orchestrator.cluster_jobs import FailedRuns, Interrupted
 from orchestrator.config import ConfigError
+from orchestrator.store import StoreError
 
 
 @pytest.fixture(autouse=True)
@@ -130,6 +131,7 @@ def test_a_number_in_the_environment_is_checked_by_its_name(capsys, monkeypatch)
         (PermissionError(13, "Permission denied", "/x"), 2, "ctvr: [Errno 13] Permission denied: '/x'"),
         (OSError(28, "No space left on device"), 2, "ctvr: [Errno 28] No space left on device"),
         (FailedRuns("2 runs failed."), 1, "ctvr: 2 runs failed."),
+        (StoreError("/x: disk full, 3 bytes needed."), 1, "ctvr: /x: disk full, 3 bytes needed."),
         (Interrupted("Go on with: x"), 130, "ctvr: Go on with: x"),
         (
             KeyboardInterrupt(),

@@ -47,6 +47,7 @@ def test_flatten_is_the_inverse_of_build():
         ({"kind": "c"}, "optim.kind: .*'a' or 'b'.*got 'c'"),
         ({"count": 0}, "optim: count must be >= 1, got 0. Use 1."),
         ({"limit": "x"}, "optim.limit: .*got 'x'"),
+        ({"rate": "nan"}, "optim.rate: 'nan' is no number"),
     ],
 )
 def test_a_mistake_is_one_line_with_name_value_and_remedy(values, message):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,14 +14,13 @@ from orchestrator.data import (
     DataConfig,
     FrameSource,
     StreamData,
+    check_pairs,
     crop_and_flip,
     gray_and_jitter,
     index_batches,
-    prepare_stream,
     seed_of,
 )
 from orchestrator.run import Places
-from orchestrator.streams import load_stream
 
 CPU = torch.device("cpu")
 VIDEOS = [0, 0, 1, 1, 2, 2, 3, 3, 4]
@@ -71,6 +68,45 @@ def data(small_stream, runs) -> StreamData:
     return StreamData(small_stream, source, clip.tokenize, clip.mean, clip.std, config, CPU)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("settings", [{}, {"batch_size": 3}, {"unique_videos": True}])
+def test_the_sizes_of_batches_are_known_before_they_are_made(small_stream, runs, settings, workers):
+    config = DataConfig(**{"num_frames": 4, "batch_size": 4, **settings})
+    clip = load_backbone("tiny-clip", "shipped")
+    source = FrameSource(Places(runs).open_store(), config, clip.image_size)
+    data = StreamData(small_stream, source, clip.tokenize, clip.mean, clip.std, config, CPU)
+    sizes = data.batch_sizes([0], seed=1, task=0, epoch=2, workers=workers)
+    made = [[len(batch.videos) for batch in data.train_batches([0], 1, 0, 2, rank, workers)] for rank in range(workers)]
+    assert sizes == [sum(parts) for parts in zip(*made, strict=True)]
+    assert all(len(set(parts)) == 1 for parts in zip(*made))  # every worker has as many
+    if not settings.get("unique_videos"):
+        assert data.steps([0], workers) == len(sizes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "workers", "message"),
+    [
+        ({}, 9, "task_01 of stream small has 8 training pairs for 9 workers, so it would train nothing. Use at most 8"),
+        ({"unique_videos": True}, 5, "has 4 training videos, of which a batch takes one caption each, for 5 workers"),
+        ({"caption_sampling": "random_per_video"}, 8, "has 4 training videos"),
+    ],
+)
+def test_a_task_that_would_train_nothing_is_refused(small_stream, settings, workers, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        check_pairs(small_stream, DataConfig(**settings), workers)
+    assert str(error.value).startswith("workers: ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("settings", "workers"), [({}, 8), ({"unique_videos": True}, 4)])
+def test_as_many_workers_as_pairs_train_on_every_task(data, small_stream, settings, workers):
+    config = DataConfig(**{"num_frames": 4, "batch_size": workers, **settings})
+    check_pairs(small_stream, config, workers)
+    data.config = config
+    for task in range(3):
+        assert data.batch_sizes([task], seed=0, task=task, epoch=0, workers=workers)
+
+
 def test_batches_have_the_contracts_shapes(data):
     batch = next(data.train_batches([0], seed=0, task=0, epoch=0))
     assert batch.frames.shape == (4, 4, 3, 64, 64)
@@ -115,11 +151,6 @@ def test_a_damaged_object_is_decoded_again_and_served_right(data, runs):
     assert np.array_equal(FrameSource(Places(runs).open_store(), data.config, 64).load(item), before)
 
 
-def test_a_second_preparation_decodes_nothing(data, small_stream):
-    _, decoded = prepare_stream(small_stream, data.frames, ("train", "val", "test"), progress=False)
-    assert decoded == 0
-
-
 def test_the_key_changes_with_everything_that_decides_the_frames(data, small_stream, runs):
     item = small_stream.items(0, "train")[0]
     store = Places(runs).open_store()
@@ -131,36 +162,6 @@ def test_the_key_changes_with_everything_that_decides_the_frames(data, small_str
         FrameSource(store, DataConfig(num_frames=4), 64).key(small_stream.items(0, "train")[1]),
     }
     assert len(keys) == 5
-
-
-def spoil(manifest: str, change) -> None:
-    """Do something to the first training video of the stream."""
-    folder = Path(manifest).parent / "videos"
-    change(folder / json.loads(Path(manifest).read_text())["tasks"][0]["train"][0]["path"])
-
-
-def test_missing_videos_are_listed_and_left_out_only_on_demand(manifest, runs):
-    spoil(manifest, Path.unlink)
-    stream = load_stream(manifest, runs)
-    source = FrameSource(Places(runs).open_store(), DataConfig(num_frames=4), 64)
-    with pytest.raises(ConfigError, match=r"1 videos are missing: .*red_train_0.*data.skip_missing=true") as error:
-        prepare_stream(stream, source, ("train", "test"), progress=False)
-    assert "\n" not in str(error.value)
-    left, _ = prepare_stream(stream, source, ("train", "test"), skip_missing=True, progress=False)
-    assert len(left.items(0, "train")) == 3
-    assert left.digest != stream.digest
-    assert "missing" in left.settings_mark
-
-
-def test_a_broken_video_is_named_and_the_good_ones_are_decoded_all_the_same(manifest, runs):
-    spoil(manifest, lambda path: path.write_bytes(b"no video at all"))
-    stream = load_stream(manifest, runs)
-    store = Places(runs).open_store()
-    source = FrameSource(store, DataConfig(num_frames=3), 64)  # another sampling: nothing is there yet
-    with pytest.raises(ConfigError, match=r"1 videos are broken: .*red_train_0"):
-        prepare_stream(stream, source, ("train",), progress=False)
-    good = [item for index in range(3) for item in stream.items(index, "train")][1:]
-    assert all(store.has("frames", source.key(item)) for item in good)
 
 
 def test_frames_of_another_size_than_the_backbone_sees_are_refused(runs):

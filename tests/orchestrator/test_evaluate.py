@@ -62,6 +62,25 @@ def test_equal_prompts_give_plain_scoring(two_tasks):
     assert torch.equal(all_scores(method, asked, galleries, EvaluationConfig(), CPU), plain)
 
 
+@pytest.mark.parametrize(
+    ("settings", "with_val", "without"),
+    [
+        ({"select": "last"}, None, None),
+        ({"select": "last", "select_split": "val"}, None, None),
+        ({"select": "best"}, "val", "test"),
+        ({"select": "best", "split": "val"}, "val", "val"),
+        ({"select": "best", "select_split": "same"}, "test", "test"),
+        ({"select": "best", "select_split": "same", "split": "val"}, "val", "val"),
+        ({"select": "best", "select_split": "test", "split": "val"}, "test", "test"),
+        ({"select": "best", "select_split": "val"}, "val", "val"),
+    ],
+)
+def test_the_best_epoch_is_chosen_on_validation_videos_where_there_are_any(settings, with_val, without):
+    config = EvaluationConfig(**settings)
+    assert config.selects_on(has_val=True) == with_val
+    assert config.selects_on(has_val=False) == without
+
+
 def test_metrics_agree_with_brute_force_over_both_galleries(two_tasks):
     table, galleries, asked = two_tasks
     scores = all_scores(Lookup(table), asked, galleries, EvaluationConfig(), CPU)

@@ -265,7 +265,8 @@ def test_actnet_items_carry_their_segment(actnet: dict[str, Path], tmp_path: Pat
     stream = load_stream("actnet", tmp_path)
     (item,) = stream.items(0, "train")
     assert (item.segment, item.captions) == ((1.0, 4.5), ("They dance.",))
-    assert {"data.num_frames": 24, "data.batch_size": 16}.items() <= stream.settings.items()
+    recommended = {"data.num_frames": 24, "data.batch_size": 16, "preset": "paper-actnet"}
+    assert recommended.items() <= stream.settings.items()
 
 
 def test_frames_that_are_cut_already_carry_no_segment(actnet: dict[str, Path], tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from orchestrator import jobs
 from orchestrator.config import ConfigError
+from orchestrator.importers import ACTNET_SETTINGS
 from orchestrator.jobs import GAIN, Where, default_presets, find_manifest, make_ready, search_space, table
 from orchestrator.run import resolve
 
@@ -73,6 +73,13 @@ def test_the_streams_preset_is_taken_where_the_method_has_it(small_stream):
     assert default_presets("zero_shot", stream, ()) == ()
 
 
+def test_a_preset_for_other_numbers_of_frames_is_not_taken_on_the_streams_word(small_stream):
+    stream = replace(small_stream, settings=ACTNET_SETTINGS)
+    assert default_presets("framefusion_moe", stream, ()) == ("paper-actnet",)
+    assert default_presets("tempme", stream, ()) == ()  # its paper's 64 frames
+    assert default_presets("tempme", stream, ("paper-actnet",)) == ("paper-actnet",)
+
+
 def test_a_method_without_a_search_space_cannot_be_searched():
     with pytest.raises(ConfigError, match="nothing to search"):
         search_space("nothing")
@@ -85,6 +92,23 @@ def test_a_second_preparation_decodes_nothing(where, manifest, small_stream):
     total = sum(len(small_stream.items(i, split)) for i in range(3) for split in ("train", "val", "test"))
     assert make_ready(experiment, other, ("train", "val", "test")).decoded == total
     assert make_ready(experiment, other, ("train", "val", "test")).decoded == 0
+
+
+def test_what_would_train_nothing_is_said_before_anything_is_decoded(where, manifest, small_stream):
+    crowd = {"stream": manifest, "workers": 16, "data.batch_size": 16}
+    other = replace(where, store=str(where.runs / "other"))
+    with pytest.raises(ConfigError, match="workers: task_01 of stream small has 8 training pairs for 16 workers"):
+        make_ready(resolve({"method": "clip4clip", **crowd}, small_stream.settings), other)
+    assert not other.places().open_store().list("frames")
+    make_ready(resolve({"method": "zero_shot", **crowd}, small_stream.settings), where)  # trains nothing anyway
+
+
+def test_only_the_splits_that_a_run_reads_are_decoded(where, manifest, small_stream):
+    settings = {"method": "clip4clip", "stream": manifest}
+    other = replace(where, store=str(where.runs / "other"))
+    assert make_ready(resolve(settings, small_stream.settings), other).decoded == 3 * (4 + 3)  # train, test
+    best = {**settings, "evaluation.select": "best"}
+    assert make_ready(resolve(best, small_stream.settings), other).decoded == 3 * 3  # val, to choose on
 
 
 def test_a_run_is_recorded_and_goes_on_where_it_ended(where, manifest, capsys):
@@ -122,19 +146,3 @@ def test_a_table_is_of_complete_runs(where, manifest):
     files = [Path(name) for name in text.rpartition("written: ")[2].split(", ")]
     assert {file.suffix for file in files} >= {".md", ".tex", ".csv", ".png"}
     assert all(file.is_file() for file in files)
-
-
-def test_the_store_is_listed_checked_and_filled(where, manifest):
-    assert "frames" in jobs.list_cache(where)
-    assert jobs.verify_cache(where) == "every object is sound"
-    assert "0 videos decoded" in jobs.build_cache(manifest, {}, where)
-    frames = next(path for path in (where.runs / "store" / "frames").rglob("*") if path.is_file())
-    data = bytearray(frames.read_bytes())
-    data[len(data) // 2] ^= 1
-    frames.write_bytes(data)
-    logging.disable(logging.WARNING)
-    try:
-        assert jobs.verify_cache(where).startswith("1 damaged objects, removed")
-    finally:
-        logging.disable(logging.NOTSET)
-    assert "1 videos decoded" in jobs.build_cache(manifest, {}, where)

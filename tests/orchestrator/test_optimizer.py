@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from methods.base import ParamGroup
-from orchestrator.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates, train_only
+from orchestrator.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates, shares, train_only
 
 
 def factors(steps: int = 100, **settings) -> list[float]:
@@ -42,6 +42,21 @@ def test_first_epoch_schedule_drops_after_the_first_epoch():
     values = factors(schedule="first_epoch")
     assert values[9] == 1
     assert values[10] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "accumulate", "expected"),
+    [
+        ([4, 4, 4, 4], 2, [1 / 2] * 4),
+        ([4, 4, 4], 2, [1 / 2, 1 / 2, 1]),  # the last group is short
+        ([4, 4, 2], 3, [2 / 5, 2 / 5, 1 / 5]),  # the last batch is short
+        ([4, 2], 8, [2 / 3, 1 / 3]),
+        ([4, 4, 2], 1, [1, 1, 1]),
+        ([], 2, []),
+    ],
+)
+def test_a_batch_counts_for_its_part_of_the_pairs_of_its_step(sizes, accumulate, expected):
+    assert shares(sizes, accumulate) == pytest.approx(expected)
 
 
 def test_lr_scale_multiplies_every_group():

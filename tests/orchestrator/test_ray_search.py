@@ -20,6 +20,7 @@ from orchestrator.ray_search import (
     first_point,
     first_points,
     grid_values,
+    holds,
     override_space,
     row_search,
     scheduler,
@@ -86,6 +87,19 @@ def test_a_search_tries_the_recommended_point_before_the_papers():
     algorithm, _ = search_algorithm(SearchConfig(), SPACE, PAPER, 3, recommended)
     assert [algorithm.suggest(str(number)) for number in range(2)] == [{**PAPER, "method.lr": 4e-6}, PAPER]
     assert first_points(SPACE, PAPER, PAPER) == [PAPER]
+
+
+@pytest.mark.parametrize(
+    ("domain", "inside", "outside"),
+    [
+        (tune.choice([4, None]), [4, None], [5]),
+        (tune.loguniform(1e-7, 1e-5), [1e-7, 1e-5], [1e-8, 1e-4, None, "1e-6"]),
+        (tune.randint(1, 10), [1, 9], [0, 10, 1.5, None]),
+    ],
+)
+def test_a_domain_holds_its_choices_and_what_lies_between_its_ends(domain, inside, outside):
+    assert all(holds(domain, value) for value in inside)
+    assert not any(holds(domain, value) for value in outside)
 
 
 def test_the_same_seed_suggests_the_same_points():

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.chaos_sweep import TITLES, below
 from orchestrator.jobs import GAIN, Where
 from orchestrator.ray_cluster import connect
 from orchestrator.ray_train import TrialPlan
@@ -227,21 +228,14 @@ def test_a_loss_without_number_fails_once_and_says_why(cluster, where, manifest,
 # ------------------------------------------------------------------------------------- a driver that is killed
 
 
-def descendants(pid: int) -> set[int]:
-    """Processes below one, as `ps` lists them."""
-    listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    parents = {int(child): int(parent) for child, parent in (line.split() for line in listed.splitlines())}
-    found, new = set(), {pid}
-    while new:
-        new = {child for child, parent in parents.items() if parent in new}
-        found |= new
-    return found
-
-
 def running(processes: set[int]) -> set[int]:
     listed = subprocess.run(["ps", "-e", "-o", "pid=,stat="], capture_output=True, text=True, check=True).stdout
     alive = {int(pid) for pid, state in (line.split()[:2] for line in listed.splitlines()) if "Z" not in state}
     return processes & alive
+
+
+def is_training(command: subprocess.Popen[str]) -> bool:
+    return any(title.startswith(TITLES["worker"]) for title in below(command.pid).values())
 
 
 @pytest.fixture
@@ -264,7 +258,6 @@ def start(where: Where, ray_folder: Path, *words: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.fault
 def test_a_driver_that_is_killed_and_one_that_is_interrupted_are_resumed_to_the_same_numbers(
     where, manifest, tmp_path, started
 ):
@@ -274,19 +267,18 @@ def test_a_driver_that_is_killed_and_one_that_is_interrupted_are_resumed_to_the_
         where,
         ray_folder,
         *("--name", "s", "--method", "clip4clip", "--stream", manifest, "--searcher", "grid", "--seeds", "0"),
-        *("--space", "method.lr=0,4e-6", "--scheduler", "none", "--local-cpus", "1"),
+        *("--space", "method.lr=0,4e-6", "--scheduler", "none", "--local-cpus", "2"),
         *("optim.weight_decay=0.2", "method.train_scale=true", "method.frame_norm=none", "optim.epochs=40"),
     )
     started.append(first)
     wait_for(lambda: finished(1) or first.poll() is not None)
-    children = descendants(first.pid)
     first.kill()
     assert first.wait() == -signal.SIGKILL, first.communicate()
-    wait_for(lambda: not running(children))  # Ray ends itself when its driver is gone
 
+    # At once: what Ray has left behind may still be dying, and a worker may finish one more task
     second = start(where, ray_folder, "--resume", "s")
     started.append(second)
-    wait_for(lambda: len(finished(2)) == 2 or finished(3) or second.poll() is not None)
+    wait_for(lambda: (is_training(second) and finished(2)) or second.poll() is not None)
     second.send_signal(signal.SIGINT)
     out, err = second.communicate(timeout=PATIENCE)
     assert second.returncode == 130, err
@@ -299,8 +291,8 @@ def test_a_driver_that_is_killed_and_one_that_is_interrupted_are_resumed_to_the_
 
     third = start(where, ray_folder, "--resume", "s")
     started.append(third)
-    children = set()
-    wait_for(lambda: third.poll() is not None or children.update(descendants(third.pid)), 2 * PATIENCE)
+    children: set[int] = set()
+    wait_for(lambda: third.poll() is not None or children.update(below(third.pid)), 2 * PATIENCE)
     out, err = third.communicate(timeout=PATIENCE)
     assert third.returncode == 0, err
     assert "2 complete, 0 stopped early, 0 failed" in out

@@ -130,6 +130,23 @@ def test_a_kept_model_can_be_loaded_from_its_artifact(small_stream, manifest, ru
     assert settings["method"] == "clip4clip"
 
 
+@pytest.mark.parametrize(
+    ("settings", "split"),
+    [
+        ({}, ""),
+        ({"evaluation.select": "best"}, "val"),
+        ({"evaluation.select": "best", "evaluation.select_split": "same"}, "test"),
+    ],
+)
+def test_the_split_on_which_epochs_were_chosen_is_kept(small_stream, manifest, runs, tracker, settings, split):
+    settings = {"method": "zero_shot", "stream": manifest, **settings}
+    made = Recorder(tracker, resolve(settings, small_stream.settings), "r")
+    result = execute(made.experiment, Places(runs), report=made.report, on_ready=made.ready)
+    run = only_run(tracker)
+    assert run.tags["ctvr.select_split"] == split
+    assert made.experiment.key(result.stream, run.tags["ctvr.frames"]) == result.key  # what `explain` relies on
+
+
 def test_a_transductive_method_is_marked(small_stream, manifest, runs, tracker, monkeypatch):
     from methods.zero_shot import ZeroShot
 

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
+from methods.layers.clip import TINY_FOLDER
 from orchestrator.config import ConfigError
+from orchestrator.loop import Workers
 from orchestrator.recorder import export_model
-from orchestrator.run import Places, execute, load_model, presets_of, resolve
+from orchestrator.run import (
+    Places,
+    code_digest,
+    execute,
+    load_model,
+    preset_settings,
+    presets_of,
+    resolve,
+    splits_of,
+)
 
 SMALL = {"backbone.name": "tiny-clip", "backbone.weights": "shipped"}
 
@@ -24,6 +38,8 @@ def test_complete_settings_resolve_to_themselves():
     made = resolve({"method": "upper_bound", "stream": "s", "base.lr": "3e-6", **SMALL})
     assert resolve(made.settings).settings == made.settings
     assert made.base.lr == 3e-6
+    as_mlflow_keeps_them = {name: str(value).strip("[]") for name, value in made.settings.items()}
+    assert resolve(as_mlflow_keeps_them).settings == made.settings
 
 
 @pytest.mark.parametrize(
@@ -42,17 +58,86 @@ def test_complete_settings_resolve_to_themselves():
             {"method": "zero_shot", "stream": "s", "optin.epochs": 1},
             "optin.epochs: no such setting. Did you mean 'optim'",
         ),
+        ({"method": "zero_shot", "stream": "s", "seed": 2**63}, "seed must be a number of 64 bits"),
         ({"method": "zero_shot", "stream": "s", "sed": 1}, "sed: no such setting. Did you mean 'seed'"),
         ({"method": "zero_shot", "stream": "s", "base.lr": 1}, "base.lr: zero_shot wraps no other method"),
         ({"method": "zero_shot", "stream": "s", "workers": 3}, "data.batch_size: 8 pairs cannot be dealt to workers=3"),
         ({"method": "clip4clip", "stream": "s", "method.lr": -1}, "method: lr must be >= 0, got -1.0"),
         ({"method": "upper_bound", "stream": "s", "method.base": "x"}, "method: no method called 'x'"),
+        (
+            {"method": "dsl", "stream": "s", "method.base": "lwf"},
+            "method.base: dsl cannot wrap lwf, which wraps a retriever itself: base.* has room for the settings of one",
+        ),
+        (
+            {"method": "dsl", "stream": "s", "method.base": "camoe"},
+            "method.base: dsl cannot wrap camoe: .* contrastive loss over the pairs of a batch .* method.loss=false",
+        ),
+        ({"method": "dsl", "stream": "s", "method.base": "base_moco"}, "method.base: dsl cannot wrap base_moco: "),
+        (
+            {"method": "lwf_moco", "stream": "s", "method.base": "clip4clip"},
+            "method.base: lwf_moco cannot wrap clip4clip: .* queues of keys.* Write method.base=base_moco",
+        ),
+        (
+            {"method": "zscl", "stream": "s", "method.base": "tempme"},
+            "zscl cannot wrap tempme: .* videos of 1 frames, .* videos of 12. Write method.reference_frames=12",
+        ),
+        (
+            {"method": "tempme", "stream": "s", "method.num_frames": 8},
+            "method.num_frames: 8 is not data.num_frames=12, the frames of a video. Leave it out",
+        ),
+        (
+            {"method": "lwf", "stream": "s", "method.base": "tempme", "base.num_frames": 8, "data.num_frames": 4},
+            "base.num_frames: 8 is not data.num_frames=4",
+        ),
+        *(
+            (
+                {"method": name, "stream": "s", "method.base": "structalign", "base.score": "fused", **more},
+                f"{name} cannot wrap structalign: .* score=fused .* whole gallery only. Write base.score=words",
+            )
+            for name, more in (
+                ("lwf", {}),
+                ("vr_lwf", {}),
+                ("zscl", {}),
+                ("dsl", {}),
+                ("der", {"method.target": "similarities"}),
+            )
+        ),
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_setting(settings, message):
     with pytest.raises(ConfigError, match=message) as error:
         resolve(settings)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "dsl", "method.base": "camoe", "method.loss": "false"},
+        {"method": "zscl", "method.base": "tempme", "method.reference_frames": 12},
+        {"method": "zscl", "method.base": "tempme", "method.weight": 0},
+        {"method": "lwf", "method.base": "tempme", "data.num_frames": 8},
+        {"method": "lwf", "method.base": "structalign", "base.score": "words"},
+        {"method": "lwf", "method.base": "structalign", "base.score": "fused", "method.weight": 0},
+        {"method": "der", "method.base": "structalign", "base.score": "fused"},
+        {"method": "er_ring", "method.base": "structalign", "base.score": "fused"},
+        {"method": "upper_bound", "method.base": "structalign", "base.score": "fused"},
+    ],
+)
+def test_what_the_message_proposes_or_does_not_concern_is_accepted(settings):
+    assert resolve({"stream": "s", **settings}).base is not None
+
+
+def test_a_preset_follows_the_retriever_that_is_wrapped():
+    usual = preset_settings("lwf", ["shapes"], {})
+    assert usual == {"base.lr": 4e-6}
+    own = {name.replace("method.", "base."): value for name, value in presets_of("framefusion_moe")["shapes"].items()}
+    assert preset_settings("lwf", ["shapes"], {"method.base": "framefusion_moe"}) == own
+    assert preset_settings("lwf", ["shapes"], {"method.base": "zero_shot"}) == {}  # it has none of that name
+    original = preset_settings("lwf", ["original"], {"method.base": "framefusion_moe"})
+    assert original == {"optim.weight_decay": 0.0, "data.batch_size": 64}  # what is not the retriever's stays
+    made = resolve({"method": "lwf", "stream": "s", "method.base": "framefusion_moe"}, presets=["shapes"])
+    assert made.base.ffa_init == "zero_out"
 
 
 def test_an_unknown_preset_lists_the_known_ones():
@@ -71,6 +156,16 @@ def test_the_key_changes_with_what_decides_and_with_nothing_else(small_stream):
     assert len({key(), key(seed=1), key(method__lr=2e-6), key(optim__epochs=3), key(evaluation__split="val")}) == 5
     random = {"backbone__weights": "random"}
     assert key() != key(**random)
+
+
+def test_the_key_reads_every_layer_and_the_files_of_the_method_and_its_base(monkeypatch):
+    read = []
+    content = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: read.append(self.name) or content(self))
+    code_digest("lwf", "framefusion_moe")
+    layers = {file.name for file in TINY_FOLDER.parent.glob("*.py")}
+    assert {"seams.py", "former_videos.py", "word_kinds.py"} <= layers <= set(read)
+    assert {"lwf.py", "wrapping.py", "base.py", "framefusion_moe.py", "loop.py", "evaluate.py"} <= set(read)
 
 
 def test_an_unknown_backbone_is_reported_as_the_users(manifest, small_stream, runs):
@@ -92,10 +187,35 @@ def test_a_trained_model_is_loaded_with_one_call(manifest, small_stream, runs, t
 
 
 def test_a_stream_without_validation_videos_refuses_val(manifest, runs, small_stream):
-    from dataclasses import replace
-
-    from orchestrator.run import splits_of
-
     experiment = resolve({"method": "zero_shot", "stream": manifest, "evaluation.split": "val"}, small_stream.settings)
     with pytest.raises(ConfigError, match="evaluation.split: stream small has no validation videos"):
         splits_of(experiment, replace(small_stream, has_val=False))
+
+
+class Crowd(Workers):
+    """Sixteen workers, of which this process is the first and the others agree."""
+
+    def agree(self, value):
+        return value
+
+
+def test_more_workers_than_training_pairs_are_refused_once_the_stream_is_known(manifest, small_stream, runs):
+    settings = {"stream": manifest, "workers": 16, "data.batch_size": 16}
+    experiment = resolve({"method": "clip4clip", **settings}, small_stream.settings)
+    with pytest.raises(ConfigError, match="workers: task_01 of stream small has 8 training pairs for 16 workers"):
+        execute(experiment, Places(runs), Crowd(0, 16))
+
+
+def test_a_run_reads_the_split_that_its_epochs_are_chosen_on(manifest, small_stream):
+    def splits(stream, **evaluation):
+        settings = {f"evaluation.{name}": value for name, value in evaluation.items()}
+        return splits_of(resolve({"method": "zero_shot", "stream": manifest, **settings}, stream.settings), stream)
+
+    without_val = replace(small_stream, has_val=False)
+    assert splits(small_stream) == ("train", "test")
+    assert splits(small_stream, select="best") == ("train", "test", "val")
+    assert splits(small_stream, select="best", select_split="same") == ("train", "test")
+    assert splits(small_stream, select="best", split="val") == ("train", "val")
+    assert splits(without_val, select="best") == ("train", "test")
+    with pytest.raises(ConfigError, match="evaluation.select_split: stream small has no validation videos"):
+        splits(without_val, select="best", select_split="val")

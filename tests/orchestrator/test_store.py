@@ -248,13 +248,86 @@ def test_copies_stay_below_their_limit_and_the_least_used_go_first(tmp_path):
     for i in range(10):
         store.put("k", f"{i}", big, {})
         os.utime(store._cache.path(f"k/{i}.safetensors"), (i, i))
-    copies = [name for name, _ in store._cache.names()]
-    assert sum(size for _, size in store._cache.names()) <= 5000
+    copies = [entry.name for entry in store._cache.names()]
+    assert sum(entry.bytes for entry in store._cache.names()) <= 5000
     assert "k/9.safetensors" in copies
     assert "k/0.safetensors" not in copies
     np.testing.assert_array_equal(store.get("k", "0")["x"], big["x"])  # fetched again
     assert store.counters["cache_miss"] == 1
     assert store.counters["evicted"] > 0
+
+
+def test_the_limit_holds_for_the_copies_of_all_stores_together(tmp_path):
+    big = {"x": np.zeros(1000, np.uint8)}
+    stores = [Store.open(f"memory://{tmp_path}/{n}", cache=tmp_path / "cache", cache_bytes=5000) for n in range(2)]
+    for i in range(6):
+        for store in stores:
+            store.put("k", f"{i}", big, {})
+    folder, size, limit = stores[0].copies()
+    assert size.bytes == sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+    assert 0 < size.bytes <= limit == 5000
+    assert stores[0].copies() == stores[1].copies()
+
+
+FILLER = """
+import sys
+from pathlib import Path
+import numpy as np
+from orchestrator.store import Store
+store = Store.open("memory://s", cache=Path(sys.argv[1]), cache_bytes=40_000_000)
+for i in range(60):
+    store.put("k", f"{sys.argv[2]}-{i}", {"x": np.full(500_000, i, np.uint8)}, {})
+    assert store.get("k", f"{sys.argv[2]}-{i}")["x"][0] == i
+"""
+
+
+def test_processes_share_one_limit(tmp_path):
+    command = [sys.executable, "-c", FILLER, str(tmp_path)]
+    crowd = [subprocess.Popen([*command, str(n)], stderr=subprocess.PIPE, text=True) for n in range(3)]
+    everything = store_local.LocalFiles(tmp_path / "objects")
+    sizes = []
+    while any(process.poll() is None for process in crowd):
+        sizes.append(sum(entry.bytes for entry in everything.names()))
+    assert [process.communicate()[1] for process in crowd] == [""] * 3
+    assert [process.returncode for process in crowd] == [0] * 3
+    assert 20_000_000 < max(sizes) <= 40_000_000
+
+
+def test_a_copy_that_is_mapped_may_be_evicted(tmp_path):
+    store = Store.open(f"memory://{tmp_path}", cache=tmp_path / "cache", cache_bytes=5000)
+    store.put("frames", "a", X, {})
+    os.utime(store._cache.path("frames/a.safetensors"), (1, 1))
+    arrays = store.get("frames", "a")
+    os.utime(store._cache.path("frames/a.safetensors"), (1, 1))
+    for i in range(8):
+        store.put("k", f"{i}", {"x": np.zeros(1000, np.uint8)}, {})
+    assert not store._cache.exists("frames/a.safetensors")
+    np.testing.assert_array_equal(arrays["frames"], X["frames"])
+
+
+def test_copies_leave_room_on_the_disk(tmp_path, monkeypatch):
+    from collections import namedtuple
+
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(store_local.shutil, "disk_usage", lambda path: usage(100_000, 97_000, 3_000))
+    store = Store.open(f"memory://{tmp_path}", cache=tmp_path / "cache", cache_bytes=10**9)
+    for i in range(4):
+        store.put("k", f"{i}", {"x": np.zeros(1000, np.uint8)}, {})
+        store._cache._is_measured = False  # as a process that starts
+    assert store.copies()[1].objects == 1  # the newest: 2000 bytes too few are free
+
+
+def test_a_cache_of_no_bytes_keeps_nothing(tmp_path):
+    store = Store.open(f"memory://{tmp_path}", cache=tmp_path / "cache", cache_bytes=0)
+    store.put("frames", "a", X, {})
+    np.testing.assert_array_equal(store.get("frames", "a")["frames"], X["frames"])
+    assert store.copies()[1].objects == 0
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="CTVR_CACHE: .*file.*: cannot be written"):
+        Store.open(f"memory://{tmp_path}", cache=tmp_path / "file")
 
 
 def test_a_full_disk_is_one_line_with_path_and_bytes_and_leaves_nothing_behind(local, monkeypatch):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from orchestrator.cluster_jobs import trial_plan
+from orchestrator import cluster_jobs
+from orchestrator.cluster_jobs import FailedRuns, trial_plan
 from orchestrator.config import ConfigError
-from orchestrator.jobs import Where
-from orchestrator.ray_tune import write_plan
-from orchestrator.sweep_jobs import SweepRequest, _read_request, plan_sweep, resume, sweep
+from orchestrator.jobs import GAIN, Where
+from orchestrator.ray_tune import Outcome, write_plan
+from orchestrator.sweep_jobs import SweepRequest, _conclude, _read_request, plan_sweep, resume, sweep
 from orchestrator.tracking import Tracker
 from tests.orchestrator.conftest import write_stream
 
@@ -38,6 +40,23 @@ def test_a_sweep_chooses_on_validation_videos(few, where):
     assert planned.experiment.evaluation.split == "val"
     assert planned.given["evaluation.split"] == "val"
     assert planned.experiment.data.num_frames == 4  # which the stream recommends
+
+
+@pytest.mark.parametrize("method", ["framefusion_moe", "structalign"])
+def test_the_point_that_is_tried_first_is_the_papers_for_the_stream(method, few, where, tmp_path):
+    content = json.loads(Path(few).read_text())
+    actnet = tmp_path / "actnet.json"
+    settings = {**content["settings"], "preset": "paper-actnet", "data.num_frames": 24}
+    actnet.write_text(json.dumps({**content, "settings": settings, "videos": str(Path(few).parent / "videos")}))
+    points = [
+        planned.recommended
+        for planned in (plan_sweep(request(stream, method=method), where) for stream in (few, str(actnet)))
+    ]
+    assert [point["method.num_experts"] for point in points] == [10, 5]
+    later = "method.lr" if method == "structalign" else "method.lr_text"
+    assert points[0][later] < points[1][later] == 6e-6
+    released = plan_sweep(request(few, method=method, presets=("released",)), where)
+    assert released.recommended[later] == 3e-6
 
 
 def test_what_the_user_fixes_is_not_searched(few, where):
@@ -120,3 +139,26 @@ def test_a_request_comes_back_from_json():
 def test_a_request_of_another_version_is_refused_in_one_line():
     with pytest.raises(ConfigError, match="sweep s: its plan is of another version .*'colour'"):
         _read_request("s", {**vars(request("few")), "colour": "red"})
+
+
+def test_a_finished_sweep_waits_for_mlflow_and_says_what_to_do_where_it_stays_away(few, where, monkeypatch):
+    planned, outcome = plan_sweep(request(few), where), Outcome(2, 2, 0, 0, 0, 9.0)
+    tracker = where.tracker("small")
+    parent = tracker.open_sweep("s", "small", {}, {})
+    run = tracker.open_run("small", "a", {"method.lr": 1}, parent, {"ctvr.complete": "true"})
+    tracker.log_task(run, 3, {GAIN: 1.5})
+    monkeypatch.setattr(cluster_jobs.time, "sleep", lambda seconds: None)
+    answers = iter([(0, 4), (0, 4), (4, 0)])
+    monkeypatch.setattr(Tracker, "flush", lambda self: next(answers))
+    assert "best: a, " in _conclude(planned, where, tracker, outcome, parent)
+    assert list(answers) == []
+
+    monkeypatch.setattr(cluster_jobs, "MLFLOW_SECONDS", 0.0)
+    monkeypatch.setattr(Tracker, "flush", lambda self: (0, 4))
+    with pytest.raises(FailedRuns) as error:
+        _conclude(planned, where, tracker, outcome, parent)
+    said = str(error.value).splitlines()
+    assert said[1:] == [
+        "4 records wait because MLflow does not answer, so no winner can be named.",
+        "Start it again, then: ctvr sync; ctvr rerun --sweep s",
+    ]

@@ -9,7 +9,8 @@ import pytest
 from ray.tune.search.sample import Categorical, Domain, Float, Integer
 
 from methods import METHODS, find_method
-from orchestrator.run import GROUPS, resolve
+from orchestrator.ray_search import holds
+from orchestrator.run import GROUPS, presets_of, resolve
 from orchestrator.unpublished import unpublished
 
 pytestmark = pytest.mark.slow  # importing Ray Tune takes seconds
@@ -36,6 +37,15 @@ def test_the_space_fits_the_method_and_holds_the_papers_values(name):
             assert value in domain.categories, setting
         elif isinstance(domain, (Float, Integer)):
             assert domain.lower <= value <= domain.upper, setting
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_papers_presets_lie_in_the_space_so_that_they_can_be_tried_first(name):
+    module = importlib.import_module(f"search_spaces.{name}")
+    for preset, settings in presets_of(name).items():
+        if preset in {"paper", "paper-actnet"}:
+            outside = {s: v for s, v in settings.items() if s in module.SPACE and not holds(module.SPACE[s], v)}
+            assert not outside, preset
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -1,0 +1,117 @@
+"""Where a process can be hurt: the calls by which a run makes something last, counted and interrupted.
+
+A run is killed *before* or *after* the n-th of them, or *within* it (the file then ends early, as if the machine had
+died while it was written). The same n is the same place in every run of the same settings.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+When = Literal["before", "within", "after"]
+WHENS: tuple[When, ...] = ("before", "within", "after")
+CALLS = ("fsync", "replace", "rename", "link", "unlink")  # of `os`; what decides whether a file is there, and whole
+_TORN_BYTES = 40  # at most so much of a file's end is missing: less than one record of the outbox
+
+
+@dataclass(frozen=True)
+class Call:
+    """The call of `os` that was reached: its name, and the file that it is about."""
+
+    number: int  # from 0
+    name: str
+    path: str
+    descriptor: int | None = None  # of a file that is being written
+
+
+@contextmanager
+def watched(root: Path, before: Callable[[Call], None], after: Callable[[Call], None]) -> Iterator[None]:
+    """Have every durable call on files below `root` announced; other calls pass unseen.
+
+    Only for a process that does nothing else: the functions of `os` are replaced for its whole length.
+    """
+    originals: dict[str, Any] = {name: getattr(os, name) for name in CALLS}
+    count = 0
+
+    def wrap(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(target: Any, *rest: Any, **named: Any) -> Any:
+            nonlocal count
+            descriptor = target if isinstance(target, int) else None
+            path = _path_of(descriptor) if descriptor is not None else os.fspath(target)
+            if not str(path).startswith(str(root)):
+                return original(target, *rest, **named)
+            call = Call(count, name, str(path), descriptor)
+            count += 1
+            before(call)
+            try:
+                return original(target, *rest, **named)
+            finally:  # also if it failed: a name that is taken is an answer
+                after(call)
+
+        return wrapped
+
+    try:
+        for name, original in originals.items():
+            setattr(os, name, wrap(name, original))
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(os, name, original)
+
+
+def _path_of(descriptor: int) -> str:
+    """The file behind an open descriptor; empty where the system does not tell."""
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return ""
+
+
+def die() -> None:
+    """End this process as `kill -9` does: nothing is flushed, closed or said."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def killed_at(root: Path, number: int, when: When) -> Iterator[None]:
+    """Die at the `number`-th durable call below `root` (from 0); a run with fewer calls lives."""
+
+    def before(call: Call) -> None:
+        if call.number != number or when == "after":
+            return
+        if when == "within" and call.descriptor is not None and os.path.isfile(call.path):
+            os.truncate(call.path, max(0, os.path.getsize(call.path) - 1 - number % _TORN_BYTES))
+        die()
+
+    def after(call: Call) -> None:
+        if call.number == number and when == "after":
+            die()
+
+    with watched(root, before, after):
+        yield
+
+
+@contextmanager
+def counted(root: Path, into: list[Call]) -> Iterator[None]:
+    """Write down every durable call below `root`."""
+    with watched(root, into.append, lambda call: None):
+        yield
+
+
+@contextmanager
+def no_space_from(root: Path, number: int) -> Iterator[None]:
+    """From the `number`-th durable call on, the disk of `root` is full; removing files still works."""
+
+    def refuse(call: Call) -> None:
+        if call.number >= number and call.name != "unlink":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), call.path)
+
+    with watched(root, refuse, lambda call: None):
+        yield

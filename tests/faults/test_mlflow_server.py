@@ -1,0 +1,131 @@
+"""An MLflow server that is killed or stands still while runs are recorded: every metric is there once in the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import outbox
+from orchestrator.chaos_sweep import Server
+from orchestrator.recorder import Recorder
+from orchestrator.run import Places, execute, resolve
+from orchestrator.tracking import Tracker, prepare
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def server(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    prepare(f"sqlite:///{runs / 'mlflow.db'}", runs, "small")
+    made = Server(runs)
+    made.start()
+    made.await_answer()
+    yield made
+    made.kill()
+
+
+def stored(runs: Path) -> dict[tuple[str, int], list[float]]:
+    """(key, step) -> every value that MLflow holds, over all runs."""
+    found: dict[tuple[str, int], list[float]] = {}
+    with closing(sqlite3.connect(runs / "mlflow.db")) as database:
+        for key, step, value in database.execute("select key, step, value from metrics"):
+            found.setdefault((key, step), []).append(value)
+    return found
+
+
+def assert_complete(runs: Path, tracker: Tracker, record: Any) -> None:
+    """Every metric of the record is there once, with its value, and the one run has ended."""
+    found = stored(runs)
+    assert all(len(values) == 1 for values in found.values())
+    for step, row in enumerate(record.metrics, start=1):
+        for key, value in row.items():
+            assert found[key, step] == [value]
+    for row in record.training:
+        assert found["train/loss/contrastive", int(row["step"])] == [row["train/loss/contrastive"]]
+    (run,) = Tracker(tracker.uri, runs).find_runs()
+    assert (run.status, run.tags["ctvr.complete"]) == ("FINISHED", "true")
+    assert {"config.json", "matrix_own.json", "ranks.json"} <= {
+        file.path for file in tracker.client.list_artifacts(run.run_id)
+    }
+    assert tracker.flush() == (0, 0)
+
+
+def record_with(manifest: str, stream: Any, runs: Path, tracker: Tracker, during: Any) -> Any:
+    """Record a run; `during(task index)` happens after each commit, before it is reported."""
+    settings = {"method": "clip4clip", "stream": manifest, "optim.epochs": 3}
+    made = Recorder(tracker, resolve(settings, stream.settings), "the run")
+
+    def report(task: Any, record: Any, seconds: float) -> None:
+        during(task.index)
+        made.report(task, record, seconds)
+
+    return execute(made.experiment, Places(runs), report=report, on_ready=made.ready).record
+
+
+def test_metrics_outlive_a_server_that_is_killed(server, runs, manifest, small_stream):
+    tracker = Tracker(server.uri, runs)
+    record = record_with(manifest, small_stream, runs, tracker, lambda index: server.kill() if index == 1 else None)
+    assert tracker.outbox.pending()
+    before = stored(runs)
+    assert ("stream/t2v/r1", 1) in before
+    assert ("stream/t2v/r1", 2) not in before
+    server.start()
+    server.await_answer()
+    sent, left = Tracker(server.uri, runs).flush()
+    assert sent > 0
+    assert left == 0
+    assert_complete(runs, tracker, record)
+
+
+def test_a_server_that_is_killed_during_the_replay_gets_the_rest_once(server, runs, manifest, small_stream):
+    tracker = Tracker(server.uri, runs)
+    record = record_with(manifest, small_stream, runs, tracker, lambda index: server.kill() if index == 0 else None)
+    server.start()
+    server.await_answer()
+    messenger = Tracker(server.uri, runs)
+    send, sent = messenger._courier._send, []
+
+    def send_and_kill(run_id: str, message: Any) -> None:
+        send(run_id, message)
+        sent.append(message)
+        if len(sent) == 3:
+            server.kill()
+
+    messenger._courier._send = send_and_kill
+    assert messenger.flush()[1] > 0
+    server.start()
+    server.await_answer()
+    assert Tracker(server.uri, runs).flush()[1] == 0
+    assert_complete(runs, tracker, record)
+
+
+def test_a_server_that_stands_still_gets_what_it_may_have_got_already_once(
+    server, runs, manifest, small_stream, monkeypatch
+):
+    """Its socket takes requests while it is stopped: they arrive when it wakes up, beside those that are sent again."""
+
+    def during(index: int) -> None:
+        assert server.process is not None
+        if index == 1:
+            os.killpg(server.process.pid, signal.SIGSTOP)
+        if index == 2:
+            os.killpg(server.process.pid, signal.SIGCONT)
+
+    monkeypatch.setattr(outbox, "QUIET_SECONDS", 0.0)  # every record is tried, so that many are on their way
+    tracker = Tracker(server.uri, runs)
+    started = time.monotonic()
+    record = record_with(manifest, small_stream, runs, tracker, during)
+    assert time.monotonic() - started < 120
+    server.await_answer()
+    Tracker(server.uri, runs).flush()
+    assert_complete(runs, tracker, record)
