@@ -161,7 +161,7 @@ def test_an_error_of_the_program_is_not_hidden(monkeypatch):
 
 def test_results_alone_are_on_stdout(capsys, manifest, runs):
     status, out, err = ctvr(
-        capsys, "run", "--runs", runs, "--method", "zero_shot", "--stream", manifest, "optim.epochs=1"
+        capsys, "run", "--runs", runs, "--method", "zero_shot", "--stream", manifest, "--fresh", "optim.epochs=1"
     )
     assert status == 0
     assert out.startswith("zero_shot on small, test videos\n")
