@@ -17,9 +17,9 @@ from orchestrator.loop import Diverged
 from orchestrator.ray_train import (
     TrialFailed,
     TrialPlan,
+    _backend,
     _check_sources,
     _EndOnMistake,
-    _process_group,
     explain,
     is_final,
 )
@@ -111,7 +111,9 @@ def test_a_worker_on_another_host_with_other_sources_refuses():
 
 def test_a_single_process_meets_nobody():
     """Where torch's processes meet, it listens on every interface."""
-    assert _process_group(plan()) is None
-    assert _process_group(plan(workers=2)).backend == "gloo"
-    assert _process_group(plan(workers=2, gpus_per_worker=1)).backend == "nccl"
-    assert _process_group(plan(workers=2, gpus_per_worker=0.5)).backend == "gloo"
+    from ray.train.torch import TorchConfig
+
+    assert not isinstance(_backend(plan()), TorchConfig)
+    assert _backend(plan(workers=2)).backend == "gloo"
+    assert _backend(plan(workers=2, gpus_per_worker=1)).backend == "nccl"
+    assert _backend(plan(workers=2, gpus_per_worker=0.5)).backend == "gloo"
