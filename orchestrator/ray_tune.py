@@ -25,6 +25,7 @@ from ray.tune.integration.ray_train import TuneReportCallback
 
 from orchestrator.config import ConfigError, Settings, suggest
 from orchestrator.digests import source_digest
+from orchestrator.leaks import redact
 from orchestrator.ray_cluster import DRIVER_CPU, capacity, cluster, connect
 from orchestrator.ray_search import (
     GAIN,
@@ -162,7 +163,7 @@ def _reason(trial: Any) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, TrialFailed):
         return lines[0][:400] if lines else "no reason was recorded"
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+    return f"{type(error).__name__}: {redact(lines[0])[:300]}" if lines else type(error).__name__
 
 
 def _say(line: str) -> None:
