@@ -13,6 +13,7 @@ from typing import Any
 from ray import cloudpickle, tune
 
 from orchestrator.config import ConfigError
+from orchestrator.leaks import redact
 from orchestrator.ray_cluster import ask_for_room, capacity
 from orchestrator.ray_search import GAIN
 from orchestrator.ray_train import TrialFailed, TrialPlan, run_name
@@ -168,7 +169,7 @@ def _reason(trial: Any) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, TrialFailed):
         return lines[0][:400] if lines else "no reason was recorded"
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+    return f"{type(error).__name__}: {redact(lines[0])[:300]}" if lines else type(error).__name__
 
 
 def _say(line: str) -> None:

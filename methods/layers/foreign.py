@@ -163,10 +163,16 @@ def convert(file: Path, wanted: str, out: Path) -> dict[str, str]:
     return {}
 
 
-def _leave_network() -> None:
-    """An own, empty network. Where the system refuses that, the other limits stand."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).unshare(_NEWUSER | _NEWNET)
+def leave_network() -> bool:
+    """Give this process an empty network of its own; False where the system refuses that.
+
+    Root may; others only together with an own user namespace, and before the process has threads.
+    """
+    try:
+        unshare = ctypes.CDLL(None, use_errno=True).unshare
+    except (OSError, AttributeError):  # no Linux
+        return False
+    return unshare(_NEWNET) == 0 or unshare(_NEWUSER | _NEWNET) == 0
 
 
 def _bound(size: int) -> None:
@@ -188,7 +194,7 @@ def _bound(size: int) -> None:
 
 def main() -> int:
     file, wanted, out = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    _leave_network()
+    leave_network()  # where that is refused, the other limits stand
     try:
         import torch  # noqa: F401 (before the limits: what they need is not the file's doing)
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from orchestrator import doctor, machine, tracking
+from orchestrator import doctor, doctor_records, machine, tracking
 from orchestrator.doctor import Finding, blocking, examine, to_text
 from orchestrator.leaks import find_leaks, secret_values
 from orchestrator.outbox import REFUSED, Outbox
@@ -308,7 +308,7 @@ def test_a_server_elsewhere_that_asks_for_no_password_is_told(status, level):
         thread = threading.Thread(target=server.handle_request)
         thread.start()
         uri = f"http://127.1:{server.server_port}"  # loopback by another name: to us an address like any other
-        assert doctor._open_server(uri, urlsplit(uri)).level == level
+        assert doctor_records.open_server(uri, urlsplit(uri)).level == level
         thread.join()
 
 

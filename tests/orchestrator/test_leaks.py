@@ -30,6 +30,7 @@ PLANTED = {
     "GITHUB_TOKEN": f"{CANARY}-github",
     "DB_PASSWORD": f"{CANARY}-database",
     "SSH_PRIVATE_KEY": f"{CANARY}-ssh",
+    "RAY_AUTH_TOKEN": f"{CANARY}-ray-0123456789abcdef",  # of the cluster that the command starts
 }
 
 
@@ -137,7 +138,7 @@ def server(tmp_path: Path, free_port: int) -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_sweep_leaves_no_secret_in_its_folder_in_mlflow_or_in_rays_logs(manifest, runs, tmp_path, server):
-    """Nine variables of the environment, and the password of the tracking address."""
+    """Ten variables of the environment, and the password of the tracking address."""
     ray_folder = Path(tempfile.mkdtemp(prefix="rl", dir="/tmp"))
     words = ["sweep", "--runs", runs, "--name", "s", "--method", "clip4clip", "--stream", manifest, "--seeds", "0"]
     words += ["--searcher", "grid", "--space", "method.lr=0,4e-6", "--scheduler", "none", "--local-cpus", "2"]

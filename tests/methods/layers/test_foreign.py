@@ -172,7 +172,7 @@ def test_the_child_reaches_no_network():
         reach = f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)"
         assert child(reach).returncode == 0
         alone = child(
-            f"import os; before = os.readlink('/proc/self/ns/net')\nforeign._leave_network()\n"
+            f"import os; before = os.readlink('/proc/self/ns/net')\nforeign.leave_network()\n"
             f"assert os.readlink('/proc/self/ns/net') != before, 'refused'\n{reach}"
         )
     if "refused" in alone.stderr and "AssertionError" in alone.stderr:
