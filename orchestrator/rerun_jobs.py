@@ -18,7 +18,7 @@ from orchestrator.cluster_jobs import (
     connected,
     interruptible,
     make_all_ready,
-    say_waiting,
+    send_waiting,
     trial_plan,
 )
 from orchestrator.config import ConfigError, Settings
@@ -235,7 +235,11 @@ def run_again(
                 plan = replace(trial_plan(there, name, tracker), parent=parent, tags=tags, keep_model=keep_model)
                 failed = _run_listed(plan, left, len(stream.tasks), there)
     tracker.close(parent, "FAILED" if failed else "FINISHED")
-    say_waiting(tracker)
+    if waiting := send_waiting(tracker):
+        raise FailedRuns(
+            f"{waiting} records wait because MLflow does not answer, so there is no table. Start it again, then: "
+            f"ctvr sync; {again}"
+        )
     if failed == len(runs):
         raise FailedRuns(f"rerun {name}: all {failed} runs failed. `ctvr ui` shows why.")
     text = table(where, sweep=name)

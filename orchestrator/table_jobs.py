@@ -22,6 +22,7 @@ from orchestrator.cluster_jobs import (
     resources_text,
     say_waiting,
     searched_splits,
+    send_waiting,
     trial_plan,
 )
 from orchestrator.config import ConfigError, Settings, build
@@ -202,6 +203,11 @@ def _run(planned: PlannedTable, where: Where) -> str:
                 raise KeyboardInterrupt
             for name, outcome in outcomes.items():
                 close_search(tracker, rows[name].plan.parent or "", outcome)
+            if waiting := send_waiting(tracker):
+                raise FailedRuns(
+                    f"{waiting} records wait because MLflow does not answer, so no winner can be named. Start it "
+                    f"again, then: ctvr sync; {again}"
+                )
             return _conclude(planned, outcomes, there, tracker, parent)
 
 

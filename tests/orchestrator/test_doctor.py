@@ -339,12 +339,24 @@ def test_unfinished_sweeps_say_how_to_go_on(runs):
         run_id = tracker.open_sweep(name, "shapes-5", {"trials": 2})
         if status:
             tracker.close(run_id, status)
-    (runs / "sweeps" / "done-final-1").mkdir()
-    tracker.open_sweep("done-final-1", "shapes-5", {"rerun_of": "done", "seeds": 3, "top": 1})
+    reruns: dict[str, dict[str, object]] = {
+        "done-final-1": {"rerun_of": "done", "seeds": 3, "top": 1, "baselines": "zero_shot,lwf:shapes"},
+        "done-final-2": {"rerun_of": "done", "seeds": 3, "top": 2},
+        "table-final-1": {"rerun_of": "table", "seeds": 3, "rows": 11},
+    }
+    for name, settings in reruns.items():
+        (runs / "sweeps" / name).mkdir()
+        tracker.open_sweep(name, "shapes-5", settings)
     found = {f.text.split()[0]: f.remedy for f in about(look(runs), "sweeps", "warning")}
-    assert set(found) == {"stopped", "open", "done-final-1"}
+    assert set(found) == {"stopped", "open", *reruns}
     assert f"`ctvr sweep --resume stopped --runs {runs}`" in found["stopped"]
-    assert "ctvr rerun --sweep done --top 1 --seeds 3" in found["done-final-1"]
+    whole = f"`ctvr rerun --sweep done --top 1 --seeds 3 --baselines zero_shot,lwf:shapes --runs {runs}`"
+    assert (
+        found["done-final-1"]
+        == f"Go on with `ctvr sweep --resume done --runs {runs}` if that sweep started it, else {whole}."
+    )
+    assert f"`ctvr rerun --sweep done --top 2 --seeds 3 --runs {runs}`" in found["done-final-2"]
+    assert found["table-final-1"] == f"Go on with `ctvr sweep --resume table --runs {runs}`."
 
 
 # --- secrets

@@ -240,3 +240,60 @@ def offer_job(address: str, command: str) -> int:
         return error.code
     except (OSError, http.client.HTTPException):
         return 0
+
+
+def test_workers_get_what_cuda_reads_before_it_starts_and_no_process_that_nobody_needs(monkeypatch):
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"):
+        monkeypatch.delenv(name, raising=False)
+    made = ray_cluster.worker_environment()
+    assert made["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert made["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] == "0"
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    assert ray_cluster.worker_environment()["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+
+
+def test_both_ways_into_a_cluster_hand_the_environment_to_its_workers(monkeypatch):
+    monkeypatch.setattr("os.environ", dict(os.environ))
+    calls: list[dict] = []
+    monkeypatch.setattr("ray.init", lambda **options: calls.append(options))
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr(ray_cluster, "_await_dashboard", lambda port: None)
+    ray_cluster.connect("10.0.0.1:6379")
+    ray_cluster.connect("local", 2)
+    for options in calls:
+        assert options["runtime_env"]["env_vars"]["CUBLAS_WORKSPACE_CONFIG"]
+    assert [options["address"] for options in calls] == ["10.0.0.1:6379", "local"]
+
+
+def test_an_autoscaler_is_asked_for_whole_trials(monkeypatch):
+    asked: list[list[dict]] = []
+    monkeypatch.setattr("ray.autoscaler.sdk.request_resources", lambda bundles: asked.append(bundles))
+    ray_cluster.ask_for_room(plan(workers=2, cpus=1.5, gpus=0.5), 2)
+    assert asked[0].count({"CPU": 1.5, "GPU": 0.5}) == 4
+    assert asked[0].count({"CPU": DRIVER_CPU}) == 2
+    ray_cluster.ask_for_room(plan(), 1)
+    assert asked[1] == [{"CPU": 0.9}, {"CPU": DRIVER_CPU}]
+    ray_cluster.ask_for_room(plan(), 0)
+    assert asked[2] == []
+
+
+def test_an_autoscaler_that_does_not_answer_does_not_end_a_sweep(monkeypatch, caplog):
+    def fail(bundles: list[dict]) -> None:
+        raise RuntimeError("away\nmore")
+
+    monkeypatch.setattr("ray.autoscaler.sdk.request_resources", fail)
+    ray_cluster.ask_for_room(plan(), 1)
+    assert "the cluster was not asked to grow: away" in caplog.text
+
+
+def test_nodes_that_are_missing_are_asked_for_once_and_then_waited_for(monkeypatch):
+    there = iter([1, 1, 2])
+    monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True}] * next(there) + [{"Alive": False}])
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    asked: list[int] = []
+    monkeypatch.setattr(ray_cluster, "ask_for_room", lambda plan, trials: asked.append(trials))
+    ray_cluster.await_nodes(2, plan())
+    assert asked == [1]
+    there = iter([1])
+    with pytest.raises(ConfigError, match="--nodes: 1 of 2 joined within 0 s"):
+        ray_cluster.await_nodes(2, plan(), seconds=-1)

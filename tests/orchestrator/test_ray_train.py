@@ -6,10 +6,12 @@ import pickle
 import platform
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from ray.exceptions import ActorDiedError
 from ray.train import ControllerError, WorkerGroupError
+from ray.train.backend import BackendConfig
 from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, WorkerGroupStartupTimeoutError
 
 from orchestrator.config import ConfigError
@@ -20,6 +22,7 @@ from orchestrator.ray_train import (
     _backend,
     _check_sources,
     _EndOnMistake,
+    _Trainer,
     explain,
     is_final,
 )
@@ -89,7 +92,7 @@ def test_a_failure_survives_the_way_between_processes():
 def test_a_trial_driver_starts_without_the_science():
     code = (
         "import sys, orchestrator.ray_tune; "
-        "print([m for m in ('open_clip', 'torchvision', 'mlflow', 'orchestrator.run') if m in sys.modules])"
+        "print([m for m in ('torch', 'open_clip', 'torchvision', 'mlflow', 'orchestrator.run') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -109,11 +112,16 @@ def test_a_worker_on_another_host_with_other_sources_refuses():
         _check_sources(plan(host="elsewhere", sources="0123456789ab"))
 
 
-def test_a_single_process_meets_nobody():
-    """Where torch's processes meet, it listens on every interface."""
-    from ray.train.torch import TorchConfig
+def test_a_trial_of_one_worker_needs_no_process_group_and_more_workers_the_fitting_one():
+    plan = TrialPlan("s", "/r", "", "uri", None, "/r")
+    assert type(_backend(plan)) is BackendConfig
+    assert _backend(replace(plan, workers=2)).backend == "gloo"
+    assert _backend(replace(plan, workers=2, gpus_per_worker=0.5)).backend == "gloo"  # NCCL wants a GPU of its own
+    assert _backend(replace(plan, workers=2, gpus_per_worker=1)).backend == "nccl"
 
-    assert not isinstance(_backend(plan()), TorchConfig)
-    assert _backend(plan(workers=2)).backend == "gloo"
-    assert _backend(plan(workers=2, gpus_per_worker=1)).backend == "nccl"
-    assert _backend(plan(workers=2, gpus_per_worker=0.5)).backend == "gloo"
+
+def test_a_trial_starts_no_process_for_ray_datasets():
+    callbacks = _Trainer(print, backend_config=BackendConfig())._create_default_callbacks()
+    names = {type(callback).__name__ for callback in callbacks}
+    assert "DatasetsCallback" not in names
+    assert "PlacementGroupCleanerCallback" in names  # without it stopped trials leak their workers
