@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED = 0
 export MLFLOW_DISABLE_TELEMETRY = true
 
-.PHONY: help sweep test test-all test-faults lint format bench bench-gpu ui clean
+.PHONY: help sweep test test-all test-faults lint format bench bench-gpu chaos ui clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -27,7 +27,7 @@ test: $(READY)  ## quick tests
 test-all: $(READY)  ## all tests, those with Ray and servers too
 	$(BIN)/python -m pytest -m "not fault" $(ARGS)
 
-test-faults: $(READY)  ## kill and interrupt a whole sweep and resume it; on an otherwise idle machine
+test-faults: $(READY)  ## kill a sweep on Ray, over and over, and lose a node; on an otherwise idle machine
 	$(BIN)/python -m pytest -m fault $(ARGS)
 
 lint: $(READY)  ## style, import rules, types
@@ -44,6 +44,11 @@ bench: $(READY)  ## ratios measured on this machine
 
 bench-gpu: $(READY)  ## step time, memory and videos per second on a GPU
 	$(BIN)/python -m orchestrator.bench --gpu $(ARGS)
+
+KILLS ?= 200
+SEED  ?= 0
+chaos: $(READY)  ## kill runs at KILLS=200 seeded moments, go on, compare with unbroken ones (ARGS=--ray: sweeps on Ray)
+	$(BIN)/python -m orchestrator.chaos --kills $(KILLS) --seed $(SEED) $(ARGS)
 
 ui: $(READY)  ## MLflow's pages on http://127.0.0.1:5000
 	$(BIN)/ctvr ui $(ARGS)

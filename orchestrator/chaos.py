@@ -50,9 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def kill_engine(folder: Path, kills: int, seed: int, only: int | None) -> tuple[str, list[str]]:
     """The summary of `kills` kills of runs without Ray, and what was wrong."""
-    from orchestrator.chaos_engine import Engine, Told
+    from orchestrator.chaos_engine import METHODS, Engine, Told
 
-    engine = Engine(folder, seed)
+    engine = Engine(folder, seed, METHODS)
     engine.prepare()
     for method, run in engine.unbroken.items():
         say(f"{method}: unbroken run {run.seconds:.2f} s, {run.calls['away']} durable calls, digest {run.digest[:12]}")

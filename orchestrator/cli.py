@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from orchestrator.cli_sweep import MAIN_JOB, add_rerun, add_sweep
 from orchestrator.config import ConfigError, parse_overrides
+from orchestrator.leaks import hide_secrets, redact
 from orchestrator.options import add_settings, add_where, get_where, words_of
 
 log = logging.getLogger(__name__)
@@ -48,12 +49,12 @@ def main(argv: list[str] | None = None) -> int:
             raise
         return _fail(error, status)
     if text:
-        print(text)
+        print(redact(text))
     return 0
 
 
 def _fail(reason: object, status: int) -> int:
-    sys.stderr.write(f"ctvr: {reason}\n")
+    sys.stderr.write(f"ctvr: {redact(str(reason))}\n")
     return status
 
 
@@ -61,6 +62,7 @@ def _set_up_logging() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     for name in ("ctvr", "orchestrator"):
         logging.getLogger(name).setLevel(logging.INFO)
+    hide_secrets()
     logging.getLogger("root").addFilter(lambda record: "No pretrained weights loaded" not in record.getMessage())
 
 
@@ -246,6 +248,7 @@ def _ui(arguments: argparse.Namespace) -> str:
     prepare(uri, arguments.runs)
     sys.stderr.write(f"MLflow: http://{arguments.host}:{arguments.port} (Ctrl-C ends it)\n")
     sys.stderr.flush()
+    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # seven processes that nobody needs here
     os.execv(command[0], command)  # this process becomes the server, so that a signal to it ends the server
 
 

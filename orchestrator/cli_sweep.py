@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.config import ConfigError, parse_overrides
-from orchestrator.options import add_settings, add_where, check_first, get_where, words_of
+from orchestrator.options import add_settings, add_where, check_code, check_first, get_where, words_of
 
 MAIN_JOB = {"method": "framefusion_moe", "stream": "shapes-5"}
 BASELINES = "zero_shot,clip4clip,upper_bound"
@@ -35,6 +35,7 @@ def add_sweep(commands: Any) -> None:
     parser.add_argument("--baselines", help=f"methods beside the winner ({BASELINES})")
     parser.add_argument("--rows", default="", help="of a table: these rows only, by comma")
     parser.add_argument("--smoke", action="store_true", help="1 trial of 1 epoch and 1 seed, to see that all is well")
+    parser.add_argument("--code", metavar="DIGEST", help="refuse to run other sources (cluster/submit.sh adds it)")
     add_where(parser, resources=True)
     add_settings(parser, "named settings of the method, or a whole table, e.g. ctvr-table1")
     parser.set_defaults(run=_sweep)
@@ -44,6 +45,7 @@ def _sweep(arguments: argparse.Namespace) -> str:
     from orchestrator.presets import names_table
     from orchestrator.sweep_jobs import resume
 
+    check_code(arguments.code)
     where = get_where(arguments)
     if arguments.resume:
         if arguments.overrides:
@@ -51,6 +53,7 @@ def _sweep(arguments: argparse.Namespace) -> str:
                 f"--resume {arguments.resume}: goes on with the settings of the first command. Leave "
                 f"{arguments.overrides[0]} out, or start a new sweep."
             )
+        check_first(arguments, None)
         return resume(arguments.resume, where)
     overrides = parse_overrides(arguments.overrides)
     if arguments.smoke:
@@ -86,7 +89,7 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
     if unknown and arguments.method is None:
         raise ConfigError(f"--preset: {unknown[0]!r} is no table and no preset of {method}. {known_tables(unknown[0])}")
     arguments.stream = stream
-    check_first(arguments)
+    check_first(arguments, arguments.stream)
     name = arguments.name or f"{method}-{Path(stream).stem}-{time.strftime('%m%d-%H%M%S')}"
     request = SweepRequest(
         method=method,
@@ -119,7 +122,7 @@ def _sweep_table(arguments: argparse.Namespace, search: dict[str, Any], override
     seeds = preset.seeds if arguments.seeds is None else arguments.seeds
     preset = replace(preset, search={**preset.search, **search}, seeds=seeds)
     arguments.stream = arguments.stream or preset.stream
-    check_first(arguments)
+    check_first(arguments, arguments.stream)
     table, stream = Path(arguments.preset).stem, Path(arguments.stream).stem
     name = arguments.name or f"{table}-{stream}-{time.strftime('%m%d-%H%M%S')}"
     return sweep_table(TableRequest(name, arguments.stream, preset, overrides), get_where(arguments))

@@ -86,6 +86,7 @@ def trial_plan(where: Where, name: str, tracker: Tracker) -> TrialPlan:
         workers=where.workers,
         cpus_per_worker=where.cpus_per_worker,
         gpus_per_worker=(where.gpus_per_trial or 0.0) / where.workers,
+        reuse=where.reuse,
     )
 
 
@@ -124,6 +125,7 @@ def kept_where(where: Where, plan: TrialPlan, kept: Mapping[str, Any]) -> Where:
         workers=plan.workers,
         cpus_per_worker=plan.cpus_per_worker,
         gpus_per_trial=plan.gpus_per_worker * plan.workers,
+        reuse=plan.reuse and where.reuse,
     )
 
 

@@ -14,17 +14,18 @@ import sqlite3
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from orchestrator import machine
 from orchestrator.config import ConfigError
-from orchestrator.digests import cache_folder
+from orchestrator.digests import cache_folder, source_digest
 from orchestrator.leaks import Leak, find_leaks, secret_values
 from orchestrator.machine import Finding, listed
 from orchestrator.outbox import REFUSED, Outbox
@@ -79,6 +80,7 @@ def examine(runs: Path, store: str, stream: str | None, videos: Path | None, tra
     place = replace(bare, stream=loaded[0] if loaded else None)
     examinations: dict[str, Callable[[], Iterator[Finding]]] = {
         "versions": machine.versions,
+        "code": _code,
         "decoders": machine.decoders,
         "machine": machine.machine,
         "GPUs": machine.gpus,
@@ -90,6 +92,7 @@ def examine(runs: Path, store: str, stream: str | None, videos: Path | None, tra
         "MLflow": partial(_mlflow, place),
         "outbox": partial(_outbox, place),
         "secrets": partial(_secrets, place),
+        "keys": machine.secret_files,
     }
     for subject, examination in examinations.items():
         findings += _guarded(subject, examination)
@@ -294,7 +297,7 @@ def _mlflow(place: _Place) -> Iterator[Finding]:
     check(uri)
     if not uri.startswith("sqlite:///"):
         address = urlsplit(uri)
-        yield Finding("ok", "MLflow", f"{address.hostname or uri} answers")
+        yield _open_server(uri, address)
         if address.password:
             text = "the password stands in MLFLOW_TRACKING_URI, which is shown in process lists and pages"
             remedy = "Move it to MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
@@ -313,6 +316,24 @@ def _mlflow(place: _Place) -> Iterator[Finding]:
         yield Finding("warning", "MLflow", text, remedy)
     if file.is_file():
         yield from _sweeps(place)
+
+
+def _open_server(uri: str, address: SplitResult) -> Finding:
+    """Whether a server that answers us would answer anybody."""
+    is_near = address.hostname in ("localhost", "127.0.0.1", "::1")
+    if is_near or not address.hostname:
+        return Finding("ok", "MLflow", f"{address.hostname or uri} answers")
+    bare = address._replace(netloc=address.netloc.rpartition("@")[2], path="/api/2.0/mlflow/experiments/search")
+    try:
+        with urllib.request.urlopen(bare._replace(query="max_results=1").geturl(), timeout=5):
+            text = f"{address.hostname} asks for no password: whoever reaches it reads and changes every record"
+            return Finding("warning", "MLflow", text, "Start it by cluster/services.sh, which gives it a password.")
+    except OSError:  # 401 among others
+        return Finding("ok", "MLflow", f"{address.hostname} answers, and asks for a password")
+
+
+def _code() -> Iterator[Finding]:
+    yield Finding("ok", "code", f"sources {source_digest()}; nodes of a cluster must show the same")
 
 
 def _database_problem(file: Path) -> Finding | None:

@@ -6,6 +6,7 @@ What runs on a cluster is in `sweep_jobs`, what minds the store in `cache_jobs`.
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import tempfile
 import time
@@ -54,6 +55,7 @@ class Where:
     cpus_per_worker: float = 0.9
     gpus_per_trial: float | None = None  # none: one for each worker if the cluster has GPUs
     max_concurrent: int | None = None
+    reuse: bool = True  # take over tasks of other runs where the results cannot differ
 
     def places(self) -> Places:
         videos = self.videos.resolve() if self.videos else None
@@ -93,6 +95,10 @@ class Where:
             raise ConfigError(
                 f"--gpus-per-trial: {gpus:g} GPUs for {self.workers} workers are {share:g} each; more than one must be "
                 "a whole number."
+            )
+        if self.storage and re.match("[a-z0-9]+://[^/]*@", self.storage):
+            raise ConfigError(
+                "--storage: holds a password. Leave it out; keys belong in AWS_* variables of every node."
             )
         if self.videos is not None and not self.videos.is_dir():
             raise ConfigError(f"--videos: {self.videos} is no folder. Give the folder of the stream's videos.")

@@ -50,6 +50,12 @@ def add_where(parser: argparse.ArgumentParser, resources: bool = False) -> None:
         default=gpus,
         help="may be a fraction: 0.5 puts two on a GPU (one per worker if there are GPUs)",
     )
+    group.add_argument(
+        "--no-reuse",
+        dest="reuse",
+        action="store_false",
+        help="train every task of every trial, also those that another trial has trained with the same settings",
+    )
     group.add_argument("--max-concurrent", type=int, help="upper limit of trials at once (computed from the cluster)")
 
 
@@ -74,7 +80,7 @@ def get_where(arguments: argparse.Namespace) -> Any:
     from orchestrator.jobs import Where
 
     names: tuple[str, ...] = ("runs", "store", "videos", "address", "nodes", "local_cpus", "storage", "workers")
-    names += ("cpus_per_worker", "gpus_per_trial", "max_concurrent")
+    names += ("cpus_per_worker", "gpus_per_trial", "max_concurrent", "reuse")
     given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
     return Where(**given)
 
@@ -83,15 +89,30 @@ def words_of(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def check_first(arguments: argparse.Namespace) -> None:
+def check_code(asked: str | None) -> None:
+    """Tell somebody who submits from another machine that this one has not got his edits.
+
+    Raises:
+        ConfigError: with both digests and what to do.
+    """
+    from orchestrator.digests import source_digest
+
+    if asked and asked != (here := source_digest()):
+        raise ConfigError(
+            f"--code {asked}: this machine has other sources ({here}), as of the last `ray up`. Run `ray up` with the "
+            "cluster's YAML again, then submit again."
+        )
+
+
+def check_first(arguments: argparse.Namespace, stream: str | None) -> None:
     """What `ctvr doctor` calls an error stops a sweep before it starts; warnings are counted."""
     from orchestrator import doctor
     from orchestrator.tracking import default_uri
 
     uri = default_uri(arguments.runs)
-    found = doctor.examine(arguments.runs, arguments.store, arguments.stream, arguments.videos, uri)
+    found = doctor.examine(arguments.runs, arguments.store, stream, arguments.videos, uri)
     for finding in doctor.blocking(found):
-        raise ConfigError(f"{finding.subject}: {finding.text} {finding.remedy}")
+        raise ConfigError(f"{finding.subject}: {finding.text}. {finding.remedy}")
     warnings = [finding.subject for finding in found if finding.level == "warning"]
     if warnings:
         sys.stderr.write(f"doctor: {len(warnings)} warnings ({', '.join(warnings)}); `ctvr doctor` says more\n")

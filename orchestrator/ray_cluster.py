@@ -5,18 +5,22 @@ from __future__ import annotations
 import logging
 import math
 import os
+import secrets
 import socket
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from orchestrator.config import ConfigError
+from orchestrator.ray_nodes import await_nodes, await_sources
 from orchestrator.ray_train import TrialPlan
 
 log = logging.getLogger(__name__)
@@ -24,6 +28,7 @@ log = logging.getLogger(__name__)
 DRIVER_CPU = 0.1  # a trial driver only waits for its workers
 START_TIMEOUT_SECONDS = "300"  # a legitimate start took 40 s and more on a loaded machine
 POLL_SECONDS = "0.2"  # how often the controller looks for reports; its default of 2.0 s throttles short tasks
+_TOKEN = secrets.token_hex(32)  # of the clusters that this process starts; Ray reads it once in a process
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AIR_NEW_OUTPUT": "0",  # no banners of Tune; our own lines say more
@@ -70,11 +75,12 @@ def cluster(
         plan: of the trials to come; a cluster that starts its machines on demand is asked for room for one.
 
     Raises:
-        ConfigError: see `connect` and `await_nodes`.
+        ConfigError: see `connect`, `await_nodes` and `await_sources`.
     """
     mine = connect(address, local_cpus)
     try:
-        await_nodes(nodes, plan)
+        await_nodes(nodes, ask=None if plan is None else partial(ask_for_room, plan, 1))
+        await_sources()
         yield
     finally:
         if mine:
@@ -114,6 +120,7 @@ def _quiet() -> dict[str, Any]:
 
 def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool:
     """Whether a cluster was joined. One that was not asked for may be gone, its file left behind."""
+    _stay_here(False)
     try:
         ray.init(address=wanted, runtime_env={"env_vars": dict(environment)}, **_quiet())
     except (ConnectionError, ValueError) as error:
@@ -125,7 +132,9 @@ def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool
 
 def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 3) -> None:
     """Start a cluster on this machine. Ray gives itself 30 s, too little where all processors are busy."""
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # everything is bound to this machine's loopback
+    _stay_here(True)
+    if not _token_file().is_file():  # Ray asks for a token by itself, and would write a new one into the home folder
+        os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
     for attempt in range(1, attempts + 1):
         port = _free_port()
         environment["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
@@ -155,6 +164,22 @@ def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 
             raise
 
 
+def _stay_here(is_local: bool) -> None:
+    """Let Ray bind to loopback when it is started next, or to every interface, as a node of a cluster must.
+
+    Without this a sweep on a laptop opens its ports, each of which runs commands, to every network it is in. The
+    setting has its name from the systems on which it is Ray's default.
+    """
+    from ray._private import ray_constants
+
+    ray_constants.ENABLE_RAY_CLUSTER = not is_local
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = str(int(not is_local))  # in the processes that it starts
+
+
+def _token_file() -> Path:
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token").expanduser()
+
+
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
@@ -177,34 +202,14 @@ def _await_dashboard(port: int, seconds: float = 120) -> None:
         try:
             with urllib.request.urlopen(url, timeout=5):
                 return
+        except urllib.error.HTTPError:  # it answers, and wants the token
+            return
         except OSError:
             time.sleep(0.5)
     raise ConfigError(
         f"Ray's dashboard does not answer on port {port} after {seconds:.0f} s; a sweep would hang without it. "
         "Is ray[default] installed?"
     )
-
-
-def await_nodes(count: int, plan: TrialPlan | None = None, seconds: float = 900) -> None:
-    """Wait until the cluster has `count` nodes; `ray up` returns before its workers have joined.
-
-    Raises:
-        ConfigError: after `seconds`, with the number of nodes that came.
-    """
-    until = time.monotonic() + seconds
-    has_asked = False
-    while True:
-        alive = sum(1 for node in ray.nodes() if node["Alive"])
-        if alive >= count:
-            return
-        if plan is not None and not has_asked:
-            ask_for_room(plan, 1)
-            has_asked = True
-        if time.monotonic() > until:
-            raise ConfigError(
-                f"--nodes: {alive} of {count} joined within {seconds:.0f} s. Look at `ray status`, or lower --nodes."
-            )
-        time.sleep(2)
 
 
 # ---------------------------------------------------------------------------------------------- capacity

@@ -6,6 +6,7 @@ sooner without it, and without torch.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from ray.train.v2._internal.callbacks import DatasetsCallback
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from orchestrator.config import ConfigError, Settings
+from orchestrator.leaks import redact
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +64,8 @@ class TrialPlan:
     reuse: bool = True  # take over tasks that another trial has finished where the results cannot differ
     tags: dict[str, str] = field(default_factory=dict)
     session: str = ""  # of the process that drives the trials; a resumed sweep has another
+    host: str = ""  # where that process runs
+    sources: str = ""  # `digests.source_digest` there
 
     def places(self) -> Places:
         from orchestrator.run import Places
@@ -88,11 +92,14 @@ def train_worker(config: dict[str, Any]) -> None:
     """
     import torch
 
+    from orchestrator.leaks import hide_secrets
     from orchestrator.loop import Workers
     from orchestrator.run import execute, resolve
     from orchestrator.streams import load_stream
 
+    hide_secrets()
     plan: TrialPlan = config["plan"]
+    _check_sources(plan)
     places = plan.places()
     stream = load_stream(config["settings"]["stream"], places.root, places.videos)
     experiment = resolve(config["settings"], stream.settings, config["presets"])
@@ -108,6 +115,22 @@ def _gpu() -> torch.device:
     from ray.train.torch import get_device
 
     return get_device()
+
+
+def _check_sources(plan: TrialPlan) -> None:
+    """Refuse to compute with other code than the sweep was started with, on a node that joined since.
+
+    Raises:
+        ConfigError: with this node's name.
+    """
+    from orchestrator.digests import source_digest
+
+    host = platform.node()
+    if plan.sources and host != plan.host and (mine := source_digest()) != plan.sources:
+        raise ConfigError(
+            f"code: {host} has other sources ({mine}) than {plan.host} ({plan.sources}), which started the sweep. Run "
+            "`ray up` with the cluster's YAML again, then `ctvr sweep --resume`."
+        )
 
 
 class _Reports:
@@ -161,7 +184,10 @@ class _Trainer(DataParallelTrainer):
 
 
 def _backend(plan: TrialPlan) -> BackendConfig:
-    """How the workers of a trial find each other; a single one needs nobody, and its trial starts without torch."""
+    """How the workers of a trial find each other.
+
+    A single one needs nobody: its trial starts without torch, and no port is opened on every interface.
+    """
     if plan.workers == 1:
         return BackendConfig()
     from ray.train.torch import TorchConfig
@@ -251,7 +277,7 @@ def _cause(error: BaseException) -> BaseException:
 def _line(error: BaseException) -> str:
     """An error in one line; its type is left out where the message was written for the user."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = (lines[0] if lines else "")[:400]
+    text = redact(lines[0] if lines else "")[:400]
     if isinstance(error, ConfigError) or _is_divergence(error):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

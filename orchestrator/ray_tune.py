@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import platform
 import secrets
 import signal
 import time
@@ -21,6 +22,7 @@ from ray import tune
 from ray.tune.integration.ray_train import TuneReportCallback
 
 from orchestrator.config import ConfigError, Settings, suggest
+from orchestrator.digests import source_digest
 from orchestrator.ray_cluster import DRIVER_CPU, capacity, cluster, connect
 from orchestrator.ray_search import (
     GAIN,
@@ -76,6 +78,13 @@ class Outcome:
     failed: int
     unfinished: int  # interrupted, or not even begun
     seconds: float
+    tasks: int = 0  # finished by all trials together
+    reused: int = 0  # of these, tasks that another trial had trained
+
+    @property
+    def executions(self) -> str:
+        """How many tasks were really trained, as a person reads it."""
+        return f"task executions: {self.tasks - self.reused} for {self.tasks} finished tasks ({self.reused} reused)"
 
     @property
     def is_interrupted(self) -> bool:
@@ -125,7 +134,7 @@ def run_trials(
         ConfigError: if nothing fits the cluster.
     """
     room = capacity(plan, max_concurrent).concurrent
-    plan = replace(plan, session=secrets.token_hex(4))
+    plan = replace(plan, session=secrets.token_hex(4), host=platform.node(), sources=source_digest())
     if search is not None and space:
         algorithm, param_space = search_algorithm(search, space, paper or {}, room, recommended)
         total, name = count_trials(search, param_space), "tune"
@@ -202,6 +211,7 @@ def _fit(
                 verbose=0,
             ),
         )
+    _keep_secrets()
     try:
         with _quiet_end():
             results: Any = tuner.fit()
@@ -209,6 +219,18 @@ def _fit(
         if watcher.room:
             watcher.room.close()
     return list(results._experiment_analysis.trials), time.monotonic() - started
+
+
+def _keep_secrets() -> None:
+    """Stop Tune from handing AWS keys on in the runtime environment of trials: Ray writes it to logs and shows it.
+
+    Processes of a cluster that was started here inherit the keys; the nodes of another one have their own.
+    """
+    from ray.tune.execution import class_cache
+
+    class_cache.ENV_VARS_TO_PROPAGATE = {
+        name for name in class_cache.ENV_VARS_TO_PROPAGATE if not name.startswith("AWS_")
+    }
 
 
 def _folder_name(trial: Any) -> str:
@@ -280,15 +302,18 @@ def _quiet_end() -> Iterator[None]:
 
 
 def _outcome(trials: Sequence[Any], total: int, num_tasks: int, seconds: float) -> Outcome:
-    complete = stopped = failed = 0
+    complete = stopped = failed = tasks = reused = 0
     for trial in trials:
+        last = trial.last_result or {}
+        tasks, reused = tasks + int(last.get("task", 0)), reused + int(last.get("reused", 0))
         if trial.status == "ERROR":
             failed += 1
         elif trial.status == "TERMINATED" and int((trial.last_result or {}).get("task", 0)) >= num_tasks:
             complete += 1
         elif trial.status == "TERMINATED":
             stopped += 1
-    return Outcome(total, complete, stopped, failed, max(0, total - complete - stopped - failed), seconds)
+    unfinished = max(0, total - complete - stopped - failed)
+    return Outcome(total, complete, stopped, failed, unfinished, seconds, tasks, reused)
 
 
 # ---------------------------------------------------------------------------------------------- the plan

@@ -113,7 +113,8 @@ class Watcher(tune.Callback):
         if GAIN in result:
             parts.append(f"({result[GAIN]:+.2f} over zero-shot)")
         parts.append(f"BWF {result.get('stream/t2v/bwf', math.nan):.2f}")
-        parts.append(f"{result.get('seconds', math.nan):.1f} s")
+        is_reused = task <= int(result.get("reused", 0))
+        parts.append("trained by another trial" if is_reused else f"{result.get('seconds', math.nan):.1f} s")
         _say("  ".join(parts))
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:

@@ -44,6 +44,7 @@ class BackboneConfig:
 
     name: str = "ViT-B-32-quickgelu"  # tiny-clip or an open_clip architecture
     weights: str = "openai"  # shipped (tiny-clip), an open_clip tag, a local file, or random
+    sha256: str = ""  # of a local file that is a pickle (.pt): it is read only if it is the one you mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +75,7 @@ GROUPS: dict[str, type] = {
 NOT_DECISIVE = (
     "stream",
     "backbone.weights",
+    "backbone.sha256",
     "data.load_threads",
     "data.skip_missing",
     "evaluation.batch_size",
@@ -320,7 +322,7 @@ def _backbone_digest(config: BackboneConfig) -> str:
 def load_clip(config: BackboneConfig) -> Clip:
     """The backbone of a configuration, with mistakes reported as the user's."""
     try:
-        return load_backbone(config.name, config.weights)
+        return load_backbone(config.name, config.weights, sha256=config.sha256)
     except (ValueError, FileNotFoundError) as error:
         raise ConfigError(f"backbone: {error}") from error
 
@@ -499,7 +501,7 @@ def load_model(folder: Path) -> tuple[Method, Settings]:
     weights, description = read_model(folder)
     settings = description["settings"]
     experiment = resolve(settings)
-    clip = load_clip(replace(experiment.backbone, weights="random"))  # every tensor is in the folder
+    clip = load_clip(replace(experiment.backbone, weights="random", sha256=""))  # every tensor is in the folder
     method = make_method(experiment, clip)
     for task in description["tasks"]:
         method.begin_task(Task(**{**task, "categories": tuple(task["categories"])}))

@@ -22,9 +22,10 @@ import numpy as np
 
 from orchestrator.config import ConfigError
 from orchestrator.digests import cache_folder, canonical_json, digest_file, digest_of
+from orchestrator.leaks import redact
 from orchestrator.packed import Arrays, Damaged, pack, pack_json, unpack, unpack_json
 from orchestrator.store_local import DiskCache, Entry, LocalFiles, StoreError, cache_limit
-from orchestrator.store_names import ARRAYS, JSON, check_key, check_kind, object_name
+from orchestrator.store_names import ARRAYS, JSON, check_key, check_kind, is_key, object_name
 from orchestrator.store_remote import RemoteObjects
 
 __all__ = [
@@ -107,7 +108,9 @@ class Store:
             files.open()
             return cls(str(root), files, None)
         if scheme not in ("s3", "memory"):
-            raise ConfigError(f"store: {uri!r} is no known kind of address. Write a folder, or s3://BUCKET/PREFIX.")
+            raise ConfigError(
+                f"store: {redact(uri)!r} is no known kind of address. Write a folder, or s3://BUCKET/PREFIX."
+            )
         remote = RemoteObjects(uri, conditional_put)
         if conditional_put is None:
             remote.open()
@@ -257,8 +260,9 @@ class Store:
         if prefix:
             check_key(prefix.rstrip("/"))
         names = (name for name, _, _ in self._objects.names(folder))
-        keys = {name[len(kind) + 1 :].removesuffix(ARRAYS).removesuffix(JSON) for name in names}
-        return sorted(key for key in keys if key.startswith(prefix))
+        mine = (name[len(kind) + 1 :] for name in names if name.endswith((ARRAYS, JSON)))
+        keys = {name.removesuffix(ARRAYS).removesuffix(JSON) for name in mine}
+        return sorted(key for key in keys if key.startswith(prefix) and is_key(key))
 
     def entries(self) -> tuple[Entry, ...]:
         """Every object: its name (kind/key with an ending), bytes and time, sorted by name."""

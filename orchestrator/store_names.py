@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 ARRAYS, JSON = ".safetensors", ".json"
 _SEGMENT = re.compile(r"[a-z0-9_-][a-z0-9_.-]{0,127}")
@@ -35,8 +36,13 @@ def check_kind(kind: str) -> None:
 
 def check_key(key: str) -> None:
     """Raises ValueError for what is no key."""
-    legal = isinstance(key, str) and len(key) <= _MAX_KEY and all(_SEGMENT.fullmatch(s) for s in key.split("/"))
-    if not legal or ".." in key:
+    if not is_key(key):
         raise ValueError(
             f"{str(key)[:80]!r} is no key: use a-z, 0-9, _, -, . and /; no part may be empty or begin with '.'."
         )
+
+
+def is_key(key: Any) -> bool:
+    """Whether a text can name an object."""
+    legal = isinstance(key, str) and len(key) <= _MAX_KEY and all(_SEGMENT.fullmatch(s) for s in key.split("/"))
+    return legal and ".." not in key

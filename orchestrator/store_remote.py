@@ -28,6 +28,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import MemoryStore, S3Store
 
 from orchestrator.config import ConfigError
+from orchestrator.leaks import redact
 from orchestrator.store_local import Entry, StoreError
 
 log = logging.getLogger(__name__)
@@ -256,4 +257,4 @@ def _explained(error: Exception, uri: str) -> str:
 
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:300].rstrip(".")
+    return redact(lines[0])[:300].rstrip(".")

@@ -221,7 +221,8 @@ def _conclude(planned: Sweep, where: Where, tracker: Tracker, outcome: Outcome, 
     close_search(tracker, parent, outcome)
     lines = [
         f"sweep {request.name}: {outcome.trials} trials in {outcome.seconds:.0f} s: {outcome.complete} complete, "
-        f"{outcome.stopped} stopped early, {outcome.failed} failed"
+        f"{outcome.stopped} stopped early, {outcome.failed} failed",
+        outcome.executions,
     ]
     if not outcome.complete:
         say_waiting(tracker)

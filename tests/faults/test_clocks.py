@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from orchestrator import report
-from orchestrator.chaos_engine import digest_of_run
+from orchestrator.chaos_life import digest_of_run
 from orchestrator.checkpoint import Commits
 from orchestrator.recorder import Recorder
 from orchestrator.run import Places, Result, execute, resolve

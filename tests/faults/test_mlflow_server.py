@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from orchestrator import outbox
-from orchestrator.chaos_sweep import Server
+from orchestrator.chaos_watch import Server
 from orchestrator.recorder import Recorder
 from orchestrator.run import Places, execute, resolve
 from orchestrator.tracking import Tracker, prepare
@@ -72,24 +72,16 @@ def record_with(manifest: str, stream: Any, runs: Path, tracker: Tracker, during
     return execute(made.experiment, Places(runs), report=report, on_ready=made.ready).record
 
 
-def test_metrics_outlive_a_server_that_is_killed(server, runs, manifest, small_stream):
+def test_a_server_that_is_killed_in_a_run_and_again_in_the_replay_has_everything_once(
+    server, runs, manifest, small_stream
+):
     tracker = Tracker(server.uri, runs)
     record = record_with(manifest, small_stream, runs, tracker, lambda index: server.kill() if index == 1 else None)
     assert tracker.outbox.pending()
     before = stored(runs)
     assert ("stream/t2v/r1", 1) in before
     assert ("stream/t2v/r1", 2) not in before
-    server.start()
-    server.await_answer()
-    sent, left = Tracker(server.uri, runs).flush()
-    assert sent > 0
-    assert left == 0
-    assert_complete(runs, tracker, record)
 
-
-def test_a_server_that_is_killed_during_the_replay_gets_the_rest_once(server, runs, manifest, small_stream):
-    tracker = Tracker(server.uri, runs)
-    record = record_with(manifest, small_stream, runs, tracker, lambda index: server.kill() if index == 0 else None)
     server.start()
     server.await_answer()
     messenger = Tracker(server.uri, runs)
@@ -103,6 +95,7 @@ def test_a_server_that_is_killed_during_the_replay_gets_the_rest_once(server, ru
 
     messenger._courier._send = send_and_kill
     assert messenger.flush()[1] > 0
+
     server.start()
     server.await_answer()
     assert Tracker(server.uri, runs).flush()[1] == 0

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from orchestrator import store_remote
-from orchestrator.chaos_engine import digest_of_run
+from orchestrator.chaos_life import digest_of_run
 from orchestrator.checkpoint import Commits
 from orchestrator.run import Places, execute, resolve
 from orchestrator.store import MissingObject, Store, StoreError

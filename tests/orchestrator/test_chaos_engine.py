@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from orchestrator import checkpoint
-from orchestrator.chaos_engine import Engine, Kill, Story, Tracked, Unbroken, compare, digest_of_run
-from orchestrator.checkpoint import Record
+from orchestrator.chaos_engine import Engine, Unbroken, compare
+from orchestrator.chaos_life import Kill, Story, Tracked
 from orchestrator.outbox import Outbox
 from orchestrator.store import Store
 from orchestrator.tracking import Tracker
@@ -43,19 +41,6 @@ def test_every_durable_call_has_its_turn(tmp_path):
     first = [engine.story(number) for number in range(0, 400, 2)]
     of_outbox = {story.kills[0].call for story in first if story.tracked == "away"}
     assert len(of_outbox) == 50
-
-
-def test_the_digest_holds_numbers_and_tensors_but_no_times():
-    method, record = torch.nn.Linear(2, 2), Record(done=1, metrics=[{"a": 1.0}], seconds=[1.0])
-    galleries = [torch.zeros(2, 2)]
-    digest = digest_of_run(record, method, galleries)  # type: ignore[arg-type]
-    assert digest == digest_of_run(replace(record, seconds=[2.0]), method, galleries)  # type: ignore[arg-type]
-    others = [
-        digest_of_run(replace(record, metrics=[{"a": 2.0}]), method, galleries),  # type: ignore[arg-type]
-        digest_of_run(record, method, [torch.ones(2, 2)]),  # type: ignore[arg-type]
-        digest_of_run(record, torch.nn.Linear(2, 2), galleries),  # type: ignore[arg-type]
-    ]
-    assert len({digest, *others}) == 4
 
 
 def test_metrics_are_compared_by_presence_count_and_value():

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
-from pathlib import Path
-
 import pytest
 
 from orchestrator.chaos import main
-from orchestrator.chaos_sweep import TASKS, TRIALS, VICTIMS, Sweeps, Watch, below, compare
+from orchestrator.chaos_sweep import TASKS, TRIALS, VICTIMS, Sweeps, compare
 
 
 def test_what_is_killed_is_the_same_for_the_same_seed(tmp_path):
@@ -23,52 +17,6 @@ def test_what_is_killed_is_the_same_for_the_same_seed(tmp_path):
         moments = [kill.commits for kill in plan]
         assert moments == sorted(moments)
         assert max(moments) < TRIALS * TASKS
-
-
-def test_processes_below_one_are_found_with_their_titles():
-    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
-    parent = subprocess.Popen([sys.executable, "-c", code])
-    try:
-        until = time.monotonic() + 30
-        while not any("time.sleep(60)" in title for title in below(parent.pid).values()):
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        (child,) = below(parent.pid)
-        assert below(child) == {}
-        assert child in below(os.getpid())
-    finally:
-        for pid in below(parent.pid):
-            os.kill(pid, 9)
-        parent.kill()
-        parent.wait()
-
-
-def put(file: Path, text: str) -> None:
-    """Write as the store does: whole, under a new inode."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.with_suffix(".tmp").write_text(text)
-    file.with_suffix(".tmp").replace(file)
-
-
-def test_commits_are_noted_once_and_those_that_change_are_told(tmp_path):
-    watch = Watch(tmp_path)
-    folder = tmp_path / "store" / "commits"
-    started = time.monotonic()
-    watch.start()
-    put(folder / "zero-a" / "task_001.json", "1")
-    put(folder / "a" / "task_001.json", "1")
-    put(folder / "b" / "task_001.json", "1")
-    while len(watch.seen) < 2:
-        time.sleep(0.01)
-    put(folder / "a" / "task_001.json", "2")
-    while not watch.wrong:
-        time.sleep(0.01)
-    watch.stop()
-    assert set(watch.seen) == {"a/task_001.json", "b/task_001.json"}
-    assert watch.wrong == ["commit a/task_001.json was written again"]
-    recovery = watch.recovery(started)
-    assert recovery == max(watch.seen.values()) - started
-    assert watch.recovery(time.monotonic()) is None
 
 
 def test_metrics_of_a_sweep_are_compared_by_trial():

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import ipaddress
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +21,8 @@ from orchestrator import ray_cluster
 from orchestrator.config import ConfigError
 from orchestrator.ray_cluster import DRIVER_CPU, check_local, choose_gpus, fit_count
 from orchestrator.ray_train import TrialPlan
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def plan(workers: int = 1, cpus: float = 0.9, gpus: float = 0.0) -> TrialPlan:
@@ -166,14 +179,101 @@ def test_an_autoscaler_that_does_not_answer_does_not_end_a_sweep(monkeypatch, ca
     assert "the cluster was not asked to grow: away" in caplog.text
 
 
-def test_nodes_that_are_missing_are_asked_for_once_and_then_waited_for(monkeypatch):
-    there = iter([1, 1, 2])
-    monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True}] * next(there) + [{"Alive": False}])
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    asked: list[int] = []
-    monkeypatch.setattr(ray_cluster, "ask_for_room", lambda plan, trials: asked.append(trials))
-    ray_cluster.await_nodes(2, plan())
-    assert asked == [1]
-    there = iter([1])
-    with pytest.raises(ConfigError, match="--nodes: 1 of 2 joined within 0 s"):
-        ray_cluster.await_nodes(2, plan(), seconds=-1)
+# --------------------------------------------------------------------------------------------- what listens
+
+
+def test_ray_started_here_is_told_to_stay_here(monkeypatch):
+    from ray._private import ray_constants
+    from ray.util import get_node_ip_address
+
+    monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "1")
+    ray_cluster._stay_here(True)
+    assert get_node_ip_address() == "127.0.0.1"
+    assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
+    ray_cluster._stay_here(False)
+    assert ray_constants.ENABLE_RAY_CLUSTER
+    assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "1"
+
+
+def listening(processes: set[int]) -> dict[str, str]:
+    """Address:port that any of these processes listens on -> its command, as the kernel has it."""
+    sockets = {}
+    for pid in processes:
+        with contextlib.suppress(OSError):
+            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    sockets[os.readlink(descriptor)] = Path(f"/proc/{pid}/cmdline").read_bytes()
+    found = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            words = line.split()
+            command = sockets.get(f"socket:[{words[9]}]")
+            if command is not None and words[3] == "0A":
+                address, _, port = words[1].partition(":")
+                swapped = b"".join(bytes.fromhex(address)[i : i + 4][::-1] for i in range(0, len(address) // 2, 4))
+                where = ipaddress.ip_address(swapped)
+                where = getattr(where, "ipv4_mapped", None) or where
+                found[f"{where}:{int(port, 16)}"] = command.replace(b"\0", b" ").decode(errors="replace").strip()
+    return found
+
+
+def descendants(pid: int) -> set[int]:
+    """A process and all below it."""
+    listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = {int(child): int(parent) for child, parent in (line.split() for line in listed.splitlines())}
+    found, new = {pid}, {pid}
+    while new:
+        new = {child for child, parent in parents.items() if parent in new}
+        found |= new
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_sweep_on_this_machine_opens_no_port_to_any_network_and_wants_a_token(manifest, runs):
+    """Every socket that the command or a process below it listens on, looked at twice a second."""
+    ray_folder = Path(tempfile.mkdtemp(prefix="ro", dir="/tmp"))
+    words = ["--runs", str(runs), "--method", "clip4clip", "--stream", manifest, "--searcher", "grid", "--seeds", "0"]
+    words += ["--space", "method.lr=0,4e-6", "--scheduler", "none", "--local-cpus", "2", "optim.weight_decay=0.2"]
+    words += ["method.train_scale=true", "method.frame_norm=none", "optim.epochs=20"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {"RAY_TMPDIR": str(ray_folder), "HOME": str(ray_folder), "PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator", "sweep", *words],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    found: dict[str, str] = {}
+    refused: dict[str, int] = {}
+    try:
+        while process.poll() is None:
+            found |= listening(descendants(process.pid))
+            for address, command in found.items():
+                if "dashboard" in command.lower() and not refused.get(address):
+                    refused[address] = jobs_status(address)
+            time.sleep(0.5)
+        said, _ = process.communicate()
+        assert process.returncode == 0, said
+    finally:
+        if process.poll() is None:
+            process.kill()
+        shutil.rmtree(ray_folder, ignore_errors=True)
+    assert any("raylet" in command for command in found.values())
+    assert any("RayTrainWorker" in command for command in found.values())
+    open_to_all = {where: command for where, command in found.items() if not where.startswith(("127.", "::1:"))}
+    assert open_to_all == {}
+    assert set(refused.values()) - {0, 404} == {401}  # of the dashboard: without a token no job is taken
+
+
+def jobs_status(address: str) -> int:
+    """What a dashboard answers to somebody who asks for its jobs; 0 if it does not speak HTTP."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/api/jobs/", timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except (OSError, http.client.HTTPException):
+        return 0

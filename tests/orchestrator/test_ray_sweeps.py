@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.chaos_sweep import TITLES, below
+from orchestrator.chaos_sweep import TITLES
+from orchestrator.chaos_watch import below
 from orchestrator.jobs import GAIN, Where
 from orchestrator.ray_cluster import connect
 from orchestrator.ray_train import TrialPlan

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import platform
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 from ray.exceptions import ActorDiedError
@@ -15,7 +15,16 @@ from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, Worker
 
 from orchestrator.config import ConfigError
 from orchestrator.loop import Diverged
-from orchestrator.ray_train import TrialFailed, TrialPlan, _backend, _EndOnMistake, _Trainer, explain, is_final
+from orchestrator.ray_train import (
+    TrialFailed,
+    TrialPlan,
+    _backend,
+    _check_sources,
+    _EndOnMistake,
+    _Trainer,
+    explain,
+    is_final,
+)
 
 
 def wrapped(error: Exception) -> UserExceptionWithTraceback:
@@ -88,12 +97,26 @@ def test_a_trial_driver_starts_without_the_science():
     assert done.stdout.strip() == "[]"
 
 
-def test_a_trial_of_one_worker_needs_no_process_group_and_more_workers_the_fitting_one():
-    plan = TrialPlan("s", "/r", "", "uri", None, "/r")
-    assert type(_backend(plan)) is BackendConfig
-    assert _backend(replace(plan, workers=2)).backend == "gloo"
-    assert _backend(replace(plan, workers=2, gpus_per_worker=0.5)).backend == "gloo"  # NCCL wants a GPU of its own
-    assert _backend(replace(plan, workers=2, gpus_per_worker=1)).backend == "nccl"
+def plan(**more) -> TrialPlan:
+    return TrialPlan("s", "/r", "", "uri", None, "/r", **more)
+
+
+def test_a_worker_on_another_host_with_other_sources_refuses():
+    from orchestrator.digests import source_digest
+
+    _check_sources(plan())  # of an older version
+    _check_sources(plan(host="elsewhere", sources=source_digest()))
+    _check_sources(plan(host=platform.node(), sources="0123456789ab"))  # one's own edits while a sweep runs
+    with pytest.raises(ConfigError, match=rf"code: {platform.node()} has other sources .*elsewhere.*Run `ray up`"):
+        _check_sources(plan(host="elsewhere", sources="0123456789ab"))
+
+
+def test_a_single_process_meets_nobody():
+    """Its trial starts without torch; and where torch's processes meet, it listens on every interface."""
+    assert type(_backend(plan())) is BackendConfig
+    assert _backend(plan(workers=2)).backend == "gloo"
+    assert _backend(plan(workers=2, gpus_per_worker=1)).backend == "nccl"
+    assert _backend(plan(workers=2, gpus_per_worker=0.5)).backend == "gloo"  # NCCL wants a GPU of its own
 
 
 def test_a_trial_starts_no_process_for_ray_datasets():

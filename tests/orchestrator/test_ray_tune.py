@@ -11,7 +11,16 @@ import pytest
 
 from orchestrator.config import ConfigError
 from orchestrator.ray_train import TrialPlan, below, run_name
-from orchestrator.ray_tune import ListedRun, _as_listed, _outcome, can_resume, label_of, read_plan, write_plan
+from orchestrator.ray_tune import (
+    ListedRun,
+    _as_listed,
+    _keep_secrets,
+    _outcome,
+    can_resume,
+    label_of,
+    read_plan,
+    write_plan,
+)
 
 
 @pytest.fixture
@@ -97,3 +106,20 @@ def test_trials_that_never_began_are_unfinished():
     outcome = _outcome(trials, 6, 3, 1.0)
     assert (outcome.complete, outcome.stopped, outcome.failed, outcome.unfinished) == (1, 1, 1, 3)
     assert outcome.is_interrupted
+
+
+def test_tune_hands_no_keys_on_in_the_runtime_environment_of_trials(monkeypatch):
+    from ray.tune.execution import class_cache
+
+    handed_on = set(class_cache.ENV_VARS_TO_PROPAGATE)
+    monkeypatch.setattr(class_cache, "ENV_VARS_TO_PROPAGATE", handed_on | {"AWS_SECRET_ACCESS_KEY"})
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "made-up")
+    monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
+    given: dict[str, dict[str, str]] = {}
+    monkeypatch.setattr(class_cache.ray, "remote", lambda runtime_env: given.update(runtime_env) or (lambda cls: cls))
+    class_cache._ActorClassCache().get(object)
+    assert given["env_vars"]["AWS_SECRET_ACCESS_KEY"] == "made-up"  # what Tune does by itself
+    _keep_secrets()
+    class_cache._ActorClassCache().get(object)
+    assert "AWS_SECRET_ACCESS_KEY" not in given["env_vars"]
+    assert given["env_vars"]["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] == "0.2"

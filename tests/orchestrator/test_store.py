@@ -126,6 +126,94 @@ def test_deleting_is_final_and_may_be_repeated(store):
         store.get("k", "a")
 
 
+def hostile_keys() -> list[str]:
+    """Three hundred keys that mean a place outside the store, somebody else's file, or nothing at all."""
+    parts = [
+        "..",
+        ".",
+        "",
+        "~",
+        "-",
+        "~root",
+        "..;",
+        "...",
+        "%2e%2e",
+        "..%2f",
+        "..\\",
+        "\u2025",
+        "\uff0e\uff0e",
+        "con",
+        "a b",
+    ]
+    parts += [
+        "a\0",
+        "a\n",
+        "\t",
+        "a\r\nHost: evil",
+        "A",
+        "é",
+        "\u202e",
+        "*",
+        "?",
+        "a:b",
+        "$HOME",
+        "`id`",
+        "$(id)",
+        ";id",
+        "|id",
+    ]
+    bad = [part for part in parts if part not in ("-", "con")]  # these two are names like others
+    made = [
+        each for part in bad for each in (part, f"{part}/a", f"a/{part}/b", f"a/{part}", f"/{part}", f"{part}{part}")
+    ]
+    made += [f"{'../' * depth}etc/passwd" for depth in range(1, 40)]
+    made += [f"frames/{'a/' * depth}{'../' * (depth + 2)}etc/shadow" for depth in range(30)]
+    made += [f"{scheme}://x/a" for scheme in ("s3", "file", "http", "memory", "ftp", "gs", "az")]
+    made += ["a" * length for length in (129, 600, 5000, 70_000)] + ["a/" * length + "a" for length in (300, 5000)]
+    made += [f"{chr(code)}a" for code in (*range(45), *range(58, 95), 96, *range(123, 161))]
+    return list(dict.fromkeys(made))
+
+
+def test_three_hundred_hostile_keys_reach_no_file(tmp_path):
+    keys = hostile_keys()
+    assert len(keys) >= 300
+    stores = [
+        Store.open(tmp_path / "in" / "store"),
+        Store.open(f"memory://{tmp_path}", cache=tmp_path / "in" / "cache"),
+    ]
+    before = sorted(tmp_path.rglob("*"))
+    for store in stores:
+        for key in keys:
+            calls = [
+                lambda: store.put("k", key, X, {}),  # noqa: B023 (called at once)
+                lambda: store.put_json("k", key, 1),  # noqa: B023
+                lambda: store.get("k", key),  # noqa: B023
+                lambda: store.delete("k", key),  # noqa: B023
+            ]
+            for call in calls:
+                with pytest.raises(ValueError, match="is no key") as caught:
+                    call()
+                assert "\n" not in str(caught.value)
+                assert len(str(caught.value)) < 300
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_objects_that_others_put_into_the_store_are_neither_listed_nor_served(local, tmp_path):
+    local.put("k", "good", X, {})
+    root = object_file(local, "k")
+    (root / "Bad Name.safetensors").write_bytes(b"x")
+    (root / "a..b.json").write_bytes(b"{}")
+    (root / "note.txt").write_bytes(b"x")
+    (root / "link.json").symlink_to("/etc/passwd")
+    (root / "copied.safetensors").write_bytes(object_file(local, "k/good.safetensors").read_bytes())
+    assert local.list("k") == ["copied", "good", "link"]
+    for key in ("copied", "link"):  # under another name, or no object
+        with pytest.raises(MissingObject):
+            local.get("k", key) if key == "copied" else local.get_json("k", key)
+    assert {name for name, problem in local.verify() if problem} >= {"k/Bad Name.safetensors", "k/note.txt"}
+    assert {name for name, problem in local.verify() if not problem} == {"k/good.safetensors"}
+
+
 @pytest.mark.parametrize(
     "key",
     [

@@ -158,7 +158,7 @@ def test_a_finished_sweep_waits_for_mlflow_and_says_what_to_do_where_it_stays_aw
     with pytest.raises(FailedRuns) as error:
         _conclude(planned, where, tracker, outcome, parent)
     said = str(error.value).splitlines()
-    assert said[1:] == [
+    assert said[2:] == [
         "4 records wait because MLflow does not answer, so no winner can be named.",
         "Start it again, then: ctvr sync; ctvr rerun --sweep s",
     ]
