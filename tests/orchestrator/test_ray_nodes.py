@@ -56,3 +56,12 @@ def test_nodes_that_do_not_come_are_counted(cluster):
     await_nodes(3, 0)
     with pytest.raises(ConfigError, match=r"--nodes: 3 of 4 joined within 0 s\. .*lower --nodes"):
         await_nodes(4, 0)
+
+
+def test_missing_nodes_are_asked_for_once(cluster):
+    asked: list[int] = []
+    await_nodes(3, 0, lambda: asked.append(1))
+    assert not asked
+    with pytest.raises(ConfigError, match="3 of 4 joined"):
+        await_nodes(4, 0, lambda: asked.append(1))
+    assert asked == [1]

@@ -6,7 +6,6 @@ import pickle
 import platform
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 from ray.exceptions import ActorDiedError
@@ -112,12 +111,12 @@ def test_a_worker_on_another_host_with_other_sources_refuses():
         _check_sources(plan(host="elsewhere", sources="0123456789ab"))
 
 
-def test_a_trial_of_one_worker_needs_no_process_group_and_more_workers_the_fitting_one():
-    plan = TrialPlan("s", "/r", "", "uri", None, "/r")
-    assert type(_backend(plan)) is BackendConfig
-    assert _backend(replace(plan, workers=2)).backend == "gloo"
-    assert _backend(replace(plan, workers=2, gpus_per_worker=0.5)).backend == "gloo"  # NCCL wants a GPU of its own
-    assert _backend(replace(plan, workers=2, gpus_per_worker=1)).backend == "nccl"
+def test_a_single_process_meets_nobody():
+    """Its trial starts without torch; and where torch's processes meet, it listens on every interface."""
+    assert type(_backend(plan())) is BackendConfig
+    assert _backend(plan(workers=2)).backend == "gloo"
+    assert _backend(plan(workers=2, gpus_per_worker=1)).backend == "nccl"
+    assert _backend(plan(workers=2, gpus_per_worker=0.5)).backend == "gloo"  # NCCL wants a GPU of its own
 
 
 def test_a_trial_starts_no_process_for_ray_datasets():
