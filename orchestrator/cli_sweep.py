@@ -48,10 +48,10 @@ def _sweep(arguments: argparse.Namespace) -> str:
     check_code(arguments.code)
     where = get_where(arguments)
     if arguments.resume:
-        if arguments.overrides:
+        if others := _beside_resume(arguments):
             raise ConfigError(
                 f"--resume {arguments.resume}: goes on with the settings of the first command. Leave "
-                f"{arguments.overrides[0]} out, or start a new sweep."
+                f"{others[0]} out, or start a new sweep."
             )
         check_first(arguments, None)
         return resume(arguments.resume, where)
@@ -64,6 +64,12 @@ def _sweep(arguments: argparse.Namespace) -> str:
     if names_table(arguments.preset):
         return _sweep_table(arguments, search, overrides)
     return _sweep_method(arguments, search, overrides)
+
+
+def _beside_resume(arguments: argparse.Namespace) -> list[str]:
+    """Words that would change what is resumed."""
+    names = ("method", "stream", "preset", "rows", "trials", "searcher", "scheduler", "space", "seeds", "baselines")
+    return [*arguments.overrides, *(f"--{name}" for name in names if getattr(arguments, name) not in (None, "", []))]
 
 
 def _search_settings(arguments: argparse.Namespace, overrides: dict[str, Any]) -> dict[str, Any]:

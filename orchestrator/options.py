@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -64,11 +65,11 @@ def _number(variable: str, default: Any, kind: type[int] | type[float]) -> Any:
     text = os.environ.get(variable, "")
     if not text:
         return default
-    try:
-        return kind(text)
-    except ValueError:
-        what = "whole number" if kind is int else "number"
-        raise ConfigError(f"{variable}={text!r} in the environment is no {what}. Correct or unset it.") from None
+    with contextlib.suppress(ValueError):
+        if (number := kind(text)) >= 0:  # which no NaN is
+            return number
+    what = "whole number" if kind is int else "number"
+    raise ConfigError(f"{variable}={text!r} in the environment is no {what} >= 0. Correct or unset it.")
 
 
 def add_settings(parser: argparse.ArgumentParser, preset: str = "named settings of the method, e.g. released") -> None:

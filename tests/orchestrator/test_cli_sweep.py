@@ -125,6 +125,8 @@ def test_a_rerun_has_the_words_of_its_command(capsys, tmp_path, asked):
         ),
         (["--preset", "ctvr-table1", "search.metrik=x"], "search.metrik: no such setting. Did you mean 'metric'"),
         (["--rows", "lwf"], "--rows lwf: is of a table"),
+        (["--resume", "n", "--trials", "3"], "goes on with the settings of the first command. Leave --trials out"),
+        (["--resume", "n", "--preset", "ctvr-table1"], "Leave --preset out"),
         (["--trials", "3", "search.trials=4"], "search.trials: given twice, as 3 and '4'"),
     ],
 )
