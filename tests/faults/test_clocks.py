@@ -98,7 +98,7 @@ def test_what_is_copied_here_is_served_whatever_the_times_of_its_files(tmp_path,
         store.put("k", f"{number}", {"x": np.full(60, number)}, {})
         set_times(tmp_path / "cache", number)
     assert isinstance(store._cache, DiskCache)
-    assert sum(size for _, size in store._cache.names()) <= 6000
+    assert sum(size for _, size, _ in store._cache.names()) <= 6000
     for number in range(12):
         assert store.get("k", f"{number}")["x"].tolist() == [number] * 60
 

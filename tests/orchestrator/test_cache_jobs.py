@@ -55,7 +55,7 @@ def test_a_second_build_decodes_nothing(where, manifest):
 
 def test_the_list_has_every_kind_with_its_size(where):
     rows = {line.split()[0]: line.split() for line in list_cache(where).splitlines()}
-    assert set(rows) == {"commits", "frames", "gallery", "uses", "weights", "all"}
+    assert set(rows) == {"commits", "frames", "gallery", "prefixes", "reads", "uses", "weights", "all"}
     assert rows["frames"][1:3] == ["30", "objects"]
     assert float(rows["all"][3]) == pytest.approx(sum(float(rows[k][3]) for k in rows if k != "all"), abs=0.3)
 

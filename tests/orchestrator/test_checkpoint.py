@@ -82,7 +82,7 @@ def test_commits_give_back_weights_galleries_and_record(store):
 def test_the_galleries_on_which_epochs_are_chosen_are_part_of_a_commit(store):
     commits = Commits(store, "run")
     searched, chosen = [torch.randn(4, 2)], [torch.randn(3, 2)]
-    assert commits.publish({"w": torch.zeros(2)}, searched, record(1), chosen)
+    assert commits.publish({"w": torch.zeros(2)}, searched, record(1), selection=chosen)
     assert torch.equal(commits.galleries(1)[0], searched[0])
     assert torch.equal(commits.galleries(1, "selection")[0], chosen[0])
     (key,) = store.get_json("commits", "run/task_001")["selection"]
