@@ -93,7 +93,7 @@ class Record:
     union: list[list[float]] = field(default_factory=list)  # R@1 of task i among all stored videos
     metrics: list[dict[str, float]] = field(default_factory=list)  # one dictionary per task learned
     training: list[dict[str, float]] = field(default_factory=list)  # of every epoch, with "step"
-    ranks: dict[str, float] = field(default_factory=dict)  # query -> rank after the last task
+    ranks: dict[str, float] = field(default_factory=dict)  # query -> rank in the protocol's gallery, at the end
     steps: int = 0  # optimizer steps so far
     seconds: list[float] = field(default_factory=list)  # wall time of each task, as it was trained
 

@@ -9,7 +9,7 @@ Shapes: B pairs, T frames, H = W image size, L text length.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +26,7 @@ from orchestrator.streams import Item, Stream
 from orchestrator.video import Decoder, Job, Sampling, VideoError, decoder_version
 
 log = logging.getLogger(__name__)
+Broken = list[tuple[Item, VideoError]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,7 @@ class FrameSource:
         self.store = store
         self.sampling = Sampling(num_frames=config.num_frames, size=image_size)
         self.decoder = config.decoder
-        self._version = decoder_version(config.decoder)
+        self.version = decoder_version(config.decoder)
         self._keys: dict[Item, str] = {}
 
     def key(self, item: Item) -> str:
@@ -88,7 +89,7 @@ class FrameSource:
                     "segment": item.segment,
                     "num_frames": self.sampling.num_frames,
                     "size": self.sampling.size,
-                    "decoder": self._version,
+                    "decoder": self.version,
                 }
             )
         return self._keys[item]
@@ -107,42 +108,39 @@ class FrameSource:
         arrays = {"frames": frames, "timestamps": timestamps}
         self.store.put("frames", self.key(item), arrays, {"video": item.video, "decoder": decoder})
 
-    def missing(self, items: Sequence[Item]) -> tuple[list[Item], list[tuple[Item, VideoError]]]:
-        """Items whose frames are not in the store, each once, and those whose file cannot even be read."""
-        todo: list[Item] = []
-        broken: list[tuple[Item, VideoError]] = []
+    def keys(self, items: Iterable[Item]) -> tuple[dict[Item, str], Broken]:
+        """The content address of each item, once, and the items whose file cannot even be read."""
+        keys: dict[Item, str] = {}
+        broken: Broken = []
         for item in dict.fromkeys(items):
             try:
-                if not self.store.has("frames", self.key(item)):
-                    todo.append(item)
+                keys[item] = self.key(item)
             except OSError as error:
                 broken.append((item, VideoError(item.path, error.strerror or str(error))))
-        return todo, broken
+        return keys, broken
 
     def prepare(
         self, items: Sequence[Item], workers: int = 2, progress: Callable[[int], object] | None = None
-    ) -> tuple[int, list[tuple[Item, VideoError]]]:
-        """Decode what the store does not hold yet, in bounded child processes.
+    ) -> tuple[int, Broken]:
+        """Decode items into the store, in bounded child processes.
 
         Returns the number of videos decoded and those that could not be, with their reasons. Good
         items are stored whatever happens to the others.
         """
-        todo, broken = self.missing(items)
-        if not todo:
+        broken: Broken = []
+        if not items:
             return 0, broken
-        jobs = [Job(item.path, self.sampling, item.segment, str(index)) for index, item in enumerate(todo)]
-        done = 0
+        jobs = [Job(item.path, self.sampling, item.segment, str(index)) for index, item in enumerate(items)]
         with Decoder(workers=max(1, min(workers, len(jobs))), decoder=self.decoder) as pool:
             for job, result in pool.map(jobs):
-                item = todo[int(job.label)]
+                item = items[int(job.label)]
                 if isinstance(result, VideoError):
                     broken.append((item, result))
                 else:
                     self._put(item, result.frames, result.timestamps, result.decoder)
-                    done += 1
                 if progress is not None:
                     progress(1)
-        return done, broken
+        return len(items) - len(broken), broken
 
 
 def _digest_path(path: Path) -> Any:
@@ -392,53 +390,3 @@ def gray_and_jitter(x: Tensor, generator: torch.Generator) -> Tensor:
     x = gray + (x - gray) * saturation
     is_gray = (draw[:, 3] < 0.2).view(-1, 1, 1, 1, 1)
     return torch.where(is_gray, gray.expand_as(x), x).clamp(0, 1)
-
-
-def prepare_stream(
-    stream: Stream,
-    source: FrameSource,
-    splits: Sequence[str],
-    skip_missing: bool = False,
-    workers: int = 2,
-    progress: bool = True,
-) -> tuple[Stream, int]:
-    """Make sure that every frame of the splits is in the store.
-
-    Returns the stream (without the items that `skip_missing` let go) and the number of videos decoded.
-
-    Raises:
-        ConfigError: if videos are absent or broken and `skip_missing` is not set; everything else has
-            been decoded by then.
-    """
-    from tqdm import tqdm
-
-    from orchestrator.streams import missing_videos, without
-
-    missing = missing_videos(stream)
-    gone = {id(item) for item in missing}
-    if missing and not skip_missing:
-        raise ConfigError(_complain(stream, [(item, "no such file") for item in missing], "missing"))
-    items = [
-        item
-        for index in range(len(stream.tasks))
-        for split in splits
-        for item in stream.items(index, split)
-        if id(item) not in gone
-    ]
-    new, unreadable = source.missing(items)
-    with tqdm(total=len(new), desc="decoding", unit="video", disable=not progress or not new) as bar:
-        decoded, broken = source.prepare(new, workers, bar.update)
-    broken += unreadable
-    if broken and not skip_missing:
-        raise ConfigError(_complain(stream, [(item, error.reason) for item, error in broken], "broken"))
-    lost = [*missing, *(item for item, _ in broken)]
-    return (without(stream, lost) if lost else stream), decoded
-
-
-def _complain(stream: Stream, lost: list[tuple[Item, str]], what: str) -> str:
-    names = ", ".join(f"{item.path} ({reason})" for item, reason in lost[:3])
-    more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
-    return (
-        f"stream {stream.name}: {len(lost)} videos are {what}: {names}{more}. Mend them, or write "
-        "data.skip_missing=true to go on without (a smaller gallery raises R@k: not comparable with the paper)."
-    )

@@ -1,4 +1,7 @@
-"""SHA-256 of values and of files; those of files are remembered by (path, size, times)."""
+"""SHA-256 of values, of files and of our own sources; those of files are remembered by (path, size, times).
+
+`python3 orchestrator/digests.py` prints the digest of the sources; it needs no package, not even ours.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import contextlib
 import hashlib
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+SOURCES = ("orchestrator", "methods", "search_spaces")
 _FRESH_NS = 2 * 10**9  # a file this young may still change without its times changing
 _LINE_LIMIT = 4000  # bytes; appends below a page are not mixed with those of other processes
 
@@ -42,6 +47,19 @@ def digest_of(value: Any) -> str:
         ValueError: as `canonical_json`.
     """
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def source_digest() -> str:
+    """Twelve hexadecimal digits that stand for the sources of this installation: equal on nodes that run the same code.
+
+    Only Python files count, by their paths below the folder that holds the packages.
+    """
+    root = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for package in SOURCES:
+        for file in sorted((root / package).rglob("*.py")):
+            digest.update(f"{file.relative_to(root).as_posix()}\0".encode() + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
 
 
 def digest_file(path: str | Path, cache: Path | None = None) -> str:
@@ -131,3 +149,7 @@ class _Memory:
                 path, size, modified, changed, digest = json.loads(line)
                 if isinstance(path, str) and isinstance(digest, str) and len(digest) == 64:
                     self.known[path] = ((size, modified, changed), digest)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(source_digest() + "\n")

@@ -10,27 +10,22 @@ import logging
 import os
 import re
 import shutil
-import sqlite3
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlsplit
 
-from orchestrator import machine
+from orchestrator import doctor_records, machine
 from orchestrator.config import ConfigError
-from orchestrator.digests import cache_folder
-from orchestrator.leaks import Leak, find_leaks, secret_values
+from orchestrator.digests import cache_folder, source_digest
+from orchestrator.doctor_records import Place
 from orchestrator.machine import Finding, listed
-from orchestrator.outbox import REFUSED, Outbox
 from orchestrator.store import Store
 from orchestrator.streams import RENDERED, SPLITS, Stream, load_stream, missing_videos
-from orchestrator.tracking import Tracker, check
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -40,18 +35,6 @@ NUM_FRAMES, IMAGE_SIZE = 12, 224  # where the stream recommends none: the defaul
 LOW_DISK, NO_DISK = 5 * 10**9, 500 * 10**6  # bytes free, besides what the stream needs
 STORE_SECONDS = 6.0  # how long a store may take to answer
 CLOCK_SECONDS = 5.0  # how far a shared folder's clock may be off
-MAX_SWEEPS = 30  # newest sweeps that are looked at
-
-
-@dataclass(frozen=True)
-class _Place:
-    """What is examined."""
-
-    runs: Path
-    store: str
-    stream_name: str | None
-    stream: Stream | None  # None: not asked for, embedded, or unreadable
-    tracking_uri: str
 
 
 def examine(runs: Path, store: str, stream: str | None, videos: Path | None, tracking_uri: str) -> list[Finding]:
@@ -74,11 +57,12 @@ def examine(runs: Path, store: str, stream: str | None, videos: Path | None, tra
             loaded.append(load_stream(stream, runs, videos))
             yield from _videos(loaded[0])
 
-    bare = _Place(runs, store or str(runs / "store"), stream, None, tracking_uri)
+    bare = Place(runs, store or str(runs / "store"), stream, None, tracking_uri)
     findings = _guarded("stream", read_stream)
     place = replace(bare, stream=loaded[0] if loaded else None)
     examinations: dict[str, Callable[[], Iterator[Finding]]] = {
         "versions": machine.versions,
+        "code": _code,
         "decoders": machine.decoders,
         "machine": machine.machine,
         "GPUs": machine.gpus,
@@ -87,9 +71,10 @@ def examine(runs: Path, store: str, stream: str | None, videos: Path | None, tra
         "disk": partial(_disk, place),
         "store": partial(_store, place),
         "clock": partial(_clock, place),
-        "MLflow": partial(_mlflow, place),
-        "outbox": partial(_outbox, place),
-        "secrets": partial(_secrets, place),
+        "MLflow": partial(doctor_records.mlflow, place),
+        "outbox": partial(doctor_records.outbox, place),
+        "secrets": partial(doctor_records.secrets, place),
+        "keys": machine.secret_files,
     }
     for subject, examination in examinations.items():
         findings += _guarded(subject, examination)
@@ -131,6 +116,10 @@ def _guarded(subject: str, examination: Callable[[], Iterator[Finding]]) -> list
     return found
 
 
+def _code() -> Iterator[Finding]:
+    yield Finding("ok", "code", f"sources {source_digest()}; nodes of a cluster must show the same")
+
+
 def _of_error(subject: str, error: ConfigError) -> Finding:
     """Our one-line errors end with their remedy."""
     text, dot, remedy = str(error).rpartition(". ")
@@ -143,14 +132,6 @@ def _of_error(subject: str, error: ConfigError) -> Finding:
 def _nearest(folder: Path) -> Path:
     """The folder, or the closest one above it that is there."""
     return next(path for path in (folder, *folder.parents) if path.exists())
-
-
-def _local_store(place: _Place) -> Path | None:
-    """The folder of a store that is one."""
-    scheme, separator, rest = place.store.partition("://")
-    if separator and scheme != "file":
-        return None
-    return Path(rest if separator else place.store).expanduser().absolute()
 
 
 def frame_bytes(stream: Stream) -> int:
@@ -169,9 +150,9 @@ def _image_size(backbone: str) -> int:
     return int(named.group(1)) if named else IMAGE_SIZE
 
 
-def _disk(place: _Place) -> Iterator[Finding]:
+def _disk(place: Place) -> Iterator[Finding]:
     need = frame_bytes(place.stream) if place.stream else EMBEDDED_BYTES * (place.stream_name in RENDERED)
-    store = _local_store(place)
+    store = place.local_store
     if store is None:
         copies = cache_folder()
         yield _disk_of("runs folder", place.runs, 0)
@@ -248,8 +229,8 @@ def _within(seconds: float, work: Callable[[], T]) -> T:
     return result[0]
 
 
-def _store(place: _Place) -> Iterator[Finding]:
-    local = _local_store(place)
+def _store(place: Place) -> Iterator[Finding]:
+    local = place.local_store
     if local is not None and not local.exists():
         yield Finding("ok", "store", f"{local} will be made")  # whether it can be: see disk
         return
@@ -265,13 +246,13 @@ def _store(place: _Place) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "store",
-            f"{store.uri} ignores If-None-Match: of two writers of one object both believe they were first",
-            "Results stay right (runs are deterministic), but work may be done twice: run one sweep at a time on this "
-            "store, or use a server with conditional writes (AWS S3, MinIO, Ceph).",
+            f"{store.uri} ignores If-None-Match: who finishes a task first is settled by claims, 1 s a task",
+            "Results stay right as long as one server answers for the bucket and its clock never goes back; servers "
+            "with conditional writes (AWS S3, MinIO, Ceph) need neither.",
         )
 
 
-def _clock(place: _Place) -> Iterator[Finding]:
+def _clock(place: Place) -> Iterator[Finding]:
     with tempfile.NamedTemporaryFile(dir=_nearest(place.runs)) as probe:
         probe.write(b"1")
         probe.flush()
@@ -284,112 +265,6 @@ def _clock(place: _Place) -> Iterator[Finding]:
         yield Finding("warning", "clock", text, "Synchronise the clocks of this machine and the file server (NTP).")
     else:
         yield Finding("ok", "clock", f"agrees with that of {place.runs}")
-
-
-# --------------------------------------------------------------------------- MLflow, sweeps, secrets
-
-
-def _mlflow(place: _Place) -> Iterator[Finding]:
-    uri = place.tracking_uri
-    check(uri)
-    if not uri.startswith("sqlite:///"):
-        address = urlsplit(uri)
-        yield Finding("ok", "MLflow", f"{address.hostname or uri} answers")
-        if address.password:
-            text = "the password stands in MLFLOW_TRACKING_URI, which is shown in process lists and pages"
-            remedy = "Move it to MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
-            yield Finding("warning", "MLflow", text, remedy)
-        yield from _sweeps(place)
-        return
-    file = Path(uri.removeprefix("sqlite:///")).absolute()
-    if file.is_file() and (problem := _database_problem(file)):
-        yield problem
-        return
-    text = f"records in {file} on this machine" if file.is_file() else f"{file} will be made"
-    yield Finding("ok", "MLflow", text)
-    if os.environ.get("RAY_ADDRESS", "local") != "local" or machine.cluster_address():
-        text = "records go to a SQLite file, which other nodes of the cluster cannot write"
-        remedy = "For more than one node start a server (cluster/services.sh) and set MLFLOW_TRACKING_URI."
-        yield Finding("warning", "MLflow", text, remedy)
-    if file.is_file():
-        yield from _sweeps(place)
-
-
-def _database_problem(file: Path) -> Finding | None:
-    try:
-        with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=2)) as database:
-            database.execute("PRAGMA schema_version").fetchone()
-    except sqlite3.OperationalError as error:  # locked, or not readable
-        remedy = "End the program that holds it, or check who owns it."
-        return Finding("warning", "MLflow", f"{file}: {error}", remedy)
-    except sqlite3.DatabaseError as error:
-        return Finding("error", "MLflow", f"{file}: {error}", "Move the file away, or put a copy of it back.")
-    return None
-
-
-def _outbox(place: _Place) -> Iterator[Finding]:
-    outbox = Outbox(place.runs / "outbox")
-    waiting = sum(len(outbox.read(name)[0]) for name in outbox.pending())
-    refused = [file.stem for file in outbox.folder.glob(f"*{REFUSED}.jsonl") if file.stat().st_size]
-    if waiting:
-        yield Finding("warning", "outbox", f"{waiting} records wait for MLflow", f"`ctvr sync{_runs_option(place)}`")
-    if refused:
-        text = f"MLflow refused records of {listed([name.removesuffix(REFUSED) for name in refused])}"
-        yield Finding("warning", "outbox", text, f"Look at {outbox.folder}/*{REFUSED}.jsonl, then remove these files.")
-    if not waiting and not refused:
-        yield Finding("ok", "outbox", "nothing waits for MLflow")
-
-
-def _runs_option(place: _Place) -> str:
-    return "" if place.runs == Path("runs").resolve() else f" --runs {place.runs}"
-
-
-def _sweeps(place: _Place) -> Iterator[Finding]:
-    """Sweeps of the runs folder whose record was never closed; MLflow is known to answer."""
-    folders = [path for path in (place.runs / "sweeps").glob("*") if path.is_dir()]
-    folders = sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[:MAX_SWEEPS]
-    tracker = Tracker(place.tracking_uri, place.runs)
-    unfinished = 0
-    for folder in folders:
-        record = tracker.find_sweep(folder.name)
-        if record is None or record.status not in ("RUNNING", "KILLED"):
-            continue
-        unfinished += 1
-        place_option = _runs_option(place)
-        again = f"`ctvr sweep --resume {folder.name}{place_option}`"
-        if searched := record.settings.get("rerun_of"):
-            counts = f"--top {record.settings.get('top', 1)} --seeds {record.settings.get('seeds', 3)}"
-            again = f"`ctvr sweep --resume {searched}{place_option}` if that sweep started it, else with its "
-            again += f"--baselines by `ctvr rerun --sweep {searched} {counts}{place_option}`"
-        state = "was stopped" if record.status == "KILLED" else "is unfinished, or running now"
-        yield Finding("warning", "sweeps", f"{folder.name} {state}", f"Go on with {again}.")
-    if not unfinished:
-        yield Finding("ok", "sweeps", "none is unfinished")
-
-
-def _secrets(place: _Place) -> Iterator[Finding]:
-    store = _local_store(place)
-    values = secret_values(os.environ)
-    leaks: list[Leak] = []
-    read = unread = 0
-    for folder in (place.runs, (machine.ray_file().parent / "session_latest" / "logs").resolve()):
-        search = find_leaks(folder, values, skip=[store] if store else [])
-        leaks += search.leaks
-        read, unread = read + search.read, unread + search.unread
-    for kind in dict.fromkeys(leak.kind for leak in leaks):
-        of_kind = [leak for leak in leaks if leak.kind == kind]
-        files = listed([_shown(leak.file, place.runs) for leak in of_kind])
-        remedy = "Remove it from these files and replace the secret: whoever could read the folder may have it."
-        yield Finding("error" if of_kind[0].is_certain else "warning", "secrets", f"{kind} is in {files}", remedy)
-    if not leaks:
-        yield Finding("ok", "secrets", f"none in {read} files")
-    if unread:
-        text = f"{unread} files were not read (time, or permission)"
-        yield Finding("warning", "secrets", text, f"Remove old ones from {place.runs} and run `ctvr doctor` again.")
-
-
-def _shown(file: Path, runs: Path) -> str:
-    return str(file.relative_to(runs.parent) if file.is_relative_to(runs) else file)
 
 
 __all__ = ["Finding", "blocking", "examine", "to_text"]

@@ -66,6 +66,7 @@ class Evaluation:
     own: list[float] = field(default_factory=list)  # R@1 of task i among its own videos, i = 0..t
     union: list[float] = field(default_factory=list)  # R@1 of task i among all stored videos
     ranks: dict[str, float] = field(default_factory=dict)  # query name -> rank among all stored videos
+    own_ranks: dict[str, float] = field(default_factory=dict)  # query name -> rank among its own task's videos
 
 
 @torch.no_grad()
@@ -151,6 +152,7 @@ def measure(scores: Tensor, queries: Sequence[Queries], sizes: Sequence[int]) ->
         found.metrics[f"task_{index + 1:02d}/t2v/r1"] = found.union[-1]
         found.metrics[f"task_{index + 1:02d}/t2v/r1_own"] = found.own[-1]
         found.ranks.update(zip(q.names, rank[part].tolist()))
+        found.own_ranks.update(zip(q.names, own.tolist()))
     return found
 
 

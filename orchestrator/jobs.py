@@ -1,11 +1,12 @@
-"""The jobs behind the command line that need no cluster: run, tabulate, mind the store. Each returns text.
+"""The jobs behind the command line that need no cluster: run, tabulate. Each returns text.
 
-What runs on a cluster is in `sweep_jobs`.
+What runs on a cluster is in `sweep_jobs`, what minds the store in `cache_jobs`.
 """
 
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import tempfile
 import time
@@ -18,7 +19,8 @@ from methods import CONFIGURATIONS, find_method
 from methods.base import Method
 from orchestrator import report
 from orchestrator.config import ConfigError, Settings
-from orchestrator.data import FrameSource, StreamData, check_pairs, prepare_stream
+from orchestrator.data import FrameSource, StreamData, check_pairs
+from orchestrator.prepare import prepare_stream
 from orchestrator.recorder import Recorder
 from orchestrator.run import (
     Experiment,
@@ -53,6 +55,7 @@ class Where:
     cpus_per_worker: float = 0.9
     gpus_per_trial: float | None = None  # none: one for each worker if the cluster has GPUs
     max_concurrent: int | None = None
+    reuse: bool = True  # take over tasks of other runs where the results cannot differ
 
     def places(self) -> Places:
         videos = self.videos.resolve() if self.videos else None
@@ -92,6 +95,10 @@ class Where:
             raise ConfigError(
                 f"--gpus-per-trial: {gpus:g} GPUs for {self.workers} workers are {share:g} each; more than one must be "
                 "a whole number."
+            )
+        if self.storage and re.match("[a-z0-9]+://[^/]*@", self.storage):
+            raise ConfigError(
+                "--storage: holds a password. Leave it out; keys belong in AWS_* variables of every node."
             )
         if self.videos is not None and not self.videos.is_dir():
             raise ConfigError(f"--videos: {self.videos} is no folder. Give the folder of the stream's videos.")
@@ -175,7 +182,7 @@ class Ready:
 def make_ready(experiment: Experiment, where: Where, splits: Sequence[str] = (), curve: bool = True) -> Ready:
     """Decode what is missing and compute the zero-shot curve once, before several processes need them.
 
-    `splits` are those that the experiment reads, unless more are named.
+    `splits` are decoded besides those that the experiment reads.
 
     Raises:
         ConfigError: if the stream lacks what the experiment asks for, or pairs to deal out to its workers.
@@ -183,7 +190,7 @@ def make_ready(experiment: Experiment, where: Where, splits: Sequence[str] = (),
     places = where.places()
     stream = load_stream(experiment.run.stream, places.root, places.videos)
     needed = splits_of(experiment, stream)
-    splits = splits or needed
+    splits = tuple(dict.fromkeys((*needed, *splits)))
     if trains(experiment):
         check_pairs(stream, experiment.data, experiment.run.workers)
     store = places.open_store()
@@ -253,32 +260,3 @@ def table(where: Where, sweep: str | None = None, stream: str | None = None) -> 
     folder = where.runs.resolve() / "tables" / (sweep or stream or "all")
     files = report.write(made, folder)
     return f"{report.to_markdown(made)}\n\nwritten: {', '.join(str(file) for file in files)}"
-
-
-# ----------------------------------------------------------------------------------------------- the store
-
-
-def build_cache(stream_name: str, overrides: Settings, where: Where) -> str:
-    """Decode every video of a stream into the store, as a run with these settings would find them."""
-    places = where.places()
-    stream = load_stream(stream_name, places.root, places.videos)
-    experiment = resolve({"method": "zero_shot", "stream": stream_name, **overrides}, stream.settings)
-    splits = ("train", "val", "test") if stream.has_val else ("train", "test")
-    source = FrameSource(places.open_store(), experiment.data, load_clip(experiment.backbone).image_size)
-    stream, decoded = prepare_stream(stream, source, splits, experiment.data.skip_missing)
-    return f"stream {stream.name}: {decoded} videos decoded, the rest was in the store"
-
-
-def verify_cache(where: Where) -> str:
-    """Read every object and check its digest; damaged ones are removed and will be made again."""
-    bad = [f"{name}: {problem}" for name, problem in where.places().open_store().verify(remove=True) if problem]
-    listed = "".join(f"\n  {line}" for line in bad[:20])
-    return f"{len(bad)} damaged objects, removed{listed}" if bad else "every object is sound"
-
-
-def list_cache(where: Where) -> str:
-    """Number of objects of each kind, and their size in all."""
-    store = where.places().open_store()
-    kinds = ("frames", "weights", "gallery", "commits")
-    lines = [f"{kind:<10}{len(store.list(kind)):8d}" for kind in kinds]
-    return "\n".join([*lines, f"{'all':<10}{store.size().objects:8d}, {store.size().bytes / 2**20:.1f} MiB"])

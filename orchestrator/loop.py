@@ -328,7 +328,7 @@ class Loop:
         record.own.append(found.own)
         record.union.append(found.union)
         record.metrics.append(found.metrics)
-        record.ranks = found.ranks
+        record.ranks = found.own_ranks if self.data.stream.protocol == "cvlm" else found.ranks
         record.seconds.append(seconds)
         reads = self.workers.union(self.reads.names)
         if self.workers.rank == 0 and not self.commits.publish(

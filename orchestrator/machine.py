@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -12,12 +13,12 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
-Level = Literal["ok", "warning", "error"]
+Level = Literal["ok", "note", "warning", "error"]  # a note is worth knowing once, and no reason to act before a sweep
 
 SAFE_FFMPEG = (8, 1, 2)  # CVE-2026-8461 (MagicYUV, out-of-bounds write) is fixed from here on
 LOW_MEMORY = 4 * 10**9  # Ray takes 1.3 GB when it has started and about 2 GB with one small trial
@@ -98,7 +99,7 @@ def decoders() -> Iterator[Finding]:
         yield Finding("ok", "FFmpeg", f"{ffmpeg} in PyAV {av.__version__}")
     if importlib.util.find_spec("decord") is not None:
         yield Finding(
-            "warning",
+            "note",
             "decord",
             f"{importlib.metadata.version('decord')} brings its own FFmpeg 4.1.6 of 2020, without later security fixes "
             "and built as 'nonfree and unredistributable'",
@@ -240,15 +241,36 @@ def _token() -> Iterator[Finding]:
         yield Finding("ok", "Ray", "the cluster asks for a token")
 
 
-def public_ports(table: str) -> dict[int, int]:
-    """Ports that listen on every interface, with the user that does: from the text of /proc/net/tcp or tcp6."""
-    found = {}
+class Listener(NamedTuple):
+    """A socket that waits for connections from every network."""
+
+    port: int
+    user: int
+    inode: int
+
+
+def public_listeners(table: str) -> list[Listener]:
+    """What listens on every interface: from the text of /proc/net/tcp or tcp6."""
+    found = []
     for line in table.splitlines()[1:]:
         words = line.split()
-        if len(words) > 7 and words[3] == "0A":  # LISTEN
+        if len(words) > 9 and words[3] == "0A":  # LISTEN
             host, _, port = words[1].rpartition(":")
             if not host.strip("0"):
-                found[int(port, 16)] = int(words[7])
+                found.append(Listener(int(port, 16), int(words[7]), int(words[9])))
+    return found
+
+
+def owners(inodes: Collection[int]) -> dict[int, str]:
+    """The command line behind each socket, of the processes that we may look into."""
+    wanted = {f"socket:[{inode}]": inode for inode in inodes}
+    found: dict[int, str] = {}
+    for process in Path("/proc").glob("[0-9]*") if wanted else ():
+        with contextlib.suppress(OSError):
+            for descriptor in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if inode := wanted.get(os.readlink(descriptor)):
+                        found[inode] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return found
 
 
@@ -258,26 +280,47 @@ def ports() -> Iterator[Finding]:
     if not tables[0].is_file():
         yield Finding("ok", "ports", "not examined: this system has no /proc/net/tcp")
         return
-    open_ports: dict[int, int] = {}
-    for table in tables:
-        open_ports.update(public_ports(table.read_text()) if table.is_file() else {})
-    exposed = [port for port in PORTS if port in open_ports]
+    listeners = [each for table in tables if table.is_file() for each in public_listeners(table.read_text())]
+    commands = owners({each.inode for each in listeners})
     has_token = _uses_token()
-    for port in exposed:
-        mine = open_ports[port] == os.getuid()
-        is_shell = port != 5000 and not has_token  # whoever reaches Ray without a token runs what he likes
-        if port in (6379, 10001) and has_token:
+    reported = set()
+    for each in sorted(listeners):
+        what = PORTS.get(each.port) or _service(commands.get(each.inode, ""))
+        if not what or each.port in reported:
             continue
-        level: Level = "error" if is_shell and mine and port == 8265 else "warning"
-        yield Finding(level, "ports", f"{port} ({PORTS[port]}) listens on every interface", _port_remedy(port))
-    if not exposed:
-        yield Finding("ok", "ports", f"none of {', '.join(map(str, PORTS))} listens on every interface")
+        if has_token and what.startswith("Ray") and each.port != 8265:
+            continue
+        reported.add(each.port)
+        # whoever reaches Ray without a token runs what he likes
+        is_open_shell = each.port == 8265 and not has_token and each.user == os.getuid()
+        level: Level = "error" if is_open_shell else "warning"
+        yield Finding(level, "ports", f"{each.port} ({what}) listens on every interface", _port_remedy(each.port, what))
+    if not reported:
+        yield Finding("ok", "ports", "neither Ray nor MLflow listens on every interface, as far as we may look")
 
 
-def _port_remedy(port: int) -> str:
+def _service(command: str) -> str:
+    """What a command line is, if it is one of ours."""
+    if re.search(r"\bmlflow\b", command):
+        return "MLflow"
+    return "Ray" if re.search(r"/ray/|\braylet\b|\bgcs_server\b|^ray::", command) else ""
+
+
+def _port_remedy(port: int, what: str) -> str:
     tunnel = f"and reach it by ssh -L {port}:127.0.0.1:{port} HOST."
-    if port == 5000:
+    if what == "MLflow":
         return f"Start MLflow with `ctvr ui` (127.0.0.1) {tunnel} On a cluster: cluster/services.sh gives it passwords."
     if port == 8265:
         return f"`ray stop`, then start with --dashboard-host=127.0.0.1 {tunnel}"
     return "Set RAY_AUTH_MODE=token on every node and let a firewall admit only the cluster's nodes."
+
+
+SECRET_FILES = (".ctvr_keys", ".ctvr_env", ".mlflow/credentials", ".aws/credentials", ".ctvr/ray_token", ".netrc")
+
+
+def secret_files() -> Iterator[Finding]:
+    """Files of keys in the home folder that others on this machine can read."""
+    for name in SECRET_FILES:
+        file = Path.home() / name
+        if file.is_file() and stat.S_IMODE(file.stat().st_mode) & 0o077:
+            yield Finding("warning", "secrets", f"others on this machine can read {file}", f"chmod 600 {file}")

@@ -1,22 +1,26 @@
-"""A Ray cluster: joined or started here, and how many trials fit it at once."""
+"""A Ray cluster: joined or started here, how many trials fit it at once, and how it grows."""
 
 from __future__ import annotations
 
 import logging
 import math
 import os
+import secrets
 import socket
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from orchestrator.config import ConfigError
+from orchestrator.ray_nodes import await_nodes, await_sources
 from orchestrator.ray_train import TrialPlan
 
 log = logging.getLogger(__name__)
@@ -24,6 +28,7 @@ log = logging.getLogger(__name__)
 DRIVER_CPU = 0.1  # a trial driver only waits for its workers
 START_TIMEOUT_SECONDS = "300"  # a legitimate start took 40 s and more on a loaded machine
 POLL_SECONDS = "0.2"  # how often the controller looks for reports; its default of 2.0 s throttles short tasks
+_TOKEN = secrets.token_hex(32)  # of the clusters that this process starts; Ray reads it once in a process
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AIR_NEW_OUTPUT": "0",  # no banners of Tune; our own lines say more
@@ -47,6 +52,8 @@ def worker_environment() -> dict[str, str]:
     """Environment of every Ray process of a sweep. No credentials: Ray shows these in its dashboard."""
     return {
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": os.environ.get("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", POLL_SECONDS),
+        # A process for each trial that warns workers of a machine's end; ours have committed every finished task
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": os.environ.get("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0"),
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": os.environ.get(
             "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", START_TIMEOUT_SECONDS
         ),
@@ -57,15 +64,23 @@ def worker_environment() -> dict[str, str]:
 
 
 @contextmanager
-def cluster(address: str | None = None, local_cpus: int | None = None, nodes: int = 1) -> Iterator[None]:
+def cluster(
+    address: str | None = None, local_cpus: int | None = None, nodes: int = 1, plan: TrialPlan | None = None
+) -> Iterator[None]:
     """A connection to Ray for the length of a `with` block; one that exists already is used and left open.
 
+    Args:
+        address, local_cpus: see `connect`.
+        nodes: wait until the cluster has so many.
+        plan: of the trials to come; a cluster that starts its machines on demand is asked for room for one.
+
     Raises:
-        ConfigError: see `connect` and `await_nodes`.
+        ConfigError: see `connect`, `await_nodes` and `await_sources`.
     """
     mine = connect(address, local_cpus)
     try:
-        await_nodes(nodes)
+        await_nodes(nodes, ask=None if plan is None else partial(ask_for_room, plan, 1))
+        await_sources()
         yield
     finally:
         if mine:
@@ -105,6 +120,7 @@ def _quiet() -> dict[str, Any]:
 
 def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool:
     """Whether a cluster was joined. One that was not asked for may be gone, its file left behind."""
+    _stay_here(False)
     try:
         ray.init(address=wanted, runtime_env={"env_vars": dict(environment)}, **_quiet())
     except (ConnectionError, ValueError) as error:
@@ -116,7 +132,9 @@ def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool
 
 def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 3) -> None:
     """Start a cluster on this machine. Ray gives itself 30 s, too little where all processors are busy."""
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # everything is bound to this machine's loopback
+    _stay_here(True)
+    if not _token_file().is_file():  # Ray asks for a token by itself, and would write a new one into the home folder
+        os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
     for attempt in range(1, attempts + 1):
         port = _free_port()
         environment["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
@@ -146,6 +164,22 @@ def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 
             raise
 
 
+def _stay_here(is_local: bool) -> None:
+    """Let Ray bind to loopback when it is started next, or to every interface, as a node of a cluster must.
+
+    Without this a sweep on a laptop opens its ports, each of which runs commands, to every network it is in. The
+    setting has its name from the systems on which it is Ray's default.
+    """
+    from ray._private import ray_constants
+
+    ray_constants.ENABLE_RAY_CLUSTER = not is_local
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = str(int(not is_local))  # in the processes that it starts
+
+
+def _token_file() -> Path:
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token").expanduser()
+
+
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
@@ -168,30 +202,14 @@ def _await_dashboard(port: int, seconds: float = 120) -> None:
         try:
             with urllib.request.urlopen(url, timeout=5):
                 return
+        except urllib.error.HTTPError:  # it answers, and wants the token
+            return
         except OSError:
             time.sleep(0.5)
     raise ConfigError(
         f"Ray's dashboard does not answer on port {port} after {seconds:.0f} s; a sweep would hang without it. "
         "Is ray[default] installed?"
     )
-
-
-def await_nodes(count: int, seconds: float = 900) -> None:
-    """Wait until the cluster has `count` nodes; `ray up` returns before its workers have joined.
-
-    Raises:
-        ConfigError: after `seconds`, with the number of nodes that came.
-    """
-    until = time.monotonic() + seconds
-    while True:
-        alive = sum(1 for node in ray.nodes() if node["Alive"])
-        if alive >= count:
-            return
-        if time.monotonic() > until:
-            raise ConfigError(
-                f"--nodes: {alive} of {count} joined within {seconds:.0f} s. Look at `ray status`, or lower --nodes."
-            )
-        time.sleep(2)
 
 
 # ---------------------------------------------------------------------------------------------- capacity
@@ -207,6 +225,21 @@ def capacity(plan: TrialPlan, max_concurrent: int | None = None) -> Capacity:
     cpus, gpus = have.get("CPU", 0.0), have.get("GPU", 0.0)
     concurrent = fit_count(plan, [node.get("Resources", {}) for node in ray.nodes() if node.get("Alive")])
     return Capacity(cpus, gpus, concurrent if max_concurrent is None else min(concurrent, max_concurrent))
+
+
+def ask_for_room(plan: TrialPlan, trials: int) -> None:
+    """Ask the cluster's autoscaler for room for so many trials; a fixed cluster takes no notice.
+
+    The request stands until the next one; 0 trials take it back, and idle machines may go.
+    """
+    from ray.autoscaler.sdk import request_resources
+
+    worker = {"CPU": plan.cpus_per_worker, **({"GPU": plan.gpus_per_worker} if plan.gpus_per_worker else {})}
+    bundles = [worker] * (trials * plan.workers) + [{"CPU": DRIVER_CPU}] * trials
+    try:
+        request_resources(bundles=bundles)
+    except Exception as error:  # an interface that Ray calls experimental must not end a sweep
+        log.warning("the cluster was not asked to grow: %s", _first_line(error))
 
 
 def choose_gpus(asked: float | None, workers: int) -> float:

@@ -1,4 +1,4 @@
-"""What Ray Tune searches: search spaces, searchers, and halving by finished tasks.
+"""What Ray Tune searches: search spaces, searchers, the rows of a table together, and halving by finished tasks.
 
 The searchers and the limiter below keep the limit they were made with when a sweep is restored (Tune
 would bring back the old cluster's), and the scheduler is told what earlier processes learned (Tune
@@ -7,13 +7,15 @@ forgets it).
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ray import tune
+from ray import cloudpickle, tune
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, SearchAlgorithm, Searcher
 from ray.tune.search.sample import Categorical, Float, Integer
@@ -64,29 +66,35 @@ class Limiter(ConcurrencyLimiter):
 
 
 def search_algorithm(
-    search: SearchConfig, space: Mapping[str, Any], paper: Mapping[str, Any], concurrent: int = 1
+    search: SearchConfig,
+    space: Mapping[str, Any],
+    paper: Mapping[str, Any],
+    concurrent: int = 1,
+    recommended: Mapping[str, Any] | None = None,
 ) -> tuple[Searcher | SearchAlgorithm, dict[str, Any]]:
-    """The searcher and the parameter space it wants. The paper's own point is always tried first.
+    """The searcher and the parameter space it wants. What is known to work is tried first: see `first_points`.
 
     Args:
         search: what was asked for.
         space: setting -> domain of Ray Tune.
         paper: setting -> the paper's value.
         concurrent: trials at once.
+        recommended: setting -> the value that a run without a search would have.
 
     Raises:
         ConfigError: if a grid is asked for over a range that has no listed values.
     """
-    complete = [point] if (point := first_point(space, paper)) else None
+    first = first_points(space, recommended or {}, paper) or None
     if search.searcher == "grid":
         grid = {name: tune.grid_search(grid_values(name, domain, paper.get(name))) for name, domain in space.items()}
         return Listed(random_state=search.seed, max_concurrent=concurrent), grid
     if search.searcher == "random":
-        return Listed(complete, random_state=search.seed, max_concurrent=concurrent), dict(space)
-    return Limiter(_tpe(search, space, complete), max_concurrent=concurrent), {}
+        return Listed(first, random_state=search.seed, max_concurrent=concurrent), dict(space)
+    return Limiter(_optuna(search, space, first), max_concurrent=concurrent), {}
 
 
-def _tpe(search: SearchConfig, space: Mapping[str, Any], first: list[dict[str, Any]] | None) -> Searcher:
+def _optuna(search: SearchConfig, space: Mapping[str, Any], first: list[dict[str, Any]] | None) -> Searcher:
+    """Optuna's searcher over a space; `first` are the points tried first."""
     import warnings
 
     import optuna
@@ -96,25 +104,29 @@ def _tpe(search: SearchConfig, space: Mapping[str, Any], first: list[dict[str, A
     with warnings.catch_warnings():  # constant_liar is called experimental; it spreads trials that run at once
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         startup = max(3, search.trials // 3)
-        sampler = optuna.samplers.TPESampler(seed=search.seed, n_startup_trials=startup, constant_liar=True)
+        sampler: Any = optuna.samplers.RandomSampler(seed=search.seed)
+        if search.searcher == "tpe":
+            sampler = optuna.samplers.TPESampler(seed=search.seed, n_startup_trials=startup, constant_liar=True)
     return OptunaSearch(
         space=dict(space), metric=search.metric, mode=search.mode, points_to_evaluate=first, sampler=sampler
     )
 
 
-def first_point(space: Mapping[str, Any], paper: Mapping[str, Any]) -> dict[str, Any]:
-    """The paper's values as a point of the space; empty if one is unknown, or not among listed values."""
-    point = {name: value for name, value in paper.items() if name in space and holds(space[name], value)}
-    return point if set(point) == set(space) else {}
+def first_points(space: Mapping[str, Any], *known: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a search tries first: the recommended point, so that it never ends below it, and the paper's."""
+    points: list[dict[str, Any]] = []
+    for values in known:
+        point = first_point(space, values)
+        if point and point not in points:
+            points.append(point)
+    return points
 
 
-def near_paper(space: Mapping[str, Any], paper: Mapping[str, Any], presets: Mapping[str, Any]) -> dict[str, Any]:
-    """What is tried first: the paper's values and, before them, those of the chosen presets.
-
-    A paper has other values for other data, and a preset holds them (`paper-actnet`); so the first point is
-    the configuration that `ctvr run` would train. Values that the space does not hold are left out.
-    """
-    return {**paper, **{name: value for name, value in presets.items() if name in space and holds(space[name], value)}}
+def first_point(space: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as a point of the space; empty if one is unknown, out of its range or not among listed values."""
+    point = {name: value for name, value in values.items() if name in space}
+    is_inside = all(holds(space[name], value) for name, value in point.items())
+    return point if is_inside and set(point) == set(space) else {}
 
 
 def holds(domain: Any, value: Any) -> bool:
@@ -170,38 +182,117 @@ def _plain(text: str) -> Any:
         return text
 
 
+# ------------------------------------------------------------------------------------------- whole tables
+
+
+@dataclass(frozen=True)
+class RowSpace:
+    """What is searched in one row of a table."""
+
+    space: dict[str, Any]
+    paper: dict[str, Any]
+    recommended: dict[str, Any]
+
+
+class RowSearch(Searcher):
+    """The searches of a table's rows as one, so that all of them share a cluster: rows take turns.
+
+    A suggestion is `{"row": name, "settings": {...}}`.
+
+    Args:
+        searchers: row -> its searcher.
+        trials: of each row.
+        search: metric and mode.
+    """
+
+    def __init__(self, searchers: Mapping[str, Searcher], trials: int, search: SearchConfig) -> None:
+        super().__init__(metric=search.metric, mode=search.mode)
+        self.searchers, self.trials = dict(searchers), trials
+        self.begun = dict.fromkeys(searchers, 0)
+        self.row_of: dict[str, str] = {}  # trial id -> row
+
+    def suggest(self, trial_id: str) -> Any:
+        row = min(self.begun, key=lambda name: self.begun[name])  # the first in the table's order of those behind
+        if self.begun[row] >= self.trials:
+            return Searcher.FINISHED
+        point = self.searchers[row].suggest(trial_id)
+        self.begun[row] += 1
+        self.row_of[trial_id] = row
+        return {"row": row, "settings": point}
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        self.searchers[self.row_of[trial_id]].on_trial_result(trial_id, result)
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        if trial_id in self.row_of:
+            self.searchers[self.row_of[trial_id]].on_trial_complete(trial_id, result=result, error=error)
+
+    def save(self, checkpoint_path: str) -> None:
+        Path(checkpoint_path).write_bytes(cloudpickle.dumps(self.__dict__))
+
+    def restore(self, checkpoint_path: str) -> None:
+        self.__dict__.update(cloudpickle.loads(Path(checkpoint_path).read_bytes()))
+
+
+def row_search(search: SearchConfig, rows: Mapping[str, RowSpace], concurrent: int) -> Searcher:
+    """The searcher of a table: `search.trials` for each row.
+
+    Args:
+        search: what was asked for.
+        rows: row -> what is searched.
+        concurrent: trials at once, of all rows together.
+
+    Raises:
+        ConfigError: for a grid, which has another number of trials for every row.
+    """
+    if search.searcher == "grid":
+        raise ConfigError("search.searcher: the rows of a table get equally many trials. Write tpe or random.")
+    searchers = {
+        name: _optuna(search, row.space, first_points(row.space, row.recommended, row.paper) or None)
+        for name, row in rows.items()
+    }
+    return Limiter(RowSearch(searchers, search.trials, search), max_concurrent=concurrent)
+
+
 # --------------------------------------------------------------------------------------------- schedulers
 
 
 class TaskHalving(ASHAScheduler):
     """ASHA whose time is the number of finished tasks; it compares trials after the same task only.
 
-    A trial's last report never ends it: there is nothing left to save.
+    A trial's last report never ends it: there is nothing left to save. A table's trials are compared within
+    their row.
 
     Args:
         search: metric, mode, grace and reduction.
         num_tasks: of the stream.
+        rows: of a table.
     """
 
-    def __init__(self, search: SearchConfig, num_tasks: int) -> None:
+    def __init__(self, search: SearchConfig, num_tasks: int, rows: Sequence[str] = ("",)) -> None:
         grace = min(search.grace_tasks, num_tasks)
         super().__init__(time_attr="task", max_t=num_tasks + 1, grace_period=grace, reduction_factor=search.reduction)
         self.num_tasks = num_tasks
         self._better = 1.0 if search.mode == "max" else -1.0
+        self._of_row = {row: copy.deepcopy(self._brackets[0]) for row in rows}
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        super().on_trial_add(tune_controller, trial)
+        self._trial_info[trial.trial_id] = self._of_row[trial.config.get("row", "")]
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         decision = super().on_trial_result(tune_controller, trial, result)
         return TrialScheduler.CONTINUE if result.get("task", 0) >= self.num_tasks else decision
 
-    def remember(self, scores: Mapping[str, Mapping[int, float]]) -> None:
+    def remember(self, scores: Mapping[str, Mapping[int, float]], row: str = "") -> None:
         """Take in what earlier processes of this sweep measured: trial id -> finished tasks -> metric."""
-        for milestone, recorded in self._brackets[0]._rungs:
+        for milestone, recorded in self._of_row[row]._rungs:
             for trial_id, by_task in scores.items():
                 reached = [task for task in by_task if task >= milestone]
                 if reached:
                     recorded[trial_id] = self._better * by_task[min(reached)]
 
 
-def scheduler(search: SearchConfig, num_tasks: int) -> TrialScheduler:
+def scheduler(search: SearchConfig, num_tasks: int, rows: Sequence[str] = ("",)) -> TrialScheduler:
     """The scheduler that was asked for."""
-    return FIFOScheduler() if search.scheduler == "none" else TaskHalving(search, num_tasks)
+    return FIFOScheduler() if search.scheduler == "none" else TaskHalving(search, num_tasks, rows)

@@ -1,23 +1,30 @@
 """Ray Train workers run the continual task loop. Ray executes; the loop and its commits know nothing of it.
 
 Only workers import the science: the trial driver and Train's controller load this file too and start
-sooner without it.
+sooner without it, and without torch.
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
 
 import ray.train
 from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig, UserCallback, WorkerGroupError
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.backend import BackendConfig
+from ray.train.v2._internal.callbacks import DatasetsCallback
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from orchestrator.config import ConfigError, Settings
+from orchestrator.leaks import redact
 
 if TYPE_CHECKING:
+    import torch
+
     from methods.base import Method, Task
     from orchestrator.checkpoint import Commits, Record
     from orchestrator.data import StreamData
@@ -57,11 +64,21 @@ class TrialPlan:
     reuse: bool = True  # take over tasks that another trial has finished where the results cannot differ
     tags: dict[str, str] = field(default_factory=dict)
     session: str = ""  # of the process that drives the trials; a resumed sweep has another
+    host: str = ""  # where that process runs
+    sources: str = ""  # `digests.source_digest` there
 
     def places(self) -> Places:
         from orchestrator.run import Places
 
         return Places(Path(self.root), self.store, Path(self.videos) if self.videos else None)
+
+
+def below(storage: str, name: str) -> str:
+    """A folder of Ray's storage: a path, or a URI, whose query (`?endpoint_override=...`) stays at its end."""
+    if "://" not in storage:
+        return str(Path(storage) / name)
+    parts = urlsplit(storage)
+    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}"))
 
 
 # ----------------------------------------------------------------------------------------------- a worker
@@ -75,21 +92,45 @@ def train_worker(config: dict[str, Any]) -> None:
     """
     import torch
 
+    from orchestrator.leaks import hide_secrets
     from orchestrator.loop import Workers
     from orchestrator.run import execute, resolve
     from orchestrator.streams import load_stream
 
+    hide_secrets()
     plan: TrialPlan = config["plan"]
+    _check_sources(plan)
     places = plan.places()
     stream = load_stream(config["settings"]["stream"], places.root, places.videos)
     experiment = resolve(config["settings"], stream.settings, config["presets"])
     context = ray.train.get_context()
     has_gpu = plan.gpus_per_worker > 0 and torch.cuda.is_available()
-    device = ray.train.torch.get_device() if has_gpu else torch.device("cpu")
-    workers = Workers(context.get_world_rank(), context.get_world_size(), device)
+    workers = Workers(context.get_world_rank(), context.get_world_size(), _gpu() if has_gpu else torch.device("cpu"))
     reports = _Reports(plan, experiment, config["name"], workers)
     result = execute(experiment, places, workers, reports.report, reuse=plan.reuse, on_ready=reports.ready)
     reports.conclude(result.record, result.resumed == len(result.stream.tasks))
+
+
+def _gpu() -> torch.device:
+    from ray.train.torch import get_device
+
+    return get_device()
+
+
+def _check_sources(plan: TrialPlan) -> None:
+    """Refuse to compute with other code than the sweep was started with, on a node that joined since.
+
+    Raises:
+        ConfigError: with this node's name.
+    """
+    from orchestrator.digests import source_digest
+
+    host = platform.node()
+    if plan.sources and host != plan.host and (mine := source_digest()) != plan.sources:
+        raise ConfigError(
+            f"code: {host} has other sources ({mine}) than {plan.host} ({plan.sources}), which started the sweep. Run "
+            "`ray up` with the cluster's YAML again, then `ctvr sweep --resume`."
+        )
 
 
 class _Reports:
@@ -135,6 +176,26 @@ class _Reports:
 # ----------------------------------------------------------------------------------------------- a trial
 
 
+class _Trainer(DataParallelTrainer):
+    """Without the process that deals out Ray datasets: ours are read by the workers themselves."""
+
+    def _create_default_callbacks(self) -> list[Any]:
+        return [each for each in super()._create_default_callbacks() if not isinstance(each, DatasetsCallback)]
+
+
+def _backend(plan: TrialPlan) -> BackendConfig:
+    """How the workers of a trial find each other.
+
+    A single one needs nobody: its trial starts without torch, and no port is opened on every interface.
+    """
+    if plan.workers == 1:
+        return BackendConfig()
+    from ray.train.torch import TorchConfig
+
+    # NCCL wants a GPU for each process. Asked of the plan: the driver of a trial may see no GPU itself
+    return TorchConfig(backend="nccl" if plan.gpus_per_worker >= 1 else "gloo")
+
+
 class _EndOnMistake(UserCallback):
     """Ends a run at once on an error that would come again; Train would try as often as after a lost node."""
 
@@ -164,11 +225,10 @@ def fit(
     if plan.gpus_per_worker:
         resources["GPU"] = plan.gpus_per_worker
     chosen = plan.presets if presets is None else presets
-    trainer = TorchTrainer(
+    trainer = _Trainer(
         train_worker,
         train_loop_config={"settings": full, "plan": plan, "name": name, "presets": chosen},
-        # NCCL wants a GPU for each process. Asked of the plan: the driver of a trial may see no GPU itself
-        torch_config=TorchConfig(backend="nccl" if plan.gpus_per_worker >= 1 else "gloo"),
+        backend_config=_backend(plan),
         scaling_config=ScalingConfig(
             num_workers=plan.workers, use_gpu=plan.gpus_per_worker > 0, resources_per_worker=resources
         ),
@@ -217,7 +277,7 @@ def _cause(error: BaseException) -> BaseException:
 def _line(error: BaseException) -> str:
     """An error in one line; its type is left out where the message was written for the user."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = (lines[0] if lines else "")[:400]
+    text = redact(lines[0] if lines else "")[:400]
     if isinstance(error, ConfigError) or _is_divergence(error):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

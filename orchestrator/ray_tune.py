@@ -1,4 +1,4 @@
-"""Ray Tune runs the trials of a sweep; one trial is one Ray Train run over the task sequence.
+"""Ray Tune runs the trials of a sweep, a table or a rerun; one trial is one Ray Train run over the task sequence.
 
 Every figure that decides something here comes from the commits and MLflow; Tune's own tables lose rows
 when a sweep is restored. See `ray_train` for what happens inside a trial.
@@ -9,164 +9,60 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
+import platform
 import secrets
 import signal
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ray import cloudpickle, tune
+from ray import tune
 from ray.tune.integration.ray_train import TuneReportCallback
 
 from orchestrator.config import ConfigError, Settings, suggest
+from orchestrator.digests import source_digest
 from orchestrator.ray_cluster import DRIVER_CPU, capacity, cluster, connect
 from orchestrator.ray_search import (
     GAIN,
     Listed,
+    RowSpace,
     SearchConfig,
     TaskHalving,
     count_trials,
-    near_paper,
     override_space,
+    row_search,
     scheduler,
     search_algorithm,
 )
-from orchestrator.ray_train import TrialFailed, TrialPlan, fit, run_name
+from orchestrator.ray_train import TrialFailed, TrialPlan, below, fit, run_name
+from orchestrator.ray_watch import Plans, Room, Watcher
 from orchestrator.tracking import Tracker
 
-log = logging.getLogger(__name__)
 
-
-def _trial(config: dict[str, Any], plan: TrialPlan) -> None:
+def _trial(config: dict[str, Any], plans: Plans) -> None:
     """Tune's trainable: the trial driver. Tune tries it twice; what cannot go better is not trained again."""
     from ray.experimental import internal_kv
 
+    plan = plans[config.get("row", "")]
     trial_id = tune.get_context().get_trial_id()
     verdict = f"ctvr-{plan.session}-{trial_id}".encode()
     known = internal_kv._internal_kv_get(verdict)
     if known:
         raise TrialFailed(known.decode(), is_final=True)
-    run = config.get("run", {"settings": config, "presets": None})
-    presets = None if run["presets"] is None else tuple(run["presets"])
+    name = run_name(plan, config, trial_id)
+    settings, presets = config.get("settings", config), None
+    if "run" in config:
+        run = ListedRun(**config["run"])
+        settings, presets = run.settings, run.presets
+        plan = replace(plan, tags={**plan.tags, **run.tags})
     try:
-        fit(dict(run["settings"]), plan, run_name(plan, config, trial_id), [TuneReportCallback()], presets)
+        fit(dict(settings), plan, name, [TuneReportCallback()], presets)
     except TrialFailed as error:
         if error.is_final:
             internal_kv._internal_kv_put(verdict, error.reason.encode())
         raise
-
-
-class Watcher(tune.Callback):
-    """Prints a line for each finished task, and closes the MLflow runs of trials that did not end by themselves.
-
-    Args:
-        plan: of the trials.
-        trials: how many there will be.
-        num_tasks: of the stream.
-        concurrent: trials at once.
-    """
-
-    def __init__(self, plan: TrialPlan, trials: int, num_tasks: int, concurrent: int) -> None:
-        self.plan, self.trials, self.num_tasks, self.concurrent = plan, trials, num_tasks, concurrent
-        self.numbers: dict[str, int] = {}
-        self.seen: dict[str, int] = {}
-        self.ended: set[str] = set()
-        self._begun: dict[str, float] = {}
-        self._longest = 0.0  # seconds of a complete trial
-
-    def get_state(self) -> dict[str, Any]:
-        return {"numbers": self.numbers, "seen": self.seen, "ended": sorted(self.ended)}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.numbers, self.seen, self.ended = dict(state["numbers"]), dict(state["seen"]), set(state["ended"])
-
-    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._label(trial)
-        self._begun.setdefault(trial.trial_id, time.monotonic())
-        self.ended.discard(trial.trial_id)
-
-    def on_trial_result(
-        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
-    ) -> None:
-        task = int(result.get("task", 0))
-        if task <= self.seen.get(trial.trial_id, 0):  # reported again after a restart
-            return
-        self.seen[trial.trial_id] = task
-        parts = [self._label(trial), f"task {task}/{self.num_tasks}"]
-        parts.append(f"R@1 {result.get('stream/t2v/r1', math.nan):.2f}")
-        if GAIN in result:
-            parts.append(f"({result[GAIN]:+.2f} over zero-shot)")
-        parts.append(f"BWF {result.get('stream/t2v/bwf', math.nan):.2f}")
-        parts.append(f"{result.get('seconds', math.nan):.1f} s")
-        _say("  ".join(parts))
-
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        task = self.seen.get(trial.trial_id, 0)
-        self.ended.add(trial.trial_id)
-        if task < self.num_tasks:
-            _say(f"{self._label(trial)}  stopped after task {task}: others do better")
-            self._close(trial, "FINISHED", {"ctvr.stopped": f"asha after task {task}"})
-        elif trial.trial_id in self._begun:
-            self._longest = max(self._longest, time.monotonic() - self._begun[trial.trial_id])
-            _say(f"{self._label(trial)}  complete after {duration(self._longest)}{self._outlook()}")
-
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self.ended.add(trial.trial_id)
-        reason = _reason(trial)
-        _say(f"{self._label(trial)}  failed: {reason}")
-        self._close(trial, "FAILED", {"ctvr.error": reason})
-
-    def _label(self, trial: Any) -> str:
-        number = self.numbers.setdefault(trial.trial_id, len(self.numbers) + 1)
-        what = f" {trial.config['run']['label']}" if "run" in trial.config else ""
-        return f"trial {number}/{self.trials}{what}"
-
-    def _outlook(self) -> str:
-        """The time that is left, if no further trial is stopped early."""
-        left = self.trials - len(self.ended)
-        if left <= 0:
-            return ""
-        return f"; {left} to go, at most {duration(math.ceil(left / self.concurrent) * self._longest)}"
-
-    def _close(self, trial: Any, status: str, tags: dict[str, str]) -> None:
-        name = run_name(self.plan, trial.config, trial.trial_id)
-        tracker = Tracker(self.plan.tracking_uri, Path(self.plan.root))
-        try:
-            for run in tracker.find_runs(sweep=self.plan.sweep, tags={"ctvr.trial": name}):
-                tracker.set_tags(run.run_id, tags)
-                tracker.close(run.run_id, status)
-        except Exception as error:  # a server that is away must not end the sweep
-            log.warning("tracking: run %s stays open: %s", name, error)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-def _reason(trial: Any) -> str:
-    """Why a trial failed, in one line; read where this process wrote it, which may be ahead of the storage."""
-    try:
-        error: Any = cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
-    except (OSError, TypeError, ValueError, AttributeError, ImportError, EOFError, cloudpickle.pickle.PickleError):
-        return "no reason was recorded"
-    while isinstance(getattr(error, "cause", None), BaseException):
-        error = error.cause
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if isinstance(error, TrialFailed):
-        return lines[0][:400] if lines else "no reason was recorded"
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {line}\n")
-    sys.stderr.flush()
 
 
 # ------------------------------------------------------------------------------------------------ running
@@ -182,10 +78,35 @@ class Outcome:
     failed: int
     unfinished: int  # interrupted, or not even begun
     seconds: float
+    tasks: int = 0  # finished by all trials together
+    reused: int = 0  # of these, tasks that another trial had trained
+
+    @property
+    def executions(self) -> str:
+        """How many tasks were really trained, as a person reads it."""
+        return f"task executions: {self.tasks - self.reused} for {self.tasks} finished tasks ({self.reused} reused)"
 
     @property
     def is_interrupted(self) -> bool:
         return self.unfinished > 0
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """One run of a list. `label` is the same whenever it is run: what is complete is known by it."""
+
+    label: str
+    settings: Settings
+    presets: tuple[str, ...] | None = None  # none: the plan's
+    tags: dict[str, str] = field(default_factory=dict)  # of its MLflow run, beside the plan's
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """What the search of one row of a table is made of."""
+
+    plan: TrialPlan
+    space: RowSpace
 
 
 def run_trials(
@@ -194,47 +115,89 @@ def run_trials(
     search: SearchConfig | None = None,
     space: Mapping[str, Any] | None = None,
     paper: Mapping[str, Any] | None = None,
-    listed: Sequence[Settings] = (),
+    listed: Sequence[Settings | ListedRun] = (),
     max_concurrent: int | None = None,
     resume: bool = False,
-    presets: Sequence[Sequence[str]] = (),
+    recommended: Mapping[str, Any] | None = None,
 ) -> Outcome:
     """Run a search, or a list of configurations, to its end. Ray is connected.
 
     Args:
         plan: what all trials share.
         num_tasks: of the stream.
-        search, space, paper: for a search; `paper` is the first point tried.
-        listed: settings of each trial, instead of a search.
+        search, space, paper, recommended: for a search; the two points are tried first.
+        listed: the runs of a list, instead of a search.
         max_concurrent: upper limit of trials at once; computed from the cluster otherwise.
         resume: go on with what an interrupted search under the same `plan.sweep` left.
-        presets: of each listed trial; `plan.presets` otherwise.
 
     Raises:
         ConfigError: if nothing fits the cluster.
     """
     room = capacity(plan, max_concurrent).concurrent
-    started = time.monotonic()
-    plan = replace(plan, session=secrets.token_hex(4))
+    plan = replace(plan, session=secrets.token_hex(4), host=platform.node(), sources=source_digest())
     if search is not None and space:
-        algorithm, param_space = search_algorithm(search, space, paper or {}, room)
-        total, kind, name = count_trials(search, param_space), scheduler(search, num_tasks), "tune"
+        algorithm, param_space = search_algorithm(search, space, paper or {}, room, recommended)
+        total, name = count_trials(search, param_space), "tune"
+        samples = total if search.searcher != "grid" else 1
     else:
-        runs = _listed_runs(plan, listed, presets)
+        search = SearchConfig(scheduler="none")
+        runs = [asdict(_as_listed(plan, run)) for run in listed]
         algorithm, param_space = Listed(max_concurrent=room), {"run": tune.grid_search(runs)}
-        total, kind, name = len(runs), scheduler(SearchConfig(scheduler="none"), num_tasks), f"tune-{plan.session}"
+        total, name, samples = len(runs), f"tune-{plan.session}", 1
     config = tune.TuneConfig(
-        metric=search.metric if search else GAIN,
-        mode=search.mode if search else "max",
-        num_samples=search.trials if search is not None and search.searcher != "grid" else 1,
+        metric=search.metric,
+        mode=search.mode,
+        num_samples=samples,
         search_alg=algorithm,
-        scheduler=kind,
+        scheduler=scheduler(search, num_tasks),
         trial_dirname_creator=_folder_name,
     )
-    trainable = tune.with_resources(tune.with_parameters(_trial, plan=plan), {"CPU": DRIVER_CPU})
-    watcher = Watcher(plan, total, num_tasks, room)
+    watcher = Watcher(plan, total, num_tasks, room, Room(plan, algorithm, max_concurrent))
+    trials, seconds = _fit({"": plan}, config, param_space, watcher, name, resume)
+    return _outcome(trials, total, num_tasks, seconds)
+
+
+def run_rows(
+    rows: Mapping[str, RowPlan],
+    num_tasks: int,
+    search: SearchConfig,
+    max_concurrent: int | None = None,
+    resume: bool = False,
+) -> dict[str, Outcome]:
+    """Search every row of a table, `search.trials` each, all of them sharing the connected cluster.
+
+    Raises:
+        ConfigError: if nothing fits the cluster, or for a grid.
+    """
+    session = secrets.token_hex(4)
+    plans = {name: replace(row.plan, session=session) for name, row in rows.items()}
+    plan = next(iter(plans.values()))  # as to resources all are alike
+    room = capacity(plan, max_concurrent).concurrent
+    algorithm = row_search(search, {name: row.space for name, row in rows.items()}, room)
+    total = search.trials * len(rows)
+    config = tune.TuneConfig(
+        metric=search.metric,
+        mode=search.mode,
+        num_samples=total,
+        search_alg=algorithm,
+        scheduler=scheduler(search, num_tasks, list(rows)),
+        trial_dirname_creator=_folder_name,
+    )
+    watcher = Watcher(plans, total, num_tasks, room, Room(plan, algorithm, max_concurrent))
+    trials, seconds = _fit(plans, config, {}, watcher, "tune", resume)
+    of = {name: [trial for trial in trials if trial.config.get("row") == name] for name in rows}
+    return {name: _outcome(of[name], search.trials, num_tasks, seconds) for name in rows}
+
+
+def _fit(
+    plans: Plans, config: tune.TuneConfig, param_space: dict[str, Any], watcher: Watcher, name: str, resume: bool
+) -> tuple[list[Any], float]:
+    """Hand everything to Tune; returns its trials and the seconds that it took."""
+    started = time.monotonic()
+    plan = next(iter(plans.values()))
+    trainable = tune.with_resources(tune.with_parameters(_trial, plans=dict(plans)), {"CPU": DRIVER_CPU})
     if resume:
-        tuner = _restored(plan, trainable, config, watcher)
+        tuner = _restored(plans, trainable, config, watcher)
     else:
         tuner = tune.Tuner(
             trainable,
@@ -248,50 +211,65 @@ def run_trials(
                 verbose=0,
             ),
         )
-    with _quiet_end():
-        results = tuner.fit()
-    return _outcome(results, total, num_tasks, time.monotonic() - started)
+    _keep_secrets()
+    try:
+        with _quiet_end():
+            results: Any = tuner.fit()
+    finally:
+        if watcher.room:
+            watcher.room.close()
+    return list(results._experiment_analysis.trials), time.monotonic() - started
+
+
+def _keep_secrets() -> None:
+    """Stop Tune from handing AWS keys on in the runtime environment of trials: Ray writes it to logs and shows it.
+
+    Processes of a cluster that was started here inherit the keys; the nodes of another one have their own.
+    """
+    from ray.tune.execution import class_cache
+
+    class_cache.ENV_VARS_TO_PROPAGATE = {
+        name for name in class_cache.ENV_VARS_TO_PROPAGATE if not name.startswith("AWS_")
+    }
 
 
 def _folder_name(trial: Any) -> str:
     return str(trial.trial_id)
 
 
-def _listed_runs(plan: TrialPlan, listed: Sequence[Settings], presets: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-    chosen: list[Any] = [*presets] if presets else [plan.presets] * len(listed)
-    return [
-        {"label": label_of({**plan.settings, **settings}), "settings": dict(settings), "presets": list(names)}
-        for settings, names in zip(listed, chosen)
-    ]
+def _as_listed(plan: TrialPlan, run: Settings | ListedRun) -> ListedRun:
+    if isinstance(run, ListedRun):
+        return run
+    return ListedRun(label_of({**plan.settings, **run}), dict(run), plan.presets)
 
 
-def label_of(settings: Mapping[str, Any]) -> str:
-    """A listed run's name, the same whenever it is run."""
+def label_of(settings: Mapping[str, Any], name: str = "") -> str:
+    """A listed run's name, the same whenever it is run; `name` stands for the method's."""
     from orchestrator.digests import digest_of
 
-    return f"{settings.get('method')}-seed{settings.get('seed', 0)}-{digest_of(dict(settings))[:6]}"
+    return f"{name or settings.get('method')}-seed{settings.get('seed', 0)}-{digest_of(dict(settings))[:6]}"
 
 
 def can_resume(plan: TrialPlan) -> bool:
     """Whether Tune has written down a state of the search to go on from."""
     from pyarrow import fs
 
-    folder = f"{plan.storage.rstrip('/')}/tune"
+    folder = below(plan.storage, "tune")
     system, path = fs.FileSystem.from_uri(folder) if "://" in folder else (fs.LocalFileSystem(), folder)
     found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
     return tune.Tuner.can_restore(folder) and any(Path(f.path).match("experiment_state-*.json") for f in found)
 
 
-def _restored(plan: TrialPlan, trainable: Any, config: tune.TuneConfig, watcher: Watcher) -> tune.Tuner:
+def _restored(plans: Plans, trainable: Any, config: tune.TuneConfig, watcher: Watcher) -> tune.Tuner:
     """The tuner of an interrupted search, its trials and searcher as they were; the rest is this process's."""
-    tuner = tune.Tuner.restore(
-        f"{plan.storage.rstrip('/')}/tune", trainable=trainable, resume_unfinished=True, resume_errored=True
-    )
+    storage = next(iter(plans.values())).storage
+    tuner = tune.Tuner.restore(below(storage, "tune"), trainable=trainable, resume_unfinished=True, resume_errored=True)
     inner: Any = tuner._local_tuner
     inner._tune_config = config
     inner._run_config.callbacks = [watcher]
     if isinstance(config.scheduler, TaskHalving):
-        config.scheduler.remember(_scores(plan, config.metric or GAIN))
+        for row, plan in plans.items():
+            config.scheduler.remember(_scores(plan, config.metric or GAIN), row)
     return tuner
 
 
@@ -323,16 +301,19 @@ def _quiet_end() -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
 
 
-def _outcome(results: Any, total: int, num_tasks: int, seconds: float) -> Outcome:
-    complete = stopped = failed = 0
-    for trial in results._experiment_analysis.trials:
+def _outcome(trials: Sequence[Any], total: int, num_tasks: int, seconds: float) -> Outcome:
+    complete = stopped = failed = tasks = reused = 0
+    for trial in trials:
+        last = trial.last_result or {}
+        tasks, reused = tasks + int(last.get("task", 0)), reused + int(last.get("reused", 0))
         if trial.status == "ERROR":
             failed += 1
         elif trial.status == "TERMINATED" and int((trial.last_result or {}).get("task", 0)) >= num_tasks:
             complete += 1
         elif trial.status == "TERMINATED":
             stopped += 1
-    return Outcome(total, complete, stopped, failed, max(0, total - complete - stopped - failed), seconds)
+    unfinished = max(0, total - complete - stopped - failed)
+    return Outcome(total, complete, stopped, failed, unfinished, seconds, tasks, reused)
 
 
 # ---------------------------------------------------------------------------------------------- the plan
@@ -366,13 +347,4 @@ def read_plan(folder: Path, name: str) -> tuple[TrialPlan, dict[str, Any]]:
     return replace(plan, presets=tuple(plan.presets)), kept
 
 
-__all__ = [
-    "Outcome",
-    "SearchConfig",
-    "capacity",
-    "cluster",
-    "connect",
-    "near_paper",
-    "override_space",
-    "run_trials",
-]
+__all__ = ["Outcome", "SearchConfig", "capacity", "cluster", "connect", "override_space", "run_rows", "run_trials"]

@@ -96,7 +96,10 @@ class Recorder:
             matrix = getattr(record, name)
             self.tracker.log_json(self.run_id, f"matrix_{name}.json", matrix)
             self.tracker.log_heatmap(self.run_id, f"matrix_{name}", matrix)
-        ranks = {"query ids": list(record.ranks), "ranks": list(record.ranks.values())}
+        split = self.experiment.evaluation.split
+        task_of = {item.video: task for task in range(num_tasks) for item in data.stream.items(task, split)}
+        tasks = [task_of[query.rpartition("#")[0]] for query in record.ranks]
+        ranks = {"query ids": list(record.ranks), "ranks": list(record.ranks.values()), "tasks": tasks}
         self.tracker.log_json(self.run_id, "ranks.json", ranks)
         self.tracker.log_json(self.run_id, "config.json", self.experiment.settings)
         if self.keep_model:

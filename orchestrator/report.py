@@ -7,7 +7,6 @@ A number of a table is the mean over seeds of the metrics after the last task, o
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
 import re
@@ -19,27 +18,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from orchestrator.config import ConfigError
+from orchestrator.published import paper_numbers, place, with_paper
+from orchestrator.significance import Ranks, compared, read_ranks
 from orchestrator.table import Column, Row, Table, Value, number, to_csv, to_latex, to_markdown
 from orchestrator.unpublished import footnote
 
 if TYPE_CHECKING:
     from orchestrator.tracking import RunRecord, Tracker
 
-__all__ = [
-    "build",
-    "collect",
-    "holm",
-    "number",
-    "paired_bootstrap",
-    "paper_numbers",
-    "to_csv",
-    "to_latex",
-    "to_markdown",
-    "write",
-]
+__all__ = ["build", "collect", "number", "seconds_of", "to_csv", "to_latex", "to_markdown", "write"]
 
-PAPER_FOLDER = Path(__file__).parent / "paper_numbers"
-PARAMETERS = "cost/trained_parameters"
+PARAMETERS, SECONDS = "cost/trained_parameters", "cost/seconds_task"
+NOTES = " | "  # between footnotes in the tag ctvr.note
 INCIDENTAL = {"seed", "data.load_threads", "evaluation.batch_size", "evaluation.chunk"}  # do not set runs apart
 COLUMNS = (
     Column("r1", "R@1", "up"),
@@ -57,62 +47,19 @@ TEXTS = {
     "val": "measured on validation videos",
     "transductive": "transductive scoring: a query's result depends on the other queries of the test set; it serves "
     "text to video, video-to-text ranks are as without it",
-    "searched": "settings are the best of {n} trials",
-    "backbone": "backbone {name}, the paper has ViT-B/32",
-    "tied": "R@1 is not distinguishable from the best (paired bootstrap over queries, Holm-corrected p >= 0.05)",
+    "searched": "settings are the best of {n} trials{rule}",
 }
-
-
-# --- statistics ---------------------------------------------------------------------------------------------
-
-
-def paired_bootstrap(
-    ranks_a: Sequence[float] | np.ndarray, ranks_b: Sequence[float] | np.ndarray, seed: int = 0, samples: int = 10_000
-) -> float:
-    """Two-sided p that the R@1 of two methods differs, over resampled queries.
-
-    The queries are drawn with replacement; the p is the share of resampled differences that lie further from the
-    observed one than the observed one lies from zero. It speaks of the queries; seeds are averaged before.
-
-    Args:
-        ranks_a: (Q,) or (S, Q), 1 = found first; the same queries in the same order as `ranks_b`.
-        ranks_b: the other method's.
-        seed: of the resampling.
-
-    Raises:
-        ValueError: if the numbers of queries differ or are zero.
-    """
-    a, b = (np.atleast_2d(np.asarray(ranks, float)) for ranks in (ranks_a, ranks_b))
-    if a.shape[-1] != b.shape[-1] or a.size == 0:
-        raise ValueError(f"ranks of {a.shape[-1]} and {b.shape[-1]} queries cannot be paired.")
-    difference = (a <= 1).mean(axis=0) - (b <= 1).mean(axis=0)  # (Q,)
-    observed = abs(float(difference.mean()))
-    steps, counts = np.unique(difference, return_counts=True)  # few: resampling counts equals resampling queries
-    total = len(difference)
-    drawn = np.random.default_rng(seed).multinomial(total, counts / total, size=samples) @ steps / total
-    further = int((np.abs(drawn - difference.mean()) >= observed - 1e-12).sum())
-    return (further + 1) / (samples + 1)
-
-
-def holm(pvalues: Sequence[float]) -> list[float]:
-    """Holm's step-down correction of p-values for as many comparisons; the order is kept."""
-    order = sorted(range(len(pvalues)), key=lambda index: pvalues[index])
-    corrected, largest = [0.0] * len(pvalues), 0.0
-    for place, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(pvalues) - place) * pvalues[index]))
-        corrected[index] = largest
-    return corrected
 
 
 # --- records to rows ----------------------------------------------------------------------------------------
 
 
-def collect(records: Iterable[RunRecord], ranks: Mapping[str, Mapping[str, float]] | None = None) -> list[Row]:
+def collect(records: Iterable[RunRecord], ranks: Mapping[str, Ranks] | None = None) -> list[Row]:
     """One row per method and settings, over its seeds; incomplete runs are left out.
 
     Args:
         records: runs of one stream.
-        ranks: run id -> query -> final rank, for the comparison with the best row.
+        ranks: run id -> final ranks, for the comparison with the best row.
     """
     groups: dict[tuple[Any, ...], dict[str, RunRecord]] = {}
     for record in sorted(records, key=lambda record: record.started):
@@ -122,11 +69,11 @@ def collect(records: Iterable[RunRecord], ranks: Mapping[str, Mapping[str, float
             seed = str(record.settings.get("seed", "0"))
             groups.setdefault((_method(record), own, tags), {})[seed] = record  # a seed run twice counts once
     rows = [_row(list(group.values())) for group in groups.values()]
-    rows = [_with_paper(row, next(iter(group.values()))) for row, group in zip(rows, groups.values())]
+    rows = [with_paper(row, next(iter(group.values()))) for row, group in zip(rows, groups.values())]
     rows = _named(rows, list(groups.values()))
-    rows.sort(key=lambda row: (_place(row.method), row.label))
-    is_ctvr = all(_protocol(next(iter(group.values()))) == "ctvr" for group in groups.values())
-    return _compared(rows, ranks) if ranks and is_ctvr else rows  # CVLM's R@1 is a mean over galleries, not queries
+    rows.sort(key=lambda row: (row.place, place(row.method), row.label))
+    protocols = {_protocol(next(iter(group.values()))) for group in groups.values()}
+    return compared(rows, ranks, protocols == {"cvlm"}) if ranks and len(protocols) == 1 else rows
 
 
 def build(tracker: Tracker, records: Sequence[RunRecord]) -> list[Table]:
@@ -138,11 +85,11 @@ def build(tracker: Tracker, records: Sequence[RunRecord]) -> list[Table]:
     complete = [record for record in records if record.tags.get("ctvr.complete") == "true"]
     if not complete:
         raise ConfigError(f"table: none of the {len(records)} runs is complete. `make ui` shows how far they are.")
-    ranks = {record.run_id: found for record in complete if (found := _read_ranks(tracker, record.run_id))}
+    ranks = {record.run_id: found for record in complete if (found := read_ranks(tracker, record.run_id))}
     return tables(records, ranks)
 
 
-def tables(records: Sequence[RunRecord], ranks: Mapping[str, Mapping[str, float]] | None = None) -> list[Table]:
+def tables(records: Sequence[RunRecord], ranks: Mapping[str, Ranks] | None = None) -> list[Table]:
     """As `build`, from what was read before."""
     found = []
     for stream in sorted({_stream(record) for record in records}):
@@ -152,6 +99,8 @@ def tables(records: Sequence[RunRecord], ranks: Mapping[str, Mapping[str, float]
             continue
         left_out = sum(record.tags.get("ctvr.complete") != "true" for record in of_stream)
         notes = ["Mean and sample standard deviation over seeds, text to video, after the last task."]
+        if any(row.trials is not None for row in rows):
+            notes.append("Trials: how many were searched for the row. Time: of all tasks of its trials and reruns.")
         complete = [record for record in of_stream if record.tags.get("ctvr.complete") == "true"]
         if len({record.tags.get("ctvr.stream_digest", "") for record in complete}) > 1:
             notes.append("These runs saw different versions of the stream (tag ctvr.stream_digest): do not compare.")
@@ -160,16 +109,19 @@ def tables(records: Sequence[RunRecord], ranks: Mapping[str, Mapping[str, float]
         if any(row.paper for row in rows):
             paper = paper_numbers(of_stream[0].tags.get("ctvr.paper", "")) or {}
             notes += [f"Paper: {note}" for note in paper.get("notes", [])]
-        found.append(Table(stream, _columns(rows, of_stream), tuple(rows), tuple(notes)))
+        titles = {record.tags.get("ctvr.table", "") for record in complete}
+        title = titles.pop() if len(titles) == 1 else ""
+        found.append(Table(stream, _columns(rows, of_stream), tuple(rows), tuple(notes), title))
     return found
 
 
-def paper_numbers(name: str) -> dict[str, Any] | None:
-    """The published numbers of a stream (`msrvtt-10`, ..., `cvlm`); None if there are none."""
-    path = PAPER_FOLDER / f"{name}.json"
-    if not re.fullmatch(r"[\w-]+", name) or not path.is_file():
-        return None
-    return json.loads(path.read_text(encoding="utf-8"))
+def seconds_of(run: RunRecord) -> float:
+    """Seconds that a run's own tasks took, training and evaluation; those it took over from another run took none.
+
+    The start of its processes is not counted.
+    """
+    reused = int(run.tags.get("ctvr.reused_tasks") or 0)
+    return sum(seconds for task, seconds in run.metrics.get(SECONDS, []) if task > reused)
 
 
 def _row(runs: list[RunRecord]) -> Row:
@@ -199,6 +151,9 @@ def _row(runs: list[RunRecord]) -> Row:
         seeds=tuple(str(run.settings.get("seed", "0")) for run in runs),
         runs=tuple(run.run_id for run in runs),
         marks=tuple(_marks(first)),
+        trials=_trials(first),
+        seconds=sum(map(seconds_of, runs)) + float(first.tags.get("ctvr.search_seconds", 0)),
+        place=int(first.tags.get("ctvr.place", 0)),
         extra={key: value for key, value in means.items() if key not in {*names.values(), *values}},
         curve=tuple(_curve(runs, curve)),
         matrices={name: matrix for name, matrix in matrices.items() if matrix},
@@ -263,34 +218,21 @@ def _marks(run: RunRecord) -> list[str]:
     if tags.get("ctvr.transductive") == "true":
         marks.append(TEXTS["transductive"])
     if tags.get("ctvr.note"):
-        marks.append(tags["ctvr.note"])
-    method, _, trials = tags.get("ctvr.searched", "").partition(":")
-    if trials and method == _method(run):
-        marks.append(TEXTS["searched"].format(n=trials))
+        marks += tags["ctvr.note"].split(NOTES)
+    if trials := _trials(run):
+        rule = f" by {tags['ctvr.selection']}" if tags.get("ctvr.selection") else ""
+        marks.append(TEXTS["searched"].format(n=trials, rule=rule))
     if ours := footnote(run.settings):
         marks.append(ours)
     return marks
 
 
-def _with_paper(row: Row, run: RunRecord) -> Row:
-    """The row with the published numbers, where the run is on that benchmark and on its test videos."""
-    paper = paper_numbers(run.tags.get("ctvr.paper", "")) or {}
-    entry = paper.get("methods", {}).get(row.method)
-    if entry is None or str(run.settings.get("evaluation.split", "test")) != "test":
-        return row
-    values = {key: _published(value) for key, value in entry["values"].items()}
-    backbone = str(run.settings.get("backbone.name", "ViT-B-32"))
-    marks = row.marks
-    if paper["protocol"] == "ctvr" and not backbone.startswith("ViT-B-32"):
-        marks += (TEXTS["backbone"].format(name=backbone),)
-    return replace(
-        row, marks=marks, paper=values, paper_source=entry["source"], paper_marks=tuple(entry.get("notes", ()))
-    )
-
-
-def _published(value: float | list[float | None]) -> Value:
-    mean, std = value if isinstance(value, list) else (value, None)
-    return Value(math.nan if mean is None else mean, math.nan if std is None else std)
+def _trials(run: RunRecord) -> int | None:
+    """Trials that were searched for a row, 0 for one that was not searched; None where nobody says."""
+    method, _, trials = run.tags.get("ctvr.searched", "").partition(":")
+    if not trials.isdigit():
+        return None
+    return int(trials) if method == _method(run) else 0
 
 
 def _named(rows: list[Row], groups: list[dict[str, RunRecord]]) -> list[Row]:
@@ -316,27 +258,6 @@ def _named(rows: list[Row], groups: list[dict[str, RunRecord]]) -> list[Row]:
     return named
 
 
-def _compared(rows: list[Row], ranks: Mapping[str, Mapping[str, float]]) -> list[Row]:
-    """Rows with p against the best R@1 and a mark where they cannot be told from it."""
-    able = [row for row in rows if row.method != "upper_bound" and row.runs and all(run in ranks for run in row.runs)]
-    able = [row for row in able if math.isfinite(row.values["r1"].mean)]
-    if len(able) < 2:
-        return rows
-    best = max(able, key=lambda row: row.values["r1"].mean)
-    queries = sorted(set.intersection(*(set(ranks[run]) for row in able for run in row.runs)))
-    if not queries:
-        return rows
-    of = {id(row): np.array([[ranks[run][query] for query in queries] for run in row.runs]) for row in able}
-    others = [row for row in able if row is not best]
-    p = dict(zip(map(id, others), holm([paired_bootstrap(of[id(best)], of[id(row)]) for row in others])))
-    return [
-        replace(row, p_best=p[id(row)], marks=row.marks + ((TEXTS["tied"],) if p[id(row)] >= 0.05 else ()))
-        if id(row) in p
-        else row
-        for row in rows
-    ]
-
-
 def _columns(rows: Sequence[Row], records: Sequence[RunRecord]) -> tuple[Column, ...]:
     if _protocol(records[0]) != "cvlm":
         return COLUMNS
@@ -352,16 +273,8 @@ def _columns(rows: Sequence[Row], records: Sequence[RunRecord]) -> tuple[Column,
     return (*columns, COLUMNS[-1])
 
 
-def _place(method: str) -> tuple[int, int]:
-    """The papers' order: zero-shot first, the upper bound last."""
-    order = [*(paper_numbers("msrvtt-10") or {}).get("methods", {}), *(paper_numbers("cvlm") or {}).get("methods", {})]
-    if method == "upper_bound":
-        return 2, 0
-    return (0, order.index(method)) if method in order else (1, 0)
-
-
 def _method(run: RunRecord) -> str:
-    return str(run.settings.get("method") or run.tags.get("ctvr.method", run.name))
+    return run.tags.get("ctvr.method") or str(run.settings.get("method", run.name))  # the tag knows configurations
 
 
 def _stream(run: RunRecord) -> str:
@@ -370,15 +283,6 @@ def _stream(run: RunRecord) -> str:
 
 def _protocol(run: RunRecord) -> str:
     return run.tags.get("ctvr.protocol", "ctvr")
-
-
-def _read_ranks(tracker: Tracker, run_id: str) -> dict[str, float]:
-    """The stored ranks of a run; empty where it has none."""
-    try:
-        stored = json.loads(tracker.download(run_id, "ranks.json").read_text(encoding="utf-8"))
-        return dict(zip(map(str, stored["query ids"]), map(float, stored["ranks"])))
-    except (FileNotFoundError, KeyError, TypeError, ValueError):
-        return {}
 
 
 # --- files --------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -25,10 +26,11 @@ from methods.layers import clip as clip_module
 from methods.layers.clip import TINY, TINY_FOLDER, Clip, load_backbone
 from orchestrator.checkpoint import Commits, Record, load_state, read_model
 from orchestrator.config import ConfigError, Settings, build, flatten, suggest, under
-from orchestrator.data import DataConfig, FrameSource, StreamData, check_pairs, prepare_stream
+from orchestrator.data import DataConfig, FrameSource, StreamData, check_pairs
 from orchestrator.evaluate import EvaluationConfig
 from orchestrator.loop import Loop, LoopConfig, Report, Workers
 from orchestrator.optimizer import OptimConfig
+from orchestrator.prepare import prepare_stream
 from orchestrator.reuse import Prefixes, Reads, WatchedSettings, watched
 from orchestrator.store import Store, digest_file, digest_of
 from orchestrator.streams import Stream, load_stream
@@ -42,6 +44,7 @@ class BackboneConfig:
 
     name: str = "ViT-B-32-quickgelu"  # tiny-clip or an open_clip architecture
     weights: str = "openai"  # shipped (tiny-clip), an open_clip tag, a local file, or random
+    sha256: str = ""  # of a local file that is a pickle (.pt): it is read only if it is the one you mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +75,7 @@ GROUPS: dict[str, type] = {
 NOT_DECISIVE = (
     "stream",
     "backbone.weights",
+    "backbone.sha256",
     "data.load_threads",
     "data.skip_missing",
     "evaluation.batch_size",
@@ -318,7 +322,7 @@ def _backbone_digest(config: BackboneConfig) -> str:
 def load_clip(config: BackboneConfig) -> Clip:
     """The backbone of a configuration, with mistakes reported as the user's."""
     try:
-        return load_backbone(config.name, config.weights)
+        return load_backbone(config.name, config.weights, sha256=config.sha256)
     except (ValueError, FileNotFoundError) as error:
         raise ConfigError(f"backbone: {error}") from error
 
@@ -449,8 +453,10 @@ def execute(
 def _make_cuda_repeatable() -> None:
     """Ask CUDA for kernels that give the same numbers twice, in full float32.
 
-    `CUBLAS_WORKSPACE_CONFIG` must be set before CUDA starts; Ray workers get it from `ray_train`.
+    `CUBLAS_WORKSPACE_CONFIG` must be set before CUDA starts. Ray gives it to its workers as they start
+    (`ray_cluster.worker_environment`); a process of its own has used no CUDA before this.
     """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = False
@@ -495,7 +501,7 @@ def load_model(folder: Path) -> tuple[Method, Settings]:
     weights, description = read_model(folder)
     settings = description["settings"]
     experiment = resolve(settings)
-    clip = load_clip(replace(experiment.backbone, weights="random"))  # every tensor is in the folder
+    clip = load_clip(replace(experiment.backbone, weights="random", sha256=""))  # every tensor is in the folder
     method = make_method(experiment, clip)
     for task in description["tasks"]:
         method.begin_task(Task(**{**task, "categories": tuple(task["categories"])}))

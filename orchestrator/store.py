@@ -13,9 +13,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,19 +22,28 @@ import numpy as np
 
 from orchestrator.config import ConfigError
 from orchestrator.digests import cache_folder, canonical_json, digest_file, digest_of
+from orchestrator.leaks import redact
 from orchestrator.packed import Arrays, Damaged, pack, pack_json, unpack, unpack_json
-from orchestrator.store_local import DiskCache, LocalFiles, StoreError
+from orchestrator.store_local import DiskCache, Entry, LocalFiles, StoreError, cache_limit
+from orchestrator.store_names import ARRAYS, JSON, check_key, check_kind, is_key, object_name
 from orchestrator.store_remote import RemoteObjects
 
-__all__ = ["Arrays", "MissingObject", "Size", "Store", "StoreError", "canonical_json", "digest_file", "digest_of"]
+__all__ = [
+    "Arrays",
+    "Entry",
+    "MissingObject",
+    "Size",
+    "Store",
+    "StoreError",
+    "canonical_json",
+    "digest_file",
+    "digest_of",
+    "size_of",
+]
 
 log = logging.getLogger(__name__)
 
-_ARRAYS, _JSON = ".safetensors", ".json"
-_SEGMENT = re.compile(r"[a-z0-9_-][a-z0-9_.-]{0,127}")
-_KIND = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-_MAX_KEY = 512
-_CACHE_GB = 100.0
+_ASKED_SINGLY = 50  # objects; a page of a listing has 1000
 
 
 class MissingObject(KeyError):
@@ -54,12 +62,18 @@ class Size(NamedTuple):
     bytes: int
 
 
+def size_of(entries: Iterable[Entry]) -> Size:
+    """Their number and bytes."""
+    sizes = [entry.bytes for entry in entries]
+    return Size(len(sizes), sum(sizes))
+
+
 class Store:
     """See the module. Make one with `Store.open`; it can be pickled to other processes and machines.
 
     Attributes:
         counters: what happened in this process: "put", "get", "damaged", "cache_hit", "cache_miss", "evicted".
-        conditional_put: whether `put_new_json` is atomic here; False on servers that ignore If-None-Match.
+        conditional_put: whether the server itself refuses to take a key twice; `store_remote` says what happens else.
     """
 
     def __init__(self, uri: str, objects: LocalFiles | RemoteObjects, cache: DiskCache | None) -> None:
@@ -94,14 +108,16 @@ class Store:
             files.open()
             return cls(str(root), files, None)
         if scheme not in ("s3", "memory"):
-            raise ConfigError(f"store: {uri!r} is no known kind of address. Write a folder, or s3://BUCKET/PREFIX.")
+            raise ConfigError(
+                f"store: {redact(uri)!r} is no known kind of address. Write a folder, or s3://BUCKET/PREFIX."
+            )
         remote = RemoteObjects(uri, conditional_put)
         if conditional_put is None:
             remote.open()
         if scheme == "memory" and cache is None:
             return cls(uri, remote, None)
         folder = (cache or cache_folder()) / "objects" / digest_of([uri, os.environ.get("AWS_ENDPOINT_URL")])[:16]
-        copies = DiskCache(folder, _cache_bytes() if cache_bytes is None else cache_bytes)
+        copies = DiskCache(folder, cache_limit() if cache_bytes is None else cache_bytes)
         copies.open()
         store = cls(uri, remote, copies)
         store._given = (cache, cache_bytes)
@@ -125,7 +141,7 @@ class Store:
             StoreError: disk full, server away.
             ValueError: for a key or an array that cannot be stored.
         """
-        name = _name(kind, key, _ARRAYS)
+        name = object_name(kind, key, ARRAYS)
         buffers = pack(name, arrays, meta or {})
         self._objects.write(name, buffers)
         self.counters["put"] += 1
@@ -139,7 +155,7 @@ class Store:
         Raises:
             MissingObject: if there is none, or it was damaged (then it has been removed).
         """
-        name = _name(kind, key, _ARRAYS)
+        name = object_name(kind, key, ARRAYS)
         self.counters["get"] += 1
         if isinstance(self._objects, LocalFiles):
             return self._map_or_remove(self._objects, kind, key, name)
@@ -159,7 +175,13 @@ class Store:
 
     def has(self, kind: str, key: str) -> bool:
         """Whether an object (arrays or JSON) exists; it is not read."""
-        return any(self._objects.exists(_name(kind, key, ending)) for ending in (_ARRAYS, _JSON))
+        return any(self._objects.exists(object_name(kind, key, ending)) for ending in (ARRAYS, JSON))
+
+    def present(self, kind: str, keys: Sequence[str]) -> set[str]:
+        """Those of `keys` that exist; one listing instead of a request for each where that is quicker."""
+        if isinstance(self._objects, LocalFiles) or len(keys) < _ASKED_SINGLY:
+            return {key for key in keys if self.has(kind, key)}
+        return set(self.list(kind)).intersection(keys)
 
     # -- JSON
 
@@ -170,17 +192,17 @@ class Store:
             StoreError: disk full, server away.
             ValueError: if it is no JSON, or the key is illegal.
         """
-        name = _name(kind, key, _JSON)
+        name = object_name(kind, key, JSON)
         self._objects.write(name, [pack_json(name, value)])
         self.counters["put"] += 1
 
     def put_new_json(self, kind: str, key: str, value: Any) -> bool:
         """Store a JSON value only if the key is free; of several writers exactly one is told True.
 
-        On a server without conditional writes (`conditional_put` is False) two may be told so. After a network
-        failure the answer False may mean our own first attempt: compare with `get_json` where it matters.
+        After a network failure the answer False may mean our own first attempt: compare with `get_json` where it
+        matters.
         """
-        name = _name(kind, key, _JSON)
+        name = object_name(kind, key, JSON)
         data = pack_json(name, value)
         for _ in range(3):
             if self._objects.write(name, [data], create=True):
@@ -197,7 +219,7 @@ class Store:
         Raises:
             MissingObject: as `get`.
         """
-        name = _name(kind, key, _JSON)
+        name = object_name(kind, key, JSON)
         for _ in range(2):  # once more: a transfer may have been at fault
             try:
                 return unpack_json(name, self._objects.read(name))
@@ -208,41 +230,74 @@ class Store:
         self._remove_damaged(self._objects, name, problem)
         raise MissingObject(kind, key)
 
+    def look_json(self, name: str) -> Any:
+        """The value of an object, by its name in `entries`; None if it is damaged, gone or none of ours. It stays."""
+        for _ in range(2):  # once more: a transfer may have been at fault
+            with contextlib.suppress(FileNotFoundError, Damaged):
+                return unpack_json(name, self._objects.read(name))
+        return None
+
     # -- the whole store
 
     def delete(self, kind: str, key: str) -> None:
         """Remove an object, if it is there."""
-        for ending in (_ARRAYS, _JSON):
-            name = _name(kind, key, ending)
-            self._objects.delete(name)
-            if self._cache is not None:
-                self._cache.delete(name)
+        self.remove([object_name(kind, key, ending) for ending in (ARRAYS, JSON)])
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove objects by their names, and their copies on this machine. Maps that were made of them stay valid.
+
+        Raises:
+            StoreError: if that is refused.
+        """
+        self._objects.delete(*names)
+        if self._cache is not None:
+            self._cache.delete(*names)
 
     def list(self, kind: str, prefix: str = "") -> list[str]:
         """Sorted keys of a kind that begin with `prefix`."""
-        _check_kind(kind)
+        check_kind(kind)
         folder = f"{kind}/{prefix.rpartition('/')[0]}".rstrip("/")
         if prefix:
-            _check_key(prefix.rstrip("/"))
-        names = (name for name, _ in self._objects.names(folder))
-        keys = {name[len(kind) + 1 :].removesuffix(_ARRAYS).removesuffix(_JSON) for name in names}
-        return sorted(key for key in keys if key.startswith(prefix))
+            check_key(prefix.rstrip("/"))
+        names = (name for name, _, _ in self._objects.names(folder))
+        mine = (name[len(kind) + 1 :] for name in names if name.endswith((ARRAYS, JSON)))
+        keys = {name.removesuffix(ARRAYS).removesuffix(JSON) for name in mine}
+        return sorted(key for key in keys if key.startswith(prefix) and is_key(key))
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Every object: its name (kind/key with an ending), bytes and time, sorted by name."""
+        return tuple(self._objects.names())
+
+    def clock(self) -> float:
+        """Now, in seconds since 1970, by the clock that stamps the entries."""
+        return self._objects.clock()
+
+    def leftovers(self, before: float) -> tuple[str, ...]:
+        """Names of what crashed writers left before a time, and what is no object."""
+        return tuple(self._objects.leftovers(before))
 
     def size(self) -> Size:
         """How many objects, and how many bytes they take."""
-        sizes = [size for _, size in self._objects.names()]
-        return Size(len(sizes), sum(sizes))
+        return size_of(self.entries())
+
+    def copies(self) -> tuple[Path, Size, int] | None:
+        """Folder, size and limit in bytes of the copies on this machine, of all stores; None for a folder."""
+        if self._cache is None:
+            return None
+        return self._cache.root.parent, Size(*self._cache.size()), self._cache.limit
 
     def verify(self, remove: bool = False) -> Iterator[tuple[str, str | None]]:
         """Read every object: yields (name, problem), problem None where all is well; removes the damaged if asked."""
-        for name, _ in self._objects.names():
+        for name, _, _ in self._objects.names():
             try:
-                data = self._objects.read(name)
-                _check(name, data)
+                try:
+                    _check(name, self._objects.read(name))
+                except Damaged:  # once more: a transfer may have been at fault
+                    _check(name, self._objects.read(name))
             except FileNotFoundError:  # deleted in the meantime
                 continue
             except Damaged as error:
-                if remove:
+                if remove and name.endswith((ARRAYS, JSON)):
                     self._remove_damaged(self._objects, name, error)
                 yield name, str(error)
             else:
@@ -309,39 +364,9 @@ class Store:
 
 def _check(name: str, data: bytes) -> None:
     """Raises Damaged."""
-    if name.endswith(_JSON):
+    if name.endswith(JSON):
         unpack_json(name, data)
-    elif name.endswith(_ARRAYS):
+    elif name.endswith(ARRAYS):
         unpack(name, np.frombuffer(data, np.uint8))
     else:
         raise Damaged("no object of this store")
-
-
-def _name(kind: str, key: str, ending: str) -> str:
-    _check_kind(kind)
-    _check_key(key)
-    return f"{kind}/{key}{ending}"
-
-
-def _check_kind(kind: str) -> None:
-    if not isinstance(kind, str) or not _KIND.fullmatch(kind):
-        raise ValueError(f"{kind!r} is no kind of object: use 1 to 64 of a-z, 0-9, _ and -.")
-
-
-def _check_key(key: str) -> None:
-    legal = isinstance(key, str) and len(key) <= _MAX_KEY and all(_SEGMENT.fullmatch(s) for s in key.split("/"))
-    if not legal or ".." in key:
-        raise ValueError(
-            f"{str(key)[:80]!r} is no key: use a-z, 0-9, _, -, . and /; no part may be empty or begin with '.'."
-        )
-
-
-def _cache_bytes() -> int:
-    text = os.environ.get("CTVR_CACHE_GB", str(_CACHE_GB))
-    try:
-        limit = float(text)
-        if not 0 <= limit < 1e9:
-            raise ValueError
-    except ValueError:
-        raise ConfigError(f"CTVR_CACHE_GB: {text!r} is no number of gigabytes. Write for example 200.") from None
-    return int(limit * 1e9)

@@ -8,19 +8,31 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 import time
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator.config import ConfigError
 
+_CACHE_GB = 100.0
 _STALE_SECONDS = 24 * 3600
+_TOUCH_SECONDS = 60  # a use is noted this often
+_UNIT = 64 * 1024  # bytes, in which writes to the cache are counted
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES}
+
+
+class Entry(NamedTuple):
+    """An object as it is listed. `modified`: seconds since 1970, by the clock of who keeps it."""
+
+    name: str
+    bytes: int
+    modified: float
 
 
 class StoreError(RuntimeError):
@@ -92,8 +104,17 @@ class LocalFiles:
         _sync_folder(target.parent)
         return True
 
-    def delete(self, name: str) -> None:
-        self.path(name).unlink(missing_ok=True)
+    def delete(self, *names: str) -> None:
+        """Remove objects, if they are there; memory maps of them stay valid.
+
+        Raises:
+            StoreError: if the file system refuses.
+        """
+        for name in names:
+            try:
+                self.path(name).unlink(missing_ok=True)
+            except OSError as error:
+                raise StoreError(f"{self.path(name)}: cannot be deleted ({error.strerror or error}).") from error
 
     def take_away(self, name: str) -> Path | None:
         """Move an object aside, atomically, so that its bytes can be judged once more; None if it is gone."""
@@ -111,16 +132,29 @@ class LocalFiles:
             os.link(aside, self.path(name))
         aside.unlink(missing_ok=True)
 
-    def names(self, folder: str = "") -> Iterator[tuple[str, int]]:
-        """(name, bytes) of every object below a folder, sorted by name."""
-        found: list[tuple[str, int]] = []
+    def names(self, folder: str = "") -> Iterator[Entry]:
+        """Every object below a folder, sorted by name."""
+        found: list[Entry] = []
         for parent, folders, files in os.walk(self.root / folder):
             folders[:] = [f for f in folders if not f.startswith(".")]
             for file in files:
                 path = Path(parent, file)
+                if file.startswith("."):
+                    continue
                 with contextlib.suppress(FileNotFoundError):
-                    found.append((path.relative_to(self.root).as_posix(), path.stat().st_size))
+                    status = path.stat()
+                    found.append(Entry(path.relative_to(self.root).as_posix(), status.st_size, status.st_mtime))
         yield from sorted(found)
+
+    def clock(self) -> float:
+        """Now, by the clock that stamps the objects; it may be a file server's."""
+        with self._temporary_file() as probe:
+            probe.touch()
+            return probe.stat().st_mtime
+
+    def leftovers(self, before: float) -> list[str]:
+        """None: `open` removes what crashed writers left."""
+        return []
 
     @contextlib.contextmanager
     def _temporary_file(self) -> Iterator[Path]:
@@ -142,18 +176,39 @@ class LocalFiles:
 
 
 class DiskCache(LocalFiles):
-    """Copies of remote objects on this machine, at most `limit` bytes; the least recently used go first."""
+    """Copies of a remote store's objects on this machine. The least recently used go first.
+
+    All stores and processes of the machine share one limit: `root` lies beside the folders of other stores. A copy
+    that a process has mapped may be evicted: its map stays valid, its bytes are free when the last map is gone.
+
+    Args:
+        root: folder of this store's copies.
+        limit: bytes of all folders beside it, itself included.
+    """
 
     def __init__(self, root: Path, limit: int) -> None:
         super().__init__(root)
         self.limit = limit
-        self.evicted = 0
-        self._since_scan: int | None = None  # bytes written since the folder was last measured
+        self.evicted = 0  # by this process
+        self._everyone = LocalFiles(root.parent)
+        self._written = root.parent / ".written"  # its size: units written by all processes since the last eviction
+        self._is_measured = False
+
+    def open(self) -> None:
+        """Make the folder.
+
+        Raises:
+            ConfigError: if it cannot be written.
+        """
+        try:
+            super().open()
+        except ConfigError as error:
+            raise ConfigError(f"CTVR_CACHE: {str(error).removeprefix('store ')}") from error
 
     def touch(self, name: str) -> None:
         """Note that an object was used."""
         with contextlib.suppress(OSError):
-            if time.time() - self.path(name).stat().st_mtime > 60:
+            if time.time() - self.path(name).stat().st_mtime > _TOUCH_SECONDS:
                 os.utime(self.path(name))
 
     def keep(self, name: str, data: bytes | memoryview) -> bool:
@@ -163,31 +218,78 @@ class DiskCache(LocalFiles):
         try:
             self.write(name, [data])
         except StoreError:
-            self._evict(self.limit // 2, name)
             try:
+                self._evict(name, is_full=True)
                 self.write(name, [data])
-            except StoreError:
+            except (OSError, StoreError):
                 return False
-        if self._since_scan is None or self._since_scan + len(data) > self.limit // 50:
-            self._evict(self.limit, name)
-        else:
-            self._since_scan += len(data)
+        with contextlib.suppress(OSError, StoreError):
+            if self._count(len(data)) > self.limit // 20 or not self._is_measured:
+                self._is_measured = True
+                self._evict(name)
         return True
 
-    def _evict(self, limit: int, keep: str) -> None:
-        used = []
-        for name, size in self.names():
+    def size(self) -> tuple[int, int]:
+        """Number and bytes of all copies, those of other stores too."""
+        sizes = [entry.bytes for entry in self._everyone.names()]
+        return len(sizes), sum(sizes)
+
+    def _count(self, written: int) -> int:
+        """Bytes that all processes have written since the last eviction, rounded up to units."""
+        with self._written.open("ab") as file:
+            file.write(b"." * -(-written // _UNIT))
+            return file.tell() * _UNIT
+
+    def _evict(self, keep: str, is_full: bool = False) -> None:
+        """Make room down to nine tenths of the limit, or to half of what is there if the disk `is_full`.
+
+        Of several processes one works, the others go on. A twentieth of the disk stays free for others: Ray stops
+        working above that.
+        """
+        with _locked(self.root.parent / ".evicting") as is_mine:
+            if not is_mine:
+                return
             with contextlib.suppress(FileNotFoundError):
-                used.append((self.path(name).stat().st_mtime_ns, name, size))
-        total = sum(size for _, _, size in used)
-        for _, name, size in sorted(used):
-            if total <= limit:
-                break
-            if name != keep:
-                self.delete(name)
-                self.evicted += 1
-                total -= size
-        self._since_scan = 0
+                os.truncate(self._written, 0)
+            copies = sorted(self._everyone.names(), key=lambda entry: entry.modified)
+            total = sum(entry.bytes for entry in copies)
+            disk = shutil.disk_usage(self.root)
+            allowed = total // 2 if is_full else min(self.limit * 9 // 10, total + disk.free - disk.total // 20)
+            for name, size, _ in copies:
+                if total <= allowed:
+                    break
+                if name != f"{self.root.name}/{keep}":
+                    self._everyone.delete(name)
+                    self.evicted += 1
+                    total -= size
+
+
+def cache_limit() -> int:
+    """Bytes of $CTVR_CACHE_GB, else 100 GB.
+
+    Raises:
+        ConfigError: if it is no number.
+    """
+    text = os.environ.get("CTVR_CACHE_GB", str(_CACHE_GB))
+    try:
+        limit = float(text)
+        if not 0 <= limit < 1e9:
+            raise ValueError
+    except ValueError:
+        raise ConfigError(f"CTVR_CACHE_GB: {text!r} is no number of gigabytes. Write for example 200.") from None
+    return int(limit * 1e9)
+
+
+@contextlib.contextmanager
+def _locked(file: Path) -> Iterator[bool]:
+    """Whether this process is the only one within; it does not wait. A process that dies lets go."""
+    with file.open("ab") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+            return
+        yield True
 
 
 def _write_and_sync(path: Path, buffers: Sequence[Any], mode: str) -> None:

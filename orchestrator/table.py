@@ -45,6 +45,9 @@ class Row:
     settings: Mapping[str, str] = field(default_factory=dict)  # what sets it apart from rows of the same method
     extra: Mapping[str, Value] = field(default_factory=dict)  # every other final metric, for the CSV
     p_best: float = math.nan  # Holm-corrected p that R@1 differs from the best row's
+    trials: int | None = None  # searched for this row; None: nobody says
+    seconds: float = math.nan  # of all its trials and runs
+    place: int = 0  # in a table whose order is given
     paper: Mapping[str, Value] = field(default_factory=dict)
     paper_source: str = ""
     paper_marks: tuple[str, ...] = ()
@@ -60,6 +63,17 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
+    title: str = ""
+
+    @property
+    def heading(self) -> str:
+        return f"{self.stream}: {self.title}" if self.title else self.stream
+
+    def effort(self, row: Row) -> list[str]:
+        """The last cells of a row: trials searched and time; empty where no row of the table knows them."""
+        if all(each.trials is None for each in self.rows):
+            return []
+        return [MISSING if row.trials is None else str(row.trials), duration(row.seconds)]
 
     def best(self) -> dict[str, float]:
         """Column key -> the best mean as printed, among the methods that compete; only if there are two."""
@@ -78,6 +92,15 @@ def number(value: Value, digits: int = 2, sign: str = "±") -> str:
         return MISSING
     mean = _fixed(value.mean, digits)
     return f"{mean}{sign}{value.std:.{digits}f}" if math.isfinite(value.std) else mean
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them."""
+    if not math.isfinite(seconds):
+        return MISSING
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def to_markdown(tables: Table | Sequence[Table]) -> str:
@@ -112,8 +135,8 @@ def _markdown(table: Table) -> str:
     feet = Footnotes()
     best = table.best()
     arrows = {"up": " ↑", "down": " ↓", "": ""}
-    titles = ["Method", *(f"{c.title}{arrows[c.better]}" for c in table.columns), "Seeds"]
-    lines = [f"### {_markdown_text(table.stream)}", "", _line(titles), _line([":--", *["--:"] * (len(titles) - 1)])]
+    titles = ["Method", *(f"{c.title}{arrows[c.better]}" for c in table.columns), *_last_titles(table)]
+    lines = [f"### {_markdown_text(table.heading)}", "", _line(titles), _line([":--", *["--:"] * (len(titles) - 1)])]
     for row in table.rows:
         cells = []
         for column in table.columns:
@@ -122,15 +145,19 @@ def _markdown(table: Table) -> str:
         label = _markdown_text(row.label) + "".join(
             f"<sup>{sign}</sup>" for sign in [",".join(feet.signs(row.marks))] if sign
         )
-        lines.append(_line([label, *cells, str(len(row.seeds))]))
+        lines.append(_line([label, *cells, str(len(row.seeds)), *table.effort(row)]))
         if row.paper:
             signs = ",".join([feet.source(row.paper_source), *feet.signs(row.paper_marks)])
             printed = [number(row.paper[c.key], c.digits) if c.key in row.paper else "" for c in table.columns]
             cells = [f"*{text}*" if text else "" for text in printed]
-            lines.append(_line([f"&emsp;*paper* <sup>{signs}</sup>", *cells, ""]))
+            lines.append(_line([f"&emsp;*paper* <sup>{signs}</sup>", *cells, *[""] * len(_last_titles(table))]))
     lines += ["", *(f"- {_markdown_text(note)}" for note in table.notes)]
     lines += [f"- <sup>{sign}</sup> {_markdown_text(text)}" for sign, text in feet.all()]
     return "\n".join(lines)
+
+
+def _last_titles(table: Table) -> list[str]:
+    return ["Seeds", *(["Trials", "Time"] if table.rows and table.effort(table.rows[0]) else [])]
 
 
 def _line(cells: Iterable[str]) -> str:
@@ -167,26 +194,27 @@ def _latex(table: Table) -> str:
     feet = Footnotes()
     best = table.best()
     arrows = {"up": r" $\uparrow$", "down": r" $\downarrow$", "": ""}
-    heads = ["Method", *(f"{latex_text(c.title)}{arrows[c.better]}" for c in table.columns), "Seeds"]
+    heads = ["Method", *(f"{latex_text(c.title)}{arrows[c.better]}" for c in table.columns), *_last_titles(table)]
     body = []
     for row in table.rows:
         cells = []
         for column in table.columns:
             text = _latex_number(row.values.get(column.key, Value()), column.digits)
             cells.append(f"\\textbf{{{text}}}" if _is_best(row, column, best) else text)
-        body.append(_latex_line([latex_text(row.label) + _super(feet.signs(row.marks)), *cells, str(len(row.seeds))]))
+        last = [str(len(row.seeds)), *map(latex_text, table.effort(row))]
+        body.append(_latex_line([latex_text(row.label) + _super(feet.signs(row.marks)), *cells, *last]))
         if row.paper:
             signs = _super([feet.source(row.paper_source), *feet.signs(row.paper_marks)])
             printed = [_latex_number(row.paper[c.key], c.digits) if c.key in row.paper else "" for c in table.columns]
             cells = [f"\\textit{{{text}}}" if text else "" for text in printed]
-            body.append(_latex_line([f"\\quad\\textit{{paper}}{signs}", *cells, ""]))
+            body.append(_latex_line([f"\\quad\\textit{{paper}}{signs}", *cells, *[""] * len(_last_titles(table))]))
     notes = [latex_text(note) for note in table.notes]
     notes += [f"{_super([sign])} {latex_text(text)}" for sign, text in feet.all()]
     return "\n".join(
         [
             r"\begin{table*}[t]",
             r"\centering",
-            f"\\caption{{Text-to-video retrieval on {latex_text(table.stream)}.}}",
+            f"\\caption{{Text-to-video retrieval on {latex_text(table.heading)}.}}",
             f"\\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
             r"\toprule",
             _latex_line(heads),
@@ -232,6 +260,8 @@ def _csv_cells(table: Table, row: Row) -> dict[str, str]:
         cells[f"{column.key}_paper"], cells[f"{column.key}_paper_std"] = _plain(paper.mean), _plain(paper.std)
         cells[f"{column.key}_minus_paper"] = _plain(ours.mean - paper.mean)
     cells["p_vs_best"] = _plain(row.p_best)
+    cells["trials"] = MISSING if row.trials is None else str(row.trials)
+    cells["seconds"] = _plain(row.seconds)
     for key in sorted(row.extra):
         cells[key], cells[f"{key}_std"] = _plain(row.extra[key].mean), _plain(row.extra[key].std)
     cells["paper_source"] = _safe(row.paper_source)

@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from orchestrator.config import ConfigError, Settings, canonical
 from orchestrator.environment import environment
@@ -91,8 +92,19 @@ class RunRecord:
 
 
 def default_uri(runs: Path) -> str:
-    """`MLFLOW_TRACKING_URI` where it is set, else a SQLite file in `runs`."""
+    """`MLFLOW_TRACKING_URI` where it is set, without a password; else a SQLite file in `runs`."""
+    _move_password()
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(runs).resolve() / 'mlflow.db'}"
+
+
+def _move_password() -> None:
+    """User and password of MLFLOW_TRACKING_URI become variables of their own: addresses are printed and recorded."""
+    address = urlsplit(os.environ.get("MLFLOW_TRACKING_URI", ""))
+    if "@" not in address.netloc:
+        return
+    os.environ["MLFLOW_TRACKING_USERNAME"] = unquote(address.username or "")
+    os.environ["MLFLOW_TRACKING_PASSWORD"] = unquote(address.password or "")
+    os.environ["MLFLOW_TRACKING_URI"] = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
 
 
 def check(uri: str, timeout: int = 5) -> None:
@@ -174,6 +186,7 @@ def ui_command(uri: str, host: str = "127.0.0.1", port: int = 5000) -> list[str]
 
 def new_client(uri: str) -> MlflowClient:
     """A client of `uri` alone: no global active run, no telemetry, nothing printed."""
+    _move_password()
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")

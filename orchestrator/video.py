@@ -5,7 +5,8 @@
 A child is a plain subprocess of this interpreter, not a multiprocessing worker: it does not run the caller's
 `__main__` again, may be started from daemon processes (data loader workers), and answers with JSON and raw
 bytes, so that a decoder taken over by a hostile file can hand nothing executable back. It has limits of memory, CPU
-time and open files, and none of the parent's credentials in its environment.
+time and written bytes, no network where the system allows that, and none of the parent's credentials in its
+environment.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from methods.layers.foreign import leave_network
 from orchestrator.config import ConfigError
 from orchestrator.decode import (
     Clip,
@@ -285,6 +287,7 @@ def _parse(job: Job, buffer: bytearray) -> Clip | VideoError | None:
 
 def serve() -> None:
     """What a child runs: decode the requests of stdin, one JSON line each, until it ends."""
+    leave_network()  # first: without threads; where the system refuses it, the other limits stand
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not mix with the answers
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -9,21 +9,18 @@ groups (B*T frames, or B captions), D width of the tower, d width of the joint e
 
 from __future__ import annotations
 
+import hashlib
 import json
-import pickle
-import struct
 from collections.abc import Callable, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import open_clip
 import torch
 from open_clip.tokenizer import SimpleTokenizer
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from methods.layers.foreign import read_weights
 from methods.layers.seams import (
     Attended,
     Attention,
@@ -171,7 +168,7 @@ class Clip(nn.Module):
         self.image_size = int(size[0] if isinstance(size, (tuple, list)) else size)  # type: ignore[index, arg-type]
 
 
-def load_backbone(name: str, weights: str = "openai", seed: int = 0) -> Clip:
+def load_backbone(name: str, weights: str = "openai", seed: int = 0, sha256: str = "") -> Clip:
     """Load an open_clip model as a backbone.
 
     Args:
@@ -180,19 +177,25 @@ def load_backbone(name: str, weights: str = "openai", seed: int = 0) -> Clip:
         weights: `shipped` (tiny-clip only), an open_clip tag such as `openai` (downloaded by
             open_clip), a local file (.safetensors, .pt), or `random`.
         seed: of `random` weights.
+        sha256: of the local file; needed for a pickle (anything but .safetensors).
 
     Raises:
-        ValueError: for an unknown name or tag, or a file that does not fit the architecture.
+        ValueError: for an unknown name or tag, a file that does not fit the architecture, or a pickle that is not
+            the one that `sha256` names.
         FileNotFoundError: if `weights` looks like a path and there is no such file.
     """
+    if sha256 and not _is_path(weights):
+        raise ValueError(f"sha256 names a file, and weights={weights!r} is none. Leave it out.")
     if name == TINY:
-        source, tokenize, mean, std = _tiny_clip(weights, seed)
+        source, tokenize, mean, std = _tiny_clip(weights, seed, sha256)
     else:
-        source, tokenize, mean, std = _open_clip(name, weights, seed)
+        source, tokenize, mean, std = _open_clip(name, weights, seed, sha256)
     return Clip(source, tokenize, mean, std, name).eval()
 
 
-def _tiny_clip(weights: str, seed: int) -> tuple[nn.Module, Callable[[list[str]], Tensor], list[float], list[float]]:
+def _tiny_clip(
+    weights: str, seed: int, sha256: str
+) -> tuple[nn.Module, Callable[[list[str]], Tensor], list[float], list[float]]:
     if weights not in {"shipped", "random"} and not _is_path(weights):
         raise ValueError(f"tiny-clip has no weights called {weights!r}. Write shipped, random or a file.")
     config = json.loads((TINY_FOLDER / "config.json").read_text())
@@ -204,16 +207,16 @@ def _tiny_clip(weights: str, seed: int) -> tuple[nn.Module, Callable[[list[str]]
         source = open_clip.CLIP(**config["model"])
     if weights == "shipped":
         file = TINY_FOLDER / "weights.safetensors"
-        if sha256(file.read_bytes()).hexdigest() != config["sha256"]:
+        if hashlib.sha256(file.read_bytes()).hexdigest() != config["sha256"]:
             raise ValueError(f"{file}: damaged (its digest is not the one in config.json). Install the package again.")
         _load_weights(source, file)
     elif weights != "random":
-        _load_weights(source, Path(weights))
+        _load_weights(source, Path(weights), sha256)
     return source, tokenizer, config["mean"], config["std"]
 
 
 def _open_clip(
-    name: str, weights: str, seed: int
+    name: str, weights: str, seed: int, sha256: str
 ) -> tuple[nn.Module, Callable[[list[str]], Tensor], list[float], list[float]]:
     if name not in open_clip.list_models():
         raise ValueError(f"no backbone called {name!r}. Write tiny-clip or one of open_clip.list_models().")
@@ -233,7 +236,7 @@ def _open_clip(
                 f"the weights {weights!r} of {name} could not be fetched ({reason}). Give a local file instead."
             ) from error
     if _is_path(weights):
-        _load_weights(source, Path(weights))
+        _load_weights(source, Path(weights), sha256)
     return source, open_clip.get_tokenizer(name), source.visual.image_mean, source.visual.image_std
 
 
@@ -241,32 +244,11 @@ def _is_path(weights: str) -> bool:
     return "/" in weights or weights.endswith((".safetensors", ".pt", ".pth", ".bin"))
 
 
-def _load_weights(source: nn.Module, file: Path) -> None:
-    """Read a state dict into an open_clip model; nothing but tensors is ever unpickled."""
+def _load_weights(source: nn.Module, file: Path, sha256: str = "") -> None:
+    """Read a state dict into an open_clip model; nothing but tensors is ever unpickled (see foreign.py)."""
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such weights file.")
-    try:
-        if file.suffix == ".safetensors":
-            state: dict[str, Any] = dict(load_file(file))
-        else:
-            state = torch.load(file, map_location="cpu", weights_only=True)
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-        EOFError,
-        KeyError,
-        SafetensorError,
-        pickle.UnpicklingError,
-        struct.error,
-    ) as e:
-        reason = (str(e).splitlines() or [type(e).__name__])[0]
-        raise ValueError(
-            f"{file}: damaged or no weights file ({reason[:120]}). Give a .safetensors or .pt file."
-        ) from e
-    if not isinstance(state, dict):
-        raise ValueError(f"{file}: holds a {type(state).__name__}, no dictionary of weights.")
-    state = state.get("state_dict", state)
+    state = read_weights(file, sha256)
     state = {name.removeprefix("module."): value for name, value in state.items()}
     state = {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
     missing, unexpected = source.load_state_dict(state, strict=False)

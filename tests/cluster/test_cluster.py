@@ -21,7 +21,7 @@ import yaml
 REPOSITORY = Path(__file__).resolve().parents[2]
 FILES = sorted((REPOSITORY / "cluster").glob("*.yaml"))
 PACKAGES = ("orchestrator", "methods", "search_spaces")
-SETUP, SERVICES = REPOSITORY / "cluster" / "setup.sh", REPOSITORY / "cluster" / "services.sh"
+SETUP, SERVICES, SUBMIT = (REPOSITORY / "cluster" / f"{name}.sh" for name in ("setup", "services", "submit"))
 
 Cluster = dict[str, Any]
 
@@ -322,7 +322,59 @@ def test_a_backup_of_the_database_can_be_opened(tmp_path: Path) -> None:
     assert sqlite3.connect(copied).execute("select name from runs").fetchall() == [("kept",)]
 
 
+# ------------------------------------------------------------------------------------ one cluster, two providers
+
+
+PROVIDER = {  # what only a cloud has, or only a list of machines
+    *("cluster_name", "provider", "auth", "max_workers", "head_node_type", "available_node_types"),
+}
+CLOUD_SETTINGS = {"CTVR_S3_INSTANCE_ROLE", "AWS_REGION", "CTVR_CACHE"}  # keys by the machine's role, its own disk
+
+
+def settings_of(cluster: Cluster) -> tuple[str, set[str]]:
+    """The setup command of a node without its settings, and the names of these."""
+    (command,) = (command for command in cluster["setup_commands"] if "setup.sh node" in command)
+    words = shlex.split(command)
+    return " ".join(w for w in words if "=" not in w), {w.split("=")[0] for w in words if "=" in w}
+
+
+@pytest.mark.parametrize("other", ["a100", "local"])
+def test_clusters_differ_only_in_what_their_provider_demands(other: str) -> None:
+    """onprem.yaml is what was run on several hosts (test_three_hosts.py); the others share all but these."""
+    run, read = (yaml.safe_load((REPOSITORY / "cluster" / f"{name}.yaml").read_text()) for name in ("onprem", other))
+    cloud = other == "a100"
+    assert set(run) - PROVIDER == set(read) - PROVIDER
+    for key in set(run) - PROVIDER - {"setup_commands", "head_setup_commands"}:
+        assert read[key] == run[key], key
+    assert settings_of(read)[0] == settings_of(run)[0]
+    assert settings_of(read)[1] - settings_of(run)[1] == (CLOUD_SETTINGS if cloud else set())
+    assert settings_of(run)[1] <= settings_of(read)[1]
+    before = [command for command in read["setup_commands"] if "setup.sh node" not in command]
+    assert [" ".join(command.split()[:3]) for command in before] == ["bash ~/ctvr_src/cluster/setup.sh mount"] * cloud
+    (installs,), (expected,) = read["head_setup_commands"], run["head_setup_commands"]
+    assert installs.split()[:3] == expected.split()[:3]
+    assert set(installs.split()[3:]) - set(expected.split()[3:]) == ({"boto3"} if cloud else set())  # starts machines
+
+
 # ------------------------------------------------------------------------------------ `ray submit`
+
+
+def test_what_is_submitted_carries_the_digest_of_these_sources(tmp_path: Path) -> None:
+    from orchestrator.digests import source_digest
+
+    ray = tmp_path / "bin" / "ray"
+    ray.parent.mkdir()
+    ray.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    ray.chmod(0o755)
+    path = f"{ray.parent}:{os.environ['PATH']}"
+    onprem = REPOSITORY / "cluster" / "onprem.yaml"
+    done = script(tmp_path, SUBMIT, str(onprem), "--method", "lwf", "--name", "a b", PATH=path)
+    sweep = REPOSITORY / "orchestrator" / "sweep.py"
+    expected = ["submit", onprem, sweep, "--", "--code", source_digest(), "--method", "lwf", "--name", "a b"]
+    assert done.stdout.splitlines() == [str(word) for word in expected]
+    done = script(tmp_path, SUBMIT, "--method", "lwf", PATH=path)
+    assert done.returncode == 2
+    assert "write the cluster's YAML file first" in done.stderr
 
 
 @pytest.mark.parametrize("shadow", [False, True], ids=["alone", "beside a folder of its package's name"])

@@ -183,7 +183,9 @@ def wrapped(strategy: str, retriever: str, *presets: str) -> Experiment:
 
 
 def is_refused(strategy: str, retriever: str, preset: str = "paper") -> bool:
-    is_of_the_search_alone = (strategy, preset) == ("dsl", "search")
+    cls, is_of_the_search_alone = find_method(strategy), (strategy, preset) == ("dsl", "search")
+    if (retriever, preset) == ("structalign", "shapes") and cls.compares(cls.Config()):
+        return True  # score=fused, which is final for a complete matrix alone
     return retriever in REFUSED.get(strategy, ()) and not is_of_the_search_alone
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator import cli
+from orchestrator.cluster_jobs import FailedRuns, Interrupted
 from orchestrator.config import ConfigError
 from orchestrator.store import StoreError
-from orchestrator.sweep_jobs import FailedRuns, Interrupted
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +49,8 @@ def ctvr(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, s
         (["sweep", "--searcher", "bayes"], "searcher: 'bayes' is none of tpe, random, grid"),
         (["sweep", "--workers", "0"], "--workers: must be >= 1, got 0"),
         (["sweep", "--gpus-per-trial", "-1"], "--gpus-per-trial: must be >= 0"),
+        (["sweep", "--code", "0123456789ab"], "--code 0123456789ab: this machine has other sources ("),
+        (["sweep", "--storage", "s3://key:hidden@bucket/x"], "--storage: holds a password. Leave it out"),
         (["sweep", "--name", "a/b"], "--name 'a/b': letters, digits"),
         (["sweep", "--resume", "monday"], "sweep: none is called 'monday'. Known: none yet."),
         (["sweep", "--resume", "monday", "optim.epochs=2"], "goes on with the settings of the first command"),
@@ -163,7 +165,7 @@ def test_an_error_of_the_program_is_not_hidden(monkeypatch):
 
 def test_results_alone_are_on_stdout(capsys, manifest, runs):
     status, out, err = ctvr(
-        capsys, "run", "--runs", runs, "--method", "zero_shot", "--stream", manifest, "optim.epochs=1"
+        capsys, "run", "--runs", runs, "--method", "zero_shot", "--stream", manifest, "--fresh", "optim.epochs=1"
     )
     assert status == 0
     assert out.startswith("zero_shot on small, test videos\n")
@@ -199,3 +201,18 @@ def test_a_script_that_ray_copies_elsewhere_finds_the_installed_package(tmp_path
         [sys.executable, here / "orchestrator" / "sweep.py", "--help"], capture_output=True, text=True, cwd=tmp_path
     )
     assert "usage: ctvr sweep" in again.stdout
+
+
+def test_the_settings_of_a_node_are_the_defaults(monkeypatch, capsys):
+    monkeypatch.setenv("CTVR_GPUS_PER_TRIAL", "0.5")
+    monkeypatch.setenv("CTVR_NODES", "3")
+    arguments = cli.make_parser().parse_args(["sweep"])
+    assert (arguments.gpus_per_trial, arguments.nodes) == (0.5, 3)
+    assert cli.make_parser().parse_args(["sweep", "--gpus-per-trial", "2"]).gpus_per_trial == 2
+    monkeypatch.delenv("CTVR_GPUS_PER_TRIAL")
+    assert cli.make_parser().parse_args(["sweep"]).gpus_per_trial is None
+    for wrong in ("many", "-1"):
+        monkeypatch.setenv("CTVR_GPUS_PER_TRIAL", wrong)
+        status, _, err = ctvr(capsys, "sweep")
+        assert status == 2
+        assert f"CTVR_GPUS_PER_TRIAL='{wrong}' in the environment is no number" in err

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,11 +18,9 @@ from orchestrator.data import (
     crop_and_flip,
     gray_and_jitter,
     index_batches,
-    prepare_stream,
     seed_of,
 )
 from orchestrator.run import Places
-from orchestrator.streams import load_stream
 
 CPU = torch.device("cpu")
 VIDEOS = [0, 0, 1, 1, 2, 2, 3, 3, 4]
@@ -155,11 +151,6 @@ def test_a_damaged_object_is_decoded_again_and_served_right(data, runs):
     assert np.array_equal(FrameSource(Places(runs).open_store(), data.config, 64).load(item), before)
 
 
-def test_a_second_preparation_decodes_nothing(data, small_stream):
-    _, decoded = prepare_stream(small_stream, data.frames, ("train", "val", "test"), progress=False)
-    assert decoded == 0
-
-
 def test_the_key_changes_with_everything_that_decides_the_frames(data, small_stream, runs):
     item = small_stream.items(0, "train")[0]
     store = Places(runs).open_store()
@@ -171,36 +162,6 @@ def test_the_key_changes_with_everything_that_decides_the_frames(data, small_str
         FrameSource(store, DataConfig(num_frames=4), 64).key(small_stream.items(0, "train")[1]),
     }
     assert len(keys) == 5
-
-
-def spoil(manifest: str, change) -> None:
-    """Do something to the first training video of the stream."""
-    folder = Path(manifest).parent / "videos"
-    change(folder / json.loads(Path(manifest).read_text())["tasks"][0]["train"][0]["path"])
-
-
-def test_missing_videos_are_listed_and_left_out_only_on_demand(manifest, runs):
-    spoil(manifest, Path.unlink)
-    stream = load_stream(manifest, runs)
-    source = FrameSource(Places(runs).open_store(), DataConfig(num_frames=4), 64)
-    with pytest.raises(ConfigError, match=r"1 videos are missing: .*red_train_0.*data.skip_missing=true") as error:
-        prepare_stream(stream, source, ("train", "test"), progress=False)
-    assert "\n" not in str(error.value)
-    left, _ = prepare_stream(stream, source, ("train", "test"), skip_missing=True, progress=False)
-    assert len(left.items(0, "train")) == 3
-    assert left.digest != stream.digest
-    assert "missing" in left.settings_mark
-
-
-def test_a_broken_video_is_named_and_the_good_ones_are_decoded_all_the_same(manifest, runs):
-    spoil(manifest, lambda path: path.write_bytes(b"no video at all"))
-    stream = load_stream(manifest, runs)
-    store = Places(runs).open_store()
-    source = FrameSource(store, DataConfig(num_frames=3), 64)  # another sampling: nothing is there yet
-    with pytest.raises(ConfigError, match=r"1 videos are broken: .*red_train_0"):
-        prepare_stream(stream, source, ("train",), progress=False)
-    good = [item for index in range(3) for item in stream.items(index, "train")][1:]
-    assert all(store.has("frames", source.key(item)) for item in good)
 
 
 def test_frames_of_another_size_than_the_backbone_sees_are_refused(runs):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
+import sys
 import time
 
 import pytest
 
 from orchestrator import digests
-from orchestrator.digests import cache_folder, digest_file, digest_of
+from orchestrator.digests import cache_folder, digest_file, digest_of, source_digest
 
 
 def age(path, seconds=100.0, monkeypatch=None):
@@ -107,3 +109,21 @@ def test_a_missing_file_is_a_missing_file(tmp_path):
 def test_the_cache_folder_can_be_named(monkeypatch, tmp_path):
     monkeypatch.setenv("CTVR_CACHE", str(tmp_path))
     assert cache_folder() == tmp_path
+
+
+def test_the_sources_have_a_digest_that_needs_no_package_and_changes_with_every_edit(tmp_path, monkeypatch):
+    alone = subprocess.run([sys.executable, "-I", digests.__file__], capture_output=True, text=True, check=True).stdout
+    assert alone == source_digest() + "\n"
+    for package in digests.SOURCES:
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "a.py").write_text("x = 1\n")
+    monkeypatch.setattr(digests, "__file__", str(tmp_path / "orchestrator" / "digests.py"))
+    seen = [source_digest()]
+    (tmp_path / "methods" / "a.py").write_text("x = 2\n")
+    seen.append(source_digest())
+    (tmp_path / "methods" / "a.py").rename(tmp_path / "methods" / "b.py")
+    seen.append(source_digest())
+    assert len(set(seen)) == 3
+    (tmp_path / "methods" / "__pycache__").mkdir()
+    (tmp_path / "methods" / "__pycache__" / "b.pyc").touch()
+    assert source_digest() == seen[-1]

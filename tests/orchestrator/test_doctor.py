@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
-from orchestrator import doctor, machine, tracking
+from orchestrator import doctor, doctor_records, machine, tracking
 from orchestrator.doctor import Finding, blocking, examine, to_text
 from orchestrator.leaks import find_leaks, secret_values
 from orchestrator.outbox import REFUSED, Outbox
@@ -240,19 +243,73 @@ def test_a_cluster_should_ask_for_a_token_that_is_there_and_private(runs, monkey
 
 def test_listeners_on_every_interface_are_read_from_the_kernels_table():
     rows = ["00000000:2049 00000000:0000 0A", "0100007F:1388 00000000:0000 0A", "00000000:1388 0100007F:0001 01"]
-    table = "head\n" + "\n".join(f" {n}: {row} 0:0 0:0 0 1000 0 1" for n, row in enumerate(rows))
-    assert machine.public_ports(table) == {8265: 1000}
+    table = "head\n" + "\n".join(f" {n}: {row} 0:0 0:0 0 1000 0 7{n}" for n, row in enumerate(rows))
+    assert machine.public_listeners(table) == [(8265, 1000, 70)]
     six = f"head\n 0: {'0' * 32}:1388 {'0' * 32}:0000 0A 0:0 0:0 0 0 0 1"
-    assert machine.public_ports(six) == {5000: 0}
+    assert machine.public_listeners(six) == [(5000, 0, 1)]
 
 
 def test_an_open_ray_dashboard_without_a_token_blocks_a_sweep(runs, monkeypatch):
-    monkeypatch.setattr(machine, "public_ports", lambda table: {8265: os.getuid(), 6379: 1, 5000: 1})
+    open_ports = [machine.Listener(8265, os.getuid(), 1), machine.Listener(6379, 1, 2), machine.Listener(5000, 1, 3)]
+    monkeypatch.setattr(machine, "public_listeners", lambda table: open_ports)
     found = {f.text.split()[0]: f.level for f in about(look(runs), "ports")}
     assert found == {"8265": "error", "6379": "warning", "5000": "warning"}
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     found = {f.text.split()[0]: f.level for f in about(look(runs), "ports")}
     assert found == {"8265": "warning", "5000": "warning"}
+
+
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [("python -m mlflow server --port 5077", "MLflow"), ("/x/ray/core/src/ray/raylet/raylet --node", "Ray")],
+)
+def test_a_server_on_an_unusual_port_is_known_by_its_command(monkeypatch, command, what):
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        assert not [f for f in machine.ports() if f.text.startswith(f"{port} ")]  # a server, but none of ours
+        listeners = machine.public_listeners(Path("/proc/net/tcp").read_text())
+        (mine,) = [each for each in listeners if each.port == port]
+        assert "pytest" in machine.owners({mine.inode})[mine.inode]
+        monkeypatch.setattr(machine, "owners", lambda inodes: {mine.inode: command})
+        (found,) = [f for f in machine.ports() if f.text.startswith(f"{port} ")]
+    assert what in found.text
+    assert found.remedy
+
+
+def test_a_note_is_told_by_the_doctor_and_stands_in_nobodys_way(runs):
+    notes = [f for f in look(runs) if f.level == "note"]
+    if notes:  # decord is installed
+        assert notes[0].subject == "decord"
+        assert notes[0].remedy
+    text = to_text([Finding("note", "decord", "is old", "do this")])
+    assert text.splitlines() == ["note    decord: is old", "        -> do this", "nothing stands in the way of a sweep"]
+
+
+def test_files_of_keys_that_others_can_read_are_named(runs, tmp_path):
+    keys = tmp_path / "home" / ".ctvr_keys"
+    keys.parent.mkdir(exist_ok=True)
+    keys.write_text("x")
+    keys.chmod(0o640)
+    assert about(look(runs), "secrets", "warning")[0].remedy == f"chmod 600 {keys}"
+    keys.chmod(0o600)
+    assert not about(look(runs), "secrets", "warning")
+
+
+@pytest.mark.parametrize(("status", "level"), [(200, "warning"), (401, "ok")])
+def test_a_server_elsewhere_that_asks_for_no_password_is_told(status, level):
+    class Server(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *words: object) -> None: ...
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        uri = f"http://127.1:{server.server_port}"  # loopback by another name: to us an address like any other
+        assert doctor_records.open_server(uri, urlsplit(uri)).level == level
+        thread.join()
 
 
 # --- MLflow, outbox, sweeps
@@ -282,12 +339,24 @@ def test_unfinished_sweeps_say_how_to_go_on(runs):
         run_id = tracker.open_sweep(name, "shapes-5", {"trials": 2})
         if status:
             tracker.close(run_id, status)
-    (runs / "sweeps" / "done-final-1").mkdir()
-    tracker.open_sweep("done-final-1", "shapes-5", {"rerun_of": "done", "seeds": 3, "top": 1})
+    reruns: dict[str, dict[str, object]] = {
+        "done-final-1": {"rerun_of": "done", "seeds": 3, "top": 1, "baselines": "zero_shot,lwf:shapes"},
+        "done-final-2": {"rerun_of": "done", "seeds": 3, "top": 2},
+        "table-final-1": {"rerun_of": "table", "seeds": 3, "rows": 11},
+    }
+    for name, settings in reruns.items():
+        (runs / "sweeps" / name).mkdir()
+        tracker.open_sweep(name, "shapes-5", settings)
     found = {f.text.split()[0]: f.remedy for f in about(look(runs), "sweeps", "warning")}
-    assert set(found) == {"stopped", "open", "done-final-1"}
+    assert set(found) == {"stopped", "open", *reruns}
     assert f"`ctvr sweep --resume stopped --runs {runs}`" in found["stopped"]
-    assert "ctvr rerun --sweep done --top 1 --seeds 3" in found["done-final-1"]
+    whole = f"`ctvr rerun --sweep done --top 1 --seeds 3 --baselines zero_shot,lwf:shapes --runs {runs}`"
+    assert (
+        found["done-final-1"]
+        == f"Go on with `ctvr sweep --resume done --runs {runs}` if that sweep started it, else {whole}."
+    )
+    assert f"`ctvr rerun --sweep done --top 2 --seeds 3 --runs {runs}`" in found["done-final-2"]
+    assert found["table-final-1"] == f"Go on with `ctvr sweep --resume table --runs {runs}`."
 
 
 # --- secrets

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,19 +146,3 @@ def test_a_table_is_of_complete_runs(where, manifest):
     files = [Path(name) for name in text.rpartition("written: ")[2].split(", ")]
     assert {file.suffix for file in files} >= {".md", ".tex", ".csv", ".png"}
     assert all(file.is_file() for file in files)
-
-
-def test_the_store_is_listed_checked_and_filled(where, manifest):
-    assert "frames" in jobs.list_cache(where)
-    assert jobs.verify_cache(where) == "every object is sound"
-    assert "0 videos decoded" in jobs.build_cache(manifest, {}, where)
-    frames = next(path for path in (where.runs / "store" / "frames").rglob("*") if path.is_file())
-    data = bytearray(frames.read_bytes())
-    data[len(data) // 2] ^= 1
-    frames.write_bytes(data)
-    logging.disable(logging.WARNING)
-    try:
-        assert jobs.verify_cache(where).startswith("1 damaged objects, removed")
-    finally:
-        logging.disable(logging.NOTSET)
-    assert "1 videos decoded" in jobs.build_cache(manifest, {}, where)

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import ipaddress
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +21,8 @@ from orchestrator import ray_cluster
 from orchestrator.config import ConfigError
 from orchestrator.ray_cluster import DRIVER_CPU, check_local, choose_gpus, fit_count
 from orchestrator.ray_train import TrialPlan
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def plan(workers: int = 1, cpus: float = 0.9, gpus: float = 0.0) -> TrialPlan:
@@ -120,3 +133,147 @@ def test_ray_that_starts_too_slowly_is_started_again_and_then_given_up_in_one_li
     assert "\n" not in str(error.value)
     assert len(tries) == 3
     assert all(options["include_dashboard"] for options in tries)  # without it stopped trials leak their workers
+
+
+def test_workers_get_what_cuda_reads_before_it_starts_and_no_process_that_nobody_needs(monkeypatch):
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"):
+        monkeypatch.delenv(name, raising=False)
+    made = ray_cluster.worker_environment()
+    assert made["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert made["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] == "0"
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    assert ray_cluster.worker_environment()["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+
+
+def test_both_ways_into_a_cluster_hand_the_environment_to_its_workers(monkeypatch):
+    monkeypatch.setattr("os.environ", dict(os.environ))
+    calls: list[dict] = []
+    monkeypatch.setattr("ray.init", lambda **options: calls.append(options))
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr(ray_cluster, "_await_dashboard", lambda port: None)
+    ray_cluster.connect("10.0.0.1:6379")
+    ray_cluster.connect("local", 2)
+    for options in calls:
+        assert options["runtime_env"]["env_vars"]["CUBLAS_WORKSPACE_CONFIG"]
+    assert [options["address"] for options in calls] == ["10.0.0.1:6379", "local"]
+
+
+def test_an_autoscaler_is_asked_for_whole_trials(monkeypatch):
+    asked: list[list[dict]] = []
+    monkeypatch.setattr("ray.autoscaler.sdk.request_resources", lambda bundles: asked.append(bundles))
+    ray_cluster.ask_for_room(plan(workers=2, cpus=1.5, gpus=0.5), 2)
+    assert asked[0].count({"CPU": 1.5, "GPU": 0.5}) == 4
+    assert asked[0].count({"CPU": DRIVER_CPU}) == 2
+    ray_cluster.ask_for_room(plan(), 1)
+    assert asked[1] == [{"CPU": 0.9}, {"CPU": DRIVER_CPU}]
+    ray_cluster.ask_for_room(plan(), 0)
+    assert asked[2] == []
+
+
+def test_an_autoscaler_that_does_not_answer_does_not_end_a_sweep(monkeypatch, caplog):
+    def fail(bundles: list[dict]) -> None:
+        raise RuntimeError("away\nmore")
+
+    monkeypatch.setattr("ray.autoscaler.sdk.request_resources", fail)
+    ray_cluster.ask_for_room(plan(), 1)
+    assert "the cluster was not asked to grow: away" in caplog.text
+
+
+# --------------------------------------------------------------------------------------------- what listens
+
+
+def test_ray_started_here_is_told_to_stay_here(monkeypatch):
+    from ray._private import ray_constants
+    from ray.util import get_node_ip_address
+
+    monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "1")
+    ray_cluster._stay_here(True)
+    assert get_node_ip_address() == "127.0.0.1"
+    assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
+    ray_cluster._stay_here(False)
+    assert ray_constants.ENABLE_RAY_CLUSTER
+    assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "1"
+
+
+def listening(processes: set[int]) -> dict[str, str]:
+    """Address:port that any of these processes listens on -> its command, as the kernel has it."""
+    sockets = {}
+    for pid in processes:
+        with contextlib.suppress(OSError):
+            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    sockets[os.readlink(descriptor)] = Path(f"/proc/{pid}/cmdline").read_bytes()
+    found = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            words = line.split()
+            command = sockets.get(f"socket:[{words[9]}]")
+            if command is not None and words[3] == "0A":
+                address, _, port = words[1].partition(":")
+                swapped = b"".join(bytes.fromhex(address)[i : i + 4][::-1] for i in range(0, len(address) // 2, 4))
+                where = ipaddress.ip_address(swapped)
+                where = getattr(where, "ipv4_mapped", None) or where
+                found[f"{where}:{int(port, 16)}"] = command.replace(b"\0", b" ").decode(errors="replace").strip()
+    return found
+
+
+def descendants(pid: int) -> set[int]:
+    """A process and all below it."""
+    listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = {int(child): int(parent) for child, parent in (line.split() for line in listed.splitlines())}
+    found, new = {pid}, {pid}
+    while new:
+        new = {child for child, parent in parents.items() if parent in new}
+        found |= new
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_sweep_on_this_machine_opens_no_port_to_any_network_and_wants_a_token(manifest, runs):
+    """Every socket that the command or a process below it listens on, looked at twice a second."""
+    ray_folder = Path(tempfile.mkdtemp(prefix="ro", dir="/tmp"))
+    words = ["--runs", str(runs), "--method", "clip4clip", "--stream", manifest, "--searcher", "grid", "--seeds", "0"]
+    words += ["--space", "method.lr=0,4e-6", "--scheduler", "none", "--local-cpus", "2", "optim.weight_decay=0.2"]
+    words += ["method.train_scale=true", "method.frame_norm=none", "optim.epochs=20"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {"RAY_TMPDIR": str(ray_folder), "HOME": str(ray_folder), "PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator", "sweep", *words],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    found: dict[str, str] = {}
+    refused: dict[str, int] = {}
+    try:
+        while process.poll() is None:
+            found |= listening(descendants(process.pid))
+            for address, command in found.items():
+                if "dashboard" in command.lower() and not refused.get(address):
+                    refused[address] = jobs_status(address)
+            time.sleep(0.5)
+        said, _ = process.communicate()
+        assert process.returncode == 0, said
+    finally:
+        if process.poll() is None:
+            process.kill()
+        shutil.rmtree(ray_folder, ignore_errors=True)
+    assert any("raylet" in command for command in found.values())
+    assert any("RayTrainWorker" in command for command in found.values())
+    open_to_all = {where: command for where, command in found.items() if not where.startswith(("127.", "::1:"))}
+    assert open_to_all == {}
+    assert set(refused.values()) - {0, 404} == {401}  # of the dashboard: without a token no job is taken
+
+
+def jobs_status(address: str) -> int:
+    """What a dashboard answers to somebody who asks for its jobs; 0 if it does not speak HTTP."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/api/jobs/", timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except (OSError, http.client.HTTPException):
+        return 0

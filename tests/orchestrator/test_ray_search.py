@@ -13,14 +13,16 @@ from orchestrator.ray_search import (
     GAIN,
     Limiter,
     Listed,
+    RowSpace,
     SearchConfig,
     TaskHalving,
     count_trials,
     first_point,
+    first_points,
     grid_values,
     holds,
-    near_paper,
     override_space,
+    row_search,
     scheduler,
     search_algorithm,
 )
@@ -73,16 +75,18 @@ def test_the_papers_point_is_tried_first(searcher):
         assert algorithm.next_trial().config != PAPER
 
 
-def test_a_paper_value_that_is_not_searched_is_no_first_point():
+def test_a_value_that_is_not_searched_is_in_no_first_point():
     assert first_point(SPACE, PAPER) == PAPER
     assert first_point(override_space(SPACE, ["method.layers=2,4"]), PAPER) == {}
     assert first_point(SPACE, {"method.lr": 1e-6}) == {}
+    assert first_point(SPACE, {**PAPER, "method.lr": 1e-3}) == {}
 
 
-def test_presets_go_before_the_paper_where_the_space_holds_their_values():
-    assert near_paper(SPACE, PAPER, {}) == PAPER
-    assert near_paper(SPACE, PAPER, {"method.layers": 4, "data.num_frames": 24}) == {**PAPER, "method.layers": 4}
-    assert near_paper(SPACE, PAPER, {"method.layers": 5, "method.lr": 1e-3}) == PAPER
+def test_a_search_tries_the_recommended_point_before_the_papers():
+    recommended = {**PAPER, "method.lr": 4e-6, "method.other": 1}
+    algorithm, _ = search_algorithm(SearchConfig(), SPACE, PAPER, 3, recommended)
+    assert [algorithm.suggest(str(number)) for number in range(2)] == [{**PAPER, "method.lr": 4e-6}, PAPER]
+    assert first_points(SPACE, PAPER, PAPER) == [PAPER]
 
 
 @pytest.mark.parametrize(
@@ -143,11 +147,76 @@ def halving(num_tasks: int = 4, **search: object) -> TaskHalving:
     return made
 
 
-def decide(made: TaskHalving, trial_id: str, task: int, gain: float) -> str:
-    trial = SimpleNamespace(trial_id=trial_id)
+def decide(made: TaskHalving, trial_id: str, task: int, gain: float, row: str = "") -> str:
+    trial = SimpleNamespace(trial_id=trial_id, config={"row": row} if row else {})
     if trial_id not in made._trial_info:
         made.on_trial_add(None, trial)
     return made.on_trial_result(None, trial, {"task": task, GAIN: gain})
+
+
+# ------------------------------------------------------------------------------------------- whole tables
+
+
+def rows(*names: str) -> dict[str, RowSpace]:
+    return {name: RowSpace(SPACE, PAPER, {**PAPER, "method.lr": 2e-6}) for name in names}
+
+
+def test_rows_take_turns_until_each_has_its_trials():
+    made = row_search(SearchConfig(trials=2), rows("a", "b"), 4)
+    found = [made.suggest(str(number)) for number in range(4)]
+    assert [point["row"] for point in found] == ["a", "b", "a", "b"]
+    assert [point["settings"]["method.lr"] for point in found] == [2e-6, 2e-6, 1e-6, 1e-6]
+    assert made.suggest("4") is None  # four run
+    made.on_trial_complete("0", {GAIN: 1.0})
+    assert made.suggest("5") == "FINISHED"
+
+
+def test_no_more_trials_run_at_once_than_the_cluster_holds():
+    made = row_search(SearchConfig(trials=2), rows("a", "b"), 1)
+    assert made.suggest("0")["row"] == "a"
+    assert made.suggest("1") is None
+    made.on_trial_complete("0", error=True)
+    assert made.suggest("2")["row"] == "b"  # a failed trial is one of the row's trials
+
+
+@pytest.mark.parametrize("searcher", ["tpe", "random"])
+def test_a_rows_search_learns_from_its_own_trials_alone_and_survives_a_restart(tmp_path, searcher):
+    def tell(made: Limiter, trial_id: str) -> dict:
+        point = made.suggest(trial_id)
+        made.on_trial_result(trial_id, {GAIN: 1.0, "training_iteration": 1})
+        made.on_trial_complete(trial_id, {GAIN: float(point["settings"]["method.layers"])})
+        return point
+
+    search = SearchConfig(trials=12, searcher=searcher)
+    alone = row_search(search, rows("a"), 1)
+    both, restarted = row_search(search, rows("a", "b"), 1), row_search(search, rows("a", "b"), 1)
+    expected = [tell(alone, f"a{number}")["settings"] for number in range(12)]
+    found = []
+    for number in range(12):
+        if number == 6:
+            both.save(str(tmp_path / "state"))
+            restarted.restore(str(tmp_path / "state"))
+            both = restarted
+        found.append(tell(both, f"a{number}")["settings"])
+        tell(both, f"b{number}")
+    assert found == expected
+    assert len({point["method.lr"] for point in found}) > 6
+
+
+def test_a_grid_over_a_table_is_refused():
+    with pytest.raises(ConfigError, match="rows of a table get equally many trials. Write tpe or random"):
+        row_search(SearchConfig(searcher="grid"), rows("a"), 1)
+
+
+def test_halving_compares_trials_of_one_row():
+    made = scheduler(SearchConfig(), 4, ["a", "b"])
+    assert isinstance(made, TaskHalving)
+    made.set_search_properties(GAIN, "max")
+    assert decide(made, "1", 1, 5.0, "a") == "CONTINUE"
+    assert decide(made, "2", 1, 1.0, "b") == "CONTINUE"
+    assert decide(made, "3", 1, 4.0, "a") == "STOP"
+    made.remember({"4": {1: 3.0}}, "b")
+    assert decide(made, "5", 1, 1.5, "b") == "STOP"
 
 
 def test_halving_stops_the_worse_half_after_the_same_task():

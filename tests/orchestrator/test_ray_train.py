@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import pickle
+import platform
 import subprocess
 import sys
 
 import pytest
 from ray.exceptions import ActorDiedError
 from ray.train import ControllerError, WorkerGroupError
+from ray.train.backend import BackendConfig
 from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, WorkerGroupStartupTimeoutError
 
 from orchestrator.config import ConfigError
 from orchestrator.loop import Diverged
-from orchestrator.ray_train import TrialFailed, _EndOnMistake, explain, is_final
+from orchestrator.ray_train import (
+    TrialFailed,
+    TrialPlan,
+    _backend,
+    _check_sources,
+    _EndOnMistake,
+    _Trainer,
+    explain,
+    is_final,
+)
 
 
 def wrapped(error: Exception) -> UserExceptionWithTraceback:
@@ -80,7 +91,36 @@ def test_a_failure_survives_the_way_between_processes():
 def test_a_trial_driver_starts_without_the_science():
     code = (
         "import sys, orchestrator.ray_tune; "
-        "print([m for m in ('open_clip', 'torchvision', 'mlflow', 'orchestrator.run') if m in sys.modules])"
+        "print([m for m in ('torch', 'open_clip', 'torchvision', 'mlflow', 'orchestrator.run') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def plan(**more) -> TrialPlan:
+    return TrialPlan("s", "/r", "", "uri", None, "/r", **more)
+
+
+def test_a_worker_on_another_host_with_other_sources_refuses():
+    from orchestrator.digests import source_digest
+
+    _check_sources(plan())  # of an older version
+    _check_sources(plan(host="elsewhere", sources=source_digest()))
+    _check_sources(plan(host=platform.node(), sources="0123456789ab"))  # one's own edits while a sweep runs
+    with pytest.raises(ConfigError, match=rf"code: {platform.node()} has other sources .*elsewhere.*Run `ray up`"):
+        _check_sources(plan(host="elsewhere", sources="0123456789ab"))
+
+
+def test_a_single_process_meets_nobody():
+    """Its trial starts without torch; and where torch's processes meet, it listens on every interface."""
+    assert type(_backend(plan())) is BackendConfig
+    assert _backend(plan(workers=2)).backend == "gloo"
+    assert _backend(plan(workers=2, gpus_per_worker=1)).backend == "nccl"
+    assert _backend(plan(workers=2, gpus_per_worker=0.5)).backend == "gloo"  # NCCL wants a GPU of its own
+
+
+def test_a_trial_starts_no_process_for_ray_datasets():
+    callbacks = _Trainer(print, backend_config=BackendConfig())._create_default_callbacks()
+    names = {type(callback).__name__ for callback in callbacks}
+    assert "DatasetsCallback" not in names
+    assert "PlacementGroupCleanerCallback" in names  # without it stopped trials leak their workers

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from orchestrator import report
 from orchestrator.config import ConfigError
-from orchestrator.report import build, collect, holm, paired_bootstrap, paper_numbers, tables, to_markdown, write
+from orchestrator.published import paper_numbers
+from orchestrator.report import build, collect, seconds_of, tables, to_markdown, write
 from orchestrator.tracking import RunRecord
 
-STREAMS = ("msrvtt-10", "msrvtt-20", "actnet-10", "actnet-20")
 KEYS = ("r1", "r5", "r10", "medr", "meanr", "bwf")
 
 
@@ -131,6 +129,8 @@ def test_no_paper_beside_another_stream_or_validation_numbers():
 @pytest.mark.parametrize(
     ("tags", "settings", "text"),
     [
+        ({"ctvr.note": "first | second"}, {}, "</sup> second"),
+        ({"ctvr.searched": "lwf:24", "ctvr.selection": "R@1 on val videos"}, {}, "24 trials by R@1 on val videos"),
         ({}, {"evaluation.select": "best"}, "best-on-test"),
         ({"ctvr.select_split": "test"}, {"evaluation.select": "best"}, "best-on-test"),
         ({"ctvr.select_split": "val"}, {"evaluation.select": "best"}, "the best one on the validation videos"),
@@ -151,7 +151,38 @@ def test_what_a_reader_must_know_is_said(tags, settings, text):
 
 
 def test_the_search_of_one_method_is_not_said_of_its_baselines():
-    assert "trials" not in to_markdown(tables([run("clip4clip", tags={"ctvr.searched": "lwf:24"})]))
+    text = to_markdown(tables([run("clip4clip", tags={"ctvr.searched": "lwf:24"})]))
+    assert "best of" not in text
+    assert "| 0 |" in text  # trials of its own
+
+
+def test_a_row_carries_its_trials_and_the_time_of_search_and_reruns():
+    tags = {"ctvr.searched": "lwf:8", "ctvr.search_seconds": "100.5"}
+    records = [run(seed=seed, tags=tags) for seed in (1, 2)]
+    for record in records:
+        record.metrics["cost/seconds_task"] = [(1, 10.0), (2, 5.0)]
+    assert seconds_of(records[0]) == 15.0
+    records[1].tags["ctvr.reused_tasks"] = "1"  # which another run has trained
+    assert seconds_of(records[1]) == 5.0
+    (row,) = collect(records)
+    assert (row.trials, row.seconds) == (8, 120.5)
+    (alone,) = collect([run()])
+    assert alone.trials is None
+
+
+def test_a_table_that_was_preset_has_its_rows_in_its_order_and_its_title():
+    names = ("upper_bound", "lwf", "zero_shot")
+    tags = [{"ctvr.place": f"{place:03d}", "ctvr.table": "Table 1 of X"} for place in range(3)]
+    (table,) = tables([run(name, tags=tag) for name, tag in zip(names, tags)])
+    assert [row.method for row in table.rows] == list(names)
+    assert table.heading == "msrvtt-10: Table 1 of X"
+
+
+def test_a_configuration_with_a_name_of_its_own_is_a_row_with_its_own_paper():
+    records = [run("vr_lwf", tags=PAPER), run("vr_lwf", 1, tags={**PAPER, "ctvr.method": "tvr_plus_cl"})]
+    rows = collect(records)
+    assert [row.label for row in rows] == ["vr_lwf", "tvr_plus_cl"]
+    assert [row.paper["r1"].mean for row in rows] == [24.49, 22.47]
 
 
 def test_runs_on_different_versions_of_a_stream_are_not_compared_silently():
@@ -159,60 +190,22 @@ def test_runs_on_different_versions_of_a_stream_are_not_compared_silently():
     assert "different versions" in to_markdown(tables(records))
 
 
-# --- statistics
-
-
-def test_the_bootstrap_sees_no_difference_between_equals_and_a_large_one_at_once():
-    rng = np.random.default_rng(0)
-    ranks = rng.integers(1, 5, 400)
-    assert paired_bootstrap(ranks, ranks) == 1.0
-    assert paired_bootstrap(ranks, np.full(400, 9)) < 0.001
-    assert paired_bootstrap([ranks, ranks], ranks) == 1.0
-
-
-def test_the_bootstrap_agrees_with_drawing_queries_one_by_one():
-    rng = np.random.default_rng(1)
-    a, b = rng.integers(1, 4, 60), rng.integers(1, 5, 60)
-    hit = (a <= 1).astype(float) - (b <= 1)
-    drawn = hit[rng.integers(0, 60, (20_000, 60))].mean(axis=1)
-    by_hand = np.mean(np.abs(drawn - hit.mean()) >= abs(hit.mean()) - 1e-12)
-    assert paired_bootstrap(a, b, seed=3) == pytest.approx(by_hand, abs=0.02)
-    assert paired_bootstrap(a, b, seed=3) == paired_bootstrap(a, b, seed=3)
-    assert paired_bootstrap(b, a, seed=3) == pytest.approx(by_hand, abs=0.02)
-
-
-def test_the_bootstrap_keeps_its_level():
-    rng = np.random.default_rng(2)
-    p = [paired_bootstrap(*rng.integers(1, 4, (2, 300)), seed=n, samples=500) for n in range(200)]
-    assert np.mean(np.array(p) < 0.05) < 0.1
-
-
-def test_ranks_of_other_queries_cannot_be_paired():
-    with pytest.raises(ValueError, match="3 and 2 queries"):
-        paired_bootstrap([1, 2, 3], [1, 2])
-
-
-def test_holm_is_the_step_down_correction():
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.9, 0.8]) == [1.0, 1.0]
-    assert holm([]) == []
-    for p in product([0.001, 0.02, 0.5], repeat=3):
-        assert all(a >= b for a, b in zip(holm(p), p))
-        assert sorted(holm(p)) == [holm(p)[i] for i in sorted(range(3), key=lambda i: p[i])]
+# --- the comparison with the best row
 
 
 class Files:
     """Stands in for the tracker: serves ranks.json of some runs."""
 
-    def __init__(self, folder: Path, ranks: dict[str, list[float]]) -> None:
-        self.folder, self.ranks = folder, ranks
+    def __init__(self, folder: Path, ranks: dict[str, list[float]], tasks: list[int] | None = None) -> None:
+        self.folder, self.ranks, self.tasks = folder, ranks, tasks
 
     def download(self, run_id: str, artifact: str) -> Path:
         if run_id not in self.ranks:
             raise FileNotFoundError(artifact)
         names = [f"video{n}#0" for n in range(len(self.ranks[run_id]))]
         path = self.folder / f"{run_id}.json"
-        path.write_text(json.dumps({"query ids": names, "ranks": self.ranks[run_id]}))
+        tasks = {} if self.tasks is None else {"tasks": self.tasks}
+        path.write_text(json.dumps({"query ids": names, "ranks": self.ranks[run_id], **tasks}))
         return path
 
 
@@ -252,6 +245,20 @@ def test_cvlm_tables_have_fr_and_hm_and_a_column_for_every_task():
     assert "HM ↑" in to_markdown(table)
 
 
+def test_cvlm_rows_are_compared_by_the_mean_over_tasks(tmp_path):
+    """Method b wins among all queries, and loses as the mean over a large and a small task."""
+    tasks = [0] * 400 + [1] * 40
+    a = [1.0] * 200 + [9.0] * 200 + [1.0] * 40
+    b = [1.0] * 260 + [9.0] * 140 + [9.0] * 40
+    records = [cvlm("bmu_moco"), cvlm("base_moco")]
+    records[1].metrics["stream/t2v/r1_mean"] = [(2, 32.5)]
+    ranks = {records[0].run_id: a, records[1].run_id: b}
+    (table,) = build(Files(tmp_path, ranks, tasks), records)  # type: ignore[arg-type]
+    assert {row.method: row.p_best < 0.01 for row in table.rows} == {"bmu_moco": False, "base_moco": True}
+    (table,) = build(Files(tmp_path, ranks), records)  # type: ignore[arg-type]
+    assert all(math.isnan(row.p_best) for row in table.rows)  # recorded before tasks were: nothing can be said
+
+
 # --- files
 
 
@@ -278,70 +285,7 @@ def test_the_matrices_are_means_over_seeds():
 # --- the published numbers
 
 
-@pytest.mark.parametrize("stream", STREAMS)
-def test_published_ctvr_numbers_are_arithmetically_possible(stream):
-    paper = paper_numbers(stream)
-    assert paper is not None
-    assert paper["stream"] == stream
-    assert len(paper["methods"]) == 12
-    for name, entry in paper["methods"].items():
-        values = entry["values"]
-        assert set(values) == {*KEYS, "params_m"}, name
-        means = {key: values[key][0] for key in KEYS}
-        assert 0 <= means["r1"] <= means["r5"] <= means["r10"] <= 100, name
-        assert 1 <= means["medr"] <= means["meanr"], name  # ranks are skewed to the right in every published row
-        assert (means["medr"] <= 10) == (means["r10"] >= 50) or abs(means["r10"] - 50) < 3, name
-        assert all(values[key][1] >= 0 for key in KEYS), name
-        assert abs(means["bwf"]) < 2, name
-        assert entry["source"].endswith(("Table 1", "Table 2")), name
-
-
-def test_published_zero_shot_does_not_depend_on_the_tasks():
-    for a, b in (STREAMS[:2], STREAMS[2:]):
-        assert paper_numbers(a)["methods"]["zero_shot"]["values"] == paper_numbers(b)["methods"]["zero_shot"]["values"]
-
-
-def test_published_trained_parameters_are_those_of_the_paper():
-    wanted = {"zero_shot": 0.0, "clip4clip": 151.28, "xpool": 152.59, "moe_adapter": 59.8, "framefusion_moe": 46.8}
-    for stream in STREAMS:
-        methods = paper_numbers(stream)["methods"]
-        assert {name: methods[name]["values"]["params_m"] for name in wanted} == wanted
-
-
-@pytest.mark.parametrize(
-    ("stream", "method", "r1", "bwf"),
-    [  # cells read from the papers by eye, one of each stream and some of each column
-        ("msrvtt-10", "framefusion_moe", [25.87, 0.33], [-0.45, 0.22]),
-        ("msrvtt-20", "framefusion_moe", [25.16, 0.14], [-0.70, 0.25]),
-        ("msrvtt-20", "lwf", [22.06, 0.44], [1.65, 0.72]),
-        ("actnet-10", "moe_adapter", [16.63, 0.55], [-0.15, 0.08]),
-        ("actnet-20", "vr_lwf", [17.21, 0.36], [0.58, 0.13]),
-        ("actnet-20", "upper_bound", [19.78, 0.17], [0.16, 0.31]),
-        ("actnet-10", "structalign", [18.26, 0.20], [-0.68, 0.40]),
-    ],
-)
-def test_published_cells_are_the_printed_ones(stream, method, r1, bwf):
-    values = paper_numbers(stream)["methods"][method]["values"]
-    assert values["r1"] == r1
-    assert values["bwf"] == bwf
-
-
-def test_published_cvlm_rows_recompute_or_say_that_they_do_not():
-    paper = paper_numbers("cvlm")
-    assert paper is not None
-    assert len(paper["methods"]) == 8
-    for name, entry in paper["methods"].items():
-        values = {key: value[0] for key, value in entry["values"].items()}
-        final = sum(values[f"task_0{t}/r1"] for t in range(1, 6)) / 5
-        lost = sum(values[f"task_0{t}/fr"] for t in range(1, 5))
-        current = final + lost / 5
-        recomputed = {"r1": final, "fr": lost, "hm": 2 * current * final / (current + final)}
-        agrees = all(abs(recomputed[key] - values[key]) < 0.015 for key in recomputed)
-        assert agrees == ("notes" not in entry), name
-        assert values["task_01/r1"] + values["task_01/fr"] == pytest.approx(54.29)
-
-
 def test_what_differs_from_the_paper_shows_in_a_row_of_the_benchmark():
     text = to_markdown(tables([run("structalign", tags=PAPER)]))
     assert "33.9M is printed in section 5.2" in text
-    assert report.paper_numbers("../config") is None
+    assert paper_numbers("../config") is None

@@ -126,6 +126,94 @@ def test_deleting_is_final_and_may_be_repeated(store):
         store.get("k", "a")
 
 
+def hostile_keys() -> list[str]:
+    """Three hundred keys that mean a place outside the store, somebody else's file, or nothing at all."""
+    parts = [
+        "..",
+        ".",
+        "",
+        "~",
+        "-",
+        "~root",
+        "..;",
+        "...",
+        "%2e%2e",
+        "..%2f",
+        "..\\",
+        "\u2025",
+        "\uff0e\uff0e",
+        "con",
+        "a b",
+    ]
+    parts += [
+        "a\0",
+        "a\n",
+        "\t",
+        "a\r\nHost: evil",
+        "A",
+        "é",
+        "\u202e",
+        "*",
+        "?",
+        "a:b",
+        "$HOME",
+        "`id`",
+        "$(id)",
+        ";id",
+        "|id",
+    ]
+    bad = [part for part in parts if part not in ("-", "con")]  # these two are names like others
+    made = [
+        each for part in bad for each in (part, f"{part}/a", f"a/{part}/b", f"a/{part}", f"/{part}", f"{part}{part}")
+    ]
+    made += [f"{'../' * depth}etc/passwd" for depth in range(1, 40)]
+    made += [f"frames/{'a/' * depth}{'../' * (depth + 2)}etc/shadow" for depth in range(30)]
+    made += [f"{scheme}://x/a" for scheme in ("s3", "file", "http", "memory", "ftp", "gs", "az")]
+    made += ["a" * length for length in (129, 600, 5000, 70_000)] + ["a/" * length + "a" for length in (300, 5000)]
+    made += [f"{chr(code)}a" for code in (*range(45), *range(58, 95), 96, *range(123, 161))]
+    return list(dict.fromkeys(made))
+
+
+def test_three_hundred_hostile_keys_reach_no_file(tmp_path):
+    keys = hostile_keys()
+    assert len(keys) >= 300
+    stores = [
+        Store.open(tmp_path / "in" / "store"),
+        Store.open(f"memory://{tmp_path}", cache=tmp_path / "in" / "cache"),
+    ]
+    before = sorted(tmp_path.rglob("*"))
+    for store in stores:
+        for key in keys:
+            calls = [
+                lambda: store.put("k", key, X, {}),  # noqa: B023 (called at once)
+                lambda: store.put_json("k", key, 1),  # noqa: B023
+                lambda: store.get("k", key),  # noqa: B023
+                lambda: store.delete("k", key),  # noqa: B023
+            ]
+            for call in calls:
+                with pytest.raises(ValueError, match="is no key") as caught:
+                    call()
+                assert "\n" not in str(caught.value)
+                assert len(str(caught.value)) < 300
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_objects_that_others_put_into_the_store_are_neither_listed_nor_served(local, tmp_path):
+    local.put("k", "good", X, {})
+    root = object_file(local, "k")
+    (root / "Bad Name.safetensors").write_bytes(b"x")
+    (root / "a..b.json").write_bytes(b"{}")
+    (root / "note.txt").write_bytes(b"x")
+    (root / "link.json").symlink_to("/etc/passwd")
+    (root / "copied.safetensors").write_bytes(object_file(local, "k/good.safetensors").read_bytes())
+    assert local.list("k") == ["copied", "good", "link"]
+    for key in ("copied", "link"):  # under another name, or no object
+        with pytest.raises(MissingObject):
+            local.get("k", key) if key == "copied" else local.get_json("k", key)
+    assert {name for name, problem in local.verify() if problem} >= {"k/Bad Name.safetensors", "k/note.txt"}
+    assert {name for name, problem in local.verify() if not problem} == {"k/good.safetensors"}
+
+
 @pytest.mark.parametrize(
     "key",
     [
@@ -248,13 +336,86 @@ def test_copies_stay_below_their_limit_and_the_least_used_go_first(tmp_path):
     for i in range(10):
         store.put("k", f"{i}", big, {})
         os.utime(store._cache.path(f"k/{i}.safetensors"), (i, i))
-    copies = [name for name, _ in store._cache.names()]
-    assert sum(size for _, size in store._cache.names()) <= 5000
+    copies = [entry.name for entry in store._cache.names()]
+    assert sum(entry.bytes for entry in store._cache.names()) <= 5000
     assert "k/9.safetensors" in copies
     assert "k/0.safetensors" not in copies
     np.testing.assert_array_equal(store.get("k", "0")["x"], big["x"])  # fetched again
     assert store.counters["cache_miss"] == 1
     assert store.counters["evicted"] > 0
+
+
+def test_the_limit_holds_for_the_copies_of_all_stores_together(tmp_path):
+    big = {"x": np.zeros(1000, np.uint8)}
+    stores = [Store.open(f"memory://{tmp_path}/{n}", cache=tmp_path / "cache", cache_bytes=5000) for n in range(2)]
+    for i in range(6):
+        for store in stores:
+            store.put("k", f"{i}", big, {})
+    folder, size, limit = stores[0].copies()
+    assert size.bytes == sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+    assert 0 < size.bytes <= limit == 5000
+    assert stores[0].copies() == stores[1].copies()
+
+
+FILLER = """
+import sys
+from pathlib import Path
+import numpy as np
+from orchestrator.store import Store
+store = Store.open("memory://s", cache=Path(sys.argv[1]), cache_bytes=40_000_000)
+for i in range(60):
+    store.put("k", f"{sys.argv[2]}-{i}", {"x": np.full(500_000, i, np.uint8)}, {})
+    assert store.get("k", f"{sys.argv[2]}-{i}")["x"][0] == i
+"""
+
+
+def test_processes_share_one_limit(tmp_path):
+    command = [sys.executable, "-c", FILLER, str(tmp_path)]
+    crowd = [subprocess.Popen([*command, str(n)], stderr=subprocess.PIPE, text=True) for n in range(3)]
+    everything = store_local.LocalFiles(tmp_path / "objects")
+    sizes = []
+    while any(process.poll() is None for process in crowd):
+        sizes.append(sum(entry.bytes for entry in everything.names()))
+    assert [process.communicate()[1] for process in crowd] == [""] * 3
+    assert [process.returncode for process in crowd] == [0] * 3
+    assert 20_000_000 < max(sizes) <= 40_000_000
+
+
+def test_a_copy_that_is_mapped_may_be_evicted(tmp_path):
+    store = Store.open(f"memory://{tmp_path}", cache=tmp_path / "cache", cache_bytes=5000)
+    store.put("frames", "a", X, {})
+    os.utime(store._cache.path("frames/a.safetensors"), (1, 1))
+    arrays = store.get("frames", "a")
+    os.utime(store._cache.path("frames/a.safetensors"), (1, 1))
+    for i in range(8):
+        store.put("k", f"{i}", {"x": np.zeros(1000, np.uint8)}, {})
+    assert not store._cache.exists("frames/a.safetensors")
+    np.testing.assert_array_equal(arrays["frames"], X["frames"])
+
+
+def test_copies_leave_room_on_the_disk(tmp_path, monkeypatch):
+    from collections import namedtuple
+
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(store_local.shutil, "disk_usage", lambda path: usage(100_000, 97_000, 3_000))
+    store = Store.open(f"memory://{tmp_path}", cache=tmp_path / "cache", cache_bytes=10**9)
+    for i in range(4):
+        store.put("k", f"{i}", {"x": np.zeros(1000, np.uint8)}, {})
+        store._cache._is_measured = False  # as a process that starts
+    assert store.copies()[1].objects == 1  # the newest: 2000 bytes too few are free
+
+
+def test_a_cache_of_no_bytes_keeps_nothing(tmp_path):
+    store = Store.open(f"memory://{tmp_path}", cache=tmp_path / "cache", cache_bytes=0)
+    store.put("frames", "a", X, {})
+    np.testing.assert_array_equal(store.get("frames", "a")["frames"], X["frames"])
+    assert store.copies()[1].objects == 0
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="CTVR_CACHE: .*file.*: cannot be written"):
+        Store.open(f"memory://{tmp_path}", cache=tmp_path / "file")
 
 
 def test_a_full_disk_is_one_line_with_path_and_bytes_and_leaves_nothing_behind(local, monkeypatch):

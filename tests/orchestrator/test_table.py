@@ -6,10 +6,23 @@ import csv
 import io
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
-from orchestrator.table import Column, Footnotes, Row, Table, Value, latex_text, number, to_csv, to_latex, to_markdown
+from orchestrator.table import (
+    Column,
+    Footnotes,
+    Row,
+    Table,
+    Value,
+    duration,
+    latex_text,
+    number,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
 
 COLUMNS = (Column("r1", "R@1", "up"), Column("bwf", "BWF", "down"), Column("params_m", "Params (M)"))
 NASTY = "a_b & 50% #1 $x$ {y} ~ ^ \\ | <i> *z* `c` [d]\nnext"
@@ -128,3 +141,26 @@ def test_footnotes_go_on_after_z():
     feet = Footnotes()
     assert feet.signs(str(n) for n in range(28))[24:] == ["y", "z", "aa", "ab"]
     assert feet.signs(["0"]) == ["a"]
+
+
+def test_durations_are_said_as_a_person_would():
+    assert [duration(s) for s in (5.4, 99, 130, 5400, 7200)] == ["5 s", "99 s", "2 min", "90 min", "2.0 h"]
+
+
+def test_trials_and_time_are_columns_where_a_row_knows_them(table):
+    for made in (to_markdown(table), to_latex(table)):
+        assert "Trials" not in made
+    rows = (row("lwf", 1.0, trials=8, seconds=130.0), row("zero_shot", 2.0, trials=0, seconds=5.0), row("x", 3.0))
+    paper = {"r1": Value(2.0)}
+    made = Table("s", COLUMNS, (replace(rows[0], paper=paper, paper_source="p"), *rows[1:]), title="Table 1 of X")
+    text = to_markdown(made)
+    assert "### s: Table 1 of X" in text
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert {line.count(" | ") for line in lines} == {lines[0].count(" | ")}
+    assert lines[0].endswith("| Seeds | Trials | Time |")
+    assert lines[2].endswith("| 3 | 8 | 2 min |")
+    assert lines[4].endswith("| 3 | 0 | 5 s |")
+    assert lines[5].endswith("| 3 | n/a | n/a |")
+    assert r"3 & 8 & 2 min \\" in to_latex(made)
+    assert [line["trials"] for line in read_csv(to_csv(made))] == ["8", "0", "n/a"]
+    assert [line["seconds"] for line in read_csv(to_csv(made))] == ["130", "5", "n/a"]

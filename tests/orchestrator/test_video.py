@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import socket
 import sys
 
 import numpy as np
@@ -148,3 +150,71 @@ def test_bad_pool_settings_are_config_errors():
         Decoder(workers=0)
     with pytest.raises(ConfigError, match="'nope' is unknown"):
         Decoder(decoder="nope")
+
+
+def test_the_child_is_bounded_and_reaches_no_network(monkeypatch):
+    """Its own program, up to the limits of its first file; then it says what it may still do."""
+    report = (
+        "import json, resource, signal\n"
+        "def names(kinds): return {k: resource.getrlimit(getattr(resource, 'RLIMIT_' + k))[0] for k in kinds}\n"
+        "def told(request, limits):\n"
+        "    left = signal.getitimer(signal.ITIMER_REAL)[0]\n"
+        "    mine = os.readlink('/proc/self/ns/net')\n"
+        "    return None, json.dumps({**names(['CORE', 'FSIZE', 'AS', 'CPU']), 'alarm': left, 'net': mine})\n"
+        "from orchestrator import video\n"
+        "video._answer = told\n"
+        "video.serve()"
+    )
+    monkeypatch.setattr(video, "_CHILD", [sys.executable, "-c", f"import os\n{report}"])
+    with Decoder(workers=1, limits=Limits(max_seconds=20, memory_bytes=2**30), decoder="pyav") as decoder:
+        ((_, result),) = decoder.map([Job("a.mp4", SMALL)])
+    assert isinstance(result, VideoError)
+    found = json.loads(result.reason)
+    assert found["CORE"] == 0
+    assert found["FSIZE"] == 2**20
+    assert 2**30 < found["AS"] < 2**30 + 64 * 2**30  # its libraries, and what the file may take
+    assert 0 < found["CPU"] < 300
+    assert 0 < found["alarm"] <= 40
+    if os.geteuid() == 0:
+        assert found["net"] != os.readlink("/proc/self/ns/net")
+
+
+PLAYLISTS = {
+    "hls, a file": "#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n",
+    "hls, the network": "#EXTM3U\n#EXTINF:10,\nhttp://127.0.0.1:{port}/x.ts\n#EXT-X-ENDLIST\n",
+    "hls, concat": "#EXTM3U\n#EXTINF:10,\nconcat:http://127.0.0.1:{port}/x|file:///etc/passwd\n#EXT-X-ENDLIST\n",
+    "hls, subfile": "#EXTM3U\n#EXTINF:10,\nsubfile,,start,0,end,99,,:/etc/passwd\n#EXT-X-ENDLIST\n",
+    "hls behind a line": "\n\n#EXTM3U\n#EXTINF:10,\nhttp://127.0.0.1:{port}/x\n",
+    "concat script": "ffconcat version 1.0\nfile '/etc/passwd'\n",
+    "concat, the network": "ffconcat version 1.0\nfile 'http://127.0.0.1:{port}/x.mp4'\n",
+    "dash": "<?xml version='1.0'?><MPD><Period><BaseURL>http://127.0.0.1:{port}/</BaseURL></Period></MPD>",
+    "sdp": "v=0\no=- 0 0 IN IP4 127.0.0.1\nc=IN IP4 127.0.0.1\nm=video {port} RTP/AVP 96\n",
+    "imf": "<?xml version='1.0'?><CompositionPlaylist><Id>http://127.0.0.1:{port}/</Id></CompositionPlaylist>",
+    "rtsp": "RTSPtext\nrtsp://127.0.0.1:{port}/x\n",
+}
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mkv", ".m3u8", ".avi", ".ts"])
+def test_playlists_read_no_other_file_and_call_nobody(tmp_path, pool, suffix):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+        files = []
+        for number, text in enumerate(PLAYLISTS.values()):
+            files.append(tmp_path / f"{number}{suffix}")
+            files[-1].write_text(text.replace("{port}", str(server.getsockname()[1])))
+        results = list(pool.map(Job(str(file), SMALL) for file in files))
+        assert len(results) == len(PLAYLISTS)
+        for _, result in results:
+            assert isinstance(result, VideoError)
+            assert "root:" not in str(result)
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+@pytest.mark.parametrize(
+    "name", ["http://127.0.0.1:9/a.mp4", "concat:a.mp4|b.mp4", "pipe:0", "data:video/mp4;base64,AAAA"]
+)
+def test_a_path_is_a_file_whatever_it_looks_like(pool, name):
+    ((_, result),) = pool.map([Job(name, SMALL)])
+    assert isinstance(result, VideoError)
+    assert "no such file" in str(result).lower() or "missing" in str(result)

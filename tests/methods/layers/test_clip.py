@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import shutil
 
 import open_clip
@@ -110,7 +111,9 @@ def test_a_local_file_loads(tmp_path):
     source = open_clip.CLIP(**config["model"])
     torch.save({"state_dict": {f"module.{n}": v for n, v in source.state_dict().items()}}, tmp_path / "w.pt")
     save_file({n: v.contiguous().half() for n, v in source.state_dict().items()}, tmp_path / "w.safetensors")
-    exact, half = (load_backbone("tiny-clip", str(tmp_path / name)) for name in ("w.pt", "w.safetensors"))
+    sha256 = hashlib.sha256((tmp_path / "w.pt").read_bytes()).hexdigest()
+    exact = load_backbone("tiny-clip", str(tmp_path / "w.pt"), sha256=sha256)
+    half = load_backbone("tiny-clip", str(tmp_path / "w.safetensors"))
     assert torch.equal(exact.vision.proj, source.visual.proj)
     close(half.vision.proj, source.visual.proj, 1e-3)
     assert half.vision.proj.dtype == torch.float32

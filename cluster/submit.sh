@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# `ray submit` that tells whether the cluster runs the sources of this machine: `ray submit` itself copies sweep.py alone.
+#
+#   bash cluster/submit.sh cluster/onprem.yaml --method framefusion_moe --stream msrvtt-10
+#
+# After an edit, `ray up` copies the sources again; without it the head refuses the sweep and says so.
+set -euo pipefail
+[ $# -ge 1 ] && [ -f "$1" ] || {
+  echo "submit.sh: write the cluster's YAML file first, then the arguments of \`ctvr sweep\`." >&2
+  exit 2
+}
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+exec ray submit "$1" "$here/orchestrator/sweep.py" -- --code "$(python3 "$here/orchestrator/digests.py")" "${@:2}"

@@ -1,0 +1,145 @@
+"""The jobs behind `ctvr cache`: fill the store, list it, check it, throw away what nobody needs. Each returns text."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from orchestrator.config import ConfigError, Settings
+from orchestrator.data import FrameSource
+from orchestrator.jobs import Where, find_manifest
+from orchestrator.prepare import Prepared, decode_stream
+from orchestrator.run import load_clip, resolve
+from orchestrator.store import Size, size_of
+from orchestrator.store_gc import DAY, by_kind, find_garbage, remove_garbage
+from orchestrator.streams import Stream, load_stream
+from orchestrator.tracking import Tracker
+
+SHOWN = 20  # damaged objects and broken videos that are listed
+
+
+def build_cache(stream_name: str, overrides: Settings, where: Where, on_cluster: bool = False) -> str:
+    """Decode every video of a stream into the store, as a run with these settings would find them.
+
+    What is there already is not decoded again, so that an interrupted job goes on where it was.
+
+    Args:
+        stream_name: a name or a manifest.
+        overrides: flat settings, as of `ctvr run`.
+        where: with `address`, or if `on_cluster`, all nodes of that Ray cluster decode; else this machine does.
+
+    Raises:
+        ConfigError: at the end, with every broken video and its reason, unless `data.skip_missing` is set.
+    """
+    where.check()
+    places = where.places()
+    name = find_manifest(stream_name)
+    stream = load_stream(name, places.root, places.videos)
+    experiment = resolve({"method": "zero_shot", "stream": name, **overrides}, stream.settings)
+    splits = ("train", "val", "test") if stream.has_val else ("train", "test")
+    store = places.open_store()
+    source = FrameSource(store, experiment.data, load_clip(experiment.backbone).image_size)
+    if on_cluster or where.address:
+        from orchestrator.ray_cluster import cluster
+        from orchestrator.ray_decode import decode_on_nodes
+
+        with cluster(where.address, where.local_cpus, where.nodes):
+            done = decode_stream(stream, source, splits, prepare=partial(decode_on_nodes, source))
+    else:
+        done = decode_stream(stream, source, splits, workers=os.cpu_count() or 1)
+    return _report(stream, done, where, experiment.data.skip_missing)
+
+
+def _report(stream: Stream, done: Prepared, where: Where, skip_missing: bool) -> str:
+    lost = {item.video: f"{item.path}: no such file" for item in done.missing}
+    lost |= {item.video: str(error) for item, error in done.broken}
+    text = f"stream {stream.name}: {done.decoded} videos decoded, {done.known} were in the store"
+    if not lost:
+        return text
+    lines = [f"{video}: {reason}" for video, reason in sorted(lost.items())]
+    text += f", {len(lost)} cannot be used"
+    if len(lines) > SHOWN:
+        file = where.runs.resolve() / f"broken-{stream.name}.txt"
+        file.write_text("\n".join(lines) + "\n")
+        text += f" (all of them in {file})"
+    if skip_missing:
+        return text + _listed(lines)
+    raise ConfigError(text + _listed(lines))
+
+
+def list_cache(where: Where) -> str:
+    """Number and bytes of the objects of each kind, and of this machine's copies of a remote store."""
+    store = where.places().open_store()
+    entries = store.entries()
+    lines = [_line(kind, size) for kind, size in by_kind(entries).items()]
+    lines.append(f"{_line('all', size_of(entries))}  in {store.uri}")
+    if (copies := store.copies()) is not None:
+        folder, size, limit = copies
+        lines.append(f"{_line('copies', size)}  in {folder}, at most {limit / 2**30:.1f} GiB (CTVR_CACHE_GB)")
+    return "\n".join(lines)
+
+
+def verify_cache(where: Where, remove: bool = False) -> str:
+    """Read every object and check its digest.
+
+    Raises:
+        ConfigError: with the damaged objects, if there are any and they are not removed.
+    """
+    store = where.places().open_store()
+    found = list(store.verify(remove))
+    bad = [f"{name}: {problem}" for name, problem in found if problem]
+    if not bad:
+        return f"all {len(found)} objects are sound"
+    done = "removed; they will be made again" if remove else "add --yes to remove them; they will be made again"
+    text = f"{len(bad)} of {len(found)} objects are damaged ({done}){_listed(bad)}"
+    if not remove:
+        raise ConfigError(f"cache: {text}")
+    return text
+
+
+def collect_garbage(where: Where, older_than: float | None = None, remove: bool = False) -> str:
+    """Find, and if asked remove, what no commit, stream or recent sweep needs.
+
+    Args:
+        where: whose MLflow says which sweeps are recent.
+        older_than: days after which commits and uses by streams are let go, but for recent sweeps.
+        remove: without it nothing is changed.
+    """
+    if older_than is not None and older_than < 1:
+        raise ConfigError(f"--older-than: must be >= 1 day, got {older_than:g}.")
+    store = where.places().open_store()
+    recent = recent_runs(where.tracker(), older_than) if older_than is not None else set()
+    garbage = find_garbage(store, older_than, recent)
+    lines = [_line(kind, size) for kind, size in garbage.by_kind().items()]
+    total = size_of(garbage.entries)
+    if not total.objects and not garbage.leftovers:
+        return f"nothing to remove: all {len(garbage.searched)} objects are needed or younger than a day"
+    if not remove:
+        return "\n".join([*lines, f"{_line('all', total)}  of {len(garbage.searched)}; --yes removes them"])
+    removed = remove_garbage(store, garbage)
+    kept = f"; {total.objects - removed.objects} are needed again" if removed.objects < total.objects else ""
+    return "\n".join([*lines, f"{_line('removed', removed)}  of {len(garbage.searched)}{kept}"])
+
+
+def recent_runs(tracker: Tracker, days: float) -> set[str]:
+    """Keys of the results of all runs that are going on or began within `days`, and of their sweeps' other runs."""
+    runs = tracker.find_runs()
+    begin = (time.time() - days * DAY) * 1000
+    recent = [run for run in runs if run.status == "RUNNING" or run.started >= begin]
+    sweeps = {run.tags.get("ctvr.sweep") for run in recent} - {None, ""}
+    return {
+        run.tags["ctvr.result"]
+        for run in runs
+        if run.tags.get("ctvr.result") and (run in recent or run.tags.get("ctvr.sweep") in sweeps)
+    }
+
+
+def _line(what: str, size: Size) -> str:
+    return f"{what:<10}{size.objects:8d} objects {size.bytes / 2**20:12.1f} MiB"
+
+
+def _listed(lines: Sequence[str]) -> str:
+    more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    return "".join(f"\n  {line}" for line in [*lines[:SHOWN], *more])

@@ -1,0 +1,48 @@
+"""What an object of a store may be called: KIND/KEY with the ending of its format. The same on every file system."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+ARRAYS, JSON = ".safetensors", ".json"
+_SEGMENT = re.compile(r"[a-z0-9_-][a-z0-9_.-]{0,127}")
+_KIND = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_MAX_KEY = 512
+
+
+def object_name(kind: str, key: str, ending: str) -> str:
+    """`kind/key` with its ending.
+
+    Raises:
+        ValueError: if kind or key is illegal.
+    """
+    check_kind(kind)
+    check_key(key)
+    return f"{kind}/{key}{ending}"
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Kind and key of an object's name."""
+    kind, _, rest = name.partition("/")
+    return kind, rest.removesuffix(ARRAYS).removesuffix(JSON)
+
+
+def check_kind(kind: str) -> None:
+    """Raises ValueError for what is no kind."""
+    if not isinstance(kind, str) or not _KIND.fullmatch(kind):
+        raise ValueError(f"{kind!r} is no kind of object: use 1 to 64 of a-z, 0-9, _ and -.")
+
+
+def check_key(key: str) -> None:
+    """Raises ValueError for what is no key."""
+    if not is_key(key):
+        raise ValueError(
+            f"{str(key)[:80]!r} is no key: use a-z, 0-9, _, -, . and /; no part may be empty or begin with '.'."
+        )
+
+
+def is_key(key: Any) -> bool:
+    """Whether a text can name an object."""
+    legal = isinstance(key, str) and len(key) <= _MAX_KEY and all(_SEGMENT.fullmatch(s) for s in key.split("/"))
+    return legal and ".." not in key
