@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -40,7 +41,8 @@ def main(argv: list[str] | None = None) -> int:
         with contextlib.redirect_stdout(sys.stderr):  # whatever libraries print is no result
             text = arguments.run(arguments)
     except (ConfigError, OSError) as error:
-        return _fail(error, 2)
+        is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return _fail(f"{error}. Free some space and run again." if is_full else error, 2)
     except KeyboardInterrupt:
         return _fail("stopped. Finished tasks are kept; the same command goes on from them.", 130)
     except RuntimeError as error:

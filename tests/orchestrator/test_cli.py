@@ -131,7 +131,11 @@ def test_a_number_in_the_environment_is_checked_by_its_name(capsys, monkeypatch)
     [
         (ConfigError("a: is wrong."), 2, "ctvr: a: is wrong."),
         (PermissionError(13, "Permission denied", "/x"), 2, "ctvr: [Errno 13] Permission denied: '/x'"),
-        (OSError(28, "No space left on device"), 2, "ctvr: [Errno 28] No space left on device"),
+        (
+            OSError(28, "No space left on device", "/x"),
+            2,
+            "ctvr: [Errno 28] No space left on device: '/x'. Free some space and run again.",
+        ),
         (FailedRuns("2 runs failed."), 1, "ctvr: 2 runs failed."),
         (StoreError("/x: disk full, 3 bytes needed."), 1, "ctvr: /x: disk full, 3 bytes needed."),
         (Interrupted("Go on with: x"), 130, "ctvr: Go on with: x"),
