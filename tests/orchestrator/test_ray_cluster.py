@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import ipaddress
+import json
 import os
 import shutil
 import subprocess
@@ -253,7 +254,7 @@ def test_a_sweep_on_this_machine_opens_no_port_to_any_network_and_wants_a_token(
             found |= listening(descendants(process.pid))
             for address, command in found.items():
                 if "dashboard" in command.lower() and not refused.get(address):
-                    refused[address] = jobs_status(address)
+                    refused[address] = offer_job(address, f"touch {runs / 'owned'}")
             time.sleep(0.5)
         said, _ = process.communicate()
         assert process.returncode == 0, said
@@ -265,13 +266,19 @@ def test_a_sweep_on_this_machine_opens_no_port_to_any_network_and_wants_a_token(
     assert any("RayTrainWorker" in command for command in found.values())
     open_to_all = {where: command for where, command in found.items() if not where.startswith(("127.", "::1:"))}
     assert open_to_all == {}
-    assert set(refused.values()) - {0, 404} == {401}  # of the dashboard: without a token no job is taken
+    assert 401 in refused.values()  # of the dashboard; what gives metrics to anybody on this machine answers 200
+    assert not (runs / "owned").exists()
 
 
-def jobs_status(address: str) -> int:
-    """What a dashboard answers to somebody who asks for its jobs; 0 if it does not speak HTTP."""
+def offer_job(address: str, command: str) -> int:
+    """What a server answers to somebody who offers it a job for Ray; 0 if it does not speak HTTP."""
+    request = urllib.request.Request(
+        f"http://{address}/api/jobs/",
+        json.dumps({"entrypoint": command}).encode(),
+        {"Content-Type": "application/json"},
+    )
     try:
-        with urllib.request.urlopen(f"http://{address}/api/jobs/", timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=5) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
