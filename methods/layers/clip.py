@@ -51,6 +51,7 @@ class TokenState:
     classes: int = 1  # leading class tokens of a group: one of each frame that the group holds
     protected: int = 1  # leading tokens of a group that no reducer may move (class tokens, prompts)
     layer: int = 0
+    start: int = 0  # blocks that these tokens have passed already: they are stored ones (`VisionTower.prefix`)
     sizes: Tensor | None = None  # (G, N, 1) patches that each token stands for; None = one each
     proportional: bool = True  # attention counts a token once for each patch it stands for (ToMe, eq. 1)
     eot: Tensor | None = None  # (B,) position of the end-of-text token; None for images
@@ -199,11 +200,15 @@ def run_blocks(blocks: nn.ModuleList, x: Tensor, seams: Seams | None, state: Tok
     """Pass tokens x (G, N, D) through a tower.
 
     Raises:
-        ValueError: if `seams` has not one entry for each block.
+        ValueError: if `seams` has not one entry for each block, or one acts in a block that was passed already.
     """
     if seams is not None and len(seams) != len(blocks):
         raise ValueError(f"got seams for {len(seams)} blocks, the tower has {len(blocks)}.")
     for layer, block in enumerate(blocks):
+        if layer < state.start:
+            if seams is not None and seams[layer] not in (None, _NO_SEAMS):
+                raise ValueError(f"a seam acts in block {layer}, but stored tokens enter at block {state.start}.")
+            continue
         state.layer = layer
         x = block(x, None if seams is None else seams[layer], state, causal)
     return x
@@ -231,10 +236,16 @@ class VisionTower(nn.Module):
         self.width = int(self.class_embedding.shape[0])
         self.heads = int(source.transformer.resblocks[0].attn.num_heads)
         self.num_tokens = int(self.positional_embedding.shape[0])  # N, the class token included
+        self.entry = 0  # block that stored tokens enter
 
     def embed(self, frames: Tensor) -> tuple[Tensor, TokenState]:
-        """Frames (B, T, 3, H, W) as tokens (B*T, N, D), the class token first, after the first LayerNorm."""
+        """Frames (B, T, 3, H, W) as tokens (B*T, N, D), the class token first, after the first LayerNorm.
+
+        Stored tokens (B, T, N, D), as `prefix` made them, pass as they are and enter block `entry`.
+        """
         batch, num_frames = frames.shape[:2]
+        if frames.ndim == 4:
+            return frames.flatten(0, 1), TokenState(batch, num_frames, start=self.entry)
         patches = self.conv1(frames.flatten(0, 1)).flatten(2).mT  # (G, N-1, D)
         x = torch.cat([self.class_embedding.to(patches.dtype).expand(len(patches), 1, -1), patches], dim=1)
         x = self.ln_pre(x + self.positional_embedding.to(x.dtype))
@@ -244,12 +255,24 @@ class VisionTower(nn.Module):
             recorded.append(state)
         return x, state
 
+    @torch.no_grad()
+    def prefix(self, frames: Tensor, blocks: int) -> Tensor:
+        """The tokens that enter block `blocks` without any seam: (B, T, 3, H, W) -> (B, T, N, D).
+
+        Behind the last block only class tokens are read, and N is 1.
+        """
+        x, state = self.embed(frames)
+        x = run_blocks(self.blocks[:blocks], x, None, state, causal=False)  # type: ignore[arg-type]
+        if blocks == len(self.blocks):
+            x = x[:, : state.classes]
+        return x.unflatten(0, frames.shape[:2])
+
     def read(self, x: Tensor) -> Tensor:
         """Class tokens x (..., D) as joint embeddings (..., d), not normalised."""
         return self.ln_post(x) @ self.proj
 
     def forward(self, frames: Tensor, seams: Seams | None = None) -> Tensor:
-        """One joint embedding for each frame: (B, T, 3, H, W) -> (B, T, d), not normalised."""
+        """One joint embedding for each frame: (B, T, 3, H, W), or stored tokens, -> (B, T, d), not normalised."""
         num_frames = frames.shape[1]
         x, state = self.embed(frames)
         x = run_blocks(self.blocks, x, seams, state, causal=False)
