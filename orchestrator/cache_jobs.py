@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -46,7 +47,7 @@ def build_cache(stream_name: str, overrides: Settings, where: Where, on_cluster:
         from orchestrator.ray_decode import decode_on_nodes
 
         with cluster(where.address, where.local_cpus, where.nodes):
-            done = decode_stream(stream, source, splits, prepare=partial(decode_on_nodes, source))
+            done = decode_stream(stream, source, splits, workers=0, prepare=partial(decode_on_nodes, source))
     else:
         done = decode_stream(stream, source, splits, workers=os.cpu_count() or 1)
     return _report(stream, done, where, experiment.data.skip_missing)
@@ -61,7 +62,7 @@ def _report(stream: Stream, done: Prepared, where: Where, skip_missing: bool) ->
     lines = [f"{video}: {reason}" for video, reason in sorted(lost.items())]
     text += f", {len(lost)} cannot be used"
     if len(lines) > SHOWN:
-        file = where.runs.resolve() / f"broken-{stream.name}.txt"
+        file = where.runs.resolve() / f"broken-{re.sub(r'[^A-Za-z0-9_-]', '-', stream.name)}.txt"
         file.write_text("\n".join(lines) + "\n")
         text += f" (all of them in {file})"
     if skip_missing:

@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("stopped. Finished tasks are kept; the same command goes on from them.", 130)
     except RuntimeError as error:
-        status = {"Interrupted": 130, "FailedRuns": 1, "Diverged": 1}.get(type(error).__name__)
+        status = {"Interrupted": 130, "FailedRuns": 1, "Diverged": 1, "StoreError": 1}.get(type(error).__name__)
         if status is None:
             raise
         return _fail(error, status)

@@ -43,6 +43,7 @@ def decode_stream(
     """Decode every video of the splits that is not in the store; note there that the stream uses these frames.
 
     Args:
+        workers: processes that decode at once.
         prepare: who decodes; default `source.prepare`, on this machine.
     """
     missing = missing_videos(stream)

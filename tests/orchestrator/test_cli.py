@@ -13,6 +13,7 @@ import pytest
 
 from orchestrator import cli
 from orchestrator.config import ConfigError
+from orchestrator.store import StoreError
 from orchestrator.sweep_jobs import FailedRuns, Interrupted
 
 
@@ -60,6 +61,10 @@ def ctvr(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, s
         (["methods", "clip4clpi"], "no method called 'clip4clpi'. Did you mean clip4clip?"),
         (["streams", "check", "nothing.json"], "nothing.json"),
         (["cache", "biuld"], "invalid choice: 'biuld'"),
+        (["cache"], "the following arguments are required: ACTION"),
+        (["cache", "gc", "--older-than", "0"], "--older-than: must be >= 1 day, got 0"),
+        (["cache", "gc", "--older-than", "month"], "argument --older-than: invalid float value: 'month'"),
+        (["cache", "ls", "--store", "s3://bucket"], "no credentials. Set AWS_ACCESS_KEY_ID"),
         (["ui", "--port", "99999"], "--port 99999"),
     ],
 )
@@ -130,6 +135,7 @@ def test_a_number_in_the_environment_is_checked_by_its_name(capsys, monkeypatch)
         (PermissionError(13, "Permission denied", "/x"), 2, "ctvr: [Errno 13] Permission denied: '/x'"),
         (OSError(28, "No space left on device"), 2, "ctvr: [Errno 28] No space left on device"),
         (FailedRuns("2 runs failed."), 1, "ctvr: 2 runs failed."),
+        (StoreError("s3://b/k: cannot be read."), 1, "ctvr: s3://b/k: cannot be read."),
         (Interrupted("Go on with: x"), 130, "ctvr: Go on with: x"),
         (
             KeyboardInterrupt(),

@@ -101,11 +101,19 @@ def test_the_zero_shot_method_and_its_curve_share_features(manifest, runs, small
     assert [row["stream/t2v/r1_gain"] for row in result.record.metrics] == [0.0] * 3
 
 
-def test_a_method_that_changes_its_first_block_gets_frames(manifest, small_stream, runs):
-    for name, blocks in (("clip4clip", None), ("zero_shot", 4)):
-        experiment = resolve({"method": name, "stream": manifest}, small_stream.settings)
-        made = frozen_features(make_method(experiment, load_clip(experiment.backbone)), Store.open(runs), "fp32")
-        assert (made.blocks if made else None) == blocks
+@pytest.mark.parametrize(
+    ("settings", "blocks"),
+    [
+        ({"method": "clip4clip"}, None),
+        ({"method": "zero_shot"}, 4),
+        ({**CASES["last blocks"], "method.ffa_layers": 2}, 2),
+        ({**CASES["last blocks"], "method.ffa_layers": 3}, None),  # one of four blocks is not worth it
+    ],
+)
+def test_only_a_method_that_leaves_enough_blocks_alone_gets_features(manifest, small_stream, runs, settings, blocks):
+    experiment = resolve({**settings, "stream": manifest}, small_stream.settings)
+    made = frozen_features(make_method(experiment, load_clip(experiment.backbone)), Store.open(runs), "fp32")
+    assert (made.blocks if made else None) == blocks
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -23,6 +23,7 @@ import pytest
 
 from orchestrator import store_remote
 from orchestrator.config import ConfigError
+from orchestrator.run import Places, execute, resolve
 from orchestrator.store import MissingObject, Store, StoreError
 from orchestrator.store_gc import find_garbage, remove_garbage
 
@@ -254,6 +255,21 @@ def test_what_nobody_needs_is_removed_from_a_bucket(store, monkeypatch):
     assert store.list("frames") == [used]
     assert store.get_json("commits", "run/task_001") == {"weights": "none"}
     assert not store.leftovers(tomorrow)
+
+
+def test_a_run_in_a_bucket_equals_one_in_a_folder_and_is_resumed(store, runs, manifest, small_stream, monkeypatch):
+    monkeypatch.setenv("CTVR_CACHE", str(runs / "cache"))
+    settings = {"method": "clip4clip", "stream": manifest, "optim.epochs": 1}
+    experiment = resolve(settings, small_stream.settings)
+    here = execute(experiment, Places(runs))
+    there = execute(experiment, Places(runs, store.uri))
+    assert (there.key, there.resumed) == (here.key, 0)
+    assert there.record.metrics == here.record.metrics
+    assert len(store.list("commits", there.key)) == 3
+    store.delete("commits", f"{there.key}/task_003")
+    again = execute(experiment, Places(runs, store.uri))
+    assert again.resumed == 2
+    assert again.record.metrics == here.record.metrics
 
 
 # --- what goes wrong is one line with a remedy, and no secret
