@@ -197,10 +197,16 @@ def _backend(plan: TrialPlan) -> BackendConfig:
 
 
 class _EndOnMistake(UserCallback):
-    """Ends a run at once on an error that would come again; Train would try as often as after a lost node."""
+    """Ends a run at once on an error that would come again; Train would try as often as after a lost node.
+
+    The same where the trial's driver has ended, stopped by the scheduler or lost: workers die with it, and a
+    controller that starts others in the moment before its own end leaves their placement group to nobody.
+    """
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         for error in worker_exceptions.values():
+            if "owner has died" in f"{error} {_cause(error)}":
+                raise ControllerError(TrialFailed("the trial's driver has ended"))
             if is_final(_cause(error)):
                 raise ControllerError(TrialFailed(_line(_cause(error)), is_final=True))
 

@@ -124,3 +124,11 @@ def test_a_trial_starts_no_process_for_ray_datasets():
     names = {type(callback).__name__ for callback in callbacks}
     assert "DatasetsCallback" not in names
     assert "PlacementGroupCleanerCallback" in names  # without it stopped trials leak their workers
+
+
+def test_workers_whose_driver_has_ended_are_not_started_again():
+    lost = RuntimeError("The actor is dead because its owner has died. Owner Id: 35ab")
+    with pytest.raises(ControllerError) as error:
+        _EndOnMistake().after_exception(None, {0: lost})
+    assert str(error.value.controller_failure) == "the trial's driver has ended"
+    _EndOnMistake().after_exception(None, {0: RuntimeError("The actor died unexpectedly.")})  # that one starts again
