@@ -154,7 +154,7 @@ def run_trials(
     )
     watcher = Watcher(plan, total, num_tasks, room, Room(plan, algorithm, max_concurrent))
     trials, seconds = _fit({"": plan}, config, param_space, watcher, name, resume)
-    return _outcome(trials, total, num_tasks, seconds)
+    return _outcome(trials, total, num_tasks, seconds, search.scheduler)
 
 
 def run_rows(
@@ -186,7 +186,7 @@ def run_rows(
     watcher = Watcher(plans, total, num_tasks, room, Room(plan, algorithm, max_concurrent))
     trials, seconds = _fit(plans, config, {}, watcher, "tune", resume)
     of = {name: [trial for trial in trials if trial.config.get("row") == name] for name in rows}
-    return {name: _outcome(of[name], search.trials, num_tasks, seconds) for name in rows}
+    return {name: _outcome(of[name], search.trials, num_tasks, seconds, search.scheduler) for name in rows}
 
 
 def _fit(
@@ -301,7 +301,10 @@ def _quiet_end() -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
 
 
-def _outcome(trials: Sequence[Any], total: int, num_tasks: int, seconds: float) -> Outcome:
+def _outcome(
+    trials: Sequence[Any], total: int, num_tasks: int, seconds: float, scheduler_name: str = "asha"
+) -> Outcome:
+    """How trials ended. Where no scheduler stops any early, one that has ended early was interrupted by the user."""
     complete = stopped = failed = tasks = reused = 0
     for trial in trials:
         last = trial.last_result or {}
@@ -310,7 +313,7 @@ def _outcome(trials: Sequence[Any], total: int, num_tasks: int, seconds: float) 
             failed += 1
         elif trial.status == "TERMINATED" and int((trial.last_result or {}).get("task", 0)) >= num_tasks:
             complete += 1
-        elif trial.status == "TERMINATED":
+        elif trial.status == "TERMINATED" and scheduler_name != "none":
             stopped += 1
     unfinished = max(0, total - complete - stopped - failed)
     return Outcome(total, complete, stopped, failed, unfinished, seconds, tasks, reused)
