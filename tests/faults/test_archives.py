@@ -192,7 +192,8 @@ FORBIDDEN = {
 ALLOWED = {
     ("methods/layers/foreign.py", "torch.load"),  # weights_only, after the digest, in a child
     ("orchestrator/bench_gpu.py", "torch.load"),  # weights_only, what our own child has just written
-    ("orchestrator/ray_tune.py", "cloudpickle.loads"),  # the error of a trial that this process has just written
+    ("orchestrator/ray_search.py", "cloudpickle.loads"),  # Tune's state of a table's search, in the sweep's own folder
+    ("orchestrator/ray_watch.py", "cloudpickle.loads"),  # the error of a trial that this process has just written
 }
 
 

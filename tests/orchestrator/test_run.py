@@ -130,10 +130,11 @@ def test_what_the_message_proposes_or_does_not_concern_is_accepted(settings):
 
 def test_a_preset_follows_the_retriever_that_is_wrapped():
     usual = preset_settings("lwf", ["shapes"], {})
-    assert usual == {"base.lr": 4e-6}
+    assert usual == {"method.weight": 0.01, "base.lr": 4e-6}
     own = {name.replace("method.", "base."): value for name, value in presets_of("framefusion_moe")["shapes"].items()}
-    assert preset_settings("lwf", ["shapes"], {"method.base": "framefusion_moe"}) == own
-    assert preset_settings("lwf", ["shapes"], {"method.base": "zero_shot"}) == {}  # it has none of that name
+    weight = {"method.weight": 0.01}
+    assert preset_settings("lwf", ["shapes"], {"method.base": "framefusion_moe"}) == weight | own
+    assert preset_settings("lwf", ["shapes"], {"method.base": "zero_shot"}) == weight  # it has none of that name
     original = preset_settings("lwf", ["original"], {"method.base": "framefusion_moe"})
     assert original == {"optim.weight_decay": 0.0, "data.batch_size": 64}  # what is not the retriever's stays
     made = resolve({"method": "lwf", "stream": "s", "method.base": "framefusion_moe"}, presets=["shapes"])
