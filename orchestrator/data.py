@@ -306,11 +306,11 @@ class StreamData:
         features = self._features
         if features is None or is_augmented:
             return torch.from_numpy(np.stack([self.frames.load(item) for item in items]))
+        return torch.stack([features.load(self.frames.key(item), partial(self.one, item)) for item in items])
 
-        def frames(item: Item) -> Tensor:
-            return self._finish(torch.from_numpy(np.array(self.frames.load(item)))[None], None)
-
-        return torch.stack([features.load(self.frames.key(item), partial(frames, item)) for item in items])
+    def one(self, item: Item) -> Tensor:
+        """Normalised frames (1, T, 3, H, W) of a video, on the device."""
+        return self._finish(torch.from_numpy(np.array(self.frames.load(item)))[None], None)
 
     def _finish(self, videos: Tensor, augment: torch.Generator | None) -> Tensor:
         """What `_read` gave, as a method gets it: on the device, frames normalised."""

@@ -2,7 +2,8 @@
 
 A method says how many leading blocks it leaves as they are (`Method.frozen_blocks`); what they make of a video never
 changes. It is computed one video at a time, so that a result does not depend on what the store held before, and
-only while training batches are not augmented. Beside the frames of a video (`data.num_frames` x size x size x 3
+only while training batches are not augmented: by the first run that needs it, or ahead of all by `ctvr cache build
+--features` (feature_jobs.py). Beside the frames of a video (`data.num_frames` x size x size x 3
 bytes) lie the tokens that enter the next block (frames x tokens x width x 4 bytes): 1.8 MB each for 12 frames of
 ViT-B/32, 7.3 MB of ViT-B/16; or, behind the last block, only the class tokens: 37 kB. Two of twelve blocks would
 save 8 % of a training step's time on a CPU (`make bench`): less than a third of the tower is not worth its bytes.
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from methods.base import Method
 from methods.layers import clip as clip_module
+from methods.layers import seams as seams_module
 from methods.layers.clip import Clip, VisionTower
 from orchestrator.store import MissingObject, Store, StoreError, digest_of
 
@@ -61,7 +63,7 @@ class FrozenFeatures:
                     "precision": self.precision,
                     "processor": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
                     "torch": torch.__version__,
-                    "code": hashlib.sha256(inspect.getsource(clip_module).encode()).hexdigest(),
+                    "code": [digest_of(inspect.getsource(module)) for module in (clip_module, seams_module)],
                 }
             )[:32]
         return self._maker
@@ -73,38 +75,50 @@ class FrozenFeatures:
             key: content address of the video's frames.
             frames: normalised frames (1, T, 3, H, W) on the tower's device, asked for if nothing is stored.
         """
-        name = f"{key}/{self.maker}"
         try:
-            found = self.store.get(KIND, name)
+            found = self.store.get(KIND, self._name(key))
             tokens = torch.from_numpy(np.array(found["tokens"]))
             return tokens.view(torch.bfloat16) if found.meta["dtype"] == "bfloat16" else tokens
         except MissingObject:
-            tokens = self._compute(frames()).cpu()[0].contiguous()
-        self._keep(name, tokens)
-        return tokens
-
-    @torch.no_grad()
-    def _compute(self, frames: Tensor) -> Tensor:
-        """(1, T, 3, H, W) -> (1, T, N, D). May run in a thread of its own, which inherits no settings of torch."""
-        device = frames.device.type
-        autocast = nullcontext() if self.precision == "fp32" else torch.autocast(device, dtype=torch.bfloat16)
-        with torch.autocast(device, enabled=False), autocast:
-            return self.tower.prefix(frames, self.blocks)
-
-    def _keep(self, name: str, tokens: Tensor) -> None:
-        """Store tokens; a store that is full costs time, nothing else."""
-        is_bf16 = tokens.dtype == torch.bfloat16
-        array = (tokens.view(torch.int16) if is_bf16 else tokens).numpy()
+            tokens = self._compute(frames())
         try:
-            self.store.put(KIND, name, {"tokens": array}, {"dtype": "bfloat16" if is_bf16 else "float32"})
-        except StoreError as error:
+            self._put(key, tokens)
+        except StoreError as error:  # a store that is full costs time, nothing else
             if not self._is_full:
                 log.warning("features are computed again each time: %s", error)
             self._is_full = True
+        return tokens
+
+    def make(self, key: str, frames: Callable[[], Tensor]) -> bool:
+        """Compute and keep the tokens of a video, arguments as of `load`. False if the store has them already.
+
+        Raises:
+            StoreError: if they cannot be kept.
+        """
+        if self.store.has(KIND, self._name(key)):
+            return False
+        self._put(key, self._compute(frames()))
+        return True
+
+    def _name(self, key: str) -> str:
+        return f"{key}/{self.maker}"
+
+    @torch.no_grad()
+    def _compute(self, frames: Tensor) -> Tensor:
+        """(1, T, 3, H, W) -> (T, N, D) on the CPU. May run in a thread of its own, which inherits no torch settings."""
+        device = frames.device.type
+        autocast = nullcontext() if self.precision == "fp32" else torch.autocast(device, dtype=torch.bfloat16)
+        with torch.autocast(device, enabled=False), autocast:
+            return self.tower.prefix(frames, self.blocks).cpu()[0].contiguous()
+
+    def _put(self, key: str, tokens: Tensor) -> None:
+        is_bf16 = tokens.dtype == torch.bfloat16
+        array = (tokens.view(torch.int16) if is_bf16 else tokens).numpy()
+        self.store.put(KIND, self._name(key), {"tokens": array}, {"dtype": "bfloat16" if is_bf16 else "float32"})
 
 
 def frozen_features(method: Method, store: Store, precision: Literal["fp32", "bf16"]) -> FrozenFeatures | None:
-    """The features that a fresh method can be fed with; None if it changes too early a vision block.
+    """The features that a fresh method can be fed with; None if it changes a vision block too early.
 
     The method's tower is told where they enter.
     """
