@@ -13,7 +13,7 @@ import platform
 import secrets
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -154,7 +154,7 @@ def run_trials(
     )
     watcher = Watcher(plan, total, num_tasks, room, Room(plan, algorithm, max_concurrent))
     trials, seconds = _fit({"": plan}, config, param_space, watcher, name, resume)
-    return _outcome(trials, total, num_tasks, seconds, search.scheduler)
+    return _outcome(trials, total, num_tasks, seconds, watcher.ended)
 
 
 def run_rows(
@@ -186,7 +186,7 @@ def run_rows(
     watcher = Watcher(plans, total, num_tasks, room, Room(plan, algorithm, max_concurrent))
     trials, seconds = _fit(plans, config, {}, watcher, "tune", resume)
     of = {name: [trial for trial in trials if trial.config.get("row") == name] for name in rows}
-    return {name: _outcome(of[name], search.trials, num_tasks, seconds, search.scheduler) for name in rows}
+    return {name: _outcome(of[name], search.trials, num_tasks, seconds, watcher.ended) for name in rows}
 
 
 def _fit(
@@ -301,19 +301,21 @@ def _quiet_end() -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
 
 
-def _outcome(
-    trials: Sequence[Any], total: int, num_tasks: int, seconds: float, scheduler_name: str = "asha"
-) -> Outcome:
-    """How trials ended. Where no scheduler stops any early, one that has ended early was interrupted by the user."""
+def _outcome(trials: Sequence[Any], total: int, num_tasks: int, seconds: float, ended: Collection[str]) -> Outcome:
+    """How trials ended.
+
+    Args:
+        ended: trials of whose end Tune told the watcher. Trials that Ctrl-C ends are TERMINATED too, but not told of.
+    """
     complete = stopped = failed = tasks = reused = 0
     for trial in trials:
         last = trial.last_result or {}
         tasks, reused = tasks + int(last.get("task", 0)), reused + int(last.get("reused", 0))
         if trial.status == "ERROR":
             failed += 1
-        elif trial.status == "TERMINATED" and int((trial.last_result or {}).get("task", 0)) >= num_tasks:
+        elif trial.status == "TERMINATED" and int(last.get("task", 0)) >= num_tasks:
             complete += 1
-        elif trial.status == "TERMINATED" and scheduler_name != "none":
+        elif trial.status == "TERMINATED" and trial.trial_id in ended:
             stopped += 1
     unfinished = max(0, total - complete - stopped - failed)
     return Outcome(total, complete, stopped, failed, unfinished, seconds, tasks, reused)

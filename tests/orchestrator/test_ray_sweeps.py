@@ -259,7 +259,6 @@ def start(where: Where, ray_folder: Path, *words: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.fault  # out of CI: minutes long, and since the last merge not seen to pass
 def test_a_driver_that_is_killed_and_one_that_is_interrupted_are_resumed_to_the_same_numbers(
     where, manifest, tmp_path, started
 ):

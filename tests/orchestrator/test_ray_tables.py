@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -17,8 +18,7 @@ from orchestrator.ray_cluster import connect
 from orchestrator.sweep_jobs import resume
 from orchestrator.table_jobs import TableRequest, sweep_table
 
-# `fault` keeps it out of CI: since the last merge the line of the lost row is not what the test expects
-pytestmark = [pytest.mark.slow, pytest.mark.fault, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LOST = {"name": "lora", "settings": {"optim.lr_scale": 1e12}}  # every trial of which diverges
@@ -51,7 +51,7 @@ def test_every_row_is_searched_and_rerun_and_a_row_that_fails_does_not_end_the_t
     text, said = str(ended.value), capsys.readouterr().err
 
     assert "2 for each row, 4 in all, by tpe, scheduler asha; 2 at once" in said
-    assert "trial 1/4 lora  failed: task_01, epoch 1: the loss" in said
+    assert len(re.findall(r"trial \d/4 lora  failed: task_01, epoch 1: the (?:loss|gradient) is no finite", said)) == 2
     assert "lora: 0 complete, 0 stopped early, 2 failed; no trial is complete" in said
     assert "small: Two rows and a lost one" in text
     lines = [line for line in text.splitlines() if line.startswith("| ")]

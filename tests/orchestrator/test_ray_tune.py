@@ -98,12 +98,13 @@ def test_a_listed_run_survives_the_way_through_rays_configuration(plan):
     assert label_of(run.settings, "own_name").startswith("own_name-seed0-")
 
 
-def test_trials_that_never_began_are_unfinished():
-    def ended(status: str, task: int) -> SimpleNamespace:
-        return SimpleNamespace(status=status, last_result={"task": task})
+def test_trials_that_never_began_and_those_that_ctrl_c_ended_are_unfinished():
+    def trial(number: int, status: str, task: int) -> SimpleNamespace:
+        return SimpleNamespace(trial_id=f"t{number}", status=status, last_result={"task": task})
 
-    trials = [ended("TERMINATED", 3), ended("TERMINATED", 1), ended("ERROR", 2), ended("PENDING", 0)]
-    outcome = _outcome(trials, 6, 3, 1.0)
+    ends = [("TERMINATED", 3), ("TERMINATED", 1), ("TERMINATED", 2), ("ERROR", 2), ("PENDING", 0)]
+    trials = [trial(number, *end) for number, end in enumerate(ends)]
+    outcome = _outcome(trials, 6, 3, 1.0, ended={"t0", "t1", "t3"})  # of the end of t2 Tune told nobody
     assert (outcome.complete, outcome.stopped, outcome.failed, outcome.unfinished) == (1, 1, 1, 3)
     assert outcome.is_interrupted
 
