@@ -82,7 +82,7 @@ def test_stored_tokens_go_on_where_they_were_taken(small_clip, batch, blocks):
     assert torch.equal(vision(tokens, seams), expected)
     assert torch.equal(vision(batch.frames, seams), expected)  # frames still enter at the bottom
     each = torch.cat([vision.prefix(video[None], blocks) for video in batch.frames])
-    assert torch.equal(vision(each, seams), expected)
+    torch.testing.assert_close(vision(each, seams), expected, atol=1e-5, rtol=1e-5)  # kernels may differ by size
 
 
 def test_a_seam_below_stored_tokens_is_refused(small_clip, batch):
