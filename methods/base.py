@@ -46,7 +46,7 @@ class Task:
 class Batch:
     """Text-video pairs: row i of every field belongs to pair i."""
 
-    frames: Tensor  # (B, T, 3, H, W) float, normalised for the backbone
+    frames: Tensor  # (B, T, 3, H, W) float, normalised for the backbone; see also `Method.frozen_blocks`
     tokens: Tensor  # (B, L) int64, zeros after the end-of-text token
     videos: Tensor  # (B,) int64; equal numbers are the same video
     categories: Tensor  # (B,) int64 global category indices
@@ -76,6 +76,10 @@ class Method(nn.Module):
     prompts_by_task: bool = False  # True: a caption is encoded once for each task whose videos it searches
     is_transductive: bool = False  # True: a query's ranks depend on the other queries; tables say so
     contrasts_batch: ClassVar[bool] = True  # a loss called `contrastive` compares the pairs of a batch, and no others
+    # Leading vision blocks whose output is the pre-trained tower's, in every task, for any video. Where there are
+    # some, `Batch.frames` and `encode_video` may get the tokens (B, T, N, D) that enter the block behind them.
+    frozen_blocks: int = 0
+    frozen_text: bool = False  # `encode_text` depends on the caption alone, in every task
 
     @classmethod
     def check_base(cls, config: Any, base: type[Method], base_config: Any) -> None:

@@ -185,6 +185,9 @@ class FrameFusionMoE(Method):
         self.ffa = nn.ModuleDict({str(layer): self._make_ffa(layer) for layer in self._ffa_blocks()})
         self.reducer = make_reducer(ReducerConfig(reducer=config.reducer, r=config.r), backbone.vision)
         self._vision_seams()  # refuses a reducer that breaks the frames' alignment
+        fused = self._ffa_blocks() or range(len(backbone.vision.blocks), 0)
+        self.frozen_blocks = fused.start if config.reducer == "none" else 0
+        self.frozen_text = not config.use_tame
         depth = len(backbone.text.blocks) if config.use_tame else 0
         self.tame = nn.ModuleList(nn.ModuleDict({place: self._make_tame() for place in PLACES}) for _ in range(depth))
         self.prototypes = nn.ParameterList()  # p_t of eq. 4: one (D,) for each task of the stream

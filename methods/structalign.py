@@ -157,6 +157,7 @@ class StructAlign(Method):
             else TaskAwareAdapters(backbone, *text, c.fusion_layers)
         )
         self.prompts_by_task = c.adapters == "task_aware"
+        self.frozen_blocks = self.adapters.first if isinstance(self.adapters, TaskAwareAdapters) else 0
         self.g_text, self.g_video = self._head(d), self._head(d)
         self.register_buffer("reference", torch.empty(0))
         self.register_buffer("order", torch.empty(0, dtype=torch.int64))

@@ -31,6 +31,7 @@ class ZeroShot(Method):
     def __init__(self, config: ZeroShotConfig, backbone: Clip) -> None:
         super().__init__()
         self.config, self.backbone = config, backbone
+        self.frozen_blocks, self.frozen_text = len(backbone.vision.blocks), True
 
     def encode_video(self, frames: Tensor) -> Tensor:
         return mean_pool(self.backbone.vision(frames), self.config.frame_norm)

@@ -34,6 +34,7 @@ from orchestrator.optimizer import OptimConfig, make_optimizer, train_only
 log = logging.getLogger(__name__)
 
 VIT = "ViT-B-32-quickgelu"
+LAST_BLOCKS = {"ffa_placement": "deepest", "ffa_layers": 6}
 Work = Callable[[], object]
 
 
@@ -268,6 +269,28 @@ def bench_store(root: Path, videos: int = 12, pairs: int = 5) -> list[Row]:
     ]
 
 
+def bench_features(root: Path, backbone: Clip, what: str, settings: dict[str, Any], videos: int, frames: int) -> Row:
+    """An epoch of FrameFusionMoE that starts behind its frozen blocks, beside one that starts from the frames."""
+    from orchestrator.features import frozen_features
+    from orchestrator.store import Store
+    from orchestrator.streams import load_stream
+
+    stream = load_stream(render_few(root / str(videos), videos), root)
+    config = DataConfig(num_frames=frames, batch_size=2)
+    source = FrameSource(Store.open(str(root / "store")), config, backbone.image_size)
+    source.prepare(stream.items(0, "train"), workers=1)
+    method = second_task("framefusion_moe", backbone, settings)
+    cpu = torch.device("cpu")
+    plain = StreamData(stream, source, backbone.tokenize, backbone.mean, backbone.std, config, cpu)
+    stored = plain.with_features(frozen_features(method, source.store, "fp32"))
+
+    def train(data: StreamData) -> Work:
+        return lambda: [training_step(method, batch)() for batch in data.train_batches([0], seed=0, task=0, epoch=0)]
+
+    title = f"epoch from features of {method.frozen_blocks} frozen blocks ({videos} videos, {frames} frames, {what})"
+    return paired(title, "from frames", train(stored), train(plain), pairs=5)
+
+
 # ------------------------------------------------------------------------------------ orchestration
 
 
@@ -318,6 +341,11 @@ BENCHES: dict[str, Callable[[Path], list[Row]]] = {
     "encoder": lambda root: bench_encoder("tempme", _vit(), "ViT-B/32", 1, 12),
     "ranking": lambda root: bench_ranking(),
     "store": bench_store,
+    "features": lambda root: [
+        bench_features(root, load_backbone(TINY, "shipped"), "tiny CLIP, no FFA", {"use_ffa": False}, 12, 8),
+        bench_features(root, _vit(), "ViT-B/32, FFA in the last 6 blocks", LAST_BLOCKS, 2, 12),
+        bench_features(root, _vit(), "ViT-B/32, no FFA", {"use_ffa": False}, 2, 12),
+    ],
     "trial": bench_trial,
 }
 

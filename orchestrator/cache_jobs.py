@@ -10,6 +10,7 @@ from functools import partial
 
 from orchestrator.config import ConfigError, Settings
 from orchestrator.data import FrameSource
+from orchestrator.feature_jobs import Featurize, featurize_here, featurize_stream
 from orchestrator.jobs import Where, find_manifest
 from orchestrator.prepare import Prepared, decode_stream
 from orchestrator.run import load_clip, resolve
@@ -21,7 +22,9 @@ from orchestrator.tracking import Tracker
 SHOWN = 20  # damaged objects and broken videos that are listed
 
 
-def build_cache(stream_name: str, overrides: Settings, where: Where, on_cluster: bool = False) -> str:
+def build_cache(
+    stream_name: str, overrides: Settings, where: Where, on_cluster: bool = False, features: bool = False
+) -> str:
     """Decode every video of a stream into the store, as a run with these settings would find them.
 
     What is there already is not decoded again, so that an interrupted job goes on where it was.
@@ -29,7 +32,8 @@ def build_cache(stream_name: str, overrides: Settings, where: Where, on_cluster:
     Args:
         stream_name: a name or a manifest.
         overrides: flat settings, as of `ctvr run`.
-        where: with `address`, or if `on_cluster`, all nodes of that Ray cluster decode; else this machine does.
+        where: with `address`, or if `on_cluster`, all nodes of that Ray cluster work; else this machine does.
+        features: keep what the frozen vision blocks of the method make of the videos, too.
 
     Raises:
         ConfigError: at the end, with every broken video and its reason, unless `data.skip_missing` is set.
@@ -42,23 +46,32 @@ def build_cache(stream_name: str, overrides: Settings, where: Where, on_cluster:
     splits = ("train", "val", "test") if stream.has_val else ("train", "test")
     store = places.open_store()
     source = FrameSource(store, experiment.data, load_clip(experiment.backbone).image_size)
-    if on_cluster or where.address:
-        from orchestrator.ray_cluster import cluster
-        from orchestrator.ray_decode import decode_on_nodes
-
-        with cluster(where.address, where.local_cpus, where.nodes):
-            done = decode_stream(stream, source, splits, workers=0, prepare=partial(decode_on_nodes, source))
-    else:
+    featurize: Featurize | None = None
+    if not (on_cluster or where.address):
+        featurize = featurize_here(experiment.settings, places) if features else None
         done = decode_stream(stream, source, splits, workers=os.cpu_count() or 1)
-    return _report(stream, done, where, experiment.data.skip_missing)
+        return _report(stream, splits, done, where, experiment.data.skip_missing, featurize)
+    from orchestrator.ray_cluster import choose_gpus, cluster
+    from orchestrator.ray_decode import decode_on_nodes
+    from orchestrator.ray_features import featurize_on_nodes
+
+    with cluster(where.address, where.local_cpus, where.nodes):
+        gpus = choose_gpus(where.gpus_per_trial, 1) if features else 0.0
+        featurize = featurize_on_nodes(experiment.settings, places, gpus) if features else None
+        done = decode_stream(stream, source, splits, workers=0, prepare=partial(decode_on_nodes, source))
+        return _report(stream, splits, done, where, experiment.data.skip_missing, featurize)
 
 
-def _report(stream: Stream, done: Prepared, where: Where, skip_missing: bool) -> str:
+def _report(
+    stream: Stream, splits: Sequence[str], done: Prepared, where: Where, skip_missing: bool, featurize: Featurize | None
+) -> str:
+    """What was decoded, what could not be; the features of the rest are made on the way."""
     lost = {item.video: f"{item.path}: no such file" for item in done.missing}
     lost |= {item.video: str(error) for item, error in done.broken}
+    made = "\n" + featurize_stream(stream, splits, lost, featurize) if featurize is not None else ""
     text = f"stream {stream.name}: {done.decoded} videos decoded, {done.known} were in the store"
     if not lost:
-        return text
+        return text + made
     lines = [f"{video}: {reason}" for video, reason in sorted(lost.items())]
     text += f", {len(lost)} cannot be used"
     if len(lines) > SHOWN:
@@ -66,8 +79,8 @@ def _report(stream: Stream, done: Prepared, where: Where, skip_missing: bool) ->
         file.write_text("\n".join(lines) + "\n")
         text += f" (all of them in {file})"
     if skip_missing:
-        return text + _listed(lines)
-    raise ConfigError(text + _listed(lines))
+        return text + _listed(lines) + made
+    raise ConfigError(text + _listed(lines) + made)
 
 
 def list_cache(where: Where) -> str:

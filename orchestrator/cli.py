@@ -171,6 +171,11 @@ def _add_cache(commands: Any) -> None:
     build = actions.add_parser("build", help="decode every video of a stream that is not in the store")
     build.add_argument("--stream", default=MAIN_JOB["stream"], help="(%(default)s)")
     build.add_argument("--cluster", action="store_true", help="decode on all nodes of the Ray cluster (or --address)")
+    build.add_argument(
+        "--features",
+        action="store_true",
+        help="keep what the frozen vision blocks of method=NAME (zero_shot) make of the videos, too",
+    )
     add_where(build, resources=True)
     add_settings(build)
     build.set_defaults(run=_cache_build)
@@ -196,7 +201,7 @@ def _cache_build(arguments: argparse.Namespace) -> str:
     from orchestrator.cache_jobs import build_cache
 
     overrides = parse_overrides(arguments.overrides)
-    return build_cache(arguments.stream, overrides, get_where(arguments), arguments.cluster)
+    return build_cache(arguments.stream, overrides, get_where(arguments), arguments.cluster, arguments.features)
 
 
 def _cache_ls(arguments: argparse.Namespace) -> str:

@@ -8,9 +8,11 @@ Shapes: B pairs, T frames, H = W image size, L text length.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +23,7 @@ from torch import Tensor
 from methods.base import Batch, Task
 from orchestrator.config import ConfigError
 from orchestrator.evaluate import Queries
+from orchestrator.features import FrozenFeatures
 from orchestrator.store import MissingObject, Store, digest_file, digest_of
 from orchestrator.streams import Item, Stream
 from orchestrator.video import Decoder, Job, Sampling, VideoError, decoder_version
@@ -41,6 +44,7 @@ class DataConfig:
     unique_videos: bool = False  # no batch holds two captions of one video
     load_threads: int = 0  # background threads that read the store; 0 reads in line
     decoder: Literal["auto", "decord", "pyav"] = "auto"
+    cache_features: bool = True  # keep what frozen leading blocks of the vision tower make of a video (features.py)
     skip_missing: bool = False  # go on without videos that are absent or broken (numbers change: the gallery shrinks)
 
     def __post_init__(self) -> None:
@@ -213,6 +217,16 @@ class StreamData:
         self._std = torch.tensor(std, device=device).view(3, 1, 1)
         videos = (item.video for index in range(len(stream.tasks)) for item in stream.items(index, "train"))
         self._numbers = {video: number for number, video in enumerate(dict.fromkeys(videos))}
+        self._features: FrozenFeatures | None = None
+
+    def with_features(self, features: FrozenFeatures | None) -> StreamData:
+        """The same data, whose videos come as tokens (B, T, N, D) of a frozen tower wherever they are not augmented.
+
+        None, or the setting `data.cache_features=false`, leaves them frames (B, T, 3, H, W).
+        """
+        other = copy.copy(self)
+        other._features = features if self.config.cache_features else None
+        return other
 
     def task(self, index: int) -> Task:
         """What a method may know of task `index` (0-based)."""
@@ -270,14 +284,16 @@ class StreamData:
     def _make(
         self, pairs: list[tuple[Item, str]], order: list[list[int]], augment: torch.Generator | None
     ) -> Iterator[Batch]:
+        if self.config.augment == "none":
+            augment = None
+
         def read(batch: list[int]) -> tuple[list[tuple[Item, str]], Tensor]:
             chosen = [pairs[index] for index in batch]
-            return chosen, self._stack([item for item, _ in chosen])
+            return chosen, self._read([item for item, _ in chosen], is_augmented=augment is not None)
 
-        for chosen, raw in _ahead(read, order, self.config.load_threads):
-            frames = self._normalise(raw.to(self.device, non_blocking=True), augment)
+        for chosen, videos in _ahead(read, order, self.config.load_threads):
             yield Batch(
-                frames=frames,
+                frames=self._finish(videos, augment),
                 tokens=self._tokenize([caption for _, caption in chosen]).to(self.device),
                 videos=torch.tensor([self._number(item) for item, _ in chosen], device=self.device),
                 categories=torch.tensor(
@@ -285,8 +301,21 @@ class StreamData:
                 ),
             )
 
-    def _stack(self, items: Sequence[Item]) -> Tensor:
-        return torch.from_numpy(np.stack([self.frames.load(item) for item in items]))  # (B, T, H, W, 3) uint8
+    def _read(self, items: Sequence[Item], is_augmented: bool) -> Tensor:
+        """Raw frames (B, T, H, W, 3) uint8, or tokens (B, T, N, D) float, on the CPU."""
+        features = self._features
+        if features is None or is_augmented:
+            return torch.from_numpy(np.stack([self.frames.load(item) for item in items]))
+        return torch.stack([features.load(self.frames.key(item), partial(self.one, item)) for item in items])
+
+    def one(self, item: Item) -> Tensor:
+        """Normalised frames (1, T, 3, H, W) of a video, on the device."""
+        return self._finish(torch.from_numpy(np.array(self.frames.load(item)))[None], None)
+
+    def _finish(self, videos: Tensor, augment: torch.Generator | None) -> Tensor:
+        """What `_read` gave, as a method gets it: on the device, frames normalised."""
+        videos = videos.to(self.device, non_blocking=True)
+        return self._normalise(videos, augment) if videos.dtype == torch.uint8 else videos
 
     def _normalise(self, raw: Tensor, augment: torch.Generator | None) -> Tensor:
         """(B, T, H, W, 3) uint8 -> (B, T, 3, H, W) float, augmented if a generator is given."""
@@ -301,11 +330,15 @@ class StreamData:
         return len(self.stream.items(task, split))
 
     def videos(self, task: int, split: str, rows: Sequence[int], batch_size: int) -> Iterator[Tensor]:
-        """Normalised frames (B, T, 3, H, W) of the chosen items of a task, in order."""
+        """Normalised frames (B, T, 3, H, W), or tokens, of the chosen items of a task, in order."""
         items = self.stream.items(task, split)
         order = [list(rows[start : start + batch_size]) for start in range(0, len(rows), batch_size)]
-        for raw in _ahead(lambda batch: self._stack([items[row] for row in batch]), order, self.config.load_threads):
-            yield self._normalise(raw.to(self.device), None)
+
+        def read(batch: list[int]) -> Tensor:
+            return self._read([items[row] for row in batch], is_augmented=False)
+
+        for videos in _ahead(read, order, self.config.load_threads):
+            yield self._finish(videos, None)
 
     def queries(self, task: int, split: str) -> Queries:
         """Every caption of the task's videos as a query."""

@@ -12,12 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from methods.base import Method
 from orchestrator import metrics
+
+_KNOWN_TEXTS: WeakKeyDictionary[Method, dict[bytes, Tensor]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +76,17 @@ class Evaluation:
 def encode_texts(
     method: Method, tokens: Tensor, task: int | None, config: EvaluationConfig, device: torch.device
 ) -> Tensor:
-    """Caption features (Q, ...) on the CPU; word features are padded with zeros to the longest."""
-    parts = [method.encode_text(part.to(device), task).float().cpu() for part in tokens.split(config.batch_size)]
+    """Caption features (Q, ...) on the CPU; word features are padded with zeros to the longest.
+
+    A frozen text tower encodes a chunk of captions once: after every task all captions so far search again.
+    """
+    known = _KNOWN_TEXTS.setdefault(method, {}) if method.frozen_text else {}
+    parts = []
+    for part in tokens.split(config.batch_size):
+        chunk = part.numpy().tobytes() if method.frozen_text else b""
+        if not chunk or chunk not in known:
+            known[chunk] = method.encode_text(part.to(device), task).float().cpu()
+        parts.append(known[chunk])
     if parts and parts[0].ndim == 3:
         longest = max(part.shape[1] for part in parts)
         parts = [torch.nn.functional.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts]

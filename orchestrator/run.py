@@ -28,6 +28,7 @@ from orchestrator.checkpoint import Commits, Record, load_state, read_model
 from orchestrator.config import ConfigError, Settings, build, flatten, suggest, under
 from orchestrator.data import DataConfig, FrameSource, StreamData, check_pairs
 from orchestrator.evaluate import EvaluationConfig
+from orchestrator.features import frozen_features
 from orchestrator.loop import Loop, LoopConfig, Report, Workers
 from orchestrator.optimizer import OptimConfig
 from orchestrator.prepare import prepare_stream
@@ -83,7 +84,15 @@ NOT_DECISIVE = (
 )
 
 # What the features of an untrained model depend on
-SEEN_UNTRAINED = ("backbone.", "data.num_frames", "data.image_size", "data.decoder", "evaluation.split", "precision")
+SEEN_UNTRAINED = (
+    "backbone.",
+    "data.num_frames",
+    "data.image_size",
+    "data.decoder",
+    "data.cache_features",
+    "evaluation.split",
+    "precision",
+)
 
 
 @dataclass(frozen=True)
@@ -300,9 +309,10 @@ def _refuse_unknown_groups(settings: Mapping[str, Any]) -> None:
 
 def code_digest(method: str, base: str | None = None) -> str:
     """sha256 over the source of everything that computes a result: the method, its layers, the loop."""
-    from orchestrator import checkpoint, data, decode, evaluate, loop, metrics, optimizer
+    from orchestrator import checkpoint, data, decode, evaluate, features, loop, metrics, optimizer
 
-    files = {Path(inspect.getfile(m)) for m in (checkpoint, data, decode, evaluate, loop, metrics, optimizer)}
+    core = (checkpoint, data, decode, evaluate, features, loop, metrics, optimizer)
+    files = {Path(inspect.getfile(m)) for m in core}
     files |= {Path(inspect.getfile(methods_base)), *Path(inspect.getfile(clip_module)).parent.glob("*.py")}
     for name in filter(None, (method, base)):
         files |= {Path(inspect.getfile(c)) for c in find_method(name).__mro__ if c.__module__.startswith("methods.")}
@@ -440,7 +450,8 @@ def execute(
         log.info("%d tasks are taken over from a run that did the same so far", taken)
     workers.agree(None)
     zero_shot = workers.agree(zero_shot_curve(experiment, stream, data, backbone, store) if workers.rank == 0 else None)
-    method = make_method(experiment, backbone)
+    method = make_method(experiment, backbone).to(workers.device)
+    data = data.with_features(frozen_features(method, store, experiment.run.precision))
     config = LoopConfig(experiment.optim, experiment.evaluation, experiment.run.seed, experiment.run.precision)
     loop = Loop(method, data, config, commits, workers, report, zero_shot, reads)
     if on_ready is not None:
@@ -482,8 +493,9 @@ def zero_shot_curve(
     num_tasks = len(stream.tasks)
     if commits.finished(num_tasks) < num_tasks:
         config = LoopConfig(zero.optim, zero.evaluation, 0, zero.run.precision)
-        backbone = backbone.to(data.device)
-        Loop(make_method(zero, backbone), data, config, commits, Workers(device=data.device)).run()
+        method = make_method(zero, backbone).to(data.device)
+        data = data.with_features(frozen_features(method, store, zero.run.precision))
+        Loop(method, data, config, commits, Workers(device=data.device)).run()
     return [row["stream/t2v/r1"] for row in commits.record(num_tasks).metrics]
 
 

@@ -79,21 +79,39 @@ class VisionTower(nn.Module):
         self.width = int(self.class_embedding.shape[0])
         self.heads = int(source.transformer.resblocks[0].attn.num_heads)
         self.num_tokens = int(self.positional_embedding.shape[0])  # N, the class token included
+        self.entry = 0  # block that stored tokens enter
 
     def embed(self, frames: Tensor) -> tuple[Tensor, TokenState]:
-        """Frames (B, T, 3, H, W) as tokens (B*T, N, D), the class token first, after the first LayerNorm."""
+        """Frames (B, T, 3, H, W) as tokens (B*T, N, D), the class token first, after the first LayerNorm.
+
+        Stored tokens (B, T, N, D), as `prefix` made them, pass as they are and enter block `entry`.
+        """
         batch, num_frames = frames.shape[:2]
+        if frames.ndim == 4:
+            return frames.flatten(0, 1), TokenState(batch, num_frames, start=self.entry)
         patches = self.conv1(frames.flatten(0, 1)).flatten(2).mT  # (G, N-1, D)
         x = torch.cat([self.class_embedding.to(patches.dtype).expand(len(patches), 1, -1), patches], dim=1)
         x = self.ln_pre(x + self.positional_embedding.to(x.dtype))
         return x, record(TokenState(batch, num_frames))
+
+    @torch.no_grad()
+    def prefix(self, frames: Tensor, blocks: int) -> Tensor:
+        """The tokens that enter block `blocks` without any seam: (B, T, 3, H, W) -> (B, T, N, D).
+
+        Behind the last block only class tokens are read, and N is 1.
+        """
+        x, state = self.embed(frames)
+        x = run_blocks(self.blocks[:blocks], x, None, state, causal=False)  # type: ignore[arg-type]
+        if blocks == len(self.blocks):
+            x = x[:, : state.classes]
+        return x.unflatten(0, frames.shape[:2])
 
     def read(self, x: Tensor) -> Tensor:
         """Class tokens x (..., D) as joint embeddings (..., d), not normalised."""
         return self.ln_post(x) @ self.proj
 
     def forward(self, frames: Tensor, seams: Seams | None = None) -> Tensor:
-        """One joint embedding for each frame: (B, T, 3, H, W) -> (B, T, d), not normalised."""
+        """One joint embedding for each frame: (B, T, 3, H, W), or stored tokens, -> (B, T, d), not normalised."""
         num_frames = frames.shape[1]
         x, state = self.embed(frames)
         x = run_blocks(self.blocks, x, seams, state, causal=False)

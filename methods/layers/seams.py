@@ -37,6 +37,7 @@ class TokenState:
     classes: int = 1  # leading class tokens of a group: one of each frame that the group holds
     protected: int = 1  # leading tokens of a group that no reducer may move (class tokens, prompts)
     layer: int = 0
+    start: int = 0  # blocks that these tokens have passed already: they are stored ones (`VisionTower.prefix`)
     sizes: Tensor | None = None  # (G, N, 1) patches that each token stands for; None = one each
     proportional: bool = True  # attention counts a token once for each patch it stands for (ToMe, eq. 1)
     eot: Tensor | None = None  # (B,) position of the end-of-text token; None for images
@@ -196,11 +197,15 @@ def run_blocks(blocks: nn.ModuleList, x: Tensor, seams: Seams | None, state: Tok
     """Pass tokens x (G, N, D) through a tower.
 
     Raises:
-        ValueError: if `seams` has not one entry for each block.
+        ValueError: if `seams` has not one entry for each block, or one acts in a block that was passed already.
     """
     if seams is not None and len(seams) != len(blocks):
         raise ValueError(f"got seams for {len(seams)} blocks, the tower has {len(blocks)}.")
     for layer, block in enumerate(blocks):
+        if layer < state.start:
+            if seams is not None and seams[layer] not in (None, _NO_SEAMS):
+                raise ValueError(f"a seam acts in block {layer}, but stored tokens enter at block {state.start}.")
+            continue
         state.layer = layer
         x = block(x, None if seams is None else seams[layer], state, causal)
     return x

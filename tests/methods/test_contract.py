@@ -12,6 +12,7 @@ import torch
 
 from methods import CONFIGURATIONS, METHODS, find_method
 from methods.base import Method
+from methods.layers.clip import Clip
 from orchestrator.checkpoint import backbone_state, changed_state, load_state
 from orchestrator.config import ConfigError
 from orchestrator.optimizer import OptimConfig, make_optimizer, set_rates, train_only
@@ -224,3 +225,53 @@ def test_what_is_not_refused_learns_and_searches(strategy):
             scores = method.calibrate(method.score(texts, videos))
         assert scores.shape == (6, 6), retriever
         assert torch.isfinite(scores).all(), retriever
+
+
+FROZEN = {
+    "framefusion_moe, last blocks": ("framefusion_moe", {"ffa_placement": "deepest", "ffa_layers": 3}, 1),
+    "framefusion_moe, no blocks": ("framefusion_moe", {"use_ffa": False}, 4),
+    "framefusion_moe, first blocks": ("framefusion_moe", {"ffa_layers": 2}, 0),
+    "framefusion_moe, merging": ("framefusion_moe", {"use_ffa": False, "reducer": "tome"}, 0),
+    "framefusion_moe, no experts": ("framefusion_moe", {"use_tame": False}, 0),
+    "structalign, last blocks": ("structalign", {"adapters": "task_aware", "fusion_layers": 2}, 2),
+    "zero_shot": ("zero_shot", {}, 4),
+}
+
+
+def make_case(case: str) -> Method:
+    name, settings, _ = FROZEN[case]
+    torch.manual_seed(5)
+    cls = find_method(name)
+    return cls(cls.Config(**settings), make_small_clip())
+
+
+def test_every_method_that_calls_blocks_frozen_is_tested():
+    named = {name for name in METHODS if make(name).frozen_blocks or make(name).frozen_text}
+    assert named <= {name for name, _, _ in FROZEN.values()}
+
+
+@pytest.mark.parametrize("case", FROZEN)
+def test_blocks_that_are_called_frozen_are_those_of_the_pre_trained_tower(case):
+    method = make_case(case)
+    assert method.frozen_blocks == FROZEN[case][2]
+    (tower,) = [module.vision for module in method.modules() if isinstance(module, Clip)]
+    pretrained = make_small_clip().vision
+    for index in range(2):
+        learn(method, index)
+        frames = make_batch(3, 4, seed=50 + index).frames
+        tower.entry = method.frozen_blocks
+        expected = method.encode_video(frames)
+        if method.frozen_blocks:
+            assert torch.equal(method.encode_video(pretrained.prefix(frames, method.frozen_blocks)), expected)
+
+
+@pytest.mark.parametrize("case", FROZEN)
+def test_a_text_tower_that_is_called_frozen_says_the_same_in_every_task(case):
+    method = make_case(case)
+    assert method.frozen_text == (case in {"zero_shot", "framefusion_moe, no experts"})
+    tokens = make_batch(5, 4, seed=3).tokens
+    first = method.encode_text(tokens, 0) if method.frozen_text else None
+    for index in range(2):
+        learn(method, index)
+        if first is not None:
+            assert torch.equal(method.encode_text(tokens, index), first)

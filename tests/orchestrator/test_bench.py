@@ -60,6 +60,12 @@ def test_an_epoch_from_the_store_is_compared_with_decoding(tmp_path: Path) -> No
     assert all(row.other_name == "decoding each time" for row in rows)
 
 
+def test_an_epoch_from_features_is_compared_with_one_from_frames(tiny: Clip, tmp_path: Path) -> None:
+    row = bench.bench_features(tmp_path, tiny, "tiny", {"use_ffa": False}, videos=2, frames=2)
+    check([row])
+    assert "features of 4 frozen blocks" in row.name
+
+
 @pytest.mark.slow
 def test_a_trial_under_ray_is_compared_with_the_bare_loop(tmp_path: Path) -> None:
     import ray
@@ -82,7 +88,7 @@ def test_an_unknown_comparison_is_one_line(capsys: pytest.CaptureFixture[str]) -
     assert bench.main(["--only", "rankin"]) == 2
     assert capsys.readouterr().err == (
         "bench: --only rankin: is no comparison. Did you mean 'ranking'? "
-        "All: step, step-vit, encoder, ranking, store, trial.\n"
+        "All: step, step-vit, encoder, ranking, store, features, trial.\n"
     )
 
 

@@ -71,6 +71,29 @@ def test_as_many_seams_as_blocks_are_needed(small_clip, batch):
         small_clip.vision(batch.frames, [None] * 3)
 
 
+@pytest.mark.parametrize("blocks", [1, 2, 4])
+def test_stored_tokens_go_on_where_they_were_taken(small_clip, batch, blocks):
+    seams = [None] * 4 if blocks == 4 else [None] * blocks + [BlockSeams(after=lambda x, state: 2 * x)] * (4 - blocks)
+    vision = small_clip.vision
+    expected = vision(batch.frames, seams)
+    tokens = vision.prefix(batch.frames, blocks)
+    assert tokens.shape == (*batch.frames.shape[:2], 1 if blocks == 4 else vision.num_tokens, vision.width)
+    vision.entry = blocks
+    assert torch.equal(vision(tokens, seams), expected)
+    assert torch.equal(vision(batch.frames, seams), expected)  # frames still enter at the bottom
+    each = torch.cat([vision.prefix(video[None], blocks) for video in batch.frames])
+    torch.testing.assert_close(vision(each, seams), expected, atol=1e-5, rtol=1e-5)  # kernels may differ by size
+
+
+def test_a_seam_below_stored_tokens_is_refused(small_clip, batch):
+    vision = small_clip.vision
+    vision.entry = 2
+    tokens = vision.prefix(batch.frames, 2)
+    seams = [BlockSeams(), BlockSeams(after=lambda x, state: x), None, None]
+    with pytest.raises(ValueError, match="a seam acts in block 1, but stored tokens enter at block 2"):
+        vision(tokens, seams)
+
+
 def test_two_interleaved_forwards_do_not_interfere(small_clip):
     outer, inner = make_batch(seed=1), make_batch(pairs=3, frames=2, seed=2)
     expected = small_clip.vision(outer.frames), small_clip.text(inner.tokens), small_clip.vision(inner.frames)
