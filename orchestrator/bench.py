@@ -338,7 +338,7 @@ def _vit() -> Clip:
 BENCHES: dict[str, Callable[[Path], list[Row]]] = {
     "step": lambda root: bench_step(load_backbone(TINY, "shipped"), "tiny CLIP", 8, 8),
     "step-vit": lambda root: bench_step(_vit(), "ViT-B/32", 2, 4, pairs=5),
-    "encoder": lambda root: bench_encoder("tempme", _vit(), "ViT-B/32", 1, 12),
+    "encoder": lambda root: bench_encoder("tempme", _vit(), "ViT-B/32", 1, 12, pairs=11),
     "ranking": lambda root: bench_ranking(),
     "store": bench_store,
     "features": lambda root: [
