@@ -296,10 +296,11 @@ def bench_features(root: Path, backbone: Clip, what: str, settings: dict[str, An
 
 def bench_trial(root: Path, pairs: int = 2, epochs: int = 8) -> list[Row]:
     """A whole trial under Ray Tune, Ray Train and MLflow beside the bare loop; each of them with its own seed."""
+    from orchestrator.experiment import resolve
     from orchestrator.loop import Workers
     from orchestrator.ray_train import TrialPlan
     from orchestrator.ray_tune import connect, run_trials
-    from orchestrator.run import Places, execute, resolve
+    from orchestrator.run import Places, execute
     from orchestrator.tracking import prepare
 
     settings: dict[str, Any] = {"method": "framefusion_moe", "stream": str(render_few(root / "trial", 8))}

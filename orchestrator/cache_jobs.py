@@ -10,10 +10,11 @@ from functools import partial
 
 from orchestrator.config import ConfigError, Settings
 from orchestrator.data import FrameSource
+from orchestrator.experiment import resolve
 from orchestrator.feature_jobs import Featurize, featurize_here, featurize_stream
 from orchestrator.jobs import Where, find_manifest
 from orchestrator.prepare import Prepared, decode_stream
-from orchestrator.run import load_clip, resolve
+from orchestrator.run import load_clip
 from orchestrator.store import Size, size_of
 from orchestrator.store_gc import DAY, by_kind, find_garbage, remove_garbage
 from orchestrator.streams import Stream, load_stream

@@ -7,7 +7,7 @@ import inspect
 
 from methods import METHODS
 from orchestrator.config import flatten
-from orchestrator.run import _find, presets_of
+from orchestrator.experiment import _find, presets_of
 
 CHECKED = {  # beyond the contract tests and the invariants of the papers, which every method passes
     "zero_shot": "parity with open_clip",

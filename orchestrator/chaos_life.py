@@ -27,8 +27,9 @@ from methods.base import Method
 from orchestrator.chaos_faults import Call, When, counted, killed_at
 from orchestrator.checkpoint import Commits, Record
 from orchestrator.data import StreamData
+from orchestrator.experiment import resolve
 from orchestrator.recorder import Recorder
-from orchestrator.run import Places, execute, resolve
+from orchestrator.run import Places, execute
 from orchestrator.shapes_files import Clip, render_files
 from orchestrator.shapes_scenes import CATEGORIES, draw_scene
 from orchestrator.store import digest_of

@@ -84,8 +84,8 @@ def _search_settings(arguments: argparse.Namespace, overrides: dict[str, Any]) -
 
 
 def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> str:
+    from orchestrator.experiment import presets_of
     from orchestrator.presets import known_tables
-    from orchestrator.run import presets_of
     from orchestrator.sweep_jobs import SweepRequest, sweep
 
     if arguments.rows:

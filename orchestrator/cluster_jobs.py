@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.config import Settings
+from orchestrator.experiment import Experiment
 from orchestrator.jobs import Ready, Where, absolute, make_ready, say
-from orchestrator.run import Experiment
 from orchestrator.store import digest_of
 from orchestrator.streams import Stream
 from orchestrator.tracking import Tracker, default_uri

@@ -10,8 +10,9 @@ from tqdm import tqdm
 
 from orchestrator.config import ConfigError, Settings
 from orchestrator.data import FrameSource, StreamData
+from orchestrator.experiment import Experiment, resolve
 from orchestrator.features import WORTH, frozen_features
-from orchestrator.run import Experiment, Places, load_clip, make_method, resolve
+from orchestrator.run import Places, load_clip, make_method
 from orchestrator.streams import Item, Stream, load_stream
 
 Progress = Callable[[int], object]

@@ -20,20 +20,10 @@ from methods.base import Method
 from orchestrator import report
 from orchestrator.config import ConfigError, Settings
 from orchestrator.data import FrameSource, StreamData, check_pairs
+from orchestrator.experiment import Experiment, frames_digest, presets_of, resolve
 from orchestrator.prepare import prepare_stream
 from orchestrator.recorder import Recorder
-from orchestrator.run import (
-    Experiment,
-    Places,
-    execute,
-    frames_digest,
-    load_clip,
-    presets_of,
-    resolve,
-    splits_of,
-    trains,
-    zero_shot_curve,
-)
+from orchestrator.run import Places, execute, load_clip, splits_of, trains, zero_shot_curve
 from orchestrator.streams import Stream, embedded_settings, load_stream
 from orchestrator.tracking import Tracker, check, default_uri, prepare
 

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from methods.base import Method, Task
     from orchestrator.checkpoint import Commits, Record
     from orchestrator.data import StreamData
+    from orchestrator.experiment import Experiment
     from orchestrator.loop import Workers
-    from orchestrator.run import Experiment, Places
+    from orchestrator.run import Places
 
 
 class TrialFailed(RuntimeError):
@@ -92,9 +93,10 @@ def train_worker(config: dict[str, Any]) -> None:
     """
     import torch
 
+    from orchestrator.experiment import resolve
     from orchestrator.leaks import hide_secrets
     from orchestrator.loop import Workers
-    from orchestrator.run import execute, resolve
+    from orchestrator.run import execute
     from orchestrator.streams import load_stream
 
     hide_secrets()

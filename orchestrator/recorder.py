@@ -12,7 +12,8 @@ from methods.base import Method, Task
 from orchestrator.checkpoint import Commits, Record, save_model
 from orchestrator.cost import measure
 from orchestrator.data import StreamData
-from orchestrator.run import Experiment, frames_digest, splits_of
+from orchestrator.experiment import Experiment, frames_digest
+from orchestrator.run import splits_of
 from orchestrator.tracking import Tracker
 
 

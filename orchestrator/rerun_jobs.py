@@ -22,9 +22,10 @@ from orchestrator.cluster_jobs import (
     trial_plan,
 )
 from orchestrator.config import ConfigError, Settings
+from orchestrator.experiment import Experiment, resolve
 from orchestrator.jobs import GAIN, Where, default_presets, find_method_or_say, say, table
 from orchestrator.report import seconds_of
-from orchestrator.run import Experiment, resolve, trains
+from orchestrator.run import trains
 from orchestrator.store import digest_of
 from orchestrator.streams import Stream, load_stream
 from orchestrator.tracking import RunRecord, Tracker

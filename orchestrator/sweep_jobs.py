@@ -25,6 +25,7 @@ from orchestrator.cluster_jobs import (
     trial_plan,
 )
 from orchestrator.config import ConfigError, Settings, build
+from orchestrator.experiment import Experiment, presets_of, resolve
 from orchestrator.jobs import (
     Where,
     default_presets,
@@ -35,7 +36,6 @@ from orchestrator.jobs import (
     search_space,
 )
 from orchestrator.rerun_jobs import RULES, baseline, best_trials, common, last_value, rerun
-from orchestrator.run import Experiment, presets_of, resolve
 from orchestrator.streams import Stream, load_stream
 from orchestrator.tracking import Tracker
 

@@ -26,6 +26,7 @@ from orchestrator.cluster_jobs import (
     trial_plan,
 )
 from orchestrator.config import ConfigError, Settings, build
+from orchestrator.experiment import Experiment, resolve
 from orchestrator.jobs import Where, default_presets, find_manifest, find_method_or_say, say
 from orchestrator.presets import TablePreset, TableRow, as_data, parse_preset
 from orchestrator.report import NOTES
@@ -40,7 +41,6 @@ from orchestrator.rerun_jobs import (
     unsearched_tags,
     winner,
 )
-from orchestrator.run import Experiment, resolve
 from orchestrator.streams import Stream, load_stream
 from orchestrator.sweep_jobs import Sweep, SweepRequest, check_new, close_search, flat_search, plan_sweep, videos_text
 from orchestrator.tracking import Tracker

@@ -14,8 +14,9 @@ import pytest
 from orchestrator import report
 from orchestrator.chaos_life import digest_of_run
 from orchestrator.checkpoint import Commits
+from orchestrator.experiment import resolve
 from orchestrator.recorder import Recorder
-from orchestrator.run import Places, Result, execute, resolve
+from orchestrator.run import Places, Result, execute
 from orchestrator.store import Store
 from orchestrator.store_local import DiskCache
 from orchestrator.tracking import Tracker, prepare

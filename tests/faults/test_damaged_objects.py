@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from orchestrator.data import FrameSource
-from orchestrator.run import Places, execute, resolve
+from orchestrator.experiment import resolve
+from orchestrator.run import Places, execute
 from orchestrator.store import MissingObject, Store
 from orchestrator.video import Decoder
 

@@ -15,7 +15,8 @@ import torch
 from orchestrator import cli
 from orchestrator.chaos_faults import Call, counted, no_space_from
 from orchestrator.checkpoint import Commits, Record
-from orchestrator.run import Places, Result, execute, resolve
+from orchestrator.experiment import resolve
+from orchestrator.run import Places, Result, execute
 from orchestrator.store import Store, StoreError
 
 WEIGHTS = {"w": torch.arange(300.0)}

@@ -15,7 +15,8 @@ import pytest
 
 from orchestrator import cli
 from orchestrator.data import FrameSource
-from orchestrator.run import Places, resolve
+from orchestrator.experiment import resolve
+from orchestrator.run import Places
 from orchestrator.streams import Item, load_stream
 from orchestrator.video import Decoder, Job, Sampling, VideoError
 from tests.faults.corpus import ANNOTATIONS, COUNTS, NARRATIONS, SPLIT, TABLE, TEST_CSV, Malformed, corpus, films

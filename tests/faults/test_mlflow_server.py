@@ -15,8 +15,9 @@ import pytest
 
 from orchestrator import outbox
 from orchestrator.chaos_watch import Server
+from orchestrator.experiment import resolve
 from orchestrator.recorder import Recorder
-from orchestrator.run import Places, execute, resolve
+from orchestrator.run import Places, execute
 from orchestrator.tracking import Tracker, prepare
 
 pytestmark = pytest.mark.slow

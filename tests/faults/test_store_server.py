@@ -22,7 +22,8 @@ import pytest
 from orchestrator import store_remote
 from orchestrator.chaos_life import digest_of_run
 from orchestrator.checkpoint import Commits
-from orchestrator.run import Places, execute, resolve
+from orchestrator.experiment import resolve
+from orchestrator.run import Places, execute
 from orchestrator.store import MissingObject, Store, StoreError
 
 pytestmark = pytest.mark.slow

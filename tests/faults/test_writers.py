@@ -19,7 +19,8 @@ import torch
 from orchestrator.chaos_faults import Call, counted, killed_at, watched
 from orchestrator.chaos_life import digest_of_run
 from orchestrator.checkpoint import Commits, Record
-from orchestrator.run import Places, execute, resolve
+from orchestrator.experiment import resolve
+from orchestrator.run import Places, execute
 from orchestrator.store import MissingObject, Store
 from orchestrator.streams import load_stream
 

@@ -15,8 +15,8 @@ from methods.base import Method
 from methods.layers.clip import Clip
 from orchestrator.checkpoint import backbone_state, changed_state, load_state
 from orchestrator.config import ConfigError
+from orchestrator.experiment import Experiment, presets_of, resolve
 from orchestrator.optimizer import OptimConfig, make_optimizer, set_rates, train_only
-from orchestrator.run import Experiment, presets_of, resolve
 from tests.methods.conftest import make_batch, make_small_clip, make_task
 
 TASKS = 3

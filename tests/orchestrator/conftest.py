@@ -10,7 +10,8 @@ import av
 import numpy as np
 import pytest
 
-from orchestrator.run import Places, execute, resolve
+from orchestrator.experiment import resolve
+from orchestrator.run import Places, execute
 from orchestrator.streams import Stream, load_stream
 
 COLOURS = {"red": (220, 40, 40), "green": (40, 180, 60), "blue": (50, 80, 220), "yellow": (240, 220, 60)}

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from methods import METHODS
+from orchestrator.experiment import resolve
 from orchestrator.jobs import default_presets
-from orchestrator.run import Places, execute, resolve
+from orchestrator.run import Places, execute
 from orchestrator.streams import load_stream
 
 pytestmark = pytest.mark.slow

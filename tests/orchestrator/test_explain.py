@@ -12,8 +12,8 @@ import pytest
 from methods import METHODS
 from orchestrator import tracking
 from orchestrator.config import ConfigError
+from orchestrator.experiment import presets_of, resolve
 from orchestrator.explain import RESULT, _today, compare, explain
-from orchestrator.run import presets_of, resolve
 from orchestrator.store import Store
 from orchestrator.streams import Stream
 from orchestrator.tracking import RunRecord, Tracker, as_text
@@ -93,7 +93,7 @@ def test_a_run_that_finished_no_task_is_known_from_mlflow(store, tracker):
 
 def test_changed_code_is_noticed(store, tracker, monkeypatch):
     key = track(tracker, seed=9)
-    monkeypatch.setattr("orchestrator.run.code_digest", lambda *names: "e" * 64)
+    monkeypatch.setattr("orchestrator.experiment.code_digest", lambda *names: "e" * 64)
     assert "differ: a run now gets" in explain(key, store, tracker)
 
 
@@ -158,7 +158,7 @@ def test_two_keys_differ_by_what_is_listed(store, tracker):
 def test_two_keys_may_differ_by_stream_or_code_alone(store, tracker, monkeypatch):
     first, other_stream = track(tracker, seed=3), track(tracker, stream="e" * 64, seed=3)
     assert "other videos, captions or order" in compare(first, other_stream, store, tracker)
-    monkeypatch.setattr("orchestrator.run.code_digest", lambda *names: "e" * 64)
+    monkeypatch.setattr("orchestrator.experiment.code_digest", lambda *names: "e" * 64)
     experiment = resolve({**GIVEN, "seed": 3})
     key = experiment.key(cast(Stream, SimpleNamespace(digest=DIGEST)))
     tags = {RESULT: key, "ctvr.stream_digest": DIGEST, "ctvr.commit": "decade", "ctvr.key": "later"}

@@ -9,8 +9,9 @@ import pytest
 from methods.layers.clip import VisionTower
 from orchestrator.cache_jobs import build_cache
 from orchestrator.config import ConfigError
+from orchestrator.experiment import resolve
 from orchestrator.jobs import Where
-from orchestrator.run import Places, execute, resolve
+from orchestrator.run import Places, execute
 from orchestrator.store import Store, StoreError
 
 

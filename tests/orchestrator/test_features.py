@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from methods.layers.clip import VisionTower, load_backbone
+from orchestrator.experiment import resolve
 from orchestrator.features import FrozenFeatures, frozen_features
-from orchestrator.run import Places, Result, execute, load_clip, make_method, resolve
+from orchestrator.run import Places, Result, execute, load_clip, make_method
 from orchestrator.store import Store, StoreError
 
 CASES = {

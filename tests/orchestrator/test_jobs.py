@@ -9,9 +9,9 @@ import pytest
 
 from orchestrator import jobs
 from orchestrator.config import ConfigError
+from orchestrator.experiment import resolve
 from orchestrator.importers import ACTNET_SETTINGS
 from orchestrator.jobs import GAIN, Where, default_presets, find_manifest, make_ready, search_space, table
-from orchestrator.run import resolve
 
 
 @pytest.fixture

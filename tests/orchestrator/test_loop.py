@@ -18,9 +18,10 @@ from orchestrator import loop
 from orchestrator.checkpoint import Commits, Record
 from orchestrator.data import DataConfig, FrameSource, StreamData
 from orchestrator.evaluate import EvaluationConfig, measure
+from orchestrator.experiment import resolve
 from orchestrator.loop import Diverged, Workers
 from orchestrator.optimizer import OptimConfig
-from orchestrator.run import Places, Result, execute, resolve
+from orchestrator.run import Places, Result, execute
 from orchestrator.store import Store
 from orchestrator.streams import Stream, load_stream
 from tests.orchestrator.conftest import write_clip

@@ -20,11 +20,12 @@ import pytest
 
 from orchestrator.chaos_sweep import TITLES
 from orchestrator.chaos_watch import below
+from orchestrator.experiment import resolve
 from orchestrator.jobs import GAIN, Where
 from orchestrator.ray_cluster import connect
 from orchestrator.ray_train import TrialPlan
 from orchestrator.ray_tune import label_of, run_trials
-from orchestrator.run import Places, execute, resolve
+from orchestrator.run import Places, execute
 from orchestrator.store import Store
 from orchestrator.streams import load_stream
 from orchestrator.sweep_jobs import SweepRequest, rerun, sweep

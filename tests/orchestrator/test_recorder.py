@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from methods.base import Method
+from orchestrator.experiment import resolve
 from orchestrator.recorder import Recorder
-from orchestrator.run import Places, execute, load_model, resolve
+from orchestrator.run import Places, execute, load_model
 from orchestrator.streams import Stream
 from orchestrator.tracking import RunRecord, Tracker, prepare
 

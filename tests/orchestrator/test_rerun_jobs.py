@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config import ConfigError
+from orchestrator.experiment import resolve
 from orchestrator.jobs import GAIN, Where
 from orchestrator.ray_tune import label_of
 from orchestrator.rerun_jobs import (
@@ -23,7 +24,6 @@ from orchestrator.rerun_jobs import (
     trains,
     winner,
 )
-from orchestrator.run import resolve
 from orchestrator.streams import load_stream
 from tests.orchestrator.conftest import write_stream
 

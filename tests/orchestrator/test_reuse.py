@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from orchestrator.checkpoint import Commits
+from orchestrator.experiment import resolve
 from orchestrator.reuse import Prefixes, Reads, WatchedSettings, watched
-from orchestrator.run import Places, execute, resolve
+from orchestrator.run import Places, execute
 from orchestrator.store import Store
 from orchestrator.streams import load_stream
 

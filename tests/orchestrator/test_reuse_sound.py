@@ -15,8 +15,9 @@ import pytest
 from methods import METHODS, find_method
 from orchestrator.checkpoint import Commits
 from orchestrator.config import ConfigError
+from orchestrator.experiment import GROUPS, NOT_DECISIVE, resolve
 from orchestrator.reuse import Reads
-from orchestrator.run import GROUPS, NOT_DECISIVE, Places, execute, resolve
+from orchestrator.run import Places, execute
 from orchestrator.streams import load_stream
 
 TASKS = 3

@@ -23,7 +23,8 @@ import pytest
 
 from orchestrator import store_remote
 from orchestrator.config import ConfigError
-from orchestrator.run import Places, execute, resolve
+from orchestrator.experiment import resolve
+from orchestrator.run import Places, execute
 from orchestrator.store import MissingObject, Store, StoreError
 from orchestrator.store_gc import find_garbage, remove_garbage
 

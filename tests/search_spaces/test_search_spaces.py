@@ -9,8 +9,8 @@ import pytest
 from ray.tune.search.sample import Categorical, Domain, Float, Integer
 
 from methods import METHODS, find_method
+from orchestrator.experiment import GROUPS, presets_of, resolve
 from orchestrator.ray_search import holds
-from orchestrator.run import GROUPS, presets_of, resolve
 from orchestrator.unpublished import unpublished
 
 pytestmark = pytest.mark.slow  # importing Ray Tune takes seconds
