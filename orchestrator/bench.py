@@ -28,7 +28,8 @@ from methods import METHODS, find_method
 from methods.base import Batch, Method, Task
 from methods.layers.clip import TINY, Clip, load_backbone
 from orchestrator.config import ConfigError, build, suggest, under
-from orchestrator.data import DataConfig, FrameSource, StreamData
+from orchestrator.data import DataConfig, StreamData
+from orchestrator.frames import FrameSource
 from orchestrator.optimizer import OptimConfig, make_optimizer, train_only
 
 log = logging.getLogger(__name__)

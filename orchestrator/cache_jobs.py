@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from orchestrator.config import ConfigError, Settings
-from orchestrator.data import FrameSource
 from orchestrator.experiment import resolve
 from orchestrator.feature_jobs import Featurize, featurize_here, featurize_stream
+from orchestrator.frames import FrameSource
 from orchestrator.jobs import Where, find_manifest
 from orchestrator.prepare import Prepared, decode_stream
 from orchestrator.run import load_clip

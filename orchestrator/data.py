@@ -1,7 +1,6 @@
 """From a stream and a store to batches: store key -> uint8 frames -> normalised tensors on the device.
 
-A video is decoded once, by whoever needs it first, and served from the store ever after. Augmentation
-runs on the device, on whole batches, one draw per video.
+Frames come by way of the store (frames.py). Augmentation runs on the device, on whole batches (augment.py).
 
 Shapes: B pairs, T frames, H = W image size, L text length.
 """
@@ -10,10 +9,9 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -21,15 +19,15 @@ import torch
 from torch import Tensor
 
 from methods.base import Batch, Task
+from orchestrator.augment import crop_and_flip, gray_and_jitter
 from orchestrator.config import ConfigError
 from orchestrator.evaluate import Queries
 from orchestrator.features import FrozenFeatures
-from orchestrator.store import MissingObject, Store, digest_file, digest_of
+from orchestrator.frames import FrameSource
+from orchestrator.store import digest_of
 from orchestrator.streams import Item, Stream
-from orchestrator.video import Decoder, Job, Sampling, VideoError, decoder_version
 
 log = logging.getLogger(__name__)
-Broken = list[tuple[Item, VideoError]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,100 +56,6 @@ class DataConfig:
 def seed_of(*parts: object) -> int:
     """A 63-bit seed that depends on all parts and nothing else."""
     return int(digest_of([str(part) for part in parts])[:15], 16)
-
-
-class FrameSource:
-    """Frames of items by way of the store.
-
-    Args:
-        store: where decoded frames are kept.
-        config: the settings `data.*`.
-        image_size: pixels of a side that the backbone sees.
-
-    Raises:
-        ConfigError: if `data.image_size` asks for another size.
-    """
-
-    def __init__(self, store: Store, config: DataConfig, image_size: int) -> None:
-        if config.image_size not in {None, image_size}:
-            raise ConfigError(
-                f"data.image_size: {config.image_size} does not fit the backbone, which sees {image_size} pixels. "
-                f"Write data.image_size={image_size} or leave it out."
-            )
-        self.store = store
-        self.sampling = Sampling(num_frames=config.num_frames, size=image_size)
-        self.decoder = config.decoder
-        self.version = decoder_version(config.decoder)
-        self._keys: dict[Item, str] = {}
-
-    def key(self, item: Item) -> str:
-        """Content address of an item's frames: what file, which frames, what size, which decoder."""
-        if item not in self._keys:
-            self._keys[item] = digest_of(
-                {
-                    "file": _digest_path(Path(item.path)),
-                    "segment": item.segment,
-                    "num_frames": self.sampling.num_frames,
-                    "size": self.sampling.size,
-                    "decoder": self.version,
-                }
-            )
-        return self._keys[item]
-
-    def load(self, item: Item) -> np.ndarray:
-        """Frames (T, H, W, 3) uint8; a damaged or evicted object is decoded again here."""
-        try:
-            return self.store.get("frames", self.key(item))["frames"]
-        except MissingObject:
-            with Decoder(workers=1, decoder=self.decoder) as pool:
-                clip = pool.decode(item.path, self.sampling, item.segment)
-            self._put(item, clip.frames, clip.timestamps, clip.decoder)
-            return clip.frames
-
-    def _put(self, item: Item, frames: np.ndarray, timestamps: np.ndarray, decoder: str) -> None:
-        arrays = {"frames": frames, "timestamps": timestamps}
-        self.store.put("frames", self.key(item), arrays, {"video": item.video, "decoder": decoder})
-
-    def keys(self, items: Iterable[Item]) -> tuple[dict[Item, str], Broken]:
-        """The content address of each item, once, and the items whose file cannot even be read."""
-        keys: dict[Item, str] = {}
-        broken: Broken = []
-        for item in dict.fromkeys(items):
-            try:
-                keys[item] = self.key(item)
-            except OSError as error:
-                broken.append((item, VideoError(item.path, error.strerror or str(error))))
-        return keys, broken
-
-    def prepare(
-        self, items: Sequence[Item], workers: int = 2, progress: Callable[[int], object] | None = None
-    ) -> tuple[int, Broken]:
-        """Decode items into the store, in bounded child processes.
-
-        Returns the number of videos decoded and those that could not be, with their reasons. Good
-        items are stored whatever happens to the others.
-        """
-        broken: Broken = []
-        if not items:
-            return 0, broken
-        jobs = [Job(item.path, self.sampling, item.segment, str(index)) for index, item in enumerate(items)]
-        with Decoder(workers=max(1, min(workers, len(jobs))), decoder=self.decoder) as pool:
-            for job, result in pool.map(jobs):
-                item = items[int(job.label)]
-                if isinstance(result, VideoError):
-                    broken.append((item, result))
-                else:
-                    self._put(item, result.frames, result.timestamps, result.decoder)
-                if progress is not None:
-                    progress(1)
-        return len(items) - len(broken), broken
-
-
-def _digest_path(path: Path) -> Any:
-    """Digest of a video file, or of every file in a folder of frames."""
-    if path.is_dir():
-        return [[file.name, digest_file(file)] for file in sorted(path.iterdir()) if file.is_file()]
-    return digest_file(path)
 
 
 def index_batches(
@@ -387,39 +291,3 @@ def _ahead(read: Callable[[list[int]], Any], order: list[list[int]], threads: in
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-
-
-def crop_and_flip(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Random resized crop (area 0.5 to 1, square) and mirroring with p = 0.5; one draw for all frames of a video.
-
-    Takes and returns (B, T, 3, H, W) in [0, 1]. The released CTVR code trains with these.
-    """
-    batch, _, _, height, width = x.shape
-    draw = torch.rand(batch, 4, generator=generator, device=x.device)
-    side = (0.5 + 0.5 * draw[:, 0]).sqrt()  # of the crop, relative
-    flip = torch.where(draw[:, 3] < 0.5, -1.0, 1.0)
-    shift = (1 - side)[:, None] * (2 * draw[:, 1:3] - 1)  # centre in [-1, 1] coordinates
-    theta = x.new_zeros(batch, 2, 3)
-    theta[:, 0, 0], theta[:, 1, 1] = side * flip, side
-    theta[:, :, 2] = shift
-    out = []
-    for video, matrix in zip(x, theta):
-        grid = torch.nn.functional.affine_grid(matrix.expand(len(video), 2, 3), list(video.shape), align_corners=False)
-        out.append(torch.nn.functional.grid_sample(video, grid, padding_mode="border", align_corners=False))
-    return torch.stack(out).reshape(batch, -1, 3, height, width).clamp(0, 1)
-
-
-def gray_and_jitter(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Gray scale with p = 0.2 and brightness, contrast, saturation jitter of +-40 %, one draw per video.
-
-    Takes and returns (B, T, 3, H, W) in [0, 1]. BMU-MoCo (section 4.1) names the two, not their strengths.
-    """
-    draw = torch.rand(len(x), 4, generator=generator, device=x.device)
-    brightness, contrast, saturation = (0.6 + 0.8 * draw[:, i].view(-1, 1, 1, 1, 1) for i in range(3))
-    x = x * brightness
-    x = (x - x.mean(dim=(1, 2, 3, 4), keepdim=True)) * contrast + x.mean(dim=(1, 2, 3, 4), keepdim=True)
-    weights = torch.tensor([0.299, 0.587, 0.114], device=x.device).view(1, 1, 3, 1, 1)
-    gray = (x * weights).sum(dim=2, keepdim=True)
-    x = gray + (x - gray) * saturation
-    is_gray = (draw[:, 3] < 0.2).view(-1, 1, 1, 1, 1)
-    return torch.where(is_gray, gray.expand_as(x), x).clamp(0, 1)

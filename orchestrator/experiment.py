@@ -19,8 +19,9 @@ from methods.base import Method
 from methods.layers import clip as clip_module
 from methods.layers.clip import TINY, TINY_FOLDER
 from orchestrator.config import ConfigError, Settings, build, flatten, suggest, under
-from orchestrator.data import DataConfig, FrameSource
+from orchestrator.data import DataConfig
 from orchestrator.evaluate import EvaluationConfig
+from orchestrator.frames import FrameSource
 from orchestrator.optimizer import OptimConfig
 from orchestrator.reuse import Prefixes, Reads, WatchedSettings, watched
 from orchestrator.store import Store, digest_file, digest_of
@@ -286,9 +287,9 @@ def _refuse_unknown_groups(settings: Mapping[str, Any]) -> None:
 
 def code_digest(method: str, base: str | None = None) -> str:
     """sha256 over the source of everything that computes a result: the method, its layers, the loop."""
-    from orchestrator import checkpoint, data, decode, evaluate, features, loop, metrics, optimizer
+    from orchestrator import augment, checkpoint, data, decode, evaluate, features, frames, loop, metrics, optimizer
 
-    core = (checkpoint, data, decode, evaluate, features, loop, metrics, optimizer)
+    core = (augment, checkpoint, data, decode, evaluate, features, frames, loop, metrics, optimizer)
     files = {Path(inspect.getfile(m)) for m in core}
     files |= {Path(inspect.getfile(methods_base)), *Path(inspect.getfile(clip_module)).parent.glob("*.py")}
     for name in filter(None, (method, base)):

@@ -9,9 +9,10 @@ import torch
 from tqdm import tqdm
 
 from orchestrator.config import ConfigError, Settings
-from orchestrator.data import FrameSource, StreamData
+from orchestrator.data import StreamData
 from orchestrator.experiment import Experiment, resolve
 from orchestrator.features import WORTH, frozen_features
+from orchestrator.frames import FrameSource
 from orchestrator.run import Places, load_clip, make_method
 from orchestrator.streams import Item, Stream, load_stream
 

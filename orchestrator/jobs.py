@@ -19,8 +19,9 @@ from methods import CONFIGURATIONS, find_method
 from methods.base import Method
 from orchestrator import report
 from orchestrator.config import ConfigError, Settings
-from orchestrator.data import FrameSource, StreamData, check_pairs
+from orchestrator.data import StreamData, check_pairs
 from orchestrator.experiment import Experiment, frames_digest, presets_of, resolve
+from orchestrator.frames import FrameSource
 from orchestrator.prepare import prepare_stream
 from orchestrator.recorder import Recorder
 from orchestrator.run import Places, execute, load_clip, splits_of, trains, zero_shot_curve

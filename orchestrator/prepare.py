@@ -9,7 +9,7 @@ from typing import Protocol
 from tqdm import tqdm
 
 from orchestrator.config import ConfigError
-from orchestrator.data import Broken, FrameSource
+from orchestrator.frames import Broken, FrameSource
 from orchestrator.store_gc import note_use
 from orchestrator.streams import Item, Stream, missing_videos, without
 

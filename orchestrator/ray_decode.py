@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.config import ConfigError
-from orchestrator.data import Broken, FrameSource
+from orchestrator.frames import Broken, FrameSource
 from orchestrator.store import StoreError
 from orchestrator.store_gc import USES
 from orchestrator.streams import Item

@@ -20,9 +20,10 @@ from methods.base import Method
 from methods.layers.clip import Clip, load_backbone
 from orchestrator.checkpoint import Commits, Record, load_state, read_model
 from orchestrator.config import ConfigError, Settings
-from orchestrator.data import FrameSource, StreamData, check_pairs
+from orchestrator.data import StreamData, check_pairs
 from orchestrator.experiment import NOT_DECISIVE, BackboneConfig, Experiment, frames_digest, resolve
 from orchestrator.features import frozen_features
+from orchestrator.frames import FrameSource
 from orchestrator.loop import Loop, LoopConfig, Report, Workers
 from orchestrator.prepare import prepare_stream
 from orchestrator.reuse import Reads

@@ -10,8 +10,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from orchestrator.data import FrameSource
 from orchestrator.experiment import resolve
+from orchestrator.frames import FrameSource
 from orchestrator.run import Places, execute
 from orchestrator.store import MissingObject, Store
 from orchestrator.video import Decoder

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from orchestrator import cli
-from orchestrator.data import FrameSource
 from orchestrator.experiment import resolve
+from orchestrator.frames import FrameSource
 from orchestrator.run import Places
 from orchestrator.streams import Item, load_stream
 from orchestrator.video import Decoder, Job, Sampling, VideoError

@@ -55,7 +55,7 @@ def test_a_second_build_decodes_nothing(where, manifest):
 
 def test_the_list_has_every_kind_with_its_size(where):
     rows = {line.split()[0]: line.split() for line in list_cache(where).splitlines()}
-    assert set(rows) == {"commits", "frames", "gallery", "prefixes", "reads", "uses", "weights", "all"}
+    assert set(rows) == {"commits", "features", "frames", "gallery", "prefixes", "reads", "uses", "weights", "all"}
     assert rows["frames"][1:3] == ["30", "objects"]
     assert float(rows["all"][3]) == pytest.approx(sum(float(rows[k][3]) for k in rows if k != "all"), abs=0.3)
 
@@ -103,11 +103,13 @@ def test_nothing_is_removed_unless_asked(where, manifest, later):
     later(3)
     before = store.size()
     told = collect_garbage(where)
-    assert told.splitlines()[0].split()[:3] == ["frames", "30", "objects"]
+    found = [line.split()[:3] for line in told.splitlines()[:2]]
+    assert found == [["features", "18", "objects"], ["frames", "30", "objects"]]
     assert told.endswith(f"of {before.objects}; --yes removes them")
     assert store.size() == before
-    assert collect_garbage(where, remove=True).splitlines()[-1].split()[:3] == ["removed", "30", "objects"]
+    assert collect_garbage(where, remove=True).splitlines()[-1].split()[:3] == ["removed", "48", "objects"]
     assert not store.list("frames")
+    assert not store.list("features")
     assert store.list("commits") == commits
     assert collect_garbage(where).startswith("nothing to remove: all ")
 

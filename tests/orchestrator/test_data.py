@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
 import pytest
 import torch
 
 from methods.layers.clip import load_backbone
 from orchestrator.config import ConfigError
-from orchestrator.data import (
-    DataConfig,
-    FrameSource,
-    StreamData,
-    check_pairs,
-    crop_and_flip,
-    gray_and_jitter,
-    index_batches,
-    seed_of,
-)
+from orchestrator.data import DataConfig, StreamData, check_pairs, index_batches, seed_of
+from orchestrator.frames import FrameSource
 from orchestrator.run import Places
 
 CPU = torch.device("cpu")
@@ -136,46 +127,3 @@ def test_every_caption_is_a_query_for_its_own_video(data):
     assert queries.target.tolist() == [0, 1, 2]
     assert queries.names == ("green_test_0#0", "green_test_1#0", "green_test_2#0")
     assert queries.twin.tolist() == [-1, -1, -1]
-
-
-def test_a_damaged_object_is_decoded_again_and_served_right(data, runs):
-    item = data.stream.items(0, "train")[0]
-    before = np.array(data.frames.load(item))
-    file = next((runs / "store" / "frames").rglob(f"*{data.frames.key(item)}*"))
-    content = bytearray(file.read_bytes())
-    content[-100] ^= 0xFF
-    file.chmod(0o644)
-    file.write_bytes(content)
-    fresh = FrameSource(Places(runs).open_store(), data.config, 64)
-    assert np.array_equal(fresh.load(item), before)
-    assert np.array_equal(FrameSource(Places(runs).open_store(), data.config, 64).load(item), before)
-
-
-def test_the_key_changes_with_everything_that_decides_the_frames(data, small_stream, runs):
-    item = small_stream.items(0, "train")[0]
-    store = Places(runs).open_store()
-    keys = {
-        FrameSource(store, DataConfig(num_frames=4), 64).key(item),
-        FrameSource(store, DataConfig(num_frames=5), 64).key(item),
-        FrameSource(store, DataConfig(num_frames=4), 32).key(item),
-        FrameSource(store, DataConfig(num_frames=4, decoder="pyav"), 64).key(item),
-        FrameSource(store, DataConfig(num_frames=4), 64).key(small_stream.items(0, "train")[1]),
-    }
-    assert len(keys) == 5
-
-
-def test_frames_of_another_size_than_the_backbone_sees_are_refused(runs):
-    with pytest.raises(ConfigError, match="data.image_size: 224 does not fit the backbone, which sees 64 pixels"):
-        FrameSource(Places(runs).open_store(), DataConfig(image_size=224), 64)
-
-
-@pytest.mark.parametrize("augment", [crop_and_flip, gray_and_jitter])
-def test_augmentation_draws_once_per_video_and_stays_in_range(augment):
-    still = torch.rand(3, 1, 3, 16, 16, generator=torch.Generator().manual_seed(0)).expand(-1, 4, -1, -1, -1)
-    out = augment(still.contiguous(), torch.Generator().manual_seed(1))
-    assert out.shape == still.shape
-    assert out.min() >= 0
-    assert out.max() <= 1
-    torch.testing.assert_close(out, out[:, :1].expand_as(out))  # every frame of a video alike
-    assert not torch.allclose(out, still)
-    assert torch.equal(out, augment(still.contiguous(), torch.Generator().manual_seed(1)))

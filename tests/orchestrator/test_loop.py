@@ -16,9 +16,10 @@ from methods.clip4clip import Clip4Clip
 from methods.layers.clip import load_backbone
 from orchestrator import loop
 from orchestrator.checkpoint import Commits, Record
-from orchestrator.data import DataConfig, FrameSource, StreamData
+from orchestrator.data import DataConfig, StreamData
 from orchestrator.evaluate import EvaluationConfig, measure
 from orchestrator.experiment import resolve
+from orchestrator.frames import FrameSource
 from orchestrator.loop import Diverged, Workers
 from orchestrator.optimizer import OptimConfig
 from orchestrator.run import Places, Result, execute

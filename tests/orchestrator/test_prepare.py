@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config import ConfigError
-from orchestrator.data import DataConfig, FrameSource
+from orchestrator.data import DataConfig
+from orchestrator.frames import FrameSource
 from orchestrator.prepare import prepare_stream
 from orchestrator.run import Places
 from orchestrator.store_gc import USES

@@ -13,7 +13,8 @@ import ray
 from orchestrator import ray_decode
 from orchestrator.cache_jobs import build_cache
 from orchestrator.config import ConfigError
-from orchestrator.data import DataConfig, FrameSource
+from orchestrator.data import DataConfig
+from orchestrator.frames import FrameSource
 from orchestrator.jobs import Where
 from orchestrator.ray_cluster import connect
 from orchestrator.ray_decode import decode_on_nodes
