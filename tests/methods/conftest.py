@@ -14,12 +14,12 @@ from methods.layers.clip import Clip
 CONTEXT, VOCABULARY = 16, 100
 
 
-def make_small_clip(seed: int = 0, layers: int = 4) -> Clip:
+def make_small_clip(seed: int = 0, layers: int = 4, embed_dim: int = 16) -> Clip:
     """An open_clip CLIP of width 32 with random weights: 4 blocks, 17 tokens a frame, 16 joint dimensions."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         source = open_clip.CLIP(
-            embed_dim=16,
+            embed_dim=embed_dim,
             quick_gelu=True,
             vision_cfg={"layers": layers, "width": 32, "head_width": 8, "patch_size": 8, "image_size": 32},
             text_cfg={"context_length": CONTEXT, "vocab_size": VOCABULARY, "width": 32, "heads": 4, "layers": layers},

@@ -8,7 +8,7 @@ import torch
 from methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from methods.layers.losses import contrastive
 from methods.zero_shot import ZeroShot, ZeroShotConfig
-from tests.methods.conftest import make_batch
+from tests.methods.conftest import make_batch, make_small_clip
 
 
 def make(backbone, **settings):
@@ -106,3 +106,28 @@ def test_every_preset_is_a_valid_configuration(name):
 def test_a_negative_learning_rate_is_refused():
     with pytest.raises(ValueError, match=r"lr must be >= 0, got -1\.0\. Use lr=0"):
         Clip4ClipConfig(lr=-1.0)
+
+
+@pytest.mark.parametrize("header", ["seqLSTM", "seqTransf"])
+def test_a_sequential_header_sees_the_order_of_frames_and_is_trained(header):
+    clip = make_small_clip(embed_dim=32)
+    batch = make_batch(6, 3)
+    method = make(clip, sim_header=header, lr=1e-3, lr_header=1e-3)
+    flipped = method.encode_video(batch.frames.flip(1))
+    assert not torch.allclose(flipped, method.encode_video(batch.frames), atol=1e-4)
+    (_, group) = method.param_groups()
+    assert group["name"] == "header"
+    assert {id(p) for p in group["params"]} == {id(p) for p in method.header.parameters()}
+    before = {name: value.clone() for name, value in method.header.state_dict().items()}
+    train(method, batch, steps=3)
+    still = [name for name, value in method.header.state_dict().items() if torch.equal(before[name], value)]
+    assert not still
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"lr_header": -1.0}, "lr_header must be >= 0"), ({"sim_layers": 0}, "sim_layers must be >= 1, got 0")],
+)
+def test_wrong_settings_of_a_header_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Clip4ClipConfig(**settings)
