@@ -33,6 +33,7 @@ METHODS = {
     "zscl": "methods.zscl:ZSCL",
     "er_ring": "methods.er_ring:ERRing",
     "der": "methods.der:DER",
+    "ewc": "methods.ewc:EWC",
     "co2l": "methods.co2l:Co2L",
     "lump": "methods.lump:LUMP",
     "base_moco": "methods.base_moco:BaseMoCo",

@@ -33,7 +33,7 @@ class Clip4ClipConfig:
     lr: float = 1e-6  # both towers
     sim_header: Literal["meanP", "seqLSTM", "seqTransf"] = "meanP"  # what frames pass before they are averaged
     sim_layers: int = 4  # blocks of seqTransf; at most as many as CLIP's text tower has
-    lr_header: float = 1e-4  # of seqLSTM and seqTransf; CLIP4Clip's rate of new modules
+    lr_head: float = 1e-4  # of seqLSTM and seqTransf; CLIP4Clip's rate of new modules
     frame_norm: Literal["none", "l2"] = "none"
     loss_reduction: Literal["mean", "sum"] = "mean"
     train_scale: bool = True  # learn CLIP's temperature too, clamped to [1, 200]
@@ -42,8 +42,8 @@ class Clip4ClipConfig:
     def __post_init__(self) -> None:
         if self.lr < 0:
             raise ValueError(f"lr must be >= 0, got {self.lr}. Use lr=0 for the zero-shot model.")
-        if self.lr_header < 0:
-            raise ValueError(f"lr_header must be >= 0, got {self.lr_header}.")
+        if self.lr_head < 0:
+            raise ValueError(f"lr_head must be >= 0, got {self.lr_head}.")
         if self.sim_layers < 1:
             raise ValueError(f"sim_layers must be >= 1, got {self.sim_layers}. Use sim_header=meanP for none.")
 
@@ -59,7 +59,7 @@ class Clip4Clip(Method):
         "seqLSTM": {"method.frame_norm": "l2", "method.sim_header": "seqLSTM"},
         "seqTransf": {"method.frame_norm": "l2", "method.sim_header": "seqTransf"},
         # with optim.lr_scale=50: 2e-4, which suits the small backbone, and 1e-3
-        "shapes": {"method.lr": 4e-6, "method.lr_header": 2e-5},
+        "shapes": {"method.lr": 4e-6, "method.lr_head": 2e-5},
     }
 
     def __init__(self, config: Clip4ClipConfig, backbone: Clip) -> None:
@@ -77,7 +77,7 @@ class Clip4Clip(Method):
             parameters.append(self.backbone.logit_scale)
         groups = [ParamGroup(name="clip", params=parameters, lr=self.config.lr)]
         if self.header is not None:
-            groups.append(ParamGroup(name="header", params=list(self.header.parameters()), lr=self.config.lr_header))
+            groups.append(ParamGroup(name="header", params=list(self.header.parameters()), lr=self.config.lr_head))
         return groups
 
     def encode_video(self, frames: Tensor) -> Tensor:

@@ -112,7 +112,7 @@ def test_a_negative_learning_rate_is_refused():
 def test_a_sequential_header_sees_the_order_of_frames_and_is_trained(header):
     clip = make_small_clip(embed_dim=32)
     batch = make_batch(6, 3)
-    method = make(clip, sim_header=header, lr=1e-3, lr_header=1e-3)
+    method = make(clip, sim_header=header, lr=1e-3, lr_head=1e-3)
     flipped = method.encode_video(batch.frames.flip(1))
     assert not torch.allclose(flipped, method.encode_video(batch.frames), atol=1e-4)
     (_, group) = method.param_groups()
@@ -126,7 +126,7 @@ def test_a_sequential_header_sees_the_order_of_frames_and_is_trained(header):
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"lr_header": -1.0}, "lr_header must be >= 0"), ({"sim_layers": 0}, "sim_layers must be >= 1, got 0")],
+    [({"lr_head": -1.0}, "lr_head must be >= 0"), ({"sim_layers": 0}, "sim_layers must be >= 1, got 0")],
 )
 def test_wrong_settings_of_a_header_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):

@@ -1,0 +1,13 @@
+"""Search space of methods/ewc.py. Nothing of it is published for retrieval; the values are ours."""
+
+from ray import tune
+
+FIXED = {"method": "ewc", "method.base": "clip4clip"}
+SPACE = {
+    "method.weight": tune.loguniform(1.0, 1e5),  # lambda of eq. 3; the paper uses 400 for Atari games
+    "method.decay": tune.choice([0.5, 0.9, 1.0]),  # eq. 3 of the paper has none: 1
+    "base.lr": tune.loguniform(1e-7, 1e-5),  # CTVR's released default for fine-tuning is 1e-6
+}
+PAPER = {"method.weight": 400.0, "method.decay": 1.0, "base.lr": 1e-6}
+UNPUBLISHED = ("method.weight", "base.lr")
+METRIC, MODE = "stream/t2v/r1_gain", "max"

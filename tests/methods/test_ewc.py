@@ -1,0 +1,118 @@
+import copy
+
+import pytest
+import torch
+
+from methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from methods.ewc import EWC, EWCConfig
+from methods.layers.losses import contrastive
+from methods.lora import Lora
+from tests.methods.conftest import make_batch, make_task
+from tests.methods.steps import step, train_stream, train_task, weights
+
+
+@pytest.fixture
+def base(small_clip):
+    return Clip4Clip(Clip4ClipConfig(), small_clip)
+
+
+def make(base, **settings):
+    return EWC(EWCConfig(**settings), copy.deepcopy(base))
+
+
+def batches(task):
+    return [make_batch(4, 2, seed=10 * task + i) for i in range(3)]
+
+
+def second_task(method):
+    train_task(method, make_task(0), batches(0))
+    method.begin_task(make_task(1))
+    for parameter in method.parameters():
+        parameter.requires_grad_(True)
+    method.zero_grad()
+    return method
+
+
+def test_the_first_task_is_the_retriever_bit_for_bit_and_later_ones_are_not(base):
+    losses, plain = train_stream(make(base), tasks=2), train_stream(base, tasks=2)
+    assert losses[:4] == plain[:4]  # at the start of task 2 nothing has moved yet
+    assert losses[4:] != plain[4:]
+
+
+def test_no_weight_is_the_retriever_bit_for_bit(base):
+    method = make(base, weight=0.0)
+    assert train_stream(method, tasks=3) == train_stream(base, tasks=3)
+    assert torch.equal(weights(method.base), weights(base))
+    assert set(method.state_dict()) == {f"base.{name}" for name in base.state_dict()}
+
+
+def test_at_the_old_weights_the_term_is_zero_and_has_no_gradient(base):
+    method = second_task(make(base))
+    distance = method.distance()
+    distance.backward()
+    assert float(distance.detach()) == 0
+    assert max(float(p.grad.abs().max()) for p in method.parameters() if p.grad is not None) == 0
+
+
+def test_the_fisher_is_the_mean_of_squared_gradients_at_the_new_weights(base):
+    method = make(base)
+    train_task(method, make_task(0), batches(0))
+    expected = 0
+    for batch in batches(0):
+        method.base.zero_grad()
+        scores = method.base.encode_text(batch.tokens) @ method.base.encode_video(batch.frames).mT
+        contrastive(method.base.scale() * scores).backward()
+        expected = expected + method.base.backbone.vision.proj.grad**2 / 3
+    torch.testing.assert_close(getattr(method, "fisher-backbone-vision-proj"), expected, rtol=1e-4, atol=1e-9)
+    assert torch.equal(getattr(method, "anchor-backbone-vision-proj"), method.base.backbone.vision.proj)
+
+
+def test_the_term_is_half_the_weight_times_the_weighted_distance(base):
+    method = second_task(make(base, weight=6.0))
+    with torch.no_grad():
+        method.base.backbone.vision.proj.add_(0.1)
+    fisher = getattr(method, "fisher-backbone-vision-proj")
+    term = method.losses(make_batch())["consolidation"]
+    torch.testing.assert_close(term, 3 * 0.01 * fisher.sum(), rtol=1e-4, atol=1e-9)
+
+
+def test_a_larger_weight_stays_closer(base):
+    moved = []
+    for weight in (1e-6, 1.0, 10.0):
+        method = second_task(make(base, weight=weight))
+        parameters = [p for group in method.param_groups() for p in group["params"]]
+        for batch in batches(1):
+            step(method, parameters, batch, lr=0.01)
+        moved.append(float(method.distance().detach()))
+    assert moved[0] > moved[1] > moved[2]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5, 1.0])
+def test_former_tasks_count_decay_times_as_much(base, decay):
+    method, other = (second_task(make(base, decay=decay)) for _ in range(2))
+    name = "fisher-backbone-vision-proj"
+    before = getattr(method, name).clone()
+    getattr(other, name).zero_()
+    for each in (method, other):
+        each.end_task(make_task(1), iter(batches(1)))
+    torch.testing.assert_close(getattr(method, name), decay * before + getattr(other, name), rtol=1e-4, atol=1e-9)
+
+
+def test_what_is_frozen_is_not_kept(small_clip):
+    method = EWC(EWCConfig(), Lora(Lora.Config(), small_clip))
+    train_stream(method, tasks=1)
+    kept = [name for name in method.state_dict() if name.startswith("fisher-")]
+    trained = sum(len(group["params"]) for group in method.param_groups())
+    assert 0 < len(kept) == trained
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"weight": -1.0}, r"weight must be >= 0, got -1.0. Use weight=0 to train `clip4clip` alone"),
+        ({"decay": 1.5}, r"decay must be in \[0, 1\], got 1.5"),
+    ],
+)
+def test_wrong_settings_say_what_to_write(settings, message):
+    with pytest.raises(ValueError, match=message):
+        EWCConfig(**settings)
