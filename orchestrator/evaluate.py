@@ -80,13 +80,16 @@ def encode_texts(
 
     A frozen text tower encodes a chunk of captions once: after every task all captions so far search again.
     """
-    known = _KNOWN_TEXTS.setdefault(method, {}) if method.frozen_text else {}
-    parts = []
-    for part in tokens.split(config.batch_size):
-        chunk = part.numpy().tobytes() if method.frozen_text else b""
-        if not chunk or chunk not in known:
+
+    def encode(part: Tensor) -> Tensor:
+        if not method.frozen_text:
+            return method.encode_text(part.to(device), task).float().cpu()
+        known, chunk = _KNOWN_TEXTS.setdefault(method, {}), part.numpy().tobytes()
+        if chunk not in known:
             known[chunk] = method.encode_text(part.to(device), task).float().cpu()
-        parts.append(known[chunk])
+        return known[chunk]
+
+    parts = [encode(part) for part in tokens.split(config.batch_size)]
     if parts and parts[0].ndim == 3:
         longest = max(part.shape[1] for part in parts)
         parts = [torch.nn.functional.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts]

@@ -44,13 +44,13 @@ class Featurizer:
                 f"vision blocks as they are, and fewer than {WORTH:.0%} are not worth their bytes. Leave --features "
                 "out, or name a method that leaves more, such as method=zero_shot."
             )
-        source = FrameSource(store, experiment.data, clip.image_size)
+        self.source = FrameSource(store, experiment.data, clip.image_size)
         self._features = features
-        self._data = StreamData(stream, source, clip.tokenize, clip.mean, clip.std, experiment.data, device)
+        self._data = StreamData(stream, self.source, clip.tokenize, clip.mean, clip.std, experiment.data, device)
 
     def __call__(self, item: Item) -> bool:
         """Keep the tokens of a video whose frames are in the store. False if they are there already."""
-        return self._features.make(self._data.frames.key(item), lambda: self._data.one(item))
+        return self._features.make(self.source.key(item), lambda: self._data.one(item))
 
 
 class Featurize(Protocol):

@@ -42,7 +42,7 @@ def decode_on_nodes(
     """
     if not items:
         return 0, []
-    _check_nodes(source)
+    check_nodes(source)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False  # ours counts videos
     context.print_on_execution_start = False
@@ -93,7 +93,7 @@ def _decode(batch: dict[str, np.ndarray], source: FrameSource, items: list[Item]
     }
 
 
-def _check_nodes(source: FrameSource) -> None:
+def check_nodes(source: FrameSource) -> None:
     """Refuse a cluster whose nodes would write elsewhere, or other pixels under the same key."""
     key = f"nodes-{secrets.token_hex(8)}"
     source.store.put_json(USES, key, {})

@@ -14,6 +14,7 @@ from ray.exceptions import RayError
 
 from orchestrator.config import Settings
 from orchestrator.feature_jobs import Featurize, Featurizer, Progress
+from orchestrator.ray_decode import check_nodes
 from orchestrator.run import Places
 from orchestrator.store import StoreError
 from orchestrator.streams import Item
@@ -28,12 +29,16 @@ def featurize_on_nodes(settings: Settings, places: Places, gpus: float = 0.0) ->
         settings: complete and flat.
         places: as every node sees them.
         gpus: of a tower; 0 takes CPUs.
+
+    Raises:
+        ConfigError: if the method has no features to make; later, if a node sees another store.
     """
-    Featurizer(settings, places, torch.device("cpu"))  # says what is wrong before anything starts
+    tower = Featurizer(settings, places, torch.device("cpu"))
 
     def featurize(items: Sequence[Item], progress: Progress) -> tuple[int, int]:
         if not items:
             return 0, 0
+        check_nodes(tower.source)
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False  # ours counts videos
         context.print_on_execution_start = False

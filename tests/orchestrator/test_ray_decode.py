@@ -67,7 +67,7 @@ def test_a_build_on_the_cluster_names_the_broken_and_goes_on_where_it_was(runs, 
 
 
 def test_nothing_to_do_starts_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(ray_decode, "_check_nodes", None)
+    monkeypatch.setattr(ray_decode, "check_nodes", None)
     assert decode_on_nodes(source_in(tmp_path), []) == (0, [])
 
 
