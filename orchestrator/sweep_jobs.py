@@ -261,7 +261,7 @@ def _plan_text(planned: Sweep, room: Any, decoded: int, where: Where, tracker: T
     recommended = ", ".join(f"{name}={value}" for name, value in stream.settings.items())
     lines = [
         f"sweep {request.name}: {request.method} on {stream.name}, {len(stream.tasks)} tasks",
-        f"  trials     {search.trials} by {search.searcher}, scheduler {search.scheduler}; {room.concurrent} at once",
+        f"  trials     {_num_trials(planned)} by {search.searcher}, scheduler {search.scheduler}; {room.concurrent} at once",
         f"  resources  {resources_text(where, room)}",
         f"  searches   {', '.join(planned.space)} on {planned.experiment.evaluation.split} videos",
         f"  presets    {', '.join(planned.experiment.presets) or 'paper'}; their values are tried first",
@@ -274,6 +274,15 @@ def _plan_text(planned: Sweep, room: Any, decoded: int, where: Where, tracker: T
     if mark := stream.settings_mark:
         lines.append(f"  note       {mark}")
     return "\n".join(lines)
+
+
+def _num_trials(planned: Sweep) -> int:
+    """As many as were asked for; a grid has as many as it has points, whatever was asked for."""
+    from orchestrator.ray_tune import count_trials, search_algorithm
+
+    if planned.search.searcher != "grid":
+        return int(planned.search.trials)
+    return count_trials(planned.search, search_algorithm(planned.search, planned.space, planned.paper, 1)[1])
 
 
 def videos_text(decoded: int) -> str:

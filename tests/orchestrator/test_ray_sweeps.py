@@ -130,7 +130,7 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(cluster, wh
         stream=manifest,
         name="s",
         overrides={"optim.weight_decay": "0.2", "method.train_scale": "true", "method.frame_norm": "none"},
-        search={"trials": 4, "searcher": "grid", "scheduler": "asha"},
+        search={"searcher": "grid", "scheduler": "asha"},
         space=("method.lr=0,1e-6,1e-3,3e-3",),  # with optim.lr_scale=50 the last two destroy the backbone
         seeds=1,
         baselines=("zero_shot",),

@@ -13,7 +13,7 @@ from orchestrator.cluster_jobs import FailedRuns, trial_plan
 from orchestrator.config import ConfigError
 from orchestrator.jobs import GAIN, Where
 from orchestrator.ray_tune import Outcome, write_plan
-from orchestrator.sweep_jobs import SweepRequest, _conclude, _read_request, plan_sweep, resume, sweep
+from orchestrator.sweep_jobs import SweepRequest, _conclude, _num_trials, _read_request, plan_sweep, resume, sweep
 from orchestrator.tracking import Tracker
 from tests.orchestrator.conftest import write_stream
 
@@ -40,6 +40,13 @@ def test_a_sweep_chooses_on_validation_videos(few, where):
     assert planned.experiment.evaluation.split == "val"
     assert planned.given["evaluation.split"] == "val"
     assert planned.experiment.data.num_frames == 4  # which the stream recommends
+
+
+def test_a_grid_has_as_many_trials_as_points_whatever_was_asked_for(few, where):
+    space = ("method.lr=0,1e-6,1e-5", "method.frame_norm=none,l2", "method.train_scale=true", "optim.weight_decay=0.2")
+    planned = plan_sweep(request(few, search={"searcher": "grid", "trials": 4}, space=space), where)
+    assert _num_trials(planned) == 6
+    assert _num_trials(plan_sweep(request(few, search={"trials": 4}), where)) == 4
 
 
 @pytest.mark.parametrize("method", ["framefusion_moe", "structalign"])
