@@ -259,9 +259,10 @@ def _plan_text(planned: Sweep, room: Any, decoded: int, where: Where, tracker: T
     """What will happen, before it does."""
     request, stream, search = planned.request, planned.stream, planned.search
     recommended = ", ".join(f"{name}={value}" for name, value in stream.settings.items())
+    trials = f"{_num_trials(planned)} by {search.searcher}, scheduler {search.scheduler}"
     lines = [
         f"sweep {request.name}: {request.method} on {stream.name}, {len(stream.tasks)} tasks",
-        f"  trials     {_num_trials(planned)} by {search.searcher}, scheduler {search.scheduler}; {room.concurrent} at once",
+        f"  trials     {trials}; {room.concurrent} at once",
         f"  resources  {resources_text(where, room)}",
         f"  searches   {', '.join(planned.space)} on {planned.experiment.evaluation.split} videos",
         f"  presets    {', '.join(planned.experiment.presets) or 'paper'}; their values are tried first",
