@@ -74,6 +74,7 @@ class Method(nn.Module):
     trains_on: Literal["task", "seen"] = "task"  # pairs of this task, or of all tasks so far
     reencodes_gallery: bool = False  # True breaks the protocol on purpose (joint training)
     prompts_by_task: bool = False  # True: a caption is encoded once for each task whose videos it searches
+    max_frames: int | None = None  # of a video; None: as many as there are
     is_transductive: bool = False  # True: a query's ranks depend on the other queries; tables say so
     contrasts_batch: ClassVar[bool] = True  # a loss called `contrastive` compares the pairs of a batch, and no others
     # Leading vision blocks whose output is the pre-trained tower's, in every task, for any video. Where there are

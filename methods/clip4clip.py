@@ -70,6 +70,7 @@ class Clip4Clip(Method):
             self.header = FrameLSTM(backbone.embed_dim)
         elif config.sim_header == "seqTransf":
             self.header = FrameTransformer(backbone.text, backbone.embed_dim, config.sim_layers)
+            self.max_frames = len(self.header.positions)
 
     def param_groups(self) -> list[ParamGroup]:
         parameters = [*self.backbone.vision.parameters(), *self.backbone.text.parameters()]

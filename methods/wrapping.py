@@ -44,6 +44,7 @@ class Strategy(Method):
         self.reencodes_gallery = base.reencodes_gallery
         self.prompts_by_task = base.prompts_by_task
         self.is_transductive = base.is_transductive
+        self.max_frames = base.max_frames
 
     def begin_task(self, task: Task) -> None:
         self.base.begin_task(task)

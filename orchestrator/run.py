@@ -58,11 +58,19 @@ def make_method(experiment: Experiment, backbone: Clip) -> Method:
     cls = find_method(experiment.run.method)
     try:
         if not cls.wraps:
-            return cls(experiment.method, backbone)  # type: ignore[call-arg]
-        retriever = find_method(experiment.method.base)(experiment.base, backbone)  # type: ignore[call-arg]
-        return cls(experiment.method, retriever)  # type: ignore[call-arg]
+            method = cls(experiment.method, backbone)  # type: ignore[call-arg]
+        else:
+            retriever = find_method(experiment.method.base)(experiment.base, backbone)  # type: ignore[call-arg]
+            method = cls(experiment.method, retriever)  # type: ignore[call-arg]
     except ValueError as error:
         raise ConfigError(f"method: {error}") from error
+    most, asked = method.max_frames, experiment.data.num_frames
+    if most is not None and asked > most:
+        raise ConfigError(
+            f"data.num_frames: {asked} frames of a video are more than the {most} that {experiment.run.method} has "
+            f"positions for on this backbone. Write data.num_frames={most}."
+        )
+    return method
 
 
 @dataclass(frozen=True)

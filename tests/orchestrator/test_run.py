@@ -20,6 +20,14 @@ def test_an_unknown_backbone_is_reported_as_the_users(manifest, small_stream, ru
         execute(resolve(settings, small_stream.settings), Places(runs))
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_more_frames_than_a_method_has_positions_for_are_refused(manifest, small_stream, runs, wrapped):
+    group = "base" if wrapped else "method"
+    settings = {"method": "lwf" if wrapped else "clip4clip", f"{group}.sim_header": "seqTransf", "data.num_frames": 33}
+    with pytest.raises(ConfigError, match=r"^data\.num_frames: 33 frames of a video are more than the 32 that"):
+        execute(resolve({**settings, "stream": manifest}, small_stream.settings), Places(runs))
+
+
 def test_a_trained_model_is_loaded_with_one_call(manifest, small_stream, runs, tmp_path):
     experiment = resolve({"method": "framefusion_moe", "stream": manifest}, small_stream.settings)
     kept = {}
