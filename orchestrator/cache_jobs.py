@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from orchestrator.config import ConfigError, Settings
@@ -13,7 +13,7 @@ from orchestrator.experiment import resolve
 from orchestrator.feature_jobs import Featurize, featurize_here, featurize_stream
 from orchestrator.frames import FrameSource
 from orchestrator.jobs import Where, find_manifest
-from orchestrator.prepare import Prepared, decode_stream
+from orchestrator.prepare import Prepare, Prepared, decode_stream
 from orchestrator.run import load_clip
 from orchestrator.store import Size, size_of
 from orchestrator.store_gc import DAY, by_kind, find_garbage, remove_garbage
@@ -47,41 +47,53 @@ def build_cache(
     splits = ("train", "val", "test") if stream.has_val else ("train", "test")
     store = places.open_store()
     source = FrameSource(store, experiment.data, load_clip(experiment.backbone).image_size)
-    featurize: Featurize | None = None
+
+    def build(prepare: Prepare, workers: int, featurize: Featurize | None) -> str:
+        done = decode_stream(stream, source, splits, workers, prepare=prepare)
+        lost = _lost(done)
+        made = featurize_stream(stream, splits, lost, featurize) if featurize is not None else ""
+        return _report(stream, done, lost, made, where, experiment.data.skip_missing)
+
     if not (on_cluster or where.address):
-        featurize = featurize_here(experiment.settings, places) if features else None
-        done = decode_stream(stream, source, splits, workers=os.cpu_count() or 1)
-        return _report(stream, splits, done, where, experiment.data.skip_missing, featurize)
+        here = featurize_here(experiment.settings, places) if features else None
+        return build(source.prepare, os.cpu_count() or 1, here)
     from orchestrator.ray_cluster import choose_gpus, cluster
     from orchestrator.ray_decode import decode_on_nodes
     from orchestrator.ray_features import featurize_on_nodes
 
     with cluster(where.address, where.local_cpus, where.nodes):
         gpus = choose_gpus(where.gpus_per_trial, 1) if features else 0.0
-        featurize = featurize_on_nodes(experiment.settings, places, gpus) if features else None
-        done = decode_stream(stream, source, splits, workers=0, prepare=partial(decode_on_nodes, source))
-        return _report(stream, splits, done, where, experiment.data.skip_missing, featurize)
+        there = featurize_on_nodes(experiment.settings, places, gpus) if features else None
+        return build(partial(decode_on_nodes, source), 0, there)  # 0: on every CPU of the cluster
+
+
+def _lost(done: Prepared) -> dict[str, str]:
+    """Videos without frames, each with its reason."""
+    lost = {item.video: f"{item.path}: no such file" for item in done.missing}
+    return lost | {item.video: str(error) for item, error in done.broken}
 
 
 def _report(
-    stream: Stream, splits: Sequence[str], done: Prepared, where: Where, skip_missing: bool, featurize: Featurize | None
+    stream: Stream, done: Prepared, lost: Mapping[str, str], made: str, where: Where, skip_missing: bool
 ) -> str:
-    """What was decoded, what could not be; the features of the rest are made on the way."""
-    lost = {item.video: f"{item.path}: no such file" for item in done.missing}
-    lost |= {item.video: str(error) for item, error in done.broken}
-    made = "\n" + featurize_stream(stream, splits, lost, featurize) if featurize is not None else ""
+    """What was decoded and what could not be, then what was `made` of the rest.
+
+    Raises:
+        ConfigError: with the same text, if videos are lost and may not be.
+    """
     text = f"stream {stream.name}: {done.decoded} videos decoded, {done.known} were in the store"
-    if not lost:
-        return text + made
-    lines = [f"{video}: {reason}" for video, reason in sorted(lost.items())]
-    text += f", {len(lost)} cannot be used"
-    if len(lines) > SHOWN:
-        file = where.runs.resolve() / f"broken-{re.sub(r'[^A-Za-z0-9_-]', '-', stream.name)}.txt"
-        file.write_text("\n".join(lines) + "\n")
-        text += f" (all of them in {file})"
-    if skip_missing:
-        return text + _listed(lines) + made
-    raise ConfigError(text + _listed(lines) + made)
+    if lost:
+        lines = [f"{video}: {reason}" for video, reason in sorted(lost.items())]
+        text += f", {len(lost)} cannot be used"
+        if len(lines) > SHOWN:
+            file = where.runs.resolve() / f"broken-{re.sub(r'[^A-Za-z0-9_-]', '-', stream.name)}.txt"
+            file.write_text("\n".join(lines) + "\n")
+            text += f" (all of them in {file})"
+        text += _listed(lines)
+    text = "\n".join(filter(None, (text, made)))
+    if lost and not skip_missing:
+        raise ConfigError(text)
+    return text
 
 
 def list_cache(where: Where) -> str:

@@ -34,7 +34,8 @@ from orchestrator.shapes_files import Clip, render_files
 from orchestrator.shapes_scenes import CATEGORIES, draw_scene
 from orchestrator.store import digest_of
 from orchestrator.streams import load_stream
-from orchestrator.tracking import Tracker, new_client, prepare
+from orchestrator.tracking import Tracker, prepare
+from orchestrator.tracking_server import new_client
 
 Tracked = Literal["away", "back", "sqlite"]  # MLflow: never there; back when all is over; a file that is there
 Points = dict[str, float | None]  # "key step" of a metric -> its value; None: a time, which differs

@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator.tracking import ui_command
+from orchestrator.tracking_server import ui_command
 
 PATIENCE = 600.0  # seconds that anything may take on a loaded machine
 

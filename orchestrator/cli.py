@@ -246,7 +246,8 @@ def _add_ui(commands: Any) -> None:
 
 
 def _ui(arguments: argparse.Namespace) -> str:
-    from orchestrator.tracking import default_uri, prepare, ui_command
+    from orchestrator.tracking import prepare
+    from orchestrator.tracking_server import default_uri, ui_command
 
     if not 0 < arguments.port < 65536:
         raise ConfigError(f"--port {arguments.port}: is no port. Write a number from 1 to 65535.")
@@ -268,7 +269,7 @@ def _add_doctor(commands: Any) -> None:
 
 def _doctor(arguments: argparse.Namespace) -> str:
     from orchestrator import doctor
-    from orchestrator.tracking import default_uri
+    from orchestrator.tracking_server import default_uri
 
     uri = default_uri(arguments.runs)
     found = doctor.examine(arguments.runs, arguments.store, arguments.stream, arguments.videos, uri)
@@ -297,7 +298,8 @@ def _explain(arguments: argparse.Namespace) -> str:
 
 
 def _sync(arguments: argparse.Namespace) -> str:
-    from orchestrator.tracking import Tracker, default_uri
+    from orchestrator.tracking import Tracker
+    from orchestrator.tracking_server import default_uri
 
     sent, left = Tracker(default_uri(arguments.runs), arguments.runs).flush()
     if left:

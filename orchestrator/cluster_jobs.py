@@ -14,7 +14,8 @@ from orchestrator.experiment import Experiment
 from orchestrator.jobs import Ready, Where, absolute, make_ready, say
 from orchestrator.store import digest_of
 from orchestrator.streams import Stream
-from orchestrator.tracking import Tracker, default_uri
+from orchestrator.tracking import Tracker
+from orchestrator.tracking_server import default_uri
 
 if TYPE_CHECKING:
     from orchestrator.ray_train import TrialPlan

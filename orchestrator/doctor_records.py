@@ -16,7 +16,8 @@ from orchestrator.leaks import Leak, find_leaks, secret_values
 from orchestrator.machine import Finding, listed
 from orchestrator.outbox import REFUSED, Outbox
 from orchestrator.streams import Stream
-from orchestrator.tracking import Tracker, check
+from orchestrator.tracking import Tracker
+from orchestrator.tracking_server import check
 
 MAX_SWEEPS = 30  # newest sweeps that are looked at
 

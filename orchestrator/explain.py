@@ -15,7 +15,8 @@ from typing import Any, cast
 from orchestrator.config import ConfigError, Settings
 from orchestrator.store import MissingObject, Store
 from orchestrator.streams import Stream
-from orchestrator.tracking import RunRecord, Tracker
+from orchestrator.tracking import Tracker
+from orchestrator.tracking_values import RunRecord
 
 log = logging.getLogger(__name__)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import torch
 from tqdm import tqdm
 
 from orchestrator.config import ConfigError, Settings
 from orchestrator.data import StreamData
-from orchestrator.experiment import Experiment, resolve
+from orchestrator.experiment import resolve
 from orchestrator.features import WORTH, frozen_features
 from orchestrator.frames import FrameSource
 from orchestrator.run import Places, load_clip, make_method
@@ -33,7 +33,8 @@ class Featurizer:
 
     def __init__(self, settings: Settings, places: Places, device: torch.device) -> None:
         experiment = resolve(settings)
-        _check(experiment)
+        if not experiment.data.cache_features:
+            raise ConfigError("--features: data.cache_features=false keeps none. Leave one of them out.")
         stream = load_stream(experiment.run.stream, places.root, places.videos)
         clip, store = load_clip(experiment.backbone), places.open_store()
         method = make_method(experiment, clip).to(device)
@@ -86,9 +87,3 @@ def featurize_stream(stream: Stream, splits: Sequence[str], lost: Iterable[str],
     with tqdm(total=len(items), desc="features", unit="video", disable=not items) as bar:
         made, known = featurize(items, bar.update)
     return f"stream {stream.name}: features of {made} videos made, {known} were in the store"
-
-
-def _check(experiment: Experiment) -> None:
-    data: Mapping[str, Any] = experiment.settings
-    if not data["data.cache_features"]:
-        raise ConfigError("--features: data.cache_features=false keeps none. Leave one of them out.")

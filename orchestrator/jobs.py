@@ -26,7 +26,8 @@ from orchestrator.prepare import prepare_stream
 from orchestrator.recorder import Recorder
 from orchestrator.run import Places, execute, load_clip, splits_of, trains, zero_shot_curve
 from orchestrator.streams import Stream, embedded_settings, load_stream
-from orchestrator.tracking import Tracker, check, default_uri, prepare
+from orchestrator.tracking import Tracker, prepare
+from orchestrator.tracking_server import check, default_uri
 
 GAIN = "stream/t2v/r1_gain"
 

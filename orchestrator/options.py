@@ -108,7 +108,7 @@ def check_code(asked: str | None) -> None:
 def check_first(arguments: argparse.Namespace, stream: str | None) -> None:
     """What `ctvr doctor` calls an error stops a sweep before it starts; warnings are counted."""
     from orchestrator import doctor
-    from orchestrator.tracking import default_uri
+    from orchestrator.tracking_server import default_uri
 
     uri = default_uri(arguments.runs)
     found = doctor.examine(arguments.runs, arguments.store, stream, arguments.videos, uri)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.table import Row, Value
 
 if TYPE_CHECKING:
-    from orchestrator.tracking import RunRecord
+    from orchestrator.tracking_values import RunRecord
 
 FOLDER = Path(__file__).parent / "paper_numbers"
 BACKBONE = "backbone {name}, the paper has ViT-B/32"

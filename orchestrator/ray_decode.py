@@ -7,25 +7,22 @@ interruption, by the next job.
 
 from __future__ import annotations
 
-import logging
 import secrets
 import socket
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import ray
-import ray.data
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.config import ConfigError
 from orchestrator.frames import Broken, FrameSource
+from orchestrator.ray_data import Columns, last_line, share_out
 from orchestrator.store import StoreError
 from orchestrator.store_gc import USES
 from orchestrator.streams import Item
 from orchestrator.video import VideoError, decoder_version
-
-BLOCK = 8  # videos that a node decodes at a time: few enough to share out, enough to be worth a child process
 
 
 def decode_on_nodes(
@@ -43,42 +40,23 @@ def decode_on_nodes(
     if not items:
         return 0, []
     check_nodes(source)
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False  # ours counts videos
-    context.print_on_execution_start = False
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
-    blocks = -(-len(items) // BLOCK)
-    todo = ray.data.from_items([{"index": index} for index in range(len(items))], override_num_blocks=blocks)
-    done = todo.map_batches(
-        _decode,  # type: ignore[arg-type]
-        batch_size=None,
-        fn_args=(source, list(items)),
-        num_cpus=1,
-        concurrency=workers or None,
-    )
     reasons: dict[int, str] = {}
-    try:
-        for batch in done.iter_batches(batch_size=None, prefetch_batches=0):
-            failed = [text for text in batch["failure"].tolist() if text]
-            if failed:
-                raise StoreError(failed[0])
-            reasons.update(zip(batch["index"].tolist(), batch["reason"].tolist()))
-            if progress is not None:
-                progress(len(batch["index"]))
-    except RayError as error:
-        raise StoreError(f"decoding on the cluster failed: {_last_line(error)}") from None
+    for block in share_out(len(items), _decode, fn_args=(source, list(items)), num_cpus=1, concurrency=workers or None):
+        reasons.update(zip(block["index"].tolist(), block["reason"].tolist()))
+        if progress is not None:
+            progress(len(block["index"]))
     broken = [
         (items[index], VideoError(items[index].path, reason)) for index, reason in sorted(reasons.items()) if reason
     ]
     return len(items) - len(broken), broken
 
 
-def _decode(batch: dict[str, np.ndarray], source: FrameSource, items: list[Item]) -> dict[str, np.ndarray]:
+def _decode(block: Columns, source: FrameSource, items: list[Item]) -> Columns:
     """Runs on a node: decode a block into the store.
 
     Returns for each video why it could not be decoded, and why the store failed; "" where all is well.
     """
-    chosen = [items[index] for index in batch["index"].tolist()]
+    chosen = [items[index] for index in block["index"].tolist()]
     broken: Broken = []
     failure = ""
     try:
@@ -87,7 +65,7 @@ def _decode(batch: dict[str, np.ndarray], source: FrameSource, items: list[Item]
         failure = f"{error} (on {socket.gethostname()})"
     reasons = {id(item): f"{error.reason} (on {socket.gethostname()})" for item, error in broken}
     return {
-        "index": batch["index"],
+        "index": block["index"],
         "reason": np.array([reasons.get(id(item), "") for item in chosen], dtype=object),
         "failure": np.array([failure] * len(chosen), dtype=object),
     }
@@ -109,7 +87,7 @@ def check_nodes(source: FrameSource) -> None:
             if problem:
                 raise ConfigError(problem)
     except RayError as error:
-        raise ConfigError(f"a node of the cluster cannot decode: {_last_line(error)}") from None
+        raise ConfigError(f"a node of the cluster cannot decode: {last_line(error)}") from None
     finally:
         source.store.delete(USES, key)
 
@@ -130,8 +108,3 @@ def _find_problem(source: FrameSource, key: str) -> str:
     if version != source.version:
         return f"node {node} decodes with {version}, this machine with {source.version}. Install the same versions."
     return ""
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return lines[-1][:300]

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 from collections.abc import Sequence
 
 import numpy as np
 import ray
-import ray.data
 import torch
-from ray.exceptions import RayError
 
 from orchestrator.config import Settings
 from orchestrator.feature_jobs import Featurize, Featurizer, Progress
+from orchestrator.ray_data import Columns, num_blocks, share_out
 from orchestrator.ray_decode import check_nodes
 from orchestrator.run import Places
 from orchestrator.store import StoreError
 from orchestrator.streams import Item
-
-BLOCK = 8  # videos that a tower takes at a time
 
 
 def featurize_on_nodes(settings: Settings, places: Places, gpus: float = 0.0) -> Featurize:
@@ -39,33 +35,19 @@ def featurize_on_nodes(settings: Settings, places: Places, gpus: float = 0.0) ->
         if not items:
             return 0, 0
         check_nodes(tower.source)
-        context = ray.data.DataContext.get_current()
-        context.enable_progress_bars = False  # ours counts videos
-        context.print_on_execution_start = False
-        logging.getLogger("ray.data").setLevel(logging.WARNING)
         there = ray.cluster_resources()
         room = int(there.get("GPU", 0.0) / gpus) if gpus else int(there.get("CPU", 1.0))
-        blocks = -(-len(items) // BLOCK)
-        todo = ray.data.from_items([{"index": index} for index in range(len(items))], override_num_blocks=blocks)
-        made = todo.map_batches(
-            _Tower,  # type: ignore[arg-type]
-            batch_size=None,
+        total = 0
+        for block in share_out(
+            len(items),
+            _Tower,
             fn_constructor_args=(settings, places, list(items)),
             num_cpus=0.9,  # the job that feeds it needs the rest
             num_gpus=gpus or None,
-            concurrency=max(1, min(room, blocks)),
-        )
-        total = 0
-        try:
-            for batch in made.iter_batches(batch_size=None, prefetch_batches=0):
-                failed = [text for text in batch["failure"].tolist() if text]
-                if failed:
-                    raise StoreError(failed[0])
-                total += int(batch["made"].sum())
-                progress(len(batch["made"]))
-        except RayError as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-            raise StoreError(f"features on the cluster failed: {lines[-1][:300]}") from None
+            concurrency=max(1, min(room, num_blocks(len(items)))),
+        ):
+            total += int(block["made"].sum())
+            progress(len(block["made"]))
         return total, len(items) - total
 
     return featurize
@@ -79,9 +61,9 @@ class _Tower:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._featurize, self._items = Featurizer(settings, places, device), items
 
-    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        made, failure = np.zeros(len(batch["index"]), dtype=bool), ""
-        for place, index in enumerate(batch["index"].tolist()):
+    def __call__(self, block: Columns) -> Columns:
+        made, failure = np.zeros(len(block["index"]), dtype=bool), ""
+        for place, index in enumerate(block["index"].tolist()):
             try:
                 made[place] = self._featurize(self._items[index])
             except StoreError as error:

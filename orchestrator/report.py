@@ -24,7 +24,8 @@ from orchestrator.table import Column, Row, Table, Value, number, to_csv, to_lat
 from orchestrator.unpublished import footnote
 
 if TYPE_CHECKING:
-    from orchestrator.tracking import RunRecord, Tracker
+    from orchestrator.tracking import Tracker
+    from orchestrator.tracking_values import RunRecord
 
 __all__ = ["build", "collect", "number", "seconds_of", "to_csv", "to_latex", "to_markdown", "write"]
 

@@ -28,7 +28,8 @@ from orchestrator.report import seconds_of
 from orchestrator.run import trains
 from orchestrator.store import digest_of
 from orchestrator.streams import Stream, load_stream
-from orchestrator.tracking import RunRecord, Tracker
+from orchestrator.tracking import Tracker
+from orchestrator.tracking_values import RunRecord
 
 if TYPE_CHECKING:
     from orchestrator.ray_tune import ListedRun

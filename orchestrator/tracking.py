@@ -1,4 +1,4 @@
-"""What a run did, in MLflow: the only importer of it. Experiment = stream, parent run = sweep, child run = trial.
+"""What a run did, in MLflow. Experiment = stream, parent run = sweep, child run = trial.
 
 Writing never raises into training: what cannot be sent waits in `<runs>/outbox` (outbox.py) and `Tracker.flush`
 (`ctvr sync`) sends it later. Every write may be repeated without harm: a (metric, step) that is stored is not
@@ -11,28 +11,31 @@ Tags of a run: `ctvr.kind` (sweep, trial), `ctvr.key` (its identity below its pa
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import logging
-import math
-import os
 import re
-import shutil
-import socket
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
-from orchestrator.config import ConfigError, Settings, canonical
+from orchestrator.config import Settings, canonical
 from orchestrator.environment import environment
 from orchestrator.outbox import OFFLINE, Courier, Outbox, Record, locked
+from orchestrator.tracking_server import check, create_database, new_client, reason, shown
+from orchestrator.tracking_values import (
+    MAX_PARAM,
+    MAX_TAG,
+    Histories,
+    RunRecord,
+    as_text,
+    metric_name,
+    number,
+    quoted,
+    same,
+    short,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -41,93 +44,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_METRICS, MAX_PARAMS = 1000, 100  # what MLflow takes in one batch
-MAX_PARAM, MAX_TAG = 6000, 8000  # characters of one value
 ENDED = {"FINISHED", "FAILED", "KILLED"}
 REFUSED = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST"}  # sending it again cannot help
-
-
-class Histories(Mapping[str, list[tuple[int, float]]]):
-    """Metric key -> (step, value) by rising step. A key's history is read from MLflow when it is asked for."""
-
-    def __init__(self, latest: Mapping[str, tuple[int, float]], read: Callable[[str], list[tuple[int, float]]]) -> None:
-        self.latest = dict(latest)  # (step, value) of the last step, known without asking
-        self._read = read
-        self._known: dict[str, list[tuple[int, float]]] = {}
-
-    def __getitem__(self, key: str) -> list[tuple[int, float]]:
-        if key not in self.latest:
-            raise KeyError(key)
-        if key not in self._known:
-            self._known[key] = self._read(key)
-        return self._known[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.latest)
-
-    def __len__(self) -> int:
-        return len(self.latest)
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """One run as MLflow has it."""
-
-    run_id: str
-    name: str
-    settings: Settings  # flat dotted names -> text, as on the command line
-    metrics: Mapping[str, list[tuple[int, float]]]  # key -> (step, value) by rising step
-    tags: dict[str, str]
-    status: str  # RUNNING, FINISHED, FAILED, KILLED
-    artifacts: str  # URI of its artifact folder
-    started: int = 0  # milliseconds since 1970
-
-    def last(self, key: str) -> tuple[int, float] | None:
-        """(step, value) of a metric's last step; None if it was never recorded."""
-        if isinstance(self.metrics, Histories):
-            return self.metrics.latest.get(key)
-        return self.metrics[key][-1] if self.metrics.get(key) else None
-
-
-# --- where records go ---------------------------------------------------------------------------------------
-
-
-def default_uri(runs: Path) -> str:
-    """`MLFLOW_TRACKING_URI` where it is set, without a password; else a SQLite file in `runs`."""
-    _move_password()
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(runs).resolve() / 'mlflow.db'}"
-
-
-def _move_password() -> None:
-    """User and password of MLFLOW_TRACKING_URI become variables of their own: addresses are printed and recorded."""
-    address = urlsplit(os.environ.get("MLFLOW_TRACKING_URI", ""))
-    if "@" not in address.netloc:
-        return
-    os.environ["MLFLOW_TRACKING_USERNAME"] = unquote(address.username or "")
-    os.environ["MLFLOW_TRACKING_PASSWORD"] = unquote(address.password or "")
-    os.environ["MLFLOW_TRACKING_URI"] = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
-
-
-def check(uri: str, timeout: int = 5) -> None:
-    """Ask once whether `uri` can be used, without long retries.
-
-    Raises:
-        ConfigError: one line with the URI (its password left out), the reason and the remedy.
-    """
-    if uri.startswith("sqlite:///"):
-        folder = Path(uri.removeprefix("sqlite:///")).parent
-        if not os.access(next(p for p in (folder, *folder.absolute().parents) if p.exists()), os.W_OK):
-            raise ConfigError(f"tracking {_shown(uri)}: cannot write to {folder}. Choose another folder with --runs.")
-        return
-    if "://" not in uri or uri.startswith("file:"):
-        raise ConfigError(
-            f"tracking {uri}: MLflow refuses folders of files. Use sqlite:///{uri.removeprefix('file://')}/mlflow.db "
-            "or the address of an MLflow server in MLFLOW_TRACKING_URI."
-        )
-    with _environment(MLFLOW_HTTP_REQUEST_TIMEOUT=str(timeout), MLFLOW_HTTP_REQUEST_MAX_RETRIES="0"):
-        try:
-            new_client(uri).search_experiments(max_results=1)
-        except Exception as error:  # whatever it is, the user gets one line
-            raise ConfigError(f"tracking {_shown(uri)}: {_reason(error)}. {_remedy(error)}") from error
 
 
 def prepare(uri: str, runs: Path, stream: str | None = None) -> None:
@@ -143,80 +61,9 @@ def prepare(uri: str, runs: Path, stream: str | None = None) -> None:
     check(uri)
     if uri.startswith("sqlite:///"):
         with locked(Path(uri.removeprefix("sqlite:///") + ".lock")):
-            _create_database(uri)
+            create_database(uri)
     if stream is not None:
         Tracker(uri, runs).experiment(stream)
-
-
-def ui_command(uri: str, host: str = "127.0.0.1", port: int = 5000) -> list[str]:
-    """The command of the MLflow server on `uri`; it trusts this machine and the one `host` name only.
-
-    Raises:
-        ConfigError: if `uri` is a server already, `host` is every interface, or `port` is in use.
-    """
-    if uri.startswith(("http://", "https://")):
-        raise ConfigError(f"tracking {_shown(uri)}: is a server already. Open it in a browser.")
-    if host in {"0.0.0.0", "::", ""}:
-        raise ConfigError(f"host {host!r}: would be open to every network. Give one address, or 127.0.0.1 with ssh -L.")
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(f"port {port}: cannot listen on {host} ({error.strerror}). Choose another.") from None
-    command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "server",
-        "--backend-store-uri",
-        uri,
-        "--host",
-        host,
-        "--port",
-        str(port),
-    ]
-    if uri.startswith("sqlite:///"):
-        folder = Path(uri.removeprefix("sqlite:///")).resolve().parent
-        command += ["--artifacts-destination", str(folder / "artifacts")]
-    if host not in {"127.0.0.1", "localhost"}:
-        command += ["--allowed-hosts", f"localhost,localhost:*,127.0.0.1,127.0.0.1:*,{host},{host}:*"]
-    return [*command, "--workers", "1"]
-
-
-def new_client(uri: str) -> MlflowClient:
-    """A client of `uri` alone: no global active run, no telemetry, nothing printed."""
-    _move_password()
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")  # seconds; the default of 120, 8 times, stops training
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-    from mlflow import MlflowClient
-
-    for noisy in ("alembic", "mlflow.store", "urllib3.connectionpool"):  # what matters of it is said by us
-        logging.getLogger(noisy).setLevel(logging.ERROR)
-    return MlflowClient(tracking_uri=uri, registry_uri=uri)
-
-
-def _create_database(uri: str) -> None:
-    file = Path(uri.removeprefix("sqlite:///"))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        new_client(uri).search_experiments(max_results=1)
-        return
-    except Exception as error:  # a file that is no database, a disk that is full: one line for the user
-        if "out-of-date database schema" not in str(error):
-            raise ConfigError(f"tracking {uri}: {_reason(error)}. Move the file away, or mend it.") from error
-    shutil.copy2(file, file.with_name(f"{file.name}.before-{importlib.metadata.version('mlflow')}"))
-    log.warning("tracking: %s was made by another MLflow; it is upgraded and a copy is kept beside it", file)
-    command = [sys.executable, "-m", "mlflow", "db", "upgrade", uri]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise ConfigError(f"tracking {uri}: was made by a newer MLflow. Install that version or choose another --runs.")
-
-
-# --- writing and reading runs -------------------------------------------------------------------------------
 
 
 class Tracker:
@@ -225,7 +72,7 @@ class Tracker:
     def __init__(self, uri: str, runs: Path) -> None:
         self.uri, self.runs = uri, Path(runs)
         self.outbox = Outbox(self.runs / "outbox")
-        self._courier = Courier(self.outbox, self._send, _is_refusal, lambda e: f"{_shown(uri)}: {_reason(e)}")
+        self._courier = Courier(self.outbox, self._send, _is_refusal, lambda e: f"{shown(uri)}: {reason(e)}")
         self._client: MlflowClient | None = None
         self._experiments: dict[str, str] = {}
         self._opened: dict[str, str] = {}  # offline id -> run id
@@ -280,7 +127,7 @@ class Tracker:
 
     def log_history(self, run_id: str, rows: Mapping[int, Mapping[str, float]]) -> None:
         """Record many steps in one batch: {step: {key: value}}."""
-        values = [[step, _metric_name(key), float(value)] for step, row in rows.items() for key, value in row.items()]
+        values = [[step, metric_name(key), float(value)] for step, row in rows.items() for key, value in row.items()]
         self._courier.deliver(run_id, {"op": "metrics", "values": values, "time": _now()})
 
     def log_settings(self, run_id: str, settings: Settings) -> None:
@@ -306,7 +153,7 @@ class Tracker:
     def log_heatmap(self, run_id: str, name: str, matrix: Sequence[Sequence[float | None]]) -> None:
         """Draw a T x T lower-triangular matrix of R@1 as the artifact `<name>.png`."""
         self._courier.deliver(
-            run_id, {"op": "heatmap", "name": name, "matrix": [[*map(_number, row)] for row in matrix]}
+            run_id, {"op": "heatmap", "name": name, "matrix": [[*map(number, row)] for row in matrix]}
         )
 
     def log_environment(self, run_id: str) -> None:
@@ -330,7 +177,7 @@ class Tracker:
         try:
             return self._register(self._real(run_id), name, folder, alias)
         except Exception as error:
-            log.warning("tracking: model %s was not registered: %s", name, _reason(error))
+            log.warning("tracking: model %s was not registered: %s", name, reason(error))
             return None
 
     def flush(self, run_id: str | None = None) -> tuple[int, int]:
@@ -365,7 +212,7 @@ class Tracker:
         try:
             return Path(self.client.download_artifacts(run_id, artifact, str(target)))
         except Exception as error:
-            raise FileNotFoundError(f"run {run_id} has no readable artifact {artifact!r}: {_reason(error)}") from error
+            raise FileNotFoundError(f"run {run_id} has no readable artifact {artifact!r}: {reason(error)}") from error
 
     # --- how ---
 
@@ -416,7 +263,7 @@ class Tracker:
             full = {**tags, "ctvr.stream": stream, **({"mlflow.parentRunId": parent} if parent else {})}
             if parent and "ctvr.sweep" not in full:
                 full["ctvr.sweep"] = self.client.get_run(parent).data.tags.get("ctvr.sweep", "")
-            full = {key: _short(value, MAX_TAG) for key, value in full.items()}
+            full = {key: short(value, MAX_TAG) for key, value in full.items()}
             run_id = self.client.create_run(self.experiment(stream), tags=full, run_name=name).info.run_id
             self._stored[run_id] = {}
         self._send_settings(run_id, {"values": settings})
@@ -441,7 +288,7 @@ class Tracker:
         from mlflow.entities import Param
 
         old = self.client.get_run(run_id).data.params
-        new = {_metric_name(name): _short(text, MAX_PARAM) for name, text in record["values"].items()}
+        new = {metric_name(name): short(text, MAX_PARAM) for name, text in record["values"].items()}
         changed = sorted(name for name in new if name in old and old[name] != new[name])
         if changed:
             log.warning("tracking: run %s keeps its first value of %s", run_id, ", ".join(changed))
@@ -453,7 +300,7 @@ class Tracker:
     def _send_tags(self, run_id: str, record: Record) -> None:
         from mlflow.entities import RunTag
 
-        tags = [RunTag(name, _short(text, MAX_TAG)) for name, text in record["values"].items()]
+        tags = [RunTag(name, short(text, MAX_TAG)) for name, text in record["values"].items()]
         for start in range(0, len(tags), MAX_PARAMS):
             self.client.log_batch(run_id, tags=tags[start : start + MAX_PARAMS])
 
@@ -466,7 +313,7 @@ class Tracker:
             if step not in known:
                 known[step] = value
                 fresh.append(Metric(key, value, record["time"], step))
-            elif not _same(known[step], value):
+            elif not same(known[step], value):
                 log.warning(
                     "tracking: run %s has %s=%r at step %d; %r is left out", run_id, key, known[step], step, value
                 )
@@ -514,7 +361,7 @@ class Tracker:
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-        versions = self.client.search_model_versions(f"name = {_quoted(name)} and run_id = '{run_id}'")
+        versions = self.client.search_model_versions(f"name = {quoted(name)} and run_id = '{run_id}'")
         if versions:
             version = str(versions[0].version)
         else:
@@ -534,7 +381,7 @@ class Tracker:
             experiments = [found.experiment_id] if found else []
         if not experiments:
             return
-        query = " and ".join(f"tags.`{name}` = {_quoted(value)}" for name, value in tags.items())
+        query = " and ".join(f"tags.`{name}` = {quoted(value)}" for name, value in tags.items())
         token = None
         while True:
             page = self.client.search_runs(
@@ -559,43 +406,6 @@ class Tracker:
         )
 
 
-# --- values -------------------------------------------------------------------------------------------------
-
-
-def as_text(value: Any) -> str:
-    """A setting's value as it is typed on the command line: config.build reads it back."""
-    if isinstance(value, (list, tuple)):
-        return ",".join(map(str, value))
-    return str(value)
-
-
-def _metric_name(name: str) -> str:
-    return re.sub(r"[^\w\-. :/]", "_", name)  # MLflow refuses the rest, "@" among it
-
-
-def _number(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(value)
-
-
-def _same(a: float, b: float) -> bool:
-    return a == b or (math.isnan(a) and math.isnan(b)) or (math.isinf(b) and abs(a) > 1e308)  # SQL has no infinity
-
-
-def _short(text: str, limit: int) -> str:
-    """A text within MLflow's limit; a longer one is cut and ends with its own SHA-256."""
-    if len(text) <= limit:
-        return text
-    note = f"... [cut; {len(text)} characters, sha256 {hashlib.sha256(text.encode()).hexdigest()}]"
-    return text[: limit - len(note)] + note
-
-
-def _quoted(value: str) -> str:
-    quote = "'" if "'" not in value else '"'
-    if quote in value:
-        raise ConfigError(f"name {value!r}: has both kinds of quotation marks. Leave one kind out.")
-    return f"{quote}{value}{quote}"
-
-
 def _is_refusal(error: Exception) -> bool:
     missing = isinstance(error, FileNotFoundError)
     return missing or getattr(error, "error_code", None) in REFUSED
@@ -603,41 +413,3 @@ def _is_refusal(error: Exception) -> bool:
 
 def _now() -> int:
     return int(time.time() * 1000)
-
-
-def _shown(uri: str) -> str:
-    return re.sub(r"//[^@/]*@", "//***@", uri)
-
-
-def _reason(error: Exception) -> str:
-    """The innermost cause in one line of bearable length, without passwords."""
-    text = str(error)
-    for pattern in ("Connection refused", "timed out", "Name or service not known", "Invalid Host header"):
-        if pattern.lower() in text.lower():
-            return pattern.lower() if pattern != "Invalid Host header" else "the server refuses this host name"
-    line = next(iter(text.strip().splitlines()), "") or type(error).__name__
-    return _shown(line[:300]).rstrip(".")
-
-
-def _remedy(error: Exception) -> str:
-    text = str(error)
-    if "Invalid Host header" in text:
-        return "Start the server with --allowed-hosts NAME, or use its IP address"
-    if "401" in text or "403" in text:
-        return "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
-    return "Start the server (`make ui`), or unset MLFLOW_TRACKING_URI to record in the runs folder."
-
-
-@contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    """Set environment variables for a while."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import av
@@ -22,7 +23,7 @@ def write_clip(path: Path, colour: tuple[int, int, int], seed: int) -> None:
     """Eight 64 x 64 frames in which a block of the colour wanders over noise."""
     rng = np.random.default_rng(seed)
     with av.open(str(path), "w") as file:
-        stream = file.add_stream("libx264", rate=8)
+        stream = file.add_stream("libx264", rate=8, options={"x264-params": "asm=0"})  # see shapes_files.X264
         stream.width = stream.height = 64
         stream.pix_fmt = "yuv420p"
         stream.options = {"preset": "ultrafast", "crf": "20"}
@@ -109,3 +110,15 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def two_cpus() -> Iterator[None]:
+    """A Ray of two CPUs, of the test module's own."""
+    import ray
+
+    from orchestrator.ray_cluster import connect
+
+    connect("local", 2)
+    yield
+    ray.shutdown()

@@ -14,7 +14,7 @@ from orchestrator.config import ConfigError
 from orchestrator.jobs import Where
 from orchestrator.store import Store
 from orchestrator.store_gc import DAY
-from orchestrator.tracking import RunRecord
+from orchestrator.tracking_values import RunRecord
 
 
 @pytest.fixture

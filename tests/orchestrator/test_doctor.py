@@ -20,7 +20,8 @@ from orchestrator import doctor, doctor_records, machine, tracking
 from orchestrator.doctor import Finding, blocking, examine, to_text
 from orchestrator.leaks import find_leaks, secret_values
 from orchestrator.outbox import REFUSED, Outbox
-from orchestrator.tracking import Tracker, default_uri
+from orchestrator.tracking import Tracker
+from orchestrator.tracking_server import default_uri
 
 PLANTED = "kT7" + "x9Qw2" * 6  # made up
 

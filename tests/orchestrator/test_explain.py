@@ -16,7 +16,8 @@ from orchestrator.experiment import presets_of, resolve
 from orchestrator.explain import RESULT, _today, compare, explain
 from orchestrator.store import Store
 from orchestrator.streams import Stream
-from orchestrator.tracking import RunRecord, Tracker, as_text
+from orchestrator.tracking import Tracker
+from orchestrator.tracking_values import RunRecord, as_text
 
 DIGEST = "d" * 64
 GIVEN = {"method": "clip4clip", "stream": "small", "backbone.name": "tiny-clip", "backbone.weights": "shipped"}

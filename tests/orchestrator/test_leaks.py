@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.leaks import hide_secrets, redact
-from orchestrator.tracking import default_uri
+from orchestrator.tracking_server import default_uri
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CANARY = "cAnArY-7gK2"  # every planted secret begins so; made up

@@ -20,14 +20,7 @@ from orchestrator.ray_cluster import connect
 from orchestrator.ray_decode import decode_on_nodes
 from orchestrator.store import Store, StoreError
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cluster() -> Iterator[None]:
-    connect("local", 2)
-    yield
-    ray.shutdown()
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("two_cpus")]
 
 
 @pytest.fixture

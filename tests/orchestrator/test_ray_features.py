@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import ray
 
 from orchestrator.cache_jobs import build_cache
 from orchestrator.config import ConfigError
 from orchestrator.jobs import Where
-from orchestrator.ray_cluster import connect
 from orchestrator.store import Store
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cluster() -> Iterator[None]:
-    connect("local", 2)
-    yield
-    ray.shutdown()
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("two_cpus")]
 
 
 def features_in(folder: Path) -> dict[str, np.ndarray]:

@@ -29,7 +29,8 @@ from orchestrator.run import Places, execute
 from orchestrator.store import Store
 from orchestrator.streams import load_stream
 from orchestrator.sweep_jobs import SweepRequest, rerun, sweep
-from orchestrator.tracking import RunRecord, Tracker
+from orchestrator.tracking import Tracker
+from orchestrator.tracking_values import RunRecord
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

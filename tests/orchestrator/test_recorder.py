@@ -12,7 +12,8 @@ from orchestrator.experiment import resolve
 from orchestrator.recorder import Recorder
 from orchestrator.run import Places, execute, load_model
 from orchestrator.streams import Stream
-from orchestrator.tracking import RunRecord, Tracker, prepare
+from orchestrator.tracking import Tracker, prepare
+from orchestrator.tracking_values import RunRecord
 
 
 class Stopped(RuntimeError):

@@ -12,7 +12,7 @@ import pytest
 from orchestrator.config import ConfigError
 from orchestrator.published import paper_numbers
 from orchestrator.report import build, collect, seconds_of, tables, to_markdown, write
-from orchestrator.tracking import RunRecord
+from orchestrator.tracking_values import RunRecord
 
 KEYS = ("r1", "r5", "r10", "medr", "meanr", "bwf")
 

@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import pickle
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +13,8 @@ import pytest
 
 from orchestrator import tracking
 from orchestrator.config import ConfigError
-from orchestrator.tracking import RunRecord, Tracker
+from orchestrator.tracking import Tracker
+from orchestrator.tracking_values import RunRecord
 
 SETTINGS = {"method": "lwf", "method.weight": 0.5, "seed": 0, "data.mean": (0.1, 0.2), "note": None}
 
@@ -263,13 +263,6 @@ def test_a_record_for_a_run_that_does_not_exist_is_set_aside(tracker, caplog):
 # --- where records go
 
 
-def test_the_default_is_sqlite_unless_the_environment_says_otherwise(monkeypatch, tmp_path):
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    assert tracking.default_uri(tmp_path) == f"sqlite:///{tmp_path}/mlflow.db"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://head:5000")
-    assert tracking.default_uri(tmp_path) == "http://head:5000"
-
-
 def test_preparing_again_or_at_once_changes_nothing(store):
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda _: tracking.prepare(*store, "shapes-5"), range(3)))
@@ -284,49 +277,8 @@ def test_a_deleted_experiment_is_brought_back(tracker, store):
     assert Tracker(*store).experiment("shapes-deleted") == number
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def test_a_server_that_is_down_is_one_line_with_a_remedy(monkeypatch):
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "7")
-    uri = f"http://user:secret@127.0.0.1:{free_port()}"
-    with pytest.raises(ConfigError) as caught:
-        tracking.check(uri)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert "secret" not in message
-    assert "connection refused" in message
-    assert "Start the server" in message
-    assert tracking.os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "7"
-
-
-def test_a_folder_of_files_is_refused_with_the_sqlite_form():
-    with pytest.raises(ConfigError, match=r"sqlite:////tmp/mlruns/mlflow\.db"):
-        tracking.check("/tmp/mlruns")
-
-
 def test_a_file_that_is_no_database_is_not_overwritten(tmp_path):
     (tmp_path / "mlflow.db").write_text("my thesis " * 1000)
     with pytest.raises(ConfigError, match="Move the file away"):
         tracking.prepare(f"sqlite:///{tmp_path}/mlflow.db", tmp_path)
     assert (tmp_path / "mlflow.db").read_text() == "my thesis " * 1000
-
-
-def test_the_ui_listens_on_this_machine_and_refuses_what_cannot_work(tmp_path):
-    uri, port = f"sqlite:///{tmp_path}/mlflow.db", free_port()
-    command = tracking.ui_command(uri, port=port)
-    assert command[1:4] == ["-m", "mlflow", "server"]
-    assert command[command.index("--host") + 1] == "127.0.0.1"
-    assert command[command.index("--artifacts-destination") + 1] == str(tmp_path / "artifacts")
-    with pytest.raises(ConfigError, match="every network"):
-        tracking.ui_command(uri, "0.0.0.0", port)
-    with pytest.raises(ConfigError, match="is a server already"):
-        tracking.ui_command("http://head:5000")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(ConfigError, match=f"port {taken.getsockname()[1]}.*Choose another"):
-            tracking.ui_command(uri, port=taken.getsockname()[1])

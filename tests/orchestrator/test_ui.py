@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.tracking import Tracker, default_uri, prepare
+from orchestrator.tracking import Tracker, prepare
+from orchestrator.tracking_server import default_uri
 
 
 def traversals(canary: Path) -> list[str]:

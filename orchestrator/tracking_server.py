@@ -1,0 +1,169 @@
+"""Where MLflow keeps its records: a SQLite file or a server, made ready, checked and asked in one line."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from orchestrator.config import ConfigError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+log = logging.getLogger(__name__)
+
+
+def default_uri(runs: Path) -> str:
+    """`MLFLOW_TRACKING_URI` where it is set, without a password; else a SQLite file in `runs`."""
+    _move_password()
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(runs).resolve() / 'mlflow.db'}"
+
+
+def _move_password() -> None:
+    """User and password of MLFLOW_TRACKING_URI become variables of their own: addresses are printed and recorded."""
+    address = urlsplit(os.environ.get("MLFLOW_TRACKING_URI", ""))
+    if "@" not in address.netloc:
+        return
+    os.environ["MLFLOW_TRACKING_USERNAME"] = unquote(address.username or "")
+    os.environ["MLFLOW_TRACKING_PASSWORD"] = unquote(address.password or "")
+    os.environ["MLFLOW_TRACKING_URI"] = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
+
+
+def check(uri: str, timeout: int = 5) -> None:
+    """Ask once whether `uri` can be used, without long retries.
+
+    Raises:
+        ConfigError: one line with the URI (its password left out), the reason and the remedy.
+    """
+    if uri.startswith("sqlite:///"):
+        folder = Path(uri.removeprefix("sqlite:///")).parent
+        if not os.access(next(p for p in (folder, *folder.absolute().parents) if p.exists()), os.W_OK):
+            raise ConfigError(f"tracking {shown(uri)}: cannot write to {folder}. Choose another folder with --runs.")
+        return
+    if "://" not in uri or uri.startswith("file:"):
+        raise ConfigError(
+            f"tracking {uri}: MLflow refuses folders of files. Use sqlite:///{uri.removeprefix('file://')}/mlflow.db "
+            "or the address of an MLflow server in MLFLOW_TRACKING_URI."
+        )
+    with _environment(MLFLOW_HTTP_REQUEST_TIMEOUT=str(timeout), MLFLOW_HTTP_REQUEST_MAX_RETRIES="0"):
+        try:
+            new_client(uri).search_experiments(max_results=1)
+        except Exception as error:  # whatever it is, the user gets one line
+            raise ConfigError(f"tracking {shown(uri)}: {reason(error)}. {_remedy(error)}") from error
+
+
+def ui_command(uri: str, host: str = "127.0.0.1", port: int = 5000) -> list[str]:
+    """The command of the MLflow server on `uri`; it trusts this machine and the one `host` name only.
+
+    Raises:
+        ConfigError: if `uri` is a server already, `host` is every interface, or `port` is in use.
+    """
+    if uri.startswith(("http://", "https://")):
+        raise ConfigError(f"tracking {shown(uri)}: is a server already. Open it in a browser.")
+    if host in {"0.0.0.0", "::", ""}:
+        raise ConfigError(f"host {host!r}: would be open to every network. Give one address, or 127.0.0.1 with ssh -L.")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"port {port}: cannot listen on {host} ({error.strerror}). Choose another.") from None
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--backend-store-uri",
+        uri,
+        "--host",
+        host,
+        "--port",
+        str(port),
+    ]
+    if uri.startswith("sqlite:///"):
+        folder = Path(uri.removeprefix("sqlite:///")).resolve().parent
+        command += ["--artifacts-destination", str(folder / "artifacts")]
+    if host not in {"127.0.0.1", "localhost"}:
+        command += ["--allowed-hosts", f"localhost,localhost:*,127.0.0.1,127.0.0.1:*,{host},{host}:*"]
+    return [*command, "--workers", "1"]
+
+
+def new_client(uri: str) -> MlflowClient:
+    """A client of `uri` alone: no global active run, no telemetry, nothing printed."""
+    _move_password()
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")  # seconds; the default of 120, 8 times, stops training
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    from mlflow import MlflowClient
+
+    for noisy in ("alembic", "mlflow.store", "urllib3.connectionpool"):  # what matters of it is said by us
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def create_database(uri: str) -> None:
+    file = Path(uri.removeprefix("sqlite:///"))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        new_client(uri).search_experiments(max_results=1)
+        return
+    except Exception as error:  # a file that is no database, a disk that is full: one line for the user
+        if "out-of-date database schema" not in str(error):
+            raise ConfigError(f"tracking {uri}: {reason(error)}. Move the file away, or mend it.") from error
+    shutil.copy2(file, file.with_name(f"{file.name}.before-{importlib.metadata.version('mlflow')}"))
+    log.warning("tracking: %s was made by another MLflow; it is upgraded and a copy is kept beside it", file)
+    command = [sys.executable, "-m", "mlflow", "db", "upgrade", uri]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise ConfigError(f"tracking {uri}: was made by a newer MLflow. Install that version or choose another --runs.")
+
+
+def shown(uri: str) -> str:
+    return re.sub(r"//[^@/]*@", "//***@", uri)
+
+
+def reason(error: Exception) -> str:
+    """The innermost cause in one line of bearable length, without passwords."""
+    text = str(error)
+    for pattern in ("Connection refused", "timed out", "Name or service not known", "Invalid Host header"):
+        if pattern.lower() in text.lower():
+            return pattern.lower() if pattern != "Invalid Host header" else "the server refuses this host name"
+    line = next(iter(text.strip().splitlines()), "") or type(error).__name__
+    return shown(line[:300]).rstrip(".")
+
+
+def _remedy(error: Exception) -> str:
+    text = str(error)
+    if "Invalid Host header" in text:
+        return "Start the server with --allowed-hosts NAME, or use its IP address"
+    if "401" in text or "403" in text:
+        return "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
+    return "Start the server (`make ui`), or unset MLFLOW_TRACKING_URI to record in the runs folder."
+
+
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """Set environment variables for a while."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
