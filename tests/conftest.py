@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,23 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+_status: list[int] = []
+
+
+def pytest_sessionfinish(exitstatus: int) -> None:
+    _status.append(int(exitstatus))
+
+
+@atexit.register  # before any package is loaded that registers something: so it runs last
+def _end_before_the_packages_do() -> None:
+    """Leave with the status of the tests. One process has loaded Ray, Arrow, obstore, torch and FFmpeg by now.
+
+    Their threads outlive the interpreter's own end, and once in a while crash a process all of whose tests passed.
+    """
+    if _status:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_status[-1])
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,11 +1,19 @@
-"""Small films for the tests of the decoder."""
+"""Small films for the tests of the decoder, and a child that reads them."""
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
+
+from orchestrator.decode import Clip, decode
+from orchestrator.video_index import VideoError
 
 
 def write_film(path: Path, frames: int = 60, codec: str = "libx264", times: list[int] | None = None) -> Path:
@@ -32,3 +40,21 @@ def read_number(image: np.ndarray) -> int:
     """The i of the frame of `write_film` that this (size, size, 3) image shows."""
     middle = image.shape[0] // 2
     return round(float(image[middle - 4 : middle + 4, middle - 4 : middle + 4].mean()) / 4)
+
+
+def decode_apart(path: str | Path, *settings: Any, **named: Any) -> Clip:
+    """`orchestrator.decode.decode` in a child, as the product runs it.
+
+    decord, and any decoder of damaged films, may harm the memory of its process: the one that runs all tests would
+    crash much later, at its end even.
+    """
+    try:
+        return _child().submit(decode, path, *settings, **named).result()
+    except BrokenProcessPool:
+        _child.cache_clear()
+        raise VideoError(str(path), "crashed the decoder") from None
+
+
+@cache
+def _child() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))

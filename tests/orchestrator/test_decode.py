@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from orchestrator.config import ConfigError
-from orchestrator.decode import Sampling, choose_frames, decode, decoder_version, fit, probe
+from orchestrator.decode import Sampling, choose_frames, decoder_version, fit, probe
 from orchestrator.video_index import Limits, VideoError
-from tests.orchestrator.clips import read_number, write_film
+from tests.orchestrator.clips import decode_apart, read_number, write_film
 
 DECODERS = [
     "pyav",
@@ -58,16 +58,16 @@ def test_a_segment_shorter_than_a_frame_keeps_the_frame_on_screen():
 
 def test_a_segment_behind_the_film_is_an_error(film):
     with pytest.raises(VideoError, match=r"segment starts at 7 s, the film ends at 2.36 s"):
-        decode(film, Sampling(4, 32), (7, 9))
+        decode_apart(film, Sampling(4, 32), (7, 9))
     for segment in [(3.0, 1.0), (-1.0, 1.0), (0.0, float("nan"))]:
         with pytest.raises(VideoError, match="0 <= start < end"):
-            decode(film, Sampling(4, 32), segment)
+            decode_apart(film, Sampling(4, 32), segment)
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("num_frames", [1, 7, 12, 60, 64])
 def test_decoded_frames_are_the_chosen_ones_with_their_times(film, decoder, num_frames):
-    clip = decode(film, Sampling(num_frames, 96), decoder=decoder)
+    clip = decode_apart(film, Sampling(num_frames, 96), decoder=decoder)
     expected = released_rule(num_frames, 60)
     assert clip.frames.shape == (num_frames, 96, 96, 3)
     assert clip.frames.dtype == np.uint8
@@ -78,8 +78,8 @@ def test_decoded_frames_are_the_chosen_ones_with_their_times(film, decoder, num_
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_a_segment_decodes_the_same_frames_as_the_whole(film, decoder):
-    whole = decode(film, Sampling(60, 64), decoder=decoder)
-    part = decode(film, Sampling(10, 64), (1.0, 1.4), decoder=decoder)
+    whole = decode_apart(film, Sampling(60, 64), decoder=decoder)
+    part = decode_apart(film, Sampling(10, 64), (1.0, 1.4), decoder=decoder)
     np.testing.assert_array_equal(part.frames, whole.frames[25:35])
 
 
@@ -87,7 +87,7 @@ def test_a_segment_decodes_the_same_frames_as_the_whole(film, decoder):
 def test_timestamps_of_a_variable_rate_are_those_of_the_file(tmp_path, decoder):
     times = [0, 1, 2, 10, 11, 30, 31, 60]
     film = write_film(tmp_path / "vfr.mkv", frames=8, times=times)
-    clip = decode(film, Sampling(8, 64), decoder=decoder, limits=Limits(strict=False))
+    clip = decode_apart(film, Sampling(8, 64), decoder=decoder, limits=Limits(strict=False))
     np.testing.assert_allclose(clip.timestamps, np.asarray(times) / 25, atol=2e-3)
     assert [read_number(f) for f in clip.frames] == list(range(8))
 
@@ -97,7 +97,7 @@ def test_both_decoders_give_the_same_frames(tmp_path, ext, codec):
     if "decord" not in decoder_version():
         pytest.skip("decord is not installed")
     film = write_film(tmp_path / f"film.{ext}", codec=codec)
-    a, b = (decode(film, Sampling(9, 64), (0.3, 2.0), decoder=d) for d in ("decord", "pyav"))
+    a, b = (decode_apart(film, Sampling(9, 64), (0.3, 2.0), decoder=d) for d in ("decord", "pyav"))
     np.testing.assert_array_equal(a.frames, b.frames)
     np.testing.assert_array_equal(a.timestamps, b.timestamps)
 
@@ -107,7 +107,7 @@ def test_public_clips_decode_equally_and_upright(shared, name):
     path = shared / "data" / "videos" / name
     if not path.exists() or "decord" not in decoder_version():
         pytest.skip("needs the public clips and decord")
-    a, b = (decode(path, Sampling(12, 112), decoder=d) for d in ("decord", "pyav"))
+    a, b = (decode_apart(path, Sampling(12, 112), decoder=d) for d in ("decord", "pyav"))
     np.testing.assert_array_equal(a.frames, b.frames)
     np.testing.assert_array_equal(a.timestamps, b.timestamps)
     if name == "video_90.mov":
@@ -118,7 +118,7 @@ def test_what_decord_cannot_read_goes_to_pyav(shared):
     path = shared / "data" / "videos" / "av1_video.mkv"
     if not path.exists():
         pytest.skip("needs the public clips")
-    assert decode(path, Sampling(4, 64)).decoder == "pyav"
+    assert decode_apart(path, Sampling(4, 64)).decoder == "pyav"
 
 
 def test_a_damaged_public_clip_is_refused_not_patched_up(shared):
@@ -126,13 +126,13 @@ def test_a_damaged_public_clip_is_refused_not_patched_up(shared):
     if not path.exists():
         pytest.skip("needs the public clips")
     with pytest.raises(VideoError, match=r"corrupted\.mp4: is damaged"):
-        decode(path, Sampling(12, 64))
+        decode_apart(path, Sampling(12, 64))
 
 
 @pytest.mark.parametrize(("ext", "codec"), [("mp4", "libx264"), ("mkv", "libx264"), ("avi", "mpeg4")])
 def test_flipped_bits_give_frames_or_one_clear_line_and_most_are_noticed(tmp_path, ext, codec):
     data = write_film(tmp_path / f"film.{ext}", codec=codec).read_bytes()
-    good = decode(tmp_path / f"film.{ext}", Sampling(12, 32)).frames
+    good = decode_apart(tmp_path / f"film.{ext}", Sampling(12, 32)).frames
     rng = random.Random(0)
     damaged = tmp_path / f"damaged.{ext}"
     refused: list[str] = []
@@ -143,7 +143,7 @@ def test_flipped_bits_give_frames_or_one_clear_line_and_most_are_noticed(tmp_pat
         flipped[start : start + 32] = rng.randbytes(32)
         damaged.write_bytes(flipped)
         try:
-            clip = decode(damaged, Sampling(12, 32))
+            clip = decode_apart(damaged, Sampling(12, 32))
         except VideoError as error:
             refused.append(str(error))
         else:
@@ -164,10 +164,10 @@ def test_lenient_limits_accept_what_the_decoder_patches_up(tmp_path):
         flipped[start : start + 64] = rng.randbytes(64)
         damaged.write_bytes(flipped)
         try:
-            decode(damaged, Sampling(12, 32), decoder="pyav")
+            decode_apart(damaged, Sampling(12, 32), decoder="pyav")
         except VideoError:
             try:
-                clip = decode(damaged, Sampling(12, 32), decoder="pyav", limits=Limits(strict=False))
+                clip = decode_apart(damaged, Sampling(12, 32), decoder="pyav", limits=Limits(strict=False))
             except VideoError:
                 continue  # too much is lost for either
             patched_up += len(clip.frames) == 12
@@ -196,7 +196,7 @@ def test_a_folder_of_frames_is_sorted_by_number_and_thinned_uniformly(tmp_path, 
     for i in range(1, 13):
         image = np.full((20, 24, 3), 10 * i, np.uint8)
         Image.fromarray(image).save(tmp_path / pattern.format(i, 25 * i), quality=100)
-    twelve, six, more = (decode(tmp_path, Sampling(n, 16)) for n in (12, 6, 14))
+    twelve, six, more = (decode_apart(tmp_path, Sampling(n, 16)) for n in (12, 6, 14))
     assert [round(f.mean() / 10) for f in twelve.frames] == list(range(1, 13))
     assert [round(f.mean() / 10) for f in six.frames] == [1, 3, 5, 7, 9, 11]
     assert [round(f.mean() / 10) for f in more.frames] == [*range(1, 13), 12, 12]
@@ -209,12 +209,12 @@ def test_a_damaged_frame_in_a_folder_is_named(tmp_path):
     data = (tmp_path / "frame_001.png").read_bytes()
     (tmp_path / "frame_002.png").write_bytes(data[: len(data) // 2])
     with pytest.raises(VideoError, match=r"frame_002\.png is damaged"):
-        decode(tmp_path, Sampling(2, 16))
+        decode_apart(tmp_path, Sampling(2, 16))
 
 
 def test_an_unknown_decoder_is_a_config_error(film):
     with pytest.raises(ConfigError, match=r"'ffmpeg' is unknown\. Use auto, decord or pyav"):
-        decode(film, Sampling(), decoder="ffmpeg")
+        decode_apart(film, Sampling(), decoder="ffmpeg")
 
 
 def test_the_version_tells_decoders_and_leniency_apart():

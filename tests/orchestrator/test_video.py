@@ -13,8 +13,8 @@ import pytest
 
 from orchestrator import video
 from orchestrator.config import ConfigError
-from orchestrator.video import Decoder, Job, Limits, Sampling, VideoError, decode
-from tests.orchestrator.clips import write_film
+from orchestrator.video import Decoder, Job, Limits, Sampling, VideoError
+from tests.orchestrator.clips import decode_apart, write_film
 
 SMALL = Sampling(4, 32)
 
@@ -30,9 +30,9 @@ def pool():
         yield decoder
 
 
-def test_a_child_decodes_exactly_what_this_process_decodes(film, pool):
+def test_the_pool_decodes_exactly_what_decode_does(film, pool):
     for segment in (None, (0.5, 1.5)):
-        ours, theirs = decode(film, SMALL, segment), pool.decode(film, SMALL, segment)
+        ours, theirs = decode_apart(film, SMALL, segment), pool.decode(film, SMALL, segment)
         np.testing.assert_array_equal(ours.frames, theirs.frames)
         np.testing.assert_array_equal(ours.timestamps, theirs.timestamps)
         assert ours.decoder == theirs.decoder

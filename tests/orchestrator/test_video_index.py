@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.container import container_of, what_is_missing
-from orchestrator.decode import Sampling, decode, probe
+from orchestrator.decode import Sampling, probe
 from orchestrator.video_index import Limits, VideoError
-from tests.orchestrator.clips import write_film
+from tests.orchestrator.clips import decode_apart, write_film
 
 SMALL = Sampling(4, 32)
 
@@ -30,7 +30,7 @@ def test_a_film_cut_anywhere_is_refused(films, ext, tmp_path):
     for length in range(1, len(data), max(1, len(data) // 60)):
         cut.write_bytes(data[:length])
         with pytest.raises(VideoError):
-            decode(cut, SMALL)
+            decode_apart(cut, SMALL)
 
 
 @pytest.mark.parametrize("ext", ["mp4", "mkv", "avi"])
@@ -38,7 +38,7 @@ def test_a_cut_file_is_called_cut_short(films, ext, tmp_path):
     cut = tmp_path / f"cut.{ext}"
     cut.write_bytes(films[ext].read_bytes()[:-2000])
     with pytest.raises(VideoError, match="cut short"):
-        decode(cut, SMALL)
+        decode_apart(cut, SMALL)
 
 
 @pytest.mark.parametrize("ext", ["mp4", "mkv", "avi"])
@@ -49,7 +49,7 @@ def test_a_whole_film_is_not_missing_anything(films, ext):
 def test_bytes_behind_a_complete_mp4_are_harmless(films, tmp_path):
     longer = tmp_path / "longer.mp4"
     longer.write_bytes(films["mp4"].read_bytes() + b"\0\0\1\0" + b"\xff" * 300)
-    assert len(decode(longer, SMALL).frames) == 4
+    assert len(decode_apart(longer, SMALL).frames) == 4
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_only_video_containers_reach_a_decoder(tmp_path, name, content):
     file = tmp_path / name
     file.write_bytes(content)
     with pytest.raises(VideoError, match="is no video file") as caught:
-        decode(file, SMALL)
+        decode_apart(file, SMALL)
     assert "\n" not in str(caught.value)
     assert str(file) in str(caught.value)
 
@@ -82,26 +82,26 @@ def test_missing_empty_and_irregular_files_say_so(tmp_path):
         ("\0.mp4", ""),
     ]:
         with pytest.raises(VideoError, match=reason):
-            decode(tmp_path / name, SMALL)
+            decode_apart(tmp_path / name, SMALL)
     with pytest.raises(VideoError, match="not a regular file"):
-        decode("/dev/zero", SMALL)
+        decode_apart("/dev/zero", SMALL)
 
 
 def test_a_header_of_endless_boxes_ends(tmp_path):
     file = tmp_path / "boxes.mp4"
     file.write_bytes(struct.pack(">I4s", 8, b"free") * 200_000)
     with pytest.raises(VideoError):
-        decode(file, SMALL)
+        decode_apart(file, SMALL)
 
 
 def test_limits_are_named_when_exceeded(films):
     with pytest.raises(VideoError, match="160x96 exceed the limit max_pixels=1000"):
-        decode(films["mp4"], SMALL, limits=Limits(max_pixels=1000))
+        decode_apart(films["mp4"], SMALL, limits=Limits(max_pixels=1000))
     for ext in films:
         with pytest.raises(VideoError, match="max_frames=59"):
-            decode(films[ext], SMALL, limits=Limits(max_frames=59))
+            decode_apart(films[ext], SMALL, limits=Limits(max_frames=59))
     with pytest.raises(VideoError, match="max_seconds"):
-        decode(films["mp4"], SMALL, limits=Limits(max_seconds=1e-9))
+        decode_apart(films["mp4"], SMALL, limits=Limits(max_seconds=1e-9))
     with pytest.raises(ValueError, match="max_frames must be > 0"):
         Limits(max_frames=0)
 
@@ -129,7 +129,7 @@ def test_a_damaged_index_of_mp4_never_raises_anything_else(films, tmp_path):
         flipped[offset] ^= 1 << (i % 8)
         damaged.write_bytes(flipped)
         try:
-            decode(damaged, SMALL, decoder="pyav")
+            decode_apart(damaged, SMALL, decoder="pyav")
         except VideoError as error:
             refused.append(str(error))
     assert refused
