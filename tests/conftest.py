@@ -14,18 +14,24 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+_sessions: list[pytest.Session] = []
 _status: list[int] = []
 
 
-def pytest_sessionfinish(exitstatus: int) -> None:
-    _status.append(int(exitstatus))
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    _sessions.append(session)
+
+
+@pytest.hookimpl(trylast=True)  # if another hook fails, this one is not called, and the error decides as ever
+def pytest_unconfigure() -> None:
+    _status.extend(int(session.exitstatus) for session in _sessions)
 
 
 @atexit.register  # before any package is loaded that registers something: so it runs last
 def _end_before_the_packages_do() -> None:
     """Leave with the status of the tests. One process has loaded Ray, Arrow, obstore, torch and FFmpeg by now.
 
-    Their threads outlive the interpreter's own end, and once in a while crash a process all of whose tests passed.
+    Their threads outlive the interpreter: a run all of whose tests had passed crashed at this point (139).
     """
     if _status:
         sys.stdout.flush()

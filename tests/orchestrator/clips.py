@@ -13,7 +13,6 @@ import av
 import numpy as np
 
 from orchestrator.decode import Clip, decode
-from orchestrator.video_index import VideoError
 
 
 def write_film(path: Path, frames: int = 60, codec: str = "libx264", times: list[int] | None = None) -> Path:
@@ -43,16 +42,16 @@ def read_number(image: np.ndarray) -> int:
 
 
 def decode_apart(path: str | Path, *settings: Any, **named: Any) -> Clip:
-    """`orchestrator.decode.decode` in a child, as the product runs it.
+    """`orchestrator.decode.decode` in a child, where the product decodes too.
 
     decord, and any decoder of damaged films, may harm the memory of its process: the one that runs all tests would
-    crash much later, at its end even.
+    crash much later, at its end even. A child that crashes fails its test and is replaced.
     """
     try:
         return _child().submit(decode, path, *settings, **named).result()
     except BrokenProcessPool:
         _child.cache_clear()
-        raise VideoError(str(path), "crashed the decoder") from None
+        raise
 
 
 @cache

@@ -23,7 +23,7 @@ def write_clip(path: Path, colour: tuple[int, int, int], seed: int) -> None:
     """Eight 64 x 64 frames in which a block of the colour wanders over noise."""
     rng = np.random.default_rng(seed)
     with av.open(str(path), "w") as file:
-        stream = file.add_stream("libx264", rate=8, options={"x264-params": "asm=0"})  # see shapes_files.X264
+        stream = file.add_stream("libx264", rate=8)
         stream.width = stream.height = 64
         stream.pix_fmt = "yuv420p"
         stream.options = {"preset": "ultrafast", "crf": "20"}
