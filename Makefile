@@ -40,15 +40,15 @@ format: $(READY)  ## rewrite the sources in our style
 	$(BIN)/ruff format .
 
 bench: $(READY)  ## ratios measured on this machine
-	$(BIN)/python -m orchestrator.bench $(ARGS)
+	$(BIN)/python -m orchestrator.bench.cpu $(ARGS)
 
 bench-gpu: $(READY)  ## step time, memory and videos per second on a GPU
-	$(BIN)/python -m orchestrator.bench --gpu $(ARGS)
+	$(BIN)/python -m orchestrator.bench.cpu --gpu $(ARGS)
 
 KILLS ?= 200
 SEED  ?= 0
 chaos: $(READY)  ## kill runs at KILLS=200 seeded moments, go on, compare with unbroken ones (ARGS=--ray: sweeps on Ray)
-	$(BIN)/python -m orchestrator.chaos --kills $(KILLS) --seed $(SEED) $(ARGS)
+	$(BIN)/python -m tests.chaos --kills $(KILLS) --seed $(SEED) $(ARGS)
 
 ui: $(READY)  ## MLflow's pages on http://127.0.0.1:5000
 	$(BIN)/ctvr ui $(ARGS)

@@ -95,7 +95,7 @@ install_package() {
   fi
   [ -x "$VENV/bin/python" ] || "$UV/bin/uv" venv -q --seed --python "$PYTHON_VERSION" "$VENV"
   add_packages -e "$HERE"
-  "$VENV/bin/python" -c "import orchestrator.cli, methods, ray, torch" || fail "node: the installation is broken."
+  "$VENV/bin/python" -c "import orchestrator.cli.main, methods, ray, torch" || fail "node: the installation is broken."
   echo "$stamp" >"$VENV/.ctvr_stamp"
 }
 

@@ -16,8 +16,8 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.adapted import PAPER, RELEASED, SHAPES, Adaptation, AdaptedClip, AdaptedConfig
-from methods.layers.clip import BlockSeams, Clip, TokenState
+from methods.backbone.clip import BlockSeams, Clip, TokenState
+from methods.families.adapted import PAPER, RELEASED, SHAPES, Adaptation, AdaptedClip, AdaptedConfig
 
 Placement = Literal["after_mlp", "beside_mlp", "after_attention"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from methods.layers.clip import Clip
+from methods.backbone.clip import Clip
+from methods.families.momentum import PAPER, SHAPES, MomentumConfig, MomentumRetriever
 from methods.layers.momentum import follow
-from methods.moco import PAPER, SHAPES, MomentumConfig, MomentumRetriever
 
 
 @dataclass(frozen=True, kw_only=True)

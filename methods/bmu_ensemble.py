@@ -13,10 +13,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from methods.backbone.clip import Clip
 from methods.base import Batch, Task
-from methods.layers.clip import Clip
+from methods.families.momentum import PAPER, SHAPES, MomentumConfig, MomentumRetriever, check_start
 from methods.layers.momentum import Momentum, follow, review
-from methods.moco import PAPER, SHAPES, MomentumConfig, MomentumRetriever, check_start
 
 
 @dataclass(frozen=True, kw_only=True)

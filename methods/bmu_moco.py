@@ -24,10 +24,10 @@ import copy
 from dataclasses import dataclass
 from typing import Literal
 
+from methods.backbone.clip import Clip
 from methods.base import Task
-from methods.layers.clip import Clip
+from methods.families.momentum import PAPER, SHAPES, MomentumRetriever, ReviewConfig
 from methods.layers.momentum import Encoders, Momentum, follow, review
-from methods.moco import PAPER, SHAPES, MomentumRetriever, ReviewConfig
 
 
 @dataclass(frozen=True, kw_only=True)

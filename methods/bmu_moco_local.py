@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from methods.layers.clip import Clip
+from methods.backbone.clip import Clip
+from methods.families.momentum import PAPER, SHAPES, MomentumRetriever, ReviewConfig
 from methods.layers.momentum import follow, review
-from methods.moco import PAPER, SHAPES, MomentumRetriever, ReviewConfig
 
 
 @dataclass(frozen=True, kw_only=True)

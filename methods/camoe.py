@@ -10,7 +10,7 @@ arXiv:2109.04290. Equation numbers are the paper's. All of CLIP is fine-tuned wi
 A caption without nouns (or verbs) takes no part in that matching. The search uses v_F and s_F alone: table 7's
 fusion row is the full model's, so the tagger is needed in training only. The authors published the Dual Softmax
 and no model; batch, epochs, temperature and the widths of the experts are printed nowhere, see "silent" in the
-config. The paper tags with a trained tagger, we with rules (layers/part_of_speech.py says how well). It is no
+config. The paper tags with a trained tagger, we with rules (layers/language/tagger.py says how well). It is no
 continual method: on a stream it is fine-tuned on one task after the other.
 
 Shapes: B pairs, T frames, L tokens, d joint embedding, E = 3 experts.
@@ -26,12 +26,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from methods.backbone.clip import Clip
 from methods.base import Batch, Method, ParamGroup, unit
-from methods.layers.clip import Clip
 from methods.layers.dual_softmax import Gain, Reduction, dual_softmax, revise
 from methods.layers.gather import gather
+from methods.layers.language.sentences import Keywords, MaskMode, Strategy, encoder
 from methods.layers.losses import contrastive
-from methods.layers.sentences import Keywords, MaskMode, Strategy, encoder
 
 STREAMS = ("sentence", "entity", "action")
 Stream = Literal["sentence", "entity", "action"]

@@ -18,12 +18,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from methods.backbone.clip import Clip
 from methods.base import Batch, Method, ParamGroup, unit
-from methods.layers.clip import Clip
 from methods.layers.gather import gather
 from methods.layers.losses import contrastive
 from methods.layers.pooling import mean_pool
-from methods.layers.sequences import FrameLSTM, FrameTransformer
+from methods.layers.sequence_headers import FrameLSTM, FrameTransformer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from methods.backbone.clip import Attention, BlockSeams, Clip, TokenState, VisionTower, record
 from methods.base import Batch, Method, ParamGroup, unit
-from methods.layers.clip import Attention, BlockSeams, Clip, TokenState, VisionTower, record
 from methods.layers.losses import contrastive
 
 

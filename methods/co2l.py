@@ -30,10 +30,10 @@ import torch
 from torch import Tensor
 
 from methods.base import Batch, Frozen, Method, Task, unit
+from methods.families.strategy import ReplayConfig, ReplayStrategy
 from methods.layers.gather import gather
 from methods.layers.relations import RelationConfig, kept_across, kept_within
 from methods.layers.teaching import Heard
-from methods.wrapping import ReplayConfig, ReplayStrategy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,18 +18,18 @@ import torch
 from torch import Tensor
 
 from methods.base import Batch, Frozen, Method, Task
+from methods.families.momentum import PAPER, SHAPES_WRAPPED, MomentumRetriever
+from methods.families.strategy import ReplayConfig, ReplayStrategy, momentum_base
 from methods.layers.gather import gather
 from methods.layers.queues import Pair
 from methods.layers.relations import RelationConfig, kept_across, kept_within
-from methods.moco import PAPER, SHAPES_WRAPPED, MomentumRetriever
-from methods.wrapping import ReplayConfig, ReplayStrategy, momentum_base
 
 
 @dataclass(frozen=True, kw_only=True)
 class Co2LMoCoConfig(RelationConfig, ReplayConfig):
     """Tuned by search_spaces/co2l_moco.py."""
 
-    base: str = "base_moco"  # any method of methods/moco.py
+    base: str = "base_moco"  # any method of methods/families/momentum.py
 
     def __post_init__(self) -> None:
         ReplayConfig.__post_init__(self)

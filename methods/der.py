@@ -24,9 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from methods.base import Batch, Method
+from methods.families.strategy import ReplayConfig, ReplayStrategy
 from methods.layers.memory import Policy
 from methods.layers.teaching import clip_of
-from methods.wrapping import ReplayConfig, ReplayStrategy
 
 
 @dataclass(frozen=True, kw_only=True)

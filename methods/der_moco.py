@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from methods.base import Batch, Method
+from methods.families.momentum import PAPER, SHAPES_WRAPPED
+from methods.families.strategy import ReplayConfig, ReplayStrategy
 from methods.layers.memory import Policy
-from methods.moco import PAPER, SHAPES_WRAPPED
-from methods.wrapping import ReplayConfig, ReplayStrategy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from methods.base import Batch, Method
+from methods.families.strategy import Strategy
 from methods.layers.dual_softmax import Gain, Reduction, dual_softmax, revise
 from methods.layers.gather import gather
 from methods.layers.teaching import Heard
-from methods.wrapping import Strategy
 
 
 @dataclass(frozen=True, kw_only=True)

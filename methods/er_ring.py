@@ -16,8 +16,8 @@ from typing import Literal
 from torch import Tensor
 
 from methods.base import Batch, Method
+from methods.families.strategy import ReplayConfig, ReplayStrategy
 from methods.layers.memory import join
-from methods.wrapping import ReplayConfig, ReplayStrategy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,9 @@ from typing import Literal
 from torch import Tensor
 
 from methods.base import Batch, Method
+from methods.families.momentum import PAPER, SHAPES_WRAPPED
+from methods.families.strategy import ReplayConfig, ReplayStrategy
 from methods.layers.memory import join
-from methods.moco import PAPER, SHAPES_WRAPPED
-from methods.wrapping import ReplayConfig, ReplayStrategy
 
 
 @dataclass(frozen=True, kw_only=True)

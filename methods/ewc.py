@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from methods.base import Batch, Method, Task
+from methods.families.strategy import Strategy
 from methods.layers.losses import contrastive
-from methods.wrapping import Strategy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from methods.backbone.clip import BlockSeams, Clip
 from methods.base import Batch, Method, ParamGroup, Task, unit
-from methods.layers.clip import BlockSeams, Clip
 from methods.layers.experts import TaskAwareExperts
 from methods.layers.former_videos import FormerVideos
 from methods.layers.gather import gather

@@ -2,15 +2,15 @@
 
     [q; k; v] = W y + b + B A y     in every block of both towers, A (r, D), B (3D, r) zero at first
 
-The retriever around it is methods/adapted.py. With reducer=tome or reducer=tempme it is the row of that name.
+The retriever around it is methods/families/adapted.py. With reducer=tome or reducer=tempme it is the row of that name.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from methods.adapted import PAPER, RELEASED, SHAPES, AdaptedClip, AdaptedConfig, JointLoRA
-from methods.layers.clip import Clip
+from methods.backbone.clip import Clip
+from methods.families.adapted import PAPER, RELEASED, SHAPES, AdaptedClip, AdaptedConfig, JointLoRA
 
 
 @dataclass(frozen=True, kw_only=True)

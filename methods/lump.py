@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from methods.base import Batch, Method
+from methods.families.strategy import ReplayConfig, ReplayStrategy
 from methods.layers.memory import Policy
 from methods.layers.mixing import MixingConfig, draw_share, mixed_captions, mixed_features
-from methods.wrapping import ReplayConfig, ReplayStrategy
 
 
 @dataclass(frozen=True, kw_only=True)

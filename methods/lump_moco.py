@@ -20,20 +20,20 @@ import torch
 from torch import Tensor
 
 from methods.base import Batch, Method
+from methods.families.momentum import PAPER, SHAPES_WRAPPED, MomentumRetriever
+from methods.families.strategy import ReplayConfig, ReplayStrategy, momentum_base
 from methods.layers.gather import gather
 from methods.layers.memory import Policy
 from methods.layers.mixing import MixingConfig, draw_share, mix_features
 from methods.layers.momentum import Encoders
 from methods.layers.queues import Pair
-from methods.moco import PAPER, SHAPES_WRAPPED, MomentumRetriever
-from methods.wrapping import ReplayConfig, ReplayStrategy, momentum_base
 
 
 @dataclass(frozen=True, kw_only=True)
 class LUMPMoCoConfig(MixingConfig, ReplayConfig):
     """Tuned by search_spaces/lump_moco.py."""
 
-    base: str = "base_moco"  # any method of methods/moco.py
+    base: str = "base_moco"  # any method of methods/families/momentum.py
     buffer: Policy = "reservoir"  # as the original; ring: a place for each task
 
     def __post_init__(self) -> None:

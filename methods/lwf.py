@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from methods.base import Batch, Frozen, Method, Task
+from methods.families.strategy import Strategy
 from methods.layers.gather import gather
 from methods.layers.teaching import Heard, both_ways, frozen_start
-from methods.wrapping import Strategy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,18 +18,18 @@ import torch
 from torch import Tensor
 
 from methods.base import Batch, Frozen, Method, Task
+from methods.families.momentum import PAPER, SHAPES_WRAPPED, MomentumRetriever
+from methods.families.strategy import Strategy, momentum_base
 from methods.layers.gather import gather
 from methods.layers.losses import distillation
 from methods.layers.queues import Pair
-from methods.moco import PAPER, SHAPES_WRAPPED, MomentumRetriever
-from methods.wrapping import Strategy, momentum_base
 
 
 @dataclass(frozen=True, kw_only=True)
 class LwFMoCoConfig:
     """Tuned by search_spaces/lwf_moco.py. Neither weight nor temperature is published."""
 
-    base: str = "base_moco"  # any method of methods/moco.py
+    base: str = "base_moco"  # any method of methods/families/momentum.py
     alpha: float = 1.0
     tau: float = 0.07  # tau_d
     distill: Literal["inbatch_kl", "queue_kl", "feature_l2"] = "inbatch_kl"

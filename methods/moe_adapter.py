@@ -32,8 +32,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from methods.backbone.clip import Attended, BlockSeams, Clip, TokenState
 from methods.base import Batch, Method, ParamGroup, Task, unit
-from methods.layers.clip import Attended, BlockSeams, Clip, TokenState
 from methods.layers.experts import Router
 from methods.layers.gather import world_size
 from methods.layers.pooling import mean_pool

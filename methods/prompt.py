@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from methods.adapted import PAPER, RELEASED, SHAPES, Adaptation, AdaptedClip, AdaptedConfig
-from methods.layers.clip import BlockSeams, Clip, TokenState
+from methods.backbone.clip import BlockSeams, Clip, TokenState
+from methods.families.adapted import PAPER, RELEASED, SHAPES, Adaptation, AdaptedClip, AdaptedConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,14 +25,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from methods.backbone.clip import Clip, Seams
 from methods.base import Batch, Frozen, Method, ParamGroup, Task, unit
 from methods.layers.class_statistics import ClassStatistics
-from methods.layers.clip import Clip, Seams
 from methods.layers.etf import simplex_etf
 from methods.layers.gather import gather
 from methods.layers.losses import contrastive, distillation
 from methods.layers.structalign_adapters import LoRAAdapters, TaskAwareAdapters
-from methods.layers.words import (
+from methods.layers.word_features import (
     frame_word_similarity,
     is_word,
     mean_of,

@@ -8,8 +8,8 @@ Progressive multi-granularity merging in the video tower (section 3.2, figure 3)
 
     12 frames, ViT-B/32: 12 x 50 tokens -> 12 x 34 after 8 ImgMe blocks -> 6 x 44 -> 3 x 56 -> 1 x 107 -> 1 x 97
 
-The steps themselves are methods/layers/reducers.py and merge.py, what surrounds them methods/adapted.py. Where the
-paper is silent the released code decides: class tokens stay apart and all T of them are read and averaged; merged
+The steps themselves are methods/layers/reducers.py and merge.py, what surrounds them methods/families/adapted.py. Where
+the paper is silent the released code decides: class tokens stay apart and all T of them are read and averaged; merged
 tokens are averages weighted by size; matching looks at the stream before positions are added; blocks after the
 first ClipMe that join nothing merge within clips. Presets name the ablations of tables 8 to 10 and 15.
 """
@@ -19,9 +19,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from methods.adapted import PAPER, RELEASED, SHAPES, Adaptation, AdaptedClip, AdaptedConfig, JointLoRA
+from methods.backbone.clip import Clip
 from methods.base import ParamGroup
-from methods.layers.clip import Clip
+from methods.families.adapted import PAPER, RELEASED, SHAPES, Adaptation, AdaptedClip, AdaptedConfig, JointLoRA
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from methods.base import Method, ParamGroup, Task
-from methods.wrapping import Strategy
+from methods.families.strategy import Strategy
 
 
 @dataclass(frozen=True, kw_only=True)

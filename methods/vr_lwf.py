@@ -23,11 +23,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from methods.backbone.clip import Clip
 from methods.base import Batch, Frozen, Method, Task
-from methods.layers.clip import Clip
+from methods.families.strategy import Strategy
 from methods.layers.gather import gather
 from methods.layers.teaching import Heard, both_ways, clip_of, frozen_start
-from methods.wrapping import Strategy
 
 _AT_ONCE = 250  # sentences encoded together
 

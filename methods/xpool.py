@@ -24,8 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from methods.backbone.clip import Clip
 from methods.base import Method, ParamGroup
-from methods.layers.clip import Clip
 
 CHUNK = 2**24  # numbers of r held at a time by `score`: 64 MiB
 

@@ -11,8 +11,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from methods.backbone.clip import Clip
 from methods.base import Method, unit
-from methods.layers.clip import Clip
 from methods.layers.pooling import mean_pool
 
 

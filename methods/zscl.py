@@ -29,10 +29,10 @@ import torch
 from torch import Tensor, nn
 
 from methods.base import Batch, Frozen, Method, Task
+from methods.families.strategy import Strategy
 from methods.layers.gather import gather
 from methods.layers.reference import ReferenceSet, load_reference
 from methods.layers.teaching import both_ways, clip_of, frozen_start
-from methods.wrapping import Strategy
 
 _AT_ONCE = 250  # texts encoded together
 

@@ -16,10 +16,10 @@ def main() -> int:
     # Run as a script, this file's folder comes first on the path and its modules would hide others of their name
     sys.path[:] = [entry for entry in sys.path if str(Path(entry or ".").resolve()) != here]
     root = Path(__file__).resolve().parent.parent
-    if (root / "orchestrator" / "cli.py").is_file() and str(root) not in sys.path:
+    if (root / "orchestrator" / "cli" / "main.py").is_file() and str(root) not in sys.path:
         sys.path.insert(0, str(root))
     try:
-        from orchestrator.cli import main as ctvr
+        from orchestrator.cli.main import main as ctvr
     except ModuleNotFoundError as error:
         sys.stderr.write(
             f"sweep.py: {error.name} is not installed on this machine. Install the project: pip install -e .\n"

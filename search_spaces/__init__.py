@@ -3,6 +3,6 @@
 FIXED: settings of every trial. SPACE: setting -> Ray Tune domain. PAPER: values of SPACE's settings to begin with,
 the paper's where it prints them. UNPUBLISHED: the settings of SPACE whose value is printed neither for the
 benchmark of the method's row (CTVR, BMU-MoCo, ...) nor, where it has none, in its own paper; PAPER then has a
-released code's value or ours, as the remark beside the range says. Tables name them (`orchestrator/report.py`).
+released code's value or ours, as the remark beside the range says. Tables name them (`orchestrator/tables/build.py`).
 METRIC, MODE: what a search maximises.
 """

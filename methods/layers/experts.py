@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.layers.clip import TokenState
+from methods.backbone.clip import TokenState
 
 
 class Router(nn.Module):

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.layers.clip import TokenState
+from methods.backbone.clip import TokenState
 from methods.layers.experts import Router
 
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.layers.clip import TextTower, TokenState
+from methods.backbone.clip import TextTower, TokenState
 from methods.layers.gather import world_size
 
 

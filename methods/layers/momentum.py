@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.layers.clip import Clip, run_blocks
+from methods.backbone.clip import Clip, run_blocks
 from methods.layers.gather import gather
 from methods.layers.mixing import embed_mixed
 from methods.layers.pooling import mean_pool

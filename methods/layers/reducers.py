@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.layers.clip import Attended, BlockSeams, Seam, Seams, TokenState, VisionTower
+from methods.backbone.clip import Attended, BlockSeams, Seam, Seams, TokenState, VisionTower
 from methods.layers.merge import merge_tokens, most_mergeable, plan_bipartite
 
 ReducerName = Literal["none", "tome", "tome_shared", "tempme"]

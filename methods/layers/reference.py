@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from methods.layers.clip import Clip
+from methods.backbone.clip import Clip
 
 COLOURS = {
     "red": (215, 40, 40),

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from methods.layers.clip import BlockSeams, Clip, Seams
+from methods.backbone.clip import BlockSeams, Clip, Seams
 from methods.layers.experts import TaskAwareExperts
 from methods.layers.lora import LoRA
 from methods.layers.lora_experts import LoRAExperts

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from methods.backbone.clip import Clip
 from methods.base import Batch, Frozen, Method
-from methods.layers.clip import Clip
 from methods.layers.losses import distillation
 
 

@@ -30,8 +30,8 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.jobs import Where, run
-from orchestrator.store import Store
+from orchestrator.jobs.deployment import Where, run
+from orchestrator.store.store import Store
 from tests.cluster.hosts import HOME, REPOSITORY, Host, Hosts, Unavailable, find_tools, make_image
 from tests.orchestrator.conftest import write_stream
 
@@ -357,7 +357,7 @@ def test_an_edit_on_the_laptop_is_missed_and_reaches_every_node_with_ray_up(lab)
     assert "Run `ray up`" in said
     bring_up(lab)
     for host in lab.hosts.hosts:
-        assert (host.folder / "home/ctvr_src/orchestrator/report.py").read_text().endswith("# another edit\n")
+        assert (host.folder / "home/ctvr_src/orchestrator/tables/build.py").read_text().endswith("# another edit\n")
 
 
 # ------------------------------------------------------------------------------------------- a lost host

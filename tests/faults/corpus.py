@@ -18,8 +18,8 @@ from typing import Any
 import av
 import numpy as np
 
-from tests.orchestrator.clips import write_film
-from tests.orchestrator.test_pickles import hostile
+from tests.orchestrator.importers.test_pickles import hostile
+from tests.orchestrator.video.clips import write_film
 
 SEED = 11
 COUNTS = {"videos": 105, "captions": 45, "splits": 70, "manifests": 42, "settings": 28, "search": 10}

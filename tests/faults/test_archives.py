@@ -22,10 +22,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from methods.layers.clip import load_backbone
+from methods.backbone.clip import load_backbone
 from orchestrator.config import ConfigError
-from orchestrator.importers import import_stream
-from orchestrator.streams import load_stream
+from orchestrator.importers.command import import_stream
+from orchestrator.streams.load import load_stream
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -190,10 +190,13 @@ FORBIDDEN = {
     *("eval", "exec", "compile", "os.system", "os.popen", "pandas.read_pickle", "pd.read_pickle"),
 }
 ALLOWED = {
-    ("methods/layers/foreign.py", "torch.load"),  # weights_only, after the digest, in a child
-    ("orchestrator/bench_gpu.py", "torch.load"),  # weights_only, what our own child has just written
-    ("orchestrator/ray_search.py", "cloudpickle.loads"),  # Tune's state of a table's search, in the sweep's own folder
-    ("orchestrator/ray_watch.py", "cloudpickle.loads"),  # the error of a trial that this process has just written
+    ("methods/backbone/weights.py", "torch.load"),  # weights_only, after the digest, in a child
+    ("orchestrator/bench/gpu.py", "torch.load"),  # weights_only, what our own child has just written
+    (
+        "orchestrator/on_ray/search.py",
+        "cloudpickle.loads",
+    ),  # Tune's state of a table's search
+    ("orchestrator/on_ray/watch.py", "cloudpickle.loads"),  # the error of a trial that this process has just written
 }
 
 

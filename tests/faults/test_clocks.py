@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator import report
-from orchestrator.chaos_life import digest_of_run
-from orchestrator.checkpoint import Commits
-from orchestrator.experiment import resolve
-from orchestrator.recorder import Recorder
-from orchestrator.run import Places, Result, execute
-from orchestrator.store import Store
-from orchestrator.store_local import DiskCache
-from orchestrator.tracking import Tracker, prepare
+from orchestrator.learning.commits import Commits
+from orchestrator.learning.experiment import resolve
+from orchestrator.learning.run import Places, Result, execute
+from orchestrator.store.local import DiskCache
+from orchestrator.store.store import Store
+from orchestrator.tables import build
+from orchestrator.tracking.recorder import Recorder
+from orchestrator.tracking.tracker import Tracker, prepare
+from tests.chaos.life import digest_of_run
 
 JUMPS = [timedelta(hours=-1), timedelta(days=365), timedelta(days=-3650), timedelta(minutes=10)]
 real_time, real_time_ns = time.time, time.time_ns
@@ -119,7 +119,7 @@ def test_tables_do_not_depend_on_the_clock(runs, manifest, small_stream, tmp_pat
             recorder = Recorder(tracker, experiment, f"{method}-{seed}")
             execute(experiment, Places(folder), report=recorder.report, on_ready=recorder.ready)
         monkeypatch.setattr(time, "time", real_time)
-        return report.to_markdown(report.build(tracker, Tracker(uri, folder).find_runs(stream="small")))
+        return build.to_markdown(build.build(tracker, Tracker(uri, folder).find_runs(stream="small")))
 
     plain = tabulate(tmp_path / "plain", [0.0] * 4)
     jumped = tabulate(tmp_path / "jumped", [0.0, -86400.0, 365 * 86400.0, -3600.0])

@@ -10,11 +10,11 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from orchestrator.experiment import resolve
-from orchestrator.frames import FrameSource
-from orchestrator.run import Places, execute
-from orchestrator.store import MissingObject, Store
-from orchestrator.video import Decoder
+from orchestrator.data.frames import FrameSource
+from orchestrator.learning.experiment import resolve
+from orchestrator.learning.run import Places, execute
+from orchestrator.store.store import MissingObject, Store
+from orchestrator.video.pool import Decoder
 
 SEED, OBJECTS = 4, 2000
 SMALL = {"x": np.arange(6, dtype=np.int16)}
@@ -23,7 +23,7 @@ LARGE = {"frames": np.random.default_rng(0).integers(0, 256, (4, 64, 64, 3)).ast
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR, "orchestrator.store")  # one warning for each object, otherwise
+    caplog.set_level(logging.ERROR, "orchestrator.store.store")  # one warning for each object, otherwise
 
 
 def flipped(good: bytes, position: int, bit: int) -> bytes:

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestrator import cli
-from orchestrator.chaos_faults import Call, counted, no_space_from
-from orchestrator.checkpoint import Commits, Record
-from orchestrator.experiment import resolve
-from orchestrator.run import Places, Result, execute
-from orchestrator.store import Store, StoreError
+from orchestrator.cli import main as cli
+from orchestrator.learning.commits import Commits, Record
+from orchestrator.learning.experiment import resolve
+from orchestrator.learning.run import Places, Result, execute
+from orchestrator.store.store import Store, StoreError
+from tests.chaos.faults import Call, counted, no_space_from
 
 WEIGHTS = {"w": torch.arange(300.0)}
 GALLERY = torch.ones(5, 4)
@@ -125,7 +125,7 @@ def test_a_disk_that_is_really_full_keeps_what_was_finished(small_disk, runs, ma
     finished = Commits(places.open_store(), unbroken.key).finished(3)
     assert finished == 2
     subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
-    with caplog.at_level(logging.INFO, "orchestrator.loop"):
+    with caplog.at_level(logging.INFO, "orchestrator.learning.loop"):
         result = execute(experiment, places)
     assert result.resumed == finished
     assert "resumed after task 2 of 3" in caplog.text

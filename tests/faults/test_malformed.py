@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator import cli
-from orchestrator.experiment import resolve
-from orchestrator.frames import FrameSource
-from orchestrator.run import Places
-from orchestrator.streams import Item, load_stream
-from orchestrator.video import Decoder, Job, Sampling, VideoError
+from orchestrator.cli import main as cli
+from orchestrator.data.frames import FrameSource
+from orchestrator.learning.experiment import resolve
+from orchestrator.learning.run import Places
+from orchestrator.streams.load import Item, load_stream
+from orchestrator.video.pool import Decoder, Job, Sampling, VideoError
 from tests.faults.corpus import ANNOTATIONS, COUNTS, NARRATIONS, SPLIT, TABLE, TEST_CSV, Malformed, corpus, films
 
 HANG_SECONDS = 10
@@ -244,7 +244,7 @@ def test_settings_are_refused_in_one_line_before_anything_is_trained(inputs, ref
 
 
 def test_search_words_are_refused_in_one_line(inputs, refused, runs, manifest, monkeypatch):
-    monkeypatch.setattr("orchestrator.doctor.examine", lambda *place: [])  # seconds, for each
+    monkeypatch.setattr("orchestrator.doctor.examine.examine", lambda *place: [])  # seconds, for each
     problems = []
     for wrong in inputs["search"]:
         words = ["sweep", "--runs", runs, "--method", "clip4clip", "--stream", manifest, "--space", wrong.text]

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator import outbox
-from orchestrator.chaos_watch import Server
-from orchestrator.experiment import resolve
-from orchestrator.recorder import Recorder
-from orchestrator.run import Places, execute
-from orchestrator.tracking import Tracker, prepare
+from orchestrator.learning.experiment import resolve
+from orchestrator.learning.run import Places, execute
+from orchestrator.tracking import outbox
+from orchestrator.tracking.recorder import Recorder
+from orchestrator.tracking.tracker import Tracker, prepare
+from tests.chaos.watch import Server
 
 pytestmark = pytest.mark.slow
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.jobs import GAIN, Where
-from orchestrator.ray_cluster import connect
-from orchestrator.ray_tune import run_trials
-from tests.orchestrator.test_ray_sweeps import (
+from orchestrator.jobs.deployment import GAIN, Where
+from orchestrator.on_ray.connection import connect
+from orchestrator.on_ray.tune import run_trials
+from tests.orchestrator.on_ray.test_sweeps import (
     REPOSITORY,
     Finished,
     assert_equals_an_unbroken_run,

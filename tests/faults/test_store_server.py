@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator import store_remote
-from orchestrator.chaos_life import digest_of_run
-from orchestrator.checkpoint import Commits
-from orchestrator.experiment import resolve
-from orchestrator.run import Places, execute
-from orchestrator.store import MissingObject, Store, StoreError
+from orchestrator.learning.commits import Commits
+from orchestrator.learning.experiment import resolve
+from orchestrator.learning.run import Places, execute
+from orchestrator.store import remote
+from orchestrator.store.store import MissingObject, Store, StoreError
+from tests.chaos.life import digest_of_run
 
 pytestmark = pytest.mark.slow
 LARGE = {"x": np.random.default_rng(0).integers(0, 256, 300_000).astype(np.uint8)}
@@ -108,12 +108,12 @@ def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that gives up after seconds, not after a minute."""
-    make = store_remote.S3Store
+    make = remote.S3Store
 
     def quick(*words: Any, retry_config: Any, **named: Any) -> Any:
         return make(*words, retry_config={"max_retries": 1, "retry_timeout": timedelta(seconds=2)}, **named)
 
-    monkeypatch.setattr(store_remote, "S3Store", quick)
+    monkeypatch.setattr(remote, "S3Store", quick)
 
 
 def test_an_upload_that_is_cut_anywhere_leaves_nothing_or_the_whole_object(server, monkeypatch, tmp_path, impatient):
@@ -152,7 +152,7 @@ def test_an_upload_that_is_cut_anywhere_leaves_nothing_or_the_whole_object(serve
 def test_a_commit_over_a_breaking_wire_is_there_as_a_whole_or_not_at_all(server, monkeypatch, tmp_path, impatient):
     import torch
 
-    from orchestrator.checkpoint import Record
+    from orchestrator.learning.commits import Record
 
     wire = Wire(server.port)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{wire.port}")

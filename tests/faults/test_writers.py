@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 import torch
 
-from orchestrator.chaos_faults import Call, counted, killed_at, watched
-from orchestrator.chaos_life import digest_of_run
-from orchestrator.checkpoint import Commits, Record
-from orchestrator.experiment import resolve
-from orchestrator.run import Places, execute
-from orchestrator.store import MissingObject, Store
-from orchestrator.streams import load_stream
+from orchestrator.learning.commits import Commits, Record
+from orchestrator.learning.experiment import resolve
+from orchestrator.learning.run import Places, execute
+from orchestrator.store.store import MissingObject, Store
+from orchestrator.streams.load import load_stream
+from tests.chaos.faults import Call, counted, killed_at, watched
+from tests.chaos.life import digest_of_run
 
 FORK = multiprocessing.get_context("fork")
 PROCESSES, ROUNDS, KEYS = 8, 24, 4

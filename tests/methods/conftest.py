@@ -8,8 +8,8 @@ import open_clip
 import pytest
 import torch
 
+from methods.backbone.clip import Clip
 from methods.base import Batch, Task
-from methods.layers.clip import Clip
 
 CONTEXT, VOCABULARY = 16, 100
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from methods.adapter import Adapter, AdapterConfig
-from methods.layers.clip import record_tokens
+from methods.backbone.clip import record_tokens
 from tests.methods.conftest import make_batch
 
 

@@ -3,9 +3,9 @@ import dataclasses
 import pytest
 import torch
 
+from methods.backbone.clip import TokenState, record_tokens
 from methods.base import unit
 from methods.clip_vip import CLIPViP, CLIPViPConfig, VideoProxies
-from methods.layers.clip import TokenState, record_tokens
 from tests.methods.conftest import make_batch, make_task
 from tests.methods.steps import train_stream
 

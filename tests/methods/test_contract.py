@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from methods import CONFIGURATIONS, METHODS, find_method
+from methods.backbone.clip import Clip
 from methods.base import Method
-from methods.layers.clip import Clip
-from orchestrator.checkpoint import backbone_state, changed_state, load_state
 from orchestrator.config import ConfigError
-from orchestrator.experiment import Experiment, presets_of, resolve
-from orchestrator.optimizer import OptimConfig, make_optimizer, set_rates, train_only
+from orchestrator.learning.commits import backbone_state, changed_state, load_state
+from orchestrator.learning.experiment import Experiment, presets_of, resolve
+from orchestrator.learning.optimizer import OptimConfig, make_optimizer, set_rates, train_only
 from tests.methods.conftest import make_batch, make_small_clip, make_task
 
 TASKS = 3

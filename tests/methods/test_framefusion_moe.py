@@ -10,9 +10,9 @@ import open_clip
 import pytest
 import torch
 
+from methods.backbone.clip import Clip, record_tokens
 from methods.base import Batch, Task
 from methods.framefusion_moe import FrameFusionMoE, FrameFusionMoEConfig
-from methods.layers.clip import Clip, record_tokens
 from methods.layers.losses import contrastive, cross_task
 from methods.layers.pooling import mean_pool
 from tests.methods.conftest import make_batch, make_small_clip, make_task

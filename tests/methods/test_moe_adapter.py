@@ -93,7 +93,7 @@ def test_a_block_adds_the_answer_to_the_tokens_after_attention(small_clip):
 
 
 def _no_seams():
-    from methods.layers.clip import BlockSeams
+    from methods.backbone.clip import BlockSeams
 
     return BlockSeams()
 

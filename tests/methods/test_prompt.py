@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from methods.layers.clip import record_tokens
+from methods.backbone.clip import record_tokens
 from methods.prompt import Prompt, PromptConfig
 from tests.methods.conftest import make_batch
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from methods.backbone.clip import Clip
 from methods.base import Batch, Task, unit
-from methods.layers.clip import Clip
 from methods.layers.etf import simplex_etf
-from methods.layers.words import frame_word_similarity, is_word
+from methods.layers.word_features import frame_word_similarity, is_word
 from methods.structalign import RELEASED, StructAlign, StructAlignConfig
 from tests.methods.conftest import make_batch, make_task
 

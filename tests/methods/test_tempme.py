@@ -7,8 +7,8 @@ import open_clip
 import pytest
 import torch
 
+from methods.backbone.clip import Clip, record_tokens
 from methods.base import unit
-from methods.layers.clip import Clip, record_tokens
 from methods.layers.losses import contrastive
 from methods.tempme import TempMe, TempMeConfig
 from tests.methods.conftest import make_batch

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.layers.clip import BlockSeams, load_backbone
+from methods.backbone.clip import BlockSeams, load_backbone
 from methods.layers.pooling import mean_pool
 from methods.layers.temporal import FrameFusion
-from orchestrator.shapes import probe_clips
+from orchestrator.shapes.stream import probe_clips
 
 
 def clips(seed: int, scenes: int) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from methods.layers.clip import record_tokens
+from methods.backbone.clip import record_tokens
 from methods.tome import ToMe, ToMeConfig
 from tests.methods.conftest import make_batch
 

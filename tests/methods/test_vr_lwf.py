@@ -4,9 +4,9 @@ import dataclasses
 import pytest
 import torch
 
+from methods.backbone.clip import load_backbone
 from methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from methods.clip_vip import CLIPViP, CLIPViPConfig
-from methods.layers.clip import load_backbone
 from methods.layers.teaching import Heard
 from methods.lwf import LwF, LwFConfig
 from methods.vr_lwf import VRLwF, VRLwFConfig, draw_sentences

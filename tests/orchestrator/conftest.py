@@ -11,9 +11,9 @@ import av
 import numpy as np
 import pytest
 
-from orchestrator.experiment import resolve
-from orchestrator.run import Places, execute
-from orchestrator.streams import Stream, load_stream
+from orchestrator.learning.experiment import resolve
+from orchestrator.learning.run import Places, execute
+from orchestrator.streams.load import Stream, load_stream
 
 COLOURS = {"red": (220, 40, 40), "green": (40, 180, 60), "blue": (50, 80, 220), "yellow": (240, 220, 60)}
 WORDS = ("circle", "square", "star", "ring", "heart", "cross")
@@ -117,7 +117,7 @@ def two_cpus() -> Iterator[None]:
     """A Ray of two CPUs, of the test module's own."""
     import ray
 
-    from orchestrator.ray_cluster import connect
+    from orchestrator.on_ray.connection import connect
 
     connect("local", 2)
     yield

@@ -9,9 +9,9 @@ import pytest
 from ray.tune.search.sample import Categorical, Domain, Float, Integer
 
 from methods import METHODS, find_method
-from orchestrator.experiment import GROUPS, presets_of, resolve
-from orchestrator.ray_search import holds
-from orchestrator.unpublished import unpublished
+from orchestrator.learning.experiment import GROUPS, presets_of, resolve
+from orchestrator.on_ray.search import holds
+from orchestrator.tables.unpublished_settings import unpublished
 
 pytestmark = pytest.mark.slow  # importing Ray Tune takes seconds
 

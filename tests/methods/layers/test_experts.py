@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from methods.layers.clip import TokenState
+from methods.backbone.clip import TokenState
 from methods.layers.experts import Router, SharedLoRAExperts, TaskAwareExperts
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "framefusion_released.npz"

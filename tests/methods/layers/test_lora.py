@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from methods.layers.clip import BlockSeams
+from methods.backbone.clip import BlockSeams
 from methods.layers.lora import LoRA
 
 

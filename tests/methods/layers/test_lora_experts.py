@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from methods.layers.clip import TokenState
+from methods.backbone.clip import TokenState
 from methods.layers.lora_experts import LoRAExperts
 
 

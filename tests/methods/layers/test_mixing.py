@@ -3,8 +3,8 @@ import copy
 import pytest
 import torch
 
+from methods.backbone.clip import TextTower
 from methods.clip4clip import Clip4Clip, Clip4ClipConfig
-from methods.layers.clip import TextTower
 from methods.layers.mixing import MixingConfig, draw_share, mix_features, mixed_captions, mixed_features
 from tests.methods.conftest import make_batch
 

@@ -7,7 +7,7 @@ import open_clip
 import pytest
 import torch
 
-from methods.layers.clip import BlockSeams, Clip, TokenState, record_tokens
+from methods.backbone.clip import BlockSeams, Clip, TokenState, record_tokens
 from methods.layers.reducers import (
     Reducer,
     ReducerConfig,

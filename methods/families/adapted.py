@@ -1,0 +1,139 @@
+"""What the retrievers of TempMe's tables share (arXiv:2409.01156, sections 3.1 and 4.1): frozen CLIP, an
+adaptation of both towers and a token reducer in the video tower.
+
+    f_t = CLIP_v(frame t | adaptation, reducer) at unit length,  v = mean over t of f_t, at unit length
+    q = CLIP_t(caption | adaptation) at its end-of-text token, at unit length
+    S = q v^T;  loss = InfoNCE of S / tau, mean of both directions, tau = 1 / exp(logit_scale) frozen
+
+This file is no method: lora, prompt, adapter, tome and tempme each say which adaptation and reducer they are.
+
+Shapes: B videos or captions, T frames, G attention groups, N tokens, D width of a tower, d joint embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods.backbone.clip import BlockSeams, Clip, TokenState
+from methods.base import Method, ParamGroup, Task, unit
+from methods.layers.lora import LoRA
+from methods.layers.pooling import mean_pool
+from methods.layers.reducers import ReducerConfig, combine, make_reducer
+
+# Section 4.1 of the paper and, where it is silent, the scripts of the released code.
+PAPER: dict[str, Any] = {
+    "optim.name": "adamw",
+    "optim.weight_decay": 0.2,
+    "optim.decay_bias_and_norm": True,
+    "optim.epochs": 5,
+    "optim.warmup": 0.1,
+    "optim.schedule": "cosine",
+    "optim.num_cycles": 0.5,
+    "optim.grad_clip": 1.0,
+    "data.batch_size": 128,
+    "data.num_frames": 12,
+}
+SHAPES: dict[str, Any] = {"method.lr": 2e-5}  # with optim.lr_scale=50: 1e-3, which suits the small backbone
+RELEASED: dict[str, Any] = {**PAPER, "optim.name": "adamw_hf", "optim.eps": 1e-6, "evaluation.select": "best"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptedConfig(ReducerConfig):
+    """Settings of all five methods; see `ReducerConfig` for the reducer's."""
+
+    lr: float = 6e-4  # everything that is added to CLIP
+    train_positions: Literal["all", "first"] = "all"  # first: clip positions stay as the first task left them
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lr < 0:
+            raise ValueError(f"lr must be >= 0, got {self.lr}.")
+
+
+class Adaptation(nn.Module):
+    """What is added to the blocks of both towers. Nothing, unless a subclass says otherwise."""
+
+    def __init__(self, backbone: Clip) -> None:
+        super().__init__()
+        self.depths = len(backbone.vision.blocks), len(backbone.text.blocks)
+
+    def vision_seams(self, backbone: Clip) -> Sequence[BlockSeams]:
+        """One entry for each block of the image tower."""
+        return [BlockSeams()] * self.depths[0]
+
+    def text_seams(self, backbone: Clip) -> Sequence[BlockSeams]:
+        """One entry for each block of the text tower."""
+        return [BlockSeams()] * self.depths[1]
+
+
+class JointLoRA(Adaptation):
+    """LoRA on the fused q, k, v projection of every block: one A (r, D) for all three, B (3D, r), factor 1.
+
+    The paper's 0.49 M parameters hold for this form only (section 3.1 writes one pair for each projection).
+    It can be folded into the weights for inference, so that by the paper's rule it costs no multiply-adds.
+    """
+
+    def __init__(self, backbone: Clip, rank: int) -> None:
+        super().__init__(backbone)
+        self.vision = _joint(backbone.vision.width, self.depths[0], rank)
+        self.text = _joint(backbone.text.width, self.depths[1], rank)
+
+    def vision_seams(self, backbone: Clip) -> list[BlockSeams]:
+        return [BlockSeams(qkv=partial(_add_low_rank, lora)) for lora in self.vision]  # type: ignore[arg-type]
+
+    def text_seams(self, backbone: Clip) -> list[BlockSeams]:
+        return [BlockSeams(qkv=partial(_add_low_rank, lora)) for lora in self.text]  # type: ignore[arg-type]
+
+
+def _add_low_rank(lora: LoRA, y: Tensor, qkv: Tensor, state: TokenState) -> Tensor:
+    """qkv + B A y, written into qkv (which nothing else reads): a third of the cost of adding two tensors."""
+    low = F.linear(y, lora.A).flatten(0, -2)  # (G * N, r)
+    qkv.flatten(0, -2).addmm_(low, lora.B.mT.to(low.dtype), alpha=lora.scale)
+    return qkv
+
+
+def _joint(width: int, blocks: int, rank: int) -> nn.ModuleList:
+    return nn.ModuleList(LoRA(rank, rank, width, 3 * width) for _ in range(blocks))
+
+
+class AdaptedClip(Method):
+    """Frozen CLIP, an adaptation, a reducer. The base of five methods and none itself."""
+
+    @classmethod
+    def only_frames(cls, config: AdaptedConfig) -> int | None:
+        return config.num_frames if config.reducer == "tempme" else None
+
+    def __init__(self, config: AdaptedConfig, backbone: Clip, adaptation: Adaptation) -> None:
+        super().__init__()
+        self.config, self.backbone, self.adaptation = config, backbone, adaptation
+        self.reducer = make_reducer(config, backbone.vision)
+        self.train_positions = True
+
+    def begin_task(self, task: Task) -> None:
+        self.train_positions = self.config.train_positions == "all" or task.index == 0
+
+    def param_groups(self) -> list[ParamGroup]:
+        groups = [ParamGroup(name="adaptation", params=list(self.adaptation.parameters()), lr=self.config.lr)]
+        if self.train_positions:
+            groups.append(ParamGroup(name="positions", params=list(self.reducer.parameters()), lr=self.config.lr))
+        return [group for group in groups if group["params"]]
+
+    def encode_frames(self, frames: Tensor) -> Tensor:
+        """One feature for each frame, in temporal order: (B, T, 3, H, W) -> (B, T, d), not normalised."""
+        seams = combine(self.reducer.seams(), self.adaptation.vision_seams(self.backbone))
+        return self.backbone.vision(frames, seams)
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        return mean_pool(self.encode_frames(frames), "l2")
+
+    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
+        return unit(self.backbone.text(tokens, self.adaptation.text_seams(self.backbone)))
+
+    def scale(self) -> Tensor:
+        return self.backbone.logit_scale.exp()

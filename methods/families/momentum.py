@@ -1,0 +1,201 @@
+"""What the momentum-contrast retrievers of BMU-MoCo's tables share (NeurIPS 2022, section 3.3).
+
+    q = f_theta(pair),  k = f_theta_m(pair) for every pair of momentum encoders (eq. 7, 9, 15)
+    loss over the keys and their queues (eq. 10-11, 16-18);  optimizer step
+    after the step: moving averages, which each method spells out;  then the keys enter the queues
+
+This file is no method: base_moco, bmu_moco_local, bmu_moco, bmu_fixed and bmu_ensemble say which momentum
+encoders they keep and how parameters flow between theta, the local theta_m (started anew from theta at
+every task) and the global theta~_m (started once). Queries are always encoded by theta, also in evaluation.
+
+What we changed or had to assume (no code was published): CLIP for ViT-Base + BERT-Base; unit vectors;
+AdamW; the queue starts empty. The paper's resolution of 384 needs other position embeddings; ours is the
+backbone's own. Its best epoch is chosen on a validation set, which not all of its datasets have.
+
+Shapes: B pairs of all workers, d joint embedding, R keys in a queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from methods.backbone.clip import Clip
+from methods.base import Batch, Method, ParamGroup, Task
+from methods.layers.gather import gather
+from methods.layers.momentum import Encoders, Momentum, Negatives, TextPool, momentum_contrast
+from methods.layers.queues import Pair
+
+# Section 4.1 and, where the paper is silent (optimizer, weight decay, which caption), our assumption.
+PAPER: dict[str, Any] = {
+    "optim.name": "adamw",
+    "optim.epochs": 10,
+    "optim.schedule": "first_epoch",  # 5e-5 in the first epoch of each task, 5e-6 afterwards
+    "optim.first_epoch_scale": 0.1,
+    "optim.warmup": 0.0,
+    "optim.weight_decay": 0.01,
+    "data.batch_size": 48,
+    "data.augment": "gray_jitter",
+    "data.caption_sampling": "random_per_video",
+}
+SHAPES: dict[str, Any] = {"method.lr": 4e-6}  # with optim.lr_scale=50: 2e-4, which suits the small backbone
+SHAPES_WRAPPED: dict[str, Any] = {"base.lr": 4e-6}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MomentumConfig:
+    """Settings of all five methods; defaults are the paper's."""
+
+    lr: float = 5e-5  # both towers
+    m: float = 0.99  # eq. 8
+    tau: float = 0.07  # eq. 10; fixed, not learned
+    queue_size: int = 1440  # N_Q
+    text_pool: TextPool = "eot"  # avg: the paper's average of all tokens
+    mask_same_video: bool = False  # keys of the same video are no negatives
+    inbatch_negatives: bool = False  # the other keys of the batch are negatives too, beside the queue
+    queue_init: Literal["empty", "random"] = "empty"
+    queue_across_tasks: Literal["keep", "reset"] = "keep"  # of the local queue; the global one is always kept
+
+    def __post_init__(self) -> None:
+        if self.lr < 0:
+            raise ValueError(f"lr must be >= 0, got {self.lr}. Use lr=0 for the zero-shot model.")
+        if self.tau <= 0:
+            raise ValueError(f"tau is a temperature and must be > 0, got {self.tau}. The paper uses 0.07.")
+        if self.queue_size < 1:
+            raise ValueError(f"queue_size must be >= 1, got {self.queue_size}. The paper uses 1440.")
+        check_momentum("m", self.m)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReviewConfig(MomentumConfig):
+    """Settings of the methods that move theta towards its momentum encoders."""
+
+    m_hat: float = 0.99  # eq. 12; 1 reviews nothing
+    method_start_task: int = 2  # earlier tasks are Base-MoCo: all rows of table 1 share their first task
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_momentum("m_hat", self.m_hat)
+        check_start(self.method_start_task)
+
+
+def check_momentum(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} is a share in [0, 1], got {value}. The paper uses 0.99; 1 changes nothing.")
+
+
+def check_start(task: int) -> None:
+    if task < 1:
+        raise ValueError(f"method_start_task counts from 1, got {task}. Use 1 for all tasks, 2 as the paper's tables.")
+
+
+class MomentumRetriever(Method):
+    """Mean-pooled CLIP trained against the keys of its momentum encoders.
+
+    A method says which momentum encoders it keeps and overrides `after_step`, where it ends with
+    `enqueue()`. A strategy that wraps one may put its own queries and keys into `contrast`.
+    """
+
+    config: MomentumConfig
+    contrasts_batch = False  # but against queues
+
+    def __init__(
+        self, config: MomentumConfig, backbone: Clip, has_local: bool = True, has_global: bool = False
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.encoders = Encoders(backbone, config.text_pool)
+        self.local = Momentum(self.encoders, config.queue_size) if has_local else None
+        self.global_ = Momentum(self.encoders, config.queue_size) if has_global else None
+        self.task_index = 0
+        self._new: list[tuple[list[Pair], Tensor]] = []  # keys that wait for the optimizer step
+
+    @property
+    def momenta(self) -> list[Momentum]:
+        """The momentum encoders that are kept: local, global."""
+        return [momentum for momentum in (self.local, self.global_) if momentum is not None]
+
+    def contrasted(self) -> list[Momentum]:
+        """The momentum encoders whose keys stand in the present task's loss."""
+        return self.momenta
+
+    def begin_task(self, task: Task) -> None:
+        self.task_index = task.index
+        self._new = []
+        is_first = task.index == 0
+        for momentum in self.momenta:
+            if is_first or momentum is self.local:  # theta~_m is started only at the very beginning
+                momentum.restart(self.encoders)
+            if is_first or (momentum is self.local and self.config.queue_across_tasks == "reset"):
+                momentum.queue.reset(random=self.config.queue_init == "random")
+
+    def param_groups(self) -> list[ParamGroup]:
+        clip = self.encoders.clip
+        return [ParamGroup(name="clip", params=[*clip.vision.parameters(), *clip.text.parameters()], lr=self.config.lr)]
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        return self.encoders.video(frames)
+
+    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
+        return self.encoders.text(tokens)
+
+    def scale(self) -> Tensor:
+        return torch.tensor(1 / self.config.tau, device=self.encoders.clip.logit_scale.device)
+
+    def queries(self, batch: Batch) -> Pair:
+        """q of the global batch, eq. 7."""
+        return self.encoders.pair(batch.frames, batch.tokens)
+
+    def keys(self, batch: Batch) -> list[Pair]:
+        """k of the global batch by each of `momenta`, eq. 9 and 15."""
+        return [momentum.keys(batch.frames, batch.tokens) for momentum in self.momenta]
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        return {"contrastive": self.contrast(self.queries(batch), self.keys(batch), gather(batch.videos))}
+
+    def contrast(
+        self,
+        queries: Pair,
+        keys: Sequence[Pair],
+        videos: Tensor,
+        extra: Sequence[Pair] = (),
+        extra_videos: Tensor | None = None,
+    ) -> Tensor:
+        """Eq. 10-11 over `contrasted()`, eq. 16-18 where there are two. While learning, `keys` will be enqueued.
+
+        Args:
+            queries: (B, d) of the global batch.
+            keys: (B, d) for each of `momenta`.
+            videos: (B,) video numbers.
+            extra: (R, d) for each of `momenta`: keys that are negatives only, and are not enqueued.
+            extra_videos: (R,) video numbers of `extra`.
+        """
+        if torch.is_grad_enabled():
+            self._new.append((list(keys), videos))
+        chosen = [momentum in self.contrasted() for momentum in self.momenta]
+        parts = []
+        for i in (i for i, is_chosen in enumerate(chosen) if is_chosen):
+            parts.append(self._negatives(*self.momenta[i].queue.content(), videos))
+            if self.config.inbatch_negatives:
+                own = self._negatives(keys[i], videos, videos)
+                itself = torch.eye(len(videos), dtype=torch.bool, device=videos.device)
+                parts.append(Negatives(own.keys, own.spared | itself))
+            if extra and extra_videos is not None:
+                parts.append(self._negatives(extra[i], extra_videos, videos))
+        positives = [key for key, is_chosen in zip(keys, chosen) if is_chosen]
+        return momentum_contrast(queries, positives, Negatives.join(parts), self.config.tau)
+
+    def _negatives(self, keys: Pair, key_videos: Tensor, videos: Tensor) -> Negatives:
+        same = videos[:, None] == key_videos[None, :]  # (B, R)
+        return Negatives(keys, same if self.config.mask_same_video else torch.zeros_like(same))
+
+    def enqueue(self) -> None:
+        """Put the keys of the step that has just been taken into the queues."""
+        for keys, videos in self._new:
+            for momentum, pair in zip(self.momenta, keys):
+                momentum.queue.enqueue(pair, videos)
+        self._new = []

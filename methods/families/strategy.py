@@ -1,0 +1,130 @@
+"""What strategies share: handing calls through to the wrapped retriever, and a memory of former pairs.
+
+This file is no method. A strategy wraps a retriever (`base`) that knows nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from methods.backbone.clip import Clip
+from methods.base import Batch, Method, ParamGroup, Task
+from methods.families.momentum import MomentumRetriever
+from methods.layers.memory import Policy, ReplayMemory
+
+
+class Strategy(Method):
+    """A strategy that changes nothing yet: the wrapped retriever, call for call."""
+
+    wraps = True
+    needs_momentum: ClassVar[bool] = False  # it works on the queues of the retrievers of methods/families/momentum.py
+
+    @classmethod
+    def compares(cls, config: Any) -> bool:
+        """Whether it reads similarities within a batch from the retriever's `score`."""
+        return False
+
+    @classmethod
+    def check_base(cls, config: Any, base: type[Method], base_config: Any) -> None:
+        if cls.needs_momentum and not issubclass(base, MomentumRetriever):
+            raise ValueError(
+                "the strategy works on queues of keys, which the momentum retrievers have. Write method.base=base_moco."
+            )
+        if cls.compares(config) and (reason := base.unfinished_score(base_config)):
+            raise ValueError(f"the strategy compares similarities within a batch, and {reason}.")
+
+    def __init__(self, config: Any, base: Method) -> None:
+        super().__init__()
+        self.config, self.base = config, base
+        self.trains_on = base.trains_on
+        self.reencodes_gallery = base.reencodes_gallery
+        self.prompts_by_task = base.prompts_by_task
+        self.is_transductive = base.is_transductive
+        self.max_frames = base.max_frames
+
+    def begin_task(self, task: Task) -> None:
+        self.base.begin_task(task)
+
+    def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
+        self.base.end_task(task, loader)
+
+    def remember(self, task: Task, gallery: Tensor) -> None:
+        self.base.remember(task, gallery)
+
+    def param_groups(self) -> list[ParamGroup]:
+        return self.base.param_groups()
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        return self.base.encode_video(frames)
+
+    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
+        return self.base.encode_text(tokens, task)
+
+    def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
+        return self.base.score(queries, gallery)
+
+    def calibrate(self, scores: Tensor) -> Tensor:
+        return self.base.calibrate(scores)
+
+    def scale(self) -> Tensor:
+        return self.base.scale()
+
+    def logits(self, batch: Batch) -> Tensor:
+        return self.base.logits(batch)
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        return self.base.losses(batch)
+
+    def after_step(self) -> None:
+        self.base.after_step()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig:
+    """Settings of every memory; see `ReplayMemory`. BMU-MoCo's paper keeps 10,000 pairs, a tenth of a task."""
+
+    memory: int = 256  # pairs in total, 1.8 MB each at 12 frames of 224 x 224; part of every checkpoint
+    buffer: Policy = "ring"  # a place for each task; reservoir: one uniform sample of all pairs so far
+
+    def __post_init__(self) -> None:
+        if self.memory < 0:
+            raise ValueError(f"memory counts pairs and must be >= 0, got {self.memory}. Use 0 for no replay.")
+
+
+class ReplayStrategy(Strategy):
+    """A strategy that keeps pairs of every finished task, as the wrapped retriever leaves them."""
+
+    def __init__(self, config: Any, base: Method, quota: Literal["dynamic", "static"] = "dynamic") -> None:
+        super().__init__(config, base)
+        clip = next((module for module in base.modules() if isinstance(module, Clip)), None)
+        mean, std = (None, None) if clip is None else (clip.mean, clip.std)
+        self.memory = ReplayMemory(config.memory, config.buffer, quota, mean, std)
+
+    def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
+        batches = self.memory.observe(task, loader, self.kept_features)
+        super().end_task(task, batches)
+        if self.config.memory:
+            for _ in batches:  # whatever the retriever has not looked at
+                pass
+
+    def kept_features(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Video and text features (B, d) to keep with pairs; none, unless a strategy says otherwise."""
+        none = batch.frames.new_empty(len(batch.videos), 0)
+        return none, none
+
+
+def momentum_base(base: Method, strategy: str) -> MomentumRetriever:
+    """`base`, if it is one of the momentum-contrast retrievers.
+
+    Raises:
+        ValueError: if it is another retriever.
+    """
+    if not isinstance(base, MomentumRetriever):
+        raise ValueError(
+            f"{strategy} works on queues of keys, which {type(base).__name__} has not. Use base=base_moco."
+        )
+    return base

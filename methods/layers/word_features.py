@@ -1,0 +1,145 @@
+"""Words and frames: which there are, how they compare and how they are pooled (StructAlign, SIGIR 2026, eqs. 1-12).
+
+A caption is a row of word features, padded with zero rows; a zero row is no word anywhere here.
+
+Shapes: B or Q captions, N words, V videos, T frames (the paper's M), L tokens, d joint embedding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from methods.backbone.clip import BlockSeams, Seams, TextTower, TokenState
+
+CHUNK = 2**26  # word-frame cosines at a time: 256 MiB in float32
+
+
+def words_of(hidden: Tensor, eot: Tensor) -> Tensor:
+    """Features between start and end of text, zero rows after them.
+
+    Args:
+        hidden: (B, L, d) joint embeddings of all tokens; the first is the start of text.
+        eot: (B,) positions of the end-of-text token.
+
+    Returns:
+        (B, L - 1, d); the last row of the longest caption is a pad too, so N <= L - 2.
+    """
+    position = torch.arange(1, hidden.shape[1], device=hidden.device)
+    return hidden[:, 1:] * (position < eot[:, None])[..., None]
+
+
+def words_and_caption(
+    tower: TextTower, tokens: Tensor, seams: Seams | None = None, with_pads: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Eq. 1: words (B, N, d) and the end-of-text feature (B, d) of captions (B, L), neither normalised.
+
+    Args:
+        with_pads: what fills a caption up to the longest one of the batch counts as words; see `hidden_with_pads`.
+    """
+    hidden, eot = hidden_with_pads(tower, tokens, seams) if with_pads else tower.hidden(tokens, seams)
+    words = words_of(hidden, eot)
+    if with_pads:  # all but the start and the first end of text
+        position = torch.arange(hidden.shape[1], device=hidden.device).expand(len(hidden), -1)
+        keep = (position > 0) & (position != eot[:, None])
+        words = hidden[keep].unflatten(0, (len(hidden), -1))
+    return words, hidden[torch.arange(len(hidden), device=hidden.device), eot]
+
+
+def is_word(words: Tensor) -> Tensor:
+    """(B, N) True where words (B, N, d) hold a word and no pad."""
+    return words.ne(0).any(dim=-1)
+
+
+def pad_words(words: Tensor, length: int) -> Tensor:
+    """Words (B, N, d) with zero rows up to `length` >= N: (B, length, d)."""
+    return F.pad(words, (0, 0, 0, length - words.shape[1]))
+
+
+def frame_word_similarity(words: Tensor, frames: Tensor, chunk: int = CHUNK) -> Tensor:
+    """Eq. 6 for all pairs: half the mean over words of the best frame, half the reverse.
+
+    Args:
+        words: (Q, N, d) of any length; zero rows are pads and take no part. A caption without words
+            scores 0 everywhere.
+        frames: (V, T, d) of any length.
+        chunk: cosines held at a time, Q' * V' * N * T; memory only, never the result.
+
+    Returns:
+        (Q, V) float32 in [-1, 1].
+    """
+    with torch.autocast(words.device.type, enabled=False):
+        return _similarities(F.normalize(words.float(), dim=-1), F.normalize(frames.float(), dim=-1), chunk)
+
+
+def _similarities(words: Tensor, frames: Tensor, chunk: int) -> Tensor:
+    valid = is_word(words)
+    longest = int(valid.any(dim=0).nonzero().max()) + 1 if valid.any() else 1
+    words, valid = words[:, :longest], valid[:, :longest]
+    videos = max(1, min(len(frames), chunk // (longest * frames.shape[1])))
+    queries = max(1, chunk // (longest * frames.shape[1] * videos))
+    rows = [
+        torch.cat([_similarity(w, mask, f) for f in frames.split(videos)], dim=1)
+        for w, mask in zip(words.split(queries), valid.split(queries), strict=True)
+    ]
+    return torch.cat(rows)
+
+
+def _similarity(words: Tensor, valid: Tensor, frames: Tensor) -> Tensor:
+    cosines = (words.flatten(0, 1) @ frames.flatten(0, 1).mT).view(*words.shape[:2], *frames.shape[:2])  # (Q, N, V, T)
+    weight = valid / valid.sum(dim=1, keepdim=True).clamp(min=1)  # (Q, N)
+    of_words = (cosines.amax(dim=3) * weight[..., None]).sum(dim=1)  # (Q, V)
+    of_frames = cosines.masked_fill(~valid[:, :, None, None], -2.0).amax(dim=1).mean(dim=-1)  # (Q, V)
+    return (of_words + of_frames) / 2 * valid.any(dim=1)[:, None]
+
+
+def mean_z_score(scores: Tensor) -> Tensor:
+    """Several similarities (Q, V, n) of all captions and videos as one (Q, V): the mean of their z-scores.
+
+    A z-score is taken over a caption's whole row, so it depends on every video in the gallery.
+    """
+    centred = scores - scores.mean(dim=1, keepdim=True)
+    return (centred / scores.std(dim=1, keepdim=True, correction=0).clamp(min=1e-6)).mean(dim=-1)
+
+
+def pool_towards(projected: Tensor, valid: Tensor, p: Tensor) -> Tensor:
+    """Eqs. 11-12: the mean (B, d) of tokens (B, N, d), weighted by softmax of <token, p (B, d)> over `valid` (B, N)."""
+    affinity = (projected @ p[..., None]).squeeze(-1)  # (B, N)
+    weight = affinity.masked_fill(~valid, torch.finfo(affinity.dtype).min).softmax(dim=-1)
+    return (weight[:, None] @ projected).squeeze(1)
+
+
+def mean_of(tokens: Tensor, valid: Tensor | None = None) -> Tensor:
+    """Unit mean (B, d) of tokens (B, N, d), of the `valid` (B, N) ones if given; zero without any."""
+    if valid is not None:
+        tokens = tokens * valid[..., None]
+    return F.normalize(tokens.sum(dim=1), dim=-1)
+
+
+def hidden_with_pads(tower: TextTower, tokens: Tensor, seams: Seams | None = None) -> tuple[Tensor, Tensor]:
+    """As `TextTower.hidden`, with states for pads too: what the released StructAlign takes for words.
+
+    Its tokenizer fills captions with the end-of-text token. Such a token attends to the caption and to
+    no pad, itself included, and has its own position; so it depends on where the batch's longest caption ends.
+    """
+    text: Any = tower
+    eot = tokens.argmax(dim=-1)
+    tokens = tokens[:, : int(eot.max()) + 1]
+    position = torch.arange(tokens.shape[1], device=tokens.device)
+    tokens = torch.where(position > eot[:, None], tokens.gather(1, eot[:, None]), tokens)
+    x = text.token_embedding(tokens) + text.positional_embedding[: tokens.shape[1]]
+    visible = (position <= position[:, None]) & (position <= eot[:, None, None])  # (B, L, L)
+    state = TokenState(len(tokens), eot=eot, protected=tokens.shape[1])
+    for layer, block in enumerate(text.blocks):
+        state.layer = layer
+        seam = (None if seams is None else seams[layer]) or BlockSeams()
+        y = block.ln_1(x)
+        q, k, v = (block.attn.heads_first(z) for z in block.attn.project(y, seam, state))
+        merged = F.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None]).transpose(1, 2).flatten(2)
+        out = block.attn.out(merged)
+        x = x + block.ls_1(out if seam.out is None else seam.out(merged, out, state))
+        x = x + block.ls_2(block.mlp(block.ln_2(x)))
+    return text.ln_final(x) @ text.proj, eot

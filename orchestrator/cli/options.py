@@ -1,0 +1,119 @@
+"""Options that several commands share: folders, the cluster, settings; and what is checked before a sweep starts."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config import ConfigError
+
+
+def add_where(parser: argparse.ArgumentParser, resources: bool = False) -> None:
+    runs, store, videos = (os.environ.get(f"CTVR_{name}") or "" for name in ("RUNS", "STORE", "VIDEOS"))
+    parser.add_argument(
+        "--runs", type=Path, default=Path(runs or "runs"), help="folder of everything that is written (%(default)s)"
+    )
+    parser.add_argument(
+        "--store", default=store, help="object store of frames and commits: a folder or s3://bucket/prefix"
+    )
+    parser.add_argument(
+        "--videos",
+        type=Path,
+        default=Path(videos) if videos else None,
+        help="folder of the videos, if not the manifest's own",
+    )
+    if not resources:
+        return
+    group = parser.add_argument_group("cluster")
+    group.add_argument(
+        "--address",
+        help="Ray cluster: auto or an address joins, local starts one (joins this machine's if there is one)",
+    )
+    nodes = _number("CTVR_NODES", 1, int)
+    group.add_argument(
+        "--nodes", type=int, default=nodes, help="wait until the cluster has this many nodes (%(default)s)"
+    )
+    group.add_argument("--local-cpus", type=int, help="logical CPUs of a cluster started on this machine")
+    storage = os.environ.get("CTVR_STORAGE") or None
+    group.add_argument(
+        "--storage", default=storage, help="Ray's own state: a folder or s3:// URI that every node can write"
+    )
+    group.add_argument("--workers", type=int, default=1, help="data-parallel processes of one trial (1)")
+    group.add_argument("--cpus-per-worker", type=float, default=0.9, help="(0.9)")
+    gpus = _number("CTVR_GPUS_PER_TRIAL", None, float)
+    group.add_argument(
+        "--gpus-per-trial",
+        type=float,
+        default=gpus,
+        help="may be a fraction: 0.5 puts two on a GPU (one per worker if there are GPUs)",
+    )
+    group.add_argument(
+        "--no-reuse",
+        dest="reuse",
+        action="store_false",
+        help="train every task of every trial, also those that another trial has trained with the same settings",
+    )
+    group.add_argument("--max-concurrent", type=int, help="upper limit of trials at once (computed from the cluster)")
+
+
+def _number(variable: str, default: Any, kind: type[int] | type[float]) -> Any:
+    """A number from the environment; what is none is refused by its name."""
+    text = os.environ.get(variable, "")
+    if not text:
+        return default
+    with contextlib.suppress(ValueError):
+        if (number := kind(text)) >= 0:  # which no NaN is
+            return number
+    what = "whole number" if kind is int else "number"
+    raise ConfigError(f"{variable}={text!r} in the environment is no {what} >= 0. Correct or unset it.")
+
+
+def add_settings(parser: argparse.ArgumentParser, preset: str = "named settings of the method, e.g. released") -> None:
+    parser.add_argument("--preset", default="", help=f"{preset}; several by comma")
+    parser.add_argument("overrides", nargs="*", metavar="name=value", help="e.g. optim.epochs=8 method.beta=0.4")
+
+
+def get_where(arguments: argparse.Namespace) -> Any:
+    from orchestrator.jobs.deployment import Where
+
+    names: tuple[str, ...] = ("runs", "store", "videos", "address", "nodes", "local_cpus", "storage", "workers")
+    names += ("cpus_per_worker", "gpus_per_trial", "max_concurrent", "reuse")
+    given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+    return Where(**given)
+
+
+def words_of(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def check_code(asked: str | None) -> None:
+    """Tell somebody who submits from another machine that this one has not got his edits.
+
+    Raises:
+        ConfigError: with both digests and what to do.
+    """
+    from orchestrator.digests import source_digest
+
+    if asked and asked != (here := source_digest()):
+        raise ConfigError(
+            f"--code {asked}: this machine has other sources ({here}), as of the last `ray up`. Run `ray up` with the "
+            "cluster's YAML again, then submit again."
+        )
+
+
+def check_first(arguments: argparse.Namespace, stream: str | None) -> None:
+    """What `ctvr doctor` calls an error stops a sweep before it starts; warnings are counted."""
+    from orchestrator.doctor.examine import blocking, examine
+    from orchestrator.tracking.server import default_uri
+
+    uri = default_uri(arguments.runs)
+    found = examine(arguments.runs, arguments.store, stream, arguments.videos, uri)
+    for finding in blocking(found):
+        raise ConfigError(f"{finding.subject}: {finding.text}. {finding.remedy}")
+    warnings = [finding.subject for finding in found if finding.level == "warning"]
+    if warnings:
+        sys.stderr.write(f"doctor: {len(warnings)} warnings ({', '.join(warnings)}); `ctvr doctor` says more\n")

@@ -1,0 +1,151 @@
+"""The commands `ctvr sweep` and `ctvr rerun`: from options and words to one request."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.cli.options import add_settings, add_where, check_code, check_first, get_where, words_of
+from orchestrator.config import ConfigError, parse_overrides
+
+MAIN_JOB = {"method": "framefusion_moe", "stream": "shapes-5"}
+BASELINES = "zero_shot,clip4clip,upper_bound"
+
+
+def add_sweep(commands: Any) -> None:
+    parser = commands.add_parser(
+        "sweep",
+        help="search a method's settings on the cluster, rerun the best over seeds, tabulate; or a whole table",
+        description="Every argument has a default: without any, FrameFusionMoE is searched on the embedded stream. "
+        "--preset with the name of a table (ctvr-table1, cvlm-table1, or a .json file) searches every row of it.",
+    )
+    parser.add_argument("--method", help=f"a name from `ctvr methods` ({MAIN_JOB['method']})")
+    parser.add_argument("--stream", help=f"a name from `ctvr streams` ({MAIN_JOB['stream']}, or the table's)")
+    parser.add_argument("--name", help="of the sweep (method or table, stream and time)")
+    parser.add_argument("--resume", metavar="NAME", help="go on with an interrupted sweep or table")
+    parser.add_argument("--trials", type=int, help="of the search, for each row of a table (8); 0: only reruns")
+    parser.add_argument("--searcher", help="tpe, random or grid (tpe)")
+    parser.add_argument("--scheduler", help="asha or none (asha)")
+    parser.add_argument("--space", action="append", default=[], metavar="name=v1,v2", help="search these values only")
+    parser.add_argument("--top", type=int, default=1, help="winners to rerun (%(default)s)")
+    parser.add_argument("--seeds", type=int, help="of the rerun; 0 only searches (3)")
+    parser.add_argument("--baselines", help=f"methods beside the winner ({BASELINES})")
+    parser.add_argument("--rows", default="", help="of a table: these rows only, by comma")
+    parser.add_argument("--smoke", action="store_true", help="1 trial of 1 epoch and 1 seed, to see that all is well")
+    parser.add_argument("--code", metavar="DIGEST", help="refuse to run other sources (cluster/submit.sh adds it)")
+    add_where(parser, resources=True)
+    add_settings(parser, "named settings of the method, or a whole table, e.g. ctvr-table1")
+    parser.set_defaults(run=_sweep)
+
+
+def _sweep(arguments: argparse.Namespace) -> str:
+    from orchestrator.jobs.sweep import resume
+    from orchestrator.tables.presets import names_table
+
+    check_code(arguments.code)
+    where = get_where(arguments)
+    if arguments.resume:
+        if others := _beside_resume(arguments):
+            raise ConfigError(
+                f"--resume {arguments.resume}: goes on with the settings of the first command. Leave "
+                f"{others[0]} out, or start a new sweep."
+            )
+        check_first(arguments, None)
+        return resume(arguments.resume, where)
+    overrides = parse_overrides(arguments.overrides)
+    if arguments.smoke:
+        arguments.trials, arguments.seeds = 1, min(1 if arguments.seeds is None else arguments.seeds, 1)
+        arguments.baselines = arguments.baselines if names_table(arguments.preset) else "zero_shot"
+        overrides = {"optim.epochs": "1", **overrides}
+    search = _search_settings(arguments, overrides)
+    if names_table(arguments.preset):
+        return _sweep_table(arguments, search, overrides)
+    return _sweep_method(arguments, search, overrides)
+
+
+def _beside_resume(arguments: argparse.Namespace) -> list[str]:
+    """Words that would change what is resumed."""
+    names = ("method", "stream", "preset", "rows", "trials", "searcher", "scheduler", "space", "seeds", "baselines")
+    return [*arguments.overrides, *(f"--{name}" for name in names if getattr(arguments, name) not in (None, "", []))]
+
+
+def _search_settings(arguments: argparse.Namespace, overrides: dict[str, Any]) -> dict[str, Any]:
+    """What was said of the search, by options and by `search.*` words, which are taken out of `overrides`."""
+    names = ("trials", "searcher", "scheduler")
+    search = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    for word in [word for word in overrides if word.startswith("search.")]:
+        name, value = word.removeprefix("search."), overrides.pop(word)
+        if str(search.setdefault(name, value)) != str(value):
+            raise ConfigError(f"{word}: given twice, as {search[name]!r} and {value!r}. Keep one of them.")
+    return search
+
+
+def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> str:
+    from orchestrator.jobs.sweep import SweepRequest, sweep
+    from orchestrator.learning.experiment import presets_of
+    from orchestrator.tables.presets import known_tables
+
+    if arguments.rows:
+        raise ConfigError(f"--rows {arguments.rows}: is of a table. Name it: --preset ctvr-table1.")
+    method, stream = arguments.method or MAIN_JOB["method"], arguments.stream or MAIN_JOB["stream"]
+    unknown = [word for word in words_of(arguments.preset) if word not in presets_of(method)]
+    if unknown and arguments.method is None:
+        raise ConfigError(f"--preset: {unknown[0]!r} is no table and no preset of {method}. {known_tables(unknown[0])}")
+    arguments.stream = stream
+    check_first(arguments, arguments.stream)
+    name = arguments.name or f"{method}-{Path(stream).stem}-{time.strftime('%m%d-%H%M%S')}"
+    request = SweepRequest(
+        method=method,
+        stream=stream,
+        name=name,
+        overrides=overrides,
+        presets=words_of(arguments.preset),
+        search=search,
+        space=tuple(arguments.space),
+        top=arguments.top,
+        seeds=3 if arguments.seeds is None else arguments.seeds,
+        baselines=words_of(BASELINES if arguments.baselines is None else arguments.baselines),
+    )
+    return sweep(request, get_where(arguments))
+
+
+def _sweep_table(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> str:
+    from orchestrator.jobs.sweep_table import TableRequest, sweep_table
+    from orchestrator.tables.presets import load_preset
+
+    for option, value, default in (
+        ("--method", arguments.method, None),
+        ("--baselines", arguments.baselines, None),
+        ("--space", arguments.space, []),
+        ("--top", arguments.top, 1),
+    ):
+        if value != default:
+            raise ConfigError(f"{option}: a table names its rows itself. Leave it out, or write a preset of your own.")
+    preset = load_preset(arguments.preset).only(words_of(arguments.rows))
+    seeds = preset.seeds if arguments.seeds is None else arguments.seeds
+    preset = replace(preset, search={**preset.search, **search}, seeds=seeds)
+    arguments.stream = arguments.stream or preset.stream
+    check_first(arguments, arguments.stream)
+    table, stream = Path(arguments.preset).stem, Path(arguments.stream).stem
+    name = arguments.name or f"{table}-{stream}-{time.strftime('%m%d-%H%M%S')}"
+    return sweep_table(TableRequest(name, arguments.stream, preset, overrides), get_where(arguments))
+
+
+def add_rerun(commands: Any) -> None:
+    parser = commands.add_parser("rerun", help="run the best trials of a sweep again over fresh seeds, and tabulate")
+    parser.add_argument("--sweep", required=True, help="name of the sweep")
+    parser.add_argument("--top", type=int, default=1, help="trials to rerun, best first (%(default)s)")
+    parser.add_argument("--seeds", type=int, default=3, help="(%(default)s)")
+    parser.add_argument("--baselines", default="", help="methods beside the winner, by comma")
+    add_where(parser, resources=True)
+    parser.set_defaults(run=_rerun)
+
+
+def _rerun(arguments: argparse.Namespace) -> str:
+    from orchestrator.jobs.rerun import rerun
+
+    where = get_where(arguments)
+    return rerun(arguments.sweep, where, arguments.top, arguments.seeds, words_of(arguments.baselines))

@@ -1,0 +1,293 @@
+"""From a stream and a store to batches: store key -> uint8 frames -> normalised tensors on the device.
+
+Frames come by way of the store (frames.py). Augmentation runs on the device, on whole batches (augment.py).
+
+Shapes: B pairs, T frames, H = W image size, L text length.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from methods.base import Batch, Task
+from orchestrator.config import ConfigError
+from orchestrator.data.augment import crop_and_flip, gray_and_jitter
+from orchestrator.data.frames import FrameSource
+from orchestrator.data.frozen_features import FrozenFeatures
+from orchestrator.learning.evaluate import Queries
+from orchestrator.store.store import digest_of
+from orchestrator.streams.load import Item, Stream
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """How pairs are made of a stream. Defaults: CTVR (arXiv:2503.10111), section 5.1, MSRVTT."""
+
+    num_frames: int = 12
+    image_size: int | None = None  # pixels of a side; none: what the backbone sees
+    batch_size: int = 8  # pairs of one step, over all workers
+    augment: Literal["none", "crop_flip", "gray_jitter"] = "none"  # flips mirror "left" and "right": off by default
+    caption_sampling: Literal["all", "random_per_video"] = "all"  # every caption, or one per video and epoch
+    unique_videos: bool = False  # no batch holds two captions of one video
+    load_threads: int = 0  # background threads that read the store; 0 reads in line
+    decoder: Literal["auto", "decord", "pyav"] = "auto"
+    cache_features: bool = True  # keep what frozen leading blocks of the vision tower make of a video (features.py)
+    skip_missing: bool = False  # go on without videos that are absent or broken (numbers change: the gallery shrinks)
+
+    def __post_init__(self) -> None:
+        for name in ("num_frames", "image_size", "batch_size"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}.")
+        if self.load_threads < 0:
+            raise ValueError(f"load_threads must be >= 0, got {self.load_threads}. Use 0 to read in line.")
+
+
+def seed_of(*parts: object) -> int:
+    """A 63-bit seed that depends on all parts and nothing else."""
+    return int(digest_of([str(part) for part in parts])[:15], 16)
+
+
+def index_batches(
+    videos: Sequence[int], size: int, seed: int, unique_videos: bool = False, one_per_video: bool = False
+) -> list[list[int]]:
+    """Shuffle pairs into batches; the same for the same seed, on every worker.
+
+    Args:
+        videos: video number of each pair.
+        size: pairs per batch; the last batch may be smaller.
+        seed: decides the order.
+        unique_videos: two pairs of one video never share a batch (batches may then be smaller).
+        one_per_video: keep one random pair of each video.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(videos), generator=generator).tolist()
+    if one_per_video:
+        first: dict[int, int] = {}
+        for pair in order:
+            first.setdefault(videos[pair], pair)
+        order = [pair for pair in order if first[videos[pair]] == pair]
+    if not unique_videos:
+        return [order[start : start + size] for start in range(0, len(order), size)]
+    batches: list[list[int]] = []
+    room: list[tuple[list[int], set[int]]] = []  # batches that are not full yet, with their videos
+    for pair in order:
+        chosen = next((entry for entry in room if videos[pair] not in entry[1]), None)
+        if chosen is None:
+            chosen = ([], set())
+            batches.append(chosen[0])
+            room.append(chosen)
+        chosen[0].append(pair)
+        chosen[1].add(videos[pair])
+        room = [entry for entry in room if len(entry[0]) < size]
+    return batches
+
+
+class StreamData:
+    """A stream as tensors: what the loop feeds a method and what it searches with.
+
+    Args:
+        stream: tasks, items, captions.
+        frames: where frames come from.
+        tokenize: captions -> (N, L) int64, the backbone's.
+        mean, std: of the backbone's normalisation, per channel.
+        config: the settings `data.*`.
+        device: where batches go.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        frames: FrameSource,
+        tokenize: Callable[[list[str]], Tensor],
+        mean: Sequence[float],
+        std: Sequence[float],
+        config: DataConfig,
+        device: torch.device,
+    ) -> None:
+        self.stream, self.frames, self.config, self.device = stream, frames, config, device
+        self._tokenize = tokenize
+        self._mean = torch.tensor(mean, device=device).view(3, 1, 1)
+        self._std = torch.tensor(std, device=device).view(3, 1, 1)
+        videos = (item.video for index in range(len(stream.tasks)) for item in stream.items(index, "train"))
+        self._numbers = {video: number for number, video in enumerate(dict.fromkeys(videos))}
+        self._features: FrozenFeatures | None = None
+
+    def with_features(self, features: FrozenFeatures | None) -> StreamData:
+        """The same data, whose videos come as tokens (B, T, N, D) of a frozen tower wherever they are not augmented.
+
+        None, or the setting `data.cache_features=false`, leaves them frames (B, T, 3, H, W).
+        """
+        other = copy.copy(self)
+        other._features = features if self.config.cache_features else None
+        return other
+
+    def task(self, index: int) -> Task:
+        """What a method may know of task `index` (0-based)."""
+        task = self.stream.tasks[index]
+        categories = tuple(self.stream.category_index(name) for name in task.categories)
+        return Task(index, task.name, len(self.stream.tasks), categories, len(self.stream.categories))
+
+    def _pairs(self, tasks: Sequence[int]) -> list[tuple[Item, str]]:
+        return [
+            (item, caption) for task in tasks for item in self.stream.items(task, "train") for caption in item.captions
+        ]
+
+    def _number(self, item: Item) -> int:
+        return self._numbers[item.video]
+
+    def steps(self, tasks: Sequence[int], workers: int = 1) -> int:
+        """Batches of one epoch (exact unless `unique_videos` makes it depend on the shuffle)."""
+        return len(self._batches(self._pairs(tasks), seed=0, size=self.config.batch_size, workers=workers))
+
+    def batch_sizes(self, tasks: Sequence[int], seed: int, task: int, epoch: int, workers: int = 1) -> list[int]:
+        """Pairs, over all workers, of each batch that `train_batches` yields for the same arguments."""
+        return [len(batch) for batch in self._order(self._pairs(tasks), seed, task, epoch, workers)]
+
+    def _order(self, pairs: list[tuple[Item, str]], seed: int, task: int, epoch: int, workers: int) -> list[list[int]]:
+        return self._batches(pairs, seed_of(seed, "order", task, epoch), self.config.batch_size, workers)
+
+    def _batches(self, pairs: list[tuple[Item, str]], seed: int, size: int, workers: int) -> list[list[int]]:
+        batches = index_batches(
+            [self._number(item) for item, _ in pairs],
+            size,
+            seed,
+            self.config.unique_videos,
+            self.config.caption_sampling == "random_per_video",
+        )
+        # Every worker needs equally many pairs: the remainder of a last batch is left out
+        cut = [batch[: len(batch) // workers * workers] for batch in batches]
+        return [batch for batch in cut if batch]
+
+    def train_batches(
+        self, tasks: Sequence[int], seed: int, task: int, epoch: int, rank: int = 0, workers: int = 1
+    ) -> Iterator[Batch]:
+        """One epoch over the training pairs of `tasks`; everything random comes from the arguments."""
+        pairs = self._pairs(tasks)
+        order = self._order(pairs, seed, task, epoch, workers)
+        augment = torch.Generator(device=self.device).manual_seed(seed_of(seed, "augment", task, epoch, rank))
+        yield from self._make(pairs, [batch[rank::workers] for batch in order], augment)
+
+    def ordered_batches(self, tasks: Sequence[int]) -> Iterator[Batch]:
+        """The training pairs once, in order, without augmentation."""
+        pairs = self._pairs(tasks)
+        size = self.config.batch_size
+        order = [list(range(start, min(start + size, len(pairs)))) for start in range(0, len(pairs), size)]
+        yield from self._make(pairs, order, None)
+
+    def _make(
+        self, pairs: list[tuple[Item, str]], order: list[list[int]], augment: torch.Generator | None
+    ) -> Iterator[Batch]:
+        if self.config.augment == "none":
+            augment = None
+
+        def read(batch: list[int]) -> tuple[list[tuple[Item, str]], Tensor]:
+            chosen = [pairs[index] for index in batch]
+            return chosen, self._read([item for item, _ in chosen], is_augmented=augment is not None)
+
+        for chosen, videos in _ahead(read, order, self.config.load_threads):
+            yield Batch(
+                frames=self._finish(videos, augment),
+                tokens=self._tokenize([caption for _, caption in chosen]).to(self.device),
+                videos=torch.tensor([self._number(item) for item, _ in chosen], device=self.device),
+                categories=torch.tensor(
+                    [self.stream.category_index(item.category) for item, _ in chosen], device=self.device
+                ),
+            )
+
+    def _read(self, items: Sequence[Item], is_augmented: bool) -> Tensor:
+        """Raw frames (B, T, H, W, 3) uint8, or tokens (B, T, N, D) float, on the CPU."""
+        features = self._features
+        if features is None or is_augmented:
+            return torch.from_numpy(np.stack([self.frames.load(item) for item in items]))
+        return torch.stack([features.load(self.frames.key(item), partial(self.one, item)) for item in items])
+
+    def one(self, item: Item) -> Tensor:
+        """Normalised frames (1, T, 3, H, W) of a video, on the device."""
+        return self._finish(torch.from_numpy(np.array(self.frames.load(item)))[None], None)
+
+    def _finish(self, videos: Tensor, augment: torch.Generator | None) -> Tensor:
+        """What `_read` gave, as a method gets it: on the device, frames normalised."""
+        videos = videos.to(self.device, non_blocking=True)
+        return self._normalise(videos, augment) if videos.dtype == torch.uint8 else videos
+
+    def _normalise(self, raw: Tensor, augment: torch.Generator | None) -> Tensor:
+        """(B, T, H, W, 3) uint8 -> (B, T, 3, H, W) float, augmented if a generator is given."""
+        x = raw.permute(0, 1, 4, 2, 3).float() / 255
+        if augment is not None and self.config.augment == "crop_flip":
+            x = crop_and_flip(x, augment)
+        elif augment is not None and self.config.augment == "gray_jitter":
+            x = gray_and_jitter(x, augment)
+        return (x - self._mean) / self._std
+
+    def num_videos(self, task: int, split: str) -> int:
+        return len(self.stream.items(task, split))
+
+    def videos(self, task: int, split: str, rows: Sequence[int], batch_size: int) -> Iterator[Tensor]:
+        """Normalised frames (B, T, 3, H, W), or tokens, of the chosen items of a task, in order."""
+        items = self.stream.items(task, split)
+        order = [list(rows[start : start + batch_size]) for start in range(0, len(rows), batch_size)]
+
+        def read(batch: list[int]) -> Tensor:
+            return self._read([items[row] for row in batch], is_augmented=False)
+
+        for videos in _ahead(read, order, self.config.load_threads):
+            yield self._finish(videos, None)
+
+    def queries(self, task: int, split: str) -> Queries:
+        """Every caption of the task's videos as a query."""
+        items = self.stream.items(task, split)
+        place = {item.video: row for row, item in enumerate(items)}
+        captions = [(row, number, text) for row, item in enumerate(items) for number, text in enumerate(item.captions)]
+        twins = [place.get(items[row].twin or "", -1) for row, _, _ in captions]
+        return Queries(
+            tokens=self._tokenize([text for _, _, text in captions]),
+            target=torch.tensor([row for row, _, _ in captions]),
+            twin=torch.tensor(twins),
+            names=tuple(f"{items[row].video}#{number}" for row, number, _ in captions),
+        )
+
+
+def check_pairs(stream: Stream, config: DataConfig, workers: int) -> None:
+    """Refuse a stream in which some task would train nothing: every batch is dealt out evenly to all workers.
+
+    Raises:
+        ConfigError: naming the first such task, its pairs and the workers.
+    """
+    is_by_video = config.unique_videos or config.caption_sampling == "random_per_video"
+    for index, task in enumerate(stream.tasks):
+        pairs = len(stream.items(index, "train") if is_by_video else stream.pairs(index, "train"))
+        if pairs < workers:
+            what = "training videos, of which a batch takes one caption each," if is_by_video else "training pairs"
+            raise ConfigError(
+                f"workers: {task.name} of stream {stream.name} has {pairs} {what} for {workers} workers, so it would "
+                f"train nothing. Use at most {pairs} workers, or add training videos to the task."
+            )
+
+
+def _ahead(read: Callable[[list[int]], Any], order: list[list[int]], threads: int) -> Iterator[Any]:
+    """Results of `read` over `order`, in order, computed up to two batches ahead by background threads."""
+    if threads == 0:
+        yield from map(read, order)
+        return
+    from collections import deque
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    with ThreadPoolExecutor(threads) as pool:
+        waiting: deque[Future[Any]] = deque()
+        for batch in order:
+            waiting.append(pool.submit(read, batch))
+            if len(waiting) > threads + 1:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()

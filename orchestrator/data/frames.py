@@ -1,0 +1,116 @@
+"""From a video file to frames in the store: a video is decoded once, by whoever needs it first.
+
+Shapes: T frames, H = W image size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from orchestrator.config import ConfigError
+from orchestrator.store.store import MissingObject, Store, digest_file, digest_of
+from orchestrator.streams.load import Item
+from orchestrator.video.pool import Decoder, Job, Sampling, VideoError, decoder_version
+
+if TYPE_CHECKING:
+    from orchestrator.data.batches import DataConfig
+
+Broken = list[tuple[Item, VideoError]]
+
+
+class FrameSource:
+    """Frames of items by way of the store.
+
+    Args:
+        store: where decoded frames are kept.
+        config: the settings `data.*`.
+        image_size: pixels of a side that the backbone sees.
+
+    Raises:
+        ConfigError: if `data.image_size` asks for another size.
+    """
+
+    def __init__(self, store: Store, config: DataConfig, image_size: int) -> None:
+        if config.image_size not in {None, image_size}:
+            raise ConfigError(
+                f"data.image_size: {config.image_size} does not fit the backbone, which sees {image_size} pixels. "
+                f"Write data.image_size={image_size} or leave it out."
+            )
+        self.store = store
+        self.sampling = Sampling(num_frames=config.num_frames, size=image_size)
+        self.decoder = config.decoder
+        self.version = decoder_version(config.decoder)
+        self._keys: dict[Item, str] = {}
+
+    def key(self, item: Item) -> str:
+        """Content address of an item's frames: what file, which frames, what size, which decoder."""
+        if item not in self._keys:
+            self._keys[item] = digest_of(
+                {
+                    "file": _digest_path(Path(item.path)),
+                    "segment": item.segment,
+                    "num_frames": self.sampling.num_frames,
+                    "size": self.sampling.size,
+                    "decoder": self.version,
+                }
+            )
+        return self._keys[item]
+
+    def load(self, item: Item) -> np.ndarray:
+        """Frames (T, H, W, 3) uint8; a damaged or evicted object is decoded again here."""
+        try:
+            return self.store.get("frames", self.key(item))["frames"]
+        except MissingObject:
+            with Decoder(workers=1, decoder=self.decoder) as pool:
+                clip = pool.decode(item.path, self.sampling, item.segment)
+            self._put(item, clip.frames, clip.timestamps, clip.decoder)
+            return clip.frames
+
+    def _put(self, item: Item, frames: np.ndarray, timestamps: np.ndarray, decoder: str) -> None:
+        arrays = {"frames": frames, "timestamps": timestamps}
+        self.store.put("frames", self.key(item), arrays, {"video": item.video, "decoder": decoder})
+
+    def keys(self, items: Iterable[Item]) -> tuple[dict[Item, str], Broken]:
+        """The content address of each item, once, and the items whose file cannot even be read."""
+        keys: dict[Item, str] = {}
+        broken: Broken = []
+        for item in dict.fromkeys(items):
+            try:
+                keys[item] = self.key(item)
+            except OSError as error:
+                broken.append((item, VideoError(item.path, error.strerror or str(error))))
+        return keys, broken
+
+    def prepare(
+        self, items: Sequence[Item], workers: int = 2, progress: Callable[[int], object] | None = None
+    ) -> tuple[int, Broken]:
+        """Decode items into the store, in bounded child processes.
+
+        Returns the number of videos decoded and those that could not be, with their reasons. Good
+        items are stored whatever happens to the others.
+        """
+        broken: Broken = []
+        if not items:
+            return 0, broken
+        jobs = [Job(item.path, self.sampling, item.segment, str(index)) for index, item in enumerate(items)]
+        with Decoder(workers=max(1, min(workers, len(jobs))), decoder=self.decoder) as pool:
+            for job, result in pool.map(jobs):
+                item = items[int(job.label)]
+                if isinstance(result, VideoError):
+                    broken.append((item, result))
+                else:
+                    self._put(item, result.frames, result.timestamps, result.decoder)
+                if progress is not None:
+                    progress(1)
+        return len(items) - len(broken), broken
+
+
+def _digest_path(path: Path) -> Any:
+    """Digest of a video file, or of every file in a folder of frames."""
+    if path.is_dir():
+        return [[file.name, digest_file(file)] for file in sorted(path.iterdir()) if file.is_file()]
+    return digest_file(path)

@@ -1,0 +1,142 @@
+"""What the frozen leading blocks of a vision tower make of a video, kept in the store and shared between trials.
+
+A method says how many leading blocks it leaves as they are (`Method.frozen_blocks`); what they make of a video never
+changes. It is computed one video at a time, so that a result does not depend on what the store held before, and
+only while training batches are not augmented: by the first run that needs it, or ahead of all by `ctvr cache build
+--features` (feature_jobs.py). Beside the frames of a video (`data.num_frames` x size x size x 3
+bytes) lie the tokens that enter the next block (frames x tokens x width x 4 bytes): 1.8 MB each for 12 frames of
+ViT-B/32, 7.3 MB of ViT-B/16; or, behind the last block, only the class tokens: 37 kB. Two of twelve blocks would
+save 8 % of a training step's time on a CPU (`make bench`): less than a third of the tower is not worth its bytes.
+
+Shapes: B videos, T frames, N tokens, D width of the tower.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from methods.backbone import blocks as seams_module
+from methods.backbone import clip as clip_module
+from methods.backbone.clip import Clip, VisionTower
+from methods.base import Method
+from orchestrator.store.store import MissingObject, Store, StoreError, digest_of
+
+log = logging.getLogger(__name__)
+KIND = "features"
+WORTH = 1 / 3  # share of the tower from which on tokens are kept
+
+
+class FrozenFeatures:
+    """Tokens of videos as they enter block `blocks` of a tower.
+
+    Args:
+        store: where they are kept.
+        tower: on its device; its first `blocks` blocks are frozen.
+        blocks: how many; the depth of the tower for its class tokens.
+        precision: of the run.
+    """
+
+    def __init__(self, store: Store, tower: VisionTower, blocks: int, precision: Literal["fp32", "bf16"]) -> None:
+        self.store, self.tower, self.blocks, self.precision = store, tower, blocks, precision
+        self._maker = ""
+        self._is_full = False
+
+    @property
+    def maker(self) -> str:
+        """Digest of all that decides the tokens but the frames: weights, code, precision, kind of processor."""
+        if not self._maker:
+            device = self.tower.class_embedding.device
+            cpu = torch.backends.cpu.get_cpu_capability()
+            self._maker = digest_of(
+                {
+                    "weights": _weights_digest(self.tower, self.blocks),
+                    "blocks": self.blocks,
+                    "precision": self.precision,
+                    "processor": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
+                    "torch": torch.__version__,
+                    "code": [digest_of(inspect.getsource(module)) for module in (clip_module, seams_module)],
+                }
+            )[:32]
+        return self._maker
+
+    def load(self, key: str, frames: Callable[[], Tensor]) -> Tensor:
+        """Tokens (T, N, D) of a video, on the CPU.
+
+        Args:
+            key: content address of the video's frames.
+            frames: normalised frames (1, T, 3, H, W) on the tower's device, asked for if nothing is stored.
+        """
+        try:
+            found = self.store.get(KIND, self._name(key))
+            tokens = torch.from_numpy(np.array(found["tokens"]))
+            return tokens.view(torch.bfloat16) if found.meta["dtype"] == "bfloat16" else tokens
+        except MissingObject:
+            tokens = self._compute(frames())
+        try:
+            self._put(key, tokens)
+        except StoreError as error:  # a store that is full costs time, nothing else
+            if not self._is_full:
+                log.warning("features are computed again each time: %s", error)
+            self._is_full = True
+        return tokens
+
+    def make(self, key: str, frames: Callable[[], Tensor]) -> bool:
+        """Compute and keep the tokens of a video, arguments as of `load`. False if the store has them already.
+
+        Raises:
+            StoreError: if they cannot be kept.
+        """
+        if self.store.has(KIND, self._name(key)):
+            return False
+        self._put(key, self._compute(frames()))
+        return True
+
+    def _name(self, key: str) -> str:
+        return f"{key}/{self.maker}"
+
+    @torch.no_grad()
+    def _compute(self, frames: Tensor) -> Tensor:
+        """(1, T, 3, H, W) -> (T, N, D) on the CPU. May run in a thread of its own, which inherits no torch settings."""
+        device = frames.device.type
+        autocast = nullcontext() if self.precision == "fp32" else torch.autocast(device, dtype=torch.bfloat16)
+        with torch.autocast(device, enabled=False), autocast:
+            return self.tower.prefix(frames, self.blocks).cpu()[0].contiguous()
+
+    def _put(self, key: str, tokens: Tensor) -> None:
+        is_bf16 = tokens.dtype == torch.bfloat16
+        array = (tokens.view(torch.int16) if is_bf16 else tokens).numpy()
+        self.store.put(KIND, self._name(key), {"tokens": array}, {"dtype": "bfloat16" if is_bf16 else "float32"})
+
+
+def frozen_features(method: Method, store: Store, precision: Literal["fp32", "bf16"]) -> FrozenFeatures | None:
+    """The features that a fresh method can be fed with; None if it changes a vision block too early.
+
+    The method's tower is told where they enter.
+    """
+    towers = [module.vision for module in method.modules() if isinstance(module, Clip)]
+    if not method.frozen_blocks or len(towers) != 1 or method.frozen_blocks < WORTH * len(towers[0].blocks):
+        return None
+    towers[0].entry = method.frozen_blocks
+    return FrozenFeatures(store, towers[0], method.frozen_blocks, precision)
+
+
+def _weights_digest(tower: VisionTower, blocks: int) -> str:
+    """sha256 over every weight that takes part in the first `blocks` blocks."""
+    later = tuple(f"blocks.{index}." for index in range(blocks, len(tower.blocks)))
+    digest = hashlib.sha256()
+    for name, value in sorted(tower.state_dict().items()):
+        if name.startswith((*later, "ln_post.")) or name == "proj":
+            continue
+        array = value.detach().cpu().contiguous()
+        digest.update(f"{name} {array.dtype} {tuple(array.shape)}\0".encode())
+        digest.update(array.view(torch.uint8).numpy().data if array.ndim else array.numpy().tobytes())
+    return digest.hexdigest()

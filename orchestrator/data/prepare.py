@@ -1,0 +1,99 @@
+"""Every video of a stream decoded once, before anybody trains: by this machine, or by whoever `Prepare` stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tqdm import tqdm
+
+from orchestrator.config import ConfigError
+from orchestrator.data.frames import Broken, FrameSource
+from orchestrator.store.garbage import note_use
+from orchestrator.streams.load import Item, Stream, missing_videos, without
+
+
+class Prepare(Protocol):
+    """Decodes items into the store; see `FrameSource.prepare`."""
+
+    def __call__(
+        self, items: Sequence[Item], workers: int = 2, progress: Callable[[int], object] | None = None
+    ) -> tuple[int, Broken]: ...
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What `decode_stream` did."""
+
+    decoded: int  # videos that were not in the store before
+    known: int  # videos that were
+    missing: list[Item]  # no file
+    broken: Broken  # a file that cannot be decoded
+
+
+def decode_stream(
+    stream: Stream,
+    source: FrameSource,
+    splits: Sequence[str],
+    workers: int = 2,
+    progress: bool = True,
+    prepare: Prepare | None = None,
+) -> Prepared:
+    """Decode every video of the splits that is not in the store; note there that the stream uses these frames.
+
+    Args:
+        workers: processes that decode at once.
+        prepare: who decodes; default `source.prepare`, on this machine.
+    """
+    missing = missing_videos(stream)
+    gone = {id(item) for item in missing}
+    items = [
+        item
+        for index in range(len(stream.tasks))
+        for split in splits
+        for item in stream.items(index, split)
+        if id(item) not in gone
+    ]
+    keys, unreadable = source.keys(items)
+    if keys:
+        note_use(source.store, stream.name, list(keys.values()))
+    present = source.store.present("frames", list(keys.values()))
+    new = [item for item, key in keys.items() if key not in present]
+    with tqdm(total=len(new), desc="decoding", unit="video", disable=not progress or not new) as bar:
+        decoded, broken = (prepare or source.prepare)(new, workers, bar.update)
+    return Prepared(decoded, len(keys) - len(new), missing, [*broken, *unreadable])
+
+
+def prepare_stream(
+    stream: Stream,
+    source: FrameSource,
+    splits: Sequence[str],
+    skip_missing: bool = False,
+    workers: int = 2,
+    progress: bool = True,
+) -> tuple[Stream, int]:
+    """Make sure that every frame of the splits is in the store.
+
+    Returns the stream (without the items that `skip_missing` let go) and the number of videos decoded.
+
+    Raises:
+        ConfigError: if videos are absent or broken and `skip_missing` is not set; with broken ones, everything
+            else has been decoded by then.
+    """
+    if not skip_missing and (missing := missing_videos(stream)):
+        raise ConfigError(_complain(stream, [(item, "no such file") for item in missing], "missing"))
+    done = decode_stream(stream, source, splits, workers, progress)
+    if done.broken and not skip_missing:
+        raise ConfigError(_complain(stream, [(item, error.reason) for item, error in done.broken], "broken"))
+    lost = [*done.missing, *(item for item, _ in done.broken)]
+    return (without(stream, lost) if lost else stream), done.decoded
+
+
+def _complain(stream: Stream, lost: list[tuple[Item, str]], what: str) -> str:
+    names = ", ".join(f"{item.path} ({reason})" for item, reason in lost[:3])
+    more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+    return (
+        f"stream {stream.name}: {len(lost)} videos are {what}: {names}{more}. Mend them, or write "
+        "data.skip_missing=true to go on without (a smaller gallery raises R@k: not comparable with the paper)."
+    )

@@ -1,0 +1,161 @@
+"""What `ctvr doctor` says of a runs folder's records: MLflow, the outbox, unfinished sweeps, secrets in files."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import SplitResult, urlsplit
+
+from orchestrator.doctor import machine
+from orchestrator.doctor.leaks import Leak, find_leaks, secret_values
+from orchestrator.doctor.machine import Finding, listed
+from orchestrator.streams.load import Stream
+from orchestrator.tracking.outbox import REFUSED, Outbox
+from orchestrator.tracking.server import check
+from orchestrator.tracking.tracker import Tracker
+
+MAX_SWEEPS = 30  # newest sweeps that are looked at
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is examined."""
+
+    runs: Path
+    store: str
+    stream_name: str | None
+    stream: Stream | None  # None: not asked for, embedded, or unreadable
+    tracking_uri: str
+
+    @property
+    def local_store(self) -> Path | None:
+        """The folder of a store that is one."""
+        scheme, separator, rest = self.store.partition("://")
+        if separator and scheme != "file":
+            return None
+        return Path(rest if separator else self.store).expanduser().absolute()
+
+
+def mlflow(place: Place) -> Iterator[Finding]:
+    uri = place.tracking_uri
+    check(uri)
+    if not uri.startswith("sqlite:///"):
+        address = urlsplit(uri)
+        yield open_server(uri, address)
+        if address.password:
+            text = "the password stands in MLFLOW_TRACKING_URI, which is shown in process lists and pages"
+            remedy = "Move it to MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
+            yield Finding("warning", "MLflow", text, remedy)
+        yield from _sweeps(place)
+        return
+    file = Path(uri.removeprefix("sqlite:///")).absolute()
+    if file.is_file() and (problem := _database_problem(file)):
+        yield problem
+        return
+    text = f"records in {file} on this machine" if file.is_file() else f"{file} will be made"
+    yield Finding("ok", "MLflow", text)
+    if os.environ.get("RAY_ADDRESS", "local") != "local" or machine.cluster_address():
+        text = "records go to a SQLite file, which other nodes of the cluster cannot write"
+        remedy = "For more than one node start a server (cluster/services.sh) and set MLFLOW_TRACKING_URI."
+        yield Finding("warning", "MLflow", text, remedy)
+    if file.is_file():
+        yield from _sweeps(place)
+
+
+def open_server(uri: str, address: SplitResult) -> Finding:
+    """Whether a server that answers us would answer anybody."""
+    is_near = address.hostname in ("localhost", "127.0.0.1", "::1")
+    if is_near or not address.hostname:
+        return Finding("ok", "MLflow", f"{address.hostname or uri} answers")
+    bare = address._replace(netloc=address.netloc.rpartition("@")[2], path="/api/2.0/mlflow/experiments/search")
+    try:
+        with urllib.request.urlopen(bare._replace(query="max_results=1").geturl(), timeout=5):
+            text = f"{address.hostname} asks for no password: whoever reaches it reads and changes every record"
+            return Finding("warning", "MLflow", text, "Start it by cluster/services.sh, which gives it a password.")
+    except OSError:  # 401 among others
+        return Finding("ok", "MLflow", f"{address.hostname} answers, and asks for a password")
+
+
+def _database_problem(file: Path) -> Finding | None:
+    try:
+        with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=2)) as database:
+            database.execute("PRAGMA schema_version").fetchone()
+    except sqlite3.OperationalError as error:  # locked, or not readable
+        remedy = "End the program that holds it, or check who owns it."
+        return Finding("warning", "MLflow", f"{file}: {error}", remedy)
+    except sqlite3.DatabaseError as error:
+        return Finding("error", "MLflow", f"{file}: {error}", "Move the file away, or put a copy of it back.")
+    return None
+
+
+def outbox(place: Place) -> Iterator[Finding]:
+    outbox = Outbox(place.runs / "outbox")
+    waiting = sum(len(outbox.read(name)[0]) for name in outbox.pending())
+    refused = [file.stem for file in outbox.folder.glob(f"*{REFUSED}.jsonl") if file.stat().st_size]
+    if waiting:
+        yield Finding("warning", "outbox", f"{waiting} records wait for MLflow", f"`ctvr sync{_runs_option(place)}`")
+    if refused:
+        text = f"MLflow refused records of {listed([name.removesuffix(REFUSED) for name in refused])}"
+        yield Finding("warning", "outbox", text, f"Look at {outbox.folder}/*{REFUSED}.jsonl, then remove these files.")
+    if not waiting and not refused:
+        yield Finding("ok", "outbox", "nothing waits for MLflow")
+
+
+def _runs_option(place: Place) -> str:
+    return "" if place.runs == Path("runs").resolve() else f" --runs {place.runs}"
+
+
+def _sweeps(place: Place) -> Iterator[Finding]:
+    """Sweeps of the runs folder whose record was never closed; MLflow is known to answer."""
+    folders = [path for path in (place.runs / "sweeps").glob("*") if path.is_dir()]
+    folders = sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[:MAX_SWEEPS]
+    tracker = Tracker(place.tracking_uri, place.runs)
+    unfinished = 0
+    for folder in folders:
+        record = tracker.find_sweep(folder.name)
+        if record is None or record.status not in ("RUNNING", "KILLED"):
+            continue
+        unfinished += 1
+        place_option = _runs_option(place)
+        again = f"`ctvr sweep --resume {folder.name}{place_option}`"
+        if searched := record.settings.get("rerun_of"):
+            counts = f"--top {record.settings.get('top', 1)} --seeds {record.settings.get('seeds', 3)}"
+            beside = record.settings.get("baselines", "")
+            counts += f" --baselines {beside}" if beside else ""
+            again = f"`ctvr sweep --resume {searched}{place_option}`"
+            if "rows" not in record.settings:  # which a table's rerun has; it is never started by itself
+                again += f" if that sweep started it, else `ctvr rerun --sweep {searched} {counts}{place_option}`"
+        state = "was stopped" if record.status == "KILLED" else "is unfinished, or running now"
+        yield Finding("warning", "sweeps", f"{folder.name} {state}", f"Go on with {again}.")
+    if not unfinished:
+        yield Finding("ok", "sweeps", "none is unfinished")
+
+
+def secrets(place: Place) -> Iterator[Finding]:
+    store = place.local_store
+    values = secret_values(os.environ)
+    leaks: list[Leak] = []
+    read = unread = 0
+    for folder in (place.runs, (machine.ray_file().parent / "session_latest" / "logs").resolve()):
+        search = find_leaks(folder, values, skip=[store] if store else [])
+        leaks += search.leaks
+        read, unread = read + search.read, unread + search.unread
+    for kind in dict.fromkeys(leak.kind for leak in leaks):
+        of_kind = [leak for leak in leaks if leak.kind == kind]
+        files = listed([_shown(leak.file, place.runs) for leak in of_kind])
+        remedy = "Remove it from these files and replace the secret: whoever could read the folder may have it."
+        yield Finding("error" if of_kind[0].is_certain else "warning", "secrets", f"{kind} is in {files}", remedy)
+    if not leaks:
+        yield Finding("ok", "secrets", f"none in {read} files")
+    if unread:
+        text = f"{unread} files were not read (time, or permission)"
+        yield Finding("warning", "secrets", text, f"Remove old ones from {place.runs} and run `ctvr doctor` again.")
+
+
+def _shown(file: Path, runs: Path) -> str:
+    return str(file.relative_to(runs.parent) if file.is_relative_to(runs) else file)

@@ -1,0 +1,216 @@
+"""Making a manifest (the format is in streams.py): finding the videos, counting, checking, writing it whole.
+
+What the importers of all benchmarks share.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config import ConfigError, suggest
+from orchestrator.streams.load import (
+    FORMAT,
+    IMAGE_SUFFIXES,
+    SPLITS,
+    VIDEO_SUFFIXES,
+    Stream,
+    check_videos,
+    describe,
+    parse_manifest,
+    video_stem,
+)
+
+Manifest = dict[str, Any]
+Captions = dict[str, list[str]]  # video id -> its captions, in the order of the file
+
+BACKBONE = {"data.image_size": 224, "backbone.name": "ViT-B-32-quickgelu", "backbone.weights": "openai"}
+MAX_NAMED = 4  # files in a message
+MAX_IDS = 1_000_000  # of one pickle: references to one list may repeat, and a small file could ask for endless work
+
+
+class VideoFolder:
+    """Where each id's video, or folder of frames, lies below one folder; the tree is listed once."""
+
+    def __init__(self, folder: Path, depth: int = 5) -> None:
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise ConfigError(f"videos: {folder} is not a folder. Give the folder below which the videos lie.")
+        self.files: dict[str, str] = {}
+        self.frames: dict[str, str] = {}
+        for place, folders, names in os.walk(self.folder, followlinks=True):
+            inside = os.path.relpath(place, self.folder)
+            folders[:] = sorted(folders) if inside.count(os.sep) < depth else []
+            if inside != "." and any(name.lower().endswith(IMAGE_SUFFIXES) for name in names):
+                self.frames.setdefault(os.path.basename(place), inside)
+            for name in sorted(names):
+                if name.lower().endswith(VIDEO_SUFFIXES):
+                    path = os.path.normpath(os.path.join(inside, name))
+                    for key in (name, video_stem(name), path):
+                        self.files.setdefault(key, path)
+
+    def find(self, video: str) -> tuple[str, bool]:
+        """(path below the folder, whether it is a clip cut to its segment); `<id>.mp4` where nothing is there."""
+        stem = video_stem(video)
+        for path in (self.files.get(video), self.files.get(stem), self.frames.get(stem)):
+            if path is not None:
+                return path, False
+        if f"{stem}_1" in self.frames:
+            return self.frames[f"{stem}_1"], True
+        return (video if stem != video else f"{video}.mp4"), False
+
+
+def empty_task() -> dict[str, Any]:
+    return {"name": "", "categories": [], "train": [], "val": [], "test": []}
+
+
+class Builder:
+    """Makes items and tasks, and at last the manifest.
+
+    Args:
+        videos: the folder below which the videos lie.
+        out: the manifest to write; None writes nothing.
+    """
+
+    def __init__(self, videos: Path, out: Path | None) -> None:
+        self.videos = Path(videos)
+        self.out = None if out is None else Path(out)
+        self.folders: dict[str, VideoFolder] = {}
+
+    def item(
+        self, video: str, category: str, captions: list[str], segment: Sequence[float] | None = None, below: str = ""
+    ) -> dict[str, Any]:
+        """An item of a task; with `below`, its id and its path start with that folder of `videos`."""
+        if below not in self.folders:
+            self.folders[below] = VideoFolder(self.videos / below)
+        path, is_cut = self.folders[below].find(video)
+        return {
+            "video": f"{below}/{video}" if below else video,
+            "path": f"{below}/{path}" if below else path,
+            "segment": None if is_cut or segment is None else list(segment),
+            "category": category,
+            "captions": captions,
+        }
+
+    def finish(
+        self,
+        name: str,
+        protocol: str,
+        tasks: list[dict[str, Any]],
+        settings: Mapping[str, Any],
+        sources: Iterable[Path],
+        published: Mapping[str, int] | None = None,
+    ) -> tuple[Manifest, str]:
+        """Number the tasks, check the manifest as loading it will, write it, and report.
+
+        Args:
+            published: videos per split in the paper's table that `name` stands beside; if the counts differ, the
+                stream stands beside no paper and the report says so.
+        """
+        sources = [Path(source) for source in sources]
+        for number, task in enumerate(tasks, start=1):
+            task["name"] = f"task_{number:02d}"
+        counts = {split: sum(len(task[split]) for task in tasks) for split in SPLITS}
+        is_published = published is not None and all(counts[split] == n for split, n in published.items())
+        manifest: Manifest = {
+            "format": FORMAT,
+            "name": name,
+            "protocol": protocol,
+            "paper": name if is_published else None,
+            "settings": dict(settings),
+            "videos": self._videos_entry(),
+            "sources": {source.name: _sha256(source) for source in sources},
+            "tasks": tasks,
+        }
+        read = [source.name for source in sources]
+        read_from = " + ".join(read) if len(read) <= MAX_NAMED else f"{read[0]} and {len(read) - 1} more files"
+        stream = parse_manifest(manifest, source=read_from, base=Path("."), videos=self.videos)
+        if self.out is not None:
+            write_manifest(manifest, self.out)
+        lines = _report(stream)
+        if published is not None and not is_published:
+            wanted = ", ".join(f"{split} {n}" for split, n in published.items())
+            lines.append(f"Not the published stream, which has {wanted}: no paper's numbers are put beside it.")
+        return manifest, "\n".join(lines)
+
+    def _videos_entry(self) -> str:
+        """The folder of videos: relative where it lies below the manifest's own folder, so that both can move."""
+        videos = self.videos.resolve()
+        parent = None if self.out is None else self.out.resolve().parent
+        return str(videos.relative_to(parent)) if parent and videos.is_relative_to(parent) else str(videos)
+
+
+def _report(stream: Stream) -> list[str]:
+    lines = [describe(stream), check_videos(stream), f"digest {stream.digest}"]
+    if stream.settings_mark:
+        lines.append(f"Marked in tables: {stream.settings_mark}.")
+    return lines
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def write_manifest(manifest: Manifest, out: Path) -> None:
+    """Write a manifest whole or not at all.
+
+    Raises:
+        ConfigError: if the place cannot be written, or its name does not end in .json.
+    """
+    if out.suffix != ".json":
+        raise ConfigError(f"out: {out} does not end in .json. Write for example streams/{out.stem}.json.")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        handle, partial = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
+    except OSError as error:
+        raise ConfigError(f"out: {out} cannot be written ({error.strerror}). Choose another folder.") from error
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(manifest, file, ensure_ascii=False, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(partial, 0o644)
+        os.replace(partial, out)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+
+
+def read_csv(path: Path, required: Sequence[str], optional: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, str]]]:
+    """Rows of a .csv file with a header: (line number, column -> stripped text). Other columns are left out.
+
+    Raises:
+        ConfigError: if the file is absent or not text, a column is missing, or a required cell is empty.
+    """
+    path = Path(path)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            header = [name.strip() for name in reader.fieldnames or []]
+            reader.fieldnames = header
+            for name in required:
+                if name not in header:
+                    hint = suggest(name, header) or f" The header has: {', '.join(header)[:200]}."
+                    raise ConfigError(f"{path}: line 1: no column {name!r}.{hint}")
+            for row in reader:
+                cells = {name: (row.get(name) or "").strip() for name in (*required, *optional)}
+                empty = [name for name in required if not cells[name]]
+                if empty:
+                    raise ConfigError(f"{path}: line {reader.line_num}: {empty[0]} is empty. Fill it in.")
+                yield reader.line_num, cells
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}). Give the path of a .csv file.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8 text. Save the file as UTF-8.") from error
+    except csv.Error as error:
+        raise ConfigError(f"{path}: not a .csv file ({error}). Save it with commas and double quotes.") from error

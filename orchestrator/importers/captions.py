@@ -1,0 +1,98 @@
+"""Readers of the captions files that data sets publish; each refuses a wrong file in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config import ConfigError
+from orchestrator.importers.builder import Captions
+from orchestrator.streams.load import read_json
+
+
+def read_msrvtt_captions(paths: Iterable[Path]) -> Captions:
+    """Captions per video from any published MSR-VTT annotation file, known by its content.
+
+    `{"sentences": [{"caption", "video_id"}]}` (MSRVTT_data, *_videodatainfo) or COCO-like
+    `{"annotations": [{"caption", "image_id"}]}` (MSR_VTT).
+    """
+    captions: Captions = {}
+    for path in paths:
+        data = read_json(path)
+        keys = {"sentences": "video_id", "annotations": "image_id"}
+        found = [key for key in keys if isinstance(data, dict) and isinstance(data.get(key), list)]
+        if not found:
+            raise ConfigError(
+                f"{path}: neither 'sentences' nor 'annotations' in it. Give MSRVTT_data.json, "
+                "train_val_videodatainfo.json or MSR_VTT.json."
+            )
+        id_key = keys[found[0]]
+        of_file: Captions = {}
+        for number, entry in enumerate(data[found[0]]):
+            video, caption = (entry.get(id_key), entry.get("caption")) if isinstance(entry, dict) else (None, None)
+            if not isinstance(video, str) or not isinstance(caption, str):
+                raise ConfigError(f"{path}: {found[0]}[{number}] lacks {id_key!r} or 'caption'. Download it again.")
+            of_file.setdefault(video, []).append(caption)
+        for video, texts in of_file.items():
+            captions.setdefault(video, clean(texts))  # two files that overlap do not double the captions
+    return captions
+
+
+@dataclass(frozen=True)
+class Narration:
+    """Sentences of one video, stripped, and the stretch of time (seconds) of each, as published."""
+
+    segments: list[list[float]]
+    sentences: list[str]
+
+
+def read_narrations(path: Path) -> Iterator[tuple[str, Narration]]:
+    """Videos of a file in the schema of ActivityNet Captions, sentences stripped."""
+    data = read_json(path)
+    if not isinstance(data, dict) or not data:
+        raise ConfigError(f"{path}: is not video id -> timestamps and sentences. Give ActivityNet's own JSON file.")
+    for video, entry in data.items():
+        times: Any
+        sentences: Any
+        times, sentences = (entry.get(k) if isinstance(entry, dict) else None for k in ("timestamps", "sentences"))
+        if not _is_list_of(list, times) or not _is_list_of(str, sentences) or len(times) != len(sentences):
+            raise ConfigError(
+                f"{path}: {video!r}: timestamps and sentences are not two equal lists. Download it again."
+            )
+        yield video, Narration(list(times), clean(sentences))
+
+
+def _is_list_of(kind: type, value: Any) -> bool:
+    return isinstance(value, list) and len(value) > 0 and all(isinstance(entry, kind) for entry in value)
+
+
+def read_entries(path: Path, id_key: str, text_key: str, kind: type) -> Iterator[tuple[str, Any]]:
+    """(id, captions) of every object in a JSON list."""
+    data = read_json(path)
+    if not isinstance(data, list) or not data:
+        raise ConfigError(f"{path}: is not a list of videos. Give the data set's own JSON file.")
+    for number, entry in enumerate(data):
+        good = isinstance(entry, dict) and isinstance(entry.get(id_key), str) and isinstance(entry.get(text_key), kind)
+        if not good:
+            raise ConfigError(f"{path}: entry {number} lacks {id_key!r} or {text_key!r}. Download the file again.")
+        yield entry[id_key], entry[text_key]
+
+
+def all_text(path: Path, video: str, captions: list[Any]) -> list[str]:
+    if not all(isinstance(caption, str) for caption in captions):
+        raise ConfigError(f"{path}: {video!r} has a caption that is not text. Download the file again.")
+    return captions
+
+
+def read_lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8 text. Save the file as UTF-8.") from error
+
+
+def clean(captions: Iterable[str]) -> list[str]:
+    """Captions stripped; empty ones left out."""
+    return [text for caption in captions if (text := caption.strip())]

@@ -1,0 +1,195 @@
+"""CVLM (paper 003): five whole data sets, as published, become one stream; for `ctvr streams import`."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config import ConfigError, suggest
+from orchestrator.importers.builder import BACKBONE, MAX_IDS, Builder, Captions, Manifest, empty_task, read_csv
+from orchestrator.importers.captions import (
+    all_text,
+    clean,
+    read_entries,
+    read_lines,
+    read_msrvtt_captions,
+    read_narrations,
+)
+from orchestrator.importers.pickles import read_pickle
+from orchestrator.streams.load import SPLITS
+
+CVLM_SETTINGS = {"data.batch_size": 48, "optim.epochs": 10, **BACKBONE}  # the number of frames is not in the paper
+CVLM_PUBLISHED = {"train": 25_991 + 10_009 + 9_000 + 8_395 + 1_200, "test": 6_000 + 4_917 + 1_000 + 1_004 + 670}
+MAX_WORDS, MAX_CHARACTERS = 1_000, 20_000  # of one caption
+MSVD_BYTES = 64 << 20
+
+
+def import_cvlm(folder: Path, out: Path | None, datasets: Sequence[str] | None = None) -> tuple[Manifest, str]:
+    """The stream of paper 003: five whole data sets, each a task with its own gallery.
+
+    `folder` holds one folder per data set, with its published files and, anywhere below it, its videos:
+
+        vatex/        vatex_training_*.json, vatex_validation_*.json, vatex_public_test_english_*.json
+        activitynet/  train.json, val_1.json                       (a paragraph per video)
+        msrvtt/       MSRVTT_data.json, MSRVTT_JSFUSION_test.csv   (1K-A; all other videos train)
+        didemo/       train_data.json, test_data.json[, val_data.json]   (a paragraph per video)
+        msvd/         train_list.txt, val_list.txt, test_list.txt, raw-captions.pkl or captions.txt or captions.csv
+
+    Args:
+        datasets: which of them, in this order; default all five in the paper's order.
+
+    Returns and raises as `import_msrvtt`; ids start with the data set's name.
+    """
+    names = list(DATASETS) if datasets is None else list(datasets)
+    for name in names:
+        if name not in DATASETS:
+            raise ConfigError(f"datasets: {name!r} is unknown.{suggest(name, DATASETS)} All: {', '.join(DATASETS)}.")
+        if not (Path(folder) / name).is_dir():
+            raise ConfigError(f"{Path(folder) / name}: no such folder. Make it, or leave {name!r} out of datasets.")
+    builder = Builder(folder, out)
+    tasks, sources = [], []
+    for name in names:
+        files = _Files(Path(folder) / name)
+        task = empty_task() | {"categories": [name]}
+        for split, captions in DATASETS[name](files).items():
+            task[split] = [builder.item(video, name, texts, below=name) for video, texts in captions.items() if texts]
+        tasks.append(task)
+        sources += files.used
+    all_five = names == list(DATASETS)
+    stem = "cvlm" if all_five else (Path(out).stem if out else "cvlm-part")
+    manifest, report = builder.finish(stem, "cvlm", tasks, CVLM_SETTINGS, sources, CVLM_PUBLISHED if all_five else None)
+    return manifest, report
+
+
+class _Files:
+    """Finds the files of one data set, whatever their version, and remembers which were used."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.names = sorted(path.name for path in folder.iterdir() if path.is_file())
+        self.used: list[Path] = []
+
+    def find(self, *patterns: str) -> Path | None:
+        """The file that fits the first pattern that any fits (letter case aside)."""
+        for pattern in patterns:
+            fits = [name for name in self.names if fnmatch.fnmatchcase(name.lower(), pattern)]
+            if len(fits) > 1:
+                raise ConfigError(f"{self.folder}: {fits[0]} and {fits[1]} both fit {pattern}. Keep one of them.")
+            if fits:
+                self.used.append(self.folder / fits[0])
+                return self.folder / fits[0]
+        return None
+
+    def need(self, *patterns: str) -> Path:
+        path = self.find(*patterns)
+        if path is None:
+            raise ConfigError(f"{self.folder}: no file fits {' or '.join(patterns)}. Put the data set's file there.")
+        return path
+
+
+def _vatex(files: _Files) -> dict[str, Captions]:
+    paths = {
+        "train": files.need("*train*.json"),
+        "val": files.find("*validation*.json", "*val*.json"),
+        "test": files.need("*test_english*.json", "*test*.json"),
+    }
+    found: dict[str, Captions] = {}
+    for split, path in paths.items():
+        if path is not None:
+            entries = read_entries(path, "videoID", "enCap", list)
+            found[split] = {video: clean(all_text(path, video, captions)) for video, captions in entries}
+    return found
+
+
+def _activitynet_captions(files: _Files) -> dict[str, Captions]:
+    paths = {"train": files.need("train.json"), "test": files.need("val_1.json")}
+    return {
+        split: {video: clean([" ".join(entry.sentences)]) for video, entry in read_narrations(path)}
+        for split, path in paths.items()
+    }
+
+
+def _msrvtt_1ka(files: _Files) -> dict[str, Captions]:
+    whole = files.find("msrvtt_data.json", "msr_vtt.json")
+    paths = [whole] if whole else [files.need("train_val_videodatainfo.json"), files.need("test_videodatainfo.json")]
+    captions = read_msrvtt_captions(paths)
+    table = files.need("*jsfusion_test*.csv", "*test*.csv")
+    test: Captions = {}
+    for _, row in read_csv(table, ("video_id", "sentence")):
+        test.setdefault(row["video_id"], []).append(row["sentence"])
+    return {"train": {video: texts for video, texts in captions.items() if video not in test}, "test": test}
+
+
+def _didemo(files: _Files) -> dict[str, Captions]:
+    paths = {
+        "train": files.need("train_data.json"),
+        "val": files.find("val_data.json"),
+        "test": files.need("test_data.json"),
+    }
+    found: dict[str, Captions] = {}
+    for split, path in paths.items():
+        if path is not None:
+            sentences: Captions = {}
+            for video, description in read_entries(path, "video", "description", str):
+                sentences.setdefault(video, []).append(description)
+            found[split] = {video: clean([" ".join(clean(texts))]) for video, texts in sentences.items()}
+    return found
+
+
+def _msvd(files: _Files) -> dict[str, Captions]:
+    captions = _msvd_captions(files.need("raw-captions.pkl", "*captions*.csv", "*captions*.txt"))
+    found: dict[str, Captions] = {}
+    for split in SPLITS:
+        path = files.need(f"{split}_list.txt", f"*{split}*.txt")
+        ids = [line.strip() for line in read_lines(path) if line.strip()]
+        lacking = [video for video in ids if not captions.get(video)]
+        if lacking:
+            raise ConfigError(
+                f"{path}: {len(lacking)} of {len(ids)} videos have no caption, first {lacking[0]!r}. "
+                "Give the captions that belong to this list."
+            )
+        found[split] = {video: captions[video] for video in ids}
+    return found
+
+
+def _msvd_captions(path: Path) -> Captions:
+    captions: Captions = {}
+    if path.suffix == ".pkl":
+        data = read_pickle(path, max_bytes=MSVD_BYTES)
+        if not isinstance(data, dict):
+            raise ConfigError(f"{path}: is not video id -> captions. Give MSVD's raw-captions.pkl.")
+        left = MAX_IDS
+        for video, entries in data.items():
+            left -= len(entries) if isinstance(entries, list) else MAX_IDS + 1
+            if left < 0:
+                raise ConfigError(f"{path}: {video!r} has no list of captions. Give MSVD's raw-captions.pkl.")
+            captions[str(video)] = clean(all_text(path, str(video), [_joined(entry) for entry in entries]))
+    elif path.suffix == ".csv":
+        for _, row in read_csv(path, ("video_id", "caption")):
+            captions.setdefault(row["video_id"], []).append(row["caption"])
+    else:
+        for number, line in enumerate(read_lines(path), start=1):
+            video, _, caption = line.strip().partition(" ")
+            if video and not caption.strip():
+                raise ConfigError(f"{path}: line {number}: no caption after {video!r}. Write `video_id caption`.")
+            if video:
+                captions.setdefault(video, []).append(caption.strip())
+    return captions
+
+
+def _joined(entry: Any) -> Any:
+    """A caption published as a list of words, as text; anything else unchanged."""
+    if not isinstance(entry, list) or len(entry) > MAX_WORDS or not all(isinstance(word, str) for word in entry):
+        return entry
+    return " ".join(entry) if sum(map(len, entry)) <= MAX_CHARACTERS else entry
+
+
+DATASETS: dict[str, Callable[[_Files], dict[str, Captions]]] = {
+    "vatex": _vatex,
+    "activitynet": _activitynet_captions,
+    "msrvtt": _msrvtt_1ka,
+    "didemo": _didemo,
+    "msvd": _msvd,
+}

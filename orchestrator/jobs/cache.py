@@ -1,0 +1,172 @@
+"""The jobs behind `ctvr cache`: fill the store, list it, check it, throw away what nobody needs. Each returns text."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from orchestrator.config import ConfigError, Settings
+from orchestrator.data.frames import FrameSource
+from orchestrator.data.prepare import Prepare, Prepared, decode_stream
+from orchestrator.jobs.deployment import Where, find_manifest
+from orchestrator.learning.experiment import resolve
+from orchestrator.learning.featurize import Featurize, featurize_here, featurize_stream
+from orchestrator.learning.run import load_clip
+from orchestrator.store.garbage import DAY, by_kind, find_garbage, remove_garbage
+from orchestrator.store.store import Size, size_of
+from orchestrator.streams.load import Stream, load_stream
+from orchestrator.tracking.tracker import Tracker
+
+SHOWN = 20  # damaged objects and broken videos that are listed
+
+
+def build_cache(
+    stream_name: str, overrides: Settings, where: Where, on_cluster: bool = False, features: bool = False
+) -> str:
+    """Decode every video of a stream into the store, as a run with these settings would find them.
+
+    What is there already is not decoded again, so that an interrupted job goes on where it was.
+
+    Args:
+        stream_name: a name or a manifest.
+        overrides: flat settings, as of `ctvr run`.
+        where: with `address`, or if `on_cluster`, all nodes of that Ray cluster work; else this machine does.
+        features: keep what the frozen vision blocks of the method make of the videos, too.
+
+    Raises:
+        ConfigError: at the end, with every broken video and its reason, unless `data.skip_missing` is set.
+    """
+    where.check()
+    places = where.places()
+    name = find_manifest(stream_name)
+    stream = load_stream(name, places.root, places.videos)
+    experiment = resolve({"method": "zero_shot", "stream": name, **overrides}, stream.settings)
+    splits = ("train", "val", "test") if stream.has_val else ("train", "test")
+    store = places.open_store()
+    source = FrameSource(store, experiment.data, load_clip(experiment.backbone).image_size)
+
+    def build(prepare: Prepare, workers: int, featurize: Featurize | None) -> str:
+        done = decode_stream(stream, source, splits, workers, prepare=prepare)
+        lost = _lost(done)
+        made = featurize_stream(stream, splits, lost, featurize) if featurize is not None else ""
+        return _report(stream, done, lost, made, where, experiment.data.skip_missing)
+
+    if not (on_cluster or where.address):
+        here = featurize_here(experiment.settings, places) if features else None
+        return build(source.prepare, os.cpu_count() or 1, here)
+    from orchestrator.on_ray.connection import choose_gpus, cluster
+    from orchestrator.on_ray.decode import decode_on_nodes
+    from orchestrator.on_ray.featurize import featurize_on_nodes
+
+    with cluster(where.address, where.local_cpus, where.nodes):
+        gpus = choose_gpus(where.gpus_per_trial, 1) if features else 0.0
+        there = featurize_on_nodes(experiment.settings, places, gpus) if features else None
+        return build(partial(decode_on_nodes, source), 0, there)  # 0: on every CPU of the cluster
+
+
+def _lost(done: Prepared) -> dict[str, str]:
+    """Videos without frames, each with its reason."""
+    lost = {item.video: f"{item.path}: no such file" for item in done.missing}
+    return lost | {item.video: str(error) for item, error in done.broken}
+
+
+def _report(
+    stream: Stream, done: Prepared, lost: Mapping[str, str], made: str, where: Where, skip_missing: bool
+) -> str:
+    """What was decoded and what could not be, then what was `made` of the rest.
+
+    Raises:
+        ConfigError: with the same text, if videos are lost and may not be.
+    """
+    text = f"stream {stream.name}: {done.decoded} videos decoded, {done.known} were in the store"
+    if lost:
+        lines = [f"{video}: {reason}" for video, reason in sorted(lost.items())]
+        text += f", {len(lost)} cannot be used"
+        if len(lines) > SHOWN:
+            file = where.runs.resolve() / f"broken-{re.sub(r'[^A-Za-z0-9_-]', '-', stream.name)}.txt"
+            file.write_text("\n".join(lines) + "\n")
+            text += f" (all of them in {file})"
+        text += _listed(lines)
+    text = "\n".join(filter(None, (text, made)))
+    if lost and not skip_missing:
+        raise ConfigError(text)
+    return text
+
+
+def list_cache(where: Where) -> str:
+    """Number and bytes of the objects of each kind, and of this machine's copies of a remote store."""
+    store = where.places().open_store()
+    entries = store.entries()
+    lines = [_line(kind, size) for kind, size in by_kind(entries).items()]
+    lines.append(f"{_line('all', size_of(entries))}  in {store.uri}")
+    if (copies := store.copies()) is not None:
+        folder, size, limit = copies
+        lines.append(f"{_line('copies', size)}  in {folder}, at most {limit / 2**30:.1f} GiB (CTVR_CACHE_GB)")
+    return "\n".join(lines)
+
+
+def verify_cache(where: Where, remove: bool = False) -> str:
+    """Read every object and check its digest.
+
+    Raises:
+        ConfigError: with the damaged objects, if there are any and they are not removed.
+    """
+    store = where.places().open_store()
+    found = list(store.verify(remove))
+    bad = [f"{name}: {problem}" for name, problem in found if problem]
+    if not bad:
+        return f"all {len(found)} objects are sound"
+    done = "removed; they will be made again" if remove else "add --yes to remove them; they will be made again"
+    text = f"{len(bad)} of {len(found)} objects are damaged ({done}){_listed(bad)}"
+    if not remove:
+        raise ConfigError(f"cache: {text}")
+    return text
+
+
+def collect_garbage(where: Where, older_than: float | None = None, remove: bool = False) -> str:
+    """Find, and if asked remove, what no commit, stream or recent sweep needs.
+
+    Args:
+        where: whose MLflow says which sweeps are recent.
+        older_than: days after which commits and uses by streams are let go, but for recent sweeps.
+        remove: without it nothing is changed.
+    """
+    if older_than is not None and older_than < 1:
+        raise ConfigError(f"--older-than: must be >= 1 day, got {older_than:g}.")
+    store = where.places().open_store()
+    recent = recent_runs(where.tracker(), older_than) if older_than is not None else set()
+    garbage = find_garbage(store, older_than, recent)
+    lines = [_line(kind, size) for kind, size in garbage.by_kind().items()]
+    total = size_of(garbage.entries)
+    if not total.objects and not garbage.leftovers:
+        return f"nothing to remove: all {len(garbage.searched)} objects are needed or younger than a day"
+    if not remove:
+        return "\n".join([*lines, f"{_line('all', total)}  of {len(garbage.searched)}; --yes removes them"])
+    removed = remove_garbage(store, garbage)
+    kept = f"; {total.objects - removed.objects} are needed again" if removed.objects < total.objects else ""
+    return "\n".join([*lines, f"{_line('removed', removed)}  of {len(garbage.searched)}{kept}"])
+
+
+def recent_runs(tracker: Tracker, days: float) -> set[str]:
+    """Keys of the results of all runs that are going on or began within `days`, and of their sweeps' other runs."""
+    runs = tracker.find_runs()
+    begin = (time.time() - days * DAY) * 1000
+    recent = [run for run in runs if run.status == "RUNNING" or run.started >= begin]
+    sweeps = {run.tags.get("ctvr.sweep") for run in recent} - {None, ""}
+    return {
+        run.tags["ctvr.result"]
+        for run in runs
+        if run.tags.get("ctvr.result") and (run in recent or run.tags.get("ctvr.sweep") in sweeps)
+    }
+
+
+def _line(what: str, size: Size) -> str:
+    return f"{what:<10}{size.objects:8d} objects {size.bytes / 2**20:12.1f} MiB"
+
+
+def _listed(lines: Sequence[str]) -> str:
+    more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    return "".join(f"\n  {line}" for line in [*lines[:SHOWN], *more])

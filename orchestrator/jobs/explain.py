@@ -1,0 +1,258 @@
+"""`ctvr explain KEY`: what a key of the store stands for, and what makes two of them differ.
+
+A key is a digest and cannot be read back. What went into it stands in MLflow (tag `ctvr.result` = key, params =
+settings, tag `ctvr.stream_digest`), and is put together again here to see whether it still gives the same key.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+from orchestrator.config import ConfigError, Settings
+from orchestrator.store.store import MissingObject, Store
+from orchestrator.streams.load import Stream
+from orchestrator.tracking.tracker import Tracker
+from orchestrator.tracking.values import RunRecord
+
+log = logging.getLogger(__name__)
+
+RESULT = "ctvr.result"
+PARTS = "settings, stream, backbone weights, code of the method and of the core"
+WIDTH = 12  # of the names in the left column
+SHOWN = 5  # runs, candidates
+
+
+def explain(key_prefix: str, store: Store, tracker: Tracker | None = None) -> str:
+    """What a key is made of and what is stored under it.
+
+    Args:
+        key_prefix: of a result's key (64 hex digits; `zero-...` for a zero-shot curve) or of the key of a video's
+            frames: as many characters as make it unique.
+        store: where finished tasks and frames are.
+        tracker: where the runs' settings are; without it only the store is read.
+
+    Raises:
+        ConfigError: if no key begins so, or several do.
+    """
+    prefix = _checked(key_prefix)
+    keys = _result_keys(prefix, store, tracker)
+    if not keys:
+        frames = store.list("frames", prefix)
+        if frames:
+            return _frames_text(_only(prefix, frames), store)
+    key = _only(prefix, keys)
+    runs = _runs_of(key, tracker)
+    lines = [f"result {key}", f"{'made of':<{WIDTH}}{PARTS}"]
+    if runs:
+        lines += _content(key, runs)
+    else:
+        lines.append(f"{'settings':<{WIDTH}}{_why_unknown(key, tracker)}")
+    return "\n".join([*lines, *_tasks(key, store)])
+
+
+def compare(key_a: str, key_b: str, store: Store, tracker: Tracker) -> str:
+    """Why two results have different keys: the settings, the stream, or else code and backbone weights.
+
+    Raises:
+        ConfigError: if a key is unknown, or no run in MLflow records its settings.
+    """
+    pair = []
+    for prefix in map(_checked, (key_a, key_b)):
+        key = _only(prefix, _result_keys(prefix, store, tracker))
+        runs = _runs_of(key, tracker)
+        if not runs:
+            raise ConfigError(f"key {key[:16]}: {_why_unknown(key, tracker)}. Compare keys of tracked runs.")
+        pair.append((key, runs[0]))
+    (key, first), (other, second) = pair
+    if key == other:
+        return f"both are {key}"
+    decisive, idle = _differences(first.settings, second.settings)
+    lines = [f"a           {key}", f"b           {other}", *decisive]
+    streams = [run.tags.get("ctvr.stream_digest", "unknown") for run in (first, second)]
+    if streams[0] != streams[1]:
+        lines.append(f"stream      a: {streams[0][:16]}  b: {streams[1][:16]} (other videos, captions or order)")
+    if not decisive and streams[0] == streams[1]:
+        lines.append("settings and stream are the same: the code or the backbone's weights have changed in between")
+    commits = [run.tags.get("ctvr.commit", "unknown")[:12] for run in (first, second)]
+    if commits[0] != commits[1]:
+        lines.append(f"commit      a: {commits[0]}  b: {commits[1]}")
+    if idle:
+        lines.append(f"not in the key, but different: {', '.join(idle)}")
+    return "\n".join(lines)
+
+
+# ------------------------------------------------------------------------------------------ finding keys
+
+
+def _checked(prefix: str) -> str:
+    """The part of a key that names a result, in lower case."""
+    text = prefix.strip().lower().partition("/")[0]
+    if not re.fullmatch(r"(?:zero-)?[0-9a-f]{4,64}(?:-[0-9a-f]{1,8})?", text):
+        raise ConfigError(
+            f"key {prefix!r}: is none. Give 4 or more of its hexadecimal digits: MLflow's tag {RESULT}, or a name "
+            "below `commits` or `frames` of the store."
+        )
+    return text
+
+
+def _result_keys(prefix: str, store: Store, tracker: Tracker | None) -> list[str]:
+    """Keys that begin so, of finished tasks in the store and of runs in MLflow (which may have finished none)."""
+    keys = {name.partition("/")[0] for name in store.list("commits", prefix)}
+    if not keys and tracker is not None:
+        if len(prefix) == 64:
+            found = tracker.find_runs(tags={RESULT: prefix})
+        else:
+            found = tracker.find_runs()
+        keys = {run.tags[RESULT] for run in found if run.tags.get(RESULT, "").startswith(prefix)}
+    return sorted(keys)
+
+
+def _only(prefix: str, keys: Sequence[str]) -> str:
+    if prefix in keys:
+        return prefix
+    if not keys:
+        raise ConfigError(
+            f"key {prefix!r}: nothing in the store or in MLflow begins so. MLflow's tag {RESULT} has a run's key; "
+            "give the --store and --runs that it was made with."
+        )
+    if len(keys) > 1:
+        some = ", ".join(key[:16] for key in keys[:SHOWN])
+        raise ConfigError(f"key {prefix!r}: {len(keys)} keys begin so ({some}, ...). Give more characters.")
+    return keys[0]
+
+
+def _runs_of(key: str, tracker: Tracker | None) -> list[RunRecord]:
+    """The runs with this result, oldest first. A run trained again (`--fresh`) has a suffix in the store only."""
+    if tracker is None or key.startswith("zero-"):
+        return []
+    return tracker.find_runs(tags={RESULT: key.partition("-")[0]})
+
+
+def _why_unknown(key: str, tracker: Tracker | None) -> str:
+    if key.startswith("zero-"):
+        return "those of the stream's backbone without training (method zero_shot); no run of its own records them"
+    if tracker is None:
+        return "unknown without MLflow"
+    return "no run in MLflow records them"
+
+
+# ---------------------------------------------------------------------------------------------- telling
+
+
+def _content(key: str, runs: Sequence[RunRecord]) -> list[str]:
+    run = runs[0]
+    tags = run.tags
+    named = ", ".join(f"{r.name} ({r.run_id[:8]}, {r.status.lower()})" for r in runs[:SHOWN])
+    more = f" and {len(runs) - SHOWN} more" if len(runs) > SHOWN else ""
+    settings, idle = _split(run.settings)
+    lines = [
+        f"{'runs':<{WIDTH}}{named}{more}",
+        f"{'sweep':<{WIDTH}}{tags.get('ctvr.sweep') or 'none'}",
+        f"{'stream':<{WIDTH}}{tags.get('ctvr.stream', '?')}, digest {tags.get('ctvr.stream_digest', 'unknown')}",
+        f"{'commit':<{WIDTH}}{tags.get('ctvr.commit', 'unknown')}",
+        f"{'today':<{WIDTH}}{_today(key, run)}",
+        "settings",
+        *(f"  {name} = {value}" for name, value in sorted(settings.items())),
+    ]
+    if idle:
+        lines.append(f"not in the key: {', '.join(f'{name}={value}' for name, value in sorted(idle.items()))}")
+    return lines
+
+
+def _split(settings: Mapping[str, Any]) -> tuple[Settings, Settings]:
+    """Settings that are part of a key, and those that change no result."""
+    from orchestrator.learning.experiment import NOT_DECISIVE  # torch takes seconds to import
+
+    idle = {name: value for name, value in settings.items() if name in NOT_DECISIVE}
+    return {name: value for name, value in settings.items() if name not in idle}, idle
+
+
+def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """One line for each decisive setting that differs; the names of others that do."""
+    names = [name for name in sorted({*first, *second}) if first.get(name, "-") != second.get(name, "-")]
+    decisive, idle = _split(dict.fromkeys(names))
+    lines = [f"{name:<{WIDTH}} a: {first.get(name, '-')}  b: {second.get(name, '-')}" for name in decisive]
+    return lines, list(idle)
+
+
+def _today(key: str, run: RunRecord) -> str:
+    """Whether the code and weights of this machine give the key, from the run's settings and stream digest."""
+    from orchestrator.learning.experiment import code_digest, resolve
+
+    digest = run.tags.get("ctvr.stream_digest")
+    if not digest:
+        return "unknown: the run has no ctvr.stream_digest"
+    try:
+        experiment = resolve({name: _as_typed(value) for name, value in run.settings.items()})
+        now = experiment.key(cast(Stream, SimpleNamespace(digest=digest)), run.tags.get("ctvr.frames", ""))
+    except (ConfigError, OSError) as error:
+        return f"this version cannot make it again: {error}"
+    code = code_digest(experiment.run.method, getattr(experiment.method, "base", None))
+    if now == key.partition("-")[0]:
+        return f"the code here gives the same key (code digest {code[:16]})"
+    return f"the code (digest {code[:16]}) or the backbone's weights here differ: a run now gets {now[:16]}"
+
+
+def _as_typed(value: Any) -> Any:
+    """MLflow keeps text; a list may stand in brackets."""
+    text = str(value)
+    return text.strip("[]") if text.startswith("[") else text
+
+
+def _tasks(key: str, store: Store) -> list[str]:
+    names = [name for name in store.list("commits", f"{key}/") if re.search(r"/task_\d+$", name)]
+    if not names:
+        return [f"{'tasks':<{WIDTH}}none is finished in {store.uri}"]
+    lines = [f"{'tasks':<{WIDTH}}{len(names)} finished in {store.uri}"]
+    known: set[str] = set()
+    for name in names:
+        try:
+            commit = store.get_json("commits", name)
+        except MissingObject:
+            lines.append(f"  {name.partition('/')[2]}  damaged; it will be trained again")
+            continue
+        lines.append(f"  {name.partition('/')[2]}  {_task_text(commit, store)}")
+        reads = set(commit.get("reads", ()))
+        if known and reads - known:
+            lines.append(f"    settings read for the first time: {', '.join(sorted(reads - known))}")
+        known |= reads
+    return lines
+
+
+def _task_text(commit: Mapping[str, Any], store: Store) -> str:
+    record = commit["record"]
+    metrics = record["metrics"][-1] if record["metrics"] else {}
+    words = [f"{record['seconds'][-1]:.1f} s"] if record.get("seconds") else []
+    words.append(f"{record.get('steps', 0)} steps so far")
+    if commit.get("reused") and commit["reused"] == record["done"]:
+        words.append(f"taken over from run {commit['weights'].partition('/')[0][:16]}")
+    if "stream/t2v/r1" in metrics:
+        words.append(f"R@1 {metrics['stream/t2v/r1']:.2f}")
+    from orchestrator.learning.commits import objects_of  # torch takes seconds to import
+
+    gone = [f"{kind}/{name}" for kind, name in objects_of(commit) if not store.has(kind, name)]
+    if gone:
+        words.append(f"{len(gone)} of its objects are gone, so it will be trained again")
+    return ", ".join(words)
+
+
+def _frames_text(key: str, store: Store) -> str:
+    try:
+        arrays = store.get("frames", key)
+    except MissingObject:
+        return f"frames {key}\nwere damaged and have been removed; they will be decoded again"
+    frames = arrays["frames"]
+    count, height, width = frames.shape[:3]
+    return "\n".join(
+        [
+            f"frames {key}",
+            f"{'made of':<{WIDTH}}digest of the file, segment, number and size of frames, decoder version",
+            f"{'video':<{WIDTH}}{arrays.meta.get('video', 'unknown')}",
+            f"{'decoder':<{WIDTH}}{arrays.meta.get('decoder', 'unknown')}",
+            f"{'frames':<{WIDTH}}{count} of {height} x {width}, {frames.nbytes} bytes",
+        ]
+    )

@@ -1,0 +1,77 @@
+"""What `ctvr methods` prints: the methods, their papers, settings and presets, read from the code itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+from methods import METHODS
+from orchestrator.config import flatten
+from orchestrator.learning.experiment import _find, presets_of
+
+CHECKED = {  # beyond the contract tests and the invariants of the papers, which every method passes
+    "zero_shot": "parity with open_clip",
+    "clip4clip": "parity with open_clip; parameter count",
+    "framefusion_moe": "released code (preset released): features, gates, losses to 1e-5; parameter count",
+    "structalign": "released code (preset released): words, frames, losses to 1e-5; parameter count",
+    "tempme": "released code (preset released): features, token sizes, loss to 1e-5; multiply-adds, parameter count",
+    "tome": "multiply-adds",
+    "lora": "multiply-adds, parameter count",
+    "prompt": "multiply-adds, parameter count",
+    "adapter": "multiply-adds, parameter count",
+    "xpool": "parameter count",
+    "clip_vip": "parameter count",
+}
+
+
+def methods_text() -> str:
+    """One line for each method: its name, the first sentence of its file, and what it was checked against."""
+    width = max(map(len, METHODS))
+    lines = []
+    for name in METHODS:
+        module = inspect.getmodule(_find(name))
+        first = (inspect.getdoc(module) or "").split("\n\n")[0].replace("\n", " ")
+        lines.append(f"{name:<{width}}  {first}")
+        lines.append(f"{'':<{width}}    checked against: {CHECKED.get(name, 'the equations of its paper (no code)')}")
+    lines.append(
+        "No published number was reproduced here: neither the pre-trained weights nor the data sets were at hand."
+    )
+    return "\n".join([*lines, "", "Settings of one: ctvr methods NAME"])
+
+
+def method_text(name: str) -> str:
+    """A method's settings with defaults and presets."""
+    cls = _find(name)
+    module = inspect.getmodule(cls)
+    lines = [(inspect.getdoc(module) or "").strip(), "", "settings"]
+    comments = _comments(cls.Config)
+    if dataclasses.fields(cls.Config):
+        for setting, value in flatten(cls.Config(), "method").items():
+            note = comments.get(setting.removeprefix("method."), "")
+            lines.append(f"  {setting}={value}" + (f"  {note}" if note else ""))
+    if cls.wraps:
+        lines.append("  base.*  settings of the wrapped retriever")
+    lines.append("presets")
+    for preset, values in presets_of(name).items():
+        lines.append(f"  {preset}: " + (", ".join(f"{k}={v}" for k, v in values.items()) or "the defaults above"))
+    return "\n".join(lines)
+
+
+def _comments(config: type) -> dict[str, str]:
+    """The remark beside each field in the source, where there is one."""
+    found = {}
+    for cls in reversed(config.__mro__):
+        if not dataclasses.is_dataclass(cls):
+            continue
+        for line in inspect.getsource(cls).splitlines():
+            name, colon, rest = line.strip().partition(":")
+            if colon and name.isidentifier() and "  # " in rest:
+                found[name] = rest.split("  # ", 1)[1]
+    return found
+
+
+def cost_text() -> str:
+    """Multiply-adds and parameters of the towers at the papers' sizes, beside the printed figures."""
+    from orchestrator.learning import cost
+
+    return cost.cost_table()

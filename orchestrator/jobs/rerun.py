@@ -1,0 +1,278 @@
+"""The rerun: winners of searches and baselines run again over fresh seeds, on test videos; tables are made of that.
+
+A rerun is an MLflow parent run `NAME-final-...`, whose name is a digest of all that decides its results: the
+same winners, seeds, code and data are the same rerun. One that was interrupted goes on, and what is
+complete is not run again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.config import ConfigError, Settings
+from orchestrator.jobs.deployment import GAIN, Where, default_presets, find_method_or_say, say, table
+from orchestrator.jobs.session import (
+    FailedRuns,
+    check_machine,
+    connected,
+    interruptible,
+    make_all_ready,
+    send_waiting,
+    trial_plan,
+)
+from orchestrator.learning.experiment import Experiment, resolve
+from orchestrator.learning.run import trains
+from orchestrator.store.store import digest_of
+from orchestrator.streams.load import Stream, load_stream
+from orchestrator.tables.build import seconds_of
+from orchestrator.tracking.tracker import Tracker
+from orchestrator.tracking.values import RunRecord
+
+if TYPE_CHECKING:
+    from orchestrator.on_ray.tune import ListedRun
+
+FIRST_SEED = 1  # of reruns; trials of a search use seed 0
+RULES = {GAIN: "R@1 gain over zero-shot", "stream/t2v/r1_mean": "R@1, the mean over tasks"}
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """One run of a rerun, and what its record says beside the settings."""
+
+    experiment: Experiment
+    tags: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        from orchestrator.on_ray.tune import label_of
+
+        return label_of(self.experiment.settings, self.experiment.name)
+
+    def listed(self) -> ListedRun:
+        from orchestrator.on_ray.tune import ListedRun
+
+        return ListedRun(self.label, self.experiment.settings, self.experiment.presets, self.tags)
+
+
+# --------------------------------------------------------------------------------------------- the winners
+
+
+def last_value(run: RunRecord, key: str) -> float:
+    """A metric's value at its last step; NaN if it was never recorded."""
+    last = run.last(key)
+    return last[1] if last else float("nan")
+
+
+def selection(sweep: RunRecord) -> tuple[str, str]:
+    """What a sweep's winner is the best by: (metric, "max" or "min")."""
+    return str(sweep.settings.get("search.metric", GAIN)), str(sweep.settings.get("search.mode", "max"))
+
+
+def best_trials(tracker: Tracker, sweep_name: str, top: int) -> list[RunRecord]:
+    """The best complete trials of a sweep, by the metric it was searched for, after the last task.
+
+    Raises:
+        ConfigError: if the sweep is unknown or has no complete trial.
+    """
+    sweep = tracker.find_sweep(sweep_name)
+    if sweep is None:
+        raise ConfigError(
+            f"sweep: none is called {sweep_name!r} in {tracker.uri.split('@')[-1]}. `ctvr ui` lists them."
+        )
+    complete = tracker.find_runs(sweep=sweep_name, tags={"ctvr.complete": "true"})
+    if not complete:
+        raise ConfigError(f"sweep {sweep_name}: no trial is complete. Resume it: ctvr sweep --resume {sweep_name}")
+    metric, mode = selection(sweep)
+
+    def worst_first(run: RunRecord) -> float:
+        value = last_value(run, metric)
+        if math.isnan(value):
+            return math.inf
+        return value if mode == "min" else -value
+
+    return sorted(complete, key=worst_first)[:top]
+
+
+def winner(run: RunRecord) -> Experiment:
+    """The configuration of a complete trial, as MLflow has it."""
+    presets = [name for name in run.tags.get("ctvr.presets", "").split(",") if name]
+    return resolve(_as_given(run.settings), None, presets)
+
+
+def _as_given(settings: Mapping[str, Any]) -> Settings:
+    """Settings as MLflow keeps them, lists written as on the command line."""
+    return {name: str(value).strip("[]") if str(value).startswith("[") else value for name, value in settings.items()}
+
+
+def common(overrides: Mapping[str, Any]) -> Settings:
+    """The settings that a user gave for a sweep and that hold for its baselines too: all but the method's own."""
+    return {
+        name: value
+        for name, value in overrides.items()
+        if name.split(".")[0] in {"backbone", "data", "optim", "evaluation", "precision", "threads"}
+    }
+
+
+def baseline(word: str, stream: Stream, stream_name: str, shared: Settings, workers: int) -> Experiment:
+    """A method named as `method` or `method:preset`, under the settings that a sweep's user gave.
+
+    Raises:
+        ConfigError: if there is no such method or preset.
+    """
+    method, _, preset = word.partition(":")
+    find_method_or_say(method)
+    chosen = default_presets(method, stream, (preset,) if preset else ())
+    return resolve({**shared, "method": method, "stream": stream_name, "workers": workers}, stream.settings, chosen)
+
+
+def over_seeds(found: Sequence[Rerun], seeds: int, workers: int) -> list[Rerun]:
+    """Each over fresh seeds on test videos, once where nothing is trained; what is listed twice runs once."""
+    runs: dict[str, Rerun] = {}
+    for each in found:
+        for seed in range(seeds if trains(each.experiment) else 1):
+            fresh = {"evaluation.split": "test", "seed": FIRST_SEED + seed, "workers": workers}
+            made = resolve({**each.experiment.settings, **fresh}, None, each.experiment.presets)
+            runs[digest_of(made.settings)] = replace(each, experiment=made)  # a winner's tags stay, not a baseline's
+    return list(runs.values())
+
+
+def searched_tags(method: str, trials: Sequence[RunRecord], metric: str) -> dict[str, str]:
+    """What a winner's reruns say of its search: how many trials it had, how long they took, how it was chosen."""
+    split = next((run.tags["ctvr.split"] for run in trials if "ctvr.split" in run.tags), "val")
+    return {
+        "ctvr.searched": f"{method}:{len(trials)}",
+        "ctvr.search_seconds": f"{sum(seconds_of(run) for run in trials):.1f}",
+        "ctvr.selection": f"{RULES.get(metric, metric)} on {split} videos",
+    }
+
+
+def unsearched_tags(method: str) -> dict[str, str]:
+    """What the reruns of a configuration that was not searched say: nothing was chosen."""
+    return {"ctvr.searched": f"{method}:0"}
+
+
+def beside_winners(
+    baselines: Sequence[Experiment],
+    winners: Sequence[RunRecord],
+    trials: Sequence[RunRecord],
+    metric: str,
+    seeds: int,
+    workers: int,
+) -> list[Rerun]:
+    """Every run of a sweep's rerun: the baselines first, then the winners among `trials`, each over its seeds."""
+    found = [Rerun(each, unsearched_tags(each.name)) for each in baselines]
+    for best in map(winner, winners):
+        found.append(Rerun(best, searched_tags(best.name, trials, metric)))
+    return over_seeds(found, seeds, workers)
+
+
+# ----------------------------------------------------------------------------------------------- the rerun
+
+
+def rerun(
+    sweep_name: str, where: Where, top: int = 1, seeds: int = 3, baselines: Sequence[str] = (), keep_model: bool = True
+) -> str:
+    """Run the best trials of a sweep and the baselines again, over fresh seeds, on test videos; then tabulate."""
+    if top < 1 or seeds < 1:
+        raise ConfigError(f"--top and --seeds must be >= 1, got {top} and {seeds}.")
+    tracker = where.tracker()
+    check_machine(where, sweep_name)
+    winners = best_trials(tracker, sweep_name, top)
+    sweep = tracker.find_sweep(sweep_name)
+    assert sweep is not None  # best_trials has found it
+    stream_name = winners[0].settings["stream"]
+    places = where.places()
+    stream = load_stream(stream_name, places.root, places.videos)
+    shared = common(_overrides_of(sweep_name, where))
+    beside = [baseline(word, stream, stream_name, shared, where.workers) for word in baselines]
+    trials = tracker.find_runs(sweep=sweep_name)
+    runs = beside_winners(beside, winners, trials, selection(sweep)[0], seeds, where.workers)
+    again = f"ctvr rerun --sweep {sweep_name} --top {top} --seeds {seeds}"
+    again += f" --baselines {','.join(baselines)}" if baselines else ""
+    settings: Settings = {"rerun_of": sweep_name, "seeds": seeds, "top": top}
+    settings |= {"baselines": ",".join(baselines)} if baselines else {}
+    return run_again(sweep_name, runs, where, tracker, settings, again, keep_model)
+
+
+def run_again(
+    sweep_name: str,
+    runs: Sequence[Rerun],
+    where: Where,
+    tracker: Tracker,
+    settings: Settings,
+    again: str,
+    keep_model: bool = True,
+) -> str:
+    """Run a list in parallel, less what is complete already, and write the table of it.
+
+    Args:
+        sweep_name: what is rerun.
+        runs: of one stream.
+        settings: of the parent run.
+        again: the command that goes on after an interruption.
+
+    Raises:
+        FailedRuns: with the table of the others, if some failed.
+    """
+    experiments = [run.experiment for run in runs]
+    ready = make_all_ready(experiments, where, ("train", "test"), curve=False)
+    if decoded := sum(each.decoded for each in {id(each): each for each in ready}.values()):
+        say(f"{decoded} videos decoded")
+    stream = ready[0].stream
+    identity = [run.key(each.stream, each.frames) for run, each in zip(experiments, ready)]
+    name = f"{sweep_name}-final-{digest_of(identity)[:6]}"
+    parent = tracker.open_sweep(name, stream.name, settings, {})
+    tags = {"ctvr.role": "final", "ctvr.rerun_of": sweep_name}
+    failed = 0
+    with interruptible(f"rerun {name}", again, where, tracker, [parent]):
+        left = not_complete(runs, name, tracker)
+        say(f"rerun {name}: {len(runs)} runs, {len(runs) - len(left)} of them complete already")
+        if left:
+            with connected(where, tracker) as there:
+                if not there.gpus_per_trial:
+                    make_all_ready([run.experiment for run in left], there, ("train", "test"), curve=True)
+                plan = replace(trial_plan(there, name, tracker), parent=parent, tags=tags, keep_model=keep_model)
+                failed = _run_listed(plan, left, len(stream.tasks), there)
+    tracker.close(parent, "FAILED" if failed else "FINISHED")
+    if waiting := send_waiting(tracker):
+        raise FailedRuns(
+            f"{waiting} records wait because MLflow does not answer, so there is no table. Start it again, then: "
+            f"ctvr sync; {again}"
+        )
+    if failed == len(runs):
+        raise FailedRuns(f"rerun {name}: all {failed} runs failed. `ctvr ui` shows why.")
+    text = table(where, sweep=name)
+    if failed:
+        raise FailedRuns(f"{text}\n{failed} runs failed and are missing in the table. `ctvr ui` shows why.")
+    return text
+
+
+def _run_listed(plan: Any, runs: Sequence[Rerun], num_tasks: int, where: Where) -> int:
+    """Run experiments on the connected cluster; returns how many failed."""
+    from orchestrator.on_ray.tune import run_trials
+
+    listed = [run.listed() for run in runs]
+    outcome = run_trials(plan, num_tasks, listed=listed, max_concurrent=where.max_concurrent)
+    if outcome.is_interrupted:  # Ray Tune ends in order on Ctrl-C, and returns
+        raise KeyboardInterrupt
+    return outcome.failed
+
+
+def not_complete(runs: Sequence[Rerun], name: str, tracker: Tracker) -> list[Rerun]:
+    """The runs of the rerun `name` that have no complete record."""
+    complete = tracker.find_runs(sweep=name, tags={"ctvr.complete": "true"})
+    done = {run.tags.get("ctvr.trial") for run in complete}
+    return [run for run in runs if f"{name}-{run.label}" not in done]
+
+
+def _overrides_of(sweep_name: str, where: Where) -> Settings:
+    """What the user gave for a sweep; empty if it was made elsewhere."""
+    from orchestrator.on_ray.tune import read_plan
+
+    if not (where.folder(sweep_name) / "plan.json").is_file():
+        return {}
+    kept = read_plan(where.folder(sweep_name), sweep_name)[1]
+    return dict(kept.get("request", {}).get("overrides", {}))

@@ -1,0 +1,159 @@
+"""What the jobs on a cluster share: the plan of their trials, their resources, and what an interruption leaves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.config import Settings
+from orchestrator.jobs.deployment import Ready, Where, absolute, make_ready, say
+from orchestrator.learning.experiment import Experiment
+from orchestrator.store.store import digest_of
+from orchestrator.streams.load import Stream
+from orchestrator.tracking.server import default_uri
+from orchestrator.tracking.tracker import Tracker
+
+if TYPE_CHECKING:
+    from orchestrator.on_ray.trial import TrialPlan
+
+MLFLOW_SECONDS = 120.0  # how long a finished sweep waits for a server that is away
+
+
+class Interrupted(RuntimeError):
+    """The user stopped a job; it can be resumed."""
+
+
+class FailedRuns(RuntimeError):
+    """Runs were started and did not succeed."""
+
+
+@contextmanager
+def interruptible(what: str, again: str, where: Where, tracker: Tracker, parents: Sequence[str]) -> Iterator[None]:
+    """Turns Ctrl-C into the one line that says how to go on; runs that were open are marked as killed."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        place = "" if str(where.runs) == "runs" else f" --runs {where.runs}"
+        _close_open_runs(tracker, parents)
+        raise Interrupted(f"{what} is not finished; its finished tasks are kept. Go on with: {again}{place}") from None
+
+
+def _close_open_runs(tracker: Tracker, parents: Sequence[str]) -> None:
+    try:
+        for parent in parents:
+            for run in tracker.find_runs(sweep=parent):
+                if run.status == "RUNNING":
+                    tracker.close(run.run_id, "KILLED")
+            tracker.close(parent, "KILLED")
+    except Exception as error:  # nothing of this may hide the line that says how to go on
+        say(f"tracking: some runs of the sweep stay open ({type(error).__name__})")
+
+
+def send_waiting(tracker: Tracker) -> int:
+    """Send what workers could not send to MLflow; a server that was restarted gets a while. Returns what is left."""
+    until = time.monotonic() + MLFLOW_SECONDS
+    while (left := tracker.flush()[1]) and time.monotonic() < until:
+        time.sleep(2)
+    return left
+
+
+def say_waiting(tracker: Tracker) -> None:
+    """Workers' warnings are in Ray's logs: what they could not send to MLflow is sent or told here."""
+    _, left = tracker.flush()
+    if left:
+        say(f"tracking: {left} records wait because MLflow did not answer. Send them later: ctvr sync")
+
+
+# ------------------------------------------------------------------------------------- plans and resources
+
+
+def trial_plan(where: Where, name: str, tracker: Tracker) -> TrialPlan:
+    """What the trials of the sweep `name` share as to places and resources."""
+    from orchestrator.on_ray.trial import TrialPlan, below
+
+    places = where.places()
+    return TrialPlan(
+        sweep=name,
+        root=str(places.root),
+        store=places.store,
+        tracking_uri=tracker.uri,
+        parent=None,
+        storage=below(absolute(where.storage), name) if where.storage else str(where.folder(name)),
+        videos=str(places.videos) if places.videos else None,
+        workers=where.workers,
+        cpus_per_worker=where.cpus_per_worker,
+        gpus_per_worker=(where.gpus_per_trial or 0.0) / where.workers,
+        reuse=where.reuse,
+    )
+
+
+def check_machine(where: Where, name: str) -> None:
+    """Refuse a plan that this machine cannot hold before any video is rendered or decoded."""
+    from orchestrator.on_ray.connection import check_local
+
+    check_local(trial_plan(where, name, Tracker(default_uri(where.runs), where.runs)), where.address, where.local_cpus)
+
+
+@contextmanager
+def connected(where: Where, tracker: Tracker) -> Iterator[Where]:
+    """Ray for the length of a `with` block; gives `where` with the number of GPUs that a trial gets."""
+    from orchestrator.on_ray.connection import choose_gpus
+    from orchestrator.on_ray.tune import cluster
+
+    with cluster(where.address, where.local_cpus, where.nodes, trial_plan(where, "any", tracker)):
+        yield replace(where, gpus_per_trial=choose_gpus(where.gpus_per_trial, where.workers))
+
+
+def portable(where: Where) -> Settings:
+    """What a resumed sweep takes from the first command, if it is not given anew."""
+    names = ("address", "nodes", "local_cpus", "max_concurrent")
+    return {name: getattr(where, name) for name in names}
+
+
+def kept_where(where: Where, plan: TrialPlan, kept: Mapping[str, Any]) -> Where:
+    """Where an interrupted sweep goes on: its own trials, on the cluster that is there now."""
+    first = dict(kept.get("where", {}))
+    first = {name: value for name, value in first.items() if getattr(where, name) in (None, 1)}
+    return replace(
+        where,
+        **first,
+        store=plan.store,
+        videos=Path(plan.videos) if plan.videos else None,
+        workers=plan.workers,
+        cpus_per_worker=plan.cpus_per_worker,
+        gpus_per_trial=plan.gpus_per_worker * plan.workers,
+        reuse=plan.reuse and where.reuse,
+    )
+
+
+def resources_text(where: Where, room: Any) -> str:
+    """What a trial takes of the cluster; `room` is a `Capacity` of on_ray."""
+    gpus = f" and {where.gpus_per_trial:g} GPUs" if where.gpus_per_trial else ""
+    cpus = where.workers * where.cpus_per_worker
+    return f"{where.workers} workers, {cpus:g} CPUs{gpus} for each trial, of {room.cpus:g} CPUs and {room.gpus:g} GPUs"
+
+
+# ------------------------------------------------------------------------------------------------ videos
+
+
+def searched_splits(stream: Stream) -> tuple[str, ...]:
+    """What a search and its rerun read."""
+    return ("train", "val", "test") if stream.has_val else ("train", "test")
+
+
+def make_all_ready(runs: Sequence[Experiment], where: Where, splits: Sequence[str], curve: bool) -> list[Ready]:
+    """Decode what any of the runs needs; they mostly need the same.
+
+    Args:
+        curve: compute the zero-shot curves here. Workers with GPUs do it faster than this process.
+    """
+    made: dict[str, Ready] = {}
+    needs = [digest_of([asdict(part) for part in (run.data, run.backbone, run.evaluation)]) for run in runs]
+    for need, run in zip(needs, runs):
+        if need not in made:
+            made[need] = make_ready(run, where, splits, curve)
+    return [made[need] for need in needs]

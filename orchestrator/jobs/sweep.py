@@ -1,0 +1,297 @@
+"""Search a method's settings, or go on with a search. A sweep `NAME` is an MLflow parent run with one child per trial.
+
+Its winners and the baselines are run again over fresh seeds: `jobs.rerun`. Whole tables: `jobs.sweep_table`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from methods import CONFIGURATIONS
+from orchestrator.config import ConfigError, Settings, build
+from orchestrator.jobs.deployment import (
+    Where,
+    default_presets,
+    find_manifest,
+    find_method_or_say,
+    make_ready,
+    say,
+    search_space,
+)
+from orchestrator.jobs.rerun import RULES, baseline, best_trials, common, last_value, rerun
+from orchestrator.jobs.session import (
+    FailedRuns,
+    check_machine,
+    connected,
+    interruptible,
+    kept_where,
+    portable,
+    resources_text,
+    say_waiting,
+    searched_splits,
+    send_waiting,
+    trial_plan,
+)
+from orchestrator.learning.experiment import Experiment, presets_of, resolve
+from orchestrator.streams.load import Stream, load_stream
+from orchestrator.tracking.tracker import Tracker
+
+if TYPE_CHECKING:
+    from orchestrator.on_ray.trial import TrialPlan
+    from orchestrator.on_ray.tune import Outcome
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    """What `ctvr sweep` was asked for."""
+
+    method: str
+    stream: str
+    name: str
+    overrides: Settings
+    presets: tuple[str, ...] = ()
+    search: Settings | None = None  # settings of SearchConfig
+    space: tuple[str, ...] = ()
+    top: int = 1
+    seeds: int = 0  # > 0: rerun the winners and tabulate
+    baselines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A request that was checked: what its trials are made of."""
+
+    request: SweepRequest
+    stream: Stream
+    experiment: Experiment  # of a trial, but for what is searched
+    given: Settings  # what all trials share, as the user and the search space gave it
+    space: dict[str, Any]
+    paper: dict[str, Any]
+    search: Any  # SearchConfig
+
+    @property
+    def recommended(self) -> dict[str, Any]:
+        """The point of the space that a run without a search would have."""
+        return {name: self.experiment.settings[name] for name in self.space}
+
+
+def plan_sweep(request: SweepRequest, where: Where) -> Sweep:
+    """Check everything that a sweep is made of before anything starts.
+
+    Raises:
+        ConfigError: for whatever could not run.
+    """
+    from orchestrator.on_ray.tune import SearchConfig
+
+    find_method_or_say(request.method)
+    search = build(SearchConfig, request.search or {}, "search")
+    if request.top < 1 or request.seeds < 0:
+        raise ConfigError(f"--top must be >= 1 and --seeds >= 0, got {request.top} and {request.seeds}.")
+    places = where.places()
+    stream = load_stream(request.stream, places.root, places.videos)
+    presets = default_presets(request.method, stream, request.presets)
+    space, paper, given = _searched(request, stream, presets)
+    if not space:
+        raise ConfigError(f"sweep: every setting of {request.method} is fixed, nothing is searched. Use `ctvr run`.")
+    full = {**given, "workers": where.workers}
+    experiment = resolve(full, stream.settings, presets)
+    given["method"] = experiment.run.method  # of a named configuration: the method, its preset is among the presets
+    for name, domain in space.items():
+        for value in getattr(domain, "categories", None) or [domain.sample()]:
+            resolve({**full, name: value}, stream.settings, presets)
+    for word in request.baselines:
+        baseline(word, stream, request.stream, common(request.overrides), where.workers)
+    return Sweep(request, stream, experiment, given, space, paper, search)
+
+
+def _searched(
+    request: SweepRequest, stream: Stream, presets: tuple[str, ...]
+) -> tuple[dict[str, Any], dict[str, Any], Settings]:
+    """What is searched, the paper's point in it, and the settings that all trials share.
+
+    What the user fixes is not searched; what a preset says goes before the search space's own fixed settings.
+    """
+    from orchestrator.on_ray.tune import override_space
+
+    fixed, space, paper = search_space(request.method)
+    space = override_space(space, request.space)
+    for preset in (CONFIGURATIONS.get(request.method, ("", ""))[1], *presets):
+        for name in presets_of(request.method).get(preset, {}):
+            fixed.pop(name, None)
+    split = "val" if stream.has_val else "test"
+    given = {**fixed, "evaluation.split": split, **request.overrides}
+    given.update({"method": request.method, "stream": request.stream})
+    return {name: domain for name, domain in space.items() if name not in request.overrides}, paper, given
+
+
+def sweep(request: SweepRequest, where: Where) -> str:
+    """Search a method's settings, then rerun the winners beside the baselines if asked to."""
+    check_new(request.name, where)
+    where.check()
+    request = replace(request, stream=find_manifest(request.stream))
+    check_machine(where, request.name)
+    return _search(plan_sweep(request, where), where, None)
+
+
+def check_new(name: str, where: Where) -> None:
+    """Refuse a name that names no folder, or one that is taken.
+
+    Raises:
+        ConfigError: with the command that goes on with the sweep of that name.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
+        raise ConfigError(f"--name {name!r}: letters, digits and . _ - only; it names folders.")
+    if (where.folder(name) / "plan.json").exists():
+        raise ConfigError(
+            f"--name {name}: this sweep exists. Write `ctvr sweep --resume {name}` to go on with it, "
+            "or choose another name."
+        )
+
+
+def resume(name: str, where: Where) -> str:
+    """Go on with an interrupted sweep or table: unfinished trials first, then what was to follow."""
+    from orchestrator.jobs import sweep_table
+    from orchestrator.on_ray.tune import read_plan
+
+    plan, kept = read_plan(where.folder(name), name)
+    where.check()
+    where = kept_where(where, plan, kept)
+    if "table" in kept:
+        return sweep_table.resume(name, kept, where)
+    return _search(plan_sweep(_read_request(name, kept["request"]), where), where, plan)
+
+
+def _read_request(name: str, kept: Mapping[str, Any]) -> SweepRequest:
+    """A request as `write_plan` kept it: JSON has no tuples.
+
+    Raises:
+        ConfigError: if another version kept it.
+    """
+    values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in kept.items()}
+    try:
+        return SweepRequest(**values)
+    except TypeError as error:
+        raise ConfigError(f"sweep {name}: its plan is of another version ({error}). Start a new sweep.") from error
+
+
+def _search(planned: Sweep, where: Where, plan: TrialPlan | None) -> str:
+    """The search of a checked sweep, and what follows it. `plan`: of an interrupted one."""
+    from orchestrator.on_ray.tune import can_resume, capacity, run_trials, write_plan
+
+    request, stream = planned.request, planned.stream
+    tracker = where.tracker(stream.name)
+    with connected(where, tracker) as there:
+        if plan is None:
+            plan = replace(trial_plan(there, request.name, tracker), settings=planned.given)
+            plan = replace(plan, presets=planned.experiment.presets, tags={"ctvr.role": "trial"})
+        room = capacity(plan, there.max_concurrent)
+        ready = make_ready(planned.experiment, there, searched_splits(stream), curve=not there.gpus_per_trial)
+        stream = ready.stream
+        say(_plan_text(planned, room, ready.decoded, there, tracker))
+        settings = {**planned.experiment.settings, **flat_search(planned.search)}
+        parent = tracker.open_sweep(request.name, stream.name, settings, {})
+        plan = replace(plan, parent=parent, root=str(there.places().root), tracking_uri=tracker.uri)
+        if goes_on := can_resume(plan):
+            say("resumed: finished tasks are kept")
+        kept = {"request": asdict(request), "num_tasks": len(stream.tasks), "where": portable(there)}
+        write_plan(plan, there.folder(request.name), **kept)
+        again = f"ctvr sweep --resume {request.name}"
+        with interruptible(f"sweep {request.name}", again, there, tracker, [parent]):
+            outcome = run_trials(
+                plan,
+                len(stream.tasks),
+                planned.search,
+                planned.space,
+                planned.paper,
+                max_concurrent=there.max_concurrent,
+                resume=goes_on,
+                recommended=planned.recommended,
+            )
+            if outcome.is_interrupted:  # Ray Tune ends a search in order on Ctrl-C, and returns
+                raise KeyboardInterrupt
+            return _conclude(planned, there, tracker, outcome, parent)
+
+
+def _conclude(planned: Sweep, where: Where, tracker: Tracker, outcome: Outcome, parent: str) -> str:
+    """The end of a search: the parent run is closed, the winner named and rerun."""
+    request, metric = planned.request, planned.search.metric
+    close_search(tracker, parent, outcome)
+    lines = [
+        f"sweep {request.name}: {outcome.trials} trials in {outcome.seconds:.0f} s: {outcome.complete} complete, "
+        f"{outcome.stopped} stopped early, {outcome.failed} failed",
+        outcome.executions,
+    ]
+    if not outcome.complete:
+        say_waiting(tracker)
+        raise FailedRuns("\n".join([*lines, "no trial is complete, so there is no winner. `ctvr ui` shows why."]))
+    if waiting := send_waiting(tracker):
+        lines += [
+            f"{waiting} records wait because MLflow does not answer, so no winner can be named.",
+            f"Start it again, then: ctvr sync; ctvr rerun --sweep {request.name}",
+        ]
+        raise FailedRuns("\n".join(lines))
+    best = best_trials(tracker, request.name, 1)[0]
+    lines.append(
+        f"best: {best.name}, {RULES.get(metric, metric)} {last_value(best, metric):+.2f} on "
+        f"{best.tags.get('ctvr.split')} videos"
+    )
+    lines += [f"  {name} = {best.settings.get(name)}" for name in planned.space]
+    if request.seeds:
+        lines.append(rerun(request.name, where, request.top, request.seeds, request.baselines))
+    return "\n".join(lines)
+
+
+def close_search(tracker: Tracker, parent: str, outcome: Outcome) -> None:
+    """Write how a search ended on its parent run."""
+    tracker.set_tags(parent, {"ctvr.trials": str(outcome.trials), "ctvr.complete_trials": str(outcome.complete)})
+    tracker.close(parent, "FINISHED" if outcome.complete else "FAILED")
+
+
+def flat_search(search: Any) -> Settings:
+    """How settings were searched, as the parent run records it."""
+    return {f"search.{name}": value for name, value in asdict(search).items()}
+
+
+def _plan_text(planned: Sweep, room: Any, decoded: int, where: Where, tracker: Tracker) -> str:
+    """What will happen, before it does."""
+    request, stream, search = planned.request, planned.stream, planned.search
+    recommended = ", ".join(f"{name}={value}" for name, value in stream.settings.items())
+    trials = f"{_num_trials(planned)} by {search.searcher}, scheduler {search.scheduler}"
+    lines = [
+        f"sweep {request.name}: {request.method} on {stream.name}, {len(stream.tasks)} tasks",
+        f"  trials     {trials}; {room.concurrent} at once",
+        f"  resources  {resources_text(where, room)}",
+        f"  searches   {', '.join(planned.space)} on {planned.experiment.evaluation.split} videos",
+        f"  presets    {', '.join(planned.experiment.presets) or 'paper'}; their values are tried first",
+        f"  stream     recommends {recommended or 'nothing'}",
+        f"  videos     {videos_text(decoded)}",
+        f"  tracking   {tracker.uri.split('@')[-1]}",
+        f"  then       {_what_follows(request)}",
+        "  time       known when the first trial is complete",
+    ]
+    if mark := stream.settings_mark:
+        lines.append(f"  note       {mark}")
+    return "\n".join(lines)
+
+
+def _num_trials(planned: Sweep) -> int:
+    """As many as were asked for; a grid has as many as it has points, whatever was asked for."""
+    from orchestrator.on_ray.tune import count_trials, search_algorithm
+
+    if planned.search.searcher != "grid":
+        return int(planned.search.trials)
+    return count_trials(planned.search, search_algorithm(planned.search, planned.space, planned.paper, 1)[1])
+
+
+def videos_text(decoded: int) -> str:
+    return f"{decoded} decoded now, the rest was in the store" if decoded else "0 decoded: all are in the store"
+
+
+def _what_follows(request: SweepRequest) -> str:
+    if not request.seeds:
+        return "nothing is rerun"
+    beside = f" beside {', '.join(request.baselines)}" if request.baselines else ""
+    return f"the best {request.top} over {request.seeds} seeds on test videos{beside}"

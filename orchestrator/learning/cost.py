@@ -1,0 +1,246 @@
+"""What a method costs: parameters, multiply-adds of the video tower, tokens, speed, memory.
+
+Multiply-adds follow TempMe's tables (arXiv:2409.01156; their "GFLOPs" are multiply-adds), found by recomputing
+every row: one video, video tower only, inference, LoRA folded into the weights, matching not counted::
+
+    T P D 3p^2 + sum over blocks (4 n D^2 + 2 D sum over groups N^2 + 2 n' D H) + what seams add
+
+with n tokens in attention and n' in the MLP of a block, as the tower itself logs them (`TokenState.log`). The
+paper's profiler also counts norms, so that its figures are 0.2 to 0.3 % higher. Two of its habits are not
+followed: it counts the patch embedding of 12 frames whatever their number (276.7 for 64 frames, where 282.1 are
+done), and its 25.0 for TempMe with 8 frames fits no schedule.
+
+Shapes: T frames, P patches of p x p pixels, D width, H hidden width of the MLP, N tokens of an attention group.
+"""
+
+from __future__ import annotations
+
+import functools
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import open_clip
+import torch
+from torch import Tensor, nn
+
+from methods import METHODS, find_method
+from methods.backbone.clip import Clip, TokenState, VisionTower, record_tokens
+from methods.base import Method, Task
+from orchestrator.config import build
+
+TokenLog = Sequence[tuple[int, int, int]]
+
+
+def tower_macs(tower: VisionTower, log: TokenLog, frames: int) -> int:
+    """Multiply-adds of CLIP's image tower on one video, by the formula of this module's header.
+
+    Args:
+        tower: gives the widths; its device may be `meta`.
+        log: per block: attention groups of one video, tokens of a group in attention, and in the MLP.
+        frames: T, each of which is cut into patches.
+    """
+    patches = tower.num_tokens - 1
+    macs = frames * patches * tower.conv1.weight.numel()
+    for block, (groups, attended, processed) in zip(tower.blocks, log, strict=True):
+        width = tower.width
+        macs += groups * (4 * attended * width**2 + 2 * attended**2 * width)
+        macs += groups * processed * _weights(block.mlp)  # type: ignore[arg-type]
+    return macs
+
+
+def _weights(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.ndim == 2)
+
+
+@dataclass(frozen=True)
+class VideoCost:
+    """What encoding one video takes."""
+
+    macs: int
+    log: list[tuple[int, int, int]]  # of the last pass through the tower
+    stored: int  # numbers kept for the video
+
+    @property
+    def tokens_out(self) -> int:
+        """Tokens of the whole video that leave the tower's last block."""
+        groups, _, tokens = self.log[-1]
+        return groups * tokens
+
+
+@torch.no_grad()
+def video_cost(method: Method, frames: Tensor) -> VideoCost:
+    """Encode `frames` (B, T, 3, H, W) once and count; on `meta` tensors nothing is computed.
+
+    Every pass through the image tower counts. A method without one costs nothing here.
+    """
+    training = method.training
+    method.eval()
+    with record_tokens() as states:
+        features = method.encode_video(frames)
+    method.train(training)
+    videos = len(frames)
+    tower = next(module for module in method.modules() if isinstance(module, VisionTower))
+    macs = sum(_pass_macs(tower, state) for state in states) // videos
+    log = [(groups * states[-1].batch // videos, n, m) for groups, n, m in states[-1].log] if states else []
+    return VideoCost(macs, log, features[0].numel())
+
+
+def _pass_macs(tower: VisionTower, state: TokenState) -> int:
+    return state.batch * tower_macs(tower, state.log, state.frames) + state.extra_macs
+
+
+def trained_parameters(method: Method) -> int:
+    """Numbers that the optimizer changes in the present task; each tensor counts once."""
+    tensors = {id(p): p for group in method.param_groups() for p in group["params"]}
+    return sum(p.numel() for p in tensors.values())
+
+
+def paper_parameters(method: Method) -> int:
+    """The count that the method's paper prints.
+
+    That is what is trained, unless the method has a `paper_parameters()` that says otherwise.
+    """
+    rule = getattr(method, "paper_parameters", None)
+    return trained_parameters(method) if rule is None else int(rule())
+
+
+def measure(method: Method, frames: Tensor, seconds: float = 0.3) -> dict[str, float]:
+    """The cost of one run, as it is logged: counts, and speed and memory of this machine.
+
+    Args:
+        method: after `begin_task`.
+        frames: (B, T, 3, H, W) on the method's device; encoded repeatedly.
+        seconds: how long to time the encoder, at least once and after one warm-up.
+
+    Returns:
+        `cost/...` metrics: parameters, multiply-adds per video in 10^9, tokens after the last block, numbers
+        stored per video, videos encoded per second, and the peak memory in 10^6 bytes (of the accelerator
+        while encoding; on a CPU of the whole process so far).
+    """
+    cost = video_cost(method, frames)
+    speed, memory = _time(method, frames, seconds)
+    return {
+        "cost/trained_parameters": float(trained_parameters(method)),
+        "cost/paper_parameters": float(paper_parameters(method)),
+        "cost/video_gmacs": cost.macs / 1e9,
+        "cost/tokens_out": float(cost.tokens_out) if cost.log else 0.0,
+        "cost/stored_floats_per_video": float(cost.stored),
+        "cost/videos_per_second": speed,
+        "cost/peak_memory_mb": memory,
+    }
+
+
+@torch.no_grad()
+def _time(method: Method, frames: Tensor, seconds: float) -> tuple[float, float]:
+    """Videos per second and peak megabytes of `encode_video`."""
+    cuda = frames.is_cuda
+    training = method.training
+    method.eval()
+    method.encode_video(frames)
+    if cuda:
+        torch.cuda.synchronize(frames.device)
+        torch.cuda.reset_peak_memory_stats(frames.device)
+    start, rounds = time.perf_counter(), 0
+    while rounds == 0 or time.perf_counter() - start < seconds:
+        method.encode_video(frames)
+        if cuda:
+            torch.cuda.synchronize(frames.device)
+        rounds += 1
+    elapsed = time.perf_counter() - start
+    method.train(training)
+    if cuda:
+        peak = float(torch.cuda.max_memory_allocated(frames.device))
+    else:
+        unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes there, kilobytes elsewhere
+        peak = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+    return rounds * len(frames) / elapsed, peak / 1e6
+
+
+@functools.cache
+def sizes_only(name: str = "ViT-B-32-quickgelu") -> Clip:
+    """An open_clip architecture without weights: shapes can be counted, nothing can be computed."""
+    config = open_clip.get_model_config(name)
+    if config is None:
+        raise ValueError(f"no architecture called {name!r}. Write one of open_clip.list_models().")
+    with torch.device("meta"):
+        source = open_clip.CLIP(**config)
+        return Clip(source, lambda texts: torch.empty(0), (0.0,) * 3, (1.0,) * 3, name)
+
+
+def planned(
+    name: str, settings: dict[str, Any] | None = None, backbone: str = "ViT-B-32-quickgelu", frames: int = 12
+) -> tuple[Method, VideoCost]:
+    """A retriever at the size of a paper's tables, on a CLIP without weights, and the cost of one of its videos.
+
+    Args:
+        name: a key of `methods.METHODS`.
+        settings: of the method, without the prefix `method.`.
+        backbone: an open_clip architecture.
+        frames: T.
+    """
+    clip = sizes_only(backbone)
+    cls = find_method(name)
+    config: Any = build(cls.Config, settings or {}, "method")
+    method = cls(config, clip)  # type: ignore[call-arg]
+    for index in range(2):  # the second task, from which on the papers count
+        method.begin_task(Task(index, f"task_{index + 1:02d}", 10, (2 * index, 2 * index + 1), 20))
+    video = torch.empty(1, frames, 3, clip.image_size, clip.image_size, device="meta")
+    return method, video_cost(method.to("meta"), video)
+
+
+_B16 = "ViT-B-16-quickgelu"
+_LATE = {"clip_blocks": (8,), "clip_groups": (12,)}
+# label, method, settings, backbone, frames, printed GFLOPs, printed parameters in millions
+ROWS: list[tuple[str, str, dict[str, Any], str, int, str, str]] = [
+    ("Zero-shot CLIP", "zero_shot", {}, "", 12, "53.0", ""),
+    ("CLIP4Clip", "clip4clip", {}, "", 12, "53.0", "151.28"),
+    ("Prompt", "prompt", {}, "", 12, "58.2", "0.08"),
+    ("Adapter", "adapter", {}, "", 12, "53.1", "0.26"),
+    ("LoRA", "lora", {}, "", 12, "53.0", "0.49"),
+    ("ToMe", "tome", {}, "", 12, "40.2", "0.49"),
+    ("TempMe", "tempme", {}, "", 12, "34.8", "0.50"),
+    ("TempMe on prompts", "prompt", {"reducer": "tempme"}, "", 12, "", "0.09"),
+    ("TempMe on adapters", "adapter", {"reducer": "tempme"}, "", 12, "", "0.28"),
+    ("TempMe, temporal modelling only", "tempme", {"r": 0, "keep_cross": 100, "keep_intra": 100}, "", 12, "54.3", ""),
+    ("TempMe, token reduction only", "tempme", {"join_clips": False}, "", 12, "34.7", ""),
+    ("TempMe 12-9>4-10>1", "tempme", {"clip_blocks": (8, 9), "clip_groups": (3, 4)}, "", 12, "35.4", ""),
+    ("TempMe 12-9>1", "tempme", _LATE, "", 12, "37.0", ""),
+    ("TempMe 12-9>6-10>3", "tempme", {"clip_blocks": (8, 9), "clip_groups": (2, 2)}, "", 12, "35.4", ""),
+    ("TempMe 12-9>4", "tempme", {"clip_blocks": (8,), "clip_groups": (3,)}, "", 12, "36.8", ""),
+    ("TempMe at 7, 9, 11", "tempme", {"clip_blocks": (6, 8, 10)}, "", 12, "31.9", ""),
+    ("TempMe at 4, 7, 10", "tempme", {"clip_blocks": (3, 6, 9)}, "", 12, "25.8", ""),
+    ("TempMe at 1, 5, 9", "tempme", {"clip_blocks": (0, 4, 8)}, "", 12, "18.1", ""),
+    ("LoRA", "lora", {}, "", 8, "35.4", "0.49"),
+    ("TempMe", "tempme", {"num_frames": 8}, "", 8, "25.0 (no schedule gives it)", ""),
+    ("TempMe", "tempme", {"num_frames": 18}, "", 18, "51.5 (embeds 12 frames)", ""),
+    ("LoRA", "lora", {}, "", 64, "276.7 (embeds 12 frames)", "0.49"),
+    ("ToMe", "tome", {}, "", 64, "208.5 (embeds 12 frames)", "0.49"),
+    ("TempMe", "tempme", {"num_frames": 64}, "", 64, "180.3 (embeds 12 frames)", "0.50"),
+    ("Prompt", "prompt", {}, _B16, 12, "216.8", "0.08"),
+    ("Adapter", "adapter", {}, _B16, 12, "211.7", "0.26"),
+    ("LoRA", "lora", {}, _B16, 12, "211.3", "0.49"),
+    ("ToMe", "tome", {}, _B16, 12, "144.4", "0.49"),
+    ("TempMe", "tempme", {}, _B16, 12, "121.4", "0.50"),
+    ("FrameFusionMoE", "framefusion_moe", {}, "", 12, "", "46.8"),
+    ("StructAlign", "structalign", {}, "", 12, "", "33.9"),
+]
+
+
+def cost_table() -> str:
+    """Every method and variant at the papers' sizes, beside what the papers print. A Markdown table."""
+    head = ("method", "backbone", "frames", "tokens out", "GMACs", "printed", "parameters", "printed (M)")
+    lines = [head, tuple("-" * len(title) for title in head)]
+    for label, name, settings, backbone, frames, printed, printed_parameters in ROWS:
+        if name not in METHODS:
+            continue
+        method, cost = planned(name, settings, backbone or "ViT-B-32-quickgelu", frames)
+        groups, _, tokens = cost.log[-1]
+        counts = (f"{groups} x {tokens}", f"{cost.macs / 1e9:.1f}", printed, f"{paper_parameters(method):,}")
+        short = "B/16" if backbone else "B/32"
+        lines.append((label, short, str(frames), *counts, printed_parameters))
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return "\n".join("| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths)) + " |" for line in lines)

@@ -1,0 +1,181 @@
+"""What is measured after each task: stored features are searched by the captions of all tasks so far.
+
+CTVR (arXiv:2503.10111, section 3): the videos of task t are encoded by the model as it is after task t
+and never again; all captions of tasks 1..t search all stored videos. CVLM (BMU-MoCo, section 4): every
+task's videos are re-encoded by the present model and searched by that task's captions alone.
+
+Shapes: Q queries, V videos, L text length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from methods.base import Method
+from orchestrator.learning import metrics
+
+_KNOWN_TEXTS: WeakKeyDictionary[Method, dict[bytes, Tensor]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """Which queries search which videos, and which epoch is kept."""
+
+    split: Literal["val", "test"] = "test"  # searches optimise on val, tables report test
+    select: Literal["last", "best"] = "last"  # best: the epoch with the best R@1 on select_split (marked in tables)
+    # Of select=best. same: the evaluated split; none: val where the stream has validation videos, else the same
+    select_split: Literal["val", "test", "same"] | None = None
+    batch_size: int = 32  # videos or captions encoded at once
+    chunk: int = 512  # queries scored at once
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.chunk < 1:
+            raise ValueError("batch_size and chunk count items and must be >= 1.")
+
+    def selects_on(self, has_val: bool) -> str | None:
+        """The split on which a task's best epoch is chosen; None where the last epoch is kept.
+
+        Args:
+            has_val: whether the stream has validation videos.
+        """
+        if self.select == "last":
+            return None
+        if self.select_split is None:
+            return "val" if has_val else self.split
+        return self.split if self.select_split == "same" else self.select_split
+
+
+@dataclass(frozen=True)
+class Queries:
+    """The captions that search the videos of one task."""
+
+    tokens: Tensor  # (Q, L)
+    target: Tensor  # (Q,) index of the caption's own video within its task
+    twin: Tensor  # (Q,) index of the time-reversed twin within its task, -1 without one
+    names: tuple[str, ...] = ()  # "<video id>#<caption number>", for the stored ranks
+
+
+@dataclass
+class Evaluation:
+    """Everything that is known after one task."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    own: list[float] = field(default_factory=list)  # R@1 of task i among its own videos, i = 0..t
+    union: list[float] = field(default_factory=list)  # R@1 of task i among all stored videos
+    ranks: dict[str, float] = field(default_factory=dict)  # query name -> rank among all stored videos
+    own_ranks: dict[str, float] = field(default_factory=dict)  # query name -> rank among its own task's videos
+
+
+@torch.no_grad()
+def encode_texts(
+    method: Method, tokens: Tensor, task: int | None, config: EvaluationConfig, device: torch.device
+) -> Tensor:
+    """Caption features (Q, ...) on the CPU; word features are padded with zeros to the longest.
+
+    A frozen text tower encodes a chunk of captions once: after every task all captions so far search again.
+    """
+
+    def encode(part: Tensor) -> Tensor:
+        if not method.frozen_text:
+            return method.encode_text(part.to(device), task).float().cpu()
+        known, chunk = _KNOWN_TEXTS.setdefault(method, {}), part.numpy().tobytes()
+        if chunk not in known:
+            known[chunk] = method.encode_text(part.to(device), task).float().cpu()
+        return known[chunk]
+
+    parts = [encode(part) for part in tokens.split(config.batch_size)]
+    if parts and parts[0].ndim == 3:
+        longest = max(part.shape[1] for part in parts)
+        parts = [torch.nn.functional.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts]
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def score_block(
+    method: Method, features: Tensor, gallery: Tensor, config: EvaluationConfig, device: torch.device
+) -> Tensor:
+    """Scores (Q, V) on the CPU in float32, computed in chunks of queries."""
+    gallery = gallery.to(device)
+    return torch.cat([method.score(part.to(device), gallery).float().cpu() for part in features.split(config.chunk)])
+
+
+def all_scores(
+    method: Method,
+    queries: Sequence[Queries],
+    galleries: Sequence[Tensor],
+    config: EvaluationConfig,
+    device: torch.device,
+    spread: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None = None,
+    is_scoring: bool = True,
+) -> Tensor:
+    """Scores of all queries of all tasks against all stored videos, (Q, V), in task order.
+
+    Where the method prompts by task, every caption is encoded once for each task's videos, and the
+    blocks are compared as they are, without calibration (CTVR, section 4.2).
+
+    Args:
+        spread: encodes captions on all workers instead of this one; see `loop.Workers.spread`.
+        is_scoring: False only helps to encode, and returns an empty tensor.
+    """
+    tokens = torch.cat([q.tokens for q in queries])
+    run = spread or (lambda encode, rows: encode(rows))
+    if method.prompts_by_task:
+        blocks = []
+        for index, gallery in enumerate(galleries):
+            features = run(lambda rows, index=index: encode_texts(method, rows, index, config, device), tokens)  # type: ignore[misc]
+            if is_scoring:
+                blocks.append(score_block(method, features, gallery, config, device))
+    else:
+        features = run(lambda rows: encode_texts(method, rows, None, config, device), tokens)
+        # One block at a time: galleries of frame features are large
+        todo = galleries if is_scoring else ()
+        blocks = [score_block(method, features, gallery, config, device) for gallery in todo]
+    return method.calibrate(torch.cat(blocks, dim=1)) if is_scoring else tokens.new_empty(0)
+
+
+def measure(scores: Tensor, queries: Sequence[Queries], sizes: Sequence[int]) -> Evaluation:
+    """All metrics of the CTVR protocol from the scores of tasks 1..t.
+
+    Args:
+        scores: (Q, V), rows and columns in task order.
+        queries: of tasks 1..t.
+        sizes: number of stored videos of each task.
+    """
+    columns = torch.tensor([0, *sizes]).cumsum(0).tolist()
+    rows = torch.tensor([0, *(len(q.target) for q in queries)]).cumsum(0).tolist()
+    target = torch.cat([q.target + start for q, start in zip(queries, columns)])
+    twin = torch.cat([torch.where(q.twin >= 0, q.twin + start, -1) for q, start in zip(queries, columns)])
+    rank = metrics.ranks(scores, target)
+    found = Evaluation()
+    for name, value in metrics.summary(rank).items():
+        found.metrics[f"stream/t2v/{name}"] = value
+    for name, value in metrics.summary(metrics.video_ranks(scores, target)).items():
+        found.metrics[f"stream/v2t/{name}"] = value
+    if bool((twin >= 0).any()):
+        found.metrics["stream/t2v/twin"] = metrics.twin_accuracy(scores, target, twin)
+    for index, q in enumerate(queries):
+        part = slice(rows[index], rows[index + 1])
+        own = metrics.ranks(scores[part, columns[index] : columns[index + 1]], q.target)
+        found.own.append(metrics.recall(own, 1))
+        found.union.append(metrics.recall(rank[part], 1))
+        found.metrics[f"task_{index + 1:02d}/t2v/r1"] = found.union[-1]
+        found.metrics[f"task_{index + 1:02d}/t2v/r1_own"] = found.own[-1]
+        found.ranks.update(zip(q.names, rank[part].tolist()))
+        found.own_ranks.update(zip(q.names, own.tolist()))
+    return found
+
+
+def add_history(found: Evaluation, own: metrics.Matrix, union: metrics.Matrix, protocol: str) -> None:
+    """Metrics that need the rows of earlier tasks: forgetting (and, for CVLM, FR and HM) into `found.metrics`."""
+    found.metrics["stream/t2v/bwf"] = metrics.backward_forgetting(own)
+    found.metrics["stream/t2v/bwf_union"] = metrics.backward_forgetting(union)
+    if protocol == "cvlm":
+        found.metrics["stream/t2v/r1_mean"] = sum(own[-1]) / len(own)
+        found.metrics["stream/t2v/fr"] = metrics.forgetting_rate(own)
+        found.metrics["stream/t2v/hm"] = metrics.harmonic_mean(own)

@@ -1,0 +1,89 @@
+"""Features of frozen vision blocks made ahead of all runs: by this process, or by the nodes of a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import torch
+from tqdm import tqdm
+
+from orchestrator.config import ConfigError, Settings
+from orchestrator.data.batches import StreamData
+from orchestrator.data.frames import FrameSource
+from orchestrator.data.frozen_features import WORTH, frozen_features
+from orchestrator.learning.experiment import resolve
+from orchestrator.learning.run import Places, load_clip, make_method
+from orchestrator.streams.load import Item, Stream, load_stream
+
+Progress = Callable[[int], object]
+
+
+class Featurizer:
+    """A frozen tower beside the store: makes the tokens that runs of `settings` would make of a video.
+
+    Args:
+        settings: complete and flat, as `Experiment.settings`.
+        places: where videos and store are.
+        device: where the tower goes.
+
+    Raises:
+        ConfigError: if the method changes its vision tower from too early a block on, or caches nothing.
+    """
+
+    def __init__(self, settings: Settings, places: Places, device: torch.device) -> None:
+        experiment = resolve(settings)
+        if not experiment.data.cache_features:
+            raise ConfigError("--features: data.cache_features=false keeps none. Leave one of them out.")
+        stream = load_stream(experiment.run.stream, places.root, places.videos)
+        clip, store = load_clip(experiment.backbone), places.open_store()
+        method = make_method(experiment, clip).to(device)
+        features = frozen_features(method, store, experiment.run.precision)
+        if features is None:
+            raise ConfigError(
+                f"--features: {experiment.run.method} leaves {method.frozen_blocks} of {len(clip.vision.blocks)} "
+                f"vision blocks as they are, and fewer than {WORTH:.0%} are not worth their bytes. Leave --features "
+                "out, or name a method that leaves more, such as method=zero_shot."
+            )
+        self.source = FrameSource(store, experiment.data, clip.image_size)
+        self._features = features
+        self._data = StreamData(stream, self.source, clip.tokenize, clip.mean, clip.std, experiment.data, device)
+
+    def __call__(self, item: Item) -> bool:
+        """Keep the tokens of a video whose frames are in the store. False if they are there already."""
+        return self._features.make(self.source.key(item), lambda: self._data.one(item))
+
+
+class Featurize(Protocol):
+    """Whoever makes features of many videos: returns how many it made and how many there were."""
+
+    def __call__(self, items: Sequence[Item], progress: Progress) -> tuple[int, int]: ...
+
+
+def featurize_here(settings: Settings, places: Places) -> Featurize:
+    """One tower in this process, on its GPU if it has one."""
+    tower = Featurizer(settings, places, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+    def featurize(items: Sequence[Item], progress: Progress) -> tuple[int, int]:
+        made = 0
+        for item in items:
+            made += tower(item)
+            progress(1)
+        return made, len(items) - made
+
+    return featurize
+
+
+def featurize_stream(stream: Stream, splits: Sequence[str], lost: Iterable[str], featurize: Featurize) -> str:
+    """Make the features of every video of the splits; returns a line that says how many.
+
+    Args:
+        lost: videos without frames.
+        featurize: who makes them.
+    """
+    gone = set(lost)
+    found = (item for index in range(len(stream.tasks)) for split in splits for item in stream.items(index, split))
+    items = [item for item in dict.fromkeys(found) if item.video not in gone]
+    with tqdm(total=len(items), desc="features", unit="video", disable=not items) as bar:
+        made, known = featurize(items, bar.update)
+    return f"stream {stream.name}: features of {made} videos made, {known} were in the store"

@@ -1,0 +1,344 @@
+"""The continual task loop. It knows torch and nothing of Ray, MLflow or files.
+
+For every task: begin, train, conclude, store the gallery, evaluate, commit, report. Everything random
+is seeded from (seed, task, epoch, rank), so a run that was killed and resumed equals one that was not.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from methods.base import Batch, Method, Task
+from orchestrator.data.batches import StreamData, seed_of
+from orchestrator.learning.commits import Commits, Record, backbone_state, changed_state, load_state
+from orchestrator.learning.evaluate import Evaluation, EvaluationConfig, add_history, all_scores, measure
+from orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates, shares, train_only
+from orchestrator.learning.reuse import Reads
+
+log = logging.getLogger(__name__)
+Precision = Literal["fp32", "bf16"]
+REMEDY = "Lower the learning rates, for example by optim.lr_scale."
+
+
+class Diverged(RuntimeError):
+    """The training loss is no number any more."""
+
+
+class Report(Protocol):
+    """What the loop tells the world. Called on every worker; only rank 0 has metrics of the evaluation."""
+
+    def __call__(self, task: Task, record: Record, seconds: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The processes that train one model together; a single one by default."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def spread(self, encode: Callable[[Any], Tensor], rows: Any) -> Tensor:
+        """`encode(rows)`, with the rows dealt out to all workers; every worker gets the whole result."""
+        if self.size == 1:
+            return encode(rows)
+        mine = encode(rows[self.rank :: self.size]) if len(rows) > self.rank else None
+        parts: list[Tensor | None] = [None] * self.size
+        dist.all_gather_object(parts, mine)
+        found = [part for part in parts if part is not None]
+        if found[0].ndim == 3:
+            longest = max(part.shape[1] for part in found)
+            found = [nn.functional.pad(part, (0, 0, 0, longest - part.shape[1])) for part in found]
+        whole = found[0].new_zeros(len(rows), *found[0].shape[1:])
+        for rank, part in enumerate(found):
+            whole[rank :: self.size] = part
+        return whole
+
+    def agree(self, value: Any) -> Any:
+        """Rank 0's value, on every worker."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def union(self, names: set[str]) -> set[str]:
+        """The names that any worker has, on every worker."""
+        if self.size == 1:
+            return set(names)
+        parts: list[Any] = [None] * self.size
+        dist.all_gather_object(parts, sorted(names))
+        return set().union(*parts)
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """What `run_stream` needs of the settings."""
+
+    optim: OptimConfig
+    evaluation: EvaluationConfig
+    seed: int = 0
+    precision: Precision = "fp32"
+
+
+class _Losses(nn.Module):
+    """`Method.losses` as a forward pass, which is what data-parallel training wraps."""
+
+    def __init__(self, method: Method) -> None:
+        super().__init__()
+        self.method = method
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        return self.method.losses(batch)
+
+
+class Loop:
+    """One method over one stream. `run()` is the whole story; the other methods are its paragraphs."""
+
+    def __init__(
+        self,
+        method: Method,
+        data: StreamData,
+        config: LoopConfig,
+        commits: Commits,
+        workers: Workers | None = None,
+        report: Report | None = None,
+        zero_shot: Sequence[float] | None = None,
+        reads: Reads | None = None,
+    ) -> None:
+        """`zero_shot` is the zero-shot R@1 after each task, for `stream/t2v/r1_gain`; `reads` notes settings."""
+        self.workers = workers or Workers()
+        self.method = method.to(self.workers.device)
+        self.data, self.config, self.commits = data, config, commits
+        self.report, self.zero_shot, self.reads = report, zero_shot, reads or Reads()
+        self.record = Record()
+        self.galleries: list[Tensor] = []  # on the CPU, one (V, ...) for each finished task
+        self.selection: list[Tensor] = []  # the same of the split that epochs are chosen on, if that is another
+        self._pretrained = backbone_state(method)
+
+    def run(self) -> Record:
+        """Learn the stream from its last commit on; returns the record of the whole run."""
+        num_tasks = len(self.data.stream.tasks)
+        done = self.workers.agree(self.commits.finished(num_tasks))
+        if done:
+            self._resume(done)
+        for index in range(done, num_tasks):
+            started = time.monotonic()
+            task = self.data.task(index)
+            self._begin(task)
+            self._train(task)
+            self.method.eval()
+            self._seed("end", index)
+            self.method.end_task(task, self.data.ordered_batches([index]))
+            self._store_galleries(task)
+            found = self._evaluate(index)
+            self._commit(found, time.monotonic() - started)
+            if self.report is not None:
+                self.report(task, self.record, self.record.seconds[-1])
+        return self.record
+
+    def _seed(self, *parts: object) -> None:
+        torch.manual_seed(seed_of(self.config.seed, *parts))
+
+    def _begin(self, task: Task) -> None:
+        self.method.eval()  # as a resumed run finds it
+        self._seed("begin", task.index)  # the same on every worker: new parameters must agree
+        self.method.begin_task(task)
+        self.method.to(self.workers.device).eval()  # what it has added is in training mode
+
+    def _resume(self, done: int) -> None:
+        """Replay what shapes the method, then load what the last commit knows."""
+        weights, self.galleries = self.commits.load(done)
+        self.selection = self.commits.galleries(done, "selection")
+        self.record = self.commits.record(done)
+        self.reads.update(self.commits.reads(done))
+        for index in range(done):
+            task = self.data.task(index)
+            self._begin(task)
+            self.method.remember(task, self.galleries[index].to(self.workers.device))
+        load_state(self.method, weights, self._pretrained)
+        log.info("resumed after task %d of %d", done, len(self.data.stream.tasks))
+
+    # ------------------------------------------------------------------------------------ training
+
+    def _autocast(self) -> Any:
+        if self.config.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.workers.device.type, dtype=torch.bfloat16)
+
+    def _train(self, task: Task) -> None:
+        optim = self.config.optim
+        groups = self.method.param_groups()
+        parameters = train_only(self.method, groups)
+        if not parameters or not optim.epochs:
+            return
+        optimizer = make_optimizer(groups, optim)
+        tasks = list(range(task.index + 1)) if self.method.trains_on == "seen" else [task.index]
+        losses: nn.Module = _Losses(self.method)
+        if self.workers.size > 1:
+            losses = nn.parallel.DistributedDataParallel(losses, find_unused_parameters=True, broadcast_buffers=False)
+        per_epoch = math.ceil(self.data.steps(tasks, self.workers.size) / optim.accumulate)
+        best: tuple[float, dict[str, Tensor]] | None = None
+        for epoch in range(optim.epochs):
+            self.method.train()
+            self._seed("epoch", task.index, epoch, self.workers.rank)
+            order = (tasks, self.config.seed, task.index, epoch)
+            weights = shares(self.data.batch_sizes(*order, self.workers.size), optim.accumulate)
+            batches = self.data.train_batches(*order, self.workers.rank, self.workers.size)
+            terms = self._epoch(losses, batches, weights, optimizer, parameters, task, epoch, per_epoch)
+            self.record.training.append({"step": float(self.record.steps), **terms})
+            if self.config.evaluation.select == "best":
+                best = self._keep_best(task, best)
+        if best is not None:
+            load_state(self.method, best[1], self._pretrained)
+
+    def _epoch(
+        self,
+        losses: nn.Module,
+        batches: Iterator[Batch],
+        weights: Sequence[float],
+        optimizer: torch.optim.Optimizer,
+        parameters: list[nn.Parameter],
+        task: Task,
+        epoch: int,
+        per_epoch: int,
+    ) -> dict[str, float]:
+        """One pass over the pairs; `weights` are the batches' shares of their steps. Returns the mean of every term."""
+        optim = self.config.optim
+        sums: dict[str, float] = {}
+        count = 0
+        optimizer.zero_grad(set_to_none=True)
+        for number, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
+            with self._autocast():
+                terms = losses(batch)
+            total = torch.stack(list(terms.values())).sum()
+            if not bool(torch.isfinite(total)):
+                names = ", ".join(name for name, term in terms.items() if not bool(torch.isfinite(term)))
+                raise Diverged(f"{task.name}, epoch {epoch + 1}: the loss ({names}) is no finite number. {REMEDY}")
+            (total * weight).backward()
+            for name, term in terms.items():
+                sums[name] = sums.get(name, 0.0) + float(term.detach())
+            count += 1
+            if (number + 1) % optim.accumulate and number + 1 < len(weights):
+                continue
+            norm = nn.utils.clip_grad_norm_(parameters, math.inf if optim.grad_clip is None else optim.grad_clip)
+            if not bool(torch.isfinite(norm)):
+                raise Diverged(f"{task.name}, epoch {epoch + 1}: the gradient is no finite number. {REMEDY}")
+            step = epoch * per_epoch + number // optim.accumulate
+            set_rates(optimizer, lr_factor(step, optim.epochs * per_epoch, per_epoch, task.index == 0, optim))
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            self.method.after_step()
+            self.record.steps += 1
+        return {f"train/loss/{name}": value / count for name, value in sums.items()} if count else {}
+
+    def _keep_best(self, task: Task, best: tuple[float, dict[str, Tensor]] | None) -> tuple[float, dict[str, Tensor]]:
+        """Evaluate as after the task and keep the better state; a later tie wins, as in the released CTVR code."""
+        self.method.eval()
+        split = self._selects_on or self.config.evaluation.split
+        found = self._measure(task.index, split, self._encode_galleries(task, split))
+        # CVLM compares within each data set; CTVR takes the cumulative gallery, which in task 1 is the task's own
+        score = found.own[-1] if self.data.stream.protocol == "cvlm" else found.metrics["stream/t2v/r1"]
+        if best is None or score >= best[0]:
+            return score, changed_state(self.method, self._pretrained)
+        return best
+
+    # ---------------------------------------------------------------------------------- evaluation
+
+    @property
+    def _selects_on(self) -> str | None:
+        return self.config.evaluation.selects_on(self.data.stream.has_val)
+
+    @property
+    def _encodes_again(self) -> bool:
+        return self.method.reencodes_gallery or self.data.stream.protocol == "cvlm"
+
+    def _fresh(self, task: Task) -> list[int]:
+        """Tasks whose videos the present model encodes: `task`, and earlier ones where the protocol says so."""
+        return list(range(task.index + 1)) if self._encodes_again else [task.index]
+
+    def _encode_galleries(self, task: Task, split: str) -> list[Tensor]:
+        """Features of all videos of tasks so far: those of `_fresh` tasks as of now, others as they were stored."""
+        stored = self.galleries if split == self.config.evaluation.split else self.selection
+        fresh = self._fresh(task)
+        return [self._gallery(i, split) if i in fresh else stored[i] for i in range(task.index + 1)]
+
+    def _store_galleries(self, task: Task) -> None:
+        split = self.config.evaluation.split
+        self.galleries = self._encode_galleries(task, split)
+        for index in self._fresh(task):
+            self.method.remember(self.data.task(index), self.galleries[index].to(self.workers.device))
+        if self._selects_on not in {None, split} and not self._encodes_again:
+            self.selection = self._encode_galleries(task, str(self._selects_on))
+
+    def _gallery(self, index: int, split: str) -> Tensor:
+        evaluation = self.config.evaluation
+
+        @torch.no_grad()
+        def encode(rows: Sequence[int]) -> Tensor:
+            with self._autocast():
+                return torch.cat(
+                    [
+                        self.method.encode_video(frames).float().cpu()
+                        for frames in self.data.videos(index, split, rows, evaluation.batch_size)
+                    ]
+                )
+
+        return self.workers.spread(encode, range(self.data.num_videos(index, split)))
+
+    def _measure(self, index: int, split: str, galleries: Sequence[Tensor]) -> Evaluation:
+        """Metrics after task `index`: all workers encode, rank 0 scores, every worker gets the result."""
+        evaluation = self.config.evaluation
+        queries = [self.data.queries(i, split) for i in range(index + 1)]
+        self._seed("evaluate", index)
+
+        def spread(encode: Callable[[Any], Tensor], rows: Any) -> Tensor:
+            with self._autocast():  # of the towers alone: scores are float32
+                return self.workers.spread(encode, rows)
+
+        is_scoring = self.workers.rank == 0
+        scores = all_scores(self.method, queries, galleries, evaluation, self.workers.device, spread, is_scoring)
+        found = measure(scores, queries, [len(gallery) for gallery in galleries]) if is_scoring else None
+        return self.workers.agree(found)
+
+    def _evaluate(self, index: int) -> Evaluation:
+        found = self._measure(index, self.config.evaluation.split, self.galleries)
+        own, union = [*self.record.own, found.own], [*self.record.union, found.union]
+        add_history(found, own, union, self.data.stream.protocol)
+        if self.zero_shot is not None:
+            found.metrics["stream/t2v/r1_gain"] = found.metrics["stream/t2v/r1"] - self.zero_shot[index]
+        diagnostics = getattr(self.method, "diagnostics", None)
+        if diagnostics is not None:
+            found.metrics.update({f"train/{name}": float(value) for name, value in diagnostics().items()})
+        return found
+
+    def _commit(self, found: Evaluation, seconds: float) -> None:
+        record = self.record
+        record.done += 1
+        record.own.append(found.own)
+        record.union.append(found.union)
+        record.metrics.append(found.metrics)
+        record.ranks = found.own_ranks if self.data.stream.protocol == "cvlm" else found.ranks
+        record.seconds.append(seconds)
+        reads = self.workers.union(self.reads.names)
+        if self.workers.rank == 0 and not self.commits.publish(
+            changed_state(self.method, self._pretrained), self.galleries, record, reads, self.selection
+        ):
+            log.warning("task %d was already committed by another run of the same settings", record.done)
+        if self.workers.size > 1:
+            dist.barrier()
+
+
+def final_metrics(record: Record) -> Mapping[str, float]:
+    """The metrics after the last finished task; empty before the first."""
+    return record.metrics[-1] if record.metrics else {}

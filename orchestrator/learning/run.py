@@ -1,0 +1,244 @@
+"""One run: a configuration in, a record out. Everything below the command line and Ray meets here.
+
+`execute` trains and evaluates an `Experiment` in this process (or in each of several processes that share a torch
+process group).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from methods import find_method
+from methods.backbone.clip import Clip, load_backbone
+from methods.base import Method
+from orchestrator.config import ConfigError, Settings
+from orchestrator.data.batches import StreamData, check_pairs
+from orchestrator.data.frames import FrameSource
+from orchestrator.data.frozen_features import frozen_features
+from orchestrator.data.prepare import prepare_stream
+from orchestrator.learning.commits import Commits, Record, load_state, read_model
+from orchestrator.learning.experiment import NOT_DECISIVE, BackboneConfig, Experiment, frames_digest, resolve
+from orchestrator.learning.loop import Loop, LoopConfig, Report, Workers
+from orchestrator.learning.reuse import Reads
+from orchestrator.store.store import Store
+from orchestrator.streams.load import Stream, load_stream
+
+log = logging.getLogger(__name__)
+
+# What the features of an untrained model depend on
+SEEN_UNTRAINED = (
+    "backbone.",
+    "data.num_frames",
+    "data.image_size",
+    "data.decoder",
+    "data.cache_features",
+    "evaluation.split",
+    "precision",
+)
+
+
+def load_clip(config: BackboneConfig) -> Clip:
+    """The backbone of a configuration, with mistakes reported as the user's."""
+    try:
+        return load_backbone(config.name, config.weights, sha256=config.sha256)
+    except (ValueError, FileNotFoundError) as error:
+        raise ConfigError(f"backbone: {error}") from error
+
+
+def make_method(experiment: Experiment, backbone: Clip) -> Method:
+    """A fresh method on a backbone, its own new weights seeded by the run's seed."""
+    torch.manual_seed(experiment.run.seed)
+    cls = find_method(experiment.run.method)
+    try:
+        if not cls.wraps:
+            method = cls(experiment.method, backbone)  # type: ignore[call-arg]
+        else:
+            retriever = find_method(experiment.method.base)(experiment.base, backbone)  # type: ignore[call-arg]
+            method = cls(experiment.method, retriever)  # type: ignore[call-arg]
+    except ValueError as error:
+        raise ConfigError(f"method: {error}") from error
+    most, asked = method.max_frames, experiment.data.num_frames
+    if most is not None and asked > most:
+        raise ConfigError(
+            f"data.num_frames: {asked} frames of a video are more than the {most} that {experiment.run.method} has "
+            f"positions for on this backbone. Write data.num_frames={most}."
+        )
+    return method
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where things are. No result depends on them."""
+
+    root: Path  # the runs folder: videos of the embedded streams, manifests, reports
+    store: str = ""  # URI of the object store; empty = <root>/store
+    videos: Path | None = None  # base folder of a manifest's videos, if not the manifest's own
+
+    def open_store(self) -> Store:
+        return Store.open(self.store or str(self.root / "store"))  # copies of remote objects: $CTVR_CACHE
+
+
+@dataclass
+class Result:
+    """What `execute` returns."""
+
+    key: str
+    record: Record
+    method: Method
+    stream: Stream
+    resumed: int  # tasks that had been finished before
+    reused: int = 0  # of these, tasks that another run had trained
+
+
+def splits_of(experiment: Experiment, stream: Stream) -> tuple[str, ...]:
+    """Splits that a run reads: for training, for evaluation and, if that is another, for the choice of epochs.
+
+    Raises:
+        ConfigError: if it asks for validation videos and the stream has none.
+    """
+    evaluation = experiment.evaluation
+    chosen = evaluation.selects_on(stream.has_val)
+    for setting, split in (("evaluation.split", evaluation.split), ("evaluation.select_split", chosen)):
+        if split == "val" and not stream.has_val:
+            raise ConfigError(
+                f"{setting}: stream {stream.name} has no validation videos. Write {setting}=test "
+                "(choices are then made on test videos, and tables say so)."
+            )
+    return tuple(dict.fromkeys(("train", evaluation.split, chosen or evaluation.split)))
+
+
+def trains(experiment: Experiment) -> bool:
+    """Whether anything is trained, so that a run depends on its seed at all: zero-shot CLIP has nothing to train."""
+    cls = find_method(experiment.run.method)
+    return experiment.optim.epochs > 0 and cls.param_groups is not Method.param_groups
+
+
+def execute(
+    experiment: Experiment,
+    places: Places,
+    workers: Workers | None = None,
+    report: Report | None = None,
+    fresh: bool = False,
+    reuse: bool = True,
+    on_ready: Callable[[str, Method, StreamData, Commits], None] | None = None,
+) -> Result:
+    """Train and evaluate one configuration, from its last finished task on.
+
+    Args:
+        experiment: from `resolve`.
+        places: where videos and store are.
+        workers: this process among those that train together.
+        report: called after every task.
+        fresh: ignore finished tasks of an earlier run with the same key, and of all others.
+        reuse: take over tasks that another run has finished where the results cannot differ.
+        on_ready: called once before the first task with key, method, data and commits.
+    """
+    workers = workers or Workers(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    complete, reads = experiment, Reads(NOT_DECISIVE)
+    experiment = complete.watched(reads)  # from here on everything that is read is noted
+    reads.note("workers")  # they are counted by `workers.size`, not by the setting
+    if workers.device.type == "cpu":
+        torch.set_num_threads(experiment.run.threads)
+    else:
+        _make_cuda_repeatable()
+    store = places.open_store()
+    stream = load_stream(experiment.run.stream, places.root, places.videos)
+    splits = splits_of(experiment, stream)
+    backbone = load_clip(experiment.backbone)
+    source = FrameSource(store, experiment.data, backbone.image_size)
+    if workers.rank == 0:  # one worker decodes what is missing, the others find it in the store
+        prepare_stream(stream, source, splits, experiment.data.skip_missing)
+    workers.agree(None)
+    stream, _ = prepare_stream(stream, source, splits, experiment.data.skip_missing, progress=False)
+    if trains(experiment):
+        check_pairs(stream, experiment.data, workers.size)
+    make_data = partial(StreamData, stream, source, backbone.tokenize, backbone.mean, backbone.std)
+    data = make_data(experiment.data, workers.device)
+    frames = frames_digest(stream, source, splits)
+    key = complete.key(stream, frames)
+    if workers.agree(key) != key:
+        raise ConfigError(
+            "workers: they see different videos, weights or code. Share --videos and --store, update all."
+        )
+    shared = complete.prefixes(store, stream, frames) if reuse and not fresh else None
+    commits = Commits(store, key if not fresh else workers.agree(f"{key}-{_nonce()}"), shared)
+    if workers.rank == 0 and (taken := commits.take_over(len(stream.tasks))):
+        log.info("%d tasks are taken over from a run that did the same so far", taken)
+    workers.agree(None)
+    zero_shot = workers.agree(zero_shot_curve(experiment, stream, data, backbone, store) if workers.rank == 0 else None)
+    method = make_method(experiment, backbone).to(workers.device)
+    data = data.with_features(frozen_features(method, store, experiment.run.precision))
+    config = LoopConfig(experiment.optim, experiment.evaluation, experiment.run.seed, experiment.run.precision)
+    loop = Loop(method, data, config, commits, workers, report, zero_shot, reads)
+    if on_ready is not None:
+        on_ready(key, method, data, commits)
+    resumed = commits.finished(len(stream.tasks))
+    reused = min(commits.reused, resumed)
+    return Result(key, loop.run(), method, stream, resumed, reused)
+
+
+def _make_cuda_repeatable() -> None:
+    """Ask CUDA for kernels that give the same numbers twice, in full float32.
+
+    `CUBLAS_WORKSPACE_CONFIG` must be set before CUDA starts. Ray gives it to its workers as they start
+    (`on_ray.connection.worker_environment`); a process of its own has used no CUDA before this.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = False
+
+
+def _nonce() -> str:
+    import secrets
+
+    return secrets.token_hex(4)
+
+
+def zero_shot_curve(
+    experiment: Experiment, stream: Stream, data: StreamData, backbone: Clip, store: Store
+) -> list[float]:
+    """R@1 of the untrained backbone after each task, on the same galleries; kept in the store.
+
+    A trial is compared by its gain over this curve, since R@1 falls as the gallery grows.
+    """
+    settings = {name: experiment.settings[name] for name in experiment.settings if name.startswith(SEEN_UNTRAINED)}
+    zero = resolve({"method": "zero_shot", "stream": experiment.run.stream, **settings})
+    frames = frames_digest(stream, data.frames, (experiment.evaluation.split,))
+    commits = Commits(store, "zero-" + zero.key(stream, frames))
+    num_tasks = len(stream.tasks)
+    if commits.finished(num_tasks) < num_tasks:
+        config = LoopConfig(zero.optim, zero.evaluation, 0, zero.run.precision)
+        method = make_method(zero, backbone).to(data.device)
+        data = data.with_features(frozen_features(method, store, zero.run.precision))
+        Loop(method, data, config, commits, Workers(device=data.device)).run()
+    return [row["stream/t2v/r1"] for row in commits.record(num_tasks).metrics]
+
+
+def load_model(folder: Path) -> tuple[Method, Settings]:
+    """A trained method from a folder that `checkpoint.save_model` wrote (an MLflow artifact `model`).
+
+    Returns the method in evaluation mode and the settings it was trained with.
+
+    Raises:
+        FileNotFoundError: if the folder holds no model.
+        ValueError: if it does not fit this version.
+    """
+    from methods.base import Task
+
+    weights, description = read_model(folder)
+    settings = description["settings"]
+    experiment = resolve(settings)
+    clip = load_clip(replace(experiment.backbone, weights="random", sha256=""))  # every tensor is in the folder
+    method = make_method(experiment, clip)
+    for task in description["tasks"]:
+        method.begin_task(Task(**{**task, "categories": tuple(task["categories"])}))
+    load_state(method, weights, {})
+    return method.eval(), settings

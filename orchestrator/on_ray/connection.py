@@ -1,0 +1,340 @@
+"""A Ray cluster: joined or started here, how many trials fit it at once, and how it grows."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import secrets
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from orchestrator.config import ConfigError
+from orchestrator.on_ray.nodes import await_nodes, await_sources
+from orchestrator.on_ray.trial import TrialPlan
+
+log = logging.getLogger(__name__)
+
+DRIVER_CPU = 0.1  # a trial driver only waits for its workers
+START_TIMEOUT_SECONDS = "300"  # a legitimate start took 40 s and more on a loaded machine
+POLL_SECONDS = "0.2"  # how often the controller looks for reports; its default of 2.0 s throttles short tasks
+_TOKEN = secrets.token_hex(32)  # of the clusters that this process starts; Ray reads it once in a process
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",  # no banners of Tune; our own lines say more
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # what Tune would write is in MLflow
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # one line of ours says why a trial failed
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+    "RAY_worker_maximum_startup_concurrency": "8",  # a trial is eight processes that start at once
+}
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a cluster has, and how many trials of a plan fit at once."""
+
+    cpus: float
+    gpus: float
+    concurrent: int
+
+
+def worker_environment() -> dict[str, str]:
+    """Environment of every Ray process of a sweep. No credentials: Ray shows these in its dashboard."""
+    return {
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": os.environ.get("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", POLL_SECONDS),
+        # A process for each trial that warns workers of a machine's end; ours have committed every finished task
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": os.environ.get("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0"),
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": os.environ.get(
+            "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", START_TIMEOUT_SECONDS
+        ),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),  # the same numbers twice
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
+
+
+@contextmanager
+def cluster(
+    address: str | None = None, local_cpus: int | None = None, nodes: int = 1, plan: TrialPlan | None = None
+) -> Iterator[None]:
+    """A connection to Ray for the length of a `with` block; one that exists already is used and left open.
+
+    Args:
+        address, local_cpus: see `connect`.
+        nodes: wait until the cluster has so many.
+        plan: of the trials to come; a cluster that starts its machines on demand is asked for room for one.
+
+    Raises:
+        ConfigError: see `connect`, `await_nodes` and `await_sources`.
+    """
+    mine = connect(address, local_cpus)
+    try:
+        await_nodes(nodes, ask=None if plan is None else partial(ask_for_room, plan, 1))
+        await_sources()
+        yield
+    finally:
+        if mine:
+            ray.shutdown()
+
+
+def connect(address: str | None = None, local_cpus: int | None = None) -> bool:
+    """Join a Ray cluster or start one on this machine; False if this process was connected already.
+
+    Args:
+        address: `auto` or an address joins; `local` starts; None joins the cluster that this machine is
+            part of and starts one otherwise.
+        local_cpus: logical CPUs of a cluster started here.
+
+    Raises:
+        ConfigError: if there is no cluster at the address.
+    """
+    if ray.is_initialized():
+        return False
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    environment = worker_environment()
+    os.environ.update(environment)
+    wanted = _wanted(address)
+    if wanted == "local" or not _joined(wanted, environment, is_asked=bool(address or os.environ.get("RAY_ADDRESS"))):
+        _start(environment, local_cpus)
+    return True
+
+
+def _wanted(address: str | None) -> str:
+    return address or os.environ.get("RAY_ADDRESS") or ("auto" if _is_cluster_node() else "local")
+
+
+def _quiet() -> dict[str, Any]:
+    return {"log_to_driver": False, "logging_level": logging.ERROR}
+
+
+def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool:
+    """Whether a cluster was joined. One that was not asked for may be gone, its file left behind."""
+    _stay_here(False)
+    try:
+        ray.init(address=wanted, runtime_env={"env_vars": dict(environment)}, **_quiet())
+    except (ConnectionError, ValueError) as error:
+        if is_asked:
+            raise ConfigError(f"--address: no Ray cluster answers at {wanted!r}. Start one or leave it out.") from error
+        return False
+    return True
+
+
+def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 3) -> None:
+    """Start a cluster on this machine. Ray gives itself 30 s, too little where all processors are busy."""
+    _stay_here(True)
+    if not _token_file().is_file():  # Ray asks for a token by itself, and would write a new one into the home folder
+        os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
+    for attempt in range(1, attempts + 1):
+        port = _free_port()
+        environment["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
+        os.environ.update(environment)
+        try:
+            ray.init(
+                address="local",
+                num_cpus=local_cpus,
+                include_dashboard=True,  # Ray Train frees the workers of stopped trials through it (or never)
+                dashboard_host="127.0.0.1",
+                dashboard_port=port,
+                object_store_memory=200 * 2**20,
+                runtime_env={"env_vars": environment},
+                **_quiet(),
+            )
+            _await_dashboard(port)
+            return
+        except Exception as error:
+            ray.shutdown()
+            if "timed out" not in str(error):
+                raise
+            if attempt == attempts:
+                raise ConfigError(f"Ray did not start on this machine: {_first_line(error)}") from error
+            log.warning("Ray did not start in time on this busy machine; attempt %d of %d", attempt + 1, attempts)
+        except BaseException:  # Ctrl-C
+            ray.shutdown()
+            raise
+
+
+def _stay_here(is_local: bool) -> None:
+    """Let Ray bind to loopback when it is started next, or to every interface, as a node of a cluster must.
+
+    Without this a sweep on a laptop opens its ports, each of which runs commands, to every network it is in. The
+    setting has its name from the systems on which it is Ray's default.
+    """
+    from ray._private import ray_constants
+
+    ray_constants.ENABLE_RAY_CLUSTER = not is_local
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = str(int(not is_local))  # in the processes that it starts
+
+
+def _token_file() -> Path:
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token").expanduser()
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _is_cluster_node() -> bool:
+    return Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster").is_file()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _await_dashboard(port: int, seconds: float = 120) -> None:
+    """Wait until the State API answers: without it, every stopped trial leaks its workers' resources."""
+    url = f"http://127.0.0.1:{port}/api/version"
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except urllib.error.HTTPError:  # it answers, and wants the token
+            return
+        except OSError:
+            time.sleep(0.5)
+    raise ConfigError(
+        f"Ray's dashboard does not answer on port {port} after {seconds:.0f} s; a sweep would hang without it. "
+        "Is ray[default] installed?"
+    )
+
+
+# ---------------------------------------------------------------------------------------------- capacity
+
+
+def capacity(plan: TrialPlan, max_concurrent: int | None = None) -> Capacity:
+    """How many trials fit the connected cluster at once.
+
+    Raises:
+        ConfigError: if not even one trial can ever be scheduled.
+    """
+    have = ray.cluster_resources()
+    cpus, gpus = have.get("CPU", 0.0), have.get("GPU", 0.0)
+    concurrent = fit_count(plan, [node.get("Resources", {}) for node in ray.nodes() if node.get("Alive")])
+    return Capacity(cpus, gpus, concurrent if max_concurrent is None else min(concurrent, max_concurrent))
+
+
+def ask_for_room(plan: TrialPlan, trials: int) -> None:
+    """Ask the cluster's autoscaler for room for so many trials; a fixed cluster takes no notice.
+
+    The request stands until the next one; 0 trials take it back, and idle machines may go.
+    """
+    from ray.autoscaler.sdk import request_resources
+
+    worker = {"CPU": plan.cpus_per_worker, **({"GPU": plan.gpus_per_worker} if plan.gpus_per_worker else {})}
+    bundles = [worker] * (trials * plan.workers) + [{"CPU": DRIVER_CPU}] * trials
+    try:
+        request_resources(bundles=bundles)
+    except Exception as error:  # an interface that Ray calls experimental must not end a sweep
+        log.warning("the cluster was not asked to grow: %s", _first_line(error))
+
+
+def choose_gpus(asked: float | None, workers: int) -> float:
+    """GPUs of a trial: as many as the user asked for, else one for each worker if the connected cluster has them.
+
+    Raises:
+        ConfigError: if they were asked for and torch cannot use them; workers would fail on it much later.
+    """
+    if asked == 0 or (asked is None and ray.cluster_resources().get("GPU", 0.0) < workers):
+        return 0.0
+    share = (asked or workers) / workers
+    if ray.cluster_resources().get("GPU", 0.0) < min(1.0, share) or _sees_cuda(share):
+        return asked or float(workers)  # too few of them is said by `capacity`
+    if asked is None:
+        log.warning("the cluster has GPUs, but its torch cannot use them: trials run on CPUs")
+        return 0.0
+    raise ConfigError(
+        "--gpus-per-trial: the cluster's GPUs are of no use to its torch, which is built without CUDA or finds no "
+        "driver. Install a CUDA build there, or write --gpus-per-trial 0."
+    )
+
+
+def _sees_cuda(gpus: float) -> bool:
+    """Whether torch finds a device in a process that Ray gave `gpus` GPUs; asked before workers fail on it."""
+
+    def ask() -> bool:
+        import torch
+
+        return torch.cuda.is_available()
+
+    return bool(ray.get(ray.remote(num_cpus=0, num_gpus=min(1.0, gpus))(ask).remote()))
+
+
+def fit_count(plan: TrialPlan, nodes: Sequence[Mapping[str, float]]) -> int:
+    """Trials that fit at once, wherever Ray places their drivers.
+
+    Drivers and workers are placed one by one: drivers that hold the last CPUs while no worker fits would
+    wait for ever. So every node is counted as if it held the drivers of all trials.
+
+    Args:
+        plan: workers and resources of one trial.
+        nodes: resources (CPU, GPU) of each node.
+
+    Raises:
+        ConfigError: if none fits; the message says what is missing.
+    """
+    cpus, gpus = (sum(node.get(kind, 0.0) for node in nodes) for kind in ("CPU", "GPU"))
+    need = plan.workers * plan.cpus_per_worker + DRIVER_CPU
+    if cpus + 1e-9 < need:
+        raise ConfigError(
+            f"a trial needs {need:g} CPUs ({plan.workers} workers x {plan.cpus_per_worker:g} + {DRIVER_CPU} for its "
+            f"driver), the cluster has {cpus:g}. Lower --workers or --cpus-per-worker."
+        )
+    wanted = plan.workers * plan.gpus_per_worker
+    if gpus + 1e-9 < wanted:
+        raise ConfigError(
+            f"a trial needs {wanted:g} GPUs, the cluster has {gpus:g}. Lower --gpus-per-trial or --workers."
+        )
+    fits = 0
+    while fits * need < cpus and sum(_slots(plan, node, fits + 1) for node in nodes) >= (fits + 1) * plan.workers:
+        fits += 1
+    if not fits:
+        slots = sum(_slots(plan, node, 1) for node in nodes)
+        raise ConfigError(
+            f"a trial needs places for {plan.workers} workers of {plan.cpus_per_worker:g} CPUs and "
+            f"{plan.gpus_per_worker:g} GPUs, the cluster's nodes have {slots}. Lower --workers, --cpus-per-worker or "
+            "--gpus-per-trial."
+        )
+    return fits
+
+
+def _slots(plan: TrialPlan, node: Mapping[str, float], drivers: int) -> int:
+    """Workers that fit a node beside `drivers` trial drivers."""
+    slots = math.floor((node.get("CPU", 0.0) - drivers * DRIVER_CPU) / plan.cpus_per_worker + 1e-9)
+    if plan.gpus_per_worker:
+        slots = min(slots, _gpu_slots(node.get("GPU", 0.0), plan.gpus_per_worker))
+    return max(0, slots)
+
+
+def _gpu_slots(gpus: float, share: float) -> int:
+    """Workers that a node's GPUs hold; a share of less than one GPU never spans two."""
+    if share < 1:
+        return math.floor(gpus + 1e-9) * math.floor(1 / share + 1e-9)
+    return math.floor(gpus / share + 1e-9)
+
+
+def check_local(plan: TrialPlan, address: str | None, local_cpus: int | None) -> None:
+    """Refuse a plan for a cluster that would be started here, before it is started.
+
+    Raises:
+        ConfigError: if no trial fits this machine.
+    """
+    if ray.is_initialized() or _wanted(address) != "local":
+        return
+    import torch
+
+    cpus = local_cpus or os.cpu_count() or 1
+    fit_count(plan, [{"CPU": float(cpus), "GPU": float(torch.cuda.device_count())}])

@@ -1,0 +1,110 @@
+"""Decoding on all nodes of a Ray cluster, as a Ray Data job: blocks of videos go to wherever a CPU is free.
+
+The frames go from the node that decodes them to the store; only names and reasons come back. A node that is lost
+takes nothing with it but the block it was at, which is decoded again elsewhere; so is everything missing after an
+interruption, by the next job.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from orchestrator.config import ConfigError
+from orchestrator.data.frames import Broken, FrameSource
+from orchestrator.on_ray.share_out import Columns, last_line, share_out
+from orchestrator.store.garbage import USES
+from orchestrator.store.store import StoreError
+from orchestrator.streams.load import Item
+from orchestrator.video.pool import VideoError, decoder_version
+
+
+def decode_on_nodes(
+    source: FrameSource,
+    items: Sequence[Item],
+    workers: int = 0,
+    progress: Callable[[int], object] | None = None,
+) -> tuple[int, Broken]:
+    """As `FrameSource.prepare`, on the connected cluster. `workers`: at most so many at once; 0 takes every CPU.
+
+    Raises:
+        ConfigError: if a node sees another store or has other decoders than this process.
+        StoreError: if the store refuses what a node decoded.
+    """
+    if not items:
+        return 0, []
+    check_nodes(source)
+    reasons: dict[int, str] = {}
+    for block in share_out(len(items), _decode, fn_args=(source, list(items)), num_cpus=1, concurrency=workers or None):
+        reasons.update(zip(block["index"].tolist(), block["reason"].tolist()))
+        if progress is not None:
+            progress(len(block["index"]))
+    broken = [
+        (items[index], VideoError(items[index].path, reason)) for index, reason in sorted(reasons.items()) if reason
+    ]
+    return len(items) - len(broken), broken
+
+
+def _decode(block: Columns, source: FrameSource, items: list[Item]) -> Columns:
+    """Runs on a node: decode a block into the store.
+
+    Returns for each video why it could not be decoded, and why the store failed; "" where all is well.
+    """
+    chosen = [items[index] for index in block["index"].tolist()]
+    broken: Broken = []
+    failure = ""
+    try:
+        _, broken = source.prepare(chosen, workers=1)
+    except StoreError as error:
+        failure = f"{error} (on {socket.gethostname()})"
+    reasons = {id(item): f"{error.reason} (on {socket.gethostname()})" for item, error in broken}
+    return {
+        "index": block["index"],
+        "reason": np.array([reasons.get(id(item), "") for item in chosen], dtype=object),
+        "failure": np.array([failure] * len(chosen), dtype=object),
+    }
+
+
+def check_nodes(source: FrameSource) -> None:
+    """Refuse a cluster whose nodes would write elsewhere, or other pixels under the same key."""
+    key = f"nodes-{secrets.token_hex(8)}"
+    source.store.put_json(USES, key, {})
+    try:
+        asked = [
+            _find_problem.options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            ).remote(source, key)
+            for node in ray.nodes()
+            if node["Alive"]
+        ]
+        for problem in ray.get(asked):
+            if problem:
+                raise ConfigError(problem)
+    except RayError as error:
+        raise ConfigError(f"a node of the cluster cannot decode: {last_line(error)}") from None
+    finally:
+        source.store.delete(USES, key)
+
+
+@ray.remote(num_cpus=0)
+def _find_problem(source: FrameSource, key: str) -> str:
+    """What is wrong with a node, in one line; "" if it may decode."""
+    node = socket.gethostname()
+    if not source.store.has(USES, key):
+        return (
+            f"store {source.store.uri}: node {node} sees another one. Give a folder that all nodes share, or "
+            "s3://BUCKET/PREFIX, with --store."
+        )
+    try:
+        version = decoder_version(source.decoder)
+    except ConfigError as error:
+        return f"node {node}: {error}"
+    if version != source.version:
+        return f"node {node} decodes with {version}, this machine with {source.version}. Install the same versions."
+    return ""

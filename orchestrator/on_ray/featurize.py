@@ -1,0 +1,71 @@
+"""Features of frozen vision blocks as a Ray Data job: one tower on each GPU, or each CPU, of the cluster."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+import numpy as np
+import ray
+import torch
+
+from orchestrator.config import Settings
+from orchestrator.learning.featurize import Featurize, Featurizer, Progress
+from orchestrator.learning.run import Places
+from orchestrator.on_ray.decode import check_nodes
+from orchestrator.on_ray.share_out import Columns, num_blocks, share_out
+from orchestrator.store.store import StoreError
+from orchestrator.streams.load import Item
+
+
+def featurize_on_nodes(settings: Settings, places: Places, gpus: float = 0.0) -> Featurize:
+    """On the connected cluster.
+
+    Args:
+        settings: complete and flat.
+        places: as every node sees them.
+        gpus: of a tower; 0 takes CPUs.
+
+    Raises:
+        ConfigError: if the method has no features to make; later, if a node sees another store.
+    """
+    tower = Featurizer(settings, places, torch.device("cpu"))
+
+    def featurize(items: Sequence[Item], progress: Progress) -> tuple[int, int]:
+        if not items:
+            return 0, 0
+        check_nodes(tower.source)
+        there = ray.cluster_resources()
+        room = int(there.get("GPU", 0.0) / gpus) if gpus else int(there.get("CPU", 1.0))
+        total = 0
+        for block in share_out(
+            len(items),
+            _Tower,
+            fn_constructor_args=(settings, places, list(items)),
+            num_cpus=0.9,  # the job that feeds it needs the rest
+            num_gpus=gpus or None,
+            concurrency=max(1, min(room, num_blocks(len(items)))),
+        ):
+            total += int(block["made"].sum())
+            progress(len(block["made"]))
+        return total, len(items) - total
+
+    return featurize
+
+
+class _Tower:
+    """Runs on a node, as an actor."""
+
+    def __init__(self, settings: Settings, places: Places, items: list[Item]) -> None:
+        torch.set_num_threads(1)  # one tower on each CPU
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._featurize, self._items = Featurizer(settings, places, device), items
+
+    def __call__(self, block: Columns) -> Columns:
+        made, failure = np.zeros(len(block["index"]), dtype=bool), ""
+        for place, index in enumerate(block["index"].tolist()):
+            try:
+                made[place] = self._featurize(self._items[index])
+            except StoreError as error:
+                failure = f"{error} (on {socket.gethostname()})"
+        return {"made": made, "failure": np.array([failure] * len(made), dtype=object)}

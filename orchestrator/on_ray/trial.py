@@ -1,0 +1,298 @@
+"""Ray Train workers run the continual task loop. Ray executes; the loop and its commits know nothing of it.
+
+Only workers import the science: the trial driver and Train's controller load this file too and start
+sooner without it, and without torch.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
+
+import ray.train
+from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig, UserCallback, WorkerGroupError
+from ray.train.backend import BackendConfig
+from ray.train.v2._internal.callbacks import DatasetsCallback
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+from orchestrator.config import ConfigError, Settings
+from orchestrator.doctor.leaks import redact
+
+if TYPE_CHECKING:
+    import torch
+
+    from methods.base import Method, Task
+    from orchestrator.data.batches import StreamData
+    from orchestrator.learning.commits import Commits, Record
+    from orchestrator.learning.experiment import Experiment
+    from orchestrator.learning.loop import Workers
+    from orchestrator.learning.run import Places
+
+
+class TrialFailed(RuntimeError):
+    """A trial ended without its result; the message is one line. `is_final`: the same would happen again."""
+
+    def __init__(self, reason: str, is_final: bool = False) -> None:
+        super().__init__(reason, is_final)
+        self.reason, self.is_final = reason, is_final
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+@dataclass(frozen=True)
+class TrialPlan:
+    """Everything a trial needs besides its own settings. Plain data: Ray pickles it."""
+
+    sweep: str
+    root: str  # the runs folder, the same on every node
+    store: str
+    tracking_uri: str
+    parent: str | None  # MLflow run id of the sweep
+    storage: str  # where Ray keeps its own state of the trials
+    settings: Settings = field(default_factory=dict)  # what all trials share, as the user gave it
+    presets: tuple[str, ...] = ()
+    videos: str | None = None
+    workers: int = 1
+    cpus_per_worker: float = 1.0
+    gpus_per_worker: float = 0.0
+    max_failures: int = 3
+    keep_model: bool = False
+    reuse: bool = True  # take over tasks that another trial has finished where the results cannot differ
+    tags: dict[str, str] = field(default_factory=dict)
+    session: str = ""  # of the process that drives the trials; a resumed sweep has another
+    host: str = ""  # where that process runs
+    sources: str = ""  # `digests.source_digest` there
+
+    def places(self) -> Places:
+        from orchestrator.learning.run import Places
+
+        return Places(Path(self.root), self.store, Path(self.videos) if self.videos else None)
+
+
+def below(storage: str, name: str) -> str:
+    """A folder of Ray's storage: a path, or a URI, whose query (`?endpoint_override=...`) stays at its end."""
+    if "://" not in storage:
+        return str(Path(storage) / name)
+    parts = urlsplit(storage)
+    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}"))
+
+
+# ----------------------------------------------------------------------------------------------- a worker
+
+
+def train_worker(config: dict[str, Any]) -> None:
+    """Runs in every Ray Train worker: the loop, reporting once for each finished task.
+
+    A worker that starts again after a failure goes on from the last commit; the finished tasks are
+    reported again, which schedulers ignore and the tracker does not store twice.
+    """
+    import torch
+
+    from orchestrator.doctor.leaks import hide_secrets
+    from orchestrator.learning.experiment import resolve
+    from orchestrator.learning.loop import Workers
+    from orchestrator.learning.run import execute
+    from orchestrator.streams.load import load_stream
+
+    hide_secrets()
+    plan: TrialPlan = config["plan"]
+    _check_sources(plan)
+    places = plan.places()
+    stream = load_stream(config["settings"]["stream"], places.root, places.videos)
+    experiment = resolve(config["settings"], stream.settings, config["presets"])
+    context = ray.train.get_context()
+    has_gpu = plan.gpus_per_worker > 0 and torch.cuda.is_available()
+    workers = Workers(context.get_world_rank(), context.get_world_size(), _gpu() if has_gpu else torch.device("cpu"))
+    reports = _Reports(plan, experiment, config["name"], workers)
+    result = execute(experiment, places, workers, reports.report, reuse=plan.reuse, on_ready=reports.ready)
+    reports.conclude(result.record, result.resumed == len(result.stream.tasks))
+
+
+def _gpu() -> torch.device:
+    from ray.train.torch import get_device
+
+    return get_device()
+
+
+def _check_sources(plan: TrialPlan) -> None:
+    """Refuse to compute with other code than the sweep was started with, on a node that joined since.
+
+    Raises:
+        ConfigError: with this node's name.
+    """
+    from orchestrator.digests import source_digest
+
+    host = platform.node()
+    if plan.sources and host != plan.host and (mine := source_digest()) != plan.sources:
+        raise ConfigError(
+            f"code: {host} has other sources ({mine}) than {plan.host} ({plan.sources}), which started the sweep. Run "
+            "`ray up` with the cluster's YAML again, then `ctvr sweep --resume`."
+        )
+
+
+class _Reports:
+    """What a worker tells Ray (every worker equally often) and MLflow (rank 0 alone)."""
+
+    def __init__(self, plan: TrialPlan, experiment: Experiment, name: str, workers: Workers) -> None:
+        from orchestrator.tracking.recorder import Recorder
+        from orchestrator.tracking.tracker import Tracker
+
+        tags = {**plan.tags, "ctvr.sweep": plan.sweep, "ctvr.trial": name}
+        tracker = Tracker(plan.tracking_uri, Path(plan.root))
+        self.recorder = Recorder(tracker, experiment, name, plan.parent, tags, plan.keep_model)
+        self.workers = workers
+        self.reported = 0
+        self.reused = 0  # tasks that another trial has trained
+
+    def ready(self, key: str, method: Method, data: StreamData, commits: Commits) -> None:
+        if self.workers.rank == 0:
+            self.recorder.ready(key, method, data, commits)
+        done = self.workers.agree(commits.finished(len(data.stream.tasks)))
+        self.reused = commits.reused
+        if done:
+            self._catch_up(commits.record(done))
+
+    def report(self, task: Task, record: Record, seconds: float) -> None:
+        if self.workers.rank == 0:
+            self.recorder.report(task, record, seconds)
+        self._catch_up(record)
+
+    def conclude(self, record: Record, was_finished: bool) -> None:
+        if self.workers.rank == 0 and was_finished:  # by an earlier process that may not have told MLflow
+            self.recorder.complete(record)
+
+    def _catch_up(self, record: Record) -> None:
+        """One report for each finished task that has none yet."""
+        for done in range(self.reported, record.done):
+            row = {name: value for name, value in record.metrics[done].items() if name.startswith("stream/")}
+            about = {"task": done + 1, "seconds": record.seconds[done], "reused": self.reused}
+            ray.train.report({**about, **row})  # the rest is in MLflow
+        self.reported = record.done
+
+
+# ----------------------------------------------------------------------------------------------- a trial
+
+
+class _Trainer(DataParallelTrainer):
+    """Without the process that deals out Ray datasets: ours are read by the workers themselves."""
+
+    def _create_default_callbacks(self) -> list[Any]:
+        return [each for each in super()._create_default_callbacks() if not isinstance(each, DatasetsCallback)]
+
+
+def _backend(plan: TrialPlan) -> BackendConfig:
+    """How the workers of a trial find each other.
+
+    A single one needs nobody: its trial starts without torch, and no port is opened on every interface.
+    """
+    if plan.workers == 1:
+        return BackendConfig()
+    from ray.train.torch import TorchConfig
+
+    # NCCL wants a GPU for each process. Asked of the plan: the driver of a trial may see no GPU itself
+    return TorchConfig(backend="nccl" if plan.gpus_per_worker >= 1 else "gloo")
+
+
+class _EndOnMistake(UserCallback):
+    """Ends a run at once on an error that would come again; Train would try as often as after a lost node.
+
+    The same where the trial's driver has ended, stopped by the scheduler or lost: workers die with it, and a
+    controller that starts others in the moment before its own end leaves their placement group to nobody.
+    """
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        for error in worker_exceptions.values():
+            if "owner has died" in f"{error} {_cause(error)}":
+                raise ControllerError(TrialFailed("the trial's driver has ended"))
+            if is_final(_cause(error)):
+                raise ControllerError(TrialFailed(_line(_cause(error)), is_final=True))
+
+
+def fit(
+    settings: Settings, plan: TrialPlan, name: str, callbacks: list[Any], presets: tuple[str, ...] | None = None
+) -> None:
+    """Run one trial as a Ray Train run, in the trial driver.
+
+    Args:
+        settings: of this trial alone, flat and dotted; they override `plan.settings`.
+        plan: what all trials share.
+        name: of the run; Ray resumes by it, so it is never used for another configuration.
+        callbacks: of Ray Train, for example Tune's report callback.
+        presets: of this trial alone, instead of `plan.presets`.
+
+    Raises:
+        TrialFailed: if the run failed more often than `plan.max_failures`, or for a mistake of the user.
+    """
+    full = {**plan.settings, **settings, "workers": plan.workers}
+    resources: dict[str, float] = {"CPU": plan.cpus_per_worker}
+    if plan.gpus_per_worker:
+        resources["GPU"] = plan.gpus_per_worker
+    chosen = plan.presets if presets is None else presets
+    trainer = _Trainer(
+        train_worker,
+        train_loop_config={"settings": full, "plan": plan, "name": name, "presets": chosen},
+        backend_config=_backend(plan),
+        scaling_config=ScalingConfig(
+            num_workers=plan.workers, use_gpu=plan.gpus_per_worker > 0, resources_per_worker=resources
+        ),
+        run_config=RunConfig(
+            name=name,
+            storage_path=plan.storage,
+            callbacks=[*callbacks, _EndOnMistake()],  # type: ignore[list-item]
+            failure_config=FailureConfig(max_failures=plan.max_failures, controller_failure_limit=2),  # type: ignore[call-arg]
+        ),
+    )
+    try:
+        trainer.fit()
+    except (WorkerGroupError, ControllerError) as error:
+        raise explain(error) from None
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether an error of a worker would come again: a mistake in settings, data or code, or a loss without number."""
+    return isinstance(error, (ValueError, TypeError, AttributeError, NotImplementedError)) or _is_divergence(error)
+
+
+def _is_divergence(error: BaseException) -> bool:
+    return type(error).__name__ == "Diverged"  # of orchestrator.learning.loop, which this process need not import
+
+
+def explain(error: Exception) -> TrialFailed:
+    """The reason of a failed Train run in one line: of all workers' errors the one that is no consequence."""
+    if isinstance(error, ControllerError):
+        cause = error.controller_failure
+        return cause if isinstance(cause, TrialFailed) else TrialFailed(_line(cause))
+    causes = [_cause(each) for each in getattr(error, "worker_failures", {}).values()] or [error]
+    first = next((cause for cause in causes if is_final(cause)), None)
+    lost = next((cause for cause in causes if "ActorDied" in type(cause).__name__), None)
+    return TrialFailed(_line(first or lost or causes[0]), is_final=first is not None)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The exception below Ray's wrappers."""
+    for name in ("_base_exc", "cause"):
+        inner = getattr(error, name, None)
+        if isinstance(inner, BaseException):
+            return _cause(inner)
+    return error
+
+
+def _line(error: BaseException) -> str:
+    """An error in one line; its type is left out where the message was written for the user."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = redact(lines[0] if lines else "")[:400]
+    if isinstance(error, ConfigError) or _is_divergence(error):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def run_name(plan: TrialPlan, config: Mapping[str, Any], trial_id: str) -> str:
+    """The name of a trial's Train run and of its MLflow run; `config` is Tune's."""
+    if "run" in config:
+        return f"{plan.sweep}-{config['run']['label']}"
+    return f"{plan.sweep}-{config.get('method', plan.settings.get('method'))}-{trial_id}"

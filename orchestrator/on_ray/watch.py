@@ -1,0 +1,177 @@
+"""Watches trials while they run: what is said of them, the room they have, the records that they leave open."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ray import cloudpickle, tune
+
+from orchestrator.config import ConfigError
+from orchestrator.doctor.leaks import redact
+from orchestrator.on_ray.connection import ask_for_room, capacity
+from orchestrator.on_ray.search import GAIN
+from orchestrator.on_ray.trial import TrialFailed, TrialPlan, run_name
+from orchestrator.tables.table import duration
+from orchestrator.tracking.tracker import Tracker
+
+log = logging.getLogger(__name__)
+Plans = Mapping[str, TrialPlan]  # row of a table -> what its trials share; "" where there are no rows
+LOOK_SECONDS = 10.0  # how often it is looked whether nodes came or went
+
+
+class Room:
+    """How many trials run at once, while nodes come and go.
+
+    Args:
+        plan: of the trials.
+        limiter: has `max_concurrent`, which Ray Tune reads before each new trial.
+        most: upper limit of trials at once, if the user gave one.
+    """
+
+    def __init__(self, plan: TrialPlan, limiter: Any, most: int | None = None) -> None:
+        self.plan, self.limiter, self.most = plan, limiter, most
+        self._asked = -1
+        self._looked = -math.inf
+
+    def look(self, left: int) -> int | None:
+        """Ask for room for the trials that are left and use the room there is; the new number if it changed."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return None
+        self._looked = now
+        wanted = min(left, self.most or left)
+        if wanted != self._asked:
+            ask_for_room(self.plan, wanted)
+            self._asked = wanted
+        try:
+            concurrent = capacity(self.plan, self.most).concurrent
+        except ConfigError:  # the last node that fits went away; what runs is tried again elsewhere
+            return None
+        if concurrent == self.limiter.max_concurrent:
+            return None
+        self.limiter.max_concurrent = concurrent
+        return concurrent
+
+    def close(self) -> None:
+        if self._asked > 0:
+            ask_for_room(self.plan, 0)
+
+
+class Watcher(tune.Callback):
+    """Prints a line for each finished task, and closes the MLflow runs of trials that did not end by themselves.
+
+    Args:
+        plans: of the trials.
+        trials: how many there will be.
+        num_tasks: of the stream.
+        concurrent: trials at once.
+        room: follows the cluster as it grows and shrinks.
+    """
+
+    def __init__(
+        self, plans: TrialPlan | Plans, trials: int, num_tasks: int, concurrent: int, room: Room | None = None
+    ) -> None:
+        self.plans: Plans = {"": plans} if isinstance(plans, TrialPlan) else plans
+        self.trials, self.num_tasks, self.concurrent, self.room = trials, num_tasks, concurrent, room
+        self.numbers: dict[str, int] = {}
+        self.seen: dict[str, int] = {}
+        self.ended: set[str] = set()
+        self._begun: dict[str, float] = {}
+        self._longest = 0.0  # seconds of a complete trial
+
+    def get_state(self) -> dict[str, Any]:
+        return {"numbers": self.numbers, "seen": self.seen, "ended": sorted(self.ended)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.numbers, self.seen, self.ended = dict(state["numbers"]), dict(state["seen"]), set(state["ended"])
+
+    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        concurrent = self.room.look(self.trials - len(self.ended)) if self.room else None
+        if concurrent is not None:
+            self.concurrent = concurrent
+            _say(f"the cluster has room for {concurrent} trials at once now")
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._label(trial)
+        self._begun.setdefault(trial.trial_id, time.monotonic())
+        self.ended.discard(trial.trial_id)
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        task = int(result.get("task", 0))
+        if task <= self.seen.get(trial.trial_id, 0):  # reported again after a restart
+            return
+        self.seen[trial.trial_id] = task
+        parts = [self._label(trial), f"task {task}/{self.num_tasks}"]
+        parts.append(f"R@1 {result.get('stream/t2v/r1', math.nan):.2f}")
+        if GAIN in result:
+            parts.append(f"({result[GAIN]:+.2f} over zero-shot)")
+        parts.append(f"BWF {result.get('stream/t2v/bwf', math.nan):.2f}")
+        is_reused = task <= int(result.get("reused", 0))
+        parts.append("trained by another trial" if is_reused else f"{result.get('seconds', math.nan):.1f} s")
+        _say("  ".join(parts))
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        task = self.seen.get(trial.trial_id, 0)
+        self.ended.add(trial.trial_id)
+        if task < self.num_tasks:
+            _say(f"{self._label(trial)}  stopped after task {task}: others do better")
+            self._close(trial, "FINISHED", {"ctvr.stopped": f"asha after task {task}"})
+        elif trial.trial_id in self._begun:
+            self._longest = max(self._longest, time.monotonic() - self._begun[trial.trial_id])
+            _say(f"{self._label(trial)}  complete after {duration(self._longest)}{self._outlook()}")
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self.ended.add(trial.trial_id)
+        reason = _reason(trial)
+        _say(f"{self._label(trial)}  failed: {reason}")
+        self._close(trial, "FAILED", {"ctvr.error": reason})
+
+    def _label(self, trial: Any) -> str:
+        number = self.numbers.setdefault(trial.trial_id, len(self.numbers) + 1)
+        what = trial.config["run"]["label"] if "run" in trial.config else trial.config.get("row", "")
+        return f"trial {number}/{self.trials} {what}".rstrip()
+
+    def _outlook(self) -> str:
+        """The time that is left, if no further trial is stopped early."""
+        left = self.trials - len(self.ended)
+        if left <= 0:
+            return ""
+        return f"; {left} to go, at most {duration(math.ceil(left / self.concurrent) * self._longest)}"
+
+    def _close(self, trial: Any, status: str, tags: dict[str, str]) -> None:
+        plan = self.plans[trial.config.get("row", "")]
+        name = run_name(plan, trial.config, trial.trial_id)
+        tracker = Tracker(plan.tracking_uri, Path(plan.root))
+        try:
+            for run in tracker.find_runs(sweep=plan.sweep, tags={"ctvr.trial": name}):
+                tracker.set_tags(run.run_id, tags)
+                tracker.close(run.run_id, status)
+        except Exception as error:  # a server that is away must not end the sweep
+            log.warning("tracking: run %s stays open: %s", name, error)
+
+
+def _reason(trial: Any) -> str:
+    """Why a trial failed, in one line; read where this process wrote it, which may be ahead of the storage."""
+    try:
+        error: Any = cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
+    except (OSError, TypeError, ValueError, AttributeError, ImportError, EOFError, cloudpickle.pickle.PickleError):
+        return "no reason was recorded"
+    while isinstance(getattr(error, "cause", None), BaseException):
+        error = error.cause
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, TrialFailed):
+        return lines[0][:400] if lines else "no reason was recorded"
+    return f"{type(error).__name__}: {redact(lines[0])[:300]}" if lines else type(error).__name__
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {line}\n")
+    sys.stderr.flush()

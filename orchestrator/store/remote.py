@@ -1,0 +1,260 @@
+"""Objects of a store in an S3 bucket (or in this process's memory, for tests), through obstore.
+
+Settings come from the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION,
+AWS_ENDPOINT_URL. The machine's own role is asked for credentials only with CTVR_S3_INSTANCE_ROLE=1 (or where the
+platform itself announces them: AWS_WEB_IDENTITY_TOKEN_FILE, AWS_CONTAINER_CREDENTIALS_*).
+
+A key that may be taken only once (the commit of a task) needs `If-None-Match: *`. Where the server ignores it, the
+writers agree by claims: each puts its value under a name of its own, waits until the server's stamps can tell later
+claims from earlier ones, and copies the earliest claim to the key. All copy the same bytes, so neither a crash nor a
+late writer changes what the key holds. It takes a second and relies on the stamps of one server that never go back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import MemoryStore, S3Store
+
+from orchestrator.config import ConfigError
+from orchestrator.doctor.leaks import redact
+from orchestrator.store.local import Entry, StoreError
+
+log = logging.getLogger(__name__)
+
+CLAIMS, PROBES = "_claims", "_probe"  # no object of a store: their names begin with _
+_STAMP_SECONDS = 1.0  # resolution of the stamps that servers give
+_DELETED_AT_ONCE = 500  # S3 allows 1000
+_ANNOUNCED = (
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)
+_FAILURES = (BaseError, OSError, ValueError)  # what obstore raises; FileNotFoundError is one of them
+_MEMORY: dict[str, MemoryStore] = {}
+_SAID: set[str] = set()  # stores whose weakness this process has told
+
+
+class RemoteObjects:
+    """Named byte strings in a bucket below a prefix."""
+
+    def __init__(self, uri: str, conditional_put: bool | None = None) -> None:
+        self.uri = uri
+        self.conditional_put = bool(conditional_put)
+        self._objects = _connect(uri)
+
+    def open(self) -> None:
+        """Write, list and remove a probe; learn whether the server honours "only if absent".
+
+        Raises:
+            ConfigError: if the bucket is missing, the keys are refused, or the server is away.
+        """
+        patient, self._objects = self._objects, _connect(self.uri, is_probe=True)
+        folder = f"{PROBES}/{uuid.uuid4().hex}"
+        try:
+            self.conditional_put = _honours_conditions(self._objects, f"{folder}/a")
+            obstore.list(self._objects, folder).collect()
+            obstore.delete(self._objects, f"{folder}/a")
+        except _FAILURES as error:
+            raise ConfigError(f"store {self.uri}: {_explained(error, self.uri)}") from None
+        self._objects = patient
+        if not self.conditional_put and self.uri not in _SAID:
+            _SAID.add(self.uri)
+            log.warning(
+                "%s ignores If-None-Match: who finishes a task first is settled by claims, %.0f s more for each task",
+                self.uri,
+                _STAMP_SECONDS,
+            )
+
+    def exists(self, name: str) -> bool:
+        try:
+            obstore.head(self._objects, name)
+        except FileNotFoundError:
+            return False
+        except _FAILURES as error:
+            raise self._failed(name, "read", error) from None
+        return True
+
+    def read(self, name: str) -> bytes:
+        """Raises FileNotFoundError if there is no such object."""
+        try:
+            return bytes(obstore.get(self._objects, name).bytes())
+        except FileNotFoundError:
+            raise
+        except _FAILURES as error:
+            raise self._failed(name, "read", error) from None
+
+    def write(self, name: str, buffers: Sequence[Any], create: bool = False) -> bool:
+        """Publish the concatenated buffers, all or nothing; False if `create` and the name exists already.
+
+        Raises:
+            StoreError: if the server refuses or cannot be reached.
+        """
+        data = b"".join(buffers)
+        try:
+            if create and not self.conditional_put:
+                return self._claim(name, data)
+            mode: Any = "create" if create else "overwrite"
+            obstore.put(self._objects, name, data, mode=mode, use_multipart=False if create else None)
+        except AlreadyExistsError:
+            return False
+        except _FAILURES as error:
+            raise self._failed(name, "written", error) from None
+        return True
+
+    def _claim(self, name: str, data: bytes) -> bool:
+        """`write(create=True)` on a server without conditions; see the module."""
+        if self.exists(name):
+            return False
+        mine = f"{CLAIMS}/{name}/{uuid.uuid4().hex}"
+        obstore.put(self._objects, mine, data)
+        time.sleep(1.1 * _STAMP_SECONDS)  # claims from now on are stamped later than ours
+        claims = obstore.list(self._objects, f"{CLAIMS}/{name}").collect()
+        first = min((claim["last_modified"], claim["path"]) for claim in claims)[1]
+        if first != mine:
+            data = bytes(obstore.get(self._objects, first).bytes())
+        obstore.put(self._objects, name, data)  # the same bytes, whoever does it, and however late
+        return first == mine
+
+    def delete(self, *names: str) -> None:
+        """Remove objects, if they are there; of a key that was claimed, the claims too."""
+        try:
+            for start in range(0, len(names), _DELETED_AT_ONCE):
+                with contextlib.suppress(FileNotFoundError):
+                    obstore.delete(self._objects, list(names[start : start + _DELETED_AT_ONCE]))
+            claimed = () if self.conditional_put else [name for name in names if name.endswith(".json")]
+            for name in claimed:
+                claims = obstore.list(self._objects, f"{CLAIMS}/{name}").collect()
+                obstore.delete(self._objects, [claim["path"] for claim in claims])
+        except _FAILURES as error:
+            raise self._failed(names[0], "deleted", error) from None
+
+    def names(self, folder: str = "") -> Iterator[Entry]:
+        """Every object below a folder, sorted by name."""
+        try:
+            found = [
+                Entry(o["path"], o["size"], o["last_modified"].timestamp())
+                for page in obstore.list(self._objects, folder or None)
+                for o in page
+            ]
+        except _FAILURES as error:
+            raise self._failed(folder, "listed", error) from None
+        yield from sorted(entry for entry in found if not entry.name.startswith(("_", ".")))
+
+    def clock(self) -> float:
+        """Now, by the clock of the server that stamps the objects."""
+        name = f"{PROBES}/{uuid.uuid4().hex}/clock"
+        try:
+            obstore.put(self._objects, name, b"1")
+            now = obstore.head(self._objects, name)["last_modified"].timestamp()
+            obstore.delete(self._objects, name)
+        except _FAILURES as error:
+            raise self._failed(name, "written", error) from None
+        return now
+
+    def leftovers(self, before: float) -> list[str]:
+        """Claims and probes that were written before a time; who made them is long through with them."""
+        try:
+            found = [o for folder in (CLAIMS, PROBES) for page in obstore.list(self._objects, folder) for o in page]
+        except _FAILURES as error:
+            raise self._failed(CLAIMS, "listed", error) from None
+        return [o["path"] for o in found if o["last_modified"].timestamp() < before]
+
+    def _failed(self, name: str, verb: str, error: Exception) -> StoreError:
+        return StoreError(f"{self.uri.rstrip('/')}/{name}: cannot be {verb}: {_explained(error, self.uri)}")
+
+
+def _honours_conditions(objects: Any, name: str) -> bool:
+    """Whether a second "create" of a name is refused."""
+    try:
+        obstore.put(objects, name, b"1", mode="create")
+    except BaseError as error:
+        if "NotImplemented" not in str(error):
+            raise
+        obstore.put(objects, name, b"1")
+        return False
+    try:
+        obstore.put(objects, name, b"2", mode="create")
+    except AlreadyExistsError:
+        return True
+    return False
+
+
+def _connect(uri: str, is_probe: bool = False) -> Any:
+    scheme, _, rest = uri.partition("://")
+    if scheme == "memory":
+        return _MEMORY.setdefault(rest, MemoryStore())
+    bucket, _, prefix = rest.partition("/")
+    if "@" in rest or "?" in rest:
+        raise ConfigError("store: an s3:// address holds a bucket and a prefix only; keys belong in AWS_* variables.")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,62}", bucket):
+        raise ConfigError(f"store {uri}: {bucket!r} is no bucket name. Write s3://BUCKET/PREFIX.")
+    environment = os.environ
+    config: Any = {}
+    key, secret = environment.get("AWS_ACCESS_KEY_ID"), environment.get("AWS_SECRET_ACCESS_KEY")
+    if key and secret:
+        config |= {"access_key_id": key, "secret_access_key": secret}
+        if environment.get("AWS_SESSION_TOKEN"):
+            config["session_token"] = environment["AWS_SESSION_TOKEN"]
+    elif environment.get("CTVR_S3_INSTANCE_ROLE") != "1" and not any(environment.get(name) for name in _ANNOUNCED):
+        raise ConfigError(
+            f"store {uri}: no credentials. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+            f"CTVR_S3_INSTANCE_ROLE=1 to use the machine's role."
+        )
+    endpoint = _endpoint()
+    region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or "us-east-1"
+    config |= {"region": region, "virtual_hosted_style_request": endpoint is None}
+    client: Any = {"connect_timeout": "5s" if is_probe else "10s", "timeout": "20s" if is_probe else "300s"}
+    if endpoint:
+        config["endpoint"] = endpoint.rstrip("/")
+        client["allow_http"] = endpoint.startswith("http://")
+    retry: Any = {"max_retries": 2 if is_probe else 5, "retry_timeout": timedelta(seconds=15 if is_probe else 60)}
+    try:
+        place = prefix.strip("/") or None
+        return S3Store(bucket, prefix=place, config=config, client_options=client, retry_config=retry)
+    except _FAILURES as error:
+        raise ConfigError(f"store {uri}: {_first_line(error)}.") from None
+
+
+def _endpoint() -> str | None:
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+
+
+def _explained(error: Exception, uri: str) -> str:
+    """What a failure means and what to do, in one line; obstore's own text is a dump for its developers."""
+    text = str(error)
+    code = next(iter(re.findall(r"<Code>(\w{1,64})</Code>", text)), "")
+    bucket = uri.partition("://")[2].partition("/")[0]
+    if code == "NoSuchBucket" or (isinstance(error, FileNotFoundError) and not code):
+        return f"there is no bucket called {bucket}. Create it, or correct the name."
+    if code in {"InvalidAccessKeyId", "SignatureDoesNotMatch"}:
+        return f"the server refuses the access key ({code}). Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+    if code in {"ExpiredToken", "InvalidToken"}:
+        return f"the server refuses the session ({code}). Renew AWS_SESSION_TOKEN and its keys."
+    if code in {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}:
+        return f"the bucket is in another region ({code}). Correct AWS_REGION."
+    if " 403 " in text or " 401 " in text:
+        return (
+            f"the access key has no right to that ({code or 'forbidden'}). It needs to read, write, list and delete in "
+            f"{bucket}."
+        )
+    if "HTTP error" in text:
+        place = urlsplit(_endpoint() or "").netloc.rpartition("@")[2] or "Amazon S3"
+        return f"no server answers at {place}. Start it, or correct AWS_ENDPOINT_URL and AWS_REGION."
+    return f"{_first_line(error)}."
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return redact(lines[0])[:300].rstrip(".")

@@ -1,0 +1,372 @@
+"""Decoded frames, features and records of finished tasks under content addresses, verified when read.
+
+One address names a store: a folder (`runs/store`, `file:///data/store`) or a bucket (`s3://bucket/prefix`). Arrays are
+safetensors files and come back as read-only memory maps; a remote object is copied to this machine once. Every byte
+is covered by a SHA-256 that is checked at the first read of an object in a process; a damaged object is removed,
+counted and reported as missing, so that its owner makes it again: it is never served.
+
+Keys of arrays are content addresses: what a key means never changes, so a copy is never stale. JSON objects may change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from orchestrator.config import ConfigError
+from orchestrator.digests import cache_folder, canonical_json, digest_file, digest_of
+from orchestrator.doctor.leaks import redact
+from orchestrator.store.local import DiskCache, Entry, LocalFiles, StoreError, cache_limit
+from orchestrator.store.names import ARRAYS, JSON, check_key, check_kind, is_key, object_name
+from orchestrator.store.packed import Arrays, Damaged, pack, pack_json, unpack, unpack_json
+from orchestrator.store.remote import RemoteObjects
+
+__all__ = [
+    "Arrays",
+    "Entry",
+    "MissingObject",
+    "Size",
+    "Store",
+    "StoreError",
+    "canonical_json",
+    "digest_file",
+    "digest_of",
+    "size_of",
+]
+
+log = logging.getLogger(__name__)
+
+_ASKED_SINGLY = 50  # objects; a page of a listing has 1000
+
+
+class MissingObject(KeyError):
+    """No such object, or it was damaged and has been removed. `kind` and `key` say which; it survives pickling."""
+
+    def __init__(self, kind: str, key: str) -> None:
+        super().__init__(kind, key)
+        self.kind, self.key = kind, key
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.key}: no such object in the store"
+
+
+class Size(NamedTuple):
+    objects: int
+    bytes: int
+
+
+def size_of(entries: Iterable[Entry]) -> Size:
+    """Their number and bytes."""
+    sizes = [entry.bytes for entry in entries]
+    return Size(len(sizes), sum(sizes))
+
+
+class Store:
+    """See the module. Make one with `Store.open`; it can be pickled to other processes and machines.
+
+    Attributes:
+        counters: what happened in this process: "put", "get", "damaged", "cache_hit", "cache_miss", "evicted".
+        conditional_put: whether the server itself refuses to take a key twice; `store.remote` says what happens else.
+    """
+
+    def __init__(self, uri: str, objects: LocalFiles | RemoteObjects, cache: DiskCache | None) -> None:
+        self.uri = uri
+        self.counters: Counter[str] = Counter()
+        self.conditional_put = objects.conditional_put if isinstance(objects, RemoteObjects) else True
+        self._objects, self._cache = objects, cache
+        self._verified: dict[str, tuple[int, int, int]] = {}
+
+    @classmethod
+    def open(cls, uri: str | Path, cache: Path | None = None, cache_bytes: int | None = None) -> Store:
+        """Open or make a store, and check that it can be written.
+
+        Args:
+            uri: a folder, file://, s3://bucket/prefix or memory://name (this process only).
+            cache: folder for copies of remote objects; default `cache_folder()`.
+            cache_bytes: limit of those copies; default $CTVR_CACHE_GB, else 100 GB.
+
+        Raises:
+            ConfigError: for an unknown address, missing credentials, or a place that cannot be written.
+        """
+        return cls._make(str(uri), cache, cache_bytes, None)
+
+    @classmethod
+    def _make(cls, uri: str, cache: Path | None, cache_bytes: int | None, conditional_put: bool | None) -> Store:
+        scheme, separator, rest = uri.partition("://")
+        if not separator or scheme == "file":
+            root = Path(rest if separator else uri).expanduser().absolute()
+            if not uri.strip() or (separator and not rest):
+                raise ConfigError(f"store: {uri!r} names no folder. Write a folder, or s3://BUCKET/PREFIX.")
+            files = LocalFiles(root)
+            files.open()
+            return cls(str(root), files, None)
+        if scheme not in ("s3", "memory"):
+            raise ConfigError(
+                f"store: {redact(uri)!r} is no known kind of address. Write a folder, or s3://BUCKET/PREFIX."
+            )
+        remote = RemoteObjects(uri, conditional_put)
+        if conditional_put is None:
+            remote.open()
+        if scheme == "memory" and cache is None:
+            return cls(uri, remote, None)
+        folder = (cache or cache_folder()) / "objects" / digest_of([uri, os.environ.get("AWS_ENDPOINT_URL")])[:16]
+        copies = DiskCache(folder, cache_limit() if cache_bytes is None else cache_bytes)
+        copies.open()
+        store = cls(uri, remote, copies)
+        store._given = (cache, cache_bytes)
+        return store
+
+    _given: tuple[Path | None, int | None] = (None, None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        conditional = self.conditional_put if isinstance(self._objects, RemoteObjects) else None
+        return Store._make, (self.uri, *self._given, conditional)
+
+    def __repr__(self) -> str:
+        return f"Store({self.uri!r})"
+
+    # -- arrays
+
+    def put(self, kind: str, key: str, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any] | None = None) -> None:
+        """Store arrays under a content address; durable when this returns. Writers of one key may race.
+
+        Raises:
+            StoreError: disk full, server away.
+            ValueError: for a key or an array that cannot be stored.
+        """
+        name = object_name(kind, key, ARRAYS)
+        buffers = pack(name, arrays, meta or {})
+        self._objects.write(name, buffers)
+        self.counters["put"] += 1
+        if self._cache is not None:
+            self._cache.keep(name, b"".join(buffers))
+            self.counters["evicted"] = self._cache.evicted
+
+    def get(self, kind: str, key: str) -> Arrays:
+        """The arrays as read-only memory maps (in memory where there is no folder), with `.meta`.
+
+        Raises:
+            MissingObject: if there is none, or it was damaged (then it has been removed).
+        """
+        name = object_name(kind, key, ARRAYS)
+        self.counters["get"] += 1
+        if isinstance(self._objects, LocalFiles):
+            return self._map_or_remove(self._objects, kind, key, name)
+        if self._cache is not None:
+            with contextlib.suppress(MissingObject):
+                arrays = self._map_or_remove(self._cache, kind, key, name)
+                self._cache.touch(name)
+                self.counters["cache_hit"] += 1
+                return arrays
+            self.counters["cache_miss"] += 1
+        data, arrays = self._fetch(kind, key, name)
+        if self._cache is not None and self._cache.keep(name, data):
+            self.counters["evicted"] = self._cache.evicted
+            with contextlib.suppress(MissingObject):  # another process may evict it at once
+                return self._map_or_remove(self._cache, kind, key, name)
+        return arrays
+
+    def has(self, kind: str, key: str) -> bool:
+        """Whether an object (arrays or JSON) exists; it is not read."""
+        return any(self._objects.exists(object_name(kind, key, ending)) for ending in (ARRAYS, JSON))
+
+    def present(self, kind: str, keys: Sequence[str]) -> set[str]:
+        """Those of `keys` that exist; one listing instead of a request for each where that is quicker."""
+        if isinstance(self._objects, LocalFiles) or len(keys) < _ASKED_SINGLY:
+            return {key for key in keys if self.has(kind, key)}
+        return set(self.list(kind)).intersection(keys)
+
+    # -- JSON
+
+    def put_json(self, kind: str, key: str, value: Any) -> None:
+        """Store or replace a JSON value, atomically.
+
+        Raises:
+            StoreError: disk full, server away.
+            ValueError: if it is no JSON, or the key is illegal.
+        """
+        name = object_name(kind, key, JSON)
+        self._objects.write(name, [pack_json(name, value)])
+        self.counters["put"] += 1
+
+    def put_new_json(self, kind: str, key: str, value: Any) -> bool:
+        """Store a JSON value only if the key is free; of several writers exactly one is told True.
+
+        After a network failure the answer False may mean our own first attempt: compare with `get_json` where it
+        matters.
+        """
+        name = object_name(kind, key, JSON)
+        data = pack_json(name, value)
+        for _ in range(3):
+            if self._objects.write(name, [data], create=True):
+                self.counters["put"] += 1
+                return True
+            with contextlib.suppress(MissingObject):  # damaged, and removed now: the key is free again
+                self.get_json(kind, key)
+                return False
+        return False
+
+    def get_json(self, kind: str, key: str) -> Any:
+        """The value; verified at every read. Keys of dictionaries come back sorted.
+
+        Raises:
+            MissingObject: as `get`.
+        """
+        name = object_name(kind, key, JSON)
+        for _ in range(2):  # once more: a transfer may have been at fault
+            try:
+                return unpack_json(name, self._objects.read(name))
+            except FileNotFoundError:
+                raise MissingObject(kind, key) from None
+            except Damaged as error:
+                problem = error
+        self._remove_damaged(self._objects, name, problem)
+        raise MissingObject(kind, key)
+
+    def look_json(self, name: str) -> Any:
+        """The value of an object, by its name in `entries`; None if it is damaged, gone or none of ours. It stays."""
+        for _ in range(2):  # once more: a transfer may have been at fault
+            with contextlib.suppress(FileNotFoundError, Damaged):
+                return unpack_json(name, self._objects.read(name))
+        return None
+
+    # -- the whole store
+
+    def delete(self, kind: str, key: str) -> None:
+        """Remove an object, if it is there."""
+        self.remove([object_name(kind, key, ending) for ending in (ARRAYS, JSON)])
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove objects by their names, and their copies on this machine. Maps that were made of them stay valid.
+
+        Raises:
+            StoreError: if that is refused.
+        """
+        self._objects.delete(*names)
+        if self._cache is not None:
+            self._cache.delete(*names)
+
+    def list(self, kind: str, prefix: str = "") -> list[str]:
+        """Sorted keys of a kind that begin with `prefix`."""
+        check_kind(kind)
+        folder = f"{kind}/{prefix.rpartition('/')[0]}".rstrip("/")
+        if prefix:
+            check_key(prefix.rstrip("/"))
+        names = (name for name, _, _ in self._objects.names(folder))
+        mine = (name[len(kind) + 1 :] for name in names if name.endswith((ARRAYS, JSON)))
+        keys = {name.removesuffix(ARRAYS).removesuffix(JSON) for name in mine}
+        return sorted(key for key in keys if key.startswith(prefix) and is_key(key))
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Every object: its name (kind/key with an ending), bytes and time, sorted by name."""
+        return tuple(self._objects.names())
+
+    def clock(self) -> float:
+        """Now, in seconds since 1970, by the clock that stamps the entries."""
+        return self._objects.clock()
+
+    def leftovers(self, before: float) -> tuple[str, ...]:
+        """Names of what crashed writers left before a time, and what is no object."""
+        return tuple(self._objects.leftovers(before))
+
+    def size(self) -> Size:
+        """How many objects, and how many bytes they take."""
+        return size_of(self.entries())
+
+    def copies(self) -> tuple[Path, Size, int] | None:
+        """Folder, size and limit in bytes of the copies on this machine, of all stores; None for a folder."""
+        if self._cache is None:
+            return None
+        return self._cache.root.parent, Size(*self._cache.size()), self._cache.limit
+
+    def verify(self, remove: bool = False) -> Iterator[tuple[str, str | None]]:
+        """Read every object: yields (name, problem), problem None where all is well; removes the damaged if asked."""
+        for name, _, _ in self._objects.names():
+            try:
+                try:
+                    _check(name, self._objects.read(name))
+                except Damaged:  # once more: a transfer may have been at fault
+                    _check(name, self._objects.read(name))
+            except FileNotFoundError:  # deleted in the meantime
+                continue
+            except Damaged as error:
+                if remove and name.endswith((ARRAYS, JSON)):
+                    self._remove_damaged(self._objects, name, error)
+                yield name, str(error)
+            else:
+                yield name, None
+
+    # -- verification
+
+    def _map_or_remove(self, files: LocalFiles, kind: str, key: str, name: str) -> Arrays:
+        try:
+            return self._map(files, name)
+        except FileNotFoundError:
+            raise MissingObject(kind, key) from None
+        except Damaged as error:
+            self._remove_damaged(files, name, error)
+        try:
+            return self._map(files, name)  # whole, if another process has replaced it since
+        except (FileNotFoundError, Damaged):
+            raise MissingObject(kind, key) from None
+
+    def _map(self, files: LocalFiles, name: str) -> Arrays:
+        with files.path(name).open("rb") as file:
+            status = os.fstat(file.fileno())
+            identity = (status.st_ino, status.st_size, status.st_mtime_ns)
+            if not status.st_size:
+                raise Damaged("empty")
+            data = np.memmap(file, np.uint8, "r").view(np.ndarray)
+        known = self._verified.get(name)
+        fresh = known is None or known[:2] != identity[:2] or (files is self._objects and known != identity)
+        arrays = unpack(name, data, verify=fresh)
+        self._verified[name] = identity
+        return arrays
+
+    def _fetch(self, kind: str, key: str, name: str) -> tuple[bytes, Arrays]:
+        for _ in range(2):  # once more: a transfer may have been at fault
+            try:
+                data = self._objects.read(name)
+                return data, unpack(name, np.frombuffer(data, np.uint8))
+            except FileNotFoundError:
+                raise MissingObject(kind, key) from None
+            except Damaged as error:
+                problem = error
+        self._remove_damaged(self._objects, name, problem)
+        raise MissingObject(kind, key)
+
+    def _remove_damaged(self, files: LocalFiles | RemoteObjects, name: str, problem: Damaged) -> None:
+        """Remove, but never an object that another process has made whole since we looked."""
+        self._verified.pop(name, None)
+        self.counters["damaged"] += 1
+        where = files.root if isinstance(files, LocalFiles) else self.uri
+        log.warning("%s/%s is damaged (%s) and is removed; it will be made again", where, name, problem)
+        if isinstance(files, RemoteObjects):
+            files.delete(name)
+            return
+        aside = files.take_away(name)
+        if aside is None:
+            return
+        try:
+            _check(name, aside.read_bytes())
+        except Damaged:
+            aside.unlink(missing_ok=True)
+        else:
+            files.put_back(aside, name)
+
+
+def _check(name: str, data: bytes) -> None:
+    """Raises Damaged."""
+    if name.endswith(JSON):
+        unpack_json(name, data)
+    elif name.endswith(ARRAYS):
+        unpack(name, np.frombuffer(data, np.uint8))
+    else:
+        raise Damaged("no object of this store")

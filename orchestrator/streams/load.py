@@ -1,0 +1,117 @@
+"""Streams: which captions and which videos belong to which task, read from a manifest.
+
+A manifest is one JSON file (format 1):
+
+    {"format": 1, "name": "msrvtt-10", "protocol": "ctvr" | "cvlm", "paper": "msrvtt-10" | null,
+     "settings": {"data.num_frames": 12}, "videos": folder (optional; relative to the manifest),
+     "tasks": [{"name": "task_01", "categories": [...], "train": [ITEM], "val": [ITEM], "test": [ITEM]}]}
+    ITEM = {"video": id, "path": path below `videos`, "segment": [start, end] in seconds | null,
+            "category": str, "captions": [str], "twin": id | null}
+
+The embedded streams (`shapes-10`, ...) are rendered on first use; `orchestrator/importers/command.py` writes
+the manifests of the published benchmarks.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config import ConfigError, suggest
+from orchestrator.streams.manifest import FORMAT, parse_manifest, read_json
+from orchestrator.streams.stream import SPLITS, Item, Protocol, Segment, Stream, StreamTask, describe
+from orchestrator.streams.videos import (
+    IMAGE_SUFFIXES,
+    VIDEO_SUFFIXES,
+    check_videos,
+    missing_videos,
+    video_stem,
+    without,
+)
+
+__all__ = [
+    "BENCHMARKS",
+    "FORMAT",
+    "IMAGE_SUFFIXES",
+    "RENDERED",
+    "SPLITS",
+    "VIDEO_SUFFIXES",
+    "Item",
+    "Protocol",
+    "Segment",
+    "Stream",
+    "StreamTask",
+    "available_streams",
+    "check_videos",
+    "describe",
+    "embedded_settings",
+    "load_stream",
+    "missing_videos",
+    "parse_manifest",
+    "read_json",
+    "video_stem",
+    "without",
+]
+
+RENDERED = {"shapes-5": 5, "shapes-10": 10, "shapes-20": 20, "shapes-cvlm": None}
+BENCHMARKS = ("msrvtt-10", "msrvtt-20", "actnet-10", "actnet-20", "cvlm")
+
+
+def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None) -> Stream:
+    """Load an embedded stream, a stream of `<root>/streams/`, or any manifest.
+
+    Args:
+        name_or_path: "shapes-10"; or "msrvtt-10" for `<root>/streams/msrvtt-10.json`; or a path to a .json file.
+        root: the folder of data: rendered streams and `streams/` lie below it.
+        videos: the folder the manifest's paths start from; default is the manifest's own `videos`.
+
+    Raises:
+        ConfigError: for an unknown name or a manifest that breaks the format.
+    """
+    name, root = str(name_or_path), Path(root)
+    if name in RENDERED:
+        return _load_rendered(name, root)
+    path = Path(name).expanduser()
+    if path.suffix != ".json" and len(path.parts) == 1:
+        path = root / "streams" / f"{name}.json"
+        if not path.is_file():
+            raise ConfigError(_unknown_stream(name, root))
+    data = read_json(path, unique_keys=True)
+    return parse_manifest(data, source=str(path), base=path.parent, videos=videos)
+
+
+def available_streams(root: Path) -> list[str]:
+    """Names that `load_stream` accepts: the embedded streams, then the manifests of `<root>/streams`."""
+    found = sorted(path.stem for path in (Path(root) / "streams").glob("*.json"))
+    return [*RENDERED, *(name for name in found if name not in RENDERED)]
+
+
+def embedded_settings(name: str) -> dict[str, Any] | None:
+    """What an embedded stream recommends, known without rendering it; None for other streams."""
+    if name not in RENDERED:
+        return None
+    from orchestrator.shapes import cvlm as shapes_cvlm
+    from orchestrator.shapes import stream as shapes
+
+    return dict(shapes_cvlm.SETTINGS if RENDERED[name] is None else shapes.SETTINGS)
+
+
+def _load_rendered(name: str, root: Path) -> Stream:
+    from orchestrator.shapes import stream as shapes
+
+    num_tasks = RENDERED[name]
+    manifest: Any = shapes.render_cvlm(root) if num_tasks is None else shapes.render_stream(root, num_tasks)
+    base = root
+    if isinstance(manifest, str | Path):
+        base = Path(manifest).parent
+        manifest = read_json(Path(manifest))
+    return parse_manifest(manifest, source=name, base=base)
+
+
+def _unknown_stream(name: str, root: Path) -> str:
+    known = available_streams(root)
+    if name in BENCHMARKS:
+        remedy = " Import the benchmark's files first: `ctvr streams import --help`."
+    else:
+        remedy = suggest(name, [*known, *BENCHMARKS])
+    return f"stream: no stream called {name!r} in {root / 'streams'}.{remedy} All: {', '.join(known)}."

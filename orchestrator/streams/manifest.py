@@ -1,0 +1,244 @@
+"""Reading a manifest (the format is in streams.py): everything in it is checked, and refused in one line."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path, PurePosixPath
+from typing import Any, NoReturn
+
+from orchestrator.config import ConfigError, suggest
+from orchestrator.streams.stream import SPLITS, Item, Segment, Stream, StreamTask
+from orchestrator.streams.videos import VideoPlaces
+
+FORMAT = 1
+
+
+def read_json(path: Path, unique_keys: bool = False) -> Any:
+    """Read a JSON file.
+
+    Args:
+        unique_keys: refuse an object that repeats a key, instead of keeping the last value.
+
+    Raises:
+        ConfigError: if the file is absent, not text or not JSON; the message names the line.
+    """
+    hook = _unique_object if unique_keys else None
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8-sig"), object_pairs_hook=hook)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}: line {error.lineno}: not JSON ({error.msg}). Correct this line.") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: nested too deeply. Write a manifest as `ctvr streams import` does.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8 text. Save the file as UTF-8.") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}). Give the path of a JSON file.") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not usable JSON ({str(error).splitlines()[0]}). Correct it.") from error
+
+
+def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    repeated = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+    if repeated:
+        raise ValueError(f"key {repeated[0]!r} is given twice in one object")
+    return dict(pairs)
+
+
+class _Reader:
+    """Takes plain values apart; every refusal is one line: source, place, problem, remedy."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+
+    def fail(self, where: str, problem: str, remedy: str) -> NoReturn:
+        place = f"{where}: " if where else ""
+        raise ConfigError(f"{self.source}: {place}{problem}. {remedy}")
+
+    def object(self, value: Any, where: str, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Any]:
+        known = [*required, *optional]
+        if not isinstance(value, dict):
+            self.fail(where, f"is {_kind(value)}, not an object", f"Write an object with {', '.join(known)}.")
+        for name in value:
+            if name not in known:
+                hint = suggest(str(name), known).strip()
+                self.fail(where, f"unknown field {name!r}", hint or f"Remove it; known: {', '.join(known)}.")
+        for name in required:
+            if name not in value:
+                self.fail(where, f"field {name!r} is missing", f"Add {name!r}.")
+        return value
+
+    def array(self, value: Any, where: str) -> list[Any]:
+        if not isinstance(value, list):
+            self.fail(where, f"is {_kind(value)}, not a list", "Write a list: [...].")
+        return value
+
+    def text(self, value: Any, where: str, one_line: bool = True) -> str:
+        if not isinstance(value, str):
+            self.fail(where, f"is {_kind(value)}, not text", "Write text in double quotes.")
+        if not value.strip():
+            self.fail(where, "is empty", "Write some text, or remove it.")
+        if one_line and not value.isprintable():
+            self.fail(where, "has a character that cannot be printed", "Use printable characters on one line.")
+        if any("\ud800" <= char <= "\udfff" for char in value):
+            self.fail(where, "has half a surrogate pair, which is not text", "Write the whole character.")
+        return value
+
+    def segment(self, value: Any, where: str) -> Segment | None:
+        if value is None:
+            return None
+        remedy = "Write [start, end] in seconds with 0 <= start < end, or null for the whole video."
+        numbers = isinstance(value, list) and all(type(n) in (int, float) for n in value)
+        if not numbers or len(value) != 2:
+            self.fail(where, "is not a pair of numbers", remedy)
+        if not all(abs(n) < 1e9 and math.isfinite(n) for n in value) or not 0 <= value[0] < value[1]:
+            self.fail(where, f"{str(value)[:60]} is no stretch of time", remedy)
+        return float(value[0]), float(value[1])
+
+    def path(self, value: Any, where: str) -> str:
+        path = PurePosixPath(self.text(value, where))
+        if path.is_absolute() or ".." in path.parts or "\\" in str(path) or not path.parts:
+            self.fail(where, f"{value!r} leads out of the videos folder", "Write a path below `videos`, with '/'.")
+        return str(path)
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = None) -> Stream:
+    """Check a manifest and make it a Stream; `path` of each item becomes the place of its file on this machine.
+
+    Args:
+        data: the manifest as plain values.
+        source: what to call it in messages, usually its path.
+        base: the folder that a relative `videos` starts from.
+        videos: takes the place of the manifest's `videos`.
+
+    Raises:
+        ConfigError: at the first thing wrong: source, task, item and field, and what to do.
+    """
+    reader = _Reader(source)
+    top = reader.object(
+        data, "", ("format", "name", "protocol", "tasks"), ("paper", "settings", "videos", "about", "sources")
+    )
+    if top["format"] != FORMAT:
+        reader.fail("format", f"is not {FORMAT}, the one this version reads", "Import the stream again.")
+    if top["protocol"] not in ("ctvr", "cvlm"):
+        reader.fail("protocol", f"is {str(top['protocol'])[:40]!r}", "Write 'ctvr' or 'cvlm'.")
+    paper = None if top.get("paper") is None else reader.text(top["paper"], "paper")
+    if videos is None:
+        videos = Path(base) / Path(reader.text(top.get("videos", "."), "videos")).expanduser()
+    place = VideoPlaces(Path(videos)).find
+    tasks = tuple(
+        _parse_task(reader, task, number, place)
+        for number, task in enumerate(reader.array(top["tasks"], "tasks"), start=1)
+    )
+    if not tasks:
+        reader.fail("tasks", "is empty", "Write at least one task.")
+    _check_names(reader, tasks)
+    _check_unique(reader, tasks)
+    return Stream(
+        name=reader.text(top["name"], "name"),
+        tasks=tasks,
+        protocol=top["protocol"],
+        has_val=_has_val(reader, top["protocol"], tasks),
+        settings=_parse_settings(reader, top.get("settings", {})),
+        paper=paper,
+    )
+
+
+def _parse_settings(reader: _Reader, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        reader.fail("settings", f"is {_kind(value)}, not an object", 'Write {"data.num_frames": 12}.')
+    for name, setting in value.items():
+        if isinstance(setting, dict | list):
+            reader.fail(f"settings: {name}", f"is {_kind(setting)}", "Write one value per dotted name.")
+    return dict(value)
+
+
+def _parse_task(reader: _Reader, value: Any, number: int, place: Callable[[str], str]) -> StreamTask:
+    task = reader.object(value, f"task no. {number}", ("name", "categories", "train", "test"), ("val",))
+    name = reader.text(task["name"], f"task no. {number}: name")
+    listed = reader.array(task["categories"], f"{name}: categories")
+    categories = tuple(reader.text(category, f"{name}: categories") for category in listed)
+    if not categories or len(set(categories)) < len(categories):
+        reader.fail(f"{name}: categories", "is empty or repeats a name", "List every category of the task once.")
+    splits = {}
+    for split in SPLITS:
+        items = reader.array(task.get(split, []), f"{name}: {split}")
+        if not items and split != "val":
+            reader.fail(f"{name}: {split}", "has no videos", f"Add {split} videos, or remove the task.")
+        splits[split] = tuple(
+            _parse_item(reader, item, f"{name}: {split}", n, set(categories), place)
+            for n, item in enumerate(items, start=1)
+        )
+    return StreamTask(name, categories, **splits)
+
+
+def _parse_item(
+    reader: _Reader, value: Any, where: str, number: int, categories: Collection[str], place: Callable[[str], str]
+) -> Item:
+    has_id = isinstance(value, dict) and isinstance(value.get("video"), str)
+    where = f"{where}: video {value['video']!r}" if has_id else f"{where}: item no. {number}"
+    item = reader.object(value, where, ("video", "path", "category", "captions"), ("segment", "twin"))
+    category = reader.text(item["category"], f"{where}: category")
+    if category not in categories:
+        hint = suggest(category, categories).strip()
+        reader.fail(f"{where}: category", f"{category!r} is not a category of its task", hint or "List it there.")
+    captions = reader.array(item["captions"], f"{where}: captions")
+    if not captions:
+        reader.fail(f"{where}: captions", "is empty", "Write at least one caption, or remove the video.")
+    return Item(
+        video=reader.text(item["video"], f"{where}: video"),
+        path=place(reader.path(item["path"], f"{where}: path")),
+        segment=reader.segment(item.get("segment"), f"{where}: segment"),
+        category=category,
+        captions=tuple(
+            reader.text(caption, f"{where}: captions[{n}]", one_line=False) for n, caption in enumerate(captions)
+        ),
+        twin=None if item.get("twin") is None else reader.text(item["twin"], f"{where}: twin"),
+    )
+
+
+def _check_names(reader: _Reader, tasks: tuple[StreamTask, ...]) -> None:
+    for name, count in Counter(task.name for task in tasks).items():
+        if count > 1:
+            reader.fail(f"tasks: {name}", f"{count} tasks have this name", "Give each task its own.")
+
+
+def _check_unique(reader: _Reader, tasks: tuple[StreamTask, ...]) -> None:
+    """An id names one video of one split of one task; no stretch of a file is in two splits."""
+    ids: dict[str, tuple[str, str]] = {}
+    files: dict[tuple[str, Segment | None], tuple[str, str]] = {}
+    for task in tasks:
+        for split in SPLITS:
+            for item in getattr(task, split):
+                where = f"{task.name}: {split}: video {item.video!r}"
+                if item.video in ids:
+                    first, first_split = ids[item.video]
+                    kind = "a leak between splits" if first_split != split else "a duplicate"
+                    reader.fail(where, f"this id is also in {first}: {first_split} ({kind})", "Keep one of them.")
+                ids[item.video] = task.name, split
+                key = item.path, item.segment
+                first, first_split = files.setdefault(key, (task.name, split))
+                if first_split != split:
+                    problem = f"its file and segment are also in {first}: {first_split} (a leak between splits)"
+                    reader.fail(where, problem, "Keep one of them.")
+    for task in tasks:
+        for split in SPLITS:
+            for item in getattr(task, split):
+                if item.twin is not None and item.twin not in ids:
+                    where = f"{task.name}: {split}: video {item.video!r}: twin"
+                    reader.fail(where, f"no video is called {item.twin!r}", "Write the id of a video, or null.")
+
+
+def _has_val(reader: _Reader, protocol: str, tasks: tuple[StreamTask, ...]) -> bool:
+    """True if every task has validation videos. In the CVLM protocol some data sets publish none."""
+    without_val = [task.name for task in tasks if not task.val]
+    if without_val and len(without_val) < len(tasks) and protocol == "ctvr":
+        reader.fail(f"{without_val[0]}: val", "is empty while other tasks have one", "Fill it, or empty all of them.")
+    return not without_val

@@ -1,0 +1,112 @@
+"""Where the videos of a stream lie, which of them are missing, and the stream that is left without them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from orchestrator.config import ConfigError
+from orchestrator.streams.stream import SPLITS, Item, Stream, StreamTask, walk
+
+VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
+
+
+class VideoPlaces:
+    """Finds a video as named, with another extension, or as a folder of frames; lists each folder once."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = os.path.abspath(base)
+        self.listed: dict[str, frozenset[str]] = {}
+
+    def find(self, path: str) -> str:
+        """The place of `path`; where nothing is there, the place where it was expected."""
+        full = os.path.join(self.base, path)
+        folder, name = os.path.split(full)
+        names = self.listed.get(folder)
+        if names is None:
+            names = self.listed[folder] = frozenset(os.listdir(folder)) if os.path.isdir(folder) else frozenset()
+        if name in names:
+            return full
+        stem = video_stem(name)
+        for other in (*(stem + suffix for suffix in VIDEO_SUFFIXES), stem):
+            if other in names:
+                return os.path.join(folder, other)
+        return full
+
+
+def video_stem(name: str) -> str:
+    """A file name without its extension, if that is one of a video; ids may hold dots."""
+    stem, suffix = os.path.splitext(name)
+    return stem if suffix.lower() in VIDEO_SUFFIXES else name
+
+
+def _is_there(path: str) -> bool:
+    if os.path.isdir(path):
+        return any(entry.name.lower().endswith(IMAGE_SUFFIXES) for entry in os.scandir(path))
+    return os.path.isfile(path)
+
+
+def missing_videos(stream: Stream) -> list[Item]:
+    """All items whose file is not there (nor under another extension, nor as a folder with frames)."""
+    find = VideoPlaces(Path("/")).find  # the items' paths are absolute
+    return [item for _, _, item in walk(stream) if not _is_there(find(item.path))]
+
+
+def check_videos(stream: Stream) -> str:
+    """Say which videos are missing and what a smaller gallery would do to the numbers."""
+    missing = {item.video for item in missing_videos(stream)}
+    total = Counter(split for _, split, _ in walk(stream))
+    if not missing:
+        return f"{stream.name}: all {total.total()} videos are in place."
+    places = [(task.name, split, item) for task, split, item in walk(stream) if item.video in missing]
+    lost = Counter(split for _, split, _ in places)
+    lines = [
+        f"{stream.name}: {len(places)} of {total.total()} videos are missing ("
+        + ", ".join(f"{split} {lost[split]} of {total[split]}" for split in SPLITS if total[split])
+        + ").",
+        "First: " + ", ".join(f"{item.video} ({task} {split})" for task, split, item in places[:5]) + ".",
+        f"Looked for {places[0][2].path} and {'/'.join(VIDEO_SUFFIXES)} or a folder of frames in its place.",
+    ]
+    if 0 < lost["test"] < total["test"]:
+        left = total["test"] - lost["test"]
+        lines.append(
+            f"Without them the test gallery shrinks from {total['test']} to {left} videos: R@k rises as the gallery "
+            "shrinks, so the numbers are not comparable with the paper."
+        )
+    lines.append("Put the files in place, or leave these videos out with data.skip_missing=true; tables are marked.")
+    return "\n".join(lines)
+
+
+def without(stream: Stream, missing: Iterable[Item]) -> Stream:
+    """The stream less some items, when the user asked for it (`data.skip_missing=true`).
+
+    The result has another digest, says how many videos it lost, and stands beside no paper.
+
+    Raises:
+        ConfigError: if a task would keep no train, test or (where it had some) validation video.
+    """
+    gone = {item.video for item in missing}
+    if not gone:
+        return stream
+    tasks = []
+    for task in stream.tasks:
+        kept: dict[str, tuple[Item, ...]] = {}
+        for split in SPLITS:
+            items = getattr(task, split)
+            kept[split] = tuple(
+                dataclasses.replace(item, twin=None) if item.twin in gone else item
+                for item in items
+                if item.video not in gone
+            )
+            if items and not kept[split]:
+                raise ConfigError(
+                    f"data.skip_missing: all {len(items)} {split} videos of {task.name} in {stream.name} are missing, "
+                    f"the first as {items[0].path}. Correct the videos folder."
+                )
+        tasks.append(StreamTask(task.name, task.categories, **kept))
+    dropped = sum(item.video in gone for _, _, item in walk(stream))
+    return dataclasses.replace(stream, tasks=tuple(tasks), paper=None, dropped=stream.dropped + dropped)

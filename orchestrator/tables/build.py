@@ -1,0 +1,337 @@
+"""From MLflow's records to tables and figures, with the published numbers beside ours.
+
+A number of a table is the mean over seeds of the metrics after the last task, of complete runs only (tag
+`ctvr.complete`), with the sample standard deviation. Nothing here reads a checkpoint.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from orchestrator.config import ConfigError
+from orchestrator.tables.paper_numbers import paper_numbers, place, with_paper
+from orchestrator.tables.significance import Ranks, compared, read_ranks
+from orchestrator.tables.table import Column, Row, Table, Value, number, to_csv, to_latex, to_markdown
+from orchestrator.tables.unpublished_settings import footnote
+
+if TYPE_CHECKING:
+    from orchestrator.tracking.tracker import Tracker
+    from orchestrator.tracking.values import RunRecord
+
+__all__ = ["build", "collect", "number", "seconds_of", "to_csv", "to_latex", "to_markdown", "write"]
+
+PARAMETERS, SECONDS = "cost/trained_parameters", "cost/seconds_task"
+NOTES = " | "  # between footnotes in the tag ctvr.note
+INCIDENTAL = {"seed", "data.load_threads", "evaluation.batch_size", "evaluation.chunk"}  # do not set runs apart
+COLUMNS = (
+    Column("r1", "R@1", "up"),
+    Column("r5", "R@5", "up"),
+    Column("r10", "R@10", "up"),
+    Column("medr", "MedR", "down"),
+    Column("meanr", "MeanR", "down"),
+    Column("bwf", "BWF", "down"),
+    Column("params_m", "Params (M)"),
+)
+OVERALL = (Column("r1", "R@1", "up"), Column("fr", "FR", "down"), Column("hm", "HM", "up"))  # CVLM
+TEXTS = {
+    "best_test": "the epoch kept for each task is the best one on the test videos (best-on-test)",
+    "best_val": "the epoch kept for each task is the best one on the validation videos",
+    "val": "measured on validation videos",
+    "transductive": "transductive scoring: a query's result depends on the other queries of the test set; it serves "
+    "text to video, video-to-text ranks are as without it",
+    "searched": "settings are the best of {n} trials{rule}",
+}
+
+
+# --- records to rows ----------------------------------------------------------------------------------------
+
+
+def collect(records: Iterable[RunRecord], ranks: Mapping[str, Ranks] | None = None) -> list[Row]:
+    """One row per method and settings, over its seeds; incomplete runs are left out.
+
+    Args:
+        records: runs of one stream.
+        ranks: run id -> final ranks, for the comparison with the best row.
+    """
+    groups: dict[tuple[Any, ...], dict[str, RunRecord]] = {}
+    for record in sorted(records, key=lambda record: record.started):
+        if record.tags.get("ctvr.complete") == "true":
+            own = tuple(sorted((k, str(v)) for k, v in record.settings.items() if k not in INCIDENTAL))
+            tags = tuple(record.tags.get(tag, "") for tag in ("ctvr.note", "ctvr.transductive"))
+            seed = str(record.settings.get("seed", "0"))
+            groups.setdefault((_method(record), own, tags), {})[seed] = record  # a seed run twice counts once
+    rows = [_row(list(group.values())) for group in groups.values()]
+    rows = [with_paper(row, next(iter(group.values()))) for row, group in zip(rows, groups.values())]
+    rows = _named(rows, list(groups.values()))
+    rows.sort(key=lambda row: (row.place, place(row.method), row.label))
+    protocols = {_protocol(next(iter(group.values()))) for group in groups.values()}
+    return compared(rows, ranks, protocols == {"cvlm"}) if ranks and len(protocols) == 1 else rows
+
+
+def build(tracker: Tracker, records: Sequence[RunRecord]) -> list[Table]:
+    """The tables of these runs, one per stream; their stored ranks are read for the comparison with the best.
+
+    Raises:
+        ConfigError: if no run is complete.
+    """
+    complete = [record for record in records if record.tags.get("ctvr.complete") == "true"]
+    if not complete:
+        raise ConfigError(f"table: none of the {len(records)} runs is complete. `make ui` shows how far they are.")
+    ranks = {record.run_id: found for record in complete if (found := read_ranks(tracker, record.run_id))}
+    return tables(records, ranks)
+
+
+def tables(records: Sequence[RunRecord], ranks: Mapping[str, Ranks] | None = None) -> list[Table]:
+    """As `build`, from what was read before."""
+    found = []
+    for stream in sorted({_stream(record) for record in records}):
+        of_stream = [record for record in records if _stream(record) == stream]
+        rows = collect(of_stream, ranks)
+        if not rows:
+            continue
+        left_out = sum(record.tags.get("ctvr.complete") != "true" for record in of_stream)
+        notes = ["Mean and sample standard deviation over seeds, text to video, after the last task."]
+        if any(row.trials is not None for row in rows):
+            notes.append("Trials: how many were searched for the row. Time: of all tasks of its trials and reruns.")
+        complete = [record for record in of_stream if record.tags.get("ctvr.complete") == "true"]
+        if len({record.tags.get("ctvr.stream_digest", "") for record in complete}) > 1:
+            notes.append("These runs saw different versions of the stream (tag ctvr.stream_digest): do not compare.")
+        if left_out:
+            notes.append(f"{left_out} incomplete runs are left out.")
+        if any(row.paper for row in rows):
+            paper = paper_numbers(of_stream[0].tags.get("ctvr.paper", "")) or {}
+            notes += [f"Paper: {note}" for note in paper.get("notes", [])]
+        titles = {record.tags.get("ctvr.table", "") for record in complete}
+        title = titles.pop() if len(titles) == 1 else ""
+        found.append(Table(stream, _columns(rows, of_stream), tuple(rows), tuple(notes), title))
+    return found
+
+
+def seconds_of(run: RunRecord) -> float:
+    """Seconds that a run's own tasks took, training and evaluation; those it took over from another run took none.
+
+    The start of its processes is not counted.
+    """
+    reused = int(run.tags.get("ctvr.reused_tasks") or 0)
+    return sum(seconds for task, seconds in run.metrics.get(SECONDS, []) if task > reused)
+
+
+def _row(runs: list[RunRecord]) -> Row:
+    """Seeds of one configuration, averaged."""
+    first = runs[0]
+    finals = [_final(run) for run in runs]
+    keys = dict.fromkeys(key for final in finals for key in final)
+    means = {key: _mean([final.get(key, math.nan) for final in finals]) for key in keys}
+    matrices = {
+        name: _matrix(runs, suffix) for name, suffix in (("own gallery", "r1_own"), ("all galleries so far", "r1"))
+    }
+    if _protocol(first) == "cvlm":
+        names = {"r1": "stream/t2v/r1_mean", "fr": "stream/t2v/fr", "hm": "stream/t2v/hm"}
+        means |= _per_task(runs)
+        curve = "stream/t2v/r1_mean"
+    else:
+        names = {column.key: f"stream/t2v/{column.key}" for column in COLUMNS[:-1]}
+        curve = "stream/t2v/r1"
+    values = {key: means.get(name, Value()) for key, name in names.items()}
+    values |= {key: value for key, value in means.items() if re.fullmatch(r"task_\d+/(r1|fr)", key)}
+    parameters = means.get(PARAMETERS, Value())
+    values["params_m"] = Value(parameters.mean / 1e6, parameters.std / 1e6 if parameters.std else math.nan)
+    return Row(
+        label=_method(first),
+        method=_method(first),
+        values=values,
+        seeds=tuple(str(run.settings.get("seed", "0")) for run in runs),
+        runs=tuple(run.run_id for run in runs),
+        marks=tuple(_marks(first)),
+        trials=_trials(first),
+        seconds=sum(map(seconds_of, runs)) + float(first.tags.get("ctvr.search_seconds", 0)),
+        place=int(first.tags.get("ctvr.place", 0)),
+        extra={key: value for key, value in means.items() if key not in {*names.values(), *values}},
+        curve=tuple(_curve(runs, curve)),
+        matrices={name: matrix for name, matrix in matrices.items() if matrix},
+    )
+
+
+def _final(run: RunRecord) -> dict[str, float]:
+    """Metrics after the last task; a stream metric that stopped earlier is unknown there."""
+    last = {key: run.last(key) for key in run.metrics if key.startswith(("stream/", "task_", "cost/"))}
+    done = max((point[0] for key, point in last.items() if point and key.startswith("stream/")), default=0)
+    finals = {}
+    for key, point in last.items():
+        if point is not None:
+            finals[key] = point[1] if point[0] == done or key.startswith("cost/") else math.nan
+    return finals
+
+
+def _mean(values: Sequence[float]) -> Value:
+    """Mean and sample standard deviation; unknown as soon as one seed's value is."""
+    std = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+    return Value(float(np.mean(values)), std)
+
+
+def _curve(runs: Sequence[RunRecord], key: str) -> list[tuple[int, float, float]]:
+    histories = [dict(run.metrics.get(key, [])) for run in runs]
+    steps = sorted(set.intersection(*(set(history) for history in histories)))
+    points = [(step, _mean([history[step] for history in histories])) for step in steps]
+    return [(step, value.mean, value.std) for step, value in points if math.isfinite(value.mean)]
+
+
+def _matrix(runs: Sequence[RunRecord], suffix: str) -> list[list[float]]:
+    """R@1 of task i after task t as lower-triangular lists, the mean over seeds; empty if it is not known."""
+    keys = sorted(key for key in runs[0].metrics if re.fullmatch(rf"task_\d+/t2v/{suffix}", key))
+    columns = [{step: mean for step, mean, _ in _curve(runs, key)} for key in keys]
+    return [[column.get(t, math.nan) for column in columns[:t]] for t in range(1, len(keys) + 1)]
+
+
+def _per_task(runs: Sequence[RunRecord]) -> dict[str, Value]:
+    """CVLM: final R@1 of each task in its own gallery, and what was lost since it was learned."""
+    found: dict[str, Value] = {}
+    keys = sorted(key for key in runs[0].metrics if re.fullmatch(r"task_\d+/t2v/r1_own", key))
+    for index, key in enumerate(keys, start=1):
+        task = key.partition("/")[0]
+        histories = [dict(run.metrics.get(key, [])) for run in runs]
+        found[f"{task}/r1"] = _mean([history.get(len(keys), math.nan) for history in histories])
+        if index < len(keys):
+            lost = [history.get(index, math.nan) - history.get(len(keys), math.nan) for history in histories]
+            found[f"{task}/fr"] = _mean(lost)
+    return found
+
+
+def _marks(run: RunRecord) -> list[str]:
+    """What a reader must know before believing the row."""
+    tags, marks = run.tags, []
+    split = str(run.settings.get("evaluation.split", tags.get("ctvr.split", "test")))
+    if str(run.settings.get("evaluation.select", tags.get("ctvr.select", "last"))).startswith("best"):
+        marks.append(TEXTS[f"best_{tags.get('ctvr.select_split') or split}"])  # old records: the evaluated split
+    if split == "val":
+        marks.append(TEXTS["val"])
+    if tags.get("ctvr.mark"):
+        marks.append(tags["ctvr.mark"])
+    if tags.get("ctvr.transductive") == "true":
+        marks.append(TEXTS["transductive"])
+    if tags.get("ctvr.note"):
+        marks += tags["ctvr.note"].split(NOTES)
+    if trials := _trials(run):
+        rule = f" by {tags['ctvr.selection']}" if tags.get("ctvr.selection") else ""
+        marks.append(TEXTS["searched"].format(n=trials, rule=rule))
+    if ours := footnote(run.settings):
+        marks.append(ours)
+    return marks
+
+
+def _trials(run: RunRecord) -> int | None:
+    """Trials that were searched for a row, 0 for one that was not searched; None where nobody says."""
+    method, _, trials = run.tags.get("ctvr.searched", "").partition(":")
+    if not trials.isdigit():
+        return None
+    return int(trials) if method == _method(run) else 0
+
+
+def _named(rows: list[Row], groups: list[dict[str, RunRecord]]) -> list[Row]:
+    """Labels that tell the rows of one method apart: its presets, else the settings that differ."""
+    firsts = [next(iter(group.values())) for group in groups]
+    named = []
+    for row, first in zip(rows, firsts):
+        others = [run for run in firsts if _method(run) == row.method]
+        presets = {run.tags.get("ctvr.presets", "") for run in others}
+        names = {name for run in others for name in run.settings} - INCIDENTAL
+        differing = {
+            name: str(first.settings.get(name, "unset"))
+            for name in sorted(names)
+            if len({str(run.settings.get(name, "unset")) for run in others}) > 1
+        }
+        label = row.method
+        if len(others) > 1 and len(presets) == len(others):
+            label += f" ({first.tags.get('ctvr.presets') or 'paper'})"
+        elif differing:
+            shown = ", ".join(f"{name}={value}" for name, value in list(differing.items())[:4])
+            label += f" ({shown}{', ...' if len(differing) > 4 else ''})"
+        named.append(replace(row, label=label, settings=differing))
+    return named
+
+
+def _columns(rows: Sequence[Row], records: Sequence[RunRecord]) -> tuple[Column, ...]:
+    if _protocol(records[0]) != "cvlm":
+        return COLUMNS
+    paper = paper_numbers(records[0].tags.get("ctvr.paper", "")) or {}
+    tasks = sorted({key.partition("/")[0] for row in rows for key in row.values if key.startswith("task_")})
+    named = dict(zip(tasks, paper.get("tasks", []))) if len(paper.get("tasks", [])) == len(tasks) else {}
+    columns = list(OVERALL)
+    for task in tasks:
+        title = named.get(task, f"T{int(task[5:])}")
+        columns.append(Column(f"{task}/r1", f"{title} R@1", "up"))
+        if any(f"{task}/fr" in row.values for row in rows):
+            columns.append(Column(f"{task}/fr", f"{title} FR", "down"))
+    return (*columns, COLUMNS[-1])
+
+
+def _method(run: RunRecord) -> str:
+    return run.tags.get("ctvr.method") or str(run.settings.get("method", run.name))  # the tag knows configurations
+
+
+def _stream(run: RunRecord) -> str:
+    return str(run.tags.get("ctvr.stream") or run.settings.get("stream", ""))
+
+
+def _protocol(run: RunRecord) -> str:
+    return run.tags.get("ctvr.protocol", "ctvr")
+
+
+# --- files --------------------------------------------------------------------------------------------------
+
+
+def write(made: Table | Sequence[Table], folder: Path) -> list[Path]:
+    """Write `<stream>.md|.tex|.csv` and the figures of every table; each file appears whole or not at all.
+
+    Returns:
+        The paths: the tables first, then R@1 over the tasks, then the two matrices of each row.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for table in [made] if isinstance(made, Table) else made:
+        name = _slug(table.stream)
+        for suffix, text in ((".md", to_markdown(table)), (".tex", to_latex(table)), (".csv", to_csv(table))):
+            written.append(_publish(folder / f"{name}{suffix}", text.encode()))
+        written += _write_figures(table, folder, name)
+    return written
+
+
+def _write_figures(table: Table, folder: Path, name: str) -> list[Path]:
+    from orchestrator.tracking import figures  # matplotlib takes a second to import
+
+    drawn = {}
+    curves = {row.label: row.curve for row in table.rows if len(row.curve) > 1}
+    if curves:
+        drawn[f"{name}_r1"] = figures.draw_curves(curves, f"{table.stream}: R@1 after each task")
+    for row in table.rows:
+        if row.matrices:
+            seeds = f"mean of {len(row.seeds)} seeds" if len(row.seeds) > 1 else f"seed {row.seeds[0]}"
+            title = f"{row.label} on {table.stream}, {seeds}"
+            drawn[f"{name}_{_slug(row.label)}_matrices"] = figures.draw_matrices(row.matrices, title)
+    paths = []
+    for stem, figure in drawn.items():
+        buffer = io.BytesIO()
+        figures.save(figure, buffer)
+        paths.append(_publish(folder / f"{stem}.png", buffer.getvalue()))
+    return paths
+
+
+def _publish(path: Path, content: bytes) -> Path:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
+    return path
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", text).strip("-.")[:80] or "table"

@@ -1,0 +1,140 @@
+"""Presets of whole tables: which rows, one budget and one rule of selection for all of them. A preset is data.
+
+A preset is a JSON file, of `orchestrator/tables/table_presets` or one's own:
+
+    {"title": ..., "protocol": "ctvr" | "cvlm", "stream": the default one, "seeds": 3,
+     "search": {"trials": 8, "metric": "stream/t2v/r1_gain", ...},    (settings of SearchConfig; 0 trials: no search)
+     "settings": {"optim.epochs": 4},                                 (of all rows; optional)
+     "rows": [{"name": "lwf", "searched": true, "settings": {}, "notes": ["how it differs from its paper"]}]}
+
+A row's name is a method, `method:preset`, or a configuration with a name of its own (`tvr_plus_cl`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from orchestrator.config import ConfigError, Settings, build, suggest
+from orchestrator.streams.load import read_json
+
+FOLDER = Path(__file__).parent / "table_presets"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableRow:
+    """One row: what is run, and whether its settings are searched first."""
+
+    name: str
+    searched: bool = True
+    settings: dict[str, Any] = field(default_factory=dict)  # of this row alone, before the user's
+    notes: tuple[str, ...] = ()  # footnotes
+
+    @property
+    def method(self) -> str:
+        return self.name.partition(":")[0]
+
+    @property
+    def presets(self) -> tuple[str, ...]:
+        preset = self.name.partition(":")[2]
+        return (preset,) if preset else ()
+
+    @property
+    def slug(self) -> str:
+        """The name as a part of a sweep's name."""
+        return re.sub(r"[^A-Za-z0-9_.-]", "-", self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePreset:
+    """A whole table."""
+
+    title: str
+    protocol: Literal["ctvr", "cvlm"]
+    stream: str
+    rows: tuple[TableRow, ...]
+    seeds: int = 3
+    search: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = [row.slug for row in self.rows]
+        if not names:
+            raise ValueError("rows: is empty. List at least one method.")
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"rows: {name} is listed {names.count(name)} times. Keep one of them.")
+
+    def only(self, wanted: Sequence[str]) -> TablePreset:
+        """The table with some of its rows, in its order; all of them if none is named.
+
+        Raises:
+            ConfigError: if it has no such row.
+        """
+        known = [row.name for row in self.rows]
+        for name in wanted:
+            if name not in known:
+                raise ConfigError(
+                    f"--rows: the table has no row {name!r}.{suggest(name, known)} Rows: {', '.join(known)}."
+                )
+        return replace(self, rows=tuple(row for row in self.rows if not wanted or row.name in wanted))
+
+
+def preset_names() -> list[str]:
+    """The tables that come with the package."""
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def names_table(word: str) -> bool:
+    """Whether a `--preset` means a whole table and no preset of a method."""
+    return word in preset_names() or word.endswith(".json")
+
+
+def load_preset(word: str) -> TablePreset:
+    """A table by its name, or from a file of one's own.
+
+    Raises:
+        ConfigError: for an unknown name, or a file that breaks the format; the message names the field.
+    """
+    path = Path(word) if word.endswith(".json") else FOLDER / f"{word}.json"
+    if word not in preset_names() and not path.is_file():
+        raise ConfigError(f"--preset: there is no table {word!r}. {known_tables(word)}")
+    data = read_json(path, unique_keys=True)
+    try:
+        return parse_preset(data)
+    except ConfigError as error:
+        raise ConfigError(f"{path.name}: {error}") from error
+
+
+def known_tables(word: str) -> str:
+    """The tables there are, the one that `word` resembles first."""
+    return f"{suggest(word, preset_names())} Tables: {', '.join(preset_names())}, or a .json file.".strip()
+
+
+def parse_preset(data: Any) -> TablePreset:
+    """A preset from plain values, as JSON has them.
+
+    Raises:
+        ConfigError: at the first thing wrong.
+    """
+    if not isinstance(data, Mapping) or not isinstance(data.get("rows", []), list):
+        raise ConfigError("is no table. Write an object with title, protocol, stream and a list of rows.")
+    rows = [_parse_row(row, number) for number, row in enumerate(data.get("rows", []), start=1)]
+    return build(TablePreset, {**data, "rows": tuple(rows)})
+
+
+def _parse_row(data: Any, number: int) -> TableRow:
+    if isinstance(data, str):
+        data = {"name": data}
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"rows[{number}]: is {data!r}. Write a method's name, or an object with name.")
+    return build(TableRow, data, f"rows[{number}]")
+
+
+def as_data(preset: TablePreset) -> Settings:
+    """The inverse of `parse_preset`."""
+    return dataclasses.asdict(preset)

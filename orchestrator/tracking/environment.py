@@ -1,0 +1,51 @@
+"""What a run runs on, to be stored beside its numbers: versions, machine, commit. No paths, users or secrets."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torch", "open_clip_torch", "ray", "mlflow", "numpy", "av", "decord", "safetensors", "obstore", "optuna")
+
+
+def environment() -> dict[str, Any]:
+    """JSON-able facts; what is not there is None. GPUs are listed where torch is loaded already."""
+    torch = sys.modules.get("torch")
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch else []
+    commit, changed = _commit()
+    return {
+        "python": platform.python_version(),
+        "packages": {package: _version(package) for package in PACKAGES},
+        "system": f"{platform.system()} {platform.machine()}",
+        "host": platform.node(),
+        "processors": os.cpu_count(),
+        "gpus": gpus,
+        "commit": commit,
+        "changed_since_commit": changed,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> tuple[str | None, bool | None]:
+    """The commit of this code and whether files differ from it; (None, None) outside its git checkout."""
+
+    def git(*words: str) -> str:
+        here = Path(__file__).parents[1]
+        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True, timeout=10).stdout
+
+    try:
+        git("ls-files", "--error-unmatch", "config.py")  # not a repository that merely lies around an installed copy
+        return git("rev-parse", "HEAD").strip(), bool(git("status", "--porcelain", "--untracked-files=no").strip())
+    except (OSError, subprocess.SubprocessError):
+        return None, None

@@ -1,0 +1,117 @@
+"""What one run writes to MLflow while it trains: the bridge from the loop's reports to the tracker."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from methods.base import Method, Task
+from orchestrator.data.batches import StreamData
+from orchestrator.learning.commits import Commits, Record, save_model
+from orchestrator.learning.cost import measure
+from orchestrator.learning.experiment import Experiment, frames_digest
+from orchestrator.learning.run import splits_of
+from orchestrator.tracking.tracker import Tracker
+
+
+@dataclass
+class Recorder:
+    """Hands a run's settings, metrics, matrices and model to MLflow. Give `ready` and `report` to `run.execute`.
+
+    A run that is resumed continues its MLflow run; what is stored already is not stored again.
+    """
+
+    tracker: Tracker
+    experiment: Experiment
+    name: str  # of the MLflow run
+    parent: str | None = None  # run id of the sweep
+    tags: Mapping[str, str] = field(default_factory=dict)
+    keep_model: bool = False  # upload the trained model when the stream is learned
+    run_id: str = ""
+    _context: tuple[Method, StreamData] | None = None
+    _logged_epochs: int = 0
+
+    def ready(self, key: str, method: Method, data: StreamData, commits: Commits) -> None:
+        """Open the MLflow run, and bring it up to date with what an earlier process committed."""
+        stream = data.stream
+        done = commits.finished(len(stream.tasks))
+        self._context = (method, data)
+        tags = {
+            "ctvr.method": self.experiment.name,
+            "ctvr.result": key,
+            "ctvr.split": self.experiment.evaluation.split,
+            "ctvr.select": self.experiment.evaluation.select,
+            "ctvr.select_split": self.experiment.evaluation.selects_on(stream.has_val) or "",
+            "ctvr.mark": stream.settings_mark,
+            "ctvr.protocol": stream.protocol,
+            "ctvr.stream_digest": stream.digest,
+            "ctvr.frames": frames_digest(stream, data.frames, splits_of(self.experiment, stream)),
+            "ctvr.presets": ",".join(self.experiment.presets),
+            "ctvr.reused_tasks": str(commits.reused),
+            **self.tags,
+        }
+        if stream.paper:
+            tags["ctvr.paper"] = stream.paper
+        if method.is_transductive:
+            tags["ctvr.transductive"] = "true"
+        self.run_id = self.tracker.open_run(stream.name, self.name, self.experiment.settings, self.parent, tags)
+        self.tracker.log_environment(self.run_id)
+        if done:
+            record = commits.record(done)
+            self._log_training(record)
+            for step in range(1, done + 1):
+                self._log_task(record, step)
+
+    def report(self, task: Task, record: Record, seconds: float) -> None:
+        """Record what the loop knows after a task."""
+        step = task.index + 1
+        self._log_training(record)
+        self._log_task(record, step)
+        if step == task.num_tasks:
+            self.complete(record)
+
+    def _log_training(self, record: Record) -> None:
+        """The losses of every epoch that was not logged by this process."""
+        rows = {int(row["step"]): {k: v for k, v in row.items() if k != "step"} for row in record.training}
+        new = dict(list(rows.items())[self._logged_epochs :])
+        self._logged_epochs = len(rows)
+        if new:
+            self.tracker.log_history(self.run_id, new)
+
+    def _log_task(self, record: Record, step: int) -> None:
+        """Metrics after `step` tasks, and how long the last of them took."""
+        seconds = {"cost/seconds_task": record.seconds[step - 1]}
+        self.tracker.log_task(self.run_id, step, {**record.metrics[step - 1], **seconds})
+
+    def complete(self, record: Record) -> None:
+        """Record what is known once the stream is learned, and close the run."""
+        assert self._context is not None
+        method, data = self._context
+        num_tasks = len(data.stream.tasks)
+        frames = next(data.videos(0, self.experiment.evaluation.split, [0], 1))
+        self.tracker.log_task(self.run_id, num_tasks, measure(method, frames))
+        for name in ("own", "union"):
+            matrix = getattr(record, name)
+            self.tracker.log_json(self.run_id, f"matrix_{name}.json", matrix)
+            self.tracker.log_heatmap(self.run_id, f"matrix_{name}", matrix)
+        split = self.experiment.evaluation.split
+        task_of = {item.video: task for task in range(num_tasks) for item in data.stream.items(task, split)}
+        tasks = [task_of[query.rpartition("#")[0]] for query in record.ranks]
+        ranks = {"query ids": list(record.ranks), "ranks": list(record.ranks.values()), "tasks": tasks}
+        self.tracker.log_json(self.run_id, "ranks.json", ranks)
+        self.tracker.log_json(self.run_id, "config.json", self.experiment.settings)
+        if self.keep_model:
+            with tempfile.TemporaryDirectory() as folder:
+                export_model(method, self.experiment, data, Path(folder) / "model")
+                self.tracker.log_artifacts(self.run_id, Path(folder) / "model", into="model")
+        self.tracker.set_tags(self.run_id, {"ctvr.complete": "true"})
+        self.tracker.close(self.run_id)
+
+
+def export_model(method: Method, experiment: Experiment, data: StreamData, folder: Path) -> None:
+    """Write a trained method where `orchestrator.learning.run.load_model` can read it."""
+    tasks: list[dict[str, Any]] = [vars(data.task(index)) for index in range(len(data.stream.tasks))]
+    save_model(method, experiment.settings, tasks, folder)

@@ -1,0 +1,352 @@
+"""One video file, or one folder of frames, becomes a clip of uint8 frames with their timestamps, in this process.
+
+Which frames: `num_frames` equal parts of the film (or of a time segment), the frame in the middle of each; if there
+are fewer frames than wanted, the last one is repeated (benchmark protocol of CTVR). The index of frames comes from
+the container's packets in presentation order, so that both decoders are asked for the same frames and the
+timestamps are those of the file, also at a variable frame rate. decord decodes first; PyAV takes over where decord
+cannot read the file or does not see the same frames. The resize is one piece of code behind both.
+
+Measured with decord 0.6.0 and PyAV 18.1 on public clips: bit-identical frames and timestamps for 8-bit h264, rotated
+or not; for 10-bit h264 the same frames with another interpolation of colour at edges (mean difference 3.3 of 255);
+decord finds no stream in AV1.
+
+Nothing here protects the process from a decoder that crashes or hangs: `orchestrator.video.pool.Decoder` does.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import logging
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from orchestrator.config import ConfigError
+from orchestrator.video.index import (
+    Index,
+    Limits,
+    VideoError,
+    Watch,
+    check_size,
+    frame_seconds,
+    named_errors,
+    opened,
+    read_index,
+)
+
+log = logging.getLogger(__name__)
+
+_RULE = "1"  # raise it when the choice of frames or the resize changes: it is part of every store key
+_IMAGES = {".png", ".jpg", ".jpeg"}
+_SLACK = 1e-3  # seconds; Matroska rounds timestamps to milliseconds
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Which frames, and how large: `num_frames` frames of `size` x `size` pixels."""
+
+    num_frames: int = 12
+    size: int = 224
+
+    def __post_init__(self) -> None:
+        if self.num_frames < 1:
+            raise ValueError(f"num_frames must be >= 1, got {self.num_frames}.")
+        if self.size < 1:
+            raise ValueError(f"size counts pixels and must be >= 1, got {self.size}.")
+
+
+@dataclass(frozen=True)
+class Clip:
+    """frames (T, H, W, 3) uint8 RGB, upright; timestamps (T,) float64 seconds since the first frame of the film,
+    NaN for a folder of frames; decoder: the one that produced them ("decord", "pyav", "images")."""
+
+    frames: np.ndarray
+    timestamps: np.ndarray
+    decoder: str
+
+
+@dataclass(frozen=True)
+class VideoInfo:
+    """Facts of one file; width and height as displayed. `fps` and `seconds` are 0.0 for a folder of frames."""
+
+    frames: int
+    fps: float
+    seconds: float
+    width: int
+    height: int
+    codec: str
+
+
+def decode(
+    path: str | Path,
+    sampling: Sampling,
+    segment: tuple[float, float] | None = None,
+    decoder: str = "auto",
+    limits: Limits | None = None,
+) -> Clip:
+    """Decode one clip in this process.
+
+    Args:
+        path: a video file, or a folder of .png/.jpg frames in the order of the numbers in their names. A folder
+            holds frames that were already cut to their segment: `segment` does not apply to it.
+        sampling: T = `num_frames` and the side of the square frames.
+        segment: (start, end) in seconds since the first frame; an end behind the film's is moved to it.
+        decoder: "auto" (decord, then PyAV), "decord" or "pyav".
+
+    Raises:
+        VideoError: if the file is missing, empty, damaged, no video, or over a limit.
+        ConfigError: if `decoder` is unknown or not installed.
+    """
+    order, limits, path = _decoders(decoder), limits or Limits(), Path(path)
+    watch = Watch(path, limits)
+    if path.is_dir():
+        return _decode_folder(path, sampling, limits, watch)
+    index = read_index(path, limits, watch)
+    try:
+        chosen = choose_frames(index.times, sampling.num_frames, _checked_segment(path, segment))
+    except ValueError as error:
+        raise error if isinstance(error, VideoError) else VideoError(str(path), str(error)) from None
+    wanted = sorted(set(chosen.tolist()))
+    for name in order:
+        try:
+            read = _read_decord if name == "decord" else _read_pyav
+            if limits.strict and name == "decord":  # decord patches damage up without a word
+                _check_by_pyav(path, index, wanted, limits, watch)
+            small = {i: fit(image, sampling.size) for i, image in read(path, index, wanted, limits, watch)}
+            return Clip(np.stack([small[i] for i in chosen.tolist()]), index.times[chosen], name)
+        except VideoError as error:
+            if name == order[-1]:
+                raise
+            watch.check()
+            log.info("%s; trying %s", error, order[-1])
+    raise AssertionError("unreachable")
+
+
+def probe(path: str | Path, limits: Limits | None = None) -> VideoInfo:
+    """Count the frames of a file and read its rate, duration, size and codec; one frame is decoded.
+
+    Raises:
+        VideoError: as `decode`.
+    """
+    limits, path = limits or Limits(), Path(path)
+    watch = Watch(path, limits)
+    if path.is_dir():
+        files = _frame_files(path)
+        image = _open_image(path, files[0], limits)
+        return VideoInfo(len(files), 0.0, 0.0, image.shape[1], image.shape[0], files[0].suffix[1:].lower())
+    index = read_index(path, limits, watch)
+    ((_, image),) = _read_pyav(path, index, [0], limits, watch)
+    seconds = float(index.times[-1]) + (1 / index.fps if index.fps else 0.0)
+    return VideoInfo(len(index.times), index.fps, seconds, image.shape[1], image.shape[0], index.codec)
+
+
+def decoder_version(name: str = "auto", strict: bool = True) -> str:
+    """Everything that decides the pixels besides the file and the sampling; part of every store key.
+
+    `strict` is that of the `Limits` in use.
+
+    Raises:
+        ConfigError: if the decoder is unknown or not installed.
+    """
+    import av
+
+    versions = {"pyav": f"pyav-{av.__version__}-ffmpeg-{av.ffmpeg_version_info}"}
+    if "decord" in _decoders(name):
+        versions["decord"] = f"decord-{importlib.metadata.version('decord')}"
+    named = "+".join(versions[decoder] for decoder in _decoders(name))
+    return f"{named}+pillow-{Image.__version__}+rule-{_RULE}{'' if strict else '+lenient'}"
+
+
+def choose_frames(times: np.ndarray, num_frames: int, segment: tuple[float, float] | None = None) -> np.ndarray:
+    """The middle frame of each of `num_frames` equal parts.
+
+    At a constant rate this is the rule of the benchmark: frames [int(start * fps), min(int(end * fps), N)) are
+    cut at `linspace` points truncated to integers. Real timestamps replace index / fps: the first frame is the one on
+    screen at `start`, the last lies before the one on screen at `end`; at least one frame is kept.
+
+    Args:
+        times: (N,) increasing seconds, N >= 1.
+
+    Returns:
+        (num_frames,) int64 non-decreasing indices into `times`; the last repeats if there are too few frames.
+
+    Raises:
+        ValueError: if the segment starts behind the last frame.
+    """
+    first, stop = 0, len(times)
+    if segment is not None:
+        if segment[0] > times[-1] + frame_seconds(times) + _SLACK:
+            raise ValueError(f"segment starts at {segment[0]:g} s, the film ends at {times[-1]:.2f} s")
+        first = max(int(np.searchsorted(times, segment[0] + _SLACK, side="right")) - 1, 0)
+        after_end = segment[1] > times[-1] + frame_seconds(times)
+        stop = stop if after_end else int(np.searchsorted(times, segment[1] + _SLACK, side="right")) - 1
+        stop = max(stop, first + 1)
+    parts = min(num_frames, stop - first)
+    edges = np.linspace(first, stop, parts + 1).astype(np.int64)
+    middles = (edges[:-1] + edges[1:] - 1) // 2
+    return np.concatenate([middles, np.full(num_frames - parts, middles[-1])])
+
+
+def fit(image: np.ndarray, size: int) -> np.ndarray:
+    """Resize the shorter side to `size` (antialiased bicubic), cut the centre: (H, W, 3) -> (size, size, 3) uint8."""
+    height, width = image.shape[:2]
+    short = min(height, width)
+    new_height, new_width = size * height // short, size * width // short
+    if (new_height, new_width) != (height, width):
+        image = np.asarray(Image.fromarray(image).resize((new_width, new_height), Image.Resampling.BICUBIC))
+    top, left = round((new_height - size) / 2), round((new_width - size) / 2)
+    return np.ascontiguousarray(image[top : top + size, left : left + size])
+
+
+def _decoders(name: str) -> tuple[str, ...]:
+    has_decord = importlib.util.find_spec("decord") is not None
+    if name == "auto":
+        return ("decord", "pyav") if has_decord else ("pyav",)
+    if name not in ("decord", "pyav"):
+        raise ConfigError(f"decoder: {name!r} is unknown. Use auto, decord or pyav.")
+    if name == "decord" and not has_decord:
+        raise ConfigError("decoder: 'decord' is not installed on this machine. Install decord, or use auto or pyav.")
+    return (name,)
+
+
+def _checked_segment(path: Path, segment: tuple[float, float] | None) -> tuple[float, float] | None:
+    if segment is None:
+        return None
+    start, end = (float(x) for x in segment)
+    if not (math.isfinite(start) and math.isfinite(end) and 0 <= start < end):
+        raise VideoError(str(path), f"segment ({start:g}, {end:g}) must be 0 <= start < end, in seconds")
+    return start, end
+
+
+# -- the decoders: each yields (index of the frame, upright (H, W, 3) uint8 image) in order
+
+_Images = Iterator[tuple[int, np.ndarray]]
+_Frames = Iterator[tuple[int, Any]]  # PyAV frames
+
+
+def _read_pyav(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> _Images:
+    for i, frame in _pyav_frames(path, index, wanted, limits, watch):
+        check_size(path, frame.width, frame.height, limits)
+        with named_errors(path):
+            image = frame.to_ndarray(format="rgb24", threads=1)
+        yield i, np.ascontiguousarray(np.rot90(image, round(frame.rotation / 90) % 4)) if frame.rotation else image
+
+
+def _check_by_pyav(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> None:
+    for _ in _pyav_frames(path, index, wanted, limits, watch):
+        pass
+
+
+def _pyav_frames(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> _Frames:
+    """Yield the wanted frames; refuse a corrupt one if `limits.strict`."""
+    if index.pts is not None:
+        done: set[int] = set()
+        try:
+            for i, frame in _walk(path, index, wanted, limits, watch, seek=True):
+                done.add(i)
+                yield i, frame
+            return
+        except LookupError:  # an inexact seek: once more, from the beginning
+            wanted = [i for i in wanted if i not in done]
+    try:
+        yield from _walk(path, index, wanted, limits, watch, seek=False)
+    except LookupError as error:
+        raise VideoError(str(path), f"is damaged: {error.args[0]}") from None
+
+
+def _walk(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch, seek: bool) -> _Frames:
+    """Decode in order and keep the wanted frames, jumping to the key frame before each where that saves work.
+
+    Raises:
+        LookupError: if a wanted frame does not come out of the decoder.
+    """
+    pts = index.pts
+    with opened(path, index.container) as (file, stream):
+        if limits.strict:  # report damaged data instead of guessing the missing pixels
+            stream.codec_context.options = {"err_detect": "crccheck+bitstream+buffer+explode"}
+        frames, count, reached = file.decode(stream), -1, None
+        for i in wanted:
+            if seek and pts is not None:
+                key = index.keys[np.searchsorted(index.keys, pts[i], side="right") - 1]
+                if key > (index.keys[0] if reached is None else reached):
+                    file.seek(int(key), stream=stream, backward=True)
+                    frames = file.decode(stream)
+            for frame in frames:
+                watch.check()
+                count, reached = count + 1, frame.pts
+                if (count if pts is None else frame.pts) == (i if pts is None else pts[i]):
+                    if limits.strict and frame.is_corrupt:
+                        raise VideoError(str(path), f"is damaged: the frame at {index.times[i]:.2f} s is corrupt")
+                    yield i, frame
+                    break
+                if pts is not None and frame.pts is not None and frame.pts > pts[i]:
+                    raise LookupError(f"frame {i} at {index.times[i]:.2f} s cannot be decoded")
+            else:
+                raise LookupError(f"frame {i} at {index.times[i]:.2f} s cannot be decoded")
+
+
+def _read_decord(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> _Images:
+    """As `_read_pyav`; refuses a file in which decord does not see the frames of the index at their times."""
+    try:
+        import decord
+    except (ImportError, OSError) as error:
+        raise VideoError(str(path), f"decord cannot be loaded ({error})") from None
+    decord.logging.set_level(decord.logging.QUIET)
+    try:
+        yield from _ask_decord(decord, path, index, wanted, watch)
+    except (decord.DECORDError, decord.DECORDLimitReachedError, IndexError, UnicodeError) as error:
+        lines = [line.split("Check failed:")[-1].strip() for line in str(error).splitlines() if line.strip()]
+        reason = lines[0][:160] if lines else type(error).__name__
+        raise VideoError(str(path), f"decord cannot decode it ({reason})") from None
+    except MemoryError:
+        raise VideoError(str(path), "decord needs more memory than the limit memory_bytes") from None
+
+
+def _ask_decord(decord: Any, path: Path, index: Index, wanted: list[int], watch: Watch) -> _Images:
+    reader = decord.VideoReader(str(path.absolute()), ctx=decord.cpu(0), num_threads=1)
+    if len(reader) != len(index.times):
+        raise VideoError(str(path), f"decord sees {len(reader)} frames of {len(index.times)}")
+    begins = reader.get_frame_timestamp([0, *wanted])[:, 0]
+    tolerance = max(_SLACK, frame_seconds(index.times) / 2)
+    if np.abs(begins[1:] - begins[0] - index.times[wanted]).max() > tolerance:
+        raise VideoError(str(path), "decord puts its frames at other times than the container")
+    for i in wanted:
+        watch.check()
+        yield i, reader[i].asnumpy()
+
+
+# -- folders of frames
+
+
+def _decode_folder(folder: Path, sampling: Sampling, limits: Limits, watch: Watch) -> Clip:
+    files = _frame_files(folder)
+    chosen = choose_frames(np.arange(len(files), dtype=np.float64), sampling.num_frames).tolist()
+    small: dict[int, np.ndarray] = {}
+    for i in sorted(set(chosen)):
+        watch.check()
+        small[i] = fit(_open_image(folder, files[i], limits), sampling.size)
+    return Clip(np.stack([small[i] for i in chosen]), np.full(sampling.num_frames, np.nan), "images")
+
+
+def _frame_files(folder: Path) -> list[Path]:
+    """The images of a folder in the order of the numbers in their names (`frame_2_idx_0040` before `frame_10_...`)."""
+    files = [p for p in folder.iterdir() if p.suffix.lower() in _IMAGES and not p.name.startswith(".")]
+    if not files:
+        raise VideoError(str(folder), "the folder holds no frames (.png, .jpg)")
+    return sorted(files, key=lambda p: ([int(n) for n in re.findall(r"\d{1,18}", p.stem)], p.name))
+
+
+def _open_image(folder: Path, file: Path, limits: Limits) -> np.ndarray:
+    try:
+        with Image.open(file, formats=["PNG", "JPEG"]) as image:
+            check_size(folder, image.width, image.height, limits)
+            return np.asarray(image.convert("RGB"))
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise VideoError(str(folder), f"{file.name} is damaged or no image ({type(error).__name__})") from None

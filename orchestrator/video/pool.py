@@ -1,0 +1,355 @@
+"""Decode many videos in bounded child processes: a file that crashes, hangs or bloats its decoder costs only itself.
+
+`decode` and `probe` (from orchestrator.video.decode) work in this process; `Decoder` is what the data pipeline uses.
+
+A child is a plain subprocess of this interpreter, not a multiprocessing worker: it does not run the caller's
+`__main__` again, may be started from daemon processes (data loader workers), and answers with JSON and raw
+bytes, so that a decoder taken over by a hostile file can hand nothing executable back. It has limits of memory, CPU
+time and written bytes, no network where the system allows that, and none of the parent's credentials in its
+environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import resource
+import select
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from methods.backbone.weights import leave_network
+from orchestrator.config import ConfigError
+from orchestrator.video.decode import (
+    Clip,
+    Sampling,
+    VideoInfo,
+    choose_frames,
+    decode,
+    decoder_version,
+    probe,
+)
+from orchestrator.video.index import Limits, VideoError
+
+__all__ = [
+    "Clip",
+    "Decoder",
+    "Job",
+    "Limits",
+    "Sampling",
+    "VideoError",
+    "VideoInfo",
+    "choose_frames",
+    "decode",
+    "decoder_version",
+    "probe",
+]
+
+log = logging.getLogger(__name__)
+
+_START_SECONDS = 120.0  # imports of a child on a busy machine
+_JOBS_PER_CHILD = 500  # a fresh child now and then bounds what decoders leak
+_CHILD_ENV = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV")
+_CHILD = [sys.executable, "-c", "from orchestrator.video.pool import serve; serve()"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One clip to decode. `label` is the caller's own (an id, a store key)."""
+
+    path: str
+    sampling: Sampling = dataclasses.field(default_factory=Sampling)
+    segment: tuple[float, float] | None = None
+    label: str = ""
+
+
+class Decoder:
+    """A pool of decoding children: `with Decoder(workers=2) as d: for job, result in d.map(jobs): ...`.
+
+    At most one clip per worker is in memory, however many jobs there are. Children start at first use.
+    """
+
+    def __init__(self, workers: int = 2, limits: Limits | None = None, decoder: str = "auto") -> None:
+        if workers < 1:
+            raise ConfigError(f"decoder workers must be >= 1, got {workers}.")
+        decoder_version(decoder)  # unknown or missing decoders are refused here, not in every child
+        self.limits, self.decoder = limits or Limits(), decoder
+        self._children = [_Child() for _ in range(workers)]
+
+    def __enter__(self) -> Decoder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the children; the pool starts new ones if it is used again."""
+        for child in self._children:
+            child.stop()
+
+    def decode(self, path: str | Path, sampling: Sampling, segment: tuple[float, float] | None = None) -> Clip:
+        """One clip, decoded in a child.
+
+        Raises:
+            VideoError: as `orchestrator.video.decode.decode`, and if the child crashed or took too long.
+        """
+        ((_, result),) = self.map([Job(str(path), sampling, segment)])
+        if isinstance(result, VideoError):
+            raise result
+        return result
+
+    def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Clip | VideoError]]:
+        """Yield every job with its clip or its error, in the order of completion; `jobs` is read lazily.
+
+        A child that crashes under decord is replaced and the file given to PyAV; the second crash is its error.
+        """
+        todo = iter(jobs)
+        again: list[tuple[Job, str]] = []
+        try:
+            while True:
+                for child in self._children:
+                    if child.job is None:
+                        job, decoder = again.pop() if again else (next(todo, None), self.decoder)
+                        if job is not None:
+                            child.give(job, decoder, self.limits)
+                busy = [child for child in self._children if child.job is not None]
+                if not busy:
+                    return
+                for child, result in _finished(busy, self.limits):
+                    job, decoder, child.job = child.job, child.decoder, None
+                    assert job is not None
+                    if isinstance(result, _Crash) and decoder == "auto":
+                        again.append((job, "pyav"))
+                    elif isinstance(result, _Crash):
+                        yield job, VideoError(job.path, str(result))
+                    else:
+                        yield job, result
+        finally:
+            for child in self._children:
+                if child.job is not None:  # the caller left the loop early
+                    child.stop()
+
+
+class _Crash(Exception):
+    """The child ended in the middle of a file; the message says how."""
+
+
+class _Child:
+    """One decoding process and the state of its present job."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.errors: IO[bytes] | None = None
+        self.job: Job | None = None
+        self.decoder = ""
+        self.jobs_done = 0
+        self.deadline = 0.0
+        self.buffer = bytearray()
+
+    def give(self, job: Job, decoder: str, limits: Limits) -> None:
+        """Hand over a job, starting or replacing the process where needed."""
+        if self.jobs_done >= _JOBS_PER_CHILD:
+            self.stop()
+        fresh = self.process is None
+        if self.process is None:
+            self._start()
+        assert self.process is not None
+        assert self.process.stdin is not None
+        self.job, self.decoder, self.buffer = job, decoder, bytearray()
+        grace = _START_SECONDS if fresh else 0.0
+        # the child refuses a slow file by itself at max_seconds; the parent kills it a little later
+        self.deadline = time.monotonic() + limits.max_seconds * 1.25 + 1.0 + grace
+        self.jobs_done += 1
+        request = {
+            "path": job.path,
+            "sampling": dataclasses.asdict(job.sampling),
+            "segment": job.segment,
+            "decoder": decoder,
+            "limits": dataclasses.asdict(limits),
+        }
+        with contextlib.suppress(BrokenPipeError):  # it died while idle: `receive` sees the end of its answers
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.flush()
+
+    def receive(self, limits: Limits) -> Clip | VideoError | _Crash | None:
+        """Read what the child has written; None while its answer is incomplete."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        assert self.job is not None
+        data = os.read(self.process.stdout.fileno(), 1 << 20)
+        if not data:
+            return self._crash()
+        self.buffer += data
+        self.deadline = max(self.deadline, time.monotonic() + 5.0)  # it is answering: let a slow reader catch up
+        try:
+            return _parse(self.job, self.buffer)
+        except (ValueError, KeyError, TypeError, struct.error) as error:
+            self.stop()
+            return _Crash(f"the decoder answered with rubbish ({error})")
+
+    def stop(self) -> None:
+        """Kill the process, if there is one, and forget its job."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            for pipe in (self.process.stdin, self.process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+        if self.errors is not None:
+            self.errors.close()
+        self.process, self.errors, self.job, self.jobs_done = None, None, None, 0
+
+    def _start(self) -> None:
+        environment = {name: os.environ[name] for name in _CHILD_ENV if name in os.environ}
+        environment["PYTHONPATH"] = os.pathsep.join(str(Path(p).absolute()) for p in sys.path)
+        environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `stop`)
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(_CHILD, stdin=pipe, stdout=pipe, stderr=self.errors, env=environment)
+
+    def _crash(self) -> _Crash:
+        assert self.process is not None
+        assert self.errors is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
+        code = self.process.returncode
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+            how = f"the decoder crashed ({name})"
+        else:
+            self.errors.seek(0)
+            last = self.errors.read(1 << 16).decode(errors="replace").strip().splitlines()[-1:]
+            how = f"the decoder ended with code {code}{': ' + last[0][:200] if last else ''}"
+        self.stop()
+        return _Crash(how)
+
+
+def _finished(busy: list[_Child], limits: Limits) -> Iterator[tuple[_Child, Clip | VideoError | _Crash]]:
+    """Wait until children have written or are late; yield those that are through with their job."""
+    pipes = {child.process.stdout.fileno(): child for child in busy if child.process and child.process.stdout}
+    wait = max(0.0, min(child.deadline for child in busy) - time.monotonic())
+    poller = select.poll()
+    for descriptor in pipes:
+        poller.register(descriptor, select.POLLIN | select.POLLHUP)
+    ready = {pipes[descriptor] for descriptor, _ in poller.poll(wait * 1000 + 1)}
+    now = time.monotonic()
+    for child in busy:
+        job = child.job
+        if child in ready:
+            result = child.receive(limits)
+            if result is not None:
+                child.job = job
+                yield child, result
+        elif now > child.deadline:
+            child.stop()
+            child.job = job
+            limit = f"{limits.max_seconds:g} seconds (limit max_seconds)"
+            yield child, VideoError(job.path if job else "", f"the decoder hung for more than {limit} and was stopped")
+
+
+def _parse(job: Job, buffer: bytearray) -> Clip | VideoError | None:
+    """The answer in `buffer`, or None if more bytes must come: length, JSON header, frames, timestamps."""
+    if len(buffer) < 4:
+        return None
+    (length,) = struct.unpack_from("<I", buffer)
+    if length > 1 << 16:
+        raise ValueError("header too long")
+    if len(buffer) < 4 + length:
+        return None
+    header = json.loads(buffer[4 : 4 + length])
+    if header["error"] is not None:
+        return VideoError(job.path, str(header["error"])[:500])
+    shape = (job.sampling.num_frames, job.sampling.size, job.sampling.size, 3)
+    pixels = int(np.prod(shape))
+    total = 4 + length + pixels + 8 * shape[0]
+    if len(buffer) > total:
+        raise ValueError("answer too long")
+    if len(buffer) < total:
+        return None
+    frames = np.frombuffer(buffer, np.uint8, pixels, 4 + length).reshape(shape)
+    times = np.frombuffer(bytes(buffer[4 + length + pixels :]), "<f8").astype(np.float64)
+    return Clip(frames, times, str(header["decoder"])[:32])
+
+
+def serve() -> None:
+    """What a child runs: decode the requests of stdin, one JSON line each, until it ends."""
+    leave_network()  # first: without threads; where the system refuses it, the other limits stand
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints must not mix with the answers
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # it writes nothing but its log
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
+    import av
+
+    av.logging.set_level(av.logging.PANIC)
+    with contextlib.suppress(ImportError, OSError):
+        import decord  # noqa: F401  (its libraries belong to what the idle child uses)
+    idle_bytes = _address_space()
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        limits = Limits(**request["limits"])
+        _bound(limits, idle_bytes)
+        clip, error = _answer(request, limits)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if clip is None:
+            _write(answers, {"error": error}, b"", b"")
+        else:
+            times = clip.timestamps.astype("<f8").tobytes()
+            _write(answers, {"error": None, "decoder": clip.decoder}, clip.frames.data, times)
+
+
+def _bound(limits: Limits, idle_bytes: int) -> None:
+    """Limits of this process for the next file, also if the parent is gone."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    if idle_bytes and (hard == resource.RLIM_INFINITY or hard > idle_bytes + limits.memory_bytes):
+        resource.setrlimit(resource.RLIMIT_AS, (idle_bytes + limits.memory_bytes, hard))
+    seconds = int(limits.max_seconds * 1.25) + 2
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    cpu_hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + 2 * seconds, cpu_hard))
+    signal.setitimer(signal.ITIMER_REAL, seconds + 10)  # SIGALRM ends the process
+
+
+def _answer(request: dict[str, Any], limits: Limits) -> tuple[Clip | None, str | None]:
+    segment = tuple(request["segment"]) if request["segment"] is not None else None
+    sampling = Sampling(**request["sampling"])
+    try:
+        return decode(request["path"], sampling, segment, request["decoder"], limits), None
+    except VideoError as error:
+        return None, error.reason
+    except MemoryError:
+        return None, "needs more memory than the limit memory_bytes"
+    except Exception as error:  # reported to the parent with the file's name, never swallowed
+        log.exception("%s", request["path"])
+        return None, f"cannot be decoded ({type(error).__name__}: {error})"
+
+
+def _address_space() -> int:
+    """Bytes of address space this process uses, 0 where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (OSError, ValueError):
+        return 0
+    return pages * resource.getpagesize()
+
+
+def _write(answers: IO[bytes], header: dict[str, Any], frames: Any, times: bytes) -> None:
+    text = json.dumps(header).encode()
+    answers.write(struct.pack("<I", len(text)) + text)
+    answers.write(frames)
+    answers.write(times)
+    answers.flush()

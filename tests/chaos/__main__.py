@@ -1,0 +1,131 @@
+"""`make chaos KILLS=n SEED=s`: kill runs, go on with them, and compare with runs that nobody killed.
+
+Exit status: 0 nothing differs, 1 something does, 2 bad usage. The last line on stdout is the count. Stories with the
+same seed and number are the same: `--only NUMBER` tells one of them again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from orchestrator.config import ConfigError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the kills that were asked for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.__main__", description="Kill runs and compare.")
+    parser.add_argument("--kills", type=int, default=200, help="SIGKILLs that must hit (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of what is killed, and when (%(default)s)")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--engine", action="store_true", help="one process without Ray (the default)")
+    kind.add_argument("--ray", action="store_true", help="nested sweeps: worker, trial driver, driver, MLflow server")
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="tell this story alone, and keep its folder")
+    arguments = parser.parse_args(argv)
+    folder = Path(tempfile.mkdtemp(prefix="chaos", dir="/tmp"))  # short: sockets of Ray lie below it
+    wrong: list[str] = []
+    try:
+        if arguments.kills < 1 or arguments.seed < 0:
+            raise ConfigError("--kills must be >= 1 and --seed >= 0.")
+        tell = kill_sweeps if arguments.ray else kill_engine
+        summary, wrong = tell(folder, arguments.kills, arguments.seed, arguments.only)
+    except (ConfigError, OSError) as error:
+        sys.stderr.write(f"chaos: {error}\n")
+        return 2
+    finally:
+        if wrong or arguments.only is not None:
+            say(f"kept: {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    sys.stdout.write(summary + "\n")
+    return 1 if wrong else 0
+
+
+def kill_engine(folder: Path, kills: int, seed: int, only: int | None) -> tuple[str, list[str]]:
+    """The summary of `kills` kills of runs without Ray, and what was wrong."""
+    from tests.chaos.engine import METHODS, Engine, Told
+
+    engine = Engine(folder, seed, METHODS)
+    engine.prepare()
+    for method, run in engine.unbroken.items():
+        say(f"{method}: unbroken run {run.seconds:.2f} s, {run.calls['away']} durable calls, digest {run.digest[:12]}")
+    stories: list[Told] = []
+    hits, number, started = 0, only or 0, time.monotonic()
+    while hits < kills and (only is None or not stories):
+        told = engine.tell(engine.story(number), kills - hits)
+        stories.append(told)
+        hits += len(told.kills)
+        for problem in told.wrong:
+            say(f"story {number} ({told.story}): {problem}. Again: --engine --seed {seed} --only {number}")
+        number += 1
+        if number % 25 == 0:
+            say(f"{number} runs, {hits} kills, {sum(bool(t.wrong) for t in stories)} mismatches")
+    where = Counter("at random moments" if k.call is None else f"{k.when} a write" for t in stories for k in t.kills)
+    recovery = [seconds for told in stories for seconds in told.recovery]
+    parts = [
+        f"{hits} kills",
+        f"{sum(bool(told.wrong) for told in stories)} mismatches",
+        f"{len(stories)} runs",
+        ", ".join(f"{count} {what}" for what, count in sorted(where.items())),
+        f"{sum(told.recomputed for told in stories)} tasks begun again",
+        recovery_text(recovery),
+        f"{time.monotonic() - started:.0f} s",
+    ]
+    return "chaos: " + ", ".join(parts), [problem for told in stories for problem in told.wrong]
+
+
+def kill_sweeps(folder: Path, kills: int, seed: int, only: int | None) -> tuple[str, list[str]]:
+    """As `kill_engine`, of nested sweeps on a Ray of their own."""
+    from tests.chaos.sweeps import Sweeps, Told
+
+    sweeps, told = Sweeps(folder, seed), list[Told]()
+    hits, number = 0, only or 0
+    try:
+        sweeps.prepare()
+        say(f"unbroken sweep: {sweeps.seconds:.0f} s, {len(sweeps.commits)} commits, {len(sweeps.metrics)} metrics")
+        started = time.monotonic()
+        while hits < kills and (only is None or not told):
+            told.append(sweeps.tell(number, sweeps.kills(number)[: kills - hits]))
+            hits += len(told[-1].kills)
+            victims = ", ".join(kill.victim for kill in told[-1].kills)
+            say(f"sweep {number}: {told[-1].seconds:.0f} s, killed: {victims}; {recovery_text(told[-1].recovery)}")
+            for problem in told[-1].wrong:
+                say(f"sweep {number}: {problem}. Again: --ray --seed {seed} --only {number}")
+            number += 1
+    finally:
+        sweeps.close()
+    who = Counter(kill.victim for each in told for kill in each.kills)
+    parts = [
+        f"{hits} kills",
+        f"{sum(bool(each.wrong) for each in told)} mismatches",
+        f"{len(told)} sweeps",
+        ", ".join(f"{count} {victim}" for victim, count in sorted(who.items())),
+        recovery_text([seconds for each in told for seconds in each.recovery]),
+        f"{time.monotonic() - started:.0f} s",
+    ]
+    return "chaos: " + ", ".join(parts), [problem for each in told for problem in each.wrong]
+
+
+def recovery_text(seconds: Iterable[float]) -> str:
+    """How long it took from a kill to the next finished task."""
+    known = list(seconds)
+    if not known:
+        return "no recovery was needed"
+    return f"recovery median {statistics.median(known):.2f} s, max {max(known):.2f} s"
+
+
+def say(line: str) -> None:
+    """One line for the person who waits, on stderr."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,227 @@
+"""Kill the engine without Ray, over and over, and compare: one story is one run that is killed until it finishes.
+
+Every life of a story is a forked child of this process, which has imported everything; it is killed from outside at
+a moment, or kills itself at a durable call (faults.py). What is compared with the run that nobody killed:
+the sha256 over all matrices, metrics, losses, ranks, galleries and final weights; the metrics that MLflow or
+the outbox holds; and that no task with a commit was trained again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from orchestrator.store.store import Store
+from tests.chaos.faults import WHENS
+from tests.chaos.life import (
+    TASKS,
+    Kill,
+    Points,
+    Story,
+    Tracked,
+    flush,
+    fork,
+    is_time,
+    last_line,
+    live,
+    make_database,
+    quiet,
+    read_events,
+    run_child,
+    stored_metrics,
+    waiting_metrics,
+    write_stream,
+)
+
+METHODS = ("framefusion_moe", "vr_lwf", "bmu_moco")  # experts that are added; a teacher and a memory; queues
+MOST_KILLS = 4  # in one story: the third hits a recovery from a recovery
+LIFE_SECONDS = 300.0  # a life that takes longer hangs
+
+
+@dataclass
+class Told:
+    """How a story ended."""
+
+    story: Story
+    kills: list[Kill] = field(default_factory=list)  # those that hit
+    recomputed: int = 0  # tasks begun more than once
+    recovery: list[float] = field(default_factory=list)  # seconds from a kill to the next finished task
+    wrong: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Unbroken:
+    """What the run that nobody kills gives."""
+
+    digest: str
+    metrics: Points
+    calls: dict[Tracked, int]  # durable calls of one run
+    seconds: float
+
+
+class Engine:
+    """Stories below one folder.
+
+    Args:
+        folder: everything is written here; short-lived.
+        seed: of all stories.
+        methods: take turns.
+    """
+
+    def __init__(self, folder: Path, seed: int, methods: tuple[str, ...]) -> None:
+        self.folder, self.seed, self.methods = folder, seed, methods
+        self.manifest = folder / "stream.json"
+        self.unbroken: dict[str, Unbroken] = {}
+
+    # ------------------------------------------------------------------------------------ preparation
+
+    def prepare(self) -> None:
+        """Render and decode the stream, make MLflow's database, and run every method once unharmed."""
+        quiet(self.folder)
+        write_stream(self.manifest)
+        run_child(make_database, self.folder)
+        home = self._unharmed(Story(-1, self.methods[0], "away", True, ()))
+        shutil.copytree(home / "store" / "frames", self._frames())
+        for number, method in enumerate(self.methods, start=2):
+            recorded = self._unharmed(Story(-number, method, "sqlite", False, ()))
+            started = time.monotonic()
+            waiting = self._unharmed(Story(-number, method, "away", False, ()))
+            seconds = time.monotonic() - started
+            digest = (recorded / "digest").read_text()
+            metrics = {point: None if is_time(point) else v for point, (v, _) in stored_metrics(recorded).items()}
+            many, more = (int((home / "calls").read_text()) for home in (recorded, waiting))
+            calls: dict[Tracked, int] = {"sqlite": many, "away": more, "back": more}
+            self.unbroken[method] = Unbroken(digest, metrics, calls, seconds)
+
+    def _unharmed(self, story: Story) -> Path:
+        """The runs folder of a story in which nobody dies."""
+        home = self._home(story)
+        if run_child(live, home, self.manifest, story, None, True):
+            raise RuntimeError(f"{story.method}: the run that nobody kills failed: {last_line(home / 'log')}")
+        return home
+
+    def _frames(self) -> Path:
+        return self.folder / "frames"
+
+    def _home(self, story: Story) -> Path:
+        """A fresh runs folder for a story."""
+        home = self.folder / f"story{story.number}-{story.tracked}"
+        home.mkdir()
+        if not story.is_cold:
+            shutil.copytree(self._frames(), home / "store" / "frames", copy_function=os.link)
+        if story.tracked != "away":
+            shutil.copy2(self.folder / "empty.db", home / "mlflow.db")
+        return home
+
+    # ------------------------------------------------------------------------------------ the stories
+
+    def story(self, number: int) -> Story:
+        """The story of that number. Even ones begin at a durable call, each in turn; odd ones at any moment."""
+        rng = np.random.default_rng([self.seed, number])
+        method = self.methods[number // 2 % len(self.methods)]
+        tracked: Tracked = "sqlite" if number % 8 < 2 else "back" if number % 8 < 4 else "away"
+        calls = self.unbroken[method].calls[tracked]
+        kills = [Kill(part=float(rng.random())) for _ in range(int(rng.integers(1, MOST_KILLS)))]
+        if number % 2 == 0:
+            order = np.random.default_rng([self.seed, 2**31]).permutation(calls)
+            kills[0] = Kill(int(order[number // 2 % calls]), WHENS[int(rng.integers(len(WHENS)))])
+            kills[1:] = [
+                Kill(int(rng.integers(calls)), WHENS[int(rng.integers(3))]) if rng.random() < 0.5 else kill
+                for kill in kills[1:]
+            ]
+        return Story(number, method, tracked, bool(rng.random() < 0.1), tuple(kills))
+
+    def tell(self, story: Story, room: int) -> Told:
+        """Live a story to its end with at most `room` kills, and compare."""
+        told, home = Told(story), self._home(story)
+        seen: dict[str, tuple[int, int]] = {}  # commit -> inode and time, as it was first found
+        trained: Counter[int] = Counter()
+        planned = iter(story.kills[:room])
+        died: float | None = None
+        while True:
+            kill = next(planned, None)
+            delay = None if kill is None or kill.call is not None else kill.part * self.unbroken[story.method].seconds
+            is_dead, ended = _one_life(home, self.manifest, story, kill, delay)
+            events = read_events(home)
+            told.wrong += _check_life(home, events, seen, trained)
+            if died is not None and events:
+                done = [at for what, _, at in events if what in ("task", "end") and at > died]
+                if done:
+                    told.recovery.append(done[0] - died)
+                    died = None
+            if is_dead:
+                assert kill is not None
+                told.kills.append(kill)
+                died = ended
+                continue
+            break
+        told.recomputed = sum(trained.values()) - TASKS
+        told.wrong += self._check_end(story, home, told)
+        if not told.wrong:
+            shutil.rmtree(home)
+        return told
+
+    def _check_end(self, story: Story, home: Path, told: Told) -> Iterator[str]:
+        if not (home / "digest").is_file():
+            yield f"the run failed: {last_line(home / 'log')}"
+            return
+        expected = self.unbroken[story.method]
+        if (home / "digest").read_text() != expected.digest:
+            yield "the digest differs from the unbroken run's"
+        if not 0 <= told.recomputed <= len(told.kills):
+            yield f"{told.recomputed} tasks were begun again after {len(told.kills)} kills"
+        yield from (f"damaged object: {name}" for name, problem in Store.open(home / "store").verify() if problem)
+        if story.tracked == "back":
+            run_child(flush, home)
+        found = waiting_metrics(home) if story.tracked == "away" else stored_metrics(home)
+        yield from compare(expected.metrics, found)
+
+
+def compare(expected: Points, found: Mapping[str, tuple[float, int]]) -> Iterator[str]:
+    """Every metric is there, with its value, and none twice."""
+    for point in sorted(expected.keys() | found.keys()):
+        if point not in found:
+            yield f"metric {point} is lost"
+        elif point not in expected:
+            yield f"metric {point} should not be there"
+        elif found[point][1] != 1:
+            yield f"metric {point} is there {found[point][1]} times"
+        elif expected[point] is not None and found[point][0] != expected[point]:
+            yield f"metric {point} is {found[point][0]!r}, should be {expected[point]!r}"
+
+
+def _check_life(
+    home: Path, events: list[tuple[str, int, float]], seen: dict[str, tuple[int, int]], trained: Counter[int]
+) -> Iterator[str]:
+    """After each life: commits never change, and what was committed before it is not trained again."""
+    finished = len(seen)
+    begun = Counter(task for what, task, _ in events if what == "train") - trained
+    yield from (f"task {task + 1} has a commit and was trained again" for task in begun if task < finished)
+    trained.update(begun)
+    for file in sorted((home / "store" / "commits").rglob("task_*.json")):
+        if file.parent.name.startswith("zero-"):
+            continue
+        identity = (file.stat().st_ino, file.stat().st_mtime_ns)
+        if seen.setdefault(str(file), identity) != identity:
+            yield f"commit {file.name} was written again"
+
+
+def _one_life(home: Path, manifest: Path, story: Story, kill: Kill | None, delay: float | None) -> tuple[bool, float]:
+    """Start a life; True if it was killed, and when it ended (monotonic seconds)."""
+    (home / "digest").unlink(missing_ok=True)
+    process = fork(live, home, manifest, story, kill)
+    process.join(LIFE_SECONDS if delay is None else delay)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        if delay is None:
+            (home / "log").open("a").write(f"it hung for {LIFE_SECONDS:.0f} s\n")
+            return False, time.monotonic()
+    return process.exitcode == -9, time.monotonic()

@@ -1,0 +1,265 @@
+"""Kill a real nested sweep: its workers, trial drivers, the whole driver, and the MLflow server; then compare.
+
+Ray runs in processes of their own, started by `ctvr sweep` as a user would; they are found by the titles that Ray
+gives them, and nothing of Ray is imported here. A sweep whose driver was killed goes on with
+`ctvr sweep --resume`; what MLflow missed is sent with `ctvr sync`. Compared with the sweep that nobody killed: the
+commits of all tasks of all trials (digests of weights and galleries, matrices, metrics, ranks), and every
+metric of every trial in MLflow, exactly once.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from orchestrator.store.store import Store
+from orchestrator.tracking.tracker import prepare
+from tests.chaos.life import TIMED, write_stream
+from tests.chaos.watch import Server, Watch, below, wait_for
+
+Metrics = dict[tuple[str, str, int], tuple[float, int]]
+Victim = Literal["worker", "trial", "driver", "server"]
+VICTIMS: tuple[Victim, ...] = ("worker", "trial", "driver", "server", "worker")  # of one sweep, in any order
+TITLES = {"worker": "ray::RayTrainWorker", "trial": "ray::ImplicitFunc"}
+TRIALS, TASKS = 2, 4
+RATES = "method.lr=0,4e-6"
+SETTINGS = (
+    *("backbone.name=tiny-clip", "backbone.weights=shipped", "data.num_frames=2", "data.batch_size=2"),
+    *("optim.lr_scale=50", "optim.epochs=40", "evaluation.split=test", "optim.weight_decay=0.2"),
+    *("method.train_scale=true", "method.frame_norm=none"),
+)
+AWAY = (1.0, 15.0)  # seconds that the MLflow server stays down
+
+
+@dataclass(frozen=True)
+class Kill:
+    """After `commits` finished tasks of the sweep, and `seconds` more, this is killed."""
+
+    victim: Victim
+    commits: int
+    seconds: float
+    away: float  # the server's: seconds until it is started again
+
+
+@dataclass
+class Told:
+    """How a sweep ended."""
+
+    number: int
+    kills: list[Kill] = field(default_factory=list)
+    recovery: list[float] = field(default_factory=list)  # seconds from a kill to the next finished task
+    seconds: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+
+class Sweeps:
+    """Sweeps below one folder, whose path must be short: Ray keeps its sockets there.
+
+    Args:
+        folder: everything is written here.
+        seed: of what is killed, and when.
+    """
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.seed = folder, seed
+        self.manifest = folder / "stream.json"
+        self.server = Server(folder)
+        self.commits: dict[str, Any] = {}  # of the unbroken sweep
+        self.metrics: Metrics = {}
+        self.seconds = 0.0
+        self.sweep: subprocess.Popen[bytes] | None = None  # the one that runs
+
+    def prepare(self) -> None:
+        """Render the stream, start MLflow, and run the sweep that nobody kills."""
+        write_stream(self.manifest, TASKS)
+        prepare(f"sqlite:///{self.folder / 'mlflow.db'}", self.folder, "chaos")
+        self.server.start()
+        self.server.await_answer()
+        told = self.tell(-1, ())
+        if told.wrong:
+            raise RuntimeError(f"the sweep that nobody kills failed: {told.wrong[0]}")
+        self.commits, self.metrics = self._commits(-1), self._metrics(-1)
+        self.seconds = told.seconds
+        for kind in ("frames", "commits"):  # later sweeps find the videos decoded and the zero-shot curve there
+            for path in (self._runs(-1) / "store" / kind).iterdir():
+                if kind == "frames" or path.name.startswith("zero-"):
+                    copy = shutil.copytree if path.is_dir() else shutil.copy2
+                    target = self.folder / "ready" / kind / path.name
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    copy(path, target)
+
+    def kills(self, number: int) -> tuple[Kill, ...]:
+        """What is killed in the sweep of that number; the same for the same seed."""
+        rng = np.random.default_rng([self.seed, number])
+        moments = sorted(int(moment) for moment in rng.integers(0, TRIALS * TASKS - 1, len(VICTIMS)))
+        order = rng.permutation(len(VICTIMS))
+        return tuple(
+            Kill(VICTIMS[place], moment, float(rng.uniform(0, 1.5)), float(rng.uniform(*AWAY)))
+            for place, moment in zip(order, moments)
+        )
+
+    # ------------------------------------------------------------------------------------ one sweep
+
+    def tell(self, number: int, kills: tuple[Kill, ...]) -> Told:
+        """Run a sweep to its end, killing what is planned, and compare."""
+        told, runs = Told(number), self._runs(number)
+        if (self.folder / "ready").is_dir():
+            shutil.copytree(self.folder / "ready", runs / "store")
+        watch = Watch(runs)
+        watch.start()
+        started = time.monotonic()
+        self.sweep, died = self._start(number, resume=False), []
+        for kill in kills:
+            wait_for(partial(self._has_ended_or_reached, watch, kill.commits))
+            time.sleep(kill.seconds)
+            if self.sweep.poll() is not None:
+                break
+            if self._kill(kill, self.sweep):
+                told.kills.append(kill)
+                if kill.victim != "server":  # nobody waits for it
+                    died.append(time.monotonic())
+                if kill.victim == "driver":
+                    self.server.start()  # a resumed sweep asks for it, and says so where it is away
+                    self.server.await_answer()
+                    self.sweep = self._start(number, resume=True)
+        wait_for(partial(self._has_ended_or_reached, watch, TRIALS * TASKS))
+        told.seconds = time.monotonic() - started
+        watch.stop()
+        self.server.start()
+        self.server.await_answer()
+        told.recovery = [seconds for moment in died if (seconds := watch.recovery(moment)) is not None]
+        told.wrong = [*watch.wrong, *self._check(number, self.sweep.returncode)]
+        return told
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        if self.sweep is not None and self.sweep.poll() is None:
+            self.sweep.kill()
+            self.sweep.wait()
+        self.server.close()
+
+    def _has_ended_or_reached(self, watch: Watch, commits: int) -> bool:
+        assert self.sweep is not None
+        return self.sweep.poll() is not None or len(watch.seen) > commits
+
+    def _kill(self, kill: Kill, sweep: subprocess.Popen[bytes]) -> bool:
+        """Whether the victim was found and is dead."""
+        if kill.victim == "server":
+            if self.server.process is None:
+                return False
+            self.server.kill()
+            self.server.start_later(kill.away)
+            return True
+        if kill.victim == "driver":
+            sweep.kill()
+            sweep.wait()
+            return True
+        found: list[int] = []
+
+        def search() -> bool:
+            found[:] = sorted(pid for pid, title in below(sweep.pid).items() if title.startswith(TITLES[kill.victim]))
+            return bool(found) or sweep.poll() is not None
+
+        wait_for(search)
+        if not found:
+            return False
+        os.kill(found[kill.commits % len(found)], signal.SIGKILL)
+        return True
+
+    def _start(self, number: int, resume: bool) -> subprocess.Popen[bytes]:
+        words = ["--resume", _name(number)] if resume else [*self._words(number), *SETTINGS]
+        return self._ctvr(number, "sweep", *words)
+
+    def _words(self, number: int) -> list[str]:
+        search = ["--searcher", "grid", "--scheduler", "none", "--seeds", "0", "--space", RATES]
+        what = ["--name", _name(number), "--method", "clip4clip", "--stream", str(self.manifest)]
+        return [*what, *search, "--local-cpus", str(TRIALS)]
+
+    def _ctvr(self, number: int, command: str, *words: str) -> subprocess.Popen[bytes]:
+        environment = {
+            **os.environ,
+            "RAY_TMPDIR": str(self.folder),
+            "MLFLOW_TRACKING_URI": self.server.uri,
+            "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+            "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+            "CTVR_CACHE": str(self.folder / "cache"),
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]),
+        }
+        runs = self._runs(number)
+        runs.mkdir(parents=True, exist_ok=True)
+        line = [sys.executable, "-m", "orchestrator", command, "--runs", str(runs), *words]
+        with (runs / "log").open("ab") as out:
+            return subprocess.Popen(line, env=environment, stdout=out, stderr=out)
+
+    def _runs(self, number: int) -> Path:
+        return self.folder / f"{_name(number)}"
+
+    # ------------------------------------------------------------------------------------ comparing
+
+    def _check(self, number: int, status: int) -> Iterator[str]:
+        said = (self._runs(number) / "log").read_text(errors="replace")
+        if status:
+            yield f"the sweep ended with status {status}: {(said.strip().splitlines() or ['nothing was said'])[-1]}"
+            return
+        if "Traceback" in said:
+            yield "a traceback was shown"
+        self._ctvr(number, "sync").wait()
+        if not self.commits:  # the unbroken sweep
+            return
+        commits = self._commits(number)
+        yield from (f"commit {name} is lost" for name in sorted(self.commits.keys() - commits.keys()))
+        yield from (f"commit {n} differs" for n in sorted(commits) if commits[n] != self.commits.get(n))
+        yield from compare(self.metrics, self._metrics(number))
+
+    def _commits(self, number: int) -> dict[str, Any]:
+        """Commits of the trials, without the seconds that tasks took."""
+        found = {}
+        store = Store.open(self._runs(number) / "store")
+        for key in store.list("commits"):
+            commit = store.get_json("commits", key)
+            del commit["record"]["seconds"]
+            if not key.startswith("zero-"):
+                found[key] = commit
+        return found
+
+    def _metrics(self, number: int) -> Metrics:
+        """What MLflow holds of a sweep's trials: (learning rate, key, step) -> value and how often."""
+        query = (
+            "select p.value, m.key, m.step, max(m.value), count(*) from metrics m "
+            "join params p on p.run_uuid = m.run_uuid and p.key = 'method.lr' "
+            "join tags k on k.run_uuid = m.run_uuid and k.key = 'ctvr.kind' and k.value = 'trial' "
+            "join tags t on t.run_uuid = m.run_uuid and t.key = 'ctvr.sweep' and t.value = ? "
+            "group by p.value, m.key, m.step"
+        )
+        with closing(sqlite3.connect(self.folder / "mlflow.db")) as database:
+            rows = database.execute(query, (_name(number),)).fetchall()
+        return {(rate, key, step): (value, count) for rate, key, step, value, count in rows}
+
+
+def compare(expected: Metrics, found: Metrics) -> Iterator[str]:
+    """Every metric is there, with its value, once."""
+    yield from (f"metric {point} is lost" for point in sorted(expected.keys() - found.keys()))
+    for point, (value, count) in sorted(found.items()):
+        if point not in expected:
+            yield f"metric {point} should not be there"
+        elif count != 1:
+            yield f"metric {point} is there {count} times"
+        elif point[1] not in TIMED and value != expected[point][0]:
+            yield f"metric {point} is {value!r}, should be {expected[point][0]!r}"
+
+
+def _name(number: int) -> str:
+    return "unbroken" if number < 0 else f"sweep{number}"

@@ -1,0 +1,48 @@
+"""`make chaos`: bad words are one line; the last line is the count; the exit status says whether something differs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chaos import __main__
+from tests.chaos.__main__ import main, recovery_text
+
+
+@pytest.mark.parametrize("words", [["--kills", "0"], ["--seed", "-1"]])
+def test_numbers_out_of_range_are_one_line(capsys, words):
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == "chaos: --kills must be >= 1 and --seed >= 0.\n"
+
+
+def test_one_kind_at_a_time(capsys):
+    with pytest.raises(SystemExit) as error:
+        main(["--engine", "--ray"])
+    assert error.value.code == 2
+    assert "not allowed with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("wrong", "status"), [([], 0), (["the digest differs"], 1)])
+def test_the_status_says_whether_something_differs(capsys, monkeypatch, wrong, status):
+    monkeypatch.setattr(__main__, "kill_engine", lambda *words: ("chaos: 3 kills", wrong))
+    assert main(["--kills", "3"]) == status
+    said = capsys.readouterr()
+    assert said.out == "chaos: 3 kills\n"
+    assert ("kept: " in said.err) is bool(wrong)
+
+
+def test_recovery_is_told_as_median_and_maximum():
+    assert recovery_text([]) == "no recovery was needed"
+    assert recovery_text([1.0, 3.0, 2.0]) == "recovery median 2.00 s, max 3.00 s"
+
+
+@pytest.mark.slow
+def test_a_few_kills_of_the_engine_leave_no_difference(capsys, monkeypatch):
+    monkeypatch.setattr("tests.chaos.engine.METHODS", ("lora",))
+    for name in ("CTVR_CACHE", "MLFLOW_HTTP_REQUEST_MAX_RETRIES"):  # what it sets is undone
+        monkeypatch.setenv(name, "")
+    assert main(["--engine", "--kills", "4", "--seed", "1"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("chaos: 4 kills, 0 mismatches, ")
+    assert "recovery median" in last

@@ -1,0 +1,130 @@
+"""What is seen of a sweep from outside while its processes are killed, and the MLflow server beside it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from orchestrator.tracking.server import ui_command
+
+PATIENCE = 600.0  # seconds that anything may take on a loaded machine
+
+
+class Server:
+    """An MLflow server on a SQLite file, in a process group of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+        self._later: threading.Timer | None = None
+
+    def start(self) -> None:
+        """Start it, unless it runs; it answers some seconds later."""
+        if self._later is not None:
+            self._later.cancel()
+        if self.process is not None:
+            return
+        command = ui_command(f"sqlite:///{self.folder / 'mlflow.db'}", port=self.port)
+        with (self.folder / "server.log").open("ab") as out:
+            self.process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+
+    def kill(self) -> None:
+        """SIGKILL to the server and all its workers."""
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+    def start_later(self, seconds: float) -> None:
+        self._later = threading.Timer(seconds, self.start)
+        self._later.start()
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        if self._later is not None:
+            self._later.cancel()
+        self.kill()
+
+    def await_answer(self) -> None:
+        def answers() -> bool:
+            try:
+                with urllib.request.urlopen(f"{self.uri}/health", timeout=5):
+                    return True
+            except OSError:
+                return False
+
+        wait_for(answers)
+
+
+class Watch(threading.Thread):
+    """Notes when each commit of a sweep appears, and whether one that is there ever changes."""
+
+    def __init__(self, runs: Path) -> None:
+        super().__init__(daemon=True)
+        self.folder = runs / "store" / "commits"
+        self.seen: dict[str, float] = {}
+        self.wrong: list[str] = []
+        self._identity: dict[str, tuple[int, int]] = {}
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        while not self._ended.wait(0.1):
+            for file in self.folder.glob("*/task_*.json"):
+                if file.parent.name.startswith("zero-"):
+                    continue
+                name, status = f"{file.parent.name}/{file.name}", file.stat()
+                self.seen.setdefault(name, time.monotonic())
+                identity = (status.st_ino, status.st_mtime_ns)
+                if self._identity.setdefault(name, identity) != identity:
+                    self.wrong.append(f"commit {name} was written again")
+                    self._identity[name] = identity
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join()
+
+    def recovery(self, moment: float) -> float | None:
+        """Seconds until each trial that was not finished at a moment had finished one more task."""
+        later: dict[str, float] = {}
+        for name, seen in self.seen.items():
+            if seen > moment:
+                run = name.partition("/")[0]
+                later[run] = min(seen, later.get(run, seen))
+        return max(later.values()) - moment if later else None
+
+
+def below(pid: int) -> dict[int, str]:
+    """Processes that descend from one, with their titles."""
+    listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 2) for line in listed.splitlines()]
+    parents = {int(row[0]): (int(row[1]), row[2] if len(row) > 2 else "") for row in rows}
+    found: dict[int, str] = {}
+    new = {pid}
+    while new:
+        new = {child for child, (parent, _) in parents.items() if parent in new}
+        found |= {child: parents[child][1] for child in new}
+    return found
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    """Wait until something is so.
+
+    Raises:
+        TimeoutError: after PATIENCE seconds.
+    """
+    until = time.monotonic() + PATIENCE
+    while not what():
+        if time.monotonic() > until:
+            raise TimeoutError(f"what was waited for did not happen within {PATIENCE:.0f} s")
+        time.sleep(0.1)

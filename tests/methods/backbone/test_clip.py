@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import copy
+import hashlib
+import shutil
+
+import open_clip
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from methods.backbone import clip as module
+from methods.backbone.clip import Clip, load_backbone
+from tests.methods.conftest import CONTEXT, VOCABULARY, make_small_clip
+
+
+def make_source(quick_gelu=True, layers=3):
+    torch.manual_seed(3)
+    source = open_clip.CLIP(
+        embed_dim=16,
+        quick_gelu=quick_gelu,
+        vision_cfg={"layers": layers, "width": 32, "head_width": 8, "patch_size": 8, "image_size": 32},
+        text_cfg={"context_length": CONTEXT, "vocab_size": VOCABULARY, "width": 24, "heads": 3, "layers": 2},
+    )
+    for parameter in source.parameters():
+        parameter.data.normal_(0, 0.2)
+    return source.eval()
+
+
+def as_clip(source):
+    return Clip(copy.deepcopy(source), lambda texts: torch.zeros(1), (0.5,) * 3, (0.5,) * 3).eval()
+
+
+def close(actual, expected, atol=1e-5):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+
+
+# ----------------------------------------------------------------------------------------- parity
+
+
+@pytest.mark.parametrize("quick_gelu", [True, False])
+def test_both_towers_equal_open_clip(quick_gelu, batch):
+    source = make_source(quick_gelu)
+    clip = as_clip(source)
+    with torch.no_grad():
+        close(clip.vision(batch.frames).flatten(0, 1), source.encode_image(batch.frames.flatten(0, 1)))
+        close(clip.text(batch.tokens), source.encode_text(batch.tokens))
+    assert float(clip.logit_scale.detach()) == pytest.approx(float(source.logit_scale.detach()))
+
+
+@pytest.mark.slow
+def test_vit_b_32_equals_open_clip():
+    name = "ViT-B-32-quickgelu"
+    torch.manual_seed(5)
+    source = open_clip.create_model(name, pretrained=None).eval()
+    clip = as_clip(source)
+    frames = torch.randn(2, 1, 3, 224, 224)
+    tokens = open_clip.get_tokenizer(name)(["a dog runs", "a cat sleeps on a very soft and very warm sofa"])
+    with torch.no_grad():
+        close(clip.vision(frames)[:, 0], source.encode_image(frames[:, 0]))
+        close(clip.text(tokens), source.encode_text(tokens))
+
+
+def test_a_backbone_has_the_parameters_of_its_source():
+    source = make_source()
+    clip = as_clip(source)
+    assert sum(p.numel() for p in clip.parameters()) == sum(p.numel() for p in source.parameters())
+    assert (clip.embed_dim, clip.image_size) == (16, 32)
+    assert (clip.vision.width, clip.vision.heads, clip.vision.num_tokens) == (32, 4, 17)
+    assert (clip.text.width, clip.text.heads, clip.text.context_length) == (24, 3, CONTEXT)
+
+
+def test_frames_of_a_video_do_not_meet(small_clip, batch):
+    alone = small_clip.vision(batch.frames[:, 1:2])
+    close(small_clip.vision(batch.frames)[:, 1:2], alone)
+
+
+def test_a_caption_does_not_depend_on_the_longest_one_of_its_batch(small_clip, batch):
+    together = small_clip.text(batch.tokens)
+    for row in range(6):
+        close(small_clip.text(batch.tokens[row : row + 1])[0], together[row])
+
+
+def test_every_word_feature_ends_with_the_caption_s_own(small_clip, batch):
+    words, eot = small_clip.text.hidden(batch.tokens)
+    assert torch.equal(eot, batch.tokens.argmax(dim=1))
+    close(words[torch.arange(6), eot], small_clip.text(batch.tokens))
+
+
+# ---------------------------------------------------------------------------------------- loading
+
+
+def test_the_shipped_backbone_loads_and_reads_captions():
+    clip = load_backbone("tiny-clip", "shipped")
+    tokens = clip.tokenize(["a red square slides to the left", "a kite"])
+    assert tokens.shape == (2, clip.text.context_length)
+    frames = torch.zeros(1, 2, 3, clip.image_size, clip.image_size)
+    assert clip.vision(frames).shape == (1, 2, clip.embed_dim)
+    assert clip.text(tokens).shape == (2, clip.embed_dim)
+    assert not clip.training
+
+
+def test_random_weights_depend_on_the_seed_alone():
+    one, two, other = (load_backbone("tiny-clip", "random", seed).vision.proj for seed in (0, 0, 1))
+    assert torch.equal(one, two)
+    assert not torch.equal(one, other)
+
+
+def test_a_local_file_loads(tmp_path):
+    config = module.json.loads((module.TINY_FOLDER / "config.json").read_text())
+    source = open_clip.CLIP(**config["model"])
+    torch.save({"state_dict": {f"module.{n}": v for n, v in source.state_dict().items()}}, tmp_path / "w.pt")
+    save_file({n: v.contiguous().half() for n, v in source.state_dict().items()}, tmp_path / "w.safetensors")
+    sha256 = hashlib.sha256((tmp_path / "w.pt").read_bytes()).hexdigest()
+    exact = load_backbone("tiny-clip", str(tmp_path / "w.pt"), sha256=sha256)
+    half = load_backbone("tiny-clip", str(tmp_path / "w.safetensors"))
+    assert torch.equal(exact.vision.proj, source.visual.proj)
+    close(half.vision.proj, source.visual.proj, 1e-3)
+    assert half.vision.proj.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "message"),
+    [
+        ("ViT-Z-99", "random", "no backbone called 'ViT-Z-99'"),
+        ("ViT-B-32-quickgelu", "opanai", "no weights called 'opanai'.*openai"),
+        ("tiny-clip", "openai", "Write shipped, random or a file"),
+    ],
+)
+def test_an_unknown_name_is_told_with_the_known_ones(name, weights, message):
+    with pytest.raises(ValueError, match=message):
+        load_backbone(name, weights)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"gone\.pt: no such weights file"):
+        load_backbone("tiny-clip", str(tmp_path / "gone.pt"))
+
+
+def test_a_file_of_another_architecture_is_refused(tmp_path):
+    save_file({"visual.nothing": torch.zeros(2)}, tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match=r"does not fit the architecture .* Check backbone\.name"):
+        load_backbone("tiny-clip", str(tmp_path / "other.safetensors"))
+
+
+def test_a_damaged_shipped_file_is_noticed(tmp_path, monkeypatch):
+    folder = tmp_path / "tiny_clip"
+    shutil.copytree(module.TINY_FOLDER, folder)
+    raw = bytearray((folder / "weights.safetensors").read_bytes())
+    raw[-1] ^= 1
+    (folder / "weights.safetensors").write_bytes(raw)
+    monkeypatch.setattr(module, "TINY_FOLDER", folder)
+    with pytest.raises(ValueError, match=r"damaged .* Install the package again"):
+        load_backbone("tiny-clip", "shipped")
+
+
+def test_weights_that_cannot_be_fetched_ask_for_a_local_file(monkeypatch):
+    def offline(*args, **kwargs):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(open_clip, "create_model", offline)
+    with pytest.raises(ValueError, match=r"could not be fetched \(no route to host\)\. Give a local file"):
+        load_backbone("ViT-B-32-quickgelu", "openai")
+
+
+def test_a_tower_without_blocks_is_refused():
+    source = make_source()
+    source.visual = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="image tower is a Linear"):
+        Clip(source, lambda texts: torch.zeros(1), (0.5,) * 3, (0.5,) * 3)
+
+
+def test_small_clips_are_equal_for_equal_seeds():
+    assert torch.equal(make_small_clip().vision.proj, make_small_clip().vision.proj)

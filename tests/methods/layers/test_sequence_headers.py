@@ -1,0 +1,82 @@
+"""CLIP4Clip's sequential headers: residual, ordered in time, sized as their paper's code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from methods.backbone.clip import load_backbone
+from methods.layers.sequence_headers import FrameLSTM, FrameTransformer
+from tests.methods.conftest import make_small_clip
+
+
+@pytest.fixture
+def clip():
+    return make_small_clip(embed_dim=32)
+
+
+@pytest.fixture
+def frames():
+    return torch.randn(3, 5, 32, generator=torch.Generator().manual_seed(0))
+
+
+def headers(clip):
+    return FrameLSTM(32), FrameTransformer(clip.text, 32)
+
+
+def test_the_parameters_are_those_of_the_papers_code():
+    clip = load_backbone("ViT-B-32-quickgelu", "random")
+    lstm, transformer = FrameLSTM(512), FrameTransformer(clip.text, 512)
+    assert sum(p.numel() for p in lstm.parameters()) == 2_101_248
+    assert sum(p.numel() for p in transformer.parameters()) == 12_648_960
+
+
+def test_blocks_that_add_nothing_leave_twice_the_frames_and_their_positions(clip, frames):
+    header = FrameTransformer(clip.text, 32)
+    with torch.no_grad():
+        for block in header.blocks:
+            for linear in (block.attn.out, block.mlp[-1]):
+                linear.weight.zero_()
+                linear.bias.zero_()
+        torch.testing.assert_close(header(frames), 2 * frames + header.positions[:5])
+
+
+def test_an_lstm_without_weights_leaves_the_frames(frames):
+    header = FrameLSTM(32)
+    with torch.no_grad():
+        for parameter in header.parameters():
+            parameter.zero_()
+        assert torch.equal(header(frames), frames)
+
+
+def test_both_see_the_order_of_frames(clip, frames):
+    for header in headers(clip):
+        turned = header(frames.flip(1)).flip(1)
+        assert not torch.allclose(turned, header(frames), atol=1e-3)
+
+
+def test_an_lstm_does_not_look_ahead_and_the_transformer_does(clip, frames):
+    changed = frames.clone()
+    changed[:, -1] = -changed[:, -1]
+    for header, looks in zip(headers(clip), (False, True)):
+        first = torch.allclose(header(changed)[:, 0], header(frames)[:, 0], atol=1e-6)
+        assert first != looks
+
+
+def test_a_video_does_not_see_another_one(clip, frames):
+    for header in headers(clip):
+        torch.testing.assert_close(header(frames[1:2]), header(frames)[1:2], atol=1e-5, rtol=1e-5)
+
+
+def test_the_transformer_is_a_copy_of_the_text_tower(clip):
+    header = FrameTransformer(clip.text, 32, layers=3)
+    assert len(header.blocks) == 3
+    assert torch.equal(header.positions, clip.text.positional_embedding)
+    assert torch.equal(header.blocks[2].attn.in_weight, clip.text.blocks[2].attn.in_weight)
+    assert not {p.data_ptr() for p in header.parameters()} & {p.data_ptr() for p in clip.parameters()}
+    assert len(FrameTransformer(clip.text, 32, layers=9).blocks) == 4  # all there are
+
+
+def test_a_text_tower_of_another_width_is_refused():
+    with pytest.raises(ValueError, match="text blocks, 32 wide, and the frames' features have 16 dimensions"):
+        FrameTransformer(make_small_clip().text, 16)

@@ -1,0 +1,218 @@
+"""The command line as a user meets it: every mistake is one line on stderr and exit status 2; stdout has results."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli import main as cli
+from orchestrator.config import ConfigError
+from orchestrator.jobs.session import FailedRuns, Interrupted
+from orchestrator.store.store import StoreError
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    before, filters = list(root.handlers), list(root.filters)
+    yield
+    root.handlers[:], root.filters[:] = before, filters
+
+
+def ctvr(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of a command in this process."""
+    try:
+        status = cli.main([str(word) for word in words])
+    except SystemExit as end:  # argparse's way
+        status = int(end.code or 0)
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["swep"], "invalid choice: 'swep'"),
+        (["sweep", "--trails", "3"], "unrecognized arguments: --trails"),
+        (["sweep", "--trials", "x"], "argument --trials: invalid int value: 'x'"),
+        (["sweep", "optim.epochs"], "'optim.epochs' is not a setting. Write name=value"),
+        (["sweep", "optim.epochs=1", "optim.epochs=2"], "optim.epochs: given twice"),
+        (["sweep", "--method", "clip4clpi"], "method: no method called 'clip4clpi'. Did you mean clip4clip?"),
+        (["sweep", "--trials", "0"], "search: trials and grace_tasks must be >= 1"),
+        (["sweep", "--searcher", "bayes"], "searcher: 'bayes' is none of tpe, random, grid"),
+        (["sweep", "--workers", "0"], "--workers: must be >= 1, got 0"),
+        (["sweep", "--gpus-per-trial", "-1"], "--gpus-per-trial: must be >= 0"),
+        (["sweep", "--code", "0123456789ab"], "--code 0123456789ab: this machine has other sources ("),
+        (["sweep", "--storage", "s3://key:hidden@bucket/x"], "--storage: holds a password. Leave it out"),
+        (["sweep", "--name", "a/b"], "--name 'a/b': letters, digits"),
+        (["sweep", "--resume", "monday"], "sweep: none is called 'monday'. Known: none yet."),
+        (["sweep", "--resume", "monday", "optim.epochs=2"], "goes on with the settings of the first command"),
+        (["rerun", "--sweep", "monday"], "sweep: none is called 'monday'"),
+        (["rerun"], "the following arguments are required: --sweep"),
+        (["table"], "table: of what? Add --sweep NAME or --stream NAME"),
+        (["table", "--sweep", "monday"], "table: no runs of 'monday'"),
+        (["run", "--method", "clip4clip", "--stream", "shapse-5"], "shapse-5"),
+        (["run", "--method", "clip4clip"], "the following arguments are required: --stream"),
+        (["methods", "clip4clpi"], "no method called 'clip4clpi'. Did you mean clip4clip?"),
+        (["streams", "check", "nothing.json"], "nothing.json"),
+        (["cache", "biuld"], "invalid choice: 'biuld'"),
+        (["ui", "--port", "99999"], "--port 99999"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_status_2(capsys, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    status, out, err = ctvr(capsys, *words)
+    lines = [line for line in err.splitlines() if not line.startswith("doctor: ")]
+    assert (status, out) == (2, "")
+    assert len(lines) == 1, err
+    assert message in lines[0]
+    assert lines[0].startswith("ctvr")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["method.lrr=1"], "method.lrr: no such setting. Did you mean 'lr'"),
+        (["optim.epochs=two"], "optim.epochs: "),
+        (["optim.epochs=-1"], "optim: epochs must be >= 0, got -1"),
+        (["optin.epochs=1"], "optin.epochs: no such setting. Did you mean 'optim'"),
+        (["--preset", "papr"], "clip4clip has none called 'papr'. Did you mean 'paper'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_a_wrong_setting_is_said_before_anything_starts(capsys, manifest, runs, command, words, message):
+    status, out, err = ctvr(capsys, command, "--runs", runs, "--method", "clip4clip", "--stream", manifest, *words)
+    assert (status, out) == (2, "")
+    assert message in err.splitlines()[-1]
+    assert not (runs / "sweeps").exists()
+
+
+def test_a_sweep_that_fits_no_machine_is_refused(capsys, manifest, runs):
+    status, _, err = ctvr(
+        capsys, "sweep", "--runs", runs, "--stream", manifest, "--address", "local", "--local-cpus", 2, "--workers", 4
+    )
+    assert status == 2
+    assert "a trial needs 3.7 CPUs" in err.splitlines()[-1]
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(capsys, tmp_path):
+    (tmp_path / "file").touch()
+    status, out, err = ctvr(capsys, "table", "--runs", tmp_path / "file" / "runs", "--stream", "x")
+    assert (status, out) == (2, "")
+    assert "cannot be written" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_tracking_server_that_is_down_is_one_line(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    for words in (["table", "--stream", "x"], ["rerun", "--sweep", "x"], ["run", "--method", "lora", "--stream", "x"]):
+        status, out, err = ctvr(capsys, *words, "--runs", tmp_path)
+        assert (status, out) == (2, "")
+        assert "tracking http://127.0.0.1:9: connection refused" in err
+        assert len(err.splitlines()) == 1
+
+
+def test_a_number_in_the_environment_is_checked_by_its_name(capsys, monkeypatch):
+    monkeypatch.setenv("CTVR_NODES", "two")
+    status, _, err = ctvr(capsys, "methods")
+    assert status == 2
+    assert "CTVR_NODES='two' in the environment is no whole number" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (ConfigError("a: is wrong."), 2, "ctvr: a: is wrong."),
+        (PermissionError(13, "Permission denied", "/x"), 2, "ctvr: [Errno 13] Permission denied: '/x'"),
+        (
+            OSError(28, "No space left on device", "/x"),
+            2,
+            "ctvr: [Errno 28] No space left on device: '/x'. Free some space and run again.",
+        ),
+        (FailedRuns("2 runs failed."), 1, "ctvr: 2 runs failed."),
+        (StoreError("/x: disk full, 3 bytes needed."), 1, "ctvr: /x: disk full, 3 bytes needed."),
+        (Interrupted("Go on with: x"), 130, "ctvr: Go on with: x"),
+        (
+            KeyboardInterrupt(),
+            130,
+            "ctvr: stopped. Finished tasks are kept; the same command goes on from them.",
+        ),
+    ],
+)
+def test_every_end_has_its_exit_status(capsys, monkeypatch, error, status, line):
+    def fail(name: str) -> str:
+        raise error
+
+    monkeypatch.setattr("orchestrator.jobs.methods.method_text", fail)
+    assert ctvr(capsys, "methods", "lora") == (status, "", f"{line}\n")
+
+
+def test_an_error_of_the_program_is_not_hidden(monkeypatch):
+    def fail(name: str) -> str:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("orchestrator.jobs.methods.method_text", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.main(["methods", "lora"])
+
+
+def test_results_alone_are_on_stdout(capsys, manifest, runs):
+    status, out, err = ctvr(
+        capsys, "run", "--runs", runs, "--method", "zero_shot", "--stream", manifest, "--fresh", "optim.epochs=1"
+    )
+    assert status == 0
+    assert out.startswith("zero_shot on small, test videos\n")
+    assert "task 3/3" in err
+    status, out, err = ctvr(capsys, "table", "--runs", runs, "--stream", "small")
+    assert (status, err) == (0, "")
+    assert "zero\\_shot" in out
+
+
+@pytest.mark.parametrize("command", ["sweep", "run", "rerun", "table", "streams", "cache", "methods", "ui", "sync"])
+def test_every_command_has_help(capsys, command):
+    status, out, err = ctvr(capsys, command, "--help")
+    assert (status, err) == (0, "")
+    assert f"usage: ctvr {command}" in out
+
+
+def test_help_is_instant_and_needs_no_torch():
+    code = "import sys; from orchestrator.cli.main import make_parser; make_parser(); print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_a_script_that_ray_copies_elsewhere_finds_the_installed_package(tmp_path):
+    here = Path(__file__).resolve().parents[3]
+    script = tmp_path / "sweep.py"
+    script.write_text((here / "orchestrator" / "sweep.py").read_text())
+    environment = {**os.environ, "PYTHONPATH": str(here)}
+    done = subprocess.run(
+        [sys.executable, script, "--help"], capture_output=True, text=True, cwd=tmp_path, env=environment
+    )
+    assert done.returncode == 0
+    assert "usage: ctvr sweep" in done.stdout
+    again = subprocess.run(
+        [sys.executable, here / "orchestrator" / "sweep.py", "--help"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert "usage: ctvr sweep" in again.stdout
+
+
+def test_the_settings_of_a_node_are_the_defaults(monkeypatch, capsys):
+    monkeypatch.setenv("CTVR_GPUS_PER_TRIAL", "0.5")
+    monkeypatch.setenv("CTVR_NODES", "3")
+    arguments = cli.make_parser().parse_args(["sweep"])
+    assert (arguments.gpus_per_trial, arguments.nodes) == (0.5, 3)
+    assert cli.make_parser().parse_args(["sweep", "--gpus-per-trial", "2"]).gpus_per_trial == 2
+    monkeypatch.delenv("CTVR_GPUS_PER_TRIAL")
+    assert cli.make_parser().parse_args(["sweep"]).gpus_per_trial is None
+    for wrong in ("many", "-1"):
+        monkeypatch.setenv("CTVR_GPUS_PER_TRIAL", wrong)
+        status, _, err = ctvr(capsys, "sweep")
+        assert status == 2
+        assert f"CTVR_GPUS_PER_TRIAL='{wrong}' in the environment is no number" in err

@@ -1,0 +1,55 @@
+"""What the environment says of a node is the default of its option."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from orchestrator.cli.options import add_where, get_where, words_of
+from orchestrator.config import ConfigError
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_where(parser, resources=True)
+    return parser.parse_args(list(words))
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch) -> None:
+    for name in ("RUNS", "STORE", "VIDEOS", "NODES", "STORAGE", "GPUS_PER_TRIAL"):
+        monkeypatch.delenv(f"CTVR_{name}", raising=False)
+
+
+def test_nodes_and_gpus_of_a_cluster_file_are_defaults(monkeypatch):
+    assert (parse().nodes, parse().gpus_per_trial) == (1, None)
+    monkeypatch.setenv("CTVR_NODES", "3")
+    monkeypatch.setenv("CTVR_GPUS_PER_TRIAL", "0.5")
+    assert (parse().nodes, parse().gpus_per_trial) == (3, 0.5)
+    assert parse("--gpus-per-trial", "0").gpus_per_trial == 0
+    monkeypatch.setenv("CTVR_GPUS_PER_TRIAL", "0")
+    assert parse().gpus_per_trial == 0  # trains on CPUs, which is not the same as to say nothing
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "what"), [("NODES", "2.5", "whole number"), ("GPUS_PER_TRIAL", "all", "number")]
+)
+def test_what_is_no_number_is_refused_by_its_name(monkeypatch, variable, text, what):
+    monkeypatch.setenv(f"CTVR_{variable}", text)
+    with pytest.raises(ConfigError, match=f"CTVR_{variable}='{text}' in the environment is no {what}"):
+        parse()
+
+
+def test_every_option_of_the_cluster_reaches_the_job():
+    words = "--address auto --nodes 2 --local-cpus 3 --storage s3://b/x --workers 4 --cpus-per-worker 0.5"
+    words += " --gpus-per-trial 2 --max-concurrent 5 --runs r --store s --videos v"
+    where = get_where(parse(*words.split()))
+    assert (where.address, where.nodes, where.local_cpus, where.storage) == ("auto", 2, 3, "s3://b/x")
+    assert (where.workers, where.cpus_per_worker, where.gpus_per_trial, where.max_concurrent) == (4, 0.5, 2, 5)
+    assert (str(where.runs), where.store, str(where.videos)) == ("r", "s", "v")
+
+
+def test_words_are_separated_by_commas():
+    assert words_of(" a, b ,,c") == ("a", "b", "c")
+    assert words_of("") == ()

@@ -1,0 +1,154 @@
+"""`ctvr sweep` and `ctvr rerun`: which words become which request, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.cli import main as cli
+from tests.orchestrator.cli.test_main import _logging_as_before, ctvr  # noqa: F401
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[Any]:
+    """The requests that commands made; nothing runs."""
+    found: list[Any] = []
+
+    def keep(request: Any, *more: Any) -> str:
+        found.append((request, *more))
+        return "done"
+
+    for job in ("jobs.sweep.sweep", "jobs.sweep.resume", "jobs.sweep_table.sweep_table", "jobs.rerun.rerun"):
+        monkeypatch.setattr(f"orchestrator.{job}", keep)
+    return found
+
+
+def test_a_sweep_without_words_is_the_main_job(capsys, tmp_path, asked):
+    assert ctvr(capsys, "sweep", "--runs", tmp_path)[:2] == (0, "done\n")
+    ((request, where),) = asked
+    assert (request.method, request.stream, request.seeds, request.top) == ("framefusion_moe", "shapes-5", 3, 1)
+    assert request.baselines == ("zero_shot", "clip4clip", "upper_bound")
+    assert request.search == {}
+    assert where.runs == tmp_path
+
+
+def test_every_option_of_a_sweep_reaches_the_request(capsys, tmp_path, asked):
+    words = "--method lwf --stream shapes-10 --name n --trials 4 --searcher random --scheduler none --top 2 --seeds 5"
+    words += " --space method.weight=1,2 --space base.lr=1e-6 --baselines lora, --preset shapes,original"
+    ctvr(capsys, "sweep", *words.split(), "optim.epochs=2", "search.seed=7", "--runs", tmp_path)
+    ((request, _),) = asked
+    assert vars(request) == {
+        "method": "lwf",
+        "stream": "shapes-10",
+        "name": "n",
+        "overrides": {"optim.epochs": "2"},
+        "presets": ("shapes", "original"),
+        "search": {"trials": 4, "searcher": "random", "scheduler": "none", "seed": "7"},
+        "space": ("method.weight=1,2", "base.lr=1e-6"),
+        "top": 2,
+        "seeds": 5,
+        "baselines": ("lora",),
+    }
+
+
+def test_a_preset_that_is_a_table_sweeps_all_its_rows(capsys, tmp_path, asked):
+    ctvr(capsys, "sweep", "--preset", "cvlm-table1", "--runs", tmp_path)
+    ((request, _),) = asked
+    assert request.stream == "shapes-cvlm"
+    assert request.name.startswith("cvlm-table1-shapes-cvlm-")
+    assert len(request.preset.rows) == 8
+    assert request.preset.search["metric"] == "stream/t2v/r1_mean"
+
+
+def test_words_of_the_command_line_go_before_the_tables(capsys, tmp_path, asked):
+    words = (
+        "--preset ctvr-table1 --stream shapes-10 --trials 0 --seeds 1 --searcher random --rows lwf,zero_shot --name t"
+    )
+    ctvr(capsys, "sweep", *words.split(), "search.reduction=3", "optim.epochs=1", "--runs", tmp_path)
+    ((request, _),) = asked
+    assert (request.name, request.stream, request.overrides) == ("t", "shapes-10", {"optim.epochs": "1"})
+    assert [row.name for row in request.preset.rows] == ["zero_shot", "lwf"]  # in the table's order
+    search = request.preset.search
+    assert (search["trials"], search["searcher"], search["reduction"], search["scheduler"]) == (
+        0,
+        "random",
+        "3",
+        "asha",
+    )
+    assert request.preset.seeds == 1
+
+
+def test_smoke_is_one_trial_one_seed_and_one_epoch(capsys, tmp_path, asked):
+    ctvr(capsys, "sweep", "--smoke", "--runs", tmp_path)
+    ctvr(capsys, "sweep", "--smoke", "--preset", "ctvr-table1", "--runs", tmp_path)
+    (sweep, _), (table, _) = asked
+    assert (sweep.search, sweep.seeds, sweep.baselines) == ({"trials": 1}, 1, ("zero_shot",))
+    assert (table.preset.search["trials"], table.preset.seeds) == (1, 1)
+    assert sweep.overrides == table.overrides == {"optim.epochs": "1"}
+
+
+def test_a_sweep_is_resumed_by_its_name(capsys, tmp_path, asked):
+    ctvr(capsys, "sweep", "--resume", "n", "--workers", "2", "--runs", tmp_path)
+    ((name, where),) = asked
+    assert (name, where.workers) == ("n", 2)
+
+
+def test_a_rerun_has_the_words_of_its_command(capsys, tmp_path, asked):
+    words = "rerun --sweep s --top 2 --seeds 4 --baselines lora,lwf:shapes"
+    ctvr(capsys, *words.split(), "--runs", tmp_path)
+    ((sweep, _, *rest),) = asked
+    assert (sweep, rest) == ("s", [2, 4, ("lora", "lwf:shapes")])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--preset", "ctvr-tabel1"],
+            "--preset: 'ctvr-tabel1' is no table and no preset of framefusion_moe. Did you mean 'ctvr-table1'? "
+            "Tables: ctvr-table1, cvlm-table1, or a .json file.",
+        ),
+        (["--preset", "mine.json"], "--preset: there is no table 'mine.json'."),
+        (["--preset", "ctvr-table1", "--rows", "lfw"], "--rows: the table has no row 'lfw'. Did you mean 'lwf'?"),
+        (["--preset", "ctvr-table1", "--method", "lwf"], "--method: a table names its rows itself"),
+        (["--preset", "ctvr-table1", "--baselines", "lwf"], "--baselines: a table names its rows itself"),
+        (["--preset", "ctvr-table1", "--space", "a=1"], "--space: a table names its rows itself"),
+        (["--preset", "ctvr-table1", "--top", "2"], "--top: a table names its rows itself"),
+        (["--preset", "ctvr-table1", "--searcher", "grid"], "rows of a table get equally many trials"),
+        (["--preset", "ctvr-table1", "--trials", "-1"], "search: trials must be >= 0, got -1"),
+        (["--preset", "ctvr-table1", "--seeds", "-1"], "--seeds: must be >= 0, got -1"),
+        (
+            ["--preset", "ctvr-table1", "--trials", "0", "--seeds", "0"],
+            "without trials and without seeds nothing is run",
+        ),
+        (["--preset", "ctvr-table1", "search.metrik=x"], "search.metrik: no such setting. Did you mean 'metric'"),
+        (["--rows", "lwf"], "--rows lwf: is of a table"),
+        (["--resume", "n", "--trials", "3"], "goes on with the settings of the first command. Leave --trials out"),
+        (["--resume", "n", "--preset", "ctvr-table1"], "Leave --preset out"),
+        (["--trials", "3", "search.trials=4"], "search.trials: given twice, as 3 and '4'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_starts_nothing(capsys, tmp_path, words, message):
+    status, out, err = ctvr(capsys, "sweep", "--runs", tmp_path / "runs", *words)
+    assert (status, out) == (2, "")
+    lines = [line for line in err.splitlines() if not line.startswith("doctor: ")]
+    assert len(lines) == 1, err
+    assert message in lines[0]
+    assert not (tmp_path / "runs" / "sweeps").exists()
+    assert not (tmp_path / "runs" / "streams").exists()  # nor is any video rendered
+
+
+def test_a_table_of_ones_own_is_a_file(capsys, tmp_path, asked):
+    file = tmp_path / "mine.json"
+    file.write_text('{"title": "Mine", "protocol": "ctvr", "stream": "shapes-5", "rows": ["lwf", "lora:shapes"]}')
+    ctvr(capsys, "sweep", "--preset", file, "--runs", tmp_path)
+    ((request, _),) = asked
+    assert request.name.startswith("mine-shapes-5-")
+    assert [(row.method, row.presets) for row in request.preset.rows] == [("lwf", ()), ("lora", ("shapes",))]
+
+
+def test_the_commands_are_those_of_the_parser():
+    assert cli.make_parser().parse_args(["sweep"]).overrides == []
+    assert Path(cli.make_parser().parse_args(["rerun", "--sweep", "s"]).runs) == Path("runs")

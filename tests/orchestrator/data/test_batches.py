@@ -1,0 +1,129 @@
+"""Pairs, batches and frames: nothing lost, nothing twice, everything decided by the seed."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from methods.backbone.clip import load_backbone
+from orchestrator.config import ConfigError
+from orchestrator.data.batches import DataConfig, StreamData, check_pairs, index_batches, seed_of
+from orchestrator.data.frames import FrameSource
+from orchestrator.learning.run import Places
+
+CPU = torch.device("cpu")
+VIDEOS = [0, 0, 1, 1, 2, 2, 3, 3, 4]
+
+
+def test_an_epoch_is_a_permutation_of_all_pairs():
+    batches = index_batches(VIDEOS, 4, seed=3)
+    assert sorted(pair for batch in batches for pair in batch) == list(range(9))
+    assert [len(batch) for batch in batches] == [4, 4, 1]
+    assert batches == index_batches(VIDEOS, 4, seed=3)
+    assert batches != index_batches(VIDEOS, 4, seed=4)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_unique_videos_never_share_a_batch_and_no_pair_is_lost(seed):
+    batches = index_batches(VIDEOS, 4, seed, unique_videos=True)
+    assert sorted(pair for batch in batches for pair in batch) == list(range(9))
+    for batch in batches:
+        assert max(Counter(VIDEOS[pair] for pair in batch).values()) == 1
+        assert len(batch) <= 4
+
+
+def test_one_caption_per_video_is_drawn_anew_each_epoch():
+    epochs = [
+        [pair for batch in index_batches(VIDEOS, 4, seed, one_per_video=True) for pair in batch] for seed in range(30)
+    ]
+    assert all(sorted(VIDEOS[pair] for pair in epoch) == [0, 1, 2, 3, 4] for epoch in epochs)
+    assert {pair for epoch in epochs for pair in epoch} == set(range(9))
+
+
+def test_seeds_depend_on_every_part():
+    assert (
+        len(
+            {seed_of(0, "order", 1, 2), seed_of(1, "order", 1, 2), seed_of(0, "order", 12), seed_of(0, "augment", 1, 2)}
+        )
+        == 4
+    )
+
+
+@pytest.fixture
+def data(small_stream, runs) -> StreamData:
+    config = DataConfig(num_frames=4, batch_size=4)
+    clip = load_backbone("tiny-clip", "shipped")
+    source = FrameSource(Places(runs).open_store(), config, clip.image_size)
+    return StreamData(small_stream, source, clip.tokenize, clip.mean, clip.std, config, CPU)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("settings", [{}, {"batch_size": 3}, {"unique_videos": True}])
+def test_the_sizes_of_batches_are_known_before_they_are_made(small_stream, runs, settings, workers):
+    config = DataConfig(**{"num_frames": 4, "batch_size": 4, **settings})
+    clip = load_backbone("tiny-clip", "shipped")
+    source = FrameSource(Places(runs).open_store(), config, clip.image_size)
+    data = StreamData(small_stream, source, clip.tokenize, clip.mean, clip.std, config, CPU)
+    sizes = data.batch_sizes([0], seed=1, task=0, epoch=2, workers=workers)
+    made = [[len(batch.videos) for batch in data.train_batches([0], 1, 0, 2, rank, workers)] for rank in range(workers)]
+    assert sizes == [sum(parts) for parts in zip(*made, strict=True)]
+    assert all(len(set(parts)) == 1 for parts in zip(*made))  # every worker has as many
+    if not settings.get("unique_videos"):
+        assert data.steps([0], workers) == len(sizes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "workers", "message"),
+    [
+        ({}, 9, "task_01 of stream small has 8 training pairs for 9 workers, so it would train nothing. Use at most 8"),
+        ({"unique_videos": True}, 5, "has 4 training videos, of which a batch takes one caption each, for 5 workers"),
+        ({"caption_sampling": "random_per_video"}, 8, "has 4 training videos"),
+    ],
+)
+def test_a_task_that_would_train_nothing_is_refused(small_stream, settings, workers, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        check_pairs(small_stream, DataConfig(**settings), workers)
+    assert str(error.value).startswith("workers: ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("settings", "workers"), [({}, 8), ({"unique_videos": True}, 4)])
+def test_as_many_workers_as_pairs_train_on_every_task(data, small_stream, settings, workers):
+    config = DataConfig(**{"num_frames": 4, "batch_size": workers, **settings})
+    check_pairs(small_stream, config, workers)
+    data.config = config
+    for task in range(3):
+        assert data.batch_sizes([task], seed=0, task=task, epoch=0, workers=workers)
+
+
+def test_batches_have_the_contracts_shapes(data):
+    batch = next(data.train_batches([0], seed=0, task=0, epoch=0))
+    assert batch.frames.shape == (4, 4, 3, 64, 64)
+    assert batch.tokens.shape == (4, 32)
+    assert batch.tokens.dtype == batch.videos.dtype == batch.categories.dtype == torch.int64
+    assert batch.frames.abs().max() <= 2.0 + 1e-6  # (x - 0.5) / 0.25
+
+
+def test_workers_share_a_batch_without_overlap(data):
+    whole = [batch.tokens for batch in data.train_batches([0], 0, 0, 0)]
+    halves = [list(data.train_batches([0], 0, 0, 0, rank, 2)) for rank in (0, 1)]
+    for tokens, a, b in zip(whole, *halves):
+        assert sorted(map(tuple, tokens.tolist())) == sorted(map(tuple, a.tokens.tolist() + b.tokens.tolist()))
+
+
+def test_background_reading_changes_nothing(data, small_stream, runs):
+    config = DataConfig(num_frames=4, batch_size=4, load_threads=2)
+    clip = load_backbone("tiny-clip", "shipped")
+    threaded = StreamData(small_stream, data.frames, clip.tokenize, clip.mean, clip.std, config, CPU)
+    for a, b in zip(data.train_batches([0], 0, 0, 1), threaded.train_batches([0], 0, 0, 1), strict=True):
+        assert torch.equal(a.frames, b.frames)
+        assert torch.equal(a.tokens, b.tokens)
+
+
+def test_every_caption_is_a_query_for_its_own_video(data):
+    queries = data.queries(1, "test")
+    assert queries.target.tolist() == [0, 1, 2]
+    assert queries.names == ("green_test_0#0", "green_test_1#0", "green_test_2#0")
+    assert queries.twin.tolist() == [-1, -1, -1]

@@ -1,0 +1,44 @@
+"""Frames by way of the store: decoded once, keyed by all that decides them, mended when damaged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from orchestrator.config import ConfigError
+from orchestrator.data.batches import DataConfig
+from orchestrator.data.frames import FrameSource
+from orchestrator.learning.run import Places
+
+
+def test_a_damaged_object_is_decoded_again_and_served_right(small_stream, runs):
+    config = DataConfig(num_frames=4)
+    source = FrameSource(Places(runs).open_store(), config, 64)
+    item = small_stream.items(0, "train")[0]
+    before = np.array(source.load(item))
+    file = next((runs / "store" / "frames").rglob(f"*{source.key(item)}*"))
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 0xFF
+    file.chmod(0o644)
+    file.write_bytes(content)
+    fresh = FrameSource(Places(runs).open_store(), config, 64)
+    assert np.array_equal(fresh.load(item), before)
+    assert np.array_equal(FrameSource(Places(runs).open_store(), config, 64).load(item), before)
+
+
+def test_the_key_changes_with_everything_that_decides_the_frames(small_stream, runs):
+    item = small_stream.items(0, "train")[0]
+    store = Places(runs).open_store()
+    keys = {
+        FrameSource(store, DataConfig(num_frames=4), 64).key(item),
+        FrameSource(store, DataConfig(num_frames=5), 64).key(item),
+        FrameSource(store, DataConfig(num_frames=4), 32).key(item),
+        FrameSource(store, DataConfig(num_frames=4, decoder="pyav"), 64).key(item),
+        FrameSource(store, DataConfig(num_frames=4), 64).key(small_stream.items(0, "train")[1]),
+    }
+    assert len(keys) == 5
+
+
+def test_frames_of_another_size_than_the_backbone_sees_are_refused(runs):
+    with pytest.raises(ConfigError, match="data.image_size: 224 does not fit the backbone, which sees 64 pixels"):
+        FrameSource(Places(runs).open_store(), DataConfig(image_size=224), 64)

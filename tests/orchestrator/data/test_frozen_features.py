@@ -1,0 +1,177 @@
+"""Stored features change how long a run takes, and nothing else but the rounding of kernels that see one video."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from methods.backbone.clip import VisionTower, load_backbone
+from orchestrator.data.frozen_features import FrozenFeatures, frozen_features
+from orchestrator.learning.experiment import resolve
+from orchestrator.learning.run import Places, Result, execute, load_clip, make_method
+from orchestrator.store.store import Store, StoreError
+
+CASES = {
+    "frozen vision": {"method": "framefusion_moe", "method.use_ffa": False, "method.num_experts": 2},
+    "last blocks": {
+        "method": "framefusion_moe",
+        "method.ffa_placement": "deepest",
+        "method.ffa_layers": 1,
+        "method.num_experts": 2,
+    },
+    "structalign": {
+        "method": "structalign",
+        "method.adapters": "task_aware",
+        "method.fusion_layers": 2,
+        "method.num_experts": 2,
+    },
+}
+
+
+@pytest.fixture
+def train(manifest, runs, small_stream):
+    """Run a configuration of the small stream from scratch."""
+
+    def run(**settings) -> Result:
+        settings = {"optim.epochs": 1, "stream": manifest, **settings}
+        return execute(resolve(settings, small_stream.settings), Places(runs), fresh=True)
+
+    return run
+
+
+@pytest.fixture
+def tower() -> VisionTower:
+    return load_backbone("tiny-clip", "shipped").vision
+
+
+@pytest.fixture
+def frames() -> torch.Tensor:
+    return torch.randn(1, 4, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+
+
+def outcome(result: Result) -> dict:
+    """Everything that a run leaves, but for its seconds."""
+    record = result.record
+    weights = {name: value.clone() for name, value in result.method.state_dict().items()}
+    return {"metrics": record.metrics, "ranks": record.ranks, "training": record.training, "weights": weights}
+
+
+def assert_equal(a: dict, b: dict) -> None:
+    assert {k: v for k, v in a.items() if k != "weights"} == {k: v for k, v in b.items() if k != "weights"}
+    assert all(torch.equal(value, b["weights"][name]) for name, value in a["weights"].items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_is_bit_identical_with_stored_and_new_features_and_close_without(train, runs, case, monkeypatch):
+    store = Store.open(runs / "store")
+    for key in store.list("features"):
+        store.delete("features", key)
+    new = outcome(train(**CASES[case]))
+    made = len(store.list("features"))
+    assert made == 3 * (4 + 3)  # training and test videos, each once
+    with monkeypatch.context() as patch:
+        patch.setattr(VisionTower, "prefix", None)  # nothing is computed again
+        assert_equal(outcome(train(**CASES[case])), new)
+    plain = outcome(train(**CASES[case], **{"data.cache_features": False}))
+    for name, value in plain["weights"].items():  # kernels may round differently for one video and for a batch
+        torch.testing.assert_close(value, new["weights"][name], atol=1e-4, rtol=1e-3)
+    assert len(store.list("features")) == made
+
+
+def test_augmented_batches_stay_frames(train, runs):
+    store = Store.open(runs / "store")
+    for key in store.list("features"):
+        store.delete("features", key)
+    settings = {**CASES["frozen vision"], "data.augment": "crop_flip"}
+    new = outcome(train(**settings))
+    assert len(store.list("features")) == 3 * 3  # those of the test videos
+    assert_equal(outcome(train(**settings, **{"data.cache_features": False})), new)
+
+
+def test_the_zero_shot_method_and_its_curve_share_features(manifest, runs, small_stream):
+    store = Store.open(runs / "store")
+    stored = store.list("features")  # by the curves of the fixture: validation and test videos
+    assert len(stored) == 3 * (3 + 3)
+    result = execute(
+        resolve({"method": "zero_shot", "stream": manifest, "seed": 7}, small_stream.settings), Places(runs)
+    )
+    assert store.list("features") == stored
+    assert store.get("features", stored[0])["tokens"].shape == (4, 1, 96)  # class tokens alone
+    assert [row["stream/t2v/r1_gain"] for row in result.record.metrics] == [0.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "blocks"),
+    [
+        ({"method": "clip4clip"}, None),
+        ({"method": "zero_shot"}, 4),
+        ({**CASES["last blocks"], "method.ffa_layers": 2}, 2),
+        ({**CASES["last blocks"], "method.ffa_layers": 3}, None),  # one of four blocks is not worth it
+    ],
+)
+def test_only_a_method_that_leaves_enough_blocks_alone_gets_features(manifest, small_stream, runs, settings, blocks):
+    experiment = resolve({**settings, "stream": manifest}, small_stream.settings)
+    made = frozen_features(make_method(experiment, load_clip(experiment.backbone)), Store.open(runs), "fp32")
+    assert (made.blocks if made else None) == blocks
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_features_come_back_as_they_were_made(tower, frames, tmp_path, precision):
+    features = FrozenFeatures(Store.open(tmp_path), tower, 2, precision)
+    made = features.load("a" * 64, lambda: frames)
+    assert made.dtype == (torch.float32 if precision == "fp32" else torch.bfloat16)
+    assert made.shape == (4, 17, 96)
+    found = features.load("a" * 64, pytest.fail)
+    assert found.dtype == made.dtype
+    assert torch.equal(found, made)
+
+
+def test_the_key_has_everything_that_decides_the_features(tower, tmp_path):
+    store = Store.open(tmp_path)
+
+    def maker(blocks: int = 2, precision="fp32") -> str:
+        return FrozenFeatures(store, tower, blocks, precision).maker
+
+    makers = [maker(), maker(blocks=3), maker(precision="bf16")]
+    with torch.no_grad():
+        tower.blocks[2].ln_1.weight[0] += 1  # takes no part in the first two blocks
+        tower.proj[0, 0] += 1
+        assert maker() == makers[0]
+        for weight in (tower.blocks[1].mlp[0].weight, tower.class_embedding, tower.conv1.weight):
+            weight.view(-1)[0] += 1
+            makers.append(maker())
+    assert len(set(makers)) == 6
+
+
+def test_damaged_features_are_made_again(tower, frames, tmp_path):
+    features = FrozenFeatures(Store.open(tmp_path), tower, 2, "fp32")
+    made = features.load("a" * 64, lambda: frames)
+    file = next(path for path in tmp_path.rglob("*.safetensors"))
+    data = bytearray(file.read_bytes())
+    data[-9] ^= 4
+    file.write_bytes(data)
+    logging.disable(logging.WARNING)
+    try:
+        again = FrozenFeatures(Store.open(tmp_path), tower, 2, "fp32")
+        assert torch.equal(again.load("a" * 64, lambda: frames), made)
+        assert torch.equal(again.load("a" * 64, pytest.fail), made)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def test_a_store_that_is_full_costs_time_and_one_warning(tower, frames, tmp_path, monkeypatch, caplog):
+    def full(*arguments) -> None:
+        raise StoreError("disk full, 1 bytes needed.")
+
+    features = FrozenFeatures(Store.open(tmp_path), tower, 2, "fp32")
+    expected = features.load("a" * 64, lambda: frames)
+    monkeypatch.setattr(Store, "put", full)
+    for _ in range(2):
+        np.testing.assert_array_equal(features.load("b" * 64, lambda: frames), expected)
+    assert [record.getMessage() for record in caplog.records] == [
+        "features are computed again each time: disk full, 1 bytes needed."
+    ]

@@ -1,0 +1,65 @@
+"""Every video is decoded once; what cannot be is named, and stops nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config import ConfigError
+from orchestrator.data.batches import DataConfig
+from orchestrator.data.frames import FrameSource
+from orchestrator.data.prepare import prepare_stream
+from orchestrator.learning.run import Places
+from orchestrator.store.garbage import USES
+from orchestrator.streams.load import load_stream
+
+
+def test_a_second_preparation_decodes_nothing(runs, small_stream):
+    source = FrameSource(Places(runs).open_store(), DataConfig(num_frames=4), 64)
+    _, decoded = prepare_stream(small_stream, source, ("train", "val", "test"), progress=False)
+    assert decoded == 0
+
+
+def spoil(manifest: str, change) -> None:
+    """Do something to the first training video of the stream."""
+    folder = Path(manifest).parent / "videos"
+    change(folder / json.loads(Path(manifest).read_text())["tasks"][0]["train"][0]["path"])
+
+
+def test_missing_videos_are_listed_and_left_out_only_on_demand(manifest, runs):
+    spoil(manifest, Path.unlink)
+    stream = load_stream(manifest, runs)
+    source = FrameSource(Places(runs).open_store(), DataConfig(num_frames=4), 64)
+    with pytest.raises(ConfigError, match=r"1 videos are missing: .*red_train_0.*data.skip_missing=true") as error:
+        prepare_stream(stream, source, ("train", "test"), progress=False)
+    assert "\n" not in str(error.value)
+    left, _ = prepare_stream(stream, source, ("train", "test"), skip_missing=True, progress=False)
+    assert len(left.items(0, "train")) == 3
+    assert left.digest != stream.digest
+    assert "missing" in left.settings_mark
+
+
+def test_a_stream_says_in_the_store_which_frames_it_uses(manifest, runs):
+    stream, store = load_stream(manifest, runs), Places(runs).open_store()
+    for use in store.list(USES):
+        store.delete(USES, use)
+    source = FrameSource(store, DataConfig(num_frames=4), 64)
+    prepare_stream(stream, source, ("test",), progress=False)
+    (use,) = store.list(USES)
+    assert use.startswith("small-")
+    assert store.get_json(USES, use)["frames"] == sorted(
+        source.key(i) for t in range(3) for i in stream.items(t, "test")
+    )
+
+
+def test_a_broken_video_is_named_and_the_good_ones_are_decoded_all_the_same(manifest, runs):
+    spoil(manifest, lambda path: path.write_bytes(b"no video at all"))
+    stream = load_stream(manifest, runs)
+    store = Places(runs).open_store()
+    source = FrameSource(store, DataConfig(num_frames=3), 64)  # another sampling: nothing is there yet
+    with pytest.raises(ConfigError, match=r"1 videos are broken: .*red_train_0"):
+        prepare_stream(stream, source, ("train",), progress=False)
+    good = [item for index in range(3) for item in stream.items(index, "train")][1:]
+    assert all(store.has("frames", source.key(item)) for item in good)

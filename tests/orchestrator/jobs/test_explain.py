@@ -1,0 +1,176 @@
+"""A key says what it stands for, and two keys say why they differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from methods import METHODS
+from orchestrator.config import ConfigError
+from orchestrator.jobs.explain import RESULT, _today, compare, explain
+from orchestrator.learning.experiment import presets_of, resolve
+from orchestrator.store.store import Store
+from orchestrator.streams.load import Stream
+from orchestrator.tracking import tracker as tracking
+from orchestrator.tracking.tracker import Tracker
+from orchestrator.tracking.values import RunRecord, as_text
+
+DIGEST = "d" * 64
+GIVEN = {"method": "clip4clip", "stream": "small", "backbone.name": "tiny-clip", "backbone.weights": "shipped"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runs = tmp_path_factory.mktemp("runs")
+    tracking.prepare(f"sqlite:///{runs}/mlflow.db", runs, "small")
+    return runs
+
+
+@pytest.fixture(scope="module")
+def tracker(folder: Path) -> Tracker:
+    return Tracker(f"sqlite:///{folder}/mlflow.db", folder)
+
+
+@pytest.fixture(scope="module")
+def store(folder: Path) -> Store:
+    return Store.open(folder / "store")
+
+
+def track(tracker: Tracker, stream: str = DIGEST, **changed: Any) -> str:
+    """A tracked run with these settings, as a recorder opens it; returns its key."""
+    experiment = resolve({**GIVEN, **{name.replace("__", "."): value for name, value in changed.items()}})
+    key = experiment.key(cast(Stream, SimpleNamespace(digest=stream)))
+    tags = {RESULT: key, "ctvr.stream_digest": stream, "ctvr.commit": "c0ffee", "ctvr.key": f"{stream}{changed}"}
+    tracker.open_run("small", f"run-{key[:6]}", experiment.settings, None, tags)
+    return key
+
+
+def commit(store: Store, key: str, tasks: int) -> None:
+    store.put("weights", f"{key}/w", {"x": np.zeros(2)})
+    for done in range(1, tasks + 1):
+        record = {"metrics": [{"stream/t2v/r1": 10.0 * done}], "seconds": [1.5] * done, "steps": 7 * done}
+        store.put_new_json(
+            "commits", f"{key}/task_{done:03d}", {"weights": f"{key}/w", "galleries": [], "record": record}
+        )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_settings_as_mlflow_keeps_them_give_the_same_key(method):
+    for preset in presets_of(method):
+        experiment = resolve({**GIVEN, "method": method}, None, [preset])
+        settings = {name: as_text(value) for name, value in experiment.settings.items()}
+        run = SimpleNamespace(settings=settings, tags={"ctvr.stream_digest": DIGEST})
+        key = experiment.key(cast(Stream, SimpleNamespace(digest=DIGEST)))
+        assert "gives the same key" in _today(key, cast(RunRecord, run)), preset
+
+
+def test_a_key_tells_settings_stream_runs_and_finished_tasks(store, tracker):
+    key = track(tracker, seed=7)
+    commit(store, key, tasks=2)
+    text = explain(key[:12], store, tracker)
+    assert text.startswith(f"result {key}\n")
+    assert "  seed = 7\n" in text
+    assert "  method = clip4clip\n" in text
+    assert f"small, digest {DIGEST}" in text
+    assert f"run-{key[:6]}" in text
+    assert "the code here gives the same key" in text
+    assert "2 finished" in text
+    assert "task_002  1.5 s, 14 steps so far, R@1 20.00" in text
+    idle = next(line for line in text.splitlines() if line.startswith("not in the key: "))
+    assert "data.load_threads=0" in idle
+    assert "stream=" in idle
+    assert "data.load_threads = " not in text
+
+
+def test_a_run_that_finished_no_task_is_known_from_mlflow(store, tracker):
+    key = track(tracker, seed=8)
+    for prefix in (key, key[:10], f"{key}/task_001"):
+        assert "none is finished" in explain(prefix, store, tracker)
+
+
+def test_changed_code_is_noticed(store, tracker, monkeypatch):
+    key = track(tracker, seed=9)
+    monkeypatch.setattr("orchestrator.learning.experiment.code_digest", lambda *names: "e" * 64)
+    assert "differ: a run now gets" in explain(key, store, tracker)
+
+
+def test_settings_that_this_version_does_not_know_are_said(store, tracker):
+    key = "f0" * 32
+    tags = {RESULT: key, "ctvr.stream_digest": DIGEST}
+    tracker.open_run("small", "old", {**GIVEN, "optim.gone": 1}, None, tags)
+    assert "cannot make it again: optim.gone: no such setting" in explain(key, store, tracker)
+
+
+def test_without_mlflow_the_store_still_tells_the_tasks(store):
+    key = "ab" * 32
+    commit(store, key, tasks=1)
+    store.delete("weights", f"{key}/w")
+    text = explain(key, store)
+    assert "unknown without MLflow" in text
+    assert "1 of its objects are gone, so it will be trained again" in text
+    commit(store, f"zero-{key}", tasks=1)
+    assert "method zero_shot" in explain(f"zero-{key}", store)
+
+
+def test_a_damaged_commit_is_told(store):
+    key = "cd" * 32
+    commit(store, key, tasks=1)
+    (Path(store.uri) / "commits" / key / "task_001.json").write_text("{")
+    assert "task_001  damaged" in explain(key, store)
+
+
+def test_the_key_of_a_videos_frames_tells_the_video(store, tracker):
+    key = "12" * 32
+    frames = {"frames": np.zeros((4, 8, 8, 3), np.uint8)}
+    store.put("frames", key, frames, {"video": "cat.mp4", "decoder": "pyav-1"})
+    text = explain(key[:8], store, tracker)
+    assert "cat.mp4" in text
+    assert "4 of 8 x 8, 768 bytes" in text
+
+
+@pytest.mark.parametrize("prefix", ["", "abc", "no key", "../../etc", "a" * 65])
+def test_what_is_no_key_is_refused_in_one_line(store, tracker, prefix):
+    with pytest.raises(ConfigError, match="hexadecimal") as error:
+        explain(prefix, store, tracker)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_and_an_ambiguous_prefix_are_refused(store, tracker):
+    with pytest.raises(ConfigError, match="nothing in the store or in MLflow begins so"):
+        explain("0123abcd", store, tracker)
+    for end in ("0", "1"):
+        commit(store, "beef" + end * 60, tasks=1)
+    with pytest.raises(ConfigError, match="2 keys begin so"):
+        explain("beef", store)
+    assert explain("beef" + "0" * 60, store).startswith("result beef000")
+
+
+def test_two_keys_differ_by_what_is_listed(store, tracker):
+    first, second = track(tracker, seed=1), track(tracker, seed=2, data__load_threads=2)
+    lines = compare(first, second, store, tracker).splitlines()
+    assert lines[2:] == ["seed         a: 1  b: 2", "not in the key, but different: data.load_threads"]
+    assert compare(first[:12], first, store, tracker) == f"both are {first}"
+
+
+def test_two_keys_may_differ_by_stream_or_code_alone(store, tracker, monkeypatch):
+    first, other_stream = track(tracker, seed=3), track(tracker, stream="e" * 64, seed=3)
+    assert "other videos, captions or order" in compare(first, other_stream, store, tracker)
+    monkeypatch.setattr("orchestrator.learning.experiment.code_digest", lambda *names: "e" * 64)
+    experiment = resolve({**GIVEN, "seed": 3})
+    key = experiment.key(cast(Stream, SimpleNamespace(digest=DIGEST)))
+    tags = {RESULT: key, "ctvr.stream_digest": DIGEST, "ctvr.commit": "decade", "ctvr.key": "later"}
+    tracker.open_run("small", "later", experiment.settings, None, tags)
+    text = compare(first, key, store, tracker)
+    assert "the code or the backbone's weights have changed" in text
+    assert "commit      a: c0ffee  b: decade" in text
+
+
+def test_a_key_without_a_tracked_run_cannot_be_compared(store, tracker):
+    key = "9a" * 32
+    commit(store, key, tasks=1)
+    with pytest.raises(ConfigError, match="no run in MLflow records them"):
+        compare(key, key, store, tracker)

@@ -1,0 +1,158 @@
+"""Winners, baselines and seeds of a rerun: without a cluster. With one: test_ray_sweeps.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config import ConfigError
+from orchestrator.jobs.deployment import GAIN, Where
+from orchestrator.jobs.rerun import (
+    Rerun,
+    _as_given,
+    baseline,
+    beside_winners,
+    best_trials,
+    common,
+    not_complete,
+    over_seeds,
+    rerun,
+    searched_tags,
+    trains,
+    winner,
+)
+from orchestrator.learning.experiment import resolve
+from orchestrator.on_ray.tune import label_of
+from orchestrator.streams.load import load_stream
+from tests.orchestrator.conftest import write_stream
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_stream(tmp_path_factory.mktemp("few"), num_tasks=2, train=2, searched=1))
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> Where:
+    return Where(runs=tmp_path / "runs", local_cpus=2)
+
+
+def finished(where: Where, few: str, gains: dict[str, float | None], **settings: object) -> list[str]:
+    """A sweep in MLflow whose trials ended with these gains; None did not complete."""
+    tracker = where.tracker("few")
+    parent = tracker.open_sweep("s", "few", {})
+    stream = load_stream(few, where.runs)
+    for name, gain in gains.items():
+        made = resolve(
+            {"method": "clip4clip", "stream": few, "evaluation.split": "val", **settings}, stream.settings, ["shapes"]
+        )
+        run = tracker.open_run("few", name, made.settings, parent, {"ctvr.presets": "shapes"})
+        if gain is not None:
+            tracker.log_task(run, 2, {GAIN: gain})
+            tracker.set_tags(run, {"ctvr.complete": "true"})
+        else:
+            tracker.log_task(run, 1, {GAIN: 99.0})
+    return list(gains)
+
+
+def test_winners_are_the_best_of_the_complete_trials(few, where):
+    finished(where, few, {"a": 1.0, "b": 3.0, "stopped": None, "c": float("nan"), "d": 2.0})
+    assert [run.name for run in best_trials(where.tracker(), "s", 4)] == ["b", "d", "a", "c"]
+
+
+def test_without_a_complete_trial_there_is_no_winner(few, where):
+    finished(where, few, {"a": None})
+    with pytest.raises(ConfigError, match="no trial is complete. Resume it: ctvr sweep --resume s"):
+        best_trials(where.tracker(), "s", 1)
+    with pytest.raises(ConfigError, match="none is called 't'"):
+        best_trials(where.tracker(), "t", 1)
+
+
+def test_reruns_are_on_test_videos_over_fresh_seeds(few, where):
+    finished(where, few, {"a": 1.0}, **{"method.lr": 3e-6, "optim.betas": "0.8,0.9", "seed": 0})
+    stream, winners = load_stream(few, where.runs), best_trials(where.tracker(), "s", 1)
+    words, given = ["zero_shot", "clip4clip:paper"], {"optim.epochs": "1"}
+    baselines = [baseline(word, stream, few, given, 1) for word in words]
+    found = beside_winners(baselines, winners, winners, GAIN, 2, 1)
+    runs = [each.experiment for each in found]
+    assert [(run.run.method, run.run.seed) for run in runs] == [
+        ("zero_shot", 1),  # which has nothing to train and so no second seed
+        ("clip4clip", 1),
+        ("clip4clip", 2),
+        ("clip4clip", 1),
+        ("clip4clip", 2),
+    ]
+    assert {run.evaluation.split for run in runs} == {"test"}
+    assert [run.method.lr for run in runs[1:]] == [1e-6, 1e-6, 3e-6, 3e-6]
+    assert runs[-1].optim.betas == (0.8, 0.9)
+    assert [run.presets for run in runs] == [(), ("paper",), ("paper",), ("shapes",), ("shapes",)]
+    assert [run.optim.epochs for run in runs] == [1, 1, 1, 2, 2]  # the winner keeps its own
+    assert {run.data.num_frames for run in runs} == {4}
+    assert [each.tags["ctvr.searched"] for each in found] == ["zero_shot:0", *["clip4clip:0"] * 2, *["clip4clip:1"] * 2]
+    assert len({each.label for each in found}) == 5
+
+
+def test_a_winner_that_equals_a_baseline_runs_once(few, where):
+    finished(where, few, {"a": 1.0, "b": 0.5})
+    stream, winners = load_stream(few, where.runs), best_trials(where.tracker(), "s", 2)
+    same = baseline("clip4clip:shapes", stream, few, {}, 1)
+    runs = beside_winners([same], winners, winners, GAIN, 3, 1)
+    assert [run.tags["ctvr.searched"] for run in runs] == ["clip4clip:2"] * 3  # and counts as searched
+
+
+def test_winners_are_the_best_by_what_was_searched_for(few, where):
+    tracker = where.tracker("few")
+    parent = tracker.open_sweep("m", "few", {"search.metric": "stream/t2v/bwf", "search.mode": "min"})
+    for name, lost in {"a": 2.0, "b": -1.0, "c": float("nan")}.items():
+        run = tracker.open_run("few", name, {}, parent, {"ctvr.complete": "true"})
+        tracker.log_task(run, 1, {"stream/t2v/bwf": lost, GAIN: lost})
+    assert [run.name for run in best_trials(tracker, "m", 3)] == ["b", "a", "c"]
+
+
+def test_a_winners_runs_say_how_it_was_chosen_and_what_the_search_took(few, where):
+    tracker = where.tracker("few")
+    parent = tracker.open_sweep("s", "few", {})
+    for name, seconds in (("a", 3.0), ("b", 4.5)):
+        run = tracker.open_run("few", name, {}, parent, {"ctvr.split": "val"})
+        tracker.log_history(run, {1: {"cost/seconds_task": seconds}, 2: {"cost/seconds_task": 1.0}})
+    assert searched_tags("lora", tracker.find_runs(sweep="s"), GAIN) == {
+        "ctvr.searched": "lora:2",
+        "ctvr.search_seconds": "9.5",
+        "ctvr.selection": "R@1 gain over zero-shot on val videos",
+    }
+
+
+def test_settings_of_other_methods_do_not_reach_the_baselines():
+    given = {"method.lr": 1, "base.lr": 2, "seed": 3, "optim.epochs": 4, "data.num_frames": 5, "backbone.name": "x"}
+    assert common(given) == {"optim.epochs": 4, "data.num_frames": 5, "backbone.name": "x"}
+
+
+def test_only_what_trains_depends_on_its_seed():
+    made = {"stream": "s", "backbone.name": "tiny-clip", "backbone.weights": "shipped"}
+    assert not trains(resolve({"method": "zero_shot", **made}))
+    assert trains(resolve({"method": "clip4clip", **made}))
+    assert not trains(resolve({"method": "clip4clip", "optim.epochs": 0, **made}))
+
+
+def test_complete_runs_of_an_interrupted_rerun_are_not_run_again(few, where):
+    finished(where, few, {"a": 1.0})
+    tracker = where.tracker()
+    runs = over_seeds([Rerun(winner(run)) for run in best_trials(tracker, "s", 1)], 2, 1)
+    parent = tracker.open_sweep("final", "few", {})
+    tags = {"ctvr.trial": f"final-{label_of(runs[0].experiment.settings)}"}
+    half = tracker.open_run("few", "x", {}, parent, tags)
+    assert not_complete(runs, "final", tracker) == runs
+    tracker.set_tags(half, {"ctvr.complete": "true"})
+    assert not_complete(runs, "final", tracker) == runs[1:]
+
+
+def test_lists_of_mlflow_are_written_as_on_the_command_line():
+    assert _as_given({"a": "[0.9, 0.999]", "b": "1e-06", "c": "None"}) == {"a": "0.9, 0.999", "b": "1e-06", "c": "None"}
+
+
+def test_a_rerun_of_an_unknown_sweep_is_one_line(where):
+    with pytest.raises(ConfigError, match="sweep: none is called 'x'"):
+        rerun("x", where)
+    with pytest.raises(ConfigError, match="--top and --seeds must be >= 1"):
+        rerun("x", where, seeds=0)

@@ -1,0 +1,49 @@
+"""Plans of trials and interruptions: without a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.jobs.deployment import Where
+from orchestrator.jobs.session import Interrupted, interruptible, kept_where, trial_plan
+from orchestrator.tracking.tracker import Tracker
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> Where:
+    return Where(runs=tmp_path / "runs", local_cpus=2)
+
+
+def test_a_resumed_sweep_keeps_its_trials_and_takes_the_cluster_of_today(where):
+    first = replace(where, workers=2, cpus_per_worker=0.5, store="store2", max_concurrent=3)
+    plan = trial_plan(first, "s", Tracker("sqlite:///x", where.runs))
+    kept = {"where": {"address": None, "nodes": 1, "local_cpus": 2, "max_concurrent": 3}}
+    found = kept_where(replace(where, local_cpus=8), plan, kept)
+    assert (found.workers, found.cpus_per_worker, found.store) == (2, 0.5, str(Path("store2").resolve()))
+    assert (found.local_cpus, found.max_concurrent) == (8, 3)
+
+
+def test_rays_own_state_is_kept_apart_for_every_sweep(where):
+    tracker = Tracker("sqlite:///x", where.runs)
+    assert trial_plan(where, "s", tracker).storage == str(where.folder("s"))
+    assert trial_plan(replace(where, storage="/shared/ray"), "s", tracker).storage == "/shared/ray/s"
+    assert trial_plan(replace(where, storage="s3://b/ray/"), "s", tracker).storage == "s3://b/ray/s"
+
+
+def test_ctrl_c_says_how_to_go_on_and_closes_open_runs(where):
+    tracker = where.tracker("few")
+    parent = tracker.open_sweep("s", "few", {})
+    left, done = tracker.open_run("few", "a", {}, parent), tracker.open_run("few", "b", {}, parent)
+    tracker.close(done)
+    with (
+        pytest.raises(Interrupted, match=f"Go on with: ctvr sweep --resume s --runs {where.runs}"),
+        interruptible("sweep s", "ctvr sweep --resume s", where, tracker, [parent]),
+    ):
+        raise KeyboardInterrupt
+    assert {run.run_id: run.status for run in tracker.find_runs()} == {left: "KILLED", done: "FINISHED"}
+    found = tracker.find_sweep("s")
+    assert found is not None
+    assert found.status == "KILLED"

@@ -1,0 +1,171 @@
+"""What a sweep is made of, checked before anything starts. With a cluster: test_ray_sweeps.py."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config import ConfigError
+from orchestrator.jobs import session
+from orchestrator.jobs.deployment import GAIN, Where
+from orchestrator.jobs.session import FailedRuns, trial_plan
+from orchestrator.jobs.sweep import SweepRequest, _conclude, _num_trials, _read_request, plan_sweep, resume, sweep
+from orchestrator.on_ray.tune import Outcome, write_plan
+from orchestrator.tracking.tracker import Tracker
+from tests.orchestrator.conftest import write_stream
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_stream(tmp_path_factory.mktemp("few"), num_tasks=2, train=2, searched=1))
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> Where:
+    return Where(runs=tmp_path / "runs", local_cpus=2)
+
+
+def request(stream: str, **more: object) -> SweepRequest:
+    return SweepRequest(**{"method": "clip4clip", "stream": stream, "name": "s", "overrides": {}, **more})
+
+
+# ------------------------------------------------------------------------------------------- what is asked
+
+
+def test_a_sweep_chooses_on_validation_videos(few, where):
+    planned = plan_sweep(request(few), where)
+    assert planned.experiment.evaluation.split == "val"
+    assert planned.given["evaluation.split"] == "val"
+    assert planned.experiment.data.num_frames == 4  # which the stream recommends
+
+
+def test_a_grid_has_as_many_trials_as_points_whatever_was_asked_for(few, where):
+    space = ("method.lr=0,1e-6,1e-5", "method.frame_norm=none,l2", "method.train_scale=true", "optim.weight_decay=0.2")
+    planned = plan_sweep(request(few, search={"searcher": "grid", "trials": 4}, space=space), where)
+    assert _num_trials(planned) == 6
+    assert _num_trials(plan_sweep(request(few, search={"trials": 4}), where)) == 4
+
+
+@pytest.mark.parametrize("method", ["framefusion_moe", "structalign"])
+def test_the_point_that_is_tried_first_is_the_papers_for_the_stream(method, few, where, tmp_path):
+    content = json.loads(Path(few).read_text())
+    actnet = tmp_path / "actnet.json"
+    settings = {**content["settings"], "preset": "paper-actnet", "data.num_frames": 24}
+    actnet.write_text(json.dumps({**content, "settings": settings, "videos": str(Path(few).parent / "videos")}))
+    points = [
+        planned.recommended
+        for planned in (plan_sweep(request(stream, method=method), where) for stream in (few, str(actnet)))
+    ]
+    assert [point["method.num_experts"] for point in points] == [10, 5]
+    later = "method.lr" if method == "structalign" else "method.lr_text"
+    assert points[0][later] < points[1][later] == 6e-6
+    released = plan_sweep(request(few, method=method, presets=("released",)), where)
+    assert released.recommended[later] == 3e-6
+
+
+def test_what_the_user_fixes_is_not_searched(few, where):
+    planned = plan_sweep(request(few, overrides={"method.lr": "1e-5"}), where)
+    assert planned.experiment.method.lr == 1e-5
+    assert "method.lr" not in planned.space
+    assert "method.frame_norm" in planned.space
+
+
+def test_a_configuration_with_a_name_of_its_own_is_searched_as_itself(few, where):
+    planned = plan_sweep(request(few, method="tvr_plus_cl"), where)
+    assert planned.experiment.name == "tvr_plus_cl"
+    assert planned.experiment.method.base == "clip_vip"  # the space's own fixed base is VR-LwF's
+    assert plan_sweep(request(few, method="vr_lwf"), where).experiment.method.base == "clip4clip"
+    assert set(planned.recommended) == set(planned.space)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"method": "clip4cilp"}, "method: no method called 'clip4cilp'. Did you mean clip4clip"),
+        ({"overrides": {"method.lrr": "1"}}, "method.lrr: no such setting. Did you mean 'lr'"),
+        ({"overrides": {"optim.epochs": "two"}}, "optim.epochs: .*'two'"),
+        ({"overrides": {"optim.epochs": "-1"}}, "optim: epochs must be >= 0, got -1"),
+        ({"presets": ("papr",)}, "clip4clip has none called 'papr'. Did you mean 'paper'"),
+        ({"space": ("method.lrr=1,2",)}, "method.lrr: no such setting"),
+        ({"space": ("method.frame_norm=l2,l3",)}, "method.frame_norm: .*'l3'"),
+        ({"space": ("method.lr",)}, "write name=VALUE,VALUE"),
+        ({"search": {"searcher": "bayes"}}, "searcher: 'bayes' is none of"),
+        ({"baselines": ("zero_shto",)}, "no method called 'zero_shto'. Did you mean zero_shot"),
+        ({"baselines": ("clip4clip:none",)}, "clip4clip has none called 'none'"),
+        ({"top": 0}, "--top must be >= 1"),
+        ({"seeds": -1}, "--seeds >= 0"),
+        ({"stream": "shapse-5"}, "shapse-5.* Did you mean"),
+        ({"method": "zero_shot", "overrides": {"method.frame_norm": "l2"}}, "nothing is searched"),
+    ],
+)
+def test_a_sweep_that_cannot_run_is_refused_in_one_line(few, where, more, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        plan_sweep(request(**{"stream": few, **more}), where)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["a b", "../up", "", "a/b", ".hidden"])
+def test_a_sweeps_name_names_a_folder(few, where, name):
+    with pytest.raises(ConfigError, match="letters, digits"):
+        sweep(request(few, name=name), where)
+
+
+def test_a_sweep_too_large_for_this_machine_is_refused_before_anything_is_rendered(where):
+    with pytest.raises(ConfigError, match="a trial needs 3.7 CPUs"):
+        sweep(request("shapes-5"), replace(where, workers=4, address="local"))
+    assert not (where.runs / "streams").exists()
+    assert not (where.runs / "store").exists()
+
+
+def test_a_tracking_server_that_is_down_is_said_before_anything_is_rendered(where, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match="tracking http://127.0.0.1:9: connection refused"):
+        sweep(request("shapes-5"), where)
+    assert [path.name for path in where.runs.iterdir()] == []
+
+
+def test_a_sweep_that_exists_is_not_overwritten(few, where):
+    write_plan(trial_plan(where, "s", Tracker("sqlite:///x", where.runs)), where.folder("s"))
+    with pytest.raises(ConfigError, match="this sweep exists. Write `ctvr sweep --resume s`"):
+        sweep(request(few), where)
+
+
+def test_a_sweep_that_does_not_exist_is_not_resumed(where):
+    with pytest.raises(ConfigError, match="sweep: none is called 'yesterday'"):
+        resume("yesterday", where)
+
+
+def test_a_request_comes_back_from_json():
+    asked = request("few", presets=("a",), space=("b=1",), baselines=("c",), search={"trials": 3})
+    assert _read_request("s", {**vars(asked), "presets": ["a"], "space": ["b=1"], "baselines": ["c"]}) == asked
+
+
+def test_a_request_of_another_version_is_refused_in_one_line():
+    with pytest.raises(ConfigError, match="sweep s: its plan is of another version .*'colour'"):
+        _read_request("s", {**vars(request("few")), "colour": "red"})
+
+
+def test_a_finished_sweep_waits_for_mlflow_and_says_what_to_do_where_it_stays_away(few, where, monkeypatch):
+    planned, outcome = plan_sweep(request(few), where), Outcome(2, 2, 0, 0, 0, 9.0)
+    tracker = where.tracker("small")
+    parent = tracker.open_sweep("s", "small", {}, {})
+    run = tracker.open_run("small", "a", {"method.lr": 1}, parent, {"ctvr.complete": "true"})
+    tracker.log_task(run, 3, {GAIN: 1.5})
+    monkeypatch.setattr(session.time, "sleep", lambda seconds: None)
+    answers = iter([(0, 4), (0, 4), (4, 0)])
+    monkeypatch.setattr(Tracker, "flush", lambda self: next(answers))
+    assert "best: a, " in _conclude(planned, where, tracker, outcome, parent)
+    assert list(answers) == []
+
+    monkeypatch.setattr(session, "MLFLOW_SECONDS", 0.0)
+    monkeypatch.setattr(Tracker, "flush", lambda self: (0, 4))
+    with pytest.raises(FailedRuns) as error:
+        _conclude(planned, where, tracker, outcome, parent)
+    said = str(error.value).splitlines()
+    assert said[2:] == [
+        "4 records wait because MLflow does not answer, so no winner can be named.",
+        "Start it again, then: ctvr sync; ctvr rerun --sweep s",
+    ]

@@ -1,0 +1,228 @@
+"""What a whole table is made of, checked before anything starts, and how it ends. With Ray: test_ray_tables.py."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config import ConfigError
+from orchestrator.jobs import sweep_table as table_jobs
+from orchestrator.jobs.deployment import GAIN, Where
+from orchestrator.jobs.session import FailedRuns, Interrupted, trial_plan
+from orchestrator.jobs.sweep import resume
+from orchestrator.jobs.sweep_table import PlannedTable, TableRequest, plan_table, sweep_table
+from orchestrator.on_ray.connection import Capacity
+from orchestrator.on_ray.tune import Outcome, read_plan, write_plan
+from orchestrator.tables.presets import TablePreset, as_data, parse_preset
+from orchestrator.tracking.tracker import Tracker
+from tests.orchestrator.conftest import write_stream
+
+ROWS = [{"name": "zero_shot", "searched": False}, "clip4clip", {"name": "tvr_plus_cl", "notes": ["a", "b"]}]
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_stream(tmp_path_factory.mktemp("few"), num_tasks=2, train=2, searched=1))
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> Where:
+    return Where(runs=tmp_path / "runs", local_cpus=2)
+
+
+def preset(**more: object) -> TablePreset:
+    data = {"title": "T", "protocol": "ctvr", "stream": "shapes-5", "rows": ROWS, "seeds": 2, "search": {"trials": 3}}
+    return parse_preset({**data, **more})
+
+
+def request(few: str, made: TablePreset | None = None, **overrides: object) -> TableRequest:
+    return TableRequest("t", few, made or preset(), overrides)
+
+
+# ------------------------------------------------------------------------------------------- what is asked
+
+
+def test_every_row_is_searched_by_the_same_budget_and_rule(few, where):
+    planned = plan_table(request(few), where)
+    assert [row.row.name for row in planned.searched] == ["clip4clip", "tvr_plus_cl"]
+    sweeps = [row.sweep for row in planned.searched]
+    assert {sweep.search for sweep in sweeps} == {planned.search}
+    assert [sweep.request.name for sweep in sweeps] == ["t-clip4clip", "t-tvr_plus_cl"]
+    assert {row.experiment.evaluation.split for row in planned.searched} == {"val"}
+    assert [row.experiment.name for row in planned.rows] == ["zero_shot", "clip4clip", "tvr_plus_cl"]
+    assert planned.rows[2].experiment.method.base == "clip_vip"
+
+
+def test_settings_are_the_tables_then_the_rows_then_the_users(few, where):
+    rows = ["clip4clip", {"name": "lwf", "settings": {"optim.epochs": 3, "data.batch_size": 2}}]
+    made = preset(rows=rows, settings={"optim.epochs": 5, "optim.lr_scale": 7})
+    first, second = (row.experiment for row in plan_table(request(few, made, **{"data.batch_size": 1}), where).rows)
+    assert (first.optim.epochs, second.optim.epochs) == (5, 3)
+    assert first.optim.lr_scale == second.optim.lr_scale == 7
+    assert first.data.batch_size == second.data.batch_size == 1
+
+
+def test_without_trials_every_row_runs_its_recommended_preset(few, where):
+    planned = plan_table(request(few, preset(search={"trials": 0})), where)
+    assert planned.searched == []
+    assert {row.experiment.evaluation.split for row in planned.rows} == {"test"}
+    asked = parse_preset({**as_data(preset(search={"trials": 0})), "rows": ["lwf:original"]})
+    assert plan_table(request(few, asked), where).rows[0].experiment.presets == ("original",)
+
+
+@pytest.mark.parametrize(
+    ("more", "overrides", "message"),
+    [
+        ({"rows": ["co2l_mocco"]}, {}, "row co2l_mocco: method: no method called 'co2l_mocco'. Did you mean co2l_moco"),
+        (
+            {"rows": ["lwf:orignal"]},
+            {},
+            "row lwf:orignal: preset: lwf has none called 'orignal'. Did you mean 'original'",
+        ),
+        ({}, {"method.frame_norm": "l3"}, "row zero_shot: method.frame_norm: .*'l3'"),
+        ({"rows": ["lwf"]}, {"method.frame_nom": "l2"}, "row lwf: method.frame_nom: no such setting"),
+        ({"search": {"searcher": "bayes"}}, {}, "search: searcher: 'bayes' is none of"),
+        ({"search": {"trials": "many"}}, {}, "search.trials: .*'many'"),
+        (
+            {"protocol": "cvlm", "stream": "shapes-cvlm"},
+            {},
+            "--stream: small is evaluated as ctvr, .* such as shapes-cvlm",
+        ),
+    ],
+)
+def test_a_table_that_cannot_run_is_refused_in_one_line(few, where, more, overrides, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        plan_table(request(few, preset(**more), **overrides), where)
+    assert "\n" not in str(error.value)
+
+
+def test_a_table_that_exists_is_not_overwritten(few, where):
+    write_plan(trial_plan(where, "t", Tracker("sqlite:///x", where.runs)), where.folder("t"))
+    with pytest.raises(ConfigError, match="this sweep exists. Write `ctvr sweep --resume t`"):
+        sweep_table(request(few), where)
+
+
+def test_what_will_happen_is_said_before(few, where):
+    planned = plan_table(request(few), where)
+    text = table_jobs._plan_text(planned, Capacity(2, 0, 2), 0, replace(where, gpus_per_trial=0), where.tracker("few"))
+    assert "table t: T, on small, 2 tasks" in text
+    assert "searched   clip4clip, tvr_plus_cl" in text
+    assert "zero_shot (not searched)" in text
+    assert "3 for each row, 6 in all, by tpe, scheduler asha; 2 at once" in text
+    assert "chosen by  R@1 gain over zero-shot on val videos" in text
+    assert "all rows over 2 seeds on test videos: 5 runs in one rerun" in text
+    cheap = plan_table(request(few, preset(search={"trials": 0})), where)
+    text = table_jobs._plan_text(cheap, Capacity(2, 0, 2), 0, where, where.tracker("few"))
+    assert "none: every row runs its recommended preset" in text
+
+
+# ------------------------------------------------------------------------------------------- how it ends
+
+
+def searched(planned: PlannedTable, where: Where, gains: dict[str, list[float]]) -> tuple[Tracker, str]:
+    """The table's searches as MLflow has them: gains of the complete trials of each row."""
+    tracker = where.tracker("small")
+    parent = tracker.open_sweep("t", "small", {})
+    for row in planned.searched:
+        sweep = tracker.open_sweep(row.sweep.request.name, "small", {"search.metric": GAIN})
+        for number, gain in enumerate(gains.get(row.row.name, [])):
+            tags = {"ctvr.presets": ",".join(row.experiment.presets), "ctvr.split": "val"}
+            settings = {**row.experiment.settings, "optim.weight_decay": number / 10}
+            run = tracker.open_run("small", f"{row.row.name}-{number}", settings, sweep, tags)
+            tracker.log_task(run, 2, {GAIN: gain, "cost/seconds_task": 2.0})
+            tracker.set_tags(run, {"ctvr.complete": "true"})
+    return tracker, parent
+
+
+def outcome(complete: int) -> Outcome:
+    return Outcome(3, complete, 0, 3 - complete, 0, 1.0)
+
+
+@pytest.fixture
+def reruns(monkeypatch) -> list:
+    """What would be rerun; nothing runs."""
+    found: list = []
+
+    def keep(name, runs, where, tracker, settings, again):
+        found.append((name, runs, settings, again))
+        return "the table"
+
+    monkeypatch.setattr(table_jobs, "run_again", keep)
+    return found
+
+
+def test_all_winners_and_seeds_are_one_rerun(few, where, reruns):
+    planned = plan_table(request(few), where)
+    tracker, parent = searched(planned, where, {"clip4clip": [1.0, 3.0, 2.0], "tvr_plus_cl": [0.5]})
+    outcomes = {"clip4clip": outcome(3), "tvr_plus_cl": outcome(1)}
+    text = table_jobs._conclude(planned, outcomes, where, tracker, parent)
+    assert text.endswith("the table")
+    assert "clip4clip: 3 complete, 0 stopped early, 0 failed; best R@1 gain over zero-shot +3.00" in text
+    ((name, runs, settings, again),) = reruns
+    assert (name, settings["rerun_of"], again) == ("t", "t", "ctvr sweep --resume t")
+    assert [(run.experiment.name, run.experiment.run.seed) for run in runs] == [
+        ("zero_shot", 1),
+        ("clip4clip", 1),
+        ("clip4clip", 2),
+        ("tvr_plus_cl", 1),
+        ("tvr_plus_cl", 2),
+    ]
+    assert {run.experiment.evaluation.split for run in runs} == {"test"}
+    assert runs[1].experiment.optim.weight_decay == 0.1  # of the trial with +3
+    assert runs[0].tags == {"ctvr.place": "000", "ctvr.table": "T", "ctvr.searched": "zero_shot:0"}
+    assert runs[3].tags == {
+        "ctvr.place": "002",
+        "ctvr.table": "T",
+        "ctvr.note": "a | b",
+        "ctvr.searched": "tvr_plus_cl:1",
+        "ctvr.search_seconds": "2.0",
+        "ctvr.selection": "R@1 gain over zero-shot on val videos",
+    }
+    found = tracker.find_sweep("t")
+    assert found is not None
+    assert found.status == "FINISHED"
+
+
+def test_a_row_without_a_winner_does_not_end_the_table_and_is_said_in_the_end(few, where, reruns):
+    planned = plan_table(request(few), where)
+    tracker, parent = searched(planned, where, {"clip4clip": [1.0]})
+    outcomes = {"clip4clip": outcome(1), "tvr_plus_cl": outcome(0)}
+    with pytest.raises(FailedRuns, match="the table\nrows without a winner, missing in the table: tvr_plus_cl"):
+        table_jobs._conclude(planned, outcomes, where, tracker, parent)
+    assert {run.experiment.name for run in reruns[0][1]} == {"zero_shot", "clip4clip"}
+    found = tracker.find_sweep("t")
+    assert found is not None
+    assert found.status == "FAILED"
+
+
+def test_an_interrupted_rerun_leaves_the_table_to_be_resumed(few, where, monkeypatch):
+    def stop(*arguments: object) -> str:
+        raise Interrupted("go on")
+
+    monkeypatch.setattr(table_jobs, "run_again", stop)
+    planned = plan_table(request(few, preset(search={"trials": 0})), where)
+    tracker, parent = searched(planned, where, {})
+    with pytest.raises(Interrupted, match="go on"):
+        table_jobs._conclude(planned, {}, where, tracker, parent)
+    found = tracker.find_sweep("t")
+    assert found is not None
+    assert found.status == "KILLED"
+
+
+def test_a_table_is_resumed_as_it_was_asked_for(few, where, monkeypatch):
+    made = preset(seeds=4)
+    plan = trial_plan(where, "t", Tracker("sqlite:///x", where.runs))
+    table = {"preset": as_data(made), "stream": few, "overrides": {"optim.epochs": "1"}}
+    write_plan(plan, where.folder("t"), table=table, where={"address": None, "nodes": 1})
+    found: list[PlannedTable] = []
+    monkeypatch.setattr(table_jobs, "_run", lambda planned, where: found.append(planned) or "went on")
+    assert resume("t", where) == "went on"
+    assert found[0].request == TableRequest("t", few, made, {"optim.epochs": "1"})
+    _, kept = read_plan(where.folder("t"), "t")
+    assert json.dumps(kept["table"]["preset"]) == json.dumps(as_data(made))
+    kept["table"].pop("stream")
+    with pytest.raises(ConfigError, match="its plan is of another version"):
+        table_jobs.resume("t", kept, where)

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from methods.adapter import Adapter, AdapterConfig
+from methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from methods.lora import Lora, LoraConfig
+from methods.tempme import TempMe, TempMeConfig
+from methods.zero_shot import ZeroShot, ZeroShotConfig
+from orchestrator.learning import cost
+from orchestrator.learning.cost import measure, planned, tower_macs, trained_parameters, video_cost
+from tests.methods.conftest import make_small_clip
+
+B32, B16 = "ViT-B-32-quickgelu", "ViT-B-16-quickgelu"
+KEYS = {
+    "cost/trained_parameters",
+    "cost/paper_parameters",
+    "cost/video_gmacs",
+    "cost/tokens_out",
+    "cost/stored_floats_per_video",
+    "cost/videos_per_second",
+    "cost/peak_memory_mb",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "backbone", "printed", "tokens", "parameters"),
+    [  # TempMe (arXiv:2409.01156), tables 1, 2 and 4; parameters: the exact counts behind its rounded ones
+        ("zero_shot", B32, 53.0, 600, 0),
+        ("lora", B32, 53.0, 600, 491_520),
+        ("prompt", B32, 58.2, 660, 76_800),
+        ("adapter", B32, 53.1, 600, 261_312),
+        ("tome", B32, 40.2, 12 * 26, 491_520),
+        ("tempme", B32, 34.8, 97, 507_648),
+        ("lora", B16, 211.3, 12 * 197, 491_520),
+        ("prompt", B16, 216.8, 12 * 202, 76_800),
+        ("adapter", B16, 211.7, 12 * 197, 261_312),
+        ("tome", B16, 144.4, 12 * 77, 491_520),
+        ("tempme", B16, 121.4, 127, 507_648),
+    ],
+)
+def test_multiply_adds_tokens_and_parameters_are_the_papers(name, backbone, printed, tokens, parameters):
+    method, found = planned(name, backbone=backbone)
+    assert found.macs / 1e9 == pytest.approx(printed, rel=0.005)
+    assert found.tokens_out == tokens
+    assert trained_parameters(method) == parameters
+
+
+@pytest.mark.parametrize(
+    ("settings", "printed"),
+    [  # tables 9 and 10
+        ({"r": 0, "keep_cross": 100, "keep_intra": 100}, 54.3),
+        ({"join_clips": False}, 34.7),
+        ({"clip_blocks": (8, 9), "clip_groups": (3, 4)}, 35.4),
+        ({"clip_blocks": (8,), "clip_groups": (12,)}, 37.0),
+        ({"clip_blocks": (8, 9), "clip_groups": (2, 2)}, 35.4),
+        ({"clip_blocks": (8,), "clip_groups": (3,)}, 36.8),
+        ({"clip_blocks": (6, 8, 10)}, 31.9),
+        ({"clip_blocks": (3, 6, 9)}, 25.8),
+        ({"clip_blocks": (0, 4, 8)}, 18.1),
+    ],
+)
+def test_every_ablation_of_the_paper_has_its_multiply_adds(settings, printed):
+    rel = 0.01 if "join_clips" in settings else 0.006  # the paper does not state that schedule
+    assert planned("tempme", settings)[1].macs / 1e9 == pytest.approx(printed, rel=rel)
+
+
+@pytest.mark.parametrize(
+    ("name", "printed", "tokens", "parameters"),
+    [("lora", 276.7, 64 * 50, 491_520), ("tome", 208.5, 64 * 26, 491_520), ("tempme", 180.3, 500, 556_032)],
+)
+def test_64_frames_agree_once_all_frames_are_embedded(name, printed, tokens, parameters):
+    """The paper's counter embeds the patches of 12 frames only."""
+    method, found = planned(name, {"num_frames": 64} if name == "tempme" else {}, frames=64)
+    unseen = 52 * 49 * 768 * 3 * 32**2
+    assert (found.macs - unseen) / 1e9 == pytest.approx(printed, rel=0.005)
+    assert found.tokens_out == tokens
+    assert trained_parameters(method) == parameters
+
+
+def test_all_of_clip_is_151_million_parameters_and_the_temperature_is_one():
+    assert trained_parameters(planned("clip4clip")[0]) == 151_277_313
+    assert trained_parameters(planned("clip4clip", {"train_scale": False})[0]) == 151_277_312
+
+
+def test_the_formula_is_what_torch_counts():
+    """Linear layers, convolution and attention as executed, of a tower that joins clips and of a plain one."""
+    frames = torch.randn(2, 4, 3, 32, 32)
+    for method in (
+        ZeroShot(ZeroShotConfig(), make_small_clip()),
+        Adapter(AdapterConfig(), make_small_clip()),
+        TempMe(TempMeConfig(num_frames=4, adaptation="none"), make_small_clip()),
+    ):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            method.encode_video(frames)
+        readout = 2 * 4 * 32 * 16  # left out of the formula, as in the paper
+        matching = counter.get_flop_counts()["Global"].get(torch.ops.aten.bmm, 0) // 2  # likewise
+        assert video_cost(method, frames).macs * 2 + readout + matching == counter.get_total_flops() // 2
+
+
+def test_multiply_adds_grow_with_the_frames_and_not_with_the_batch():
+    method = Lora(LoraConfig(reducer="tome"), make_small_clip())
+    one, two = torch.randn(1, 3, 3, 32, 32), torch.randn(2, 6, 3, 32, 32)
+    assert video_cost(method, two).macs == 2 * video_cost(method, one).macs
+
+
+def test_seams_that_are_no_clip_are_counted_once_for_each_video():
+    clip = make_small_clip()
+    frames = torch.randn(2, 3, 3, 32, 32)
+    plain, adapted = ZeroShot(ZeroShotConfig(), clip), Adapter(AdapterConfig(), clip)
+    assert video_cost(adapted, frames).macs - video_cost(plain, frames).macs == 3 * 17 * 4 * 2 * 32 * 8
+
+
+def test_an_empty_log_is_refused():
+    with pytest.raises(ValueError, match="zip"):
+        tower_macs(make_small_clip().vision, [], 3)
+
+
+def test_measuring_gives_every_key_and_leaves_the_mode_alone():
+    method = Clip4Clip(Clip4ClipConfig(), make_small_clip()).train()
+    found = measure(method, torch.randn(1, 3, 3, 32, 32), seconds=0.01)
+    assert set(found) == KEYS
+    assert all(value > 0 for value in found.values())
+    assert found["cost/stored_floats_per_video"] == 16
+    assert found["cost/tokens_out"] == 3 * 17
+    assert method.training
+
+
+def test_a_method_may_tell_how_its_paper_counts():
+    method = Clip4Clip(Clip4ClipConfig(), make_small_clip())
+    method.paper_parameters = lambda: 7
+    assert measure(method, torch.randn(1, 2, 3, 32, 32), seconds=0.0)["cost/paper_parameters"] == 7
+
+
+def test_an_unknown_architecture_is_refused():
+    with pytest.raises(ValueError, match="ViT-Z"):
+        cost.sizes_only("ViT-Z")
+
+
+def test_the_table_holds_the_papers_figures_beside_ours(monkeypatch):
+    monkeypatch.setattr(cost, "ROWS", [row for row in cost.ROWS if row[0] in ("LoRA", "TempMe")][:2])
+    table = cost.cost_table()
+    assert "1 x 97" in table
+    assert "507,648" in table
+    assert "| 34.7  | 34.8" in table

@@ -1,0 +1,39 @@
+"""Every method learns an embedded stream from the first video to the last metric."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from methods import METHODS
+from orchestrator.jobs.deployment import default_presets
+from orchestrator.learning.experiment import resolve
+from orchestrator.learning.run import Places, execute
+from orchestrator.streams.load import load_stream
+
+pytestmark = pytest.mark.slow
+CVLM = {name for name in METHODS if "moco" in name or name.startswith("bmu")}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shapes")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_learns_the_stream_and_retrieves_above_chance(name, root):
+    stream_name = "shapes-cvlm" if name in CVLM else "shapes-5"
+    stream = load_stream(stream_name, root)
+    settings = {"method": name, "stream": stream_name, "optim.epochs": 1, "evaluation.split": "val"}
+    experiment = resolve(settings, stream.settings, default_presets(name, stream, ()))
+    record = execute(experiment, Places(root)).record
+    assert record.done == 5
+    losses = [value for row in record.training for term, value in row.items() if term.startswith("train/loss/")]
+    assert all(math.isfinite(value) for value in losses)
+    assert losses or name == "zero_shot"
+    searched = sum(len(task.val) for task in stream.tasks)
+    chance = 100 * 10 / searched
+    assert record.metrics[-1]["stream/t2v/r10"] > 2 * chance
+    assert all(math.isfinite(value) for value in record.metrics[-1].values())

@@ -1,0 +1,129 @@
+"""The protocol of CTVR: stored galleries, cumulative and own-task search, prompts by task."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from methods.base import Method
+from orchestrator.learning import metrics
+from orchestrator.learning.evaluate import Evaluation, EvaluationConfig, Queries, add_history, all_scores, measure
+
+CPU = torch.device("cpu")
+
+
+class Lookup(Method):
+    """Captions are rows of a table; with prompts, every task turns its own feature on."""
+
+    def __init__(self, table: torch.Tensor, prompts: bool = False) -> None:
+        super().__init__()
+        self.table, self.prompts_by_task = table, prompts
+
+    def encode_text(self, tokens: torch.Tensor, task: int | None = None) -> torch.Tensor:
+        rows = self.table[tokens[:, 0]]
+        return rows if task is None else rows * (1 + task)
+
+
+def queries(first: int, count: int) -> Queries:
+    return Queries(
+        tokens=torch.arange(first, first + count)[:, None],
+        target=torch.arange(count),
+        twin=torch.full((count,), -1),
+        names=tuple(f"v{first + i}#0" for i in range(count)),
+    )
+
+
+@pytest.fixture
+def two_tasks():
+    features = torch.nn.functional.normalize(torch.randn(12, 8, generator=torch.Generator().manual_seed(1)), dim=-1)
+    noisy = features + 0.3 * torch.randn(12, 8, generator=torch.Generator().manual_seed(2))
+    return noisy, [features[:5], features[5:]], [queries(0, 5), queries(5, 7)]
+
+
+def test_scores_do_not_depend_on_chunks(two_tasks):
+    table, galleries, asked = two_tasks
+    whole = all_scores(Lookup(table), asked, galleries, EvaluationConfig(), CPU)
+    small = all_scores(Lookup(table), asked, galleries, EvaluationConfig(batch_size=2, chunk=3), CPU)
+    torch.testing.assert_close(small, whole)
+    torch.testing.assert_close(whole, table @ torch.cat(galleries).mT)
+
+
+def test_prompts_by_task_score_every_block_with_its_own_task(two_tasks):
+    table, galleries, asked = two_tasks
+    scores = all_scores(Lookup(table, prompts=True), asked, galleries, EvaluationConfig(), CPU)
+    torch.testing.assert_close(scores, torch.cat([table @ galleries[0].mT, 2 * table @ galleries[1].mT], dim=1))
+
+
+def test_equal_prompts_give_plain_scoring(two_tasks):
+    table, galleries, asked = two_tasks
+    method = Lookup(table, prompts=True)
+    method.encode_text = lambda tokens, task=None: table[tokens[:, 0]]  # type: ignore[method-assign]
+    plain = all_scores(Lookup(table), asked, galleries, EvaluationConfig(), CPU)
+    assert torch.equal(all_scores(method, asked, galleries, EvaluationConfig(), CPU), plain)
+
+
+@pytest.mark.parametrize(
+    ("settings", "with_val", "without"),
+    [
+        ({"select": "last"}, None, None),
+        ({"select": "last", "select_split": "val"}, None, None),
+        ({"select": "best"}, "val", "test"),
+        ({"select": "best", "split": "val"}, "val", "val"),
+        ({"select": "best", "select_split": "same"}, "test", "test"),
+        ({"select": "best", "select_split": "same", "split": "val"}, "val", "val"),
+        ({"select": "best", "select_split": "test", "split": "val"}, "test", "test"),
+        ({"select": "best", "select_split": "val"}, "val", "val"),
+    ],
+)
+def test_the_best_epoch_is_chosen_on_validation_videos_where_there_are_any(settings, with_val, without):
+    config = EvaluationConfig(**settings)
+    assert config.selects_on(has_val=True) == with_val
+    assert config.selects_on(has_val=False) == without
+
+
+def test_metrics_agree_with_brute_force_over_both_galleries(two_tasks):
+    table, galleries, asked = two_tasks
+    scores = all_scores(Lookup(table), asked, galleries, EvaluationConfig(), CPU)
+    found = measure(scores, asked, [5, 7])
+    rank = [1 + sum(1 for j in range(12) if scores[i, j] > scores[i, i]) for i in range(12)]
+    assert found.metrics["stream/t2v/r1"] == pytest.approx(100 * sum(r == 1 for r in rank) / 12)
+    assert found.metrics["stream/t2v/meanr"] == pytest.approx(sum(rank) / 12)
+    assert found.union[1] == pytest.approx(100 * sum(r == 1 for r in rank[5:]) / 7)
+    own = [1 + sum(1 for j in range(5, 12) if scores[i, j] > scores[i, i]) for i in range(5, 12)]
+    assert found.own[1] == pytest.approx(100 * sum(r == 1 for r in own) / 7)
+    assert found.ranks["v3#0"] == rank[3]
+    assert all(o >= u for o, u in zip(found.own, found.union))  # a smaller gallery is never harder
+
+
+def test_after_the_first_task_both_galleries_are_the_same(two_tasks):
+    table, galleries, asked = two_tasks
+    scores = all_scores(Lookup(table), asked[:1], galleries[:1], EvaluationConfig(), CPU)
+    found = measure(scores, asked[:1], [5])
+    assert found.own == found.union == [found.metrics["stream/t2v/r1"]]
+
+
+def test_a_model_that_never_changes_has_no_forgetting_in_its_own_galleries(two_tasks):
+    table, galleries, asked = two_tasks
+    rows = []
+    for t in (1, 2):
+        rows.append(
+            measure(all_scores(Lookup(table), asked[:t], galleries[:t], EvaluationConfig(), CPU), asked[:t], [5, 7][:t])
+        )
+    add_history(rows[1], [r.own for r in rows], [r.union for r in rows], "ctvr")
+    assert rows[1].metrics["stream/t2v/bwf"] == 0
+    assert rows[1].metrics["stream/t2v/bwf_union"] >= 0
+
+
+def test_cvlm_adds_mean_sum_and_harmonic_mean():
+    found = Evaluation(own=[30.0, 20.0], union=[0.0, 0.0])
+    own = [[40.0], [30.0, 20.0]]
+    add_history(found, own, own, "cvlm")
+    assert found.metrics["stream/t2v/fr"] == 10.0
+    assert found.metrics["stream/t2v/r1_mean"] == 25.0
+    assert found.metrics["stream/t2v/hm"] == pytest.approx(metrics.harmonic_mean(own))
+
+
+def test_twins_are_offset_to_their_own_task():
+    asked = [queries(0, 2), Queries(torch.tensor([[2], [3]]), torch.tensor([0, 1]), torch.tensor([1, 0]))]
+    scores = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 2, 1], [0, 0, 3, 1]])
+    assert measure(scores, asked, [2, 2]).metrics["stream/t2v/twin"] == 50.0

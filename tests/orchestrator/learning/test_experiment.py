@@ -1,0 +1,160 @@
+"""Settings become an experiment; an experiment has one key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import methods
+from orchestrator.config import ConfigError
+from orchestrator.learning.experiment import code_digest, preset_settings, presets_of, resolve
+
+SMALL = {"backbone.name": "tiny-clip", "backbone.weights": "shipped"}
+
+
+def test_later_settings_win_over_earlier_ones():
+    recommended = {"data.num_frames": 8, "optim.epochs": 8, "preset": "shapes"}
+    made = resolve({"method": "framefusion_moe", "stream": "s", "optim.epochs": "3"}, recommended, ["no-tame"])
+    assert (made.data.num_frames, made.optim.epochs, made.method.use_tame) == (8, 3, False)
+    assert made.settings["method.beta"] == 0.6
+    assert made.settings["optim.epochs"] == 3
+
+
+def test_complete_settings_resolve_to_themselves():
+    made = resolve({"method": "upper_bound", "stream": "s", "base.lr": "3e-6", **SMALL})
+    assert resolve(made.settings).settings == made.settings
+    assert made.base.lr == 3e-6
+    as_mlflow_keeps_them = {name: str(value).strip("[]") for name, value in made.settings.items()}
+    assert resolve(as_mlflow_keeps_them).settings == made.settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"stream": "s"}, "method: is required"),
+        (
+            {"method": "framefusoin_moe", "stream": "s"},
+            "no method called 'framefusoin_moe'. Did you mean framefusion_moe",
+        ),
+        (
+            {"method": "zero_shot", "stream": "s", "optim.epcohs": 1},
+            "optim.epcohs: no such setting. Did you mean 'epochs'",
+        ),
+        (
+            {"method": "zero_shot", "stream": "s", "optin.epochs": 1},
+            "optin.epochs: no such setting. Did you mean 'optim'",
+        ),
+        ({"method": "zero_shot", "stream": "s", "seed": 2**63}, "seed must be a number of 64 bits"),
+        ({"method": "zero_shot", "stream": "s", "sed": 1}, "sed: no such setting. Did you mean 'seed'"),
+        ({"method": "zero_shot", "stream": "s", "base.lr": 1}, "base.lr: zero_shot wraps no other method"),
+        ({"method": "zero_shot", "stream": "s", "workers": 3}, "data.batch_size: 8 pairs cannot be dealt to workers=3"),
+        ({"method": "clip4clip", "stream": "s", "method.lr": -1}, "method: lr must be >= 0, got -1.0"),
+        ({"method": "upper_bound", "stream": "s", "method.base": "x"}, "method: no method called 'x'"),
+        (
+            {"method": "dsl", "stream": "s", "method.base": "lwf"},
+            "method.base: dsl cannot wrap lwf, which wraps a retriever itself: base.* has room for the settings of one",
+        ),
+        (
+            {"method": "dsl", "stream": "s", "method.base": "camoe"},
+            "method.base: dsl cannot wrap camoe: .* contrastive loss over the pairs of a batch .* method.loss=false",
+        ),
+        ({"method": "dsl", "stream": "s", "method.base": "base_moco"}, "method.base: dsl cannot wrap base_moco: "),
+        (
+            {"method": "lwf_moco", "stream": "s", "method.base": "clip4clip"},
+            "method.base: lwf_moco cannot wrap clip4clip: .* queues of keys.* Write method.base=base_moco",
+        ),
+        (
+            {"method": "zscl", "stream": "s", "method.base": "tempme"},
+            "zscl cannot wrap tempme: .* videos of 1 frames, .* videos of 12. Write method.reference_frames=12",
+        ),
+        (
+            {"method": "tempme", "stream": "s", "method.num_frames": 8},
+            "method.num_frames: 8 is not data.num_frames=12, the frames of a video. Leave it out",
+        ),
+        (
+            {"method": "lwf", "stream": "s", "method.base": "tempme", "base.num_frames": 8, "data.num_frames": 4},
+            "base.num_frames: 8 is not data.num_frames=4",
+        ),
+        *(
+            (
+                {"method": name, "stream": "s", "method.base": "structalign", "base.score": "fused", **more},
+                f"{name} cannot wrap structalign: .* score=fused .* whole gallery only. Write base.score=words",
+            )
+            for name, more in (
+                ("lwf", {}),
+                ("vr_lwf", {}),
+                ("zscl", {}),
+                ("dsl", {}),
+                ("der", {"method.target": "similarities"}),
+            )
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_setting(settings, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        resolve(settings)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "dsl", "method.base": "camoe", "method.loss": "false"},
+        {"method": "zscl", "method.base": "tempme", "method.reference_frames": 12},
+        {"method": "zscl", "method.base": "tempme", "method.weight": 0},
+        {"method": "lwf", "method.base": "tempme", "data.num_frames": 8},
+        {"method": "lwf", "method.base": "structalign", "base.score": "words"},
+        {"method": "lwf", "method.base": "structalign", "base.score": "fused", "method.weight": 0},
+        {"method": "der", "method.base": "structalign", "base.score": "fused"},
+        {"method": "er_ring", "method.base": "structalign", "base.score": "fused"},
+        {"method": "upper_bound", "method.base": "structalign", "base.score": "fused"},
+    ],
+)
+def test_what_the_message_proposes_or_does_not_concern_is_accepted(settings):
+    assert resolve({"stream": "s", **settings}).base is not None
+
+
+def test_a_preset_follows_the_retriever_that_is_wrapped():
+    usual = preset_settings("lwf", ["shapes"], {})
+    assert usual == {"method.weight": 0.01, "base.lr": 4e-6}
+    own = {name.replace("method.", "base."): value for name, value in presets_of("framefusion_moe")["shapes"].items()}
+    weight = {"method.weight": 0.01}
+    assert preset_settings("lwf", ["shapes"], {"method.base": "framefusion_moe"}) == weight | own
+    assert preset_settings("lwf", ["shapes"], {"method.base": "zero_shot"}) == weight  # it has none of that name
+    original = preset_settings("lwf", ["original"], {"method.base": "framefusion_moe"})
+    assert original == {"optim.weight_decay": 0.0, "data.batch_size": 64}  # what is not the retriever's stays
+    made = resolve({"method": "lwf", "stream": "s", "method.base": "framefusion_moe"}, presets=["shapes"])
+    assert made.base.ffa_init == "zero_out"
+
+
+def test_an_unknown_preset_lists_the_known_ones():
+    with pytest.raises(ConfigError, match="framefusion_moe has none called 'relesed'. Did you mean 'released'"):
+        resolve({"method": "framefusion_moe", "stream": "s"}, presets=["relesed"])
+    assert "paper" in presets_of("zero_shot")
+
+
+def test_the_key_changes_with_what_decides_and_with_nothing_else(small_stream):
+    def key(**more):
+        settings = {"method": "clip4clip", "stream": "s", **SMALL}
+        return resolve({**settings, **{name.replace("__", "."): v for name, v in more.items()}}).key(small_stream)
+
+    assert key() == key()
+    assert key() == key(data__load_threads=2) == key(evaluation__chunk=7)
+    assert len({key(), key(seed=1), key(method__lr=2e-6), key(optim__epochs=3), key(evaluation__split="val")}) == 5
+    random = {"backbone__weights": "random"}
+    assert key() != key(**random)
+
+
+def test_the_key_reads_every_layer_and_the_files_of_the_method_and_its_base(monkeypatch):
+    read = []
+    content = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: read.append(self.name) or content(self))
+    code_digest("lwf", "framefusion_moe")
+    shared = {
+        file.name
+        for room in ("backbone", "families", "layers")
+        for file in (Path(methods.__file__).parent / room).rglob("*.py")
+    }
+    assert {"blocks.py", "former_videos.py", "kinds.py", "strategy.py"} <= shared <= set(read)
+    assert {"lwf.py", "run.py", "index.py", "base.py", "framefusion_moe.py", "loop.py", "evaluate.py"} <= set(read)

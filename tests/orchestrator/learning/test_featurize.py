@@ -1,0 +1,77 @@
+"""Features made ahead are those that runs look for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from methods.backbone.clip import VisionTower
+from orchestrator.config import ConfigError
+from orchestrator.jobs.cache import build_cache
+from orchestrator.jobs.deployment import Where
+from orchestrator.learning.experiment import resolve
+from orchestrator.learning.run import Places, execute
+from orchestrator.store.store import Store, StoreError
+
+
+def test_a_run_finds_what_a_build_has_made(tmp_path, manifest, small_stream, monkeypatch):
+    where = Where(runs=tmp_path)
+    frames, features = build_cache(manifest, {}, where, features=True).splitlines()
+    assert frames == "stream small: 30 videos decoded, 0 were in the store"
+    assert features == "stream small: features of 30 videos made, 0 were in the store"
+    assert build_cache(manifest, {}, where, features=True).splitlines()[1] == (
+        "stream small: features of 0 videos made, 30 were in the store"
+    )
+    monkeypatch.setattr(VisionTower, "prefix", None)  # nothing is computed again
+    made = len(Store.open(tmp_path / "store").list("features"))
+    settings = {"method": "framefusion_moe", "method.use_ffa": False, "method.num_experts": 2, "optim.epochs": 1}
+    execute(resolve({**settings, "stream": manifest}, small_stream.settings), Places(tmp_path))
+    assert len(Store.open(tmp_path / "store").list("features")) == made == 30
+
+
+def test_the_first_blocks_of_a_method_have_features_of_their_own(tmp_path, manifest):
+    settings = {"method": "framefusion_moe", "method.ffa_placement": "deepest", "method.ffa_layers": "1"}
+    build_cache(manifest, settings, Where(runs=tmp_path), features=True)
+    store = Store.open(tmp_path / "store")
+    assert store.get("features", store.list("features")[0])["tokens"].shape == (4, 17, 96)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"method": "clip4clip"}, "clip4clip leaves 0 of 4 vision blocks as they are, .* method=zero_shot"),
+        ({"data.cache_features": "false"}, "data.cache_features=false keeps none"),
+    ],
+)
+def test_a_build_that_could_make_no_features_is_refused_before_it_decodes(tmp_path, manifest, settings, line):
+    with pytest.raises(ConfigError, match=f"^--features: {line}"):
+        build_cache(manifest, settings, Where(runs=tmp_path), features=True)
+    assert not Store.open(tmp_path / "store").list("frames")
+
+
+def test_videos_that_cannot_be_decoded_get_no_features_and_the_others_do(tmp_path, manifest):
+    video = Path(manifest).parent / "videos" / "red_train_0.mp4"
+    kept = video.read_bytes()
+    video.write_bytes(b"no video at all")
+    try:
+        with pytest.raises(ConfigError) as caught:
+            build_cache(manifest, {}, Where(runs=tmp_path), features=True)
+    finally:
+        video.write_bytes(kept)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "stream small: 29 videos decoded, 0 were in the store, 1 cannot be used"
+    assert lines[-1] == "stream small: features of 29 videos made, 0 were in the store"
+
+
+def test_a_store_that_takes_no_features_says_so(tmp_path, manifest, monkeypatch):
+    put = Store.put
+
+    def refuse(self, kind, *arguments, **named):
+        if kind == "features":
+            raise StoreError("disk full, 1 bytes needed.")
+        return put(self, kind, *arguments, **named)
+
+    monkeypatch.setattr(Store, "put", refuse)
+    with pytest.raises(StoreError, match="disk full"):
+        build_cache(manifest, {}, Where(runs=tmp_path), features=True)

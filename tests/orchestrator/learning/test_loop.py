@@ -1,0 +1,399 @@
+"""The task loop: same numbers whatever happens in between, stored galleries, nothing trained twice."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from methods.backbone.clip import load_backbone
+from methods.base import Method, ParamGroup
+from methods.clip4clip import Clip4Clip
+from orchestrator.data.batches import DataConfig, StreamData
+from orchestrator.data.frames import FrameSource
+from orchestrator.learning import loop
+from orchestrator.learning.commits import Commits, Record
+from orchestrator.learning.evaluate import EvaluationConfig, measure
+from orchestrator.learning.experiment import resolve
+from orchestrator.learning.loop import Diverged, Workers
+from orchestrator.learning.optimizer import OptimConfig
+from orchestrator.learning.run import Places, Result, execute
+from orchestrator.store.store import Store
+from orchestrator.streams.load import Stream, load_stream
+from tests.orchestrator.conftest import write_clip
+
+
+class Killed(Exception):
+    """Stands for a process that dies."""
+
+
+def settings(manifest: str, method: str = "clip4clip", **more: object) -> dict[str, object]:
+    named = {name.replace("__", "."): value for name, value in more.items()}
+    return {"method": method, "stream": manifest, **named}
+
+
+def train(manifest: str, stream: Stream, runs: Path, **more: object) -> Result:
+    return execute(resolve(settings(manifest, **more), stream.settings), Places(runs))
+
+
+def same_weights(a: Result, b: Result) -> bool:
+    mine, others = a.method.state_dict(), b.method.state_dict()
+    return mine.keys() == others.keys() and all(torch.equal(mine[name], others[name]) for name in mine)
+
+
+def numbers(record: Record) -> tuple[object, ...]:
+    return record.own, record.union, record.metrics, record.training, record.ranks, record.steps
+
+
+def test_two_identical_runs_are_bit_identical(manifest, small_stream, runs):
+    experiment = resolve(settings(manifest, "framefusion_moe"), small_stream.settings)
+    first, second = (execute(experiment, Places(runs), fresh=True) for _ in range(2))
+    assert numbers(first.record) == numbers(second.record)
+    assert same_weights(first, second)
+
+
+@pytest.mark.parametrize("method", ["clip4clip", "framefusion_moe", "upper_bound"])
+def test_a_run_killed_after_a_task_ends_as_an_unbroken_one(method, manifest, small_stream, runs):
+    experiment = resolve(settings(manifest, method), small_stream.settings)
+    unbroken = execute(experiment, Places(runs), fresh=True)
+
+    def die(task, record, seconds):
+        if task.index == 1:
+            raise Killed
+
+    with pytest.raises(Killed):
+        execute(experiment, Places(runs), report=die)
+    resumed = execute(experiment, Places(runs))
+    assert resumed.resumed == 2
+    assert numbers(resumed.record) == numbers(unbroken.record)
+    assert same_weights(resumed, unbroken)
+
+
+def test_a_finished_run_trains_nothing_again(manifest, small_stream, runs):
+    train(manifest, small_stream, runs)
+    seen = []
+    again = execute(
+        resolve(settings(manifest), small_stream.settings), Places(runs), report=lambda *call: seen.append(call)
+    )
+    assert again.resumed == 3
+    assert seen == []
+
+
+def test_the_seed_decides_and_is_part_of_the_key(manifest, small_stream, runs):
+    a, b = (train(manifest, small_stream, runs, seed=seed) for seed in (0, 1))
+    assert a.key != b.key
+    assert not same_weights(a, b)
+
+
+def test_learning_rate_zero_is_the_zero_shot_model(manifest, small_stream, runs):
+    tuned = train(manifest, small_stream, runs, optim__lr_scale=0.0)
+    zero = train(manifest, small_stream, runs, method="zero_shot")
+    assert tuned.record.own == zero.record.own
+    assert all(row["stream/t2v/r1_gain"] == 0 for row in tuned.record.metrics)
+
+
+def test_zero_shot_never_forgets_and_its_rows_repeat(manifest, small_stream, runs):
+    record = train(manifest, small_stream, runs, method="zero_shot").record
+    assert [row["stream/t2v/bwf"] for row in record.metrics] == [0, 0, 0]
+    assert all(record.own[t][i] == record.own[i][i] for t in range(3) for i in range(t + 1))
+
+
+def test_stored_galleries_are_never_recomputed_but_by_the_upper_bound(manifest, small_stream, runs):
+    for method, is_stored in (("clip4clip", True), ("upper_bound", False)):
+        result = train(manifest, small_stream, runs, method=method)
+        commits = Commits(Places(runs).open_store(), result.key)
+        before, after = commits.galleries(1)[0], commits.galleries(3)[0]
+        assert torch.equal(before, after) is is_stored
+
+
+def test_matrices_are_lower_triangular_and_complete(manifest, small_stream, runs):
+    record = train(manifest, small_stream, runs).record
+    for matrix in (record.own, record.union):
+        assert [len(row) for row in matrix] == [1, 2, 3]
+    assert record.own[0] == record.union[0]
+    assert len(record.ranks) == 9
+    assert record.done == 3
+
+
+def test_a_diverged_run_says_where_and_what_to_lower(manifest, small_stream, runs):
+    with pytest.raises(Diverged, match=r"task_0\d, epoch \d: the loss .* Lower the learning rates"):
+        train(manifest, small_stream, runs, optim__lr_scale=1e30, optim__grad_clip="none")
+
+
+# --------------------------------------------------------------------------------- the epoch that is kept
+
+FLAT = {"optim__schedule": "constant", "optim__warmup": 0.0}  # an epoch does not depend on how many follow
+
+
+def test_best_forgets_a_last_epoch_that_spoiled_the_model(manifest, small_stream, runs, monkeypatch):
+    two = train(manifest, small_stream, runs, **FLAT, optim__epochs=2, evaluation__select="best")
+    steps = []
+
+    def spoil(self):
+        """The last of a task's three epochs of two steps ends with captions that all mean the same."""
+        steps.append(1)
+        if len(steps) % 6 == 0:
+            self.backbone.text.proj.data.zero_()
+
+    monkeypatch.setattr(Clip4Clip, "after_step", spoil)
+    three = {**FLAT, "optim__epochs": 3}
+    last = train(manifest, small_stream, runs, **three)
+    assert not last.method.backbone.text.proj.any()
+    steps.clear()
+    best = train(manifest, small_stream, runs, **three, evaluation__select="best")
+    assert same_weights(best, two)
+    assert best.record.own == two.record.own
+    assert best.record.steps == 18  # it was trained, and thrown away
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [({}, 1), ({"select_split": "val"}, 1), ({"select_split": "same"}, 2), ({"select_split": "test"}, 2)],
+)
+def test_the_epoch_with_the_best_r1_on_the_chosen_split_is_kept(
+    settings, kept, manifest, small_stream, runs, monkeypatch
+):
+    reference = train(manifest, small_stream, runs, **FLAT, optim__epochs=kept)
+    curves = {"val": (50.0, 10.0, 20.0), "test": (10.0, 50.0, 20.0)}  # R@1 of the three epochs of a task
+    asked: dict[tuple[str, int], int] = {}
+
+    def scripted(scores, queries, sizes):
+        found = measure(scores, queries, sizes)
+        split = "val" if "_val_" in queries[0].names[0] else "test"
+        epoch = asked[split, len(sizes)] = asked.get((split, len(sizes)), 0) + 1
+        found.metrics["stream/t2v/r1"] = curves[split][min(epoch, 3) - 1]
+        return found
+
+    monkeypatch.setattr(loop, "measure", scripted)
+    settings = {f"evaluation__{name}": value for name, value in settings.items()}
+    best = train(manifest, small_stream, runs, **FLAT, optim__epochs=3, evaluation__select="best", **settings)
+    assert same_weights(best, reference)
+
+
+@pytest.mark.parametrize(("has_val", "chosen_on"), [(True, {"val"}), (False, {"test"})])
+def test_test_videos_are_not_looked_at_until_the_epoch_is_chosen(
+    has_val, chosen_on, manifest, small_stream, runs, monkeypatch
+):
+    content = json.loads(Path(manifest).read_text())
+    if not has_val:
+        for task in content["tasks"]:
+            task["val"] = []
+        Path(manifest).write_text(json.dumps(content))
+    train(manifest, small_stream, runs, method="zero_shot")  # the curve that the run is compared with
+    seen: list[set[str]] = [set()]
+    videos = StreamData.videos
+
+    def spy(self, task, split, rows, batch_size):
+        seen[-1].add(split)
+        return videos(self, task, split, rows, batch_size)
+
+    monkeypatch.setattr(StreamData, "videos", spy)
+    monkeypatch.setattr(Clip4Clip, "end_task", lambda self, task, loader: seen.append(set()))
+    experiment = resolve(settings(manifest, evaluation__select="best"), small_stream.settings)
+    execute(experiment, Places(runs), report=lambda *call: seen.append(set()))
+    assert seen == [chosen_on, {"test"} | chosen_on] * 3 + [set()]  # training, the end of a task, training, ...
+
+
+@pytest.mark.parametrize("method", ["clip4clip", "framefusion_moe"])
+def test_a_resumed_run_chooses_among_the_galleries_of_the_unbroken_one(method, manifest, small_stream, runs):
+    experiment = resolve(settings(manifest, method, evaluation__select="best"), small_stream.settings)
+    unbroken = execute(experiment, Places(runs), fresh=True)
+
+    def die(task, record, seconds):
+        if task.index == 1:
+            raise Killed
+
+    with pytest.raises(Killed):
+        execute(experiment, Places(runs), report=die)
+    resumed = execute(experiment, Places(runs))
+    assert resumed.resumed == 2
+    assert numbers(resumed.record) == numbers(unbroken.record)
+    assert same_weights(resumed, unbroken)
+    stored = [Commits(Places(runs).open_store(), run.key).galleries(3, "selection") for run in (resumed, unbroken)]
+    assert [len(galleries) for galleries in stored] == [3, 3]
+    assert all(torch.equal(a, b) for a, b in zip(*stored))
+
+
+# ------------------------------------------------------------------------------------ accumulated gradients
+
+
+def test_gradient_accumulation_steps_less_often(manifest, small_stream, runs):
+    plain = train(manifest, small_stream, runs)
+    accumulated = train(manifest, small_stream, runs, optim__accumulate=2)
+    assert accumulated.record.steps * 2 == plain.record.steps
+
+
+class Brightness(Method):
+    """Its loss is a mean over pairs that know nothing of one another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(3, 8))
+
+    def param_groups(self):
+        return [ParamGroup(name="weight", params=[self.weight], lr=0.01)]
+
+    def encode_video(self, frames):
+        return frames.mean(dim=(1, 3, 4)) @ self.weight
+
+    def encode_text(self, tokens, task=None):
+        return tokens[:, :8].float() / 1000
+
+    def losses(self, batch):
+        return {"far": (self.encode_video(batch.frames) - self.encode_text(batch.tokens)).square().sum(-1).mean()}
+
+
+def bright(stream: Stream, runs: Path, pairs: int, accumulate: int) -> tuple[torch.Tensor, int]:
+    """The weight after two epochs of the first task's 8 pairs, and the number of steps."""
+    config = DataConfig(num_frames=4, batch_size=pairs)
+    clip = load_backbone("tiny-clip", "shipped")
+    store = Places(runs).open_store()
+    source = FrameSource(store, config, clip.image_size)
+    cpu = torch.device("cpu")
+    data = StreamData(replace(stream, tasks=stream.tasks[:1]), source, clip.tokenize, clip.mean, clip.std, config, cpu)
+    # So large an eps makes Adam's step linear in the gradient, whose size it forgives otherwise
+    optim = OptimConfig(epochs=2, accumulate=accumulate, grad_clip=None, eps=100.0, lr_scale=1000.0)
+    commits = Commits(store, f"bright-{pairs}-{accumulate}")
+    made = loop.Loop(Brightness(), data, loop.LoopConfig(optim, EvaluationConfig()), commits)
+    steps = made.run().steps
+    return made.method.weight.detach(), steps
+
+
+@pytest.mark.parametrize(
+    ("pairs", "accumulate", "together"),
+    [
+        (4, 2, 8),
+        (2, 3, 6),  # 2 + 2 + 2, then a last group of one batch
+        (3, 3, 8),  # 3 + 3 + 2: a last batch that is short
+        (3, 2, 6),  # 3 + 3, then 2 alone: both
+        (1, 5, 5),  # 5 x 1, then 3 x 1
+        (2, 100, 8),
+    ],
+)
+def test_accumulated_batches_learn_what_one_batch_of_all_their_pairs_does(
+    pairs, accumulate, together, small_stream, runs
+):
+    parts, steps = bright(small_stream, runs, pairs, accumulate)
+    whole, expected = bright(small_stream, runs, together, 1)
+    assert steps == expected == 2 * math.ceil(8 / together)
+    assert whole.abs().max() > 0.01
+    torch.testing.assert_close(parts, whole, atol=1e-6, rtol=1e-5)
+
+
+def test_bf16_changes_the_towers_and_scores_in_float32(manifest, small_stream, runs, monkeypatch):
+    seen = set()
+    plain = Clip4Clip.score
+
+    def spy(self, queries, gallery):
+        seen.add((queries.dtype, gallery.dtype, torch.is_autocast_enabled("cpu")))
+        return plain(self, queries, gallery)
+
+    full = train(manifest, small_stream, runs)
+    monkeypatch.setattr(Clip4Clip, "score", spy)
+    half = train(manifest, small_stream, runs, precision="bf16")
+    assert half.record.done == 3
+    assert seen == {(torch.float32, torch.float32, False)}
+    assert not same_weights(full, half)
+
+
+@pytest.fixture
+def cvlm(manifest: str) -> str:
+    """The same videos under the protocol that re-encodes every gallery after every task."""
+    path = Path(manifest).with_name("small_cvlm.json")
+    path.write_text(json.dumps({**json.loads(Path(manifest).read_text()), "name": "small-cvlm", "protocol": "cvlm"}))
+    return str(path)
+
+
+@pytest.mark.parametrize("method", ["framefusion_moe", "bmu_moco"])
+def test_a_resumed_run_remembers_galleries_that_are_encoded_again(method, cvlm, runs):
+    stream = load_stream(cvlm, runs)
+    experiment = resolve(settings(cvlm, method), stream.settings)
+    unbroken = execute(experiment, Places(runs), fresh=True)
+
+    def die(task, record, seconds):
+        if task.index == 1:
+            raise Killed
+
+    with pytest.raises(Killed):
+        execute(experiment, Places(runs), report=die)
+    resumed = execute(experiment, Places(runs))
+    assert numbers(resumed.record) == numbers(unbroken.record)
+    assert same_weights(resumed, unbroken)
+    assert {"stream/t2v/fr", "stream/t2v/hm", "stream/t2v/r1_mean"} <= set(resumed.record.metrics[-1])
+
+
+def test_a_run_killed_within_a_commit_does_the_task_again(manifest, small_stream, runs, monkeypatch):
+    experiment = resolve(settings(manifest), small_stream.settings)
+    unbroken = execute(experiment, Places(runs), fresh=True)
+    calls = []
+    publish = Store.put_new_json
+
+    def die_at_the_second(self, kind, key, value):
+        if kind == "commits" and not key.startswith("zero-"):
+            calls.append(key)
+            if len(calls) == 2:
+                raise Killed  # weights and gallery are written, the record that names them is not
+        return publish(self, kind, key, value)
+
+    monkeypatch.setattr(Store, "put_new_json", die_at_the_second)
+    with pytest.raises(Killed):
+        execute(experiment, Places(runs))
+    monkeypatch.undo()
+    resumed = execute(experiment, Places(runs))
+    assert resumed.resumed == 1
+    assert numbers(resumed.record) == numbers(unbroken.record)
+    assert same_weights(resumed, unbroken)
+
+
+def test_a_search_never_reads_a_test_video(manifest, small_stream, runs, monkeypatch):
+    read = []
+    load = FrameSource.load
+    monkeypatch.setattr(FrameSource, "load", lambda self, item: read.append(item.video) or load(self, item))
+    train(manifest, small_stream, runs, evaluation__split="val")
+    assert any("_val_" in video for video in read)
+    assert not [video for video in read if "_test_" in video]
+
+
+def test_other_footage_under_the_same_names_is_another_run(manifest, small_stream, runs):
+    before = train(manifest, small_stream, runs)
+    write_clip(Path(manifest).parent / "videos" / "red_train_0.mp4", (10, 10, 10), seed=999)
+    after = train(manifest, small_stream, runs)
+    assert after.key != before.key
+    assert after.resumed == 0
+
+
+def _worker(rank: int, port: int, given: dict[str, object], runs: str, out: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    stream = load_stream(str(given["stream"]), Path(runs))
+    experiment = resolve({**given, "workers": 2}, stream.settings)
+    result = execute(experiment, Places(Path(runs)), Workers(rank, 2))
+    torch.save({"state": result.method.state_dict(), "own": result.record.own}, f"{out}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("clip4clip", {}),
+        # 6 + 2 pairs in a step, 3 + 1 of them on each worker
+        ("clip4clip", {"data.batch_size": 6, "optim.accumulate": 2, "evaluation.select": "best"}),
+        ("framefusion_moe", {}),
+    ],
+)
+def test_two_workers_learn_what_one_does(method, more, manifest, small_stream, runs, tmp_path, free_port):
+    given = {"method": method, "stream": manifest, **more}
+    torch.multiprocessing.spawn(_worker, (free_port, given, str(runs), str(tmp_path)), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert first["own"] == second["own"]
+    assert all(torch.equal(value, second["state"][name]) for name, value in first["state"].items())
+    if method == "clip4clip":  # dropout and routing noise differ by worker; without them, so do only roundings
+        alone = execute(resolve(given, small_stream.settings), Places(runs)).method.state_dict()
+        for name, value in first["state"].items():
+            torch.testing.assert_close(value, alone[name], atol=1e-4, rtol=1e-3)

@@ -1,0 +1,119 @@
+"""Schedules and optimizers as the papers and the released code have them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from methods.base import ParamGroup
+from orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates, shares, train_only
+
+
+def factors(steps: int = 100, **settings) -> list[float]:
+    config = OptimConfig(warmup=0.0, **settings)
+    return [lr_factor(step, steps, 10, True, config) for step in range(steps)]
+
+
+def test_one_cosine_cycle_falls_to_zero_half_way_and_rises_again():
+    values = factors(num_cycles=1.0)
+    assert values[0] == 1
+    assert values[25] == pytest.approx(0.5)
+    assert values[50] == pytest.approx(0.0, abs=1e-12)
+    assert values[75] == pytest.approx(0.5)
+    assert values[99] > 0.99
+
+
+def test_the_default_cosine_falls_to_zero_once():
+    values = factors()
+    assert values == sorted(values, reverse=True)
+    assert values[-1] < 0.001
+
+
+def test_warm_up_rises_linearly_in_the_tasks_it_is_meant_for():
+    config = OptimConfig(warmup=0.1, warmup_tasks="first")
+    first = [lr_factor(step, 100, 10, True, config) for step in range(11)]
+    assert first[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert lr_factor(0, 100, 10, False, config) == 1
+
+
+def test_first_epoch_schedule_drops_after_the_first_epoch():
+    values = factors(schedule="first_epoch")
+    assert values[9] == 1
+    assert values[10] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "accumulate", "expected"),
+    [
+        ([4, 4, 4, 4], 2, [1 / 2] * 4),
+        ([4, 4, 4], 2, [1 / 2, 1 / 2, 1]),  # the last group is short
+        ([4, 4, 2], 3, [2 / 5, 2 / 5, 1 / 5]),  # the last batch is short
+        ([4, 2], 8, [2 / 3, 1 / 3]),
+        ([4, 4, 2], 1, [1, 1, 1]),
+        ([], 2, []),
+    ],
+)
+def test_a_batch_counts_for_its_part_of_the_pairs_of_its_step(sizes, accumulate, expected):
+    assert shares(sizes, accumulate) == pytest.approx(expected)
+
+
+def test_lr_scale_multiplies_every_group():
+    a, b = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(3))
+    groups = [ParamGroup(name="a", params=[a], lr=1e-3), ParamGroup(name="b", params=[b], lr=2e-3)]
+    optimizer = make_optimizer(groups, OptimConfig(lr_scale=10))
+    set_rates(optimizer, 0.5)
+    assert sorted(group["lr"] for group in optimizer.param_groups) == pytest.approx([0.005, 0.01])
+
+
+def test_biases_and_norms_are_decayed_only_if_asked():
+    vector, matrix = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3, 3))
+    group = [ParamGroup(name="g", params=[vector, matrix], lr=1.0)]
+    decays = {id(p): g["weight_decay"] for g in make_optimizer(group, OptimConfig()).param_groups for p in g["params"]}
+    assert decays == {id(vector): 0.0, id(matrix): 0.2}
+    released = make_optimizer(group, OptimConfig(decay_bias_and_norm=True)).param_groups
+    assert [g["weight_decay"] for g in released] == [0.2]
+
+
+def test_the_old_adamw_follows_its_formula_and_skips_what_has_no_gradient():
+    p, idle = torch.nn.Parameter(torch.tensor([[1.0]])), torch.nn.Parameter(torch.tensor([[1.0]]))
+    config = OptimConfig(name="adamw_hf", weight_decay=0.2)
+    optimizer = make_optimizer([ParamGroup(name="g", params=[p, idle], lr=0.1)], config)
+    set_rates(optimizer, 1.0)
+    value, m, v = 1.0, 0.0, 0.0
+    for step, grad in enumerate([0.3, -0.2, 0.5], start=1):
+        p.grad = torch.tensor([[grad]])
+        optimizer.step()
+        m, v = 0.9 * m + 0.1 * grad, 0.999 * v + 0.001 * grad**2
+        value -= 0.1 * math.sqrt(1 - 0.999**step) / (1 - 0.9**step) * m / (math.sqrt(v) + 1e-6)
+        value -= 0.1 * 0.2 * value
+    assert p.item() == pytest.approx(value, rel=1e-5)
+    assert idle.item() == 1.0
+
+
+def test_exactly_what_is_handed_over_learns():
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    train_only(module, [ParamGroup(name="g", params=[module[1].weight], lr=1.0)])
+    assert [p.requires_grad for p in module.parameters()] == [False, False, True, False]
+
+
+def test_a_tensor_handed_over_twice_or_from_elsewhere_is_refused():
+    module = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="twice"):
+        train_only(module, [ParamGroup(name="g", params=[module.weight, module.weight], lr=1.0)])
+    with pytest.raises(ValueError, match="no parameters of the method"):
+        train_only(module, [ParamGroup(name="g", params=[torch.nn.Parameter(torch.ones(1))], lr=1.0)])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epochs": -1}, "epochs must be >= 0, got -1"),
+        ({"warmup": 1.5}, "warmup is a fraction"),
+        ({"grad_clip": 0.0}, "grad_clip"),
+    ],
+)
+def test_settings_out_of_range_say_what_to_write(settings, message):
+    with pytest.raises(ValueError, match=message):
+        OptimConfig(**settings)

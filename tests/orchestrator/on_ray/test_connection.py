@@ -1,0 +1,286 @@
+"""How many trials fit a cluster, whatever its shape; a plan that can never run is refused in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import ipaddress
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config import ConfigError
+from orchestrator.on_ray import connection
+from orchestrator.on_ray.connection import DRIVER_CPU, check_local, choose_gpus, fit_count
+from orchestrator.on_ray.trial import TrialPlan
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def plan(workers: int = 1, cpus: float = 0.9, gpus: float = 0.0) -> TrialPlan:
+    return TrialPlan("s", "/r", "", "uri", None, "/r", workers=workers, cpus_per_worker=cpus, gpus_per_worker=gpus)
+
+
+def node(cpus: float, gpus: float = 0) -> dict[str, float]:
+    return {"CPU": cpus, "GPU": gpus}
+
+
+@pytest.mark.parametrize(
+    ("made", "nodes", "fits"),
+    [
+        (plan(), [node(2)], 2),  # 0.9 leaves room for the driver of each
+        (plan(cpus=1.0), [node(2)], 1),  # two drivers would take what the second worker needs
+        (plan(workers=2), [node(2)], 1),
+        (plan(workers=2), [node(4)], 2),
+        (plan(cpus=2.5), [node(4), node(4)], 2),  # eight CPUs, but one place on each node
+        (plan(workers=2), [node(1), node(1), node(1), node(1)], 1),  # both drivers may land on one node
+        (plan(gpus=0.5), [node(8, 1)], 2),
+        (plan(gpus=0.3), [node(8, 1)], 3),
+        (plan(gpus=0.6), [node(8, 4)], 4),  # a share never spans two GPUs
+        (plan(workers=2, gpus=1), [node(96, 8)], 4),
+        (plan(workers=2, gpus=0.25), [node(96, 1)], 2),
+        (plan(gpus=2), [node(96, 3), node(96, 3)], 2),  # and four GPUs are not on one node
+    ],
+)
+def test_trials_that_fit(made, nodes, fits):
+    assert fit_count(made, nodes) == fits
+
+
+@pytest.mark.parametrize(
+    ("made", "nodes", "message"),
+    [
+        (plan(workers=4), [node(2)], r"needs 3.7 CPUs .*the cluster has 2. Lower --workers or --cpus-per-worker"),
+        (plan(gpus=1), [node(8)], "needs 1 GPUs, the cluster has 0. Lower --gpus-per-trial"),
+        (plan(workers=3, gpus=1), [node(8, 2)], "needs 3 GPUs, the cluster has 2"),
+        (plan(cpus=3), [node(2), node(2)], "places for 1 workers of 3 CPUs .* nodes have 0"),
+        (plan(gpus=2), [node(8, 1), node(8, 1)], "places for 1 workers of 0.9 CPUs and 2 GPUs"),
+        (plan(cpus=1.95), [node(2), node(0)], "needs 2.05 CPUs"),
+    ],
+)
+def test_a_plan_that_can_never_run_is_refused_in_one_line(made, nodes, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        fit_count(made, nodes)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("cpus", [1, 2, 3, 7, 16])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
+def test_the_trials_that_fit_can_all_be_placed_with_every_driver_on_one_node(cpus, workers, share):
+    made = plan(workers=workers, cpus=share)
+    try:
+        fits = fit_count(made, [node(cpus)])
+    except ConfigError:
+        fits = 0
+    assert fits * (workers * share + DRIVER_CPU) <= cpus + 1e-9
+    if fits == 0:
+        assert workers * share + DRIVER_CPU > cpus - 1e-9
+
+
+def test_a_plan_for_this_machine_is_refused_before_ray_starts():
+    with pytest.raises(ConfigError, match="needs 1800.1 CPUs"):
+        check_local(plan(workers=2000), "local", 4)
+    check_local(plan(), "local", 4)
+    check_local(plan(workers=2000), "10.0.0.1:6379", None)  # another cluster is asked when it is joined
+
+
+@pytest.mark.parametrize(
+    ("asked", "workers", "there", "cuda", "chosen"),
+    [
+        (None, 1, 0, False, 0),
+        (None, 1, 8, True, 1),
+        (None, 2, 8, True, 2),
+        (None, 2, 1, True, 0),
+        (None, 1, 8, False, 0),  # a torch without CUDA: trials run on CPUs
+        (0, 1, 8, True, 0),
+        (0.5, 1, 8, True, 0.5),
+        (4, 1, 2, True, 4),  # too few: `capacity` says so
+    ],
+)
+def test_gpus_are_used_where_there_are_any_and_torch_can(monkeypatch, asked, workers, there, cuda, chosen):
+    monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 8.0, "GPU": float(there)})
+    monkeypatch.setattr("orchestrator.on_ray.connection._sees_cuda", lambda share: cuda)
+    assert choose_gpus(asked, workers) == chosen
+
+
+def test_gpus_that_were_asked_for_and_cannot_be_used_are_an_error(monkeypatch):
+    monkeypatch.setattr("ray.cluster_resources", lambda: {"GPU": 1.0})
+    monkeypatch.setattr("orchestrator.on_ray.connection._sees_cuda", lambda share: False)
+    with pytest.raises(ConfigError, match="--gpus-per-trial: the cluster's GPUs are of no use to its torch"):
+        choose_gpus(0.5, 1)
+
+
+def test_ray_that_starts_too_slowly_is_started_again_and_then_given_up_in_one_line(monkeypatch):
+    monkeypatch.setattr("os.environ", dict(os.environ))
+    tries = []
+
+    def init(**options: object) -> None:
+        tries.append(options)
+        raise Exception("The current node timed out during startup.\nMore lines")
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    with pytest.raises(ConfigError, match="Ray did not start on this machine: The current node timed out") as error:
+        connection._start({}, 2)
+    assert "\n" not in str(error.value)
+    assert len(tries) == 3
+    assert all(options["include_dashboard"] for options in tries)  # without it stopped trials leak their workers
+
+
+def test_workers_get_what_cuda_reads_before_it_starts_and_no_process_that_nobody_needs(monkeypatch):
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"):
+        monkeypatch.delenv(name, raising=False)
+    made = connection.worker_environment()
+    assert made["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert made["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] == "0"
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    assert connection.worker_environment()["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+
+
+def test_both_ways_into_a_cluster_hand_the_environment_to_its_workers(monkeypatch):
+    monkeypatch.setattr("os.environ", dict(os.environ))
+    calls: list[dict] = []
+    monkeypatch.setattr("ray.init", lambda **options: calls.append(options))
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr(connection, "_await_dashboard", lambda port: None)
+    connection.connect("10.0.0.1:6379")
+    connection.connect("local", 2)
+    for options in calls:
+        assert options["runtime_env"]["env_vars"]["CUBLAS_WORKSPACE_CONFIG"]
+    assert [options["address"] for options in calls] == ["10.0.0.1:6379", "local"]
+
+
+def test_an_autoscaler_is_asked_for_whole_trials(monkeypatch):
+    asked: list[list[dict]] = []
+    monkeypatch.setattr("ray.autoscaler.sdk.request_resources", lambda bundles: asked.append(bundles))
+    connection.ask_for_room(plan(workers=2, cpus=1.5, gpus=0.5), 2)
+    assert asked[0].count({"CPU": 1.5, "GPU": 0.5}) == 4
+    assert asked[0].count({"CPU": DRIVER_CPU}) == 2
+    connection.ask_for_room(plan(), 1)
+    assert asked[1] == [{"CPU": 0.9}, {"CPU": DRIVER_CPU}]
+    connection.ask_for_room(plan(), 0)
+    assert asked[2] == []
+
+
+def test_an_autoscaler_that_does_not_answer_does_not_end_a_sweep(monkeypatch, caplog):
+    def fail(bundles: list[dict]) -> None:
+        raise RuntimeError("away\nmore")
+
+    monkeypatch.setattr("ray.autoscaler.sdk.request_resources", fail)
+    connection.ask_for_room(plan(), 1)
+    assert "the cluster was not asked to grow: away" in caplog.text
+
+
+# --------------------------------------------------------------------------------------------- what listens
+
+
+def test_ray_started_here_is_told_to_stay_here(monkeypatch):
+    from ray._private import ray_constants
+    from ray.util import get_node_ip_address
+
+    monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "1")
+    connection._stay_here(True)
+    assert get_node_ip_address() == "127.0.0.1"
+    assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
+    connection._stay_here(False)
+    assert ray_constants.ENABLE_RAY_CLUSTER
+    assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "1"
+
+
+def listening(processes: set[int]) -> dict[str, str]:
+    """Address:port that any of these processes listens on -> its command, as the kernel has it."""
+    sockets = {}
+    for pid in processes:
+        with contextlib.suppress(OSError):
+            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    sockets[os.readlink(descriptor)] = Path(f"/proc/{pid}/cmdline").read_bytes()
+    found = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            words = line.split()
+            command = sockets.get(f"socket:[{words[9]}]")
+            if command is not None and words[3] == "0A":
+                address, _, port = words[1].partition(":")
+                swapped = b"".join(bytes.fromhex(address)[i : i + 4][::-1] for i in range(0, len(address) // 2, 4))
+                where = ipaddress.ip_address(swapped)
+                where = getattr(where, "ipv4_mapped", None) or where
+                found[f"{where}:{int(port, 16)}"] = command.replace(b"\0", b" ").decode(errors="replace").strip()
+    return found
+
+
+def descendants(pid: int) -> set[int]:
+    """A process and all below it."""
+    listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = {int(child): int(parent) for child, parent in (line.split() for line in listed.splitlines())}
+    found, new = {pid}, {pid}
+    while new:
+        new = {child for child, parent in parents.items() if parent in new}
+        found |= new
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_sweep_on_this_machine_opens_no_port_to_any_network_and_wants_a_token(manifest, runs):
+    """Every socket that the command or a process below it listens on, looked at twice a second."""
+    ray_folder = Path(tempfile.mkdtemp(prefix="ro", dir="/tmp"))
+    words = ["--runs", str(runs), "--method", "clip4clip", "--stream", manifest, "--searcher", "grid", "--seeds", "0"]
+    words += ["--space", "method.lr=0,4e-6", "--scheduler", "none", "--local-cpus", "2", "optim.weight_decay=0.2"]
+    words += ["method.train_scale=true", "method.frame_norm=none", "optim.epochs=20"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {"RAY_TMPDIR": str(ray_folder), "HOME": str(ray_folder), "PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator", "sweep", *words],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    found: dict[str, str] = {}
+    refused: dict[str, int] = {}
+    try:
+        while process.poll() is None:
+            found |= listening(descendants(process.pid))
+            for address, command in found.items():
+                if "dashboard" in command.lower() and not refused.get(address):
+                    refused[address] = offer_job(address, f"touch {runs / 'owned'}")
+            time.sleep(0.5)
+        said, _ = process.communicate()
+        assert process.returncode == 0, said
+    finally:
+        if process.poll() is None:
+            process.kill()
+        shutil.rmtree(ray_folder, ignore_errors=True)
+    assert any("raylet" in command for command in found.values())
+    assert any("RayTrainWorker" in command for command in found.values())
+    open_to_all = {where: command for where, command in found.items() if not where.startswith(("127.", "::1:"))}
+    assert open_to_all == {}
+    assert 401 in refused.values()  # of the dashboard; what gives metrics to anybody on this machine answers 200
+    assert not (runs / "owned").exists()
+
+
+def offer_job(address: str, command: str) -> int:
+    """What a server answers to somebody who offers it a job for Ray; 0 if it does not speak HTTP."""
+    request = urllib.request.Request(
+        f"http://{address}/api/jobs/",
+        json.dumps({"entrypoint": command}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except (OSError, http.client.HTTPException):
+        return 0

@@ -1,0 +1,67 @@
+"""A sweep begins when all nodes are there with the same sources, or says in one line which are not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from orchestrator.config import ConfigError
+from orchestrator.digests import source_digest
+from orchestrator.on_ray import nodes as ray_nodes
+from orchestrator.on_ray.nodes import await_nodes, await_sources
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """Three nodes, this one first; `sources` says what each of the others has, in the order in which it is asked."""
+    nodes = [{"NodeID": f"n{i}", "NodeManagerHostname": f"host{i}", "Alive": True} for i in range(3)]
+    made = SimpleNamespace(nodes=nodes, sources={"n1": [source_digest()], "n2": [source_digest()]})
+
+    def asked(node):
+        found = made.sources[node["NodeID"]]
+        return found.pop(0) if len(found) > 1 else found[0]
+
+    monkeypatch.setattr(ray_nodes.ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(ray_nodes.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "n0"))
+    monkeypatch.setattr(ray_nodes, "_sources_of", asked)
+    monkeypatch.setattr(ray_nodes.time, "sleep", lambda seconds: None)
+    return made
+
+
+def test_equal_sources_are_no_obstacle(cluster):
+    await_sources(0)
+
+
+def test_nodes_that_are_being_updated_are_waited_for(cluster):
+    cluster.sources["n2"] = ["0123456789ab", "0123456789ab", source_digest()]
+    await_sources(60)
+
+
+def test_a_node_with_other_sources_is_named_with_the_remedy(cluster):
+    cluster.sources["n2"] = ["0123456789ab"]
+    with pytest.raises(ConfigError, match=r"are on host2 \(0123456789ab\); .*Run `ray up`") as caught:
+        await_sources(0)
+    assert source_digest() in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_node_that_is_gone_is_not_asked(cluster):
+    cluster.sources["n2"] = ["0123456789ab"]
+    cluster.nodes[2]["Alive"] = False
+    await_sources(0)
+
+
+def test_nodes_that_do_not_come_are_counted(cluster):
+    await_nodes(3, 0)
+    with pytest.raises(ConfigError, match=r"--nodes: 3 of 4 joined within 0 s\. .*lower --nodes"):
+        await_nodes(4, 0)
+
+
+def test_missing_nodes_are_asked_for_once(cluster):
+    asked: list[int] = []
+    await_nodes(3, 0, lambda: asked.append(1))
+    assert not asked
+    with pytest.raises(ConfigError, match="3 of 4 joined"):
+        await_nodes(4, 0, lambda: asked.append(1))
+    assert asked == [1]

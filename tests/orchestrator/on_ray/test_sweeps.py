@@ -1,0 +1,312 @@
+"""Sweeps, workers, kills and reruns on a real Ray: one cluster for all tests but the one that kills its driver."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.jobs.deployment import GAIN, Where
+from orchestrator.jobs.sweep import SweepRequest, rerun, sweep
+from orchestrator.learning.experiment import resolve
+from orchestrator.learning.run import Places, execute
+from orchestrator.on_ray.connection import connect
+from orchestrator.on_ray.trial import TrialPlan
+from orchestrator.on_ray.tune import label_of, run_trials
+from orchestrator.store.store import Store
+from orchestrator.streams.load import load_stream
+from orchestrator.tracking.tracker import Tracker
+from orchestrator.tracking.values import RunRecord
+from tests.chaos.sweeps import TITLES
+from tests.chaos.watch import below
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+PATIENCE = 600  # seconds that anything may take on a loaded machine
+
+
+@pytest.fixture(scope="module")
+def ray_folder() -> Iterator[Path]:
+    """Where Ray keeps its sockets: their paths must be short."""
+    folder = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def cluster(ray_folder: Path) -> Iterator[None]:
+    import ray
+
+    before = dict(os.environ)
+    os.environ["RAY_TMPDIR"] = str(ray_folder)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+    assert connect("local", 2)
+    yield
+    ray.shutdown()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def where(runs: Path) -> Where:
+    return Where(runs=runs)
+
+
+def wait_for(what: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+    until = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.1)
+    return found
+
+
+def plan_of(where: Where, manifest: str, name: str, **more: Any) -> TrialPlan:
+    uri = where.tracker("small").uri
+    settings = {"method": "clip4clip", "stream": manifest, "method.lr": 4e-6}
+    return TrialPlan(
+        name, str(where.runs), "", uri, None, str(where.folder(name)), settings, cpus_per_worker=0.9, **more
+    )
+
+
+def commits(runs: Path) -> Store:
+    return Store.open(str(runs / "store"), runs / "cache")
+
+
+class Finished:
+    """The commits that trials add to a runs folder, whose zero-shot curves and runs are there before."""
+
+    def __init__(self, runs: Path) -> None:
+        self.store = commits(runs)
+        self._before = set(self.store.list("commits"))
+
+    def __call__(self, task: int) -> list[str]:
+        new = set(self.store.list("commits")) - self._before
+        return [key for key in new if key.endswith(f"task_{task:03d}") and not key.startswith("zero-")]
+
+
+def without_times(commit: dict[str, Any]) -> dict[str, Any]:
+    """A commit without what may differ between two runs of the same: the seconds."""
+    return {**commit, "record": {name: v for name, v in commit["record"].items() if name != "seconds"}}
+
+
+def assert_equals_an_unbroken_run(runs: Path, settings: dict[str, Any], manifest: str, tmp_path: Path) -> None:
+    """The last commit of a run under Ray is, digests of weights and galleries included, that of a bare process."""
+    other = tmp_path / "unbroken"
+    shutil.copytree(runs, other, ignore=shutil.ignore_patterns("commits", "weights", "gallery", "sweeps", "mlflow*"))
+    stream = load_stream(manifest, other)
+    experiment = resolve(settings, stream.settings)
+    result = execute(experiment, Places(other))
+    key = f"{result.key}/task_{len(stream.tasks):03d}"
+    assert without_times(commits(runs).get_json("commits", key)) == without_times(
+        commits(other).get_json("commits", key)
+    )
+
+
+def steps(tracker: Tracker, run: RunRecord, key: str) -> list[int]:
+    return sorted(metric.step for metric in tracker.client.get_metric_history(run.run_id, key))
+
+
+# ---------------------------------------------------------------------------------------------- one cluster
+
+
+def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(cluster, where, manifest, capsys):
+    import ray
+    from ray.util import placement_group_table
+
+    request = SweepRequest(
+        method="clip4clip",
+        stream=manifest,
+        name="s",
+        overrides={"optim.weight_decay": "0.2", "method.train_scale": "true", "method.frame_norm": "none"},
+        search={"searcher": "grid", "scheduler": "asha"},
+        space=("method.lr=0,1e-6,1e-3,3e-3",),  # with optim.lr_scale=50 the last two destroy the backbone
+        seeds=1,
+        baselines=("zero_shot",),
+    )
+    text = sweep(request, where)
+
+    said = capsys.readouterr().err
+    assert "4 by grid, scheduler asha; 2 at once" in said
+    assert said.count("stopped after task 2: others do better") == 2  # one task of three videos tells nothing yet
+    assert "2 complete, 2 stopped early, 0 failed" in text
+    assert "| zero\\_shot" in text
+    assert "settings are the best of 4 trials" in text
+    wait_for(lambda: all(group["state"] == "REMOVED" for group in placement_group_table().values()), 60)
+    wait_for(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"], 60)
+
+    tracker = where.tracker()
+    parent = tracker.find_sweep("s")
+    assert parent is not None
+    assert (parent.status, parent.tags["ctvr.complete_trials"]) == ("FINISHED", "2")
+    trials = tracker.find_runs(sweep="s")
+    assert [run.status for run in trials] == ["FINISHED"] * 4
+    assert {run.tags["mlflow.parentRunId"] for run in trials} == {parent.run_id}
+    complete = [run for run in trials if run.tags.get("ctvr.complete")]
+    stopped = [run for run in trials if run.tags.get("ctvr.stopped")]
+    assert {float(run.settings["method.lr"]) for run in stopped} == {1e-3, 3e-3}
+    assert len(complete) == 2
+    for run in complete:
+        assert steps(tracker, run, GAIN) == steps(tracker, run, "stream/t2v/bwf") == [1, 2, 3]
+        assert steps(tracker, run, "task_02/t2v/r1") == [2, 3]
+        names = {file.path for file in tracker.client.list_artifacts(run.run_id)}
+        assert {"config.json", "environment.json", "matrix_own.json", "matrix_union.png", "ranks.json"} <= names
+
+    # The same rerun again has nothing to do, and makes the same table
+    again = rerun("s", where, 1, 1, ("zero_shot",))
+    assert "2 runs, 2 of them complete already" in capsys.readouterr().err
+    assert again in text
+
+
+def test_a_killed_worker_goes_on_from_its_last_task_to_the_same_numbers(cluster, where, manifest, tmp_path):
+    from ray.util.state import list_actors
+
+    def kill_after_the_first_task() -> None:
+        wait_for(lambda: finished(1))
+        workers = list_actors(filters=[("class_name", "=", "RayTrainWorker"), ("state", "=", "ALIVE")])
+        killed.extend(worker.pid for worker in workers)
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+
+    killed: list[int] = []
+    finished = Finished(where.runs)
+    plan = plan_of(where, manifest, "killed")
+    settings = {"optim.epochs": 60}
+    killer = threading.Thread(target=kill_after_the_first_task)
+    killer.start()
+    outcome = run_trials(plan, 3, listed=[settings])
+    killer.join()
+
+    assert len(killed) == 1
+    assert (outcome.complete, outcome.failed) == (1, 0)
+    tracker = where.tracker()
+    (run,) = tracker.find_runs(sweep="killed")
+    assert (run.status, run.tags["ctvr.complete"]) == ("FINISHED", "true")
+    assert steps(tracker, run, GAIN) == [1, 2, 3]
+    assert len(steps(tracker, run, "train/loss/contrastive")) == 3 * 60
+    assert_equals_an_unbroken_run(where.runs, {**plan.settings, **settings}, manifest, tmp_path)
+
+
+def test_two_workers_train_one_model_on_the_batches_of_one(cluster, where, manifest):
+    plan = replace(plan_of(where, manifest, "two"), workers=2)
+    assert run_trials(plan, 3, listed=[{"seed": 3}]).complete == 1
+    (run,) = where.tracker().find_runs(sweep="two")
+    for key in ("stream/t2v/r1", "stream/v2t/r1", GAIN):
+        assert all(math.isfinite(value) for _, value in run.metrics[key])
+        assert [step for step, _ in run.metrics[key]] == [1, 2, 3]
+    alone = execute(
+        resolve({**plan.settings, "seed": 3}, load_stream(manifest, where.runs).settings), Places(where.runs)
+    )
+    expected = [row["train/loss/contrastive"] for row in alone.record.training]
+    assert [value for _, value in run.metrics["train/loss/contrastive"]] == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_loss_without_number_fails_once_and_says_why(cluster, where, manifest, capsys):
+    plan = replace(plan_of(where, manifest, "diverged"), settings={"method": "clip4clip", "stream": manifest})
+    settings = {"method.lr": 1e3, "optim.lr_scale": 1e9}
+    outcome = run_trials(plan, 3, listed=[settings])
+    assert (outcome.complete, outcome.failed, outcome.unfinished) == (0, 1, 0)
+    said = [line for line in capsys.readouterr().err.splitlines() if "failed" in line]
+    label = label_of({**plan.settings, **settings})
+    assert len(said) == 1
+    assert f"trial 1/1 {label}  failed: task_01, epoch" in said[0]
+    assert "Lower the learning rates" in said[0]
+    (run,) = where.tracker().find_runs(sweep="diverged")
+    assert run.status == "FAILED"
+    assert "no finite number" in run.tags["ctvr.error"]
+
+
+# ------------------------------------------------------------------------------------- a driver that is killed
+
+
+def running(processes: set[int]) -> set[int]:
+    listed = subprocess.run(["ps", "-e", "-o", "pid=,stat="], capture_output=True, text=True, check=True).stdout
+    alive = {int(pid) for pid, state in (line.split()[:2] for line in listed.splitlines()) if "Z" not in state}
+    return processes & alive
+
+
+def is_training(command: subprocess.Popen[str]) -> bool:
+    return any(title.startswith(TITLES["worker"]) for title in below(command.pid).values())
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[str]]]:
+    """Commands that a test started: none outlives it."""
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def start(where: Where, ray_folder: Path, *words: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "RAY_TMPDIR": str(ray_folder), "PYTHONPATH": str(REPOSITORY)}
+    environment.pop("RAY_API_SERVER_ADDRESS", None)
+    command = [sys.executable, "-m", "orchestrator", "sweep", "--runs", str(where.runs), *words]
+    return subprocess.Popen(
+        command, env=environment, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_a_driver_that_is_killed_and_one_that_is_interrupted_are_resumed_to_the_same_numbers(
+    where, manifest, tmp_path, started
+):
+    ray_folder = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))
+    finished = Finished(where.runs)
+    first = start(
+        where,
+        ray_folder,
+        *("--name", "s", "--method", "clip4clip", "--stream", manifest, "--searcher", "grid", "--seeds", "0"),
+        *("--space", "method.lr=0,4e-6", "--scheduler", "none", "--local-cpus", "2"),
+        *("optim.weight_decay=0.2", "method.train_scale=true", "method.frame_norm=none", "optim.epochs=40"),
+    )
+    started.append(first)
+    wait_for(lambda: finished(1) or first.poll() is not None)
+    first.kill()
+    assert first.wait() == -signal.SIGKILL, first.communicate()
+
+    # At once: what Ray has left behind may still be dying, and a worker may finish one more task
+    second = start(where, ray_folder, "--resume", "s")
+    started.append(second)
+    wait_for(lambda: (is_training(second) and finished(2)) or second.poll() is not None)
+    second.send_signal(signal.SIGINT)
+    out, err = second.communicate(timeout=PATIENCE)
+    assert second.returncode == 130, err
+    assert out == ""
+    assert err.splitlines()[-1] == (
+        f"ctvr: sweep s is not finished; its finished tasks are kept. Go on with: ctvr sweep --resume s "
+        f"--runs {where.runs}"
+    )
+    assert "Traceback" not in err
+
+    third = start(where, ray_folder, "--resume", "s")
+    started.append(third)
+    children: set[int] = set()
+    wait_for(lambda: third.poll() is not None or children.update(below(third.pid)), 2 * PATIENCE)
+    out, err = third.communicate(timeout=PATIENCE)
+    assert third.returncode == 0, err
+    assert "2 complete, 0 stopped early, 0 failed" in out
+    assert "0 decoded: all are in the store" in err
+    wait_for(lambda: not running(children))  # and no process outlives the command
+
+    tracker = where.tracker()
+    runs = tracker.find_runs(sweep="s")
+    assert [run.status for run in runs] == ["FINISHED"] * 2
+    for run in runs:
+        assert steps(tracker, run, GAIN) == [1, 2, 3]
+        assert len(steps(tracker, run, "train/loss/contrastive")) == 3 * 40
+        assert_equals_an_unbroken_run(where.runs, run.settings, manifest, tmp_path / run.run_id)
+    shutil.rmtree(ray_folder, ignore_errors=True)

@@ -1,0 +1,81 @@
+"""A whole table on a real Ray: rows share the cluster, one that fails does not end it, and resuming repeats nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.jobs.deployment import Where
+from orchestrator.jobs.session import FailedRuns
+from orchestrator.jobs.sweep import resume
+from orchestrator.jobs.sweep_table import TableRequest, sweep_table
+from orchestrator.on_ray.connection import connect
+from orchestrator.tables.presets import parse_preset
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+LOST = {"name": "lora", "settings": {"optim.lr_scale": 1e12}}  # every trial of which diverges
+
+
+@pytest.fixture
+def cluster() -> Iterator[None]:
+    import ray
+
+    before = dict(os.environ)
+    folder = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # of sockets, whose paths must be short
+    os.environ["RAY_TMPDIR"] = str(folder)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+    assert connect("local", 2)
+    yield
+    ray.shutdown()
+    os.environ.clear()
+    os.environ.update(before)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_every_row_is_searched_and_rerun_and_a_row_that_fails_does_not_end_the_table(cluster, runs, manifest, capsys):
+    where = Where(runs=runs)
+    data = {"title": "Two rows and a lost one", "protocol": "ctvr", "stream": manifest, "seeds": 1}
+    rows = [LOST, {"name": "clip4clip", "notes": ["as in its paper"]}, {"name": "zero_shot", "searched": False}]
+    preset = parse_preset({**data, "search": {"trials": 2}, "rows": rows})
+    request = TableRequest("t", manifest, preset, {"optim.epochs": "1"})
+    with pytest.raises(FailedRuns, match="rows without a winner, missing in the table: lora") as ended:
+        sweep_table(request, where)
+    text, said = str(ended.value), capsys.readouterr().err
+
+    assert "2 for each row, 4 in all, by tpe, scheduler asha; 2 at once" in said
+    assert len(re.findall(r"trial \d/4 lora  failed: task_01, epoch 1: the (?:loss|gradient) is no finite", said)) == 2
+    assert "lora: 0 complete, 0 stopped early, 2 failed; no trial is complete" in said
+    assert "small: Two rows and a lost one" in text
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    assert [line.split()[1].split("<")[0] for line in lines[2:]] == ["clip4clip", "zero\\_shot"]  # the table's order
+    assert lines[0].endswith("| Seeds | Trials | Time |")
+    assert "settings are the best of 2 trials by R@1 gain over zero-shot on val videos" in text
+    assert "as in its paper" in text
+
+    tracker = where.tracker()
+    for name, status in (("t", "FAILED"), ("t-lora", "FAILED"), ("t-clip4clip", "FINISHED")):
+        parent = tracker.find_sweep(name)
+        assert parent is not None
+        assert parent.status == status
+    searched = tracker.find_runs(sweep="t-clip4clip")
+    assert len(searched) == 2
+    assert {run.settings["evaluation.split"] for run in searched} == {"val"}
+    final = {run.tags["ctvr.rerun_of"] for run in tracker.find_runs(tags={"ctvr.role": "final"})}
+    assert final == {"t"}
+
+    # Resumed, the lost row is tried again; of the others nothing is run, and the table is the same
+    with pytest.raises(FailedRuns) as again:
+        resume("t", where)
+    said = capsys.readouterr().err
+    assert "2 runs, 2 of them complete already" in said
+    assert "clip4clip  task" not in said
+    assert str(again.value) == text
+    assert len(tracker.find_runs(sweep="t-clip4clip")) == 2

@@ -1,0 +1,135 @@
+"""Which failures of a trial are tried again, and what is said of them: without a cluster."""
+
+from __future__ import annotations
+
+import pickle
+import platform
+import subprocess
+import sys
+
+import pytest
+from ray.exceptions import ActorDiedError
+from ray.train import ControllerError, WorkerGroupError
+from ray.train.backend import BackendConfig
+from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, WorkerGroupStartupTimeoutError
+
+from orchestrator.config import ConfigError
+from orchestrator.learning.loop import Diverged
+from orchestrator.on_ray.trial import (
+    TrialFailed,
+    TrialPlan,
+    _backend,
+    _check_sources,
+    _EndOnMistake,
+    _Trainer,
+    explain,
+    is_final,
+)
+
+
+def wrapped(error: Exception) -> UserExceptionWithTraceback:
+    return UserExceptionWithTraceback(error, f"Traceback\n  many lines\n{error}")
+
+
+@pytest.mark.parametrize(
+    ("error", "final"),
+    [
+        (ConfigError("x"), True),
+        (Diverged("x"), True),
+        (TypeError("x"), True),
+        (RuntimeError("connection closed by peer"), False),
+        (OSError("disk"), False),
+        (MemoryError(), False),
+    ],
+)
+def test_only_what_would_come_again_is_final(error, final):
+    assert is_final(error) is final
+
+
+def test_a_mistake_of_the_user_ends_the_run_at_once_with_its_own_line():
+    callback = _EndOnMistake()
+    with pytest.raises(ControllerError) as raised:
+        callback.after_exception(None, {0: wrapped(RuntimeError("gloo")), 1: wrapped(ConfigError("a: is wrong."))})
+    found = explain(pickle.loads(pickle.dumps(raised.value)))
+    assert (str(found), found.is_final) == ("a: is wrong.", True)
+
+
+def test_a_lost_worker_is_tried_again():
+    _EndOnMistake().after_exception(None, {0: wrapped(RuntimeError("gloo")), 1: ActorDiedError()})
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "final"),
+    [
+        (WorkerGroupError("", {0: wrapped(Diverged("task_01: no number."))}), "task_01: no number.", True),
+        (WorkerGroupError("", {0: wrapped(KeyError("a"))}), "KeyError: 'a'", False),
+        (
+            WorkerGroupError("", {0: wrapped(RuntimeError("peer")), 1: wrapped(ValueError("first\nsecond"))}),
+            "ValueError: first",
+            True,
+        ),
+        (ControllerError(WorkerGroupStartupTimeoutError(2)), "WorkerGroupStartupTimeoutError: ", False),
+    ],
+)
+def test_a_failed_run_is_explained_in_one_line(error, reason, final):
+    found = explain(error)
+    assert str(found).startswith(reason)
+    assert "\n" not in str(found)
+    assert found.is_final is final
+
+
+def test_the_worker_that_died_is_named_before_those_that_lost_it():
+    found = explain(WorkerGroupError("", {0: wrapped(RuntimeError("peer")), 1: ActorDiedError()}))
+    assert str(found).startswith("ActorDiedError")
+
+
+def test_a_failure_survives_the_way_between_processes():
+    again = pickle.loads(pickle.dumps(TrialFailed("why", is_final=True)))
+    assert (str(again), again.is_final) == ("why", True)
+
+
+def test_a_trial_driver_starts_without_the_science():
+    code = (
+        "import sys, orchestrator.on_ray.tune; "
+        "late = ('torch', 'open_clip', 'torchvision', 'mlflow', 'orchestrator.learning.run'); "
+        "print([m for m in late if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def plan(**more) -> TrialPlan:
+    return TrialPlan("s", "/r", "", "uri", None, "/r", **more)
+
+
+def test_a_worker_on_another_host_with_other_sources_refuses():
+    from orchestrator.digests import source_digest
+
+    _check_sources(plan())  # of an older version
+    _check_sources(plan(host="elsewhere", sources=source_digest()))
+    _check_sources(plan(host=platform.node(), sources="0123456789ab"))  # one's own edits while a sweep runs
+    with pytest.raises(ConfigError, match=rf"code: {platform.node()} has other sources .*elsewhere.*Run `ray up`"):
+        _check_sources(plan(host="elsewhere", sources="0123456789ab"))
+
+
+def test_a_single_process_meets_nobody():
+    """Its trial starts without torch; and where torch's processes meet, it listens on every interface."""
+    assert type(_backend(plan())) is BackendConfig
+    assert _backend(plan(workers=2)).backend == "gloo"
+    assert _backend(plan(workers=2, gpus_per_worker=1)).backend == "nccl"
+    assert _backend(plan(workers=2, gpus_per_worker=0.5)).backend == "gloo"  # NCCL wants a GPU of its own
+
+
+def test_a_trial_starts_no_process_for_ray_datasets():
+    callbacks = _Trainer(print, backend_config=BackendConfig())._create_default_callbacks()
+    names = {type(callback).__name__ for callback in callbacks}
+    assert "DatasetsCallback" not in names
+    assert "PlacementGroupCleanerCallback" in names  # without it stopped trials leak their workers
+
+
+def test_workers_whose_driver_has_ended_are_not_started_again():
+    lost = RuntimeError("The actor is dead because its owner has died. Owner Id: 35ab")
+    with pytest.raises(ControllerError) as error:
+        _EndOnMistake().after_exception(None, {0: lost})
+    assert str(error.value.controller_failure) == "the trial's driver has ended"
+    _EndOnMistake().after_exception(None, {0: RuntimeError("The actor died unexpectedly.")})  # that one starts again

@@ -1,0 +1,194 @@
+"""What is said of trials while they run, and the room they get: without a cluster."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from ray import cloudpickle
+from ray.exceptions import RayTaskError
+
+from orchestrator.config import ConfigError
+from orchestrator.on_ray import watch
+from orchestrator.on_ray.connection import Capacity
+from orchestrator.on_ray.search import GAIN
+from orchestrator.on_ray.trial import TrialFailed, TrialPlan, run_name
+from orchestrator.on_ray.watch import Room, Watcher
+from orchestrator.tracking.tracker import Tracker, prepare
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> TrialPlan:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    return TrialPlan("s", str(tmp_path), "", uri, None, str(tmp_path / "ray"), {"method": "lora"}, ("shapes",))
+
+
+def trial(trial_id: str, error_file: Path | None = None, **config: object) -> SimpleNamespace:
+    return SimpleNamespace(trial_id=trial_id, config=config, pickled_error_file=error_file)
+
+
+def kept(error: Exception, folder: Path) -> Path:
+    """An error as Tune keeps it."""
+    file = folder / "error.pkl"
+    file.write_bytes(cloudpickle.dumps(error))
+    return file
+
+
+def row(task: int, **more: float) -> dict[str, float]:
+    return {"task": task, "stream/t2v/r1": 40.0, GAIN: 3.5, "stream/t2v/bwf": 1.0, "seconds": 2.0, **more}
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [re.sub(r"^\d\d:\d\d:\d\d  ", "", line) for line in capsys.readouterr().err.splitlines()]
+
+
+def test_every_finished_task_is_one_line_however_often_it_is_reported(plan, capsys):
+    watcher = Watcher(plan, 4, 3, 2)
+    for task in (1, 1, 2, 1, 2):
+        watcher.on_trial_result(0, [], trial("a"), row(task))
+    assert lines(capsys) == [
+        "trial 1/4  task 1/3  R@1 40.00  (+3.50 over zero-shot)  BWF 1.00  2.0 s",
+        "trial 1/4  task 2/3  R@1 40.00  (+3.50 over zero-shot)  BWF 1.00  2.0 s",
+    ]
+
+
+def test_a_complete_trial_says_how_long_the_rest_may_take(plan, capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("orchestrator.on_ray.watch.time.monotonic", lambda: now[0])
+    watcher = Watcher(plan, 4, 1, 2)
+    for name in "ab":
+        watcher.on_trial_start(0, [], trial(name))
+    for name, end in (("a", 60.0), ("b", 90.0)):
+        now[0] = end
+        watcher.on_trial_result(0, [], trial(name), row(1))
+        watcher.on_trial_complete(0, [], trial(name))
+    said = [line for line in lines(capsys) if "complete" in line]
+    assert said == [
+        "trial 1/4  complete after 60 s; 3 to go, at most 2 min",
+        "trial 2/4  complete after 90 s; 2 to go, at most 90 s",
+    ]
+
+
+def test_a_stopped_and_a_failed_trial_are_closed_in_mlflow(plan, capsys):
+    prepare(plan.tracking_uri, Path(plan.root), "stream")
+    tracker = Tracker(plan.tracking_uri, Path(plan.root))
+    parent = tracker.open_sweep("s", "stream", {})
+    ids = {}
+    for trial_id in ("a_0", "a_1", "a_10"):
+        tags = {"ctvr.trial": run_name(plan, {}, trial_id)}
+        ids[trial_id] = tracker.open_run("stream", trial_id, {}, parent, tags)
+    watcher = Watcher(plan, 3, 3, 2)
+    watcher.on_trial_result(0, [], trial("a_1"), row(1))
+    watcher.on_trial_complete(0, [], trial("a_1"))
+    watcher.on_trial_error(0, [], trial("a_0", kept(TrialFailed("data.x: is wrong."), Path(plan.root))))
+    runs = {run.run_id: run for run in Tracker(plan.tracking_uri, Path(plan.root)).find_runs(sweep="s")}
+    assert (runs[ids["a_1"]].status, runs[ids["a_1"]].tags["ctvr.stopped"]) == ("FINISHED", "asha after task 1")
+    assert (runs[ids["a_0"]].status, runs[ids["a_0"]].tags["ctvr.error"]) == ("FAILED", "data.x: is wrong.")
+    assert runs[ids["a_10"]].status == "RUNNING"
+    assert lines(capsys)[1:] == [
+        "trial 1/3  stopped after task 1: others do better",
+        "trial 2/3  failed: data.x: is wrong.",
+    ]
+
+
+def test_a_tracking_server_that_is_away_does_not_end_the_sweep(plan):
+    away = replace(plan, tracking_uri="http://127.0.0.1:9")
+    watcher = Watcher(away, 1, 3, 1)
+    watcher.on_trial_result(0, [], trial("a"), row(1))
+    watcher.on_trial_complete(0, [], trial("a"))
+
+
+def test_a_resumed_watcher_goes_on_counting(plan, capsys):
+    first, second = Watcher(plan, 2, 3, 1), Watcher(plan, 2, 3, 1)
+    first.on_trial_result(0, [], trial("a"), row(1))
+    second.set_state(first.get_state())
+    second.on_trial_result(0, [], trial("a"), row(1))
+    second.on_trial_result(0, [], trial("b"), row(1))
+    assert [line[:9] for line in lines(capsys)] == ["trial 1/2", "trial 2/2"]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (TrialFailed("optim.lr: is too high."), "optim.lr: is too high."),
+        (RuntimeError("first\nsecond"), "RuntimeError: first"),
+        (RayTaskError("f", "Traceback", TrialFailed("why")), "why"),
+        (ValueError(), "ValueError"),
+    ],
+)
+def test_a_failure_is_said_in_one_line(plan, capsys, tmp_path, error, reason):
+    Watcher(plan, 1, 1, 1).on_trial_error(0, [], trial("a", kept(error, tmp_path)))
+    Watcher(plan, 1, 1, 1).on_trial_error(0, [], trial("a"))
+    assert lines(capsys) == [f"trial 1/1  failed: {reason}", "trial 1/1  failed: no reason was recorded"]
+
+
+def test_trials_of_a_table_are_named_by_their_row_and_closed_in_its_sweep(plan, capsys):
+    prepare(plan.tracking_uri, Path(plan.root), "stream")
+    tracker = Tracker(plan.tracking_uri, Path(plan.root))
+    plans = {row: replace(plan, sweep=f"t-{row}", settings={"method": row}) for row in ("lora", "lwf")}
+    ids = {}
+    for row, made in plans.items():
+        parent = tracker.open_sweep(made.sweep, "stream", {})
+        ids[row] = tracker.open_run("stream", row, {}, parent, {"ctvr.trial": run_name(made, {"row": row}, "1")})
+    watcher = Watcher(plans, 2, 3, 2)
+    failed = trial("1", kept(TrialFailed("why"), Path(plan.root)), row="lwf", settings={})
+    watcher.on_trial_error(0, [], failed)
+    assert lines(capsys) == ["trial 1/2 lwf  failed: why"]
+    runs = {run.run_id: run.status for run in Tracker(plan.tracking_uri, Path(plan.root)).find_runs()}
+    assert runs == {ids["lora"]: "RUNNING", ids["lwf"]: "FAILED"}
+
+
+# ------------------------------------------------------------------------------------------------ the room
+
+
+@pytest.fixture
+def cluster(monkeypatch) -> SimpleNamespace:
+    """A cluster whose room, clock and requests are the test's."""
+    made = SimpleNamespace(room=2, now=0.0, asked=[])
+
+    def capacity(plan: TrialPlan, most: int | None) -> Capacity:
+        if not made.room:
+            raise ConfigError("nothing fits")
+        return Capacity(8, 0, min(made.room, most or made.room))
+
+    monkeypatch.setattr(watch, "capacity", capacity)
+    monkeypatch.setattr(watch, "ask_for_room", lambda plan, trials: made.asked.append(trials))
+    monkeypatch.setattr(watch.time, "monotonic", lambda: made.now)
+    return made
+
+
+def test_nodes_that_join_are_used_and_nodes_that_leave_are_not_waited_for(plan, cluster):
+    limiter = SimpleNamespace(max_concurrent=2)
+    room = Room(plan, limiter)
+    for seconds, there, found, limit in [
+        (0, 2, None, 2),
+        (5, 4, None, 2),
+        (20, 4, 4, 4),
+        (40, 1, 1, 1),
+        (60, 0, None, 1),
+    ]:
+        cluster.now, cluster.room = float(seconds), there
+        assert room.look(8) == found
+        assert limiter.max_concurrent == limit
+
+
+def test_an_autoscaler_is_asked_for_the_trials_that_are_left_and_in_the_end_for_nothing(plan, cluster):
+    room = Room(plan, SimpleNamespace(max_concurrent=2), most=3)
+    for seconds, left in [(0, 8), (20, 8), (40, 2), (60, 2)]:
+        cluster.now = float(seconds)
+        room.look(left)
+    room.close()
+    assert cluster.asked == [3, 2, 0]  # the same is not asked twice
+
+
+def test_the_watcher_says_when_there_is_more_room(plan, cluster, capsys):
+    limiter = SimpleNamespace(max_concurrent=2)
+    watcher = Watcher(plan, 4, 3, 2, Room(plan, limiter))
+    watcher.on_step_begin(0, [])
+    cluster.now, cluster.room = 20.0, 4
+    watcher.on_step_begin(1, [])
+    assert lines(capsys) == ["the cluster has room for 4 trials at once now"]
+    assert watcher.concurrent == 4

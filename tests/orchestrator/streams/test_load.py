@@ -1,0 +1,308 @@
+"""Manifests become Streams; what is wrong with one is said in one line."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config import ConfigError
+from orchestrator.streams.load import (
+    Stream,
+    available_streams,
+    check_videos,
+    describe,
+    load_stream,
+    missing_videos,
+    parse_manifest,
+    without,
+)
+
+
+def item(video: str, category: str, *captions: str, **more: Any) -> dict[str, Any]:
+    return {"video": video, "path": f"clips/{video}.mp4", "category": category, "captions": list(captions), **more}
+
+
+@pytest.fixture
+def manifest() -> dict[str, Any]:
+    return {
+        "format": 1,
+        "name": "tiny",
+        "protocol": "ctvr",
+        "paper": "msrvtt-10",
+        "settings": {"data.num_frames": 4},
+        "videos": "videos",
+        "tasks": [
+            {
+                "name": "task_01",
+                "categories": ["dogs", "cats"],
+                "train": [item("a", "dogs", "a dog", "one dog"), item("b", "cats", "a cat", segment=[0, 2.5])],
+                "val": [],
+                "test": [item("c", "dogs", "the dog"), item("d", "cats", "the cat", twin="c")],
+            },
+            {
+                "name": "task_02",
+                "categories": ["birds", "dogs"],
+                "train": [item("e", "birds", "a bird")],
+                "val": [],
+                "test": [item("f", "birds", "the bird"), item("g", "dogs", "a hound")],
+            },
+        ],
+    }
+
+
+def write(manifest: Any, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(manifest if isinstance(manifest, str) else json.dumps(manifest))
+    return path
+
+
+def with_files(stream: Stream) -> None:
+    for task in stream.tasks:
+        for entry in (*task.train, *task.val, *task.test):
+            Path(entry.path).parent.mkdir(parents=True, exist_ok=True)
+            Path(entry.path).write_bytes(b"x")
+
+
+def test_categories_stand_in_the_order_of_their_first_appearance(manifest: dict[str, Any]) -> None:
+    stream = parse_manifest(manifest, "m", Path("/base"))
+    assert stream.categories == ("dogs", "cats", "birds")
+    assert [stream.category_index(name) for name in stream.categories] == [0, 1, 2]
+
+
+def test_every_caption_of_every_video_is_a_pair(manifest: dict[str, Any]) -> None:
+    stream = parse_manifest(manifest, "m", Path("/base"))
+    assert stream.pairs(0, "train") == [(0, 0), (0, 1), (1, 0)]
+    assert [entry.video for entry in stream.items(1, "test")] == ["f", "g"]
+    assert stream.items(0, "train")[1].segment == (0.0, 2.5)
+    with pytest.raises(ConfigError, match="Did you mean 'test'"):
+        stream.items(0, "tset")
+
+
+def test_digest_ignores_places_names_and_settings_and_nothing_else(manifest: dict[str, Any]) -> None:
+    digest = parse_manifest(manifest, "m", Path("/base")).digest
+    moved = copy.deepcopy(manifest) | {"name": "other", "settings": {}, "paper": None, "videos": "/elsewhere"}
+    moved["tasks"][0]["train"][0]["path"] = "other/place.mkv"
+    assert parse_manifest(moved, "x", Path("/other")).digest == digest
+
+    def changed(change: Any) -> str:
+        other = copy.deepcopy(manifest)
+        change(other["tasks"])
+        return parse_manifest(other, "m", Path("/base")).digest
+
+    changes = [
+        lambda tasks: tasks[0]["train"][0].update(video="z"),
+        lambda tasks: tasks[0]["train"][0]["captions"].append("more"),
+        lambda tasks: tasks[0]["train"][1].update(segment=[0, 2]),
+        lambda tasks: tasks[0]["train"][0].update(category="cats"),
+        lambda tasks: tasks[0]["categories"].reverse(),
+        lambda tasks: tasks[0]["val"].append(tasks[0]["test"].pop(1)) or tasks[1]["val"].append(tasks[1]["test"].pop()),
+        lambda tasks: tasks[0]["test"][1].update(twin=None),
+        lambda tasks: tasks.reverse(),
+    ]
+    digests = [changed(change) for change in changes]
+    assert len({digest, *digests}) == len(changes) + 1
+
+
+def test_a_stream_survives_pickling_as_ray_needs(manifest: dict[str, Any]) -> None:
+    stream = parse_manifest(manifest, "m", Path("/base"))
+    again = pickle.loads(pickle.dumps(stream))
+    assert again == stream
+    assert again.digest == stream.digest
+
+
+def test_tables_are_marked_when_there_is_no_validation_split(manifest: dict[str, Any]) -> None:
+    stream = parse_manifest(manifest, "m", Path("/base"))
+    assert not stream.has_val
+    assert "no validation split" in stream.settings_mark
+    for number, task in enumerate(manifest["tasks"]):
+        task["val"] = [item(f"v{number}", task["categories"][0], "something")]
+    stream = parse_manifest(manifest, "m", Path("/base"))
+    assert stream.has_val
+    assert stream.settings_mark == ""
+
+
+def put(path: str, value: Any) -> Any:
+    """A change of the manifest: the value at a dotted path, or its removal (`...`)."""
+
+    def change(manifest: dict[str, Any]) -> None:
+        *parents, last = [int(key) if key.isdecimal() else key for key in path.split(".")]
+        place: Any = manifest
+        for key in parents:
+            place = place[key]
+        if value is ...:
+            del place[last]
+        else:
+            place[last] = value
+
+    return change
+
+
+TRAIN = "tasks.0.train.0"
+BAD = [
+    (put(f"{TRAIN}.captions", ["a", " "]), r"task_01: train: video 'a': captions\[1\]: is empty\. Write"),
+    (put(f"{TRAIN}.captions", []), "task_01: train: video 'a': captions: is empty"),
+    (put(f"{TRAIN}.captions", "a dog"), "captions: is text, not a list"),
+    (put(f"{TRAIN}.captions", [1]), r"captions\[0\]: is a number, not text"),
+    (put(f"{TRAIN}.captions", ["\ud800"]), "half a surrogate"),
+    (
+        put(f"{TRAIN}.video", "b"),
+        r"task_01: train: video 'b': this id is also in task_01: train \(a duplicate\)\. Keep",
+    ),
+    (put("tasks.1.test.0.video", "a"), r"task_02: test: video 'a': this id is also in task_01: train \(a leak"),
+    (put("tasks.1.test.0.path", "clips/a.mp4"), "its file and segment are also in task_01: train"),
+    (put(f"{TRAIN}.video", ""), "video: is empty"),
+    (put(f"{TRAIN}.video", "a\nb"), "cannot be printed"),
+    (put(f"{TRAIN}.video", ...), "train: item no. 1: field 'video' is missing"),
+    (put(f"{TRAIN}.category", "dog"), "'dog' is not a category of its task. Did you mean 'dogs'"),
+    (put(f"{TRAIN}.segment", [3, 3]), r"segment: \[3, 3\] is no stretch of time\. Write \[start, end\]"),
+    (put(f"{TRAIN}.segment", [-1, 3]), "no stretch of time"),
+    (put(f"{TRAIN}.segment", [0, float("nan")]), "no stretch of time"),
+    (put(f"{TRAIN}.segment", [0, 10**400]), "no stretch of time"),
+    (put(f"{TRAIN}.segment", [0]), "not a pair of numbers"),
+    (put(f"{TRAIN}.segment", [False, True]), "not a pair of numbers"),
+    (put(f"{TRAIN}.path", "../x.mp4"), "leads out of the videos folder"),
+    (put(f"{TRAIN}.path", "/etc/passwd"), "leads out of the videos folder"),
+    (put(f"{TRAIN}.path", "."), "leads out of the videos folder"),
+    (put(f"{TRAIN}.twin", "nobody"), "twin: no video is called 'nobody'"),
+    (put(f"{TRAIN}.caption", "x"), "unknown field 'caption'. Did you mean 'captions'"),
+    (put(TRAIN, 3), "train: item no. 1: is a number, not an object"),
+    (put("tasks.0.train", []), "task_01: train: has no videos. Add"),
+    (put("tasks.0.test", []), "task_01: test: has no videos"),
+    (put("tasks.0.categories", ["dogs", "dogs"]), "task_01: categories: is empty or repeats"),
+    (put("tasks.1.name", "task_01"), "2 tasks have this name"),
+    (put("tasks.0.val", [item("v", "dogs", "x")]), "task_02: val: is empty while other tasks have one"),
+    (put("tasks", []), "tasks: is empty"),
+    (put("tasks", {}), "tasks: is an object, not a list"),
+    (put("format", 2), "format: is not 1"),
+    (put("protocol", "cil"), "protocol: is 'cil'. Write 'ctvr' or 'cvlm'"),
+    (put("settings", {"data": {}}), "settings: data: is an object"),
+    (put("name", ...), "field 'name' is missing"),
+    (put("taks", []), "unknown field 'taks'. Did you mean 'tasks'"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD, ids=[message[:50] for _, message in BAD])
+def test_what_is_wrong_is_said_in_one_line(manifest: dict[str, Any], tmp_path: Path, change: Any, message: str) -> None:
+    change(manifest)
+    path = write(manifest, tmp_path / "m.json")
+    with pytest.raises(ConfigError, match=message) as error:
+        load_stream(path, tmp_path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"format": 1,\n "name": }', "line 2: not JSON"),
+        ("", "line 1: not JSON"),
+        ("[" * 100_000, "nested too deeply|not JSON"),
+        ('{"format": 1, "format": 1}', "key 'format' is given twice"),
+        ('{"format": ' + "9" * 5000 + "}", "not usable JSON"),
+        ("[]", "is a list, not an object"),
+    ],
+)
+def test_a_file_that_is_no_manifest_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    path = write(text, tmp_path / "m.json")
+    with pytest.raises(ConfigError, match=message) as error:
+        load_stream(path, tmp_path)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_binary_and_absent_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "m.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_stream(tmp_path / "m.json", tmp_path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_stream(tmp_path / "none.json", tmp_path)
+
+
+def test_streams_are_found_by_name_and_unknown_names_get_a_suggestion(manifest: dict[str, Any], tmp_path: Path) -> None:
+    write(manifest, tmp_path / "streams" / "holiday.json")
+    assert load_stream("holiday", tmp_path).name == "tiny"
+    assert available_streams(tmp_path) == ["shapes-5", "shapes-10", "shapes-20", "shapes-cvlm", "holiday"]
+    with pytest.raises(ConfigError, match=r"'holidya'.*Did you mean 'holiday'\? All: shapes-5, .*holiday"):
+        load_stream("holidya", tmp_path)
+    with pytest.raises(ConfigError, match=r"'msrvtt-10'.*ctvr streams import"):
+        load_stream("msrvtt-10", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["shapes-5", "shapes-cvlm"])
+def test_embedded_streams_are_rendered_below_the_root(
+    manifest: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    asked: list[Any] = []
+    fake = types.ModuleType("orchestrator.shapes.stream")
+    del manifest["videos"]
+    fake.render_stream = lambda root, tasks: asked.append(tasks) or manifest  # type: ignore[attr-defined]
+    fake.render_cvlm = lambda root: asked.append("cvlm") or manifest  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "orchestrator.shapes.stream", fake)
+    monkeypatch.setattr("orchestrator.shapes.stream", fake, raising=False)
+    stream = load_stream(name, tmp_path)
+    assert asked == [{"shapes-5": 5, "shapes-cvlm": "cvlm"}[name]]
+    assert stream.tasks[0].train[0].path == str(tmp_path / "clips" / "a.mp4")
+
+
+def test_the_videos_folder_is_relative_to_the_manifest_or_given(manifest: dict[str, Any], tmp_path: Path) -> None:
+    path = write(manifest, tmp_path / "deep" / "m.json")
+    assert load_stream(path, tmp_path).items(0, "train")[0].path == str(tmp_path / "deep/videos/clips/a.mp4")
+    other = load_stream(path, tmp_path, videos=tmp_path / "disk")
+    assert other.items(0, "train")[0].path == str(tmp_path / "disk/clips/a.mp4")
+
+
+def test_videos_are_found_with_another_extension_or_as_frames(manifest: dict[str, Any], tmp_path: Path) -> None:
+    clips = tmp_path / "videos" / "clips"
+    (clips / "b").mkdir(parents=True)
+    (clips / "b" / "frame_1.png").touch()
+    (clips / "c").mkdir()  # no frames in it
+    (clips / "a.webm").touch()
+    for name in "defg":
+        (clips / f"{name}.mp4").touch()
+    stream = parse_manifest(manifest, "m", tmp_path)
+    assert [Path(entry.path).name for entry in stream.items(0, "train")] == ["a.webm", "b"]
+    assert [entry.video for entry in missing_videos(stream)] == ["c"]
+
+
+def test_missing_videos_are_reported_with_what_they_do_to_the_numbers(manifest: dict[str, Any], tmp_path: Path) -> None:
+    stream = parse_manifest(manifest, "m", tmp_path)
+    with_files(stream)
+    assert check_videos(stream) == "tiny: all 7 videos are in place."
+    for name in ("a", "c"):
+        (tmp_path / "videos" / "clips" / f"{name}.mp4").unlink()
+    report = check_videos(stream)
+    assert "2 of 7 videos are missing (train 1 of 3, test 1 of 4)" in report
+    assert "a (task_01 train), c (task_01 test)" in report
+    assert "from 4 to 3 videos: R@k rises as the gallery shrinks" in report
+    assert "not comparable with the paper" in report
+    assert "data.skip_missing=true" in report
+
+
+def test_leaving_videos_out_changes_the_digest_and_is_marked(manifest: dict[str, Any], tmp_path: Path) -> None:
+    stream = parse_manifest(manifest, "m", tmp_path)
+    assert without(stream, []) is stream
+    less = without(stream, [stream.items(0, "test")[0]])
+    assert [entry.video for entry in less.items(0, "test")] == ["d"]
+    assert less.items(0, "test")[0].twin is None
+    assert less.digest != stream.digest
+    assert less.paper is None
+    assert "1 missing videos left out" in less.settings_mark
+    assert less.categories == stream.categories
+
+
+def test_a_task_is_never_left_without_train_or_test_videos(manifest: dict[str, Any], tmp_path: Path) -> None:
+    stream = parse_manifest(manifest, "m", tmp_path)
+    with pytest.raises(ConfigError, match="all 1 train videos of task_02 in tiny are missing"):
+        without(stream, stream.items(1, "train"))
+
+
+def test_the_description_counts_videos_and_captions(manifest: dict[str, Any]) -> None:
+    text = describe(parse_manifest(manifest, "m", Path("/base")))
+    assert text.splitlines()[0] == "task_01: 2 categories; train 2 videos, 3 captions; test 2 videos, 2 captions"

@@ -1,0 +1,291 @@
+"""Tables come from records alone: who is in, what is averaged, what stands beside it, what is said about it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from orchestrator.config import ConfigError
+from orchestrator.tables.build import build, collect, seconds_of, tables, to_markdown, write
+from orchestrator.tables.paper_numbers import paper_numbers
+from orchestrator.tracking.values import RunRecord
+
+KEYS = ("r1", "r5", "r10", "medr", "meanr", "bwf")
+
+
+def run(
+    method: str = "lwf", seed: int = 0, r1: float = 24.0, tags: dict | None = None, **settings: object
+) -> RunRecord:
+    """A complete run of two tasks."""
+    metrics = {f"stream/t2v/{key}": [(1, r1 + 5), (2, r1 + n)] for n, key in enumerate(KEYS)}
+    metrics |= {
+        "task_01/t2v/r1": [(1, 60.0), (2, 50.0)],
+        "task_01/t2v/r1_own": [(1, 60.0), (2, 58.0)],
+        "task_02/t2v/r1": [(2, 40.0)],
+        "task_02/t2v/r1_own": [(2, 45.0)],
+        "stream/t2v/bwf_union": [(2, 10.0)],
+        "cost/trained_parameters": [(2, 46_800_000.0)],
+        "train/loss/nce": [(900, 0.1)],
+    }
+    full = {"method": method, "stream": "msrvtt-10", "seed": str(seed), "evaluation.split": "test", **settings}
+    full_tags = {"ctvr.complete": "true", "ctvr.stream": "msrvtt-10", "ctvr.protocol": "ctvr", **(tags or {})}
+    return RunRecord(f"{method}-{seed}-{r1}", f"{method}-{seed}", full, metrics, full_tags, "FINISHED", "", seed)
+
+
+PAPER = {"ctvr.paper": "msrvtt-10"}
+
+
+# --- who is in, and what is averaged
+
+
+def test_seeds_of_one_configuration_are_one_row_with_the_sample_deviation():
+    (row,) = collect([run(seed=s, r1=r) for s, r in enumerate((24.0, 25.0, 27.0))])
+    assert row.seeds == ("0", "1", "2")
+    assert row.values["r1"].mean == pytest.approx(np.mean([24, 25, 27]))
+    assert row.values["r1"].std == pytest.approx(np.std([24, 25, 27], ddof=1))
+    assert row.values["bwf"].mean == pytest.approx(row.values["r1"].mean + 5)
+    assert row.values["params_m"].mean == pytest.approx(46.8)
+    assert row.extra["stream/t2v/bwf_union"].mean == 10.0
+    assert "train/loss/nce" not in row.extra
+
+
+def test_one_seed_has_no_deviation():
+    (row,) = collect([run()])
+    assert math.isnan(row.values["r1"].std)
+    assert "24.00 |" in to_markdown(tables([run()]))
+
+
+def test_incomplete_runs_are_left_out_and_counted():
+    records = [run(), run(seed=1, tags={"ctvr.complete": "false"})]
+    assert len(collect(records)[0].runs) == 1
+    assert "1 incomplete runs are left out" in to_markdown(tables(records))
+
+
+def test_a_metric_that_stopped_before_the_last_task_is_not_available():
+    record = run()
+    record.metrics["stream/t2v/bwf"] = [(1, 0.0)]
+    (row,) = collect([record])
+    assert math.isnan(row.values["bwf"].mean)
+    assert "n/a" in to_markdown(tables([record]))
+
+
+def test_a_seed_run_twice_counts_once_the_later_one():
+    early, late = run(seed=3, r1=20.0), run(seed=3, r1=30.0)
+    (row,) = collect([late, RunRecord(**{**vars(early), "started": 1})])
+    assert row.seeds == ("3",)
+    assert row.values["r1"].mean == 30.0
+
+
+def test_other_settings_are_another_row_and_the_label_tells_them_apart():
+    rows = collect([run(**{"method.weight": w, "evaluation.chunk": c}) for w, c in [("1.0", "512"), ("2.0", "64")]])
+    assert [row.label for row in rows] == ["lwf (method.weight=1.0)", "lwf (method.weight=2.0)"]
+    presets = [run(tags={"ctvr.presets": p}, **{"method.weight": w}) for p, w in [("", "1.0"), ("released", "2.0")]]
+    assert [row.label for row in collect(presets)] == ["lwf (paper)", "lwf (released)"]
+
+
+def test_the_upper_bound_is_last_and_zero_shot_first():
+    rows = collect([run(m) for m in ("upper_bound", "a_new_method", "framefusion_moe", "lwf", "zero_shot")])
+    assert [r.method for r in rows] == ["zero_shot", "lwf", "framefusion_moe", "a_new_method", "upper_bound"]
+
+
+def test_streams_get_their_own_tables():
+    made = tables([run(), run(tags={"ctvr.stream": "shapes-5"})])
+    assert [table.stream for table in made] == ["msrvtt-10", "shapes-5"]
+
+
+def test_without_a_complete_run_there_is_no_table():
+    with pytest.raises(ConfigError, match="none of the 1 runs is complete"):
+        build(None, [run(tags={"ctvr.complete": "false"})])  # type: ignore[arg-type]
+
+
+# --- what stands beside it, and what is said about it
+
+
+def test_settings_that_no_paper_publishes_are_named_below_the_table():
+    records = [run(**{"method.weight": "0.5", "base.lr": "1e-06"}), run("zero_shot", r1=20.0)]
+    text = to_markdown(tables(records))
+    assert "set by us, since no paper publishes them for this row: method.weight=0.5, base.lr=1e-06" in text
+    assert text.count("set by us") == 1
+
+
+def test_the_papers_number_and_deviation_stand_beside_ours():
+    (table,) = tables([run("framefusion_moe", tags=PAPER)])
+    assert table.rows[0].paper["r1"].mean == 25.87
+    text = to_markdown(table)
+    assert "*25.87±0.33*" in text
+    assert "arXiv:2503.10111, Table 1" in text
+
+
+def test_no_paper_beside_another_stream_or_validation_numbers():
+    assert not collect([run("framefusion_moe")])[0].paper
+    assert not collect([run("framefusion_moe", tags=PAPER, **{"evaluation.split": "val"})])[0].paper
+    assert not collect([run("a_new_method", tags=PAPER)])[0].paper
+
+
+@pytest.mark.parametrize(
+    ("tags", "settings", "text"),
+    [
+        ({"ctvr.note": "first | second"}, {}, "</sup> second"),
+        ({"ctvr.searched": "lwf:24", "ctvr.selection": "R@1 on val videos"}, {}, "24 trials by R@1 on val videos"),
+        ({}, {"evaluation.select": "best"}, "best-on-test"),
+        ({"ctvr.select_split": "test"}, {"evaluation.select": "best"}, "best-on-test"),
+        ({"ctvr.select_split": "val"}, {"evaluation.select": "best"}, "the best one on the validation videos"),
+        ({"ctvr.select_split": "test"}, {"evaluation.select": "best", "evaluation.split": "val"}, "best-on-test"),
+        ({}, {"evaluation.select": "best", "evaluation.split": "val"}, "the best one on the validation videos"),
+        ({}, {"evaluation.split": "val"}, "measured on validation videos"),
+        ({"ctvr.mark": "no validation split: x"}, {}, "no validation split"),
+        ({"ctvr.transductive": "true"}, {}, "transductive"),
+        ({"ctvr.transductive": "true"}, {}, "video-to-text ranks are as without it"),
+        ({"ctvr.note": "T is 2, the paper has 1"}, {}, "T is 2"),
+        ({"ctvr.searched": "lwf:24"}, {}, "best of 24 trials"),
+        (PAPER, {"backbone.name": "tiny-clip"}, "backbone tiny-clip"),
+    ],
+)
+def test_what_a_reader_must_know_is_said(tags, settings, text):
+    assert text not in to_markdown(tables([run()]))
+    assert text in to_markdown(tables([run(tags=tags, **settings)]))
+
+
+def test_the_search_of_one_method_is_not_said_of_its_baselines():
+    text = to_markdown(tables([run("clip4clip", tags={"ctvr.searched": "lwf:24"})]))
+    assert "best of" not in text
+    assert "| 0 |" in text  # trials of its own
+
+
+def test_a_row_carries_its_trials_and_the_time_of_search_and_reruns():
+    tags = {"ctvr.searched": "lwf:8", "ctvr.search_seconds": "100.5"}
+    records = [run(seed=seed, tags=tags) for seed in (1, 2)]
+    for record in records:
+        record.metrics["cost/seconds_task"] = [(1, 10.0), (2, 5.0)]
+    assert seconds_of(records[0]) == 15.0
+    records[1].tags["ctvr.reused_tasks"] = "1"  # which another run has trained
+    assert seconds_of(records[1]) == 5.0
+    (row,) = collect(records)
+    assert (row.trials, row.seconds) == (8, 120.5)
+    (alone,) = collect([run()])
+    assert alone.trials is None
+
+
+def test_a_table_that_was_preset_has_its_rows_in_its_order_and_its_title():
+    names = ("upper_bound", "lwf", "zero_shot")
+    tags = [{"ctvr.place": f"{place:03d}", "ctvr.table": "Table 1 of X"} for place in range(3)]
+    (table,) = tables([run(name, tags=tag) for name, tag in zip(names, tags)])
+    assert [row.method for row in table.rows] == list(names)
+    assert table.heading == "msrvtt-10: Table 1 of X"
+
+
+def test_a_configuration_with_a_name_of_its_own_is_a_row_with_its_own_paper():
+    records = [run("vr_lwf", tags=PAPER), run("vr_lwf", 1, tags={**PAPER, "ctvr.method": "tvr_plus_cl"})]
+    rows = collect(records)
+    assert [row.label for row in rows] == ["vr_lwf", "tvr_plus_cl"]
+    assert [row.paper["r1"].mean for row in rows] == [24.49, 22.47]
+
+
+def test_runs_on_different_versions_of_a_stream_are_not_compared_silently():
+    records = [run(tags={"ctvr.stream_digest": "a"}), run("zscl", tags={"ctvr.stream_digest": "b"})]
+    assert "different versions" in to_markdown(tables(records))
+
+
+# --- the comparison with the best row
+
+
+class Files:
+    """Stands in for the tracker: serves ranks.json of some runs."""
+
+    def __init__(self, folder: Path, ranks: dict[str, list[float]], tasks: list[int] | None = None) -> None:
+        self.folder, self.ranks, self.tasks = folder, ranks, tasks
+
+    def download(self, run_id: str, artifact: str) -> Path:
+        if run_id not in self.ranks:
+            raise FileNotFoundError(artifact)
+        names = [f"video{n}#0" for n in range(len(self.ranks[run_id]))]
+        path = self.folder / f"{run_id}.json"
+        tasks = {} if self.tasks is None else {"tasks": self.tasks}
+        path.write_text(json.dumps({"query ids": names, "ranks": self.ranks[run_id], **tasks}))
+        return path
+
+
+def test_a_row_that_cannot_be_told_from_the_best_says_so(tmp_path):
+    records = [run("lwf", r1=30.0), run("zscl", r1=29.5), run("xpool", r1=10.0), run("vr_lwf", r1=20.0)]
+    hits = {"lwf": 150, "zscl": 148, "xpool": 50}
+    ranks = {r.run_id: [1.0] * (n := hits[r.settings["method"]]) + [7.0] * (500 - n) for r in records[:3]}
+    (table,) = build(Files(tmp_path, ranks), records)  # type: ignore[arg-type]
+    tied = {row.method: any("not distinguishable" in mark for mark in row.marks) for row in table.rows}
+    assert tied == {"lwf": False, "zscl": True, "xpool": False, "vr_lwf": False}
+    p = {row.method: row.p_best for row in table.rows}
+    assert p["xpool"] < 0.01 < 0.05 < p["zscl"]
+    assert math.isnan(p["lwf"])
+    assert math.isnan(p["vr_lwf"])
+
+
+# --- CVLM
+
+
+def cvlm(method: str = "bmu_moco", seed: int = 0) -> RunRecord:
+    """Two tasks; what is recorded agrees with the matrix [[60], [50, 40]]."""
+    own = {"task_01/t2v/r1_own": [(1, 60.0), (2, 50.0)], "task_02/t2v/r1_own": [(2, 40.0)]}
+    means = {"r1_mean": 45.0, "fr": 10.0, "hm": 2 * 50 * 45 / 95, "r1": 33.0}
+    metrics = {**own, **{f"stream/t2v/{key}": [(1, 60.0), (2, value)] for key, value in means.items()}}
+    tags = {"ctvr.complete": "true", "ctvr.stream": "shapes-cvlm", "ctvr.protocol": "cvlm"}
+    return RunRecord(f"{method}{seed}", method, {"method": method, "seed": seed}, metrics, tags, "FINISHED", "")
+
+
+def test_cvlm_tables_have_fr_and_hm_and_a_column_for_every_task():
+    (table,) = tables([cvlm(), cvlm("base_moco")])
+    assert [c.key for c in table.columns] == ["r1", "fr", "hm", "task_01/r1", "task_01/fr", "task_02/r1", "params_m"]
+    values = {key: value.mean for key, value in table.rows[0].values.items()}
+    assert values["r1"] == 45.0
+    assert values["task_01/r1"] == 50.0
+    assert values["fr"] == values["task_01/fr"] == 10.0
+    assert table.rows[0].curve[-1][:2] == (2, 45.0)
+    assert "HM ↑" in to_markdown(table)
+
+
+def test_cvlm_rows_are_compared_by_the_mean_over_tasks(tmp_path):
+    """Method b wins among all queries, and loses as the mean over a large and a small task."""
+    tasks = [0] * 400 + [1] * 40
+    a = [1.0] * 200 + [9.0] * 200 + [1.0] * 40
+    b = [1.0] * 260 + [9.0] * 140 + [9.0] * 40
+    records = [cvlm("bmu_moco"), cvlm("base_moco")]
+    records[1].metrics["stream/t2v/r1_mean"] = [(2, 32.5)]
+    ranks = {records[0].run_id: a, records[1].run_id: b}
+    (table,) = build(Files(tmp_path, ranks, tasks), records)  # type: ignore[arg-type]
+    assert {row.method: row.p_best < 0.01 for row in table.rows} == {"bmu_moco": False, "base_moco": True}
+    (table,) = build(Files(tmp_path, ranks), records)  # type: ignore[arg-type]
+    assert all(math.isnan(row.p_best) for row in table.rows)  # recorded before tasks were: nothing can be said
+
+
+# --- files
+
+
+def test_tables_and_figures_are_written_whole(tmp_path):
+    records = [run("lwf", 0, 24.0), run("lwf", 1, 25.0), run("a/b ../c", tags=PAPER)]
+    paths = write(tables(records), tmp_path / "tables")
+    names = [path.name for path in paths]
+    assert names[:4] == ["msrvtt-10.md", "msrvtt-10.tex", "msrvtt-10.csv", "msrvtt-10_r1.png"]
+    assert sorted(path.name for path in (tmp_path / "tables").iterdir()) == sorted(names)
+    assert all(path.parent == tmp_path / "tables" for path in paths)
+    for path in paths[3:]:
+        assert path.read_bytes().startswith(b"\x89PNG")
+    again = [path.read_bytes() for path in write(tables(records), tmp_path / "again")]
+    assert again == [path.read_bytes() for path in paths]
+
+
+def test_the_matrices_are_means_over_seeds():
+    other = run(seed=1)
+    other.metrics["task_01/t2v/r1_own"] = [(1, 50.0), (2, 48.0)]
+    (row,) = collect([run(), other])
+    assert row.matrices == {"own gallery": [[55.0], [53.0, 45.0]], "all galleries so far": [[60.0], [50.0, 40.0]]}
+
+
+# --- the published numbers
+
+
+def test_what_differs_from_the_paper_shows_in_a_row_of_the_benchmark():
+    text = to_markdown(tables([run("structalign", tags=PAPER)]))
+    assert "33.9M is printed in section 5.2" in text
+    assert paper_numbers("../config") is None

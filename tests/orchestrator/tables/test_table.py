@@ -1,0 +1,166 @@
+"""A table says the same in Markdown, LaTeX and CSV, and no text in it can become markup, commands or formulas."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.tables.table import (
+    Column,
+    Footnotes,
+    Row,
+    Table,
+    Value,
+    duration,
+    latex_text,
+    number,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
+
+COLUMNS = (Column("r1", "R@1", "up"), Column("bwf", "BWF", "down"), Column("params_m", "Params (M)"))
+NASTY = "a_b & 50% #1 $x$ {y} ~ ^ \\ | <i> *z* `c` [d]\nnext"
+
+
+def row(method: str, r1: float, bwf: float = 0.0, **more: object) -> Row:
+    values = {"r1": Value(r1, 0.33), "bwf": Value(bwf, 0.2), "params_m": Value(46.8)}
+    return Row(**{"label": method, "method": method, "values": values, "seeds": ("0", "1", "2"), **more})
+
+
+@pytest.fixture
+def table() -> Table:
+    paper = {"r1": Value(25.87, 0.33), "bwf": Value(-0.45, 0.22)}
+    rows = (
+        row("clip4clip", 23.57, 0.61, marks=("few seeds", "val")),
+        row("framefusion_moe", 25.868, -0.454, paper=paper, paper_source="Zhao et al., Table 1", marks=("val",)),
+        row("upper_bound", 25.9, -0.9),
+    )
+    return Table("msrvtt-10", COLUMNS, rows, ("A note.",))
+
+
+def read_csv(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Value(25.868, 0.327), "25.87±0.33"),
+        (Value(-0.45, 0.0), "-0.45±0.00"),
+        (Value(25.868), "25.87"),
+        (Value(-0.001, 0.1), "0.00±0.10"),
+        (Value(), "n/a"),
+        (Value(math.inf, 0.1), "n/a"),
+    ],
+)
+def test_numbers_look_like_the_papers(value, text):
+    assert number(value) == text
+
+
+def test_markdown_has_the_papers_numbers_below_ours(table):
+    lines = to_markdown(table).splitlines()
+    at = next(i for i, line in enumerate(lines) if "framefusion" in line)
+    assert lines[at] == r"| framefusion\_moe<sup>b</sup> | **25.87±0.33** | **-0.45±0.20** | 46.80 | 3 |"
+    assert lines[at + 1] == "| &emsp;*paper* <sup>1</sup> | *25.87±0.33* | *-0.45±0.22* |  |  |"
+    assert "- <sup>a</sup> few seeds" in lines
+    assert "- <sup>b</sup> val" in lines
+    assert "- <sup>1</sup> Zhao et al., Table 1" in lines
+    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
+
+
+def test_the_upper_bound_takes_no_prize(table):
+    assert table.best() == {"r1": 25.87, "bwf": -0.45}
+    assert "**25.90" not in to_markdown(table)
+
+
+def test_what_is_not_trained_is_not_praised_for_forgetting_nothing():
+    table = Table("s", COLUMNS, (row("zero_shot", 22.0, 0.0), row("lwf", 24.0, 1.5), row("zscl", 23.0, 2.5)))
+    assert table.best() == {"r1": 24.0, "bwf": 1.5}
+
+
+def test_ties_as_printed_are_both_bold():
+    text = to_markdown(Table("s", COLUMNS, (row("a", 25.871), row("b", 25.869))))
+    assert text.count("**25.87±0.33**") == 2
+
+
+def test_a_single_row_wins_nothing():
+    assert "**" not in to_markdown(Table("s", COLUMNS, (row("a", 25.0),)))
+
+
+def test_latex_has_the_same_cells_and_balanced_braces(table):
+    text = to_latex(table)
+    assert r"\toprule" in text
+    assert r"framefusion\_moe\textsuperscript{b} & \textbf{25.87{\scriptsize$\pm$0.33}}" in text
+    assert r"\textbf{$-$0.45{\scriptsize$\pm$0.20}}" in text
+    assert text.count("{") == text.count("}")
+    body = text.split(r"\midrule")[1].split(r"\bottomrule")[0].strip().splitlines()
+    assert {len(re.findall(r"(?<!\\)&", line)) for line in body} == {4}
+
+
+def test_no_text_becomes_markup_or_a_command():
+    table = Table(NASTY, COLUMNS, (row("m", 1.0, label=NASTY, marks=(NASTY,)), row("n", 2.0)), (NASTY,))
+    markdown = to_markdown(table)
+    assert "<i>" not in markdown
+    assert len({len(re.findall(r"(?<!\\)\|", ln)) for ln in markdown.splitlines() if ln.startswith("|")}) == 1
+    latex = to_latex(table)
+    assert latex_text(NASTY) in latex
+    assert not re.search(r"(?<!\\)[#%_^~]", latex.replace(r"\\", ""))
+    assert latex_text("\\{}") == r"\textbackslash{}\{\}"
+
+
+def test_csv_carries_every_number_and_the_difference(table):
+    lines = read_csv(to_csv(table))
+    assert [line["method"] for line in lines] == ["clip4clip", "framefusion_moe", "upper_bound"]
+    ours = lines[1]
+    assert (ours["r1"], ours["r1_std"], ours["r1_paper"], ours["r1_paper_std"]) == ("25.868", "0.33", "25.87", "0.33")
+    assert float(ours["r1_minus_paper"]) == pytest.approx(-0.002)
+    assert float(ours["bwf"]) == -0.454
+    assert lines[0]["r1_paper"] == "n/a"
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", " =1", "\t=1"])
+def test_csv_text_is_never_a_formula_but_negative_numbers_stay_numbers(text):
+    (line,) = read_csv(to_csv(Table("s", COLUMNS, (row("m", 1.0, -0.5, label=text),))))
+    assert line["label"] == f"'{text}"
+    assert line["bwf"] == "-0.5"
+
+
+def test_rows_with_different_extra_numbers_share_one_header():
+    rows = (row("a", 1.0, extra={"stream/t2v/twin": Value(50.0)}), row("b", 2.0))
+    lines = read_csv(to_csv(Table("s", COLUMNS, rows)))
+    assert [line["stream/t2v/twin"] for line in lines] == ["50", "n/a"]
+
+
+def test_footnotes_go_on_after_z():
+    feet = Footnotes()
+    assert feet.signs(str(n) for n in range(28))[24:] == ["y", "z", "aa", "ab"]
+    assert feet.signs(["0"]) == ["a"]
+
+
+def test_durations_are_said_as_a_person_would():
+    assert [duration(s) for s in (5.4, 99, 130, 5400, 7200)] == ["5 s", "99 s", "2 min", "90 min", "2.0 h"]
+
+
+def test_trials_and_time_are_columns_where_a_row_knows_them(table):
+    for made in (to_markdown(table), to_latex(table)):
+        assert "Trials" not in made
+    rows = (row("lwf", 1.0, trials=8, seconds=130.0), row("zero_shot", 2.0, trials=0, seconds=5.0), row("x", 3.0))
+    paper = {"r1": Value(2.0)}
+    made = Table("s", COLUMNS, (replace(rows[0], paper=paper, paper_source="p"), *rows[1:]), title="Table 1 of X")
+    text = to_markdown(made)
+    assert "### s: Table 1 of X" in text
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert {line.count(" | ") for line in lines} == {lines[0].count(" | ")}
+    assert lines[0].endswith("| Seeds | Trials | Time |")
+    assert lines[2].endswith("| 3 | 8 | 2 min |")
+    assert lines[4].endswith("| 3 | 0 | 5 s |")
+    assert lines[5].endswith("| 3 | n/a | n/a |")
+    assert r"3 & 8 & 2 min \\" in to_latex(made)
+    assert [line["trials"] for line in read_csv(to_csv(made))] == ["8", "0", "n/a"]
+    assert [line["seconds"] for line in read_csv(to_csv(made))] == ["130", "5", "n/a"]

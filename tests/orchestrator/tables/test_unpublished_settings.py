@@ -1,0 +1,51 @@
+import subprocess
+import sys
+
+import pytest
+
+from methods import METHODS
+from orchestrator.tables import unpublished_settings as module
+from orchestrator.tables.unpublished_settings import footnote, unpublished
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_says_what_of_it_is_unpublished(method):
+    assert all(name.partition(".")[0] in {"method", "base", "optim"} for name in unpublished(method))
+
+
+def test_the_footnote_names_the_runs_own_values_and_nothing_that_is_published():
+    settings = {"method": "lwf", "method.weight": "0.3", "method.temperature": "2.0", "base.lr": "4e-06"}
+    assert footnote(settings) == (
+        "set by us, since no paper publishes them for this row: method.weight=0.3, base.lr=4e-06"
+    )
+
+
+def test_a_strategy_names_the_settings_of_its_retriever_once():
+    settings = {"method": "lwf", "method.base": "xpool", "base.lr": "1", "base.lr_head": "2", "method.lr": "3"}
+    assert footnote(settings).endswith(": base.lr=1, base.lr_head=2")
+
+
+def test_a_row_of_two_published_parts_reads_the_strategys_space():
+    assert unpublished("tvr_plus_cl") == unpublished("vr_lwf")
+
+
+def test_what_is_published_or_unknown_has_no_footnote():
+    assert footnote({"method": "bmu_moco", "method.lr": "5e-05"}) == ""
+    assert footnote({"method": "a_method_of_yours", "method.lr": "1"}) == ""
+    assert footnote({}) == ""
+
+
+def test_a_space_that_forgot_to_say_is_refused(tmp_path, monkeypatch):
+    file = tmp_path / "space.py"
+    file.write_text("SPACE = {}\n")
+    monkeypatch.setattr(module, "find_spec", lambda name: type("Spec", (), {"origin": str(file)}))
+    with pytest.raises(ValueError, match=r"space.py: has no UNPUBLISHED. Write UNPUBLISHED = \(\)"):
+        unpublished("forgetful")
+
+
+def test_ray_is_not_imported_for_it():
+    code = (
+        "import sys, orchestrator.tables.unpublished_settings as m; "
+        "m.unpublished('lwf'); sys.exit('ray' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,158 @@
+"""What a run leaves in MLflow: every metric once, however often the run was interrupted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from methods.base import Method
+from orchestrator.learning.experiment import resolve
+from orchestrator.learning.run import Places, execute, load_model
+from orchestrator.streams.load import Stream
+from orchestrator.tracking.recorder import Recorder
+from orchestrator.tracking.tracker import Tracker, prepare
+from orchestrator.tracking.values import RunRecord
+
+
+class Stopped(RuntimeError):
+    """The process ends here."""
+
+
+@pytest.fixture
+def tracker(runs: Path) -> Tracker:
+    uri = f"sqlite:///{runs / 'mlflow.db'}"
+    prepare(uri, runs, "small")
+    return Tracker(uri, runs)
+
+
+def train(stream: Stream, manifest: str, runs: Path, tracker: Tracker, stop_after: int = 0, **recorder: object) -> str:
+    """A run of two epochs, recorded; it may stop after some task, before the task is reported."""
+    settings = {"method": "clip4clip", "stream": manifest, "method.lr": 4e-6}
+    made = Recorder(tracker, resolve(settings, stream.settings), "the run", **recorder)
+
+    def report(task, record, seconds):
+        if task.index + 1 == stop_after:
+            raise Stopped
+        made.report(task, record, seconds)
+
+    try:
+        result = execute(made.experiment, Places(runs), report=report, on_ready=made.ready)
+    except Stopped:
+        return made.run_id
+    if result.resumed == len(stream.tasks):
+        made.complete(result.record)
+    return made.run_id
+
+
+def only_run(tracker: Tracker) -> RunRecord:
+    (run,) = Tracker(tracker.uri, tracker.runs).find_runs()
+    return run
+
+
+def counts(tracker: Tracker, run: RunRecord) -> dict[str, list[int]]:
+    """Metric -> the steps at which MLflow has a value, one entry for each that is stored."""
+    return {key: sorted(m.step for m in tracker.client.get_metric_history(run.run_id, key)) for key in run.metrics}
+
+
+@pytest.fixture
+def whole(small_stream, manifest, runs, tracker) -> RunRecord:
+    train(small_stream, manifest, runs, tracker)
+    return only_run(tracker)
+
+
+def test_a_complete_run_has_settings_metrics_and_files(whole, tracker, manifest):
+    assert whole.status == "FINISHED"
+    assert whole.tags["ctvr.complete"] == "true"
+    assert whole.tags["ctvr.method"] == "clip4clip"
+    assert len(whole.tags["ctvr.result"]) == 64
+    assert "ctvr.transductive" not in whole.tags
+    steps = counts(tracker, whole)
+    assert steps["stream/t2v/r1"] == steps["cost/seconds_task"] == [1, 2, 3]
+    assert steps["task_03/t2v/r1"] == [3]
+    assert len(steps["train/loss/contrastive"]) == 3 * 2  # tasks x epochs
+    for name in ("own", "union"):
+        rows = json.loads(tracker.download(whole.run_id, f"matrix_{name}.json").read_text())
+        assert [len(row) for row in rows] == [1, 2, 3]
+        assert tracker.download(whole.run_id, f"matrix_{name}.png").stat().st_size > 0
+    assert json.loads(tracker.download(whole.run_id, "config.json").read_text())["method.lr"] == 4e-6
+    ranks = json.loads(tracker.download(whole.run_id, "ranks.json").read_text())
+    assert len(ranks["query ids"]) == len(ranks["ranks"]) > 0
+    assert json.loads(tracker.download(whole.run_id, "environment.json").read_text())["python"]
+    assert whole.settings["stream"] == manifest
+
+
+def test_the_recorded_matrix_is_the_recorded_metric(whole, tracker):
+    rows = json.loads(tracker.download(whole.run_id, "matrix_union.json").read_text())
+    for step, row in enumerate(rows, start=1):
+        assert row == [dict(whole.metrics[f"task_{i + 1:02d}/t2v/r1"])[step] for i in range(step)]
+
+
+@pytest.mark.parametrize("stop_after", [1, 2, 3])
+def test_a_run_stopped_before_its_report_leaves_the_same_as_an_unbroken_one(
+    whole, small_stream, manifest, tmp_path_factory, tracker, runs, stop_after
+):
+    import shutil
+
+    other = tmp_path_factory.mktemp("other") / "runs"
+    shutil.copytree(runs, other, ignore=shutil.ignore_patterns("mlflow*", "commits", "artifacts"))
+    uri = f"sqlite:///{other / 'mlflow.db'}"
+    prepare(uri, other, "small")
+    second = Tracker(uri, other)
+    train(small_stream, manifest, other, second, stop_after=stop_after)
+    train(small_stream, manifest, other, second)
+    again = only_run(second)
+    assert again.status == "FINISHED"
+    assert again.tags["ctvr.complete"] == "true"
+    assert counts(second, again) == counts(tracker, whole)
+    for key in whole.metrics:
+        if not key.startswith("cost/"):
+            assert again.metrics[key] == whole.metrics[key]
+
+
+def test_a_run_that_is_recorded_again_stores_nothing_twice(whole, small_stream, manifest, runs, tracker):
+    before = counts(tracker, whole)
+    train(small_stream, manifest, runs, Tracker(tracker.uri, runs))
+    assert counts(tracker, only_run(tracker)) == before
+
+
+def test_a_run_of_a_sweep_is_below_its_parent(small_stream, manifest, runs, tracker):
+    parent = tracker.open_sweep("s", "small", {})
+    train(small_stream, manifest, runs, tracker, parent=parent, tags={"ctvr.trial": "t"})
+    (run,) = tracker.find_runs(sweep=parent)
+    assert run.tags["ctvr.trial"] == "t"
+    assert run.tags["mlflow.parentRunId"] == parent
+
+
+def test_a_kept_model_can_be_loaded_from_its_artifact(small_stream, manifest, runs, tracker):
+    run_id = train(small_stream, manifest, runs, tracker, keep_model=True)
+    method, settings = load_model(tracker.download(run_id, "model"))
+    assert isinstance(method, Method)
+    assert settings["method"] == "clip4clip"
+
+
+@pytest.mark.parametrize(
+    ("settings", "split"),
+    [
+        ({}, ""),
+        ({"evaluation.select": "best"}, "val"),
+        ({"evaluation.select": "best", "evaluation.select_split": "same"}, "test"),
+    ],
+)
+def test_the_split_on_which_epochs_were_chosen_is_kept(small_stream, manifest, runs, tracker, settings, split):
+    settings = {"method": "zero_shot", "stream": manifest, **settings}
+    made = Recorder(tracker, resolve(settings, small_stream.settings), "r")
+    result = execute(made.experiment, Places(runs), report=made.report, on_ready=made.ready)
+    run = only_run(tracker)
+    assert run.tags["ctvr.select_split"] == split
+    assert made.experiment.key(result.stream, run.tags["ctvr.frames"]) == result.key  # what `explain` relies on
+
+
+def test_a_transductive_method_is_marked(small_stream, manifest, runs, tracker, monkeypatch):
+    from methods.zero_shot import ZeroShot
+
+    monkeypatch.setattr(ZeroShot, "is_transductive", True)
+    made = Recorder(tracker, resolve({"method": "zero_shot", "stream": manifest}, small_stream.settings), "r")
+    execute(made.experiment, Places(runs), report=made.report, on_ready=made.ready)
+    assert only_run(tracker).tags["ctvr.transductive"] == "true"

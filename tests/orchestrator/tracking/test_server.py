@@ -1,0 +1,53 @@
+"""Where records go: a file of this machine unless the user says otherwise, and one line for whatever cannot work."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from orchestrator.config import ConfigError
+from orchestrator.tracking.server import check, default_uri, ui_command
+
+
+def test_the_default_is_sqlite_unless_the_environment_says_otherwise(monkeypatch, tmp_path):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert default_uri(tmp_path) == f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://head:5000")
+    assert default_uri(tmp_path) == "http://head:5000"
+
+
+def test_a_server_that_is_down_is_one_line_with_a_remedy(monkeypatch, free_port):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "7")
+    uri = f"http://user:secret@127.0.0.1:{free_port}"
+    with pytest.raises(ConfigError) as caught:
+        check(uri)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "secret" not in message
+    assert "connection refused" in message
+    assert "Start the server" in message
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "7"
+
+
+def test_a_folder_of_files_is_refused_with_the_sqlite_form():
+    with pytest.raises(ConfigError, match=r"sqlite:////tmp/mlruns/mlflow\.db"):
+        check("/tmp/mlruns")
+
+
+def test_the_ui_listens_on_this_machine_and_refuses_what_cannot_work(tmp_path, free_port):
+    uri, port = f"sqlite:///{tmp_path}/mlflow.db", free_port
+    command = ui_command(uri, port=port)
+    assert command[1:4] == ["-m", "mlflow", "server"]
+    assert command[command.index("--host") + 1] == "127.0.0.1"
+    assert command[command.index("--artifacts-destination") + 1] == str(tmp_path / "artifacts")
+    with pytest.raises(ConfigError, match="every network"):
+        ui_command(uri, "0.0.0.0", port)
+    with pytest.raises(ConfigError, match="is a server already"):
+        ui_command("http://head:5000")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match=f"port {taken.getsockname()[1]}.*Choose another"):
+            ui_command(uri, port=taken.getsockname()[1])

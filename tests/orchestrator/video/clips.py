@@ -1,0 +1,59 @@
+"""Small films for the tests of the decoder, and a child that reads them."""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+
+from orchestrator.video.decode import Clip, decode
+
+
+def write_film(path: Path, frames: int = 60, codec: str = "libx264", times: list[int] | None = None) -> Path:
+    """160x96, 25 fps, a key frame every 12. Frame i is a sharp gradient under a grey that says i: see `read_number`.
+
+    `times` replaces the frames' positions on the 1/25 s grid, for a variable frame rate.
+    """
+    y, x = np.mgrid[0:96, 0:160]
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream(codec, rate=25, options={"g": "12"})
+        stream.width, stream.height, stream.pix_fmt = 160, 96, "yuv420p"
+        for i in range(frames):
+            image = np.stack([(x + 3 * i) % 256, (2 * y) % 256, (x * y // 64) % 256], axis=-1).astype(np.uint8)
+            image[24:72, 40:120] = 4 * i
+            frame = av.VideoFrame.from_ndarray(image, format="rgb24")
+            if times is not None:
+                frame.pts = times[i]
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode())
+    return path
+
+
+def read_number(image: np.ndarray) -> int:
+    """The i of the frame of `write_film` that this (size, size, 3) image shows."""
+    middle = image.shape[0] // 2
+    return round(float(image[middle - 4 : middle + 4, middle - 4 : middle + 4].mean()) / 4)
+
+
+def decode_apart(path: str | Path, *settings: Any, **named: Any) -> Clip:
+    """`orchestrator.video.decode.decode` in a child, where the product decodes too.
+
+    decord, and any decoder of damaged films, may harm the memory of its process: the one that runs all tests would
+    crash much later, at its end even. A child that crashes fails its test and is replaced.
+    """
+    try:
+        return _child().submit(decode, path, *settings, **named).result()
+    except BrokenProcessPool:
+        _child.cache_clear()
+        raise
+
+
+@cache
+def _child() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))

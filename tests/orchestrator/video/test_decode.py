@@ -1,0 +1,221 @@
+"""Which frames are kept, how they are resized, and that both decoders agree."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from orchestrator.config import ConfigError
+from orchestrator.video.decode import Sampling, choose_frames, decoder_version, fit, probe
+from orchestrator.video.index import Limits, VideoError
+from tests.orchestrator.video.clips import decode_apart, read_number, write_film
+
+DECODERS = [
+    "pyav",
+    pytest.param("decord", marks=pytest.mark.skipif("decord" not in decoder_version(), reason="absent")),
+]
+
+
+@pytest.fixture(scope="module")
+def film(tmp_path_factory):
+    return write_film(tmp_path_factory.mktemp("films") / "film.mp4")
+
+
+def released_rule(num_frames, length, first=0):
+    """Frame choice as published with the benchmark (frozen-in-time's code, `sampling='uniform'`)."""
+    parts = min(num_frames, length)
+    points = np.linspace(start=0, stop=length, num=parts + 1).astype(int)
+    frames = [first + (a + b - 1) // 2 for a, b in itertools.pairwise(points)]
+    return frames + [frames[-1]] * (num_frames - parts)
+
+
+@pytest.mark.parametrize("length", [1, 2, 11, 12, 13, 60, 325, 1001])
+def test_frames_are_the_middles_of_equal_parts(length):
+    assert choose_frames(np.arange(length) / 25, 12).tolist() == released_rule(12, length)
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 1.3), (1, 3), (2.52, 9.9), (5, 400)])
+def test_a_segment_at_constant_rate_follows_the_released_rule(start, end):
+    first, stop = int(start * 25), min(int(end * 25), 250)
+    chosen = choose_frames(np.arange(250) / 25, 8, (start, end))
+    assert chosen.tolist() == [first + i for i in released_rule(8, stop - first)]
+
+
+def test_a_segment_uses_real_times_where_the_rate_varies():
+    times = np.concatenate([np.arange(10), 10 + np.arange(100) / 25])  # ten slow seconds, then 25 fps
+    chosen = choose_frames(times, 5, (10, 12))
+    assert times[chosen].min() >= 10
+    assert times[chosen].max() < 12
+
+
+def test_a_segment_shorter_than_a_frame_keeps_the_frame_on_screen():
+    assert choose_frames(np.arange(10) / 25, 3, (0.121, 0.122)).tolist() == [3, 3, 3]
+
+
+def test_a_segment_behind_the_film_is_an_error(film):
+    with pytest.raises(VideoError, match=r"segment starts at 7 s, the film ends at 2.36 s"):
+        decode_apart(film, Sampling(4, 32), (7, 9))
+    for segment in [(3.0, 1.0), (-1.0, 1.0), (0.0, float("nan"))]:
+        with pytest.raises(VideoError, match="0 <= start < end"):
+            decode_apart(film, Sampling(4, 32), segment)
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("num_frames", [1, 7, 12, 60, 64])
+def test_decoded_frames_are_the_chosen_ones_with_their_times(film, decoder, num_frames):
+    clip = decode_apart(film, Sampling(num_frames, 96), decoder=decoder)
+    expected = released_rule(num_frames, 60)
+    assert clip.frames.shape == (num_frames, 96, 96, 3)
+    assert clip.frames.dtype == np.uint8
+    assert [read_number(f) for f in clip.frames] == expected
+    np.testing.assert_allclose(clip.timestamps, np.asarray(expected) / 25, atol=1e-6)
+    assert clip.decoder == decoder
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_a_segment_decodes_the_same_frames_as_the_whole(film, decoder):
+    whole = decode_apart(film, Sampling(60, 64), decoder=decoder)
+    part = decode_apart(film, Sampling(10, 64), (1.0, 1.4), decoder=decoder)
+    np.testing.assert_array_equal(part.frames, whole.frames[25:35])
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_timestamps_of_a_variable_rate_are_those_of_the_file(tmp_path, decoder):
+    times = [0, 1, 2, 10, 11, 30, 31, 60]
+    film = write_film(tmp_path / "vfr.mkv", frames=8, times=times)
+    clip = decode_apart(film, Sampling(8, 64), decoder=decoder, limits=Limits(strict=False))
+    np.testing.assert_allclose(clip.timestamps, np.asarray(times) / 25, atol=2e-3)
+    assert [read_number(f) for f in clip.frames] == list(range(8))
+
+
+@pytest.mark.parametrize(("ext", "codec"), [("mp4", "libx264"), ("mkv", "libx264"), ("avi", "mpeg4")])
+def test_both_decoders_give_the_same_frames(tmp_path, ext, codec):
+    if "decord" not in decoder_version():
+        pytest.skip("decord is not installed")
+    film = write_film(tmp_path / f"film.{ext}", codec=codec)
+    a, b = (decode_apart(film, Sampling(9, 64), (0.3, 2.0), decoder=d) for d in ("decord", "pyav"))
+    np.testing.assert_array_equal(a.frames, b.frames)
+    np.testing.assert_array_equal(a.timestamps, b.timestamps)
+
+
+@pytest.mark.parametrize("name", ["flipping_a_pancake.mkv", "nasa_13013.mp4", "video_90.mov"])
+def test_public_clips_decode_equally_and_upright(shared, name):
+    path = shared / "data" / "videos" / name
+    if not path.exists() or "decord" not in decoder_version():
+        pytest.skip("needs the public clips and decord")
+    a, b = (decode_apart(path, Sampling(12, 112), decoder=d) for d in ("decord", "pyav"))
+    np.testing.assert_array_equal(a.frames, b.frames)
+    np.testing.assert_array_equal(a.timestamps, b.timestamps)
+    if name == "video_90.mov":
+        assert (probe(path).width, probe(path).height) == (320, 568)
+
+
+def test_what_decord_cannot_read_goes_to_pyav(shared):
+    path = shared / "data" / "videos" / "av1_video.mkv"
+    if not path.exists():
+        pytest.skip("needs the public clips")
+    assert decode_apart(path, Sampling(4, 64)).decoder == "pyav"
+
+
+def test_a_damaged_public_clip_is_refused_not_patched_up(shared):
+    path = shared / "data" / "videos" / "corrupted.mp4"
+    if not path.exists():
+        pytest.skip("needs the public clips")
+    with pytest.raises(VideoError, match=r"corrupted\.mp4: is damaged"):
+        decode_apart(path, Sampling(12, 64))
+
+
+@pytest.mark.parametrize(("ext", "codec"), [("mp4", "libx264"), ("mkv", "libx264"), ("avi", "mpeg4")])
+def test_flipped_bits_give_frames_or_one_clear_line_and_most_are_noticed(tmp_path, ext, codec):
+    data = write_film(tmp_path / f"film.{ext}", codec=codec).read_bytes()
+    good = decode_apart(tmp_path / f"film.{ext}", Sampling(12, 32)).frames
+    rng = random.Random(0)
+    damaged = tmp_path / f"damaged.{ext}"
+    refused: list[str] = []
+    wrong = 0
+    for _ in range(40):
+        flipped = bytearray(data)
+        start = rng.randrange(len(data) - 32)
+        flipped[start : start + 32] = rng.randbytes(32)
+        damaged.write_bytes(flipped)
+        try:
+            clip = decode_apart(damaged, Sampling(12, 32))
+        except VideoError as error:
+            refused.append(str(error))
+        else:
+            wrong += not np.array_equal(clip.frames, good)
+    assert all(line.startswith(str(damaged)) and "\n" not in line for line in refused)
+    assert wrong <= len(refused)  # without the strict check most of them go unnoticed
+
+
+def test_lenient_limits_accept_what_the_decoder_patches_up(tmp_path):
+    data = write_film(tmp_path / "film.mkv").read_bytes()
+    damaged = tmp_path / "damaged.mkv"
+    rng = random.Random(3)
+    patched_up = 0
+    # Which bytes the decoder stumbles over depends on the encoder's build, so several places are tried.
+    for _ in range(40):
+        flipped = bytearray(data)
+        start = rng.randrange(len(data) // 4, len(data) - 64)
+        flipped[start : start + 64] = rng.randbytes(64)
+        damaged.write_bytes(flipped)
+        try:
+            decode_apart(damaged, Sampling(12, 32), decoder="pyav")
+        except VideoError:
+            try:
+                clip = decode_apart(damaged, Sampling(12, 32), decoder="pyav", limits=Limits(strict=False))
+            except VideoError:
+                continue  # too much is lost for either
+            patched_up += len(clip.frames) == 12
+    assert patched_up > 0
+
+
+@pytest.mark.parametrize("shape", [(48, 64), (64, 48), (33, 200), (10, 10), (64, 64)])
+def test_the_shorter_side_becomes_the_size_and_the_centre_stays(shape):
+    image = np.random.default_rng(0).integers(0, 255, (*shape, 3), dtype=np.uint8)
+    assert fit(image, 32).shape == (32, 32, 3)
+    constant = np.full((*shape, 3), 77, np.uint8)
+    assert (fit(constant, 32) == 77).all()
+
+
+@pytest.mark.slow  # the import of torchvision takes seconds
+def test_resize_agrees_with_torchvision():
+    from torchvision.transforms.functional import InterpolationMode, center_crop, resize
+
+    image = np.random.default_rng(0).integers(0, 255, (90, 171, 3), dtype=np.uint8)
+    reference = center_crop(resize(Image.fromarray(image), 32, InterpolationMode.BICUBIC), [32, 32])
+    np.testing.assert_array_equal(fit(image, 32), np.asarray(reference))
+
+
+@pytest.mark.parametrize("pattern", ["frame_{}_idx_{:04d}.png", "frame_{:03d}.jpg"])
+def test_a_folder_of_frames_is_sorted_by_number_and_thinned_uniformly(tmp_path, pattern):
+    for i in range(1, 13):
+        image = np.full((20, 24, 3), 10 * i, np.uint8)
+        Image.fromarray(image).save(tmp_path / pattern.format(i, 25 * i), quality=100)
+    twelve, six, more = (decode_apart(tmp_path, Sampling(n, 16)) for n in (12, 6, 14))
+    assert [round(f.mean() / 10) for f in twelve.frames] == list(range(1, 13))
+    assert [round(f.mean() / 10) for f in six.frames] == [1, 3, 5, 7, 9, 11]
+    assert [round(f.mean() / 10) for f in more.frames] == [*range(1, 13), 12, 12]
+    assert np.isnan(six.timestamps).all()
+    assert probe(tmp_path).frames == 12
+
+
+def test_a_damaged_frame_in_a_folder_is_named(tmp_path):
+    Image.fromarray(np.zeros((20, 20, 3), np.uint8)).save(tmp_path / "frame_001.png")
+    data = (tmp_path / "frame_001.png").read_bytes()
+    (tmp_path / "frame_002.png").write_bytes(data[: len(data) // 2])
+    with pytest.raises(VideoError, match=r"frame_002\.png is damaged"):
+        decode_apart(tmp_path, Sampling(2, 16))
+
+
+def test_an_unknown_decoder_is_a_config_error(film):
+    with pytest.raises(ConfigError, match=r"'ffmpeg' is unknown\. Use auto, decord or pyav"):
+        decode_apart(film, Sampling(), decoder="ffmpeg")
+
+
+def test_the_version_tells_decoders_and_leniency_apart():
+    assert len({decoder_version("auto", strict) for strict in (True, False)} | {decoder_version("pyav")}) >= 2

@@ -1,0 +1,136 @@
+"""What is wrong with a file is said before anything is decoded."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from pathlib import Path
+
+import pytest
+
+from orchestrator.video.container import container_of, what_is_missing
+from orchestrator.video.decode import Sampling, probe
+from orchestrator.video.index import Limits, VideoError
+from tests.orchestrator.video.clips import decode_apart, write_film
+
+SMALL = Sampling(4, 32)
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("films")
+    codecs = {"mp4": "libx264", "mkv": "libx264", "avi": "mpeg4"}
+    return {ext: write_film(folder / f"film.{ext}", codec=codec) for ext, codec in codecs.items()}
+
+
+@pytest.mark.parametrize("ext", ["mp4", "mkv", "avi"])
+def test_a_film_cut_anywhere_is_refused(films, ext, tmp_path):
+    data = films[ext].read_bytes()
+    cut = tmp_path / f"cut.{ext}"
+    for length in range(1, len(data), max(1, len(data) // 60)):
+        cut.write_bytes(data[:length])
+        with pytest.raises(VideoError):
+            decode_apart(cut, SMALL)
+
+
+@pytest.mark.parametrize("ext", ["mp4", "mkv", "avi"])
+def test_a_cut_file_is_called_cut_short(films, ext, tmp_path):
+    cut = tmp_path / f"cut.{ext}"
+    cut.write_bytes(films[ext].read_bytes()[:-2000])
+    with pytest.raises(VideoError, match="cut short"):
+        decode_apart(cut, SMALL)
+
+
+@pytest.mark.parametrize("ext", ["mp4", "mkv", "avi"])
+def test_a_whole_film_is_not_missing_anything(films, ext):
+    assert what_is_missing(films[ext], container_of(films[ext])) is None
+
+
+def test_bytes_behind_a_complete_mp4_are_harmless(films, tmp_path):
+    longer = tmp_path / "longer.mp4"
+    longer.write_bytes(films["mp4"].read_bytes() + b"\0\0\1\0" + b"\xff" * 300)
+    assert len(decode_apart(longer, SMALL).frames) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("playlist.m3u8", b"#EXTM3U\n#EXTINF:1,\n/etc/passwd\n"),
+        ("concat.mp4", b"ffconcat version 1.0\nfile /etc/passwd\n"),
+        ("dash.mp4", b"<?xml version='1.0'?><MPD></MPD>"),
+        ("text.mp4", b"not a video at all" * 100),
+        ("zeros.avi", bytes(4096)),
+        ("page.mkv", b"<html>404 Not Found</html>"),
+    ],
+)
+def test_only_video_containers_reach_a_decoder(tmp_path, name, content):
+    file = tmp_path / name
+    file.write_bytes(content)
+    with pytest.raises(VideoError, match="is no video file") as caught:
+        decode_apart(file, SMALL)
+    assert "\n" not in str(caught.value)
+    assert str(file) in str(caught.value)
+
+
+def test_missing_empty_and_irregular_files_say_so(tmp_path):
+    (tmp_path / "empty.mp4").touch()
+    (tmp_path / "folder").mkdir()
+    for name, reason in [
+        ("absent.mp4", "no such file"),
+        ("empty.mp4", "is empty"),
+        ("folder", "holds no frames"),
+        ("\0.mp4", ""),
+    ]:
+        with pytest.raises(VideoError, match=reason):
+            decode_apart(tmp_path / name, SMALL)
+    with pytest.raises(VideoError, match="not a regular file"):
+        decode_apart("/dev/zero", SMALL)
+
+
+def test_a_header_of_endless_boxes_ends(tmp_path):
+    file = tmp_path / "boxes.mp4"
+    file.write_bytes(struct.pack(">I4s", 8, b"free") * 200_000)
+    with pytest.raises(VideoError):
+        decode_apart(file, SMALL)
+
+
+def test_limits_are_named_when_exceeded(films):
+    with pytest.raises(VideoError, match="160x96 exceed the limit max_pixels=1000"):
+        decode_apart(films["mp4"], SMALL, limits=Limits(max_pixels=1000))
+    for ext in films:
+        with pytest.raises(VideoError, match="max_frames=59"):
+            decode_apart(films[ext], SMALL, limits=Limits(max_frames=59))
+    with pytest.raises(VideoError, match="max_seconds"):
+        decode_apart(films["mp4"], SMALL, limits=Limits(max_seconds=1e-9))
+    with pytest.raises(ValueError, match="max_frames must be > 0"):
+        Limits(max_frames=0)
+
+
+def test_probe_counts_frames_and_reads_rate_size_and_codec(films):
+    for ext, codec in [("mp4", "h264"), ("mkv", "h264"), ("avi", "mpeg4")]:
+        info = probe(films[ext])
+        assert (info.frames, info.fps, info.width, info.height, info.codec) == (60, 25.0, 160, 96, codec)
+        assert info.seconds == pytest.approx(2.4, abs=0.01)
+
+
+def test_an_error_survives_pickling():
+    error = pickle.loads(pickle.dumps(VideoError("a.mp4", "is empty")))
+    assert (error.path, error.reason, str(error)) == ("a.mp4", "is empty", "a.mp4: is empty")
+
+
+def test_a_damaged_index_of_mp4_never_raises_anything_else(films, tmp_path):
+    """Flips in the boxes around the pictures, where lengths, counts and codec parameters stand."""
+    data = films["mp4"].read_bytes()
+    moov = data.index(b"moov")
+    damaged = tmp_path / "damaged.mp4"
+    refused: list[str] = []
+    for i, offset in enumerate(range(moov, len(data), max(1, (len(data) - moov) // 100))):
+        flipped = bytearray(data)
+        flipped[offset] ^= 1 << (i % 8)
+        damaged.write_bytes(flipped)
+        try:
+            decode_apart(damaged, SMALL, decoder="pyav")
+        except VideoError as error:
+            refused.append(str(error))
+    assert refused
+    assert not any("\n" in line for line in refused)

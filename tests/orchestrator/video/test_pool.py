@@ -1,0 +1,220 @@
+"""The pool of decoding children: whatever a file does to its child, the others are decoded."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import sys
+
+import numpy as np
+import pytest
+
+from orchestrator.config import ConfigError
+from orchestrator.video import pool as video
+from orchestrator.video.pool import Decoder, Job, Limits, Sampling, VideoError
+from tests.orchestrator.video.clips import decode_apart, write_film
+
+SMALL = Sampling(4, 32)
+
+
+@pytest.fixture(scope="module")
+def film(tmp_path_factory):
+    return write_film(tmp_path_factory.mktemp("films") / "film.mp4")
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with Decoder(workers=1) as decoder:
+        yield decoder
+
+
+def test_the_pool_decodes_exactly_what_decode_does(film, pool):
+    for segment in (None, (0.5, 1.5)):
+        ours, theirs = decode_apart(film, SMALL, segment), pool.decode(film, SMALL, segment)
+        np.testing.assert_array_equal(ours.frames, theirs.frames)
+        np.testing.assert_array_equal(ours.timestamps, theirs.timestamps)
+        assert ours.decoder == theirs.decoder
+
+
+def test_bad_files_are_errors_of_their_own_and_the_rest_is_decoded(film, pool, tmp_path):
+    (tmp_path / "empty.mp4").touch()
+    paths = [str(film), str(tmp_path / "empty.mp4"), str(film), str(tmp_path / "absent.mp4"), str(film)]
+    results = list(pool.map(Job(p, SMALL, label=str(i)) for i, p in enumerate(paths)))
+    assert sorted(job.label for job, _ in results) == list("01234")
+    for job, result in results:
+        if job.path == str(film):
+            assert not isinstance(result, VideoError)
+        else:
+            assert str(result).startswith(job.path)
+
+
+def test_jobs_are_read_lazily(film, pool):
+    taken = []
+
+    def jobs():
+        for i in range(100):
+            taken.append(i)
+            yield Job(str(film), SMALL)
+
+    results = pool.map(jobs())
+    next(results)
+    results.close()
+    assert len(taken) <= 2
+    assert pool.decode(film, SMALL).frames.shape == (4, 32, 32, 3)  # the pool goes on after an early end
+
+
+def test_workers_of_a_pool_share_the_jobs(film):
+    with Decoder(workers=2) as decoder:
+        results = list(decoder.map(Job(str(film), SMALL, label=str(i)) for i in range(6)))
+        assert len({job.label for job, _ in results}) == 6
+        pids = [child.process.pid for child in decoder._children]
+        assert len(set(pids)) == 2
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def child_that(monkeypatch, *lines):
+    """Replace the child's program; `request` is its first job."""
+    program = "import os, sys, time, struct, signal\nrequest = sys.stdin.readline()\n" + "\n".join(lines)
+    monkeypatch.setattr(video, "_CHILD", [sys.executable, "-c", program])
+    monkeypatch.setattr(video, "_START_SECONDS", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", r"the decoder crashed \(SIGSEGV\)"),
+        ("os.abort()", r"the decoder crashed \(SIGABRT\)"),
+        ("sys.exit(3)", "the decoder ended with code 3"),
+        ("raise RuntimeError('lost')", "ended with code 1: RuntimeError: lost"),
+        ("time.sleep(600)", "hung for more than 0.1 seconds"),
+        ("sys.stdout.buffer.write(struct.pack('<I', 2**31)); sys.stdout.flush(); time.sleep(600)", "rubbish"),
+        ("sys.stdout.buffer.write(struct.pack('<I', 4) + b'null'); sys.stdout.flush(); time.sleep(600)", "rubbish"),
+    ],
+    ids=["segfault", "abort", "exit", "exception", "hang", "huge header", "no object"],
+)
+def test_a_child_that_misbehaves_costs_only_its_file(monkeypatch, line, reason):
+    child_that(monkeypatch, line)
+    with Decoder(workers=1, limits=Limits(max_seconds=0.1)) as decoder:
+        results = list(decoder.map([Job("a.mp4", SMALL), Job("b.mp4", SMALL)]))
+    assert [job.path for job, _ in results] == ["a.mp4", "b.mp4"]
+    for job, result in results:
+        assert isinstance(result, VideoError)
+        assert result.path == job.path
+        assert re.search(reason, result.reason)
+        assert "\n" not in str(result)
+
+
+def test_a_crash_under_decord_gives_the_file_to_pyav(monkeypatch, film):
+    crash = "import json\nif json.loads(request)['decoder'] == 'auto': os.abort()"
+    replay = "from orchestrator.video import pool as video\nr = os.fdopen(os.dup(0))\nsys.stdin = r"
+    serve = "j = json.loads(request)\nc, e = video._answer(j, video.Limits())\n"
+    answer = (
+        "video._write(sys.stdout.buffer, {'error': e, 'decoder': c.decoder}, c.frames.data, c.timestamps.tobytes())"
+    )
+    child_that(monkeypatch, crash, replay, serve + answer, "time.sleep(600)")
+    monkeypatch.setattr(video, "_START_SECONDS", 120.0)
+    with Decoder(workers=1) as decoder:
+        clip = decoder.decode(film, SMALL)
+    assert clip.decoder == "pyav"
+
+
+def test_a_file_that_needs_too_much_memory_is_refused(tmp_path):
+    import av
+
+    big = tmp_path / "big.mp4"
+    with av.open(str(big), "w") as file:
+        stream = file.add_stream("libx264", rate=25, options={"preset": "ultrafast"})
+        stream.width, stream.height, stream.pix_fmt = 3840, 2160, "yuv420p"
+        for _ in range(2):
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((2160, 3840, 3), np.uint8), format="rgb24")))
+        file.mux(stream.encode())
+    with Decoder(workers=1, limits=Limits(memory_bytes=20 * 2**20)) as decoder, pytest.raises(VideoError) as caught:
+        decoder.decode(big, SMALL)
+    assert "\n" not in str(caught.value)
+
+
+def test_children_get_no_credentials(monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary")
+    child_that(monkeypatch, "raise RuntimeError(sorted(k for k in os.environ if 'AWS' in k or 'MLFLOW' in k))")
+    with Decoder(workers=1, limits=Limits(max_seconds=20), decoder="pyav") as decoder:
+        ((_, result),) = decoder.map([Job("a.mp4", SMALL)])
+    assert "RuntimeError: []" in str(result)
+
+
+def test_bad_pool_settings_are_config_errors():
+    with pytest.raises(ConfigError, match="workers must be >= 1, got 0"):
+        Decoder(workers=0)
+    with pytest.raises(ConfigError, match="'nope' is unknown"):
+        Decoder(decoder="nope")
+
+
+def test_the_child_is_bounded_and_reaches_no_network(monkeypatch):
+    """Its own program, up to the limits of its first file; then it says what it may still do."""
+    report = (
+        "import json, resource, signal\n"
+        "def names(kinds): return {k: resource.getrlimit(getattr(resource, 'RLIMIT_' + k))[0] for k in kinds}\n"
+        "def told(request, limits):\n"
+        "    left = signal.getitimer(signal.ITIMER_REAL)[0]\n"
+        "    mine = os.readlink('/proc/self/ns/net')\n"
+        "    return None, json.dumps({**names(['CORE', 'FSIZE', 'AS', 'CPU']), 'alarm': left, 'net': mine})\n"
+        "from orchestrator.video import pool as video\n"
+        "video._answer = told\n"
+        "video.serve()"
+    )
+    monkeypatch.setattr(video, "_CHILD", [sys.executable, "-c", f"import os\n{report}"])
+    with Decoder(workers=1, limits=Limits(max_seconds=20, memory_bytes=2**30), decoder="pyav") as decoder:
+        ((_, result),) = decoder.map([Job("a.mp4", SMALL)])
+    assert isinstance(result, VideoError)
+    found = json.loads(result.reason)
+    assert found["CORE"] == 0
+    assert found["FSIZE"] == 2**20
+    assert 2**30 < found["AS"] < 2**30 + 64 * 2**30  # its libraries, and what the file may take
+    assert 0 < found["CPU"] < 300
+    assert 0 < found["alarm"] <= 40
+    if os.geteuid() == 0:
+        assert found["net"] != os.readlink("/proc/self/ns/net")
+
+
+PLAYLISTS = {
+    "hls, a file": "#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n",
+    "hls, the network": "#EXTM3U\n#EXTINF:10,\nhttp://127.0.0.1:{port}/x.ts\n#EXT-X-ENDLIST\n",
+    "hls, concat": "#EXTM3U\n#EXTINF:10,\nconcat:http://127.0.0.1:{port}/x|file:///etc/passwd\n#EXT-X-ENDLIST\n",
+    "hls, subfile": "#EXTM3U\n#EXTINF:10,\nsubfile,,start,0,end,99,,:/etc/passwd\n#EXT-X-ENDLIST\n",
+    "hls behind a line": "\n\n#EXTM3U\n#EXTINF:10,\nhttp://127.0.0.1:{port}/x\n",
+    "concat script": "ffconcat version 1.0\nfile '/etc/passwd'\n",
+    "concat, the network": "ffconcat version 1.0\nfile 'http://127.0.0.1:{port}/x.mp4'\n",
+    "dash": "<?xml version='1.0'?><MPD><Period><BaseURL>http://127.0.0.1:{port}/</BaseURL></Period></MPD>",
+    "sdp": "v=0\no=- 0 0 IN IP4 127.0.0.1\nc=IN IP4 127.0.0.1\nm=video {port} RTP/AVP 96\n",
+    "imf": "<?xml version='1.0'?><CompositionPlaylist><Id>http://127.0.0.1:{port}/</Id></CompositionPlaylist>",
+    "rtsp": "RTSPtext\nrtsp://127.0.0.1:{port}/x\n",
+}
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mkv", ".m3u8", ".avi", ".ts"])
+def test_playlists_read_no_other_file_and_call_nobody(tmp_path, pool, suffix):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+        files = []
+        for number, text in enumerate(PLAYLISTS.values()):
+            files.append(tmp_path / f"{number}{suffix}")
+            files[-1].write_text(text.replace("{port}", str(server.getsockname()[1])))
+        results = list(pool.map(Job(str(file), SMALL) for file in files))
+        assert len(results) == len(PLAYLISTS)
+        for _, result in results:
+            assert isinstance(result, VideoError)
+            assert "root:" not in str(result)
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+@pytest.mark.parametrize(
+    "name", ["http://127.0.0.1:9/a.mp4", "concat:a.mp4|b.mp4", "pipe:0", "data:video/mp4;base64,AAAA"]
+)
+def test_a_path_is_a_file_whatever_it_looks_like(pool, name):
+    ((_, result),) = pool.map([Job(name, SMALL)])
+    assert isinstance(result, VideoError)
+    assert "no such file" in str(result).lower() or "missing" in str(result)
