@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import math
 import typing
 from collections.abc import Iterable, Mapping
@@ -17,12 +16,10 @@ from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from orchestrator.errors import ConfigError
+
 T = TypeVar("T")
 Settings = dict[str, Any]
-
-
-class ConfigError(ValueError):
-    """A mistake in what the user wrote. Its message is one line that names the setting and the remedy."""
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
@@ -112,8 +109,3 @@ def flatten(instance: Any, prefix: str = "") -> Settings:
         else:
             flat[dot + field.name] = list(value) if isinstance(value, tuple) else value
     return flat
-
-
-def canonical(settings: Mapping[str, Any]) -> str:
-    """The same text for the same settings, whatever their order: what digests are taken of."""
-    return json.dumps(settings, sort_keys=True, separators=(",", ":"), default=str)

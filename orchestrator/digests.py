@@ -28,7 +28,7 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "ctvr"
 
 
-def canonical_json(value: Any) -> str:
+def canonical(value: Any) -> str:
     """The same text for equal values, whatever the order of keys. NaN and infinities are written as Python does.
 
     Raises:
@@ -44,9 +44,9 @@ def digest_of(value: Any) -> str:
     """SHA-256 (hex) of a JSON-able value, independent of the order of keys.
 
     Raises:
-        ValueError: as `canonical_json`.
+        ValueError: as `canonical`.
     """
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+    return hashlib.sha256(canonical(value).encode()).hexdigest()
 
 
 def source_digest() -> str:

@@ -27,9 +27,10 @@ from torch import Tensor
 from methods import METHODS, find_method
 from methods.backbone.clip import TINY, Clip, load_backbone
 from methods.base import Batch, Method, Task
-from orchestrator.config import ConfigError, build, suggest, under
+from orchestrator.config import build, suggest, under
 from orchestrator.data.batches import DataConfig, StreamData
 from orchestrator.data.frames import FrameSource
+from orchestrator.errors import ConfigError
 from orchestrator.learning.optimizer import OptimConfig, make_optimizer, train_only
 
 log = logging.getLogger(__name__)

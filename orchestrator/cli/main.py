@@ -16,8 +16,10 @@ from typing import Any, NoReturn
 
 from orchestrator.cli.options import add_settings, add_where, get_where, words_of
 from orchestrator.cli.sweep import MAIN_JOB, add_rerun, add_sweep
-from orchestrator.config import ConfigError, parse_overrides
-from orchestrator.doctor.leaks import hide_secrets, redact
+from orchestrator.config import parse_overrides
+from orchestrator.console import say
+from orchestrator.errors import ConfigError, CtvrError, Interrupted
+from orchestrator.redaction import hide_secrets, redact
 
 log = logging.getLogger(__name__)
 
@@ -40,23 +42,20 @@ def main(argv: list[str] | None = None) -> int:
         arguments = make_parser().parse_args(argv)
         with contextlib.redirect_stdout(sys.stderr):  # whatever libraries print is no result
             text = arguments.run(arguments)
-    except (ConfigError, OSError) as error:
-        is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        return _fail(f"{error}. Free some space and run again." if is_full else error, 2)
+    except CtvrError as error:
+        return _fail(error, error.status)
+    except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return _fail(f"{error}. Free some space and run again." if is_full else error, ConfigError.status)
     except KeyboardInterrupt:
-        return _fail("stopped. Finished tasks are kept; the same command goes on from them.", 130)
-    except RuntimeError as error:
-        status = {"Interrupted": 130, "FailedRuns": 1, "Diverged": 1, "StoreError": 1}.get(type(error).__name__)
-        if status is None:
-            raise
-        return _fail(error, status)
+        return _fail("stopped. Finished tasks are kept; the same command goes on from them.", Interrupted.status)
     if text:
         print(redact(text))
     return 0
 
 
 def _fail(reason: object, status: int) -> int:
-    sys.stderr.write(f"ctvr: {redact(str(reason))}\n")
+    say(f"ctvr: {redact(str(reason))}")
     return status
 
 
@@ -254,8 +253,7 @@ def _ui(arguments: argparse.Namespace) -> str:
     uri = default_uri(arguments.runs)
     command = ui_command(uri, arguments.host, arguments.port)
     prepare(uri, arguments.runs)
-    sys.stderr.write(f"MLflow: http://{arguments.host}:{arguments.port} (Ctrl-C ends it)\n")
-    sys.stderr.flush()
+    say(f"MLflow: http://{arguments.host}:{arguments.port} (Ctrl-C ends it)")
     os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # seven processes that nobody needs here
     os.execv(command[0], command)  # this process becomes the server, so that a signal to it ends the server
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config import ConfigError
+from orchestrator.console import say
+from orchestrator.errors import ConfigError
 
 
 def add_where(parser: argparse.ArgumentParser, resources: bool = False) -> None:
@@ -116,4 +116,4 @@ def check_first(arguments: argparse.Namespace, stream: str | None) -> None:
         raise ConfigError(f"{finding.subject}: {finding.text}. {finding.remedy}")
     warnings = [finding.subject for finding in found if finding.level == "warning"]
     if warnings:
-        sys.stderr.write(f"doctor: {len(warnings)} warnings ({', '.join(warnings)}); `ctvr doctor` says more\n")
+        say(f"doctor: {len(warnings)} warnings ({', '.join(warnings)}); `ctvr doctor` says more")

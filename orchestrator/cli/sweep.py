@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.cli.options import add_settings, add_where, check_code, check_first, get_where, words_of
-from orchestrator.config import ConfigError, parse_overrides
+from orchestrator.config import parse_overrides
+from orchestrator.errors import ConfigError
 
 MAIN_JOB = {"method": "framefusion_moe", "stream": "shapes-5"}
 BASELINES = "zero_shot,clip4clip,upper_bound"

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from methods.base import Batch, Task
-from orchestrator.config import ConfigError
 from orchestrator.data.augment import crop_and_flip, gray_and_jitter
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.frozen_features import FrozenFeatures
+from orchestrator.digests import digest_of
+from orchestrator.errors import ConfigError
 from orchestrator.learning.evaluate import Queries
-from orchestrator.store.store import digest_of
 from orchestrator.streams.load import Item, Stream
 
 log = logging.getLogger(__name__)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from orchestrator.config import ConfigError
-from orchestrator.store.store import MissingObject, Store, digest_file, digest_of
+from orchestrator.digests import digest_file, digest_of
+from orchestrator.errors import ConfigError, MissingObject, VideoError
+from orchestrator.store.store import Store
 from orchestrator.streams.load import Item
-from orchestrator.video.pool import Decoder, Job, Sampling, VideoError, decoder_version
+from orchestrator.video.pool import Decoder, Job, Sampling, decoder_version
 
 if TYPE_CHECKING:
     from orchestrator.data.batches import DataConfig

@@ -28,7 +28,9 @@ from methods.backbone import blocks as seams_module
 from methods.backbone import clip as clip_module
 from methods.backbone.clip import Clip, VisionTower
 from methods.base import Method
-from orchestrator.store.store import MissingObject, Store, StoreError, digest_of
+from orchestrator.digests import digest_of
+from orchestrator.errors import MissingObject, StoreError
+from orchestrator.store.store import Store
 
 log = logging.getLogger(__name__)
 KIND = "features"

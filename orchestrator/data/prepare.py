@@ -8,8 +8,8 @@ from typing import Protocol
 
 from tqdm import tqdm
 
-from orchestrator.config import ConfigError
 from orchestrator.data.frames import Broken, FrameSource
+from orchestrator.errors import ConfigError
 from orchestrator.store.garbage import note_use
 from orchestrator.streams.load import Item, Stream, missing_videos, without
 

@@ -19,11 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from orchestrator.config import ConfigError
 from orchestrator.digests import cache_folder, source_digest
 from orchestrator.doctor import machine, records
 from orchestrator.doctor.machine import Finding, listed
 from orchestrator.doctor.records import Place
+from orchestrator.errors import ConfigError
 from orchestrator.store.store import Store
 from orchestrator.streams.load import RENDERED, SPLITS, Stream, load_stream, missing_videos
 

@@ -1,26 +1,21 @@
-"""Secrets: kept out of what is said and logged, and found where they have got into files.
+"""Secrets that have got into files are found.
 
 Files are the run folder, MLflow's database and Ray's logs; a finding names the file, never the value.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 HALF_LIMIT = 4 * 2**20  # bytes read from the beginning, and as many from the end, of a large file
 _SKIPPED = re.compile(  # pictures and numbers
     r"\.(?:mp4|mkv|webm|avi|mov|png|jpe?g|gif|pdf|safetensors|np[yz]|pth?|lock)$", re.IGNORECASE
 )
-_SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|PRIVATE_KEY", re.IGNORECASE)
-_POINTER_NAME = re.compile(r"_(?:PATH|FILE|DIR|URI|URL|MODE)$", re.IGNORECASE)  # says where, not what
-_IN_ADDRESS = re.compile(r"(:/{1,2})[^\s/@\"'<>]{1,512}@")  # one slash: what pathlib makes of an address
 _SQLITE = b"SQLite format 3\0"
 
 PATTERNS: dict[str, re.Pattern[bytes]] = {
@@ -56,49 +51,6 @@ class Search:
     leaks: list[Leak] = field(default_factory=list)
     read: int = 0  # files
     unread: int = 0  # files: no time left, or not readable
-
-
-def secret_values(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables whose values are secrets: by their name, and long enough not to turn up by chance."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if _SECRET_NAME.search(name) and not _POINTER_NAME.search(name) and _is_telling(value)
-    }
-
-
-def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """The text with `***` for every secret value of the environment, and for user and password in an address."""
-    found = secret_values(os.environ if environment is None else environment)
-    for value in sorted(set(found.values()), key=len, reverse=True):
-        text = text.replace(value.strip(), "***")
-    return _IN_ADDRESS.sub(r"\1***@", text) if "@" in text else text
-
-
-def hide_secrets() -> None:
-    """From now on no log line of this process, of whatever library, holds what `redact` removes."""
-    make = logging.getLogRecordFactory()
-    if getattr(make, "hides_secrets", False):
-        return
-
-    def make_redacted(*args: Any, **more: Any) -> logging.LogRecord:
-        record = make(*args, **more)
-        try:
-            said = record.getMessage()
-        except (TypeError, ValueError):  # a mistake of its caller, which logging reports
-            return record
-        shown = redact(said)
-        if shown != said:
-            record.msg, record.args = shown, ()
-        return record
-
-    make_redacted.hides_secrets = True  # type: ignore[attr-defined]
-    logging.setLogRecordFactory(make_redacted)
-
-
-def _is_telling(value: str) -> bool:
-    value = value.strip()
-    return len(value) >= 12 or (len(value) >= 8 and not value.isalpha() and not value.isdigit())
 
 
 def find_leaks(folder: Path, values: Mapping[str, str], skip: Collection[Path] = (), seconds: float = 3.0) -> Search:

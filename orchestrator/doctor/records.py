@@ -12,8 +12,9 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from orchestrator.doctor import machine
-from orchestrator.doctor.leaks import Leak, find_leaks, secret_values
+from orchestrator.doctor.leaks import Leak, find_leaks
 from orchestrator.doctor.machine import Finding, listed
+from orchestrator.redaction import secret_values
 from orchestrator.streams.load import Stream
 from orchestrator.tracking.outbox import REFUSED, Outbox
 from orchestrator.tracking.server import check

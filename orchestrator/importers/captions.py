@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 from orchestrator.importers.builder import Captions
 from orchestrator.streams.load import read_json
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config import ConfigError, suggest
+from orchestrator.config import suggest
+from orchestrator.errors import ConfigError
 from orchestrator.importers.builder import (
     BACKBONE,
     MAX_IDS,

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config import ConfigError, suggest
+from orchestrator.config import suggest
+from orchestrator.errors import ConfigError
 from orchestrator.importers.builder import BACKBONE, MAX_IDS, Builder, Captions, Manifest, empty_task, read_csv
 from orchestrator.importers.captions import (
     all_text,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 
 SPLIT_BYTES = 4 << 20
 _TEXT = {"SHORT_BINUNICODE", "BINUNICODE", "UNICODE", "STRING", "BINSTRING", "SHORT_BINSTRING"}

@@ -8,9 +8,10 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from orchestrator.config import ConfigError, Settings
+from orchestrator.config import Settings
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.prepare import Prepare, Prepared, decode_stream
+from orchestrator.errors import ConfigError
 from orchestrator.jobs.deployment import Where, find_manifest
 from orchestrator.learning.experiment import resolve
 from orchestrator.learning.featurize import Featurize, featurize_here, featurize_stream

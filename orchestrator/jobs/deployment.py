@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -17,10 +16,12 @@ from typing import Any
 
 from methods import CONFIGURATIONS, find_method
 from methods.base import Method
-from orchestrator.config import ConfigError, Settings
+from orchestrator.config import Settings
+from orchestrator.console import say
 from orchestrator.data.batches import StreamData, check_pairs
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.prepare import prepare_stream
+from orchestrator.errors import ConfigError
 from orchestrator.learning.experiment import Experiment, frames_digest, presets_of, resolve
 from orchestrator.learning.run import Places, execute, load_clip, splits_of, trains, zero_shot_curve
 from orchestrator.streams.load import Stream, embedded_settings, load_stream
@@ -113,12 +114,6 @@ def absolute(place: str) -> str:
 def find_manifest(text: str) -> str:
     """A stream as every process finds it: a manifest's path becomes absolute."""
     return str(Path(text).resolve()) if Path(text).is_file() else text
-
-
-def say(line: str) -> None:
-    """One line for the person who waits, on stderr."""
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
 
 
 def default_presets(method: str, stream: Stream, asked: Sequence[str]) -> tuple[str, ...]:

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
-from orchestrator.config import ConfigError, Settings
-from orchestrator.store.store import MissingObject, Store
+from orchestrator.config import Settings
+from orchestrator.errors import ConfigError, MissingObject
+from orchestrator.store.store import Store
 from orchestrator.streams.load import Stream
 from orchestrator.tracking.tracker import Tracker
 from orchestrator.tracking.values import RunRecord

@@ -12,20 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.config import ConfigError, Settings
-from orchestrator.jobs.deployment import GAIN, Where, default_presets, find_method_or_say, say, table
-from orchestrator.jobs.session import (
-    FailedRuns,
-    check_machine,
-    connected,
-    interruptible,
-    make_all_ready,
-    send_waiting,
-    trial_plan,
-)
+from orchestrator.config import Settings
+from orchestrator.console import say
+from orchestrator.digests import digest_of
+from orchestrator.errors import ConfigError, FailedRuns
+from orchestrator.jobs.deployment import GAIN, Where, default_presets, find_method_or_say, table
+from orchestrator.jobs.session import check_machine, connected, interruptible, make_all_ready, send_waiting, trial_plan
 from orchestrator.learning.experiment import Experiment, resolve
 from orchestrator.learning.run import trains
-from orchestrator.store.store import digest_of
 from orchestrator.streams.load import Stream, load_stream
 from orchestrator.tables.build import seconds_of
 from orchestrator.tracking.tracker import Tracker

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.config import Settings
-from orchestrator.jobs.deployment import Ready, Where, absolute, make_ready, say
+from orchestrator.console import say
+from orchestrator.digests import digest_of
+from orchestrator.errors import Interrupted
+from orchestrator.jobs.deployment import Ready, Where, absolute, make_ready
 from orchestrator.learning.experiment import Experiment
-from orchestrator.store.store import digest_of
 from orchestrator.streams.load import Stream
 from orchestrator.tracking.server import default_uri
 from orchestrator.tracking.tracker import Tracker
@@ -21,14 +23,6 @@ if TYPE_CHECKING:
     from orchestrator.on_ray.trial import TrialPlan
 
 MLFLOW_SECONDS = 120.0  # how long a finished sweep waits for a server that is away
-
-
-class Interrupted(RuntimeError):
-    """The user stopped a job; it can be resumed."""
-
-
-class FailedRuns(RuntimeError):
-    """Runs were started and did not succeed."""
 
 
 @contextmanager

@@ -11,19 +11,19 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from methods import CONFIGURATIONS
-from orchestrator.config import ConfigError, Settings, build
+from orchestrator.config import Settings, build
+from orchestrator.console import say
+from orchestrator.errors import ConfigError, FailedRuns
 from orchestrator.jobs.deployment import (
     Where,
     default_presets,
     find_manifest,
     find_method_or_say,
     make_ready,
-    say,
     search_space,
 )
 from orchestrator.jobs.rerun import RULES, baseline, best_trials, common, last_value, rerun
 from orchestrator.jobs.session import (
-    FailedRuns,
     check_machine,
     connected,
     interruptible,

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.config import ConfigError, Settings, build
-from orchestrator.jobs.deployment import Where, default_presets, find_manifest, find_method_or_say, say
+from orchestrator.config import Settings, build
+from orchestrator.console import say
+from orchestrator.errors import ConfigError, FailedRuns, Interrupted
+from orchestrator.jobs.deployment import Where, default_presets, find_manifest, find_method_or_say
 from orchestrator.jobs.rerun import (
     RULES,
     Rerun,
@@ -25,8 +27,6 @@ from orchestrator.jobs.rerun import (
     winner,
 )
 from orchestrator.jobs.session import (
-    FailedRuns,
-    Interrupted,
     check_machine,
     connected,
     interruptible,

@@ -21,8 +21,10 @@ from torch import Tensor, nn
 
 from methods.backbone.clip import Clip
 from methods.base import Method
+from orchestrator.digests import digest_of
+from orchestrator.errors import MissingObject
 from orchestrator.learning.reuse import Prefixes
-from orchestrator.store.store import MissingObject, Store, digest_of
+from orchestrator.store.store import Store
 
 
 def backbone_state(method: Method) -> dict[str, Tensor]:

@@ -17,13 +17,15 @@ from methods import CONFIGURATIONS, find_method
 from methods import base as methods_base
 from methods.backbone.clip import TINY, TINY_FOLDER
 from methods.base import Method
-from orchestrator.config import ConfigError, Settings, build, flatten, suggest, under
+from orchestrator.config import Settings, build, flatten, suggest, under
 from orchestrator.data.batches import DataConfig
 from orchestrator.data.frames import FrameSource
+from orchestrator.digests import digest_file, digest_of
+from orchestrator.errors import ConfigError
 from orchestrator.learning.evaluate import EvaluationConfig
 from orchestrator.learning.optimizer import OptimConfig
 from orchestrator.learning.reuse import Prefixes, Reads, WatchedSettings, watched
-from orchestrator.store.store import Store, digest_file, digest_of
+from orchestrator.store.store import Store
 from orchestrator.streams.load import Stream
 
 

@@ -8,10 +8,11 @@ from typing import Protocol
 import torch
 from tqdm import tqdm
 
-from orchestrator.config import ConfigError, Settings
+from orchestrator.config import Settings
 from orchestrator.data.batches import StreamData
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.frozen_features import WORTH, frozen_features
+from orchestrator.errors import ConfigError
 from orchestrator.learning.experiment import resolve
 from orchestrator.learning.run import Places, load_clip, make_method
 from orchestrator.streams.load import Item, Stream, load_stream

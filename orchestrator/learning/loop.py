@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from methods.base import Batch, Method, Task
 from orchestrator.data.batches import StreamData, seed_of
+from orchestrator.errors import Diverged
 from orchestrator.learning.commits import Commits, Record, backbone_state, changed_state, load_state
 from orchestrator.learning.evaluate import Evaluation, EvaluationConfig, add_history, all_scores, measure
 from orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates, shares, train_only
@@ -28,10 +29,6 @@ from orchestrator.learning.reuse import Reads
 log = logging.getLogger(__name__)
 Precision = Literal["fp32", "bf16"]
 REMEDY = "Lower the learning rates, for example by optim.lr_scale."
-
-
-class Diverged(RuntimeError):
-    """The training loss is no number any more."""
 
 
 class Report(Protocol):

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from orchestrator.store.store import MissingObject, Store, digest_of
+from orchestrator.digests import digest_of
+from orchestrator.errors import MissingObject
+from orchestrator.store.store import Store
 
 T = TypeVar("T")
 REQUESTS, PREFIXES = "reads", "prefixes"  # kinds of objects in the store

@@ -18,11 +18,12 @@ import torch
 from methods import find_method
 from methods.backbone.clip import Clip, load_backbone
 from methods.base import Method
-from orchestrator.config import ConfigError, Settings
+from orchestrator.config import Settings
 from orchestrator.data.batches import StreamData, check_pairs
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.frozen_features import frozen_features
 from orchestrator.data.prepare import prepare_stream
+from orchestrator.errors import ConfigError
 from orchestrator.learning.commits import Commits, Record, load_state, read_model
 from orchestrator.learning.experiment import NOT_DECISIVE, BackboneConfig, Experiment, frames_digest, resolve
 from orchestrator.learning.loop import Loop, LoopConfig, Report, Workers

@@ -19,7 +19,7 @@ from typing import Any
 
 import ray
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 from orchestrator.on_ray.nodes import await_nodes, await_sources
 from orchestrator.on_ray.trial import TrialPlan
 

@@ -16,13 +16,12 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.config import ConfigError
 from orchestrator.data.frames import Broken, FrameSource
+from orchestrator.errors import ConfigError, StoreError, VideoError
 from orchestrator.on_ray.share_out import Columns, last_line, share_out
 from orchestrator.store.garbage import USES
-from orchestrator.store.store import StoreError
 from orchestrator.streams.load import Item
-from orchestrator.video.pool import VideoError, decoder_version
+from orchestrator.video.pool import decoder_version
 
 
 def decode_on_nodes(

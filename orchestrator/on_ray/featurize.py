@@ -10,11 +10,11 @@ import ray
 import torch
 
 from orchestrator.config import Settings
+from orchestrator.errors import StoreError
 from orchestrator.learning.featurize import Featurize, Featurizer, Progress
 from orchestrator.learning.run import Places
 from orchestrator.on_ray.decode import check_nodes
 from orchestrator.on_ray.share_out import Columns, num_blocks, share_out
-from orchestrator.store.store import StoreError
 from orchestrator.streams.load import Item
 
 

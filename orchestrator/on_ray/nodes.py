@@ -8,8 +8,8 @@ from typing import Any
 
 import ray
 
-from orchestrator.config import ConfigError
 from orchestrator.digests import source_digest
+from orchestrator.errors import ConfigError
 
 
 def await_nodes(count: int, seconds: float = 900, ask: Callable[[], object] | None = None) -> None:

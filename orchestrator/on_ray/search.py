@@ -20,7 +20,8 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, SearchAlgorithm, Searcher
 from ray.tune.search.sample import Categorical, Float, Integer
 
-from orchestrator.config import ConfigError, suggest
+from orchestrator.config import suggest
+from orchestrator.errors import ConfigError
 
 GAIN = "stream/t2v/r1_gain"
 

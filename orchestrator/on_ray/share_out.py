@@ -11,7 +11,7 @@ import ray
 import ray.data
 from ray.exceptions import RayError
 
-from orchestrator.store.store import StoreError
+from orchestrator.errors import StoreError
 
 BLOCK = 8  # items that a node takes at a time: few enough to share out, enough to be worth a start
 Columns = dict[str, np.ndarray]

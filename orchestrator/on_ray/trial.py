@@ -19,8 +19,9 @@ from ray.train.backend import BackendConfig
 from ray.train.v2._internal.callbacks import DatasetsCallback
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-from orchestrator.config import ConfigError, Settings
-from orchestrator.doctor.leaks import redact
+from orchestrator.config import Settings
+from orchestrator.errors import ConfigError, CtvrError, TrialFailed
+from orchestrator.redaction import redact
 
 if TYPE_CHECKING:
     import torch
@@ -31,17 +32,6 @@ if TYPE_CHECKING:
     from orchestrator.learning.experiment import Experiment
     from orchestrator.learning.loop import Workers
     from orchestrator.learning.run import Places
-
-
-class TrialFailed(RuntimeError):
-    """A trial ended without its result; the message is one line. `is_final`: the same would happen again."""
-
-    def __init__(self, reason: str, is_final: bool = False) -> None:
-        super().__init__(reason, is_final)
-        self.reason, self.is_final = reason, is_final
-
-    def __str__(self) -> str:
-        return self.reason
 
 
 @dataclass(frozen=True)
@@ -93,10 +83,10 @@ def train_worker(config: dict[str, Any]) -> None:
     """
     import torch
 
-    from orchestrator.doctor.leaks import hide_secrets
     from orchestrator.learning.experiment import resolve
     from orchestrator.learning.loop import Workers
     from orchestrator.learning.run import execute
+    from orchestrator.redaction import hide_secrets
     from orchestrator.streams.load import load_stream
 
     hide_secrets()
@@ -255,11 +245,9 @@ def fit(
 
 def is_final(error: BaseException) -> bool:
     """Whether an error of a worker would come again: a mistake in settings, data or code, or a loss without number."""
-    return isinstance(error, (ValueError, TypeError, AttributeError, NotImplementedError)) or _is_divergence(error)
-
-
-def _is_divergence(error: BaseException) -> bool:
-    return type(error).__name__ == "Diverged"  # of orchestrator.learning.loop, which this process need not import
+    if isinstance(error, CtvrError):
+        return error.is_final
+    return isinstance(error, (ValueError, TypeError, AttributeError, NotImplementedError))
 
 
 def explain(error: Exception) -> TrialFailed:
@@ -286,7 +274,7 @@ def _line(error: BaseException) -> str:
     """An error in one line; its type is left out where the message was written for the user."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = redact(lines[0] if lines else "")[:400]
-    if isinstance(error, ConfigError) or _is_divergence(error):
+    if isinstance(error, CtvrError):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

@@ -21,8 +21,9 @@ from typing import Any
 from ray import tune
 from ray.tune.integration.ray_train import TuneReportCallback
 
-from orchestrator.config import ConfigError, Settings, suggest
+from orchestrator.config import Settings, suggest
 from orchestrator.digests import source_digest
+from orchestrator.errors import ConfigError, TrialFailed
 from orchestrator.on_ray.connection import DRIVER_CPU, capacity, cluster, connect
 from orchestrator.on_ray.search import (
     GAIN,
@@ -36,7 +37,7 @@ from orchestrator.on_ray.search import (
     scheduler,
     search_algorithm,
 )
-from orchestrator.on_ray.trial import TrialFailed, TrialPlan, below, fit, run_name
+from orchestrator.on_ray.trial import TrialPlan, below, fit, run_name
 from orchestrator.on_ray.watch import Plans, Room, Watcher
 from orchestrator.tracking.tracker import Tracker
 

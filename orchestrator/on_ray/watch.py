@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,12 +11,12 @@ from typing import Any
 
 from ray import cloudpickle, tune
 
-from orchestrator.config import ConfigError
-from orchestrator.doctor.leaks import redact
+from orchestrator.console import duration, say
+from orchestrator.errors import ConfigError, TrialFailed
 from orchestrator.on_ray.connection import ask_for_room, capacity
 from orchestrator.on_ray.search import GAIN
-from orchestrator.on_ray.trial import TrialFailed, TrialPlan, run_name
-from orchestrator.tables.table import duration
+from orchestrator.on_ray.trial import TrialPlan, run_name
+from orchestrator.redaction import redact
 from orchestrator.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
@@ -95,7 +94,7 @@ class Watcher(tune.Callback):
         concurrent = self.room.look(self.trials - len(self.ended)) if self.room else None
         if concurrent is not None:
             self.concurrent = concurrent
-            _say(f"the cluster has room for {concurrent} trials at once now")
+            say(f"the cluster has room for {concurrent} trials at once now", with_time=True)
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._label(trial)
@@ -116,22 +115,22 @@ class Watcher(tune.Callback):
         parts.append(f"BWF {result.get('stream/t2v/bwf', math.nan):.2f}")
         is_reused = task <= int(result.get("reused", 0))
         parts.append("trained by another trial" if is_reused else f"{result.get('seconds', math.nan):.1f} s")
-        _say("  ".join(parts))
+        say("  ".join(parts), with_time=True)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         task = self.seen.get(trial.trial_id, 0)
         self.ended.add(trial.trial_id)
         if task < self.num_tasks:
-            _say(f"{self._label(trial)}  stopped after task {task}: others do better")
+            say(f"{self._label(trial)}  stopped after task {task}: others do better", with_time=True)
             self._close(trial, "FINISHED", {"ctvr.stopped": f"asha after task {task}"})
         elif trial.trial_id in self._begun:
             self._longest = max(self._longest, time.monotonic() - self._begun[trial.trial_id])
-            _say(f"{self._label(trial)}  complete after {duration(self._longest)}{self._outlook()}")
+            say(f"{self._label(trial)}  complete after {duration(self._longest)}{self._outlook()}", with_time=True)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self.ended.add(trial.trial_id)
         reason = _reason(trial)
-        _say(f"{self._label(trial)}  failed: {reason}")
+        say(f"{self._label(trial)}  failed: {reason}", with_time=True)
         self._close(trial, "FAILED", {"ctvr.error": reason})
 
     def _label(self, trial: Any) -> str:
@@ -170,8 +169,3 @@ def _reason(trial: Any) -> str:
     if isinstance(error, TrialFailed):
         return lines[0][:400] if lines else "no reason was recorded"
     return f"{type(error).__name__}: {redact(lines[0])[:300]}" if lines else type(error).__name__
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {line}\n")
-    sys.stderr.flush()

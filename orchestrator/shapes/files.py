@@ -28,7 +28,7 @@ import av
 import numpy as np
 from tqdm import tqdm
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 from orchestrator.shapes.world import Pixels
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.config import ConfigError, suggest
+from orchestrator.config import suggest
+from orchestrator.errors import ConfigError
 from orchestrator.shapes.cvlm import render_cvlm
 from orchestrator.shapes.files import Clip, render_files
 from orchestrator.shapes.scenes import CATEGORIES, Scene, draw_scene

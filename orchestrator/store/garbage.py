@@ -20,8 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.digests import digest_of
+from orchestrator.errors import MissingObject
 from orchestrator.store.names import JSON, split_name
-from orchestrator.store.store import Entry, MissingObject, Size, Store, digest_of, size_of
+from orchestrator.store.store import Entry, Size, Store, size_of
 
 DAY = 24 * 3600.0
 USES = "uses"

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError, StoreError
 
 _CACHE_GB = 100.0
 _STALE_SECONDS = 24 * 3600
@@ -33,10 +33,6 @@ class Entry(NamedTuple):
     name: str
     bytes: int
     modified: float
-
-
-class StoreError(RuntimeError):
-    """The store cannot do its work (disk full, server away). One line; it survives pickling."""
 
 
 class LocalFiles:

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.digests import canonical_json
+from orchestrator.digests import canonical
+from orchestrator.errors import DamagedObject
 
 _MAX_HEADER = 16 * 2**20  # bytes
 _MAX_DIMENSIONS = 32
@@ -50,10 +51,6 @@ class Arrays(dict[str, np.ndarray]):
         return Arrays, (dict(self), self.meta)
 
 
-class Damaged(ValueError):
-    """The bytes are not what was stored."""
-
-
 def pack(name: str, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> list[Any]:
     """Serialise to a list of buffers whose concatenation is the file; large arrays are not copied.
 
@@ -75,7 +72,7 @@ def pack(name: str, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -
             raise ValueError(f"{key!r} is no name for an array.")
         tensors[key] = array
     order = sorted(tensors, key=lambda k: (-tensors[k].itemsize, k))  # wide types first: all stay aligned
-    header: dict[str, Any] = {"__metadata__": {"sha256": _ZEROS, "name": name, "meta": canonical_json(meta)}}
+    header: dict[str, Any] = {"__metadata__": {"sha256": _ZEROS, "name": name, "meta": canonical(meta)}}
     offset = 0
     for key in order:
         end = offset + tensors[key].nbytes
@@ -98,28 +95,28 @@ def unpack(name: str, data: np.ndarray, verify: bool = True) -> Arrays:
     """Views into the bytes of a file (a 1-d uint8 array, usually a memory map), checked.
 
     Raises:
-        Damaged: if anything differs from what `pack` wrote under this name.
+        DamagedObject: if anything differs from what `pack` wrote under this name.
     """
     try:
         return _unpack(name, data, verify)
-    except Damaged:
+    except DamagedObject:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError, OverflowError) as error:
-        raise Damaged(f"unreadable header ({type(error).__name__})") from None
+        raise DamagedObject(f"unreadable header ({type(error).__name__})") from None
 
 
 def _unpack(name: str, data: np.ndarray, verify: bool) -> Arrays:
     if len(data) < 8:
-        raise Damaged("too short")
+        raise DamagedObject("too short")
     (length,) = struct.unpack("<Q", data[:8].tobytes())
     if length > min(_MAX_HEADER, len(data) - 8):
-        raise Damaged("header longer than the file")
+        raise DamagedObject("header longer than the file")
     start = 8 + length
     head = data[:start].tobytes()
     header = json.loads(head[8:])
     metadata = header.pop("__metadata__")
     if metadata["name"] != name:
-        raise Damaged(f"holds {metadata['name'][:80]!r}")
+        raise DamagedObject(f"holds {metadata['name'][:80]!r}")
     if verify:
         _verify(head, data[start:], metadata["sha256"])
     arrays: dict[str, np.ndarray] = {}
@@ -129,24 +126,24 @@ def _unpack(name: str, data: np.ndarray, verify: bool) -> Arrays:
         begin, end = entry["data_offsets"]
         whole = all(type(n) is int and n >= 0 for n in (*shape, begin, end)) and len(shape) <= _MAX_DIMENSIONS
         if not whole or begin != position or end - begin != math.prod(shape) * dtype.itemsize:
-            raise Damaged(f"array {key[:80]!r} does not fit its bytes")
+            raise DamagedObject(f"array {key[:80]!r} does not fit its bytes")
         if start + end > len(data):
-            raise Damaged("cut short")
+            raise DamagedObject("cut short")
         arrays[key] = data[start + begin : start + end].view(dtype).reshape(shape)
         arrays[key].flags.writeable = False
         position = end
     if start + position != len(data):
-        raise Damaged("more bytes than declared")
+        raise DamagedObject("more bytes than declared")
     return Arrays(arrays, json.loads(metadata["meta"]))
 
 
 def _verify(head: bytes, payload: np.ndarray, declared: str) -> None:
     if len(declared) != 64 or not declared.isascii():
-        raise Damaged("no digest")
+        raise DamagedObject("no digest")
     digest = hashlib.sha256(head.replace(declared.encode(), _ZEROS.encode(), 1))
     digest.update(payload.data)
     if digest.hexdigest() != declared:
-        raise Damaged("its SHA-256 differs")
+        raise DamagedObject("its SHA-256 differs")
 
 
 def pack_json(name: str, value: Any) -> bytes:
@@ -155,7 +152,7 @@ def pack_json(name: str, value: Any) -> bytes:
     Raises:
         ValueError: if the value is not JSON.
     """
-    text = canonical_json(value)
+    text = canonical(value)
     digest = hashlib.sha256(f"{name}\n{text}".encode()).hexdigest()
     return f'{{"sha256":"{digest}","name":{json.dumps(name)},"value":{text}}}\n'.encode()
 
@@ -164,14 +161,14 @@ def unpack_json(name: str, data: bytes) -> Any:
     """The value of `pack_json`.
 
     Raises:
-        Damaged: if a byte differs from what was stored under this name.
+        DamagedObject: if a byte differs from what was stored under this name.
     """
     try:
         value = json.loads(data)["value"]
         if pack_json(name, value) != data:
-            raise Damaged("its SHA-256 differs")
-    except Damaged:
+            raise DamagedObject("its SHA-256 differs")
+    except DamagedObject:
         raise
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Damaged(f"is no JSON object of the store ({type(error).__name__})") from None
+        raise DamagedObject(f"is no JSON object of the store ({type(error).__name__})") from None
     return value

@@ -27,9 +27,9 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import MemoryStore, S3Store
 
-from orchestrator.config import ConfigError
-from orchestrator.doctor.leaks import redact
-from orchestrator.store.local import Entry, StoreError
+from orchestrator.errors import ConfigError, StoreError
+from orchestrator.redaction import redact
+from orchestrator.store.local import Entry
 
 log = logging.getLogger(__name__)
 

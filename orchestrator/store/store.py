@@ -20,41 +20,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from orchestrator.config import ConfigError
-from orchestrator.digests import cache_folder, canonical_json, digest_file, digest_of
-from orchestrator.doctor.leaks import redact
-from orchestrator.store.local import DiskCache, Entry, LocalFiles, StoreError, cache_limit
+from orchestrator.digests import cache_folder, digest_of
+from orchestrator.errors import ConfigError, DamagedObject, MissingObject
+from orchestrator.redaction import redact
+from orchestrator.store.local import DiskCache, Entry, LocalFiles, cache_limit
 from orchestrator.store.names import ARRAYS, JSON, check_key, check_kind, is_key, object_name
-from orchestrator.store.packed import Arrays, Damaged, pack, pack_json, unpack, unpack_json
+from orchestrator.store.packed import Arrays, pack, pack_json, unpack, unpack_json
 from orchestrator.store.remote import RemoteObjects
-
-__all__ = [
-    "Arrays",
-    "Entry",
-    "MissingObject",
-    "Size",
-    "Store",
-    "StoreError",
-    "canonical_json",
-    "digest_file",
-    "digest_of",
-    "size_of",
-]
 
 log = logging.getLogger(__name__)
 
 _ASKED_SINGLY = 50  # objects; a page of a listing has 1000
-
-
-class MissingObject(KeyError):
-    """No such object, or it was damaged and has been removed. `kind` and `key` say which; it survives pickling."""
-
-    def __init__(self, kind: str, key: str) -> None:
-        super().__init__(kind, key)
-        self.kind, self.key = kind, key
-
-    def __str__(self) -> str:
-        return f"{self.kind}/{self.key}: no such object in the store"
 
 
 class Size(NamedTuple):
@@ -225,7 +201,7 @@ class Store:
                 return unpack_json(name, self._objects.read(name))
             except FileNotFoundError:
                 raise MissingObject(kind, key) from None
-            except Damaged as error:
+            except DamagedObject as error:
                 problem = error
         self._remove_damaged(self._objects, name, problem)
         raise MissingObject(kind, key)
@@ -233,7 +209,7 @@ class Store:
     def look_json(self, name: str) -> Any:
         """The value of an object, by its name in `entries`; None if it is damaged, gone or none of ours. It stays."""
         for _ in range(2):  # once more: a transfer may have been at fault
-            with contextlib.suppress(FileNotFoundError, Damaged):
+            with contextlib.suppress(FileNotFoundError, DamagedObject):
                 return unpack_json(name, self._objects.read(name))
         return None
 
@@ -292,11 +268,11 @@ class Store:
             try:
                 try:
                     _check(name, self._objects.read(name))
-                except Damaged:  # once more: a transfer may have been at fault
+                except DamagedObject:  # once more: a transfer may have been at fault
                     _check(name, self._objects.read(name))
             except FileNotFoundError:  # deleted in the meantime
                 continue
-            except Damaged as error:
+            except DamagedObject as error:
                 if remove and name.endswith((ARRAYS, JSON)):
                     self._remove_damaged(self._objects, name, error)
                 yield name, str(error)
@@ -310,11 +286,11 @@ class Store:
             return self._map(files, name)
         except FileNotFoundError:
             raise MissingObject(kind, key) from None
-        except Damaged as error:
+        except DamagedObject as error:
             self._remove_damaged(files, name, error)
         try:
             return self._map(files, name)  # whole, if another process has replaced it since
-        except (FileNotFoundError, Damaged):
+        except (FileNotFoundError, DamagedObject):
             raise MissingObject(kind, key) from None
 
     def _map(self, files: LocalFiles, name: str) -> Arrays:
@@ -322,7 +298,7 @@ class Store:
             status = os.fstat(file.fileno())
             identity = (status.st_ino, status.st_size, status.st_mtime_ns)
             if not status.st_size:
-                raise Damaged("empty")
+                raise DamagedObject("empty")
             data = np.memmap(file, np.uint8, "r").view(np.ndarray)
         known = self._verified.get(name)
         fresh = known is None or known[:2] != identity[:2] or (files is self._objects and known != identity)
@@ -337,12 +313,12 @@ class Store:
                 return data, unpack(name, np.frombuffer(data, np.uint8))
             except FileNotFoundError:
                 raise MissingObject(kind, key) from None
-            except Damaged as error:
+            except DamagedObject as error:
                 problem = error
         self._remove_damaged(self._objects, name, problem)
         raise MissingObject(kind, key)
 
-    def _remove_damaged(self, files: LocalFiles | RemoteObjects, name: str, problem: Damaged) -> None:
+    def _remove_damaged(self, files: LocalFiles | RemoteObjects, name: str, problem: DamagedObject) -> None:
         """Remove, but never an object that another process has made whole since we looked."""
         self._verified.pop(name, None)
         self.counters["damaged"] += 1
@@ -356,17 +332,17 @@ class Store:
             return
         try:
             _check(name, aside.read_bytes())
-        except Damaged:
+        except DamagedObject:
             aside.unlink(missing_ok=True)
         else:
             files.put_back(aside, name)
 
 
 def _check(name: str, data: bytes) -> None:
-    """Raises Damaged."""
+    """Raises DamagedObject."""
     if name.endswith(JSON):
         unpack_json(name, data)
     elif name.endswith(ARRAYS):
         unpack(name, np.frombuffer(data, np.uint8))
     else:
-        raise Damaged("no object of this store")
+        raise DamagedObject("no object of this store")

@@ -17,7 +17,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config import ConfigError, suggest
+from orchestrator.config import suggest
+from orchestrator.errors import ConfigError
 from orchestrator.streams.manifest import FORMAT, parse_manifest, read_json
 from orchestrator.streams.stream import SPLITS, Item, Protocol, Segment, Stream, StreamTask, describe
 from orchestrator.streams.videos import (

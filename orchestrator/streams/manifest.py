@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
-from orchestrator.config import ConfigError, suggest
+from orchestrator.config import suggest
+from orchestrator.errors import ConfigError
 from orchestrator.streams.stream import SPLITS, Item, Segment, Stream, StreamTask
 from orchestrator.streams.videos import VideoPlaces
 

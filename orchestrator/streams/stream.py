@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from orchestrator.config import ConfigError, canonical, suggest
+from orchestrator.config import suggest
+from orchestrator.digests import canonical
+from orchestrator.errors import ConfigError
 
 Protocol = Literal["ctvr", "cvlm"]
 Segment = tuple[float, float]

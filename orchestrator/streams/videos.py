@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 from orchestrator.streams.stream import SPLITS, Item, Stream, StreamTask, walk
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")

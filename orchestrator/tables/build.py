@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 from orchestrator.tables.paper_numbers import paper_numbers, place, with_paper
 from orchestrator.tables.significance import Ranks, compared, read_ranks
 from orchestrator.tables.table import Column, Row, Table, Value, number, to_csv, to_latex, to_markdown

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.config import ConfigError, Settings, build, suggest
+from orchestrator.config import Settings, build, suggest
+from orchestrator.errors import ConfigError
 from orchestrator.streams.load import read_json
 
 FOLDER = Path(__file__).parent / "table_presets"

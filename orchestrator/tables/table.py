@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from orchestrator.console import duration
+
 MISSING = "n/a"
 
 
@@ -92,15 +94,6 @@ def number(value: Value, digits: int = 2, sign: str = "±") -> str:
         return MISSING
     mean = _fixed(value.mean, digits)
     return f"{mean}{sign}{value.std:.{digits}f}" if math.isfinite(value.std) else mean
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
-    if not math.isfinite(seconds):
-        return MISSING
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def to_markdown(tables: Table | Sequence[Table]) -> str:

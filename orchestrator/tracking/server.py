@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -20,7 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.config import Settings, canonical
+from orchestrator.config import Settings
+from orchestrator.digests import canonical
 from orchestrator.tracking.environment import environment
 from orchestrator.tracking.outbox import OFFLINE, Courier, Outbox, Record, locked
 from orchestrator.tracking.server import check, create_database, new_client, reason, shown

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.config import ConfigError, Settings
+from orchestrator.config import Settings
+from orchestrator.errors import ConfigError
 
 MAX_PARAM, MAX_TAG = 6000, 8000  # characters of one value
 

@@ -28,18 +28,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from orchestrator.config import ConfigError
-from orchestrator.video.index import (
-    Index,
-    Limits,
-    VideoError,
-    Watch,
-    check_size,
-    frame_seconds,
-    named_errors,
-    opened,
-    read_index,
-)
+from orchestrator.errors import ConfigError, VideoError
+from orchestrator.video.index import Index, Limits, Watch, check_size, frame_seconds, named_errors, opened, read_index
 
 log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from orchestrator.errors import VideoError
 from orchestrator.video.container import container_of, what_is_missing
 
 _CODECS = frozenset(
@@ -45,18 +46,6 @@ class Limits:
         for name in ("max_pixels", "max_frames", "max_seconds", "memory_bytes"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be > 0, got {getattr(self, name)}.")
-
-
-class VideoError(ValueError):
-    """One file cannot be used. `path` and `reason` say which and why; it survives pickling."""
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(str(path), reason)
-        self.path = str(path)
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
 
 
 @dataclass(frozen=True)

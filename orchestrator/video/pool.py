@@ -32,7 +32,7 @@ from typing import IO, Any
 import numpy as np
 
 from methods.backbone.weights import leave_network
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError, VideoError
 from orchestrator.video.decode import (
     Clip,
     Sampling,
@@ -42,7 +42,7 @@ from orchestrator.video.decode import (
     decoder_version,
     probe,
 )
-from orchestrator.video.index import Limits, VideoError
+from orchestrator.video.index import Limits
 
 __all__ = [
     "Clip",

@@ -16,7 +16,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from orchestrator.config import ConfigError
+from orchestrator.console import say
+from orchestrator.errors import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,12 +120,6 @@ def recovery_text(seconds: Iterable[float]) -> str:
     if not known:
         return "no recovery was needed"
     return f"recovery median {statistics.median(known):.2f} s, max {max(known):.2f} s"
-
-
-def say(line: str) -> None:
-    """One line for the person who waits, on stderr."""
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -25,12 +25,12 @@ from torch import Tensor
 
 from methods.base import Method
 from orchestrator.data.batches import StreamData
+from orchestrator.digests import digest_of
 from orchestrator.learning.commits import Commits, Record
 from orchestrator.learning.experiment import resolve
 from orchestrator.learning.run import Places, execute
 from orchestrator.shapes.files import Clip, render_files
 from orchestrator.shapes.scenes import CATEGORIES, draw_scene
-from orchestrator.store.store import digest_of
 from orchestrator.streams.load import load_stream
 from orchestrator.tracking.recorder import Recorder
 from orchestrator.tracking.server import new_client

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.store.store import Store, StoreError
+from orchestrator.errors import StoreError
+from orchestrator.store.store import Store
 from tests.chaos.faults import WHENS, Call, When, counted, killed_at, no_space_from
 
 

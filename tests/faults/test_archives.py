@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from methods.backbone.clip import load_backbone
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 from orchestrator.importers.command import import_stream
 from orchestrator.streams.load import load_stream
 

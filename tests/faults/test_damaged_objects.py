@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from orchestrator.data.frames import FrameSource
+from orchestrator.errors import MissingObject
 from orchestrator.learning.experiment import resolve
 from orchestrator.learning.run import Places, execute
-from orchestrator.store.store import MissingObject, Store
+from orchestrator.store.store import Store
 from orchestrator.video.pool import Decoder
 
 SEED, OBJECTS = 4, 2000

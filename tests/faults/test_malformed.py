@@ -15,10 +15,11 @@ import pytest
 
 from orchestrator.cli import main as cli
 from orchestrator.data.frames import FrameSource
+from orchestrator.errors import VideoError
 from orchestrator.learning.experiment import resolve
 from orchestrator.learning.run import Places
 from orchestrator.streams.load import Item, load_stream
-from orchestrator.video.pool import Decoder, Job, Sampling, VideoError
+from orchestrator.video.pool import Decoder, Job, Sampling
 from tests.faults.corpus import ANNOTATIONS, COUNTS, NARRATIONS, SPLIT, TABLE, TEST_CSV, Malformed, corpus, films
 
 HANG_SECONDS = 10

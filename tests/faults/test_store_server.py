@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from orchestrator.errors import MissingObject, StoreError
 from orchestrator.learning.commits import Commits
 from orchestrator.learning.experiment import resolve
 from orchestrator.learning.run import Places, execute
 from orchestrator.store import remote
-from orchestrator.store.store import MissingObject, Store, StoreError
+from orchestrator.store.store import Store
 from tests.chaos.life import digest_of_run
 
 pytestmark = pytest.mark.slow

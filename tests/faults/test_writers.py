@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 import torch
 
+from orchestrator.errors import MissingObject
 from orchestrator.learning.commits import Commits, Record
 from orchestrator.learning.experiment import resolve
 from orchestrator.learning.run import Places, execute
-from orchestrator.store.store import MissingObject, Store
+from orchestrator.store.store import Store
 from orchestrator.streams.load import load_stream
 from tests.chaos.faults import Call, counted, killed_at, watched
 from tests.chaos.life import digest_of_run

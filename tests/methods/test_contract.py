@@ -13,7 +13,7 @@ import torch
 from methods import CONFIGURATIONS, METHODS, find_method
 from methods.backbone.clip import Clip
 from methods.base import Method
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 from orchestrator.learning.commits import backbone_state, changed_state, load_state
 from orchestrator.learning.experiment import Experiment, presets_of, resolve
 from orchestrator.learning.optimizer import OptimConfig, make_optimizer, set_rates, train_only

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from orchestrator import digests
-from orchestrator.digests import cache_folder, digest_file, digest_of, source_digest
+from orchestrator.digests import cache_folder, canonical, digest_file, digest_of, source_digest
 
 
 def age(path, seconds=100.0, monkeypatch=None):
@@ -32,6 +32,7 @@ def hashed(monkeypatch):
 def test_digests_of_values_ignore_the_order_of_keys():
     assert digest_of({"a": 1, "b": [1.5, None]}) == digest_of({"b": (1.5, None), "a": 1})
     assert digest_of({"a": 1}) != digest_of({"a": 2})
+    assert canonical({"b": 2, "a": (1, None)}) == '{"a":[1,null],"b":2}'
 
 
 @pytest.mark.parametrize("value", [{1, 2}, object(), b"x", {"a": {1}}])

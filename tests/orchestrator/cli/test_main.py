@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli import main as cli
-from orchestrator.config import ConfigError
-from orchestrator.jobs.session import FailedRuns, Interrupted
-from orchestrator.store.store import StoreError
+from orchestrator.errors import ConfigError, FailedRuns, Interrupted, StoreError
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import argparse
 import pytest
 
 from orchestrator.cli.options import add_where, get_where, words_of
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 
 
 def parse(*words: str) -> argparse.Namespace:

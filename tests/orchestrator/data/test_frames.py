@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.config import ConfigError
 from orchestrator.data.batches import DataConfig
 from orchestrator.data.frames import FrameSource
+from orchestrator.errors import ConfigError
 from orchestrator.learning.run import Places
 
 

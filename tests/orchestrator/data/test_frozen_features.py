@@ -10,9 +10,10 @@ import torch
 
 from methods.backbone.clip import VisionTower, load_backbone
 from orchestrator.data.frozen_features import FrozenFeatures, frozen_features
+from orchestrator.errors import StoreError
 from orchestrator.learning.experiment import resolve
 from orchestrator.learning.run import Places, Result, execute, load_clip, make_method
-from orchestrator.store.store import Store, StoreError
+from orchestrator.store.store import Store
 
 CASES = {
     "frozen vision": {"method": "framefusion_moe", "method.use_ffa": False, "method.num_experts": 2},

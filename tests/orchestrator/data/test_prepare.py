@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config import ConfigError
 from orchestrator.data.batches import DataConfig
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.prepare import prepare_stream
+from orchestrator.errors import ConfigError
 from orchestrator.learning.run import Places
 from orchestrator.store.garbage import USES
 from orchestrator.streams.load import load_stream

@@ -19,7 +19,8 @@ import pytest
 from orchestrator.doctor import examine as doctor
 from orchestrator.doctor import records as doctor_records
 from orchestrator.doctor.examine import Finding, blocking, examine, machine, to_text
-from orchestrator.doctor.leaks import find_leaks, secret_values
+from orchestrator.doctor.leaks import find_leaks
+from orchestrator.redaction import secret_values
 from orchestrator.tracking import tracker as tracking
 from orchestrator.tracking.outbox import REFUSED, Outbox
 from orchestrator.tracking.server import default_uri

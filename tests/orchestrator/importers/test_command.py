@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 from orchestrator.importers.command import (
     KINDS,
     import_actnet,

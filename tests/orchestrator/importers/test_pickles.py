@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 from orchestrator.importers.pickles import read_pickle
 
 PLAIN: list[Any] = [

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 from orchestrator.jobs.cache import build_cache, collect_garbage, list_cache, recent_runs, verify_cache
 from orchestrator.jobs.deployment import Where
 from orchestrator.store.garbage import DAY

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 from orchestrator.importers.command import ACTNET_SETTINGS
 from orchestrator.jobs import deployment
 from orchestrator.jobs.deployment import (

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from methods import METHODS
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 from orchestrator.jobs.explain import RESULT, _today, compare, explain
 from orchestrator.learning.experiment import presets_of, resolve
 from orchestrator.store.store import Store

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 from orchestrator.jobs.deployment import GAIN, Where
 from orchestrator.jobs.rerun import (
     Rerun,

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.errors import Interrupted
 from orchestrator.jobs.deployment import Where
-from orchestrator.jobs.session import Interrupted, interruptible, kept_where, trial_plan
+from orchestrator.jobs.session import interruptible, kept_where, trial_plan
 from orchestrator.tracking.tracker import Tracker
 
 

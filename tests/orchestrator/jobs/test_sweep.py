@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError, FailedRuns
 from orchestrator.jobs import session
 from orchestrator.jobs.deployment import GAIN, Where
-from orchestrator.jobs.session import FailedRuns, trial_plan
+from orchestrator.jobs.session import trial_plan
 from orchestrator.jobs.sweep import SweepRequest, _conclude, _num_trials, _read_request, plan_sweep, resume, sweep
 from orchestrator.on_ray.tune import Outcome, write_plan
 from orchestrator.tracking.tracker import Tracker

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError, FailedRuns, Interrupted
 from orchestrator.jobs import sweep_table as table_jobs
 from orchestrator.jobs.deployment import GAIN, Where
-from orchestrator.jobs.session import FailedRuns, Interrupted, trial_plan
+from orchestrator.jobs.session import trial_plan
 from orchestrator.jobs.sweep import resume
 from orchestrator.jobs.sweep_table import PlannedTable, TableRequest, plan_table, sweep_table
 from orchestrator.on_ray.connection import Capacity

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import methods
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 from orchestrator.learning.experiment import code_digest, preset_settings, presets_of, resolve
 
 SMALL = {"backbone.name": "tiny-clip", "backbone.weights": "shipped"}

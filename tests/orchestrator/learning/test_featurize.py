@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from methods.backbone.clip import VisionTower
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError, StoreError
 from orchestrator.jobs.cache import build_cache
 from orchestrator.jobs.deployment import Where
 from orchestrator.learning.experiment import resolve
 from orchestrator.learning.run import Places, execute
-from orchestrator.store.store import Store, StoreError
+from orchestrator.store.store import Store
 
 
 def test_a_run_finds_what_a_build_has_made(tmp_path, manifest, small_stream, monkeypatch):

@@ -16,11 +16,12 @@ from methods.base import Method, ParamGroup
 from methods.clip4clip import Clip4Clip
 from orchestrator.data.batches import DataConfig, StreamData
 from orchestrator.data.frames import FrameSource
+from orchestrator.errors import Diverged
 from orchestrator.learning import loop
 from orchestrator.learning.commits import Commits, Record
 from orchestrator.learning.evaluate import EvaluationConfig, measure
 from orchestrator.learning.experiment import resolve
-from orchestrator.learning.loop import Diverged, Workers
+from orchestrator.learning.loop import Workers
 from orchestrator.learning.optimizer import OptimConfig
 from orchestrator.learning.run import Places, Result, execute
 from orchestrator.store.store import Store

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 
 from methods import METHODS, find_method
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 from orchestrator.learning.commits import Commits
 from orchestrator.learning.experiment import GROUPS, NOT_DECISIVE, resolve
 from orchestrator.learning.reuse import Reads

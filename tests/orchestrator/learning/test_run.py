@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 from orchestrator.learning.experiment import resolve
 from orchestrator.learning.loop import Workers
 from orchestrator.learning.run import Places, execute, load_model, splits_of

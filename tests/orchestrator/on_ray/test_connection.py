@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 from orchestrator.on_ray import connection
 from orchestrator.on_ray.connection import DRIVER_CPU, check_local, choose_gpus, fit_count
 from orchestrator.on_ray.trial import TrialPlan

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import ray
 
-from orchestrator.config import ConfigError
 from orchestrator.data.batches import DataConfig
 from orchestrator.data.frames import FrameSource
+from orchestrator.errors import ConfigError, StoreError
 from orchestrator.jobs.cache import build_cache
 from orchestrator.jobs.deployment import Where
 from orchestrator.on_ray import decode
 from orchestrator.on_ray.connection import connect
 from orchestrator.on_ray.decode import decode_on_nodes
-from orchestrator.store.store import Store, StoreError
+from orchestrator.store.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("two_cpus")]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 from orchestrator.jobs.cache import build_cache
 from orchestrator.jobs.deployment import Where
 from orchestrator.store.store import Store

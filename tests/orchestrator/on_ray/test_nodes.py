@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.config import ConfigError
 from orchestrator.digests import source_digest
+from orchestrator.errors import ConfigError
 from orchestrator.on_ray import nodes as ray_nodes
 from orchestrator.on_ray.nodes import await_nodes, await_sources
 

@@ -8,7 +8,8 @@ import pytest
 from ray import cloudpickle, tune
 from ray.tune.experiment import Experiment
 
-from orchestrator.config import ConfigError, build
+from orchestrator.config import build
+from orchestrator.errors import ConfigError
 from orchestrator.on_ray.search import (
     GAIN,
     Limiter,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.errors import FailedRuns
 from orchestrator.jobs.deployment import Where
-from orchestrator.jobs.session import FailedRuns
 from orchestrator.jobs.sweep import resume
 from orchestrator.jobs.sweep_table import TableRequest, sweep_table
 from orchestrator.on_ray.connection import connect

@@ -13,18 +13,8 @@ from ray.train import ControllerError, WorkerGroupError
 from ray.train.backend import BackendConfig
 from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, WorkerGroupStartupTimeoutError
 
-from orchestrator.config import ConfigError
-from orchestrator.learning.loop import Diverged
-from orchestrator.on_ray.trial import (
-    TrialFailed,
-    TrialPlan,
-    _backend,
-    _check_sources,
-    _EndOnMistake,
-    _Trainer,
-    explain,
-    is_final,
-)
+from orchestrator.errors import ConfigError, Diverged, TrialFailed
+from orchestrator.on_ray.trial import TrialPlan, _backend, _check_sources, _EndOnMistake, _Trainer, explain, is_final
 
 
 def wrapped(error: Exception) -> UserExceptionWithTraceback:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 from orchestrator.on_ray.trial import TrialPlan, below, run_name
 from orchestrator.on_ray.tune import (
     ListedRun,

@@ -11,11 +11,11 @@ import pytest
 from ray import cloudpickle
 from ray.exceptions import RayTaskError
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError, TrialFailed
 from orchestrator.on_ray import watch
 from orchestrator.on_ray.connection import Capacity
 from orchestrator.on_ray.search import GAIN
-from orchestrator.on_ray.trial import TrialFailed, TrialPlan, run_name
+from orchestrator.on_ray.trial import TrialPlan, run_name
 from orchestrator.on_ray.watch import Room, Watcher
 from orchestrator.tracking.tracker import Tracker, prepare
 

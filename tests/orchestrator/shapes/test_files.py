@@ -10,7 +10,7 @@ import av
 import numpy as np
 import pytest
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 from orchestrator.shapes import files as shapes_files
 from orchestrator.shapes import stream as shapes
 from orchestrator.shapes.files import encode, render_files

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 from orchestrator.shapes import files
 from orchestrator.shapes import stream as shapes
 from orchestrator.shapes.motion import MOTIONS

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from orchestrator.errors import MissingObject
 from orchestrator.learning.commits import Commits, Record
 from orchestrator.store.garbage import DAY, USES, find_garbage, note_use, remove_garbage
-from orchestrator.store.store import MissingObject, Store
+from orchestrator.store.store import Store
 
 X = {"features": np.ones((2, 3), np.float32)}
 A, B, C = "a" * 64, "b" * 64, "c" * 64

@@ -8,7 +8,8 @@ import struct
 import numpy as np
 import pytest
 
-from orchestrator.store.packed import Damaged, pack, pack_json, unpack, unpack_json
+from orchestrator.errors import DamagedObject
+from orchestrator.store.packed import pack, pack_json, unpack, unpack_json
 
 ARRAYS = {
     "frames": np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4),
@@ -54,21 +55,21 @@ def test_every_flipped_bit_is_found():
     for position in range(len(data)):
         flipped = bytearray(data)
         flipped[position] ^= 1 << (position % 8)
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedObject):
             read(bytes(flipped))
 
 
 def test_every_truncation_and_extension_is_found():
     data = packed(arrays={"x": np.arange(5, dtype=np.float32)})
     for length in range(len(data)):
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedObject):
             read(data[:length])
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedObject):
         read(data + b"\0")
 
 
 def test_an_object_under_another_name_is_damaged():
-    with pytest.raises(Damaged, match="holds"):
+    with pytest.raises(DamagedObject, match="holds"):
         read(packed(), "k/b.safetensors")
 
 
@@ -91,13 +92,13 @@ def test_hostile_headers_are_refused_even_without_the_digest(entry):
     metadata = {"sha256": "0" * 64, "name": "n", "meta": "{}"}
     text = json.dumps({"__metadata__": metadata, "x": entry}).encode()
     data = struct.pack("<Q", len(text)) + text + bytes(8)
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedObject):
         unpack("n", np.frombuffer(data, np.uint8), verify=False)
 
 
 def test_a_deeply_nested_header_is_refused():
     text = b"[" * 100_000
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedObject):
         read(struct.pack("<Q", len(text)) + text)
 
 
@@ -112,12 +113,12 @@ def test_json_comes_back_equal_and_every_flipped_bit_is_found():
     value = {"b": [1, 2.5, None, "é"], "a": {"nested": True}, "nan": float("inf")}
     data = pack_json("k/a.json", value)
     assert unpack_json("k/a.json", data) == value
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedObject):
         unpack_json("k/b.json", data)
     for position in range(len(data)):
         flipped = bytearray(data)
         flipped[position] ^= 1 << (position % 8)
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedObject):
             unpack_json("k/a.json", bytes(flipped))
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedObject):
             unpack_json("k/a.json", data[:position])

@@ -21,12 +21,12 @@ import numpy as np
 import obstore
 import pytest
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError, MissingObject, StoreError
 from orchestrator.learning.experiment import resolve
 from orchestrator.learning.run import Places, execute
 from orchestrator.store import remote
 from orchestrator.store.garbage import find_garbage, remove_garbage
-from orchestrator.store.store import MissingObject, Store, StoreError
+from orchestrator.store.store import Store
 
 pytestmark = pytest.mark.slow
 X = {"frames": np.arange(3 * 8 * 8 * 3, dtype=np.uint8).reshape(3, 8, 8, 3)}

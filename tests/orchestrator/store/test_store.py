@@ -12,9 +12,9 @@ import threading
 import numpy as np
 import pytest
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError, MissingObject, StoreError
 from orchestrator.store import local as store_local
-from orchestrator.store.store import MissingObject, Store, StoreError
+from orchestrator.store.store import Store
 
 X = {"frames": np.arange(2 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 4, 4, 3), "times": np.array([0.0, 0.5])}
 
@@ -308,10 +308,10 @@ def test_a_damaged_copy_is_fetched_again(tmp_path):
 
 
 def test_an_object_that_was_replaced_while_it_was_judged_is_kept(local):
-    from orchestrator.store.packed import Damaged
+    from orchestrator.errors import DamagedObject
 
     local.put("k", "a", X, {})
-    local._remove_damaged(local._objects, "k/a.safetensors", Damaged("as seen a moment ago"))
+    local._remove_damaged(local._objects, "k/a.safetensors", DamagedObject("as seen a moment ago"))
     np.testing.assert_array_equal(local.get("k", "a")["frames"], X["frames"])
 
 
@@ -505,7 +505,8 @@ def test_a_store_travels_to_other_processes(store):
 WRITER = """
 import sys
 import numpy as np
-from orchestrator.store.store import Store, MissingObject
+from orchestrator.store.store import Store
+from orchestrator.errors import MissingObject
 store, me = Store.open(sys.argv[1]), int(sys.argv[2])
 for i in range(30):
     x = {"x": np.full(5000, i % 5, np.int64)}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 from orchestrator.streams.load import (
     Stream,
     available_streams,

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 from orchestrator.tables.build import build, collect, seconds_of, tables, to_markdown, write
 from orchestrator.tables.paper_numbers import paper_numbers
 from orchestrator.tracking.values import RunRecord

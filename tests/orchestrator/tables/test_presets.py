@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from methods import CONFIGURATIONS, METHODS
-from orchestrator.config import ConfigError, build
+from orchestrator.config import build
+from orchestrator.errors import ConfigError
 from orchestrator.on_ray.search import SearchConfig
 from orchestrator.streams.load import RENDERED
 from orchestrator.tables.paper_numbers import paper_numbers

@@ -16,7 +16,6 @@ from orchestrator.tables.table import (
     Row,
     Table,
     Value,
-    duration,
     latex_text,
     number,
     to_csv,
@@ -141,10 +140,6 @@ def test_footnotes_go_on_after_z():
     feet = Footnotes()
     assert feet.signs(str(n) for n in range(28))[24:] == ["y", "z", "aa", "ab"]
     assert feet.signs(["0"]) == ["a"]
-
-
-def test_durations_are_said_as_a_person_would():
-    assert [duration(s) for s in (5.4, 99, 130, 5400, 7200)] == ["5 s", "99 s", "2 min", "90 min", "2.0 h"]
 
 
 def test_trials_and_time_are_columns_where_a_row_knows_them(table):

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 from orchestrator.tracking.server import check, default_uri, ui_command
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError
 from orchestrator.tracking import tracker as tracking
 from orchestrator.tracking.tracker import Tracker
 from orchestrator.tracking.values import RunRecord

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError, VideoError
 from orchestrator.video.decode import Sampling, choose_frames, decoder_version, fit, probe
-from orchestrator.video.index import Limits, VideoError
+from orchestrator.video.index import Limits
 from tests.orchestrator.video.clips import decode_apart, read_number, write_film
 
 DECODERS = [

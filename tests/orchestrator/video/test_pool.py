@@ -11,9 +11,9 @@ import sys
 import numpy as np
 import pytest
 
-from orchestrator.config import ConfigError
+from orchestrator.errors import ConfigError, VideoError
 from orchestrator.video import pool as video
-from orchestrator.video.pool import Decoder, Job, Limits, Sampling, VideoError
+from orchestrator.video.pool import Decoder, Job, Limits, Sampling
 from tests.orchestrator.video.clips import decode_apart, write_film
 
 SMALL = Sampling(4, 32)

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.doctor.leaks import hide_secrets, redact
+from orchestrator.redaction import hide_secrets, redact
 from orchestrator.tracking.server import default_uri
 
-REPOSITORY = Path(__file__).resolve().parents[3]
+REPOSITORY = Path(__file__).resolve().parents[2]
 CANARY = "cAnArY-7gK2"  # every planted secret begins so; made up
 PLANTED = {
     "AWS_SECRET_ACCESS_KEY": f"{CANARY}-aws-secret",

@@ -1,0 +1,103 @@
+"""Every exception of ours that a caller tells apart, each with the exit status that it gives a command.
+
+    Exception
+    └── CtvrError                      1    one line for the user; the command line prints it without a traceback
+        ├── ConfigError   (ValueError)   2    a mistake in what the user wrote: a setting, an option, a file, a place
+        ├── VideoError    (ValueError)   1    one video cannot be used
+        ├── DamagedObject (ValueError)   1    the bytes of an object are not what was stored
+        ├── MissingObject (KeyError)     1    no such object in the store, or it was damaged and has been removed
+        ├── StoreError    (RuntimeError) 1    the store cannot do its work: disk full, server away
+        ├── Diverged      (RuntimeError) 1    the training loss is no number any more
+        ├── TrialFailed   (RuntimeError) 1    a trial on Ray ended without its result
+        ├── FailedRuns    (RuntimeError) 1    some runs of a job did not succeed
+        └── Interrupted   (RuntimeError) 130  the user stopped a job; it can be resumed
+
+The built-in class in brackets is a base too, so code that knows nothing of ours (Ray's retries, `except KeyError`)
+does the right thing. All arguments are in `args`: an exception survives pickling from one process to another.
+What is no CtvrError is a fault of the program and ends in a traceback, but OSError, whose text is for users.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class CtvrError(Exception):
+    """Base of the tree. Its text is one line that names what is wrong and what to do.
+
+    Attributes:
+        status: exit status of a command that ends with it.
+        is_final: the same would happen if the same were tried again, on whatever machine.
+    """
+
+    status: ClassVar[int] = 1
+    is_final: bool = False
+
+
+class ConfigError(CtvrError, ValueError):
+    """A mistake in what the user wrote. Its message is one line that names the setting and the remedy."""
+
+    status = 2
+    is_final = True
+
+
+class VideoError(CtvrError, ValueError):
+    """One file cannot be used. `path` and `reason` say which and why."""
+
+    is_final = True
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(str(path), reason)
+        self.path = str(path)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+class DamagedObject(CtvrError, ValueError):
+    """The bytes of an object are not what was stored."""
+
+    is_final = True
+
+
+class MissingObject(CtvrError, KeyError):
+    """No such object, or it was damaged and has been removed. `kind` and `key` say which."""
+
+    def __init__(self, kind: str, key: str) -> None:
+        super().__init__(kind, key)
+        self.kind, self.key = kind, key
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.key}: no such object in the store"
+
+
+class StoreError(CtvrError, RuntimeError):
+    """The store cannot do its work (disk full, server away). It may be able to later."""
+
+
+class Diverged(CtvrError, RuntimeError):
+    """The training loss is no number any more."""
+
+    is_final = True
+
+
+class TrialFailed(CtvrError, RuntimeError):
+    """A trial ended without its result. `reason` is one line; `is_final`: the same would happen again."""
+
+    def __init__(self, reason: str, is_final: bool = False) -> None:
+        super().__init__(reason, is_final)
+        self.reason, self.is_final = reason, is_final
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class FailedRuns(CtvrError, RuntimeError):
+    """Runs were started and did not succeed; those that did are kept."""
+
+
+class Interrupted(CtvrError, RuntimeError):
+    """The user stopped a job; it can be resumed."""
+
+    status = 130

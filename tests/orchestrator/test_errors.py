@@ -1,0 +1,69 @@
+"""One tree of exceptions: what the command line, Ray and a reader of errors.py know of them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+
+from orchestrator import errors
+from orchestrator.errors import ConfigError, CtvrError, MissingObject, TrialFailed, VideoError
+
+ORCHESTRATOR = Path(errors.__file__).parent
+CLASSES = [each for _, each in inspect.getmembers(errors, inspect.isclass) if issubclass(each, CtvrError)]
+BUILT_IN = (ValueError, KeyError, RuntimeError)
+
+
+def example(cls: type[CtvrError]) -> CtvrError:
+    if issubclass(cls, (VideoError, MissingObject)):
+        return cls("a", "b: c")
+    return TrialFailed("a: b", is_final=True) if issubclass(cls, TrialFailed) else cls("a: b")
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_an_exception_survives_pickling_and_rays_wrapper(cls):
+    from ray.exceptions import RayTaskError
+
+    error = example(cls)
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is cls
+    assert (str(again), vars(again)) == (str(error), vars(error))
+    wrapped = pickle.loads(pickle.dumps(RayTaskError("work", "traceback", error))).as_instanceof_cause()
+    assert isinstance(wrapped, cls)
+    assert type(wrapped).status == cls.status
+    assert str(wrapped.cause) == str(error)
+
+
+def test_the_drawn_tree_is_the_tree():
+    """Name, built-in base and exit status of each class stand in the module's docstring."""
+    drawn = re.findall(r"── (\w+)(?: +\((\w+)\))? +(\d+)  ", str(errors.__doc__))
+    real = [
+        (each.__name__, next((base.__name__ for base in BUILT_IN if base in each.__bases__), ""), str(each.status))
+        for each in CLASSES
+    ]
+    assert sorted(drawn) == sorted(real)
+
+
+def test_every_public_exception_of_the_package_stands_in_the_tree():
+    """A private one (`_Crash`) is caught in its own file; any other is a class of errors.py."""
+    elsewhere = [
+        f"{file.relative_to(ORCHESTRATOR)}:{node.lineno} {node.name}"
+        for file in ORCHESTRATOR.rglob("*.py")
+        if file.name != "errors.py"
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        if any(re.search(r"(Error|Exception)$", ast.unparse(base)) for base in node.bases)
+    ]
+    assert elsewhere == []
+
+
+def test_a_mistake_of_the_user_is_still_a_value_error():
+    with pytest.raises(ValueError, match="a: b"):
+        raise ConfigError("a: b")
+    assert ConfigError.status == 2
+    assert ConfigError("x").is_final
+    assert not CtvrError("x").is_final
