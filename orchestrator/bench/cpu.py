@@ -28,8 +28,9 @@ from methods import METHODS, find_method
 from methods.backbone.clip import TINY, Clip, load_backbone
 from methods.base import Batch, Method, Task
 from orchestrator.config import build, suggest, under
-from orchestrator.data.batches import DataConfig, StreamData
+from orchestrator.data.batches import StreamData
 from orchestrator.data.frames import FrameSource
+from orchestrator.data.settings import DataConfig
 from orchestrator.errors import ConfigError
 from orchestrator.learning.optimizer import OptimConfig, make_optimizer, train_only
 
@@ -248,7 +249,7 @@ def bench_store(root: Path, videos: int = 12, pairs: int = 5) -> list[Row]:
     config = DataConfig(num_frames=8, batch_size=4)
     store = Store.open(str(root / "store"))
     stored, decoded = (kind(store, config, backbone.image_size) for kind in (FrameSource, _Undecoded))
-    stored.prepare(stream.items(0, "train"), workers=1)
+    stored.decode_missing(stream.items(0, "train"), workers=1)
     method = second_task("framefusion_moe", backbone)
 
     def batches(source: FrameSource) -> Iterator[Batch]:
@@ -280,7 +281,7 @@ def bench_features(root: Path, backbone: Clip, what: str, settings: dict[str, An
     stream = load_stream(render_few(root / str(videos), videos), root)
     config = DataConfig(num_frames=frames, batch_size=2)
     source = FrameSource(Store.open(str(root / "store")), config, backbone.image_size)
-    source.prepare(stream.items(0, "train"), workers=1)
+    source.decode_missing(stream.items(0, "train"), workers=1)
     method = second_task("framefusion_moe", backbone, settings)
     cpu = torch.device("cpu")
     plain = StreamData(stream, source, backbone.tokenize, backbone.mean, backbone.std, config, cpu)
@@ -298,9 +299,9 @@ def bench_features(root: Path, backbone: Clip, what: str, settings: dict[str, An
 
 def bench_trial(root: Path, pairs: int = 2, epochs: int = 8) -> list[Row]:
     """A whole trial under Ray Tune, Ray Train and MLflow beside the bare loop; each of them with its own seed."""
-    from orchestrator.learning.experiment import resolve
-    from orchestrator.learning.loop import Workers
+    from orchestrator.learning.resolve import resolve
     from orchestrator.learning.run import Places, execute
+    from orchestrator.learning.workers import Workers
     from orchestrator.on_ray.trial import TrialPlan
     from orchestrator.on_ray.tune import connect, run_trials
     from orchestrator.tracking.tracker import prepare

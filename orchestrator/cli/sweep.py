@@ -86,7 +86,7 @@ def _search_settings(arguments: argparse.Namespace, overrides: dict[str, Any]) -
 
 def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> str:
     from orchestrator.jobs.sweep import SweepRequest, sweep
-    from orchestrator.learning.experiment import presets_of
+    from orchestrator.learning.resolve import presets_of
     from orchestrator.tables.presets import known_tables
 
     if arguments.rows:

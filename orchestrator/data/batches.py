@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,35 +22,22 @@ from methods.base import Batch, Task
 from orchestrator.data.augment import crop_and_flip, gray_and_jitter
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.frozen_features import FrozenFeatures
+from orchestrator.data.settings import DataConfig
 from orchestrator.digests import digest_of
 from orchestrator.errors import ConfigError
-from orchestrator.learning.evaluate import Queries
 from orchestrator.streams.load import Item, Stream
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """How pairs are made of a stream. Defaults: CTVR (arXiv:2503.10111), section 5.1, MSRVTT."""
+@dataclass(frozen=True)
+class Queries:
+    """The captions that search the videos of one task."""
 
-    num_frames: int = 12
-    image_size: int | None = None  # pixels of a side; none: what the backbone sees
-    batch_size: int = 8  # pairs of one step, over all workers
-    augment: Literal["none", "crop_flip", "gray_jitter"] = "none"  # flips mirror "left" and "right": off by default
-    caption_sampling: Literal["all", "random_per_video"] = "all"  # every caption, or one per video and epoch
-    unique_videos: bool = False  # no batch holds two captions of one video
-    load_threads: int = 0  # background threads that read the store; 0 reads in line
-    decoder: Literal["auto", "decord", "pyav"] = "auto"
-    cache_features: bool = True  # keep what frozen leading blocks of the vision tower make of a video (features.py)
-    skip_missing: bool = False  # go on without videos that are absent or broken (numbers change: the gallery shrinks)
-
-    def __post_init__(self) -> None:
-        for name in ("num_frames", "image_size", "batch_size"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}.")
-        if self.load_threads < 0:
-            raise ValueError(f"load_threads must be >= 0, got {self.load_threads}. Use 0 to read in line.")
+    tokens: Tensor  # (Q, L)
+    target: Tensor  # (Q,) index of the caption's own video within its task
+    twin: Tensor  # (Q,) index of the time-reversed twin within its task, -1 without one
+    names: tuple[str, ...] = ()  # "<video id>#<caption number>", for the stored ranks
 
 
 def seed_of(*parts: object) -> int:

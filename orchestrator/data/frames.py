@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from orchestrator.data.settings import DataConfig
 from orchestrator.digests import digest_file, digest_of
 from orchestrator.errors import ConfigError, MissingObject, VideoError
 from orchestrator.store.store import Store
 from orchestrator.streams.load import Item
 from orchestrator.video.pool import Decoder, Job, Sampling, decoder_version
-
-if TYPE_CHECKING:
-    from orchestrator.data.batches import DataConfig
 
 Broken = list[tuple[Item, VideoError]]
 
@@ -86,7 +84,7 @@ class FrameSource:
                 broken.append((item, VideoError(item.path, error.strerror or str(error))))
         return keys, broken
 
-    def prepare(
+    def decode_missing(
         self, items: Sequence[Item], workers: int = 2, progress: Callable[[int], object] | None = None
     ) -> tuple[int, Broken]:
         """Decode items into the store, in bounded child processes.

@@ -1,4 +1,4 @@
-"""Every video of a stream decoded once, before anybody trains: by this machine, or by whoever `Prepare` stands for."""
+"""Every video of a stream decoded once, before anybody trains: by this machine, or by another `DecodeMissing`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from orchestrator.store.garbage import note_use
 from orchestrator.streams.load import Item, Stream, missing_videos, without
 
 
-class Prepare(Protocol):
-    """Decodes items into the store; see `FrameSource.prepare`."""
+class DecodeMissing(Protocol):
+    """Decodes items into the store; see `FrameSource.decode_missing`."""
 
     def __call__(
         self, items: Sequence[Item], workers: int = 2, progress: Callable[[int], object] | None = None
@@ -38,13 +38,13 @@ def decode_stream(
     splits: Sequence[str],
     workers: int = 2,
     progress: bool = True,
-    prepare: Prepare | None = None,
+    decode: DecodeMissing | None = None,
 ) -> Prepared:
     """Decode every video of the splits that is not in the store; note there that the stream uses these frames.
 
     Args:
         workers: processes that decode at once.
-        prepare: who decodes; default `source.prepare`, on this machine.
+        decode: who decodes; default `source.decode_missing`, on this machine.
     """
     missing = missing_videos(stream)
     gone = {id(item) for item in missing}
@@ -61,7 +61,7 @@ def decode_stream(
     present = source.store.present("frames", list(keys.values()))
     new = [item for item, key in keys.items() if key not in present]
     with tqdm(total=len(new), desc="decoding", unit="video", disable=not progress or not new) as bar:
-        decoded, broken = (prepare or source.prepare)(new, workers, bar.update)
+        decoded, broken = (decode or source.decode_missing)(new, workers, bar.update)
     return Prepared(decoded, len(keys) - len(new), missing, [*broken, *unreadable])
 
 

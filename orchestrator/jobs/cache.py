@@ -10,12 +10,12 @@ from functools import partial
 
 from orchestrator.config import Settings
 from orchestrator.data.frames import FrameSource
-from orchestrator.data.prepare import Prepare, Prepared, decode_stream
+from orchestrator.data.prepare import DecodeMissing, Prepared, decode_stream
 from orchestrator.errors import ConfigError
 from orchestrator.jobs.deployment import Where, find_manifest
-from orchestrator.learning.experiment import resolve
+from orchestrator.learning.assemble import load_clip
 from orchestrator.learning.featurize import Featurize, featurize_here, featurize_stream
-from orchestrator.learning.run import load_clip
+from orchestrator.learning.resolve import resolve
 from orchestrator.store.garbage import DAY, by_kind, find_garbage, remove_garbage
 from orchestrator.store.store import Size, size_of
 from orchestrator.streams.load import Stream, load_stream
@@ -49,15 +49,15 @@ def build_cache(
     store = places.open_store()
     source = FrameSource(store, experiment.data, load_clip(experiment.backbone).image_size)
 
-    def build(prepare: Prepare, workers: int, featurize: Featurize | None) -> str:
-        done = decode_stream(stream, source, splits, workers, prepare=prepare)
+    def build(decode: DecodeMissing, workers: int, featurize: Featurize | None) -> str:
+        done = decode_stream(stream, source, splits, workers, decode=decode)
         lost = _lost(done)
         made = featurize_stream(stream, splits, lost, featurize) if featurize is not None else ""
         return _report(stream, done, lost, made, where, experiment.data.skip_missing)
 
     if not (on_cluster or where.address):
         here = featurize_here(experiment.settings, places) if features else None
-        return build(source.prepare, os.cpu_count() or 1, here)
+        return build(source.decode_missing, os.cpu_count() or 1, here)
     from orchestrator.on_ray.connection import choose_gpus, cluster
     from orchestrator.on_ray.decode import decode_on_nodes
     from orchestrator.on_ray.featurize import featurize_on_nodes

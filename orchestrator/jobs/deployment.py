@@ -22,8 +22,11 @@ from orchestrator.data.batches import StreamData, check_pairs
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.prepare import prepare_stream
 from orchestrator.errors import ConfigError
-from orchestrator.learning.experiment import Experiment, frames_digest, presets_of, resolve
-from orchestrator.learning.run import Places, execute, load_clip, splits_of, trains, zero_shot_curve
+from orchestrator.learning.assemble import load_clip
+from orchestrator.learning.experiment import Experiment
+from orchestrator.learning.identity import frames_digest
+from orchestrator.learning.resolve import presets_of, resolve
+from orchestrator.learning.run import Places, execute, splits_of, trains, zero_shot_curve
 from orchestrator.streams.load import Stream, embedded_settings, load_stream
 from orchestrator.tables import build
 from orchestrator.tracking.recorder import Recorder
@@ -223,7 +226,7 @@ def run(settings: Settings, presets: Sequence[str], where: Where, fresh: bool = 
             f"({row.get(GAIN, float('nan')):+.2f} over zero-shot)  BWF {row['stream/t2v/bwf']:.2f}  {seconds:.1f} s"
         )
 
-    result = execute(experiment, places, report=report_task, fresh=fresh, on_ready=recorder.ready)
+    result = execute(experiment, places, report=report_task, fresh=fresh, on_ready=recorder.ready, stream=stream)
     if result.resumed == len(result.stream.tasks):
         recorder.complete(result.record)
         say("every task had been finished before; nothing was trained (--fresh trains again)")

@@ -166,7 +166,7 @@ def _content(key: str, runs: Sequence[RunRecord]) -> list[str]:
 
 def _split(settings: Mapping[str, Any]) -> tuple[Settings, Settings]:
     """Settings that are part of a key, and those that change no result."""
-    from orchestrator.learning.experiment import NOT_DECISIVE  # torch takes seconds to import
+    from orchestrator.learning.identity import NOT_DECISIVE  # torch takes seconds to import
 
     idle = {name: value for name, value in settings.items() if name in NOT_DECISIVE}
     return {name: value for name, value in settings.items() if name not in idle}, idle
@@ -182,7 +182,8 @@ def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[l
 
 def _today(key: str, run: RunRecord) -> str:
     """Whether the code and weights of this machine give the key, from the run's settings and stream digest."""
-    from orchestrator.learning.experiment import code_digest, resolve
+    from orchestrator.learning.identity import code_digest
+    from orchestrator.learning.resolve import resolve
 
     digest = run.tags.get("ctvr.stream_digest")
     if not digest:

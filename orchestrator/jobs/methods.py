@@ -7,7 +7,7 @@ import inspect
 
 from methods import METHODS
 from orchestrator.config import flatten
-from orchestrator.learning.experiment import _find, presets_of
+from orchestrator.learning.resolve import find, presets_of
 
 CHECKED = {  # beyond the contract tests and the invariants of the papers, which every method passes
     "zero_shot": "parity with open_clip",
@@ -29,7 +29,7 @@ def methods_text() -> str:
     width = max(map(len, METHODS))
     lines = []
     for name in METHODS:
-        module = inspect.getmodule(_find(name))
+        module = inspect.getmodule(find(name))
         first = (inspect.getdoc(module) or "").split("\n\n")[0].replace("\n", " ")
         lines.append(f"{name:<{width}}  {first}")
         lines.append(f"{'':<{width}}    checked against: {CHECKED.get(name, 'the equations of its paper (no code)')}")
@@ -41,7 +41,7 @@ def methods_text() -> str:
 
 def method_text(name: str) -> str:
     """A method's settings with defaults and presets."""
-    cls = _find(name)
+    cls = find(name)
     module = inspect.getmodule(cls)
     lines = [(inspect.getdoc(module) or "").strip(), "", "settings"]
     comments = _comments(cls.Config)

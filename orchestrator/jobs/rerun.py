@@ -18,7 +18,8 @@ from orchestrator.digests import digest_of
 from orchestrator.errors import ConfigError, FailedRuns
 from orchestrator.jobs.deployment import GAIN, Where, default_presets, find_method_or_say, table
 from orchestrator.jobs.session import check_machine, connected, interruptible, make_all_ready, send_waiting, trial_plan
-from orchestrator.learning.experiment import Experiment, resolve
+from orchestrator.learning.experiment import Experiment
+from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import trains
 from orchestrator.streams.load import Stream, load_stream
 from orchestrator.tables.build import seconds_of

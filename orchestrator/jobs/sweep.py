@@ -35,7 +35,8 @@ from orchestrator.jobs.session import (
     send_waiting,
     trial_plan,
 )
-from orchestrator.learning.experiment import Experiment, presets_of, resolve
+from orchestrator.learning.experiment import Experiment
+from orchestrator.learning.resolve import presets_of, resolve
 from orchestrator.streams.load import Stream, load_stream
 from orchestrator.tracking.tracker import Tracker
 

@@ -39,7 +39,8 @@ from orchestrator.jobs.session import (
     trial_plan,
 )
 from orchestrator.jobs.sweep import Sweep, SweepRequest, check_new, close_search, flat_search, plan_sweep, videos_text
-from orchestrator.learning.experiment import Experiment, resolve
+from orchestrator.learning.experiment import Experiment
+from orchestrator.learning.resolve import resolve
 from orchestrator.streams.load import Stream, load_stream
 from orchestrator.tables.build import NOTES
 from orchestrator.tables.presets import TablePreset, TableRow, as_data, parse_preset

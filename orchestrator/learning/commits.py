@@ -1,4 +1,4 @@
-"""The durable record of a finished task, and a method as safetensors.
+"""The durable record of a finished task.
 
 A task is finished when its *commit* is in the store: a JSON record, created once and never changed,
 that names the objects (weights, gallery features) that belong to it. The first writer wins; a late one
@@ -8,82 +8,18 @@ written the same.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from methods.backbone.clip import Clip
-from methods.base import Method
 from orchestrator.digests import digest_of
 from orchestrator.errors import MissingObject
 from orchestrator.learning.reuse import Prefixes
 from orchestrator.store.store import Store
-
-
-def backbone_state(method: Method) -> dict[str, Tensor]:
-    """A copy of every backbone weight of a fresh method: what a checkpoint need not hold while it is unchanged."""
-    return {
-        name: value.detach().cpu().clone()
-        for prefix, module in method.named_modules()
-        if isinstance(module, Clip)
-        for name, value in _prefixed(prefix, module.state_dict())
-    }
-
-
-def _prefixed(prefix: str, state: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
-    return [(f"{prefix}.{name}" if prefix else name, value) for name, value in state.items()]
-
-
-def changed_state(method: Method, pretrained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The method's state without the backbone weights that still are what they were, on the CPU."""
-    state = {name: value.detach().cpu().contiguous() for name, value in method.state_dict().items()}
-    return {
-        name: value.clone()
-        for name, value in state.items()
-        if name not in pretrained or not torch.equal(value, pretrained[name])
-    }
-
-
-def load_state(method: Method, state: Mapping[str, Tensor], pretrained: Mapping[str, Tensor]) -> None:
-    """Put a saved state into a method that has replayed `begin_task`.
-
-    A buffer may change its shape (a memory, a queue); a parameter may not.
-
-    Raises:
-        ValueError: if names or parameter shapes do not fit; the message says which.
-    """
-    present = method.state_dict()
-    unknown = [name for name in state if name not in present]
-    missing = [name for name in present if name not in state and name not in pretrained]
-    if unknown or missing:
-        raise ValueError(
-            f"the checkpoint does not fit the method: {len(unknown)} unknown and {len(missing)} missing tensors, "
-            f"for example {(unknown + missing)[0]}. It was written with other settings or another version."
-        )
-    _resize_buffers(method, state)
-    full = {name: state[name] if name in state else pretrained[name] for name in present}
-    for name, parameter in method.named_parameters():
-        if full[name].shape != parameter.shape:
-            raise ValueError(
-                f"the checkpoint does not fit the method: {name} has shape {tuple(full[name].shape)}, "
-                f"expected {tuple(parameter.shape)}."
-            )
-    method.load_state_dict(full)
-
-
-def _resize_buffers(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    for name, buffer in list(module.named_buffers()):
-        if name in state and state[name].shape != buffer.shape:
-            owner, _, leaf = name.rpartition(".")
-            holder = module.get_submodule(owner)
-            setattr(holder, leaf, torch.empty(state[name].shape, dtype=state[name].dtype, device=buffer.device))
 
 
 @dataclass
@@ -265,28 +201,3 @@ def _sha(array: np.ndarray) -> str:
 def _tensor(array: np.ndarray) -> Tensor:
     """A writable copy: the store's arrays are read-only maps."""
     return torch.from_numpy(np.array(array))
-
-
-def save_model(method: Method, settings: Mapping[str, Any], tasks: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """Write a method as `model.safetensors` and `model.json`; `load_model` reads them back.
-
-    Only what differs from the pre-trained backbone is written if the backbone is frozen.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {name: value.detach().cpu().contiguous().clone() for name, value in method.state_dict().items()},
-        str(folder / "model.safetensors"),
-    )
-    (folder / "model.json").write_text(json.dumps({"settings": dict(settings), "tasks": list(tasks)}, indent=1))
-
-
-def read_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Weights and description that `save_model` wrote.
-
-    Raises:
-        FileNotFoundError: if the folder holds no model.
-    """
-    for name in ("model.safetensors", "model.json"):
-        if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder / name}: no such file. Give a folder that holds a saved model.")
-    return load_file(str(folder / "model.safetensors")), json.loads((folder / "model.json").read_text())

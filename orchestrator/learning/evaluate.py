@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from methods.base import Method
+from orchestrator.data.batches import Queries
 from orchestrator.learning import metrics
 
 _KNOWN_TEXTS: WeakKeyDictionary[Method, dict[bytes, Tensor]] = WeakKeyDictionary()
@@ -49,16 +50,6 @@ class EvaluationConfig:
         if self.select_split is None:
             return "val" if has_val else self.split
         return self.split if self.select_split == "same" else self.select_split
-
-
-@dataclass(frozen=True)
-class Queries:
-    """The captions that search the videos of one task."""
-
-    tokens: Tensor  # (Q, L)
-    target: Tensor  # (Q,) index of the caption's own video within its task
-    twin: Tensor  # (Q,) index of the time-reversed twin within its task, -1 without one
-    names: tuple[str, ...] = ()  # "<video id>#<caption number>", for the stored ranks
 
 
 @dataclass
@@ -120,7 +111,7 @@ def all_scores(
     blocks are compared as they are, without calibration (CTVR, section 4.2).
 
     Args:
-        spread: encodes captions on all workers instead of this one; see `loop.Workers.spread`.
+        spread: encodes captions on all workers instead of this one; see `workers.Workers.spread`.
         is_scoring: False only helps to encode, and returns an empty tensor.
     """
     tokens = torch.cat([q.tokens for q in queries])
@@ -139,7 +130,7 @@ def all_scores(
     return method.calibrate(torch.cat(blocks, dim=1)) if is_scoring else tokens.new_empty(0)
 
 
-def measure(scores: Tensor, queries: Sequence[Queries], sizes: Sequence[int]) -> Evaluation:
+def metrics_of(scores: Tensor, queries: Sequence[Queries], sizes: Sequence[int]) -> Evaluation:
     """All metrics of the CTVR protocol from the scores of tasks 1..t.
 
     Args:

@@ -13,8 +13,9 @@ from orchestrator.data.batches import StreamData
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.frozen_features import WORTH, frozen_features
 from orchestrator.errors import ConfigError
-from orchestrator.learning.experiment import resolve
-from orchestrator.learning.run import Places, load_clip, make_method
+from orchestrator.learning.assemble import load_clip, make_method
+from orchestrator.learning.resolve import resolve
+from orchestrator.learning.run import Places
 from orchestrator.streams.load import Item, Stream, load_stream
 
 Progress = Callable[[int], object]

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
@@ -21,10 +21,12 @@ from torch import Tensor, nn
 from methods.base import Batch, Method, Task
 from orchestrator.data.batches import StreamData, seed_of
 from orchestrator.errors import Diverged
-from orchestrator.learning.commits import Commits, Record, backbone_state, changed_state, load_state
-from orchestrator.learning.evaluate import Evaluation, EvaluationConfig, add_history, all_scores, measure
+from orchestrator.learning.commits import Commits, Record
+from orchestrator.learning.evaluate import Evaluation, EvaluationConfig, add_history, all_scores, metrics_of
 from orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates, shares, train_only
 from orchestrator.learning.reuse import Reads
+from orchestrator.learning.weights import backbone_state, changed_state, load_state
+from orchestrator.learning.workers import Workers
 
 log = logging.getLogger(__name__)
 Precision = Literal["fp32", "bf16"]
@@ -35,47 +37,6 @@ class Report(Protocol):
     """What the loop tells the world. Called on every worker; only rank 0 has metrics of the evaluation."""
 
     def __call__(self, task: Task, record: Record, seconds: float) -> None: ...
-
-
-@dataclass(frozen=True)
-class Workers:
-    """The processes that train one model together; a single one by default."""
-
-    rank: int = 0
-    size: int = 1
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-    def spread(self, encode: Callable[[Any], Tensor], rows: Any) -> Tensor:
-        """`encode(rows)`, with the rows dealt out to all workers; every worker gets the whole result."""
-        if self.size == 1:
-            return encode(rows)
-        mine = encode(rows[self.rank :: self.size]) if len(rows) > self.rank else None
-        parts: list[Tensor | None] = [None] * self.size
-        dist.all_gather_object(parts, mine)
-        found = [part for part in parts if part is not None]
-        if found[0].ndim == 3:
-            longest = max(part.shape[1] for part in found)
-            found = [nn.functional.pad(part, (0, 0, 0, longest - part.shape[1])) for part in found]
-        whole = found[0].new_zeros(len(rows), *found[0].shape[1:])
-        for rank, part in enumerate(found):
-            whole[rank :: self.size] = part
-        return whole
-
-    def agree(self, value: Any) -> Any:
-        """Rank 0's value, on every worker."""
-        if self.size == 1:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0)
-        return box[0]
-
-    def union(self, names: set[str]) -> set[str]:
-        """The names that any worker has, on every worker."""
-        if self.size == 1:
-            return set(names)
-        parts: list[Any] = [None] * self.size
-        dist.all_gather_object(parts, sorted(names))
-        return set().union(*parts)
 
 
 @dataclass(frozen=True)
@@ -305,7 +266,7 @@ class Loop:
 
         is_scoring = self.workers.rank == 0
         scores = all_scores(self.method, queries, galleries, evaluation, self.workers.device, spread, is_scoring)
-        found = measure(scores, queries, [len(gallery) for gallery in galleries]) if is_scoring else None
+        found = metrics_of(scores, queries, [len(gallery) for gallery in galleries]) if is_scoring else None
         return self.workers.agree(found)
 
     def _evaluate(self, index: int) -> Evaluation:

@@ -9,25 +9,28 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from methods import find_method
-from methods.backbone.clip import Clip, load_backbone
+from methods.backbone.clip import Clip
 from methods.base import Method
-from orchestrator.config import Settings
 from orchestrator.data.batches import StreamData, check_pairs
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.frozen_features import frozen_features
 from orchestrator.data.prepare import prepare_stream
 from orchestrator.errors import ConfigError
-from orchestrator.learning.commits import Commits, Record, load_state, read_model
-from orchestrator.learning.experiment import NOT_DECISIVE, BackboneConfig, Experiment, frames_digest, resolve
-from orchestrator.learning.loop import Loop, LoopConfig, Report, Workers
+from orchestrator.learning.assemble import load_clip, make_method
+from orchestrator.learning.commits import Commits, Record
+from orchestrator.learning.experiment import Experiment
+from orchestrator.learning.identity import NOT_DECISIVE, frames_digest
+from orchestrator.learning.loop import Loop, LoopConfig, Report
+from orchestrator.learning.resolve import resolve
 from orchestrator.learning.reuse import Reads
+from orchestrator.learning.workers import Workers
 from orchestrator.store.store import Store
 from orchestrator.streams.load import Stream, load_stream
 
@@ -43,35 +46,6 @@ SEEN_UNTRAINED = (
     "evaluation.split",
     "precision",
 )
-
-
-def load_clip(config: BackboneConfig) -> Clip:
-    """The backbone of a configuration, with mistakes reported as the user's."""
-    try:
-        return load_backbone(config.name, config.weights, sha256=config.sha256)
-    except (ValueError, FileNotFoundError) as error:
-        raise ConfigError(f"backbone: {error}") from error
-
-
-def make_method(experiment: Experiment, backbone: Clip) -> Method:
-    """A fresh method on a backbone, its own new weights seeded by the run's seed."""
-    torch.manual_seed(experiment.run.seed)
-    cls = find_method(experiment.run.method)
-    try:
-        if not cls.wraps:
-            method = cls(experiment.method, backbone)  # type: ignore[call-arg]
-        else:
-            retriever = find_method(experiment.method.base)(experiment.base, backbone)  # type: ignore[call-arg]
-            method = cls(experiment.method, retriever)  # type: ignore[call-arg]
-    except ValueError as error:
-        raise ConfigError(f"method: {error}") from error
-    most, asked = method.max_frames, experiment.data.num_frames
-    if most is not None and asked > most:
-        raise ConfigError(
-            f"data.num_frames: {asked} frames of a video are more than the {most} that {experiment.run.method} has "
-            f"positions for on this backbone. Write data.num_frames={most}."
-        )
-    return method
 
 
 @dataclass(frozen=True)
@@ -129,6 +103,7 @@ def execute(
     fresh: bool = False,
     reuse: bool = True,
     on_ready: Callable[[str, Method, StreamData, Commits], None] | None = None,
+    stream: Stream | None = None,
 ) -> Result:
     """Train and evaluate one configuration, from its last finished task on.
 
@@ -140,6 +115,7 @@ def execute(
         fresh: ignore finished tasks of an earlier run with the same key, and of all others.
         reuse: take over tasks that another run has finished where the results cannot differ.
         on_ready: called once before the first task with key, method, data and commits.
+        stream: the experiment's, where the caller has loaded it already.
     """
     workers = workers or Workers(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     complete, reads = experiment, Reads(NOT_DECISIVE)
@@ -150,19 +126,10 @@ def execute(
     else:
         _make_cuda_repeatable()
     store = places.open_store()
-    stream = load_stream(experiment.run.stream, places.root, places.videos)
-    splits = splits_of(experiment, stream)
+    stream = stream or load_stream(experiment.run.stream, places.root, places.videos)
     backbone = load_clip(experiment.backbone)
-    source = FrameSource(store, experiment.data, backbone.image_size)
-    if workers.rank == 0:  # one worker decodes what is missing, the others find it in the store
-        prepare_stream(stream, source, splits, experiment.data.skip_missing)
-    workers.agree(None)
-    stream, _ = prepare_stream(stream, source, splits, experiment.data.skip_missing, progress=False)
-    if trains(experiment):
-        check_pairs(stream, experiment.data, workers.size)
-    make_data = partial(StreamData, stream, source, backbone.tokenize, backbone.mean, backbone.std)
-    data = make_data(experiment.data, workers.device)
-    frames = frames_digest(stream, source, splits)
+    data, frames = _open_data(experiment, stream, backbone, store, workers)
+    stream = data.stream
     key = complete.key(stream, frames)
     if workers.agree(key) != key:
         raise ConfigError(
@@ -183,6 +150,24 @@ def execute(
     resumed = commits.finished(len(stream.tasks))
     reused = min(commits.reused, resumed)
     return Result(key, loop.run(), method, stream, resumed, reused)
+
+
+def _open_data(
+    experiment: Experiment, stream: Stream, backbone: Clip, store: Store, workers: Workers
+) -> tuple[StreamData, str]:
+    """The stream as tensors, every frame of it in the store, and the digest of these frames."""
+    splits = splits_of(experiment, stream)
+    source = FrameSource(store, experiment.data, backbone.image_size)
+    prepare = partial(prepare_stream, source=source, splits=splits, skip_missing=experiment.data.skip_missing)
+    if workers.rank == 0:  # one worker decodes what is missing, the others find it in the store
+        stream, _ = prepare(stream)
+    workers.agree(None)
+    if workers.rank != 0:
+        stream, _ = prepare(stream, progress=False)
+    if trains(experiment):
+        check_pairs(stream, experiment.data, workers.size)
+    make_data = partial(StreamData, stream, source, backbone.tokenize, backbone.mean, backbone.std)
+    return make_data(experiment.data, workers.device), frames_digest(stream, source, splits)
 
 
 def _make_cuda_repeatable() -> None:
@@ -221,25 +206,3 @@ def zero_shot_curve(
         data = data.with_features(frozen_features(method, store, zero.run.precision))
         Loop(method, data, config, commits, Workers(device=data.device)).run()
     return [row["stream/t2v/r1"] for row in commits.record(num_tasks).metrics]
-
-
-def load_model(folder: Path) -> tuple[Method, Settings]:
-    """A trained method from a folder that `checkpoint.save_model` wrote (an MLflow artifact `model`).
-
-    Returns the method in evaluation mode and the settings it was trained with.
-
-    Raises:
-        FileNotFoundError: if the folder holds no model.
-        ValueError: if it does not fit this version.
-    """
-    from methods.base import Task
-
-    weights, description = read_model(folder)
-    settings = description["settings"]
-    experiment = resolve(settings)
-    clip = load_clip(replace(experiment.backbone, weights="random", sha256=""))  # every tensor is in the folder
-    method = make_method(experiment, clip)
-    for task in description["tasks"]:
-        method.begin_task(Task(**{**task, "categories": tuple(task["categories"])}))
-    load_state(method, weights, {})
-    return method.eval(), settings

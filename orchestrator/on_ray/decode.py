@@ -30,7 +30,7 @@ def decode_on_nodes(
     workers: int = 0,
     progress: Callable[[int], object] | None = None,
 ) -> tuple[int, Broken]:
-    """As `FrameSource.prepare`, on the connected cluster. `workers`: at most so many at once; 0 takes every CPU.
+    """As `FrameSource.decode_missing`, on the connected cluster. `workers`: at most so many at once; 0 takes every CPU.
 
     Raises:
         ConfigError: if a node sees another store or has other decoders than this process.
@@ -59,7 +59,7 @@ def _decode(block: Columns, source: FrameSource, items: list[Item]) -> Columns:
     broken: Broken = []
     failure = ""
     try:
-        _, broken = source.prepare(chosen, workers=1)
+        _, broken = source.decode_missing(chosen, workers=1)
     except StoreError as error:
         failure = f"{error} (on {socket.gethostname()})"
     reasons = {id(item): f"{error.reason} (on {socket.gethostname()})" for item, error in broken}

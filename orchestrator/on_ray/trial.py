@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from orchestrator.data.batches import StreamData
     from orchestrator.learning.commits import Commits, Record
     from orchestrator.learning.experiment import Experiment
-    from orchestrator.learning.loop import Workers
     from orchestrator.learning.run import Places
+    from orchestrator.learning.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ def train_worker(config: dict[str, Any]) -> None:
     """
     import torch
 
-    from orchestrator.learning.experiment import resolve
-    from orchestrator.learning.loop import Workers
+    from orchestrator.learning.resolve import resolve
     from orchestrator.learning.run import execute
+    from orchestrator.learning.workers import Workers
     from orchestrator.redaction import hide_secrets
     from orchestrator.streams.load import load_stream
 
@@ -99,7 +99,8 @@ def train_worker(config: dict[str, Any]) -> None:
     has_gpu = plan.gpus_per_worker > 0 and torch.cuda.is_available()
     workers = Workers(context.get_world_rank(), context.get_world_size(), _gpu() if has_gpu else torch.device("cpu"))
     reports = _Reports(plan, experiment, config["name"], workers)
-    result = execute(experiment, places, workers, reports.report, reuse=plan.reuse, on_ready=reports.ready)
+    on_ready, reuse = reports.ready, plan.reuse
+    result = execute(experiment, places, workers, reports.report, reuse=reuse, on_ready=on_ready, stream=stream)
     reports.conclude(result.record, result.resumed == len(result.stream.tasks))
 
 

@@ -10,10 +10,12 @@ from typing import Any
 
 from methods.base import Method, Task
 from orchestrator.data.batches import StreamData
-from orchestrator.learning.commits import Commits, Record, save_model
+from orchestrator.learning.commits import Commits, Record
 from orchestrator.learning.cost import measure
-from orchestrator.learning.experiment import Experiment, frames_digest
+from orchestrator.learning.experiment import Experiment
+from orchestrator.learning.identity import frames_digest
 from orchestrator.learning.run import splits_of
+from orchestrator.learning.weights import save_model
 from orchestrator.tracking.tracker import Tracker
 
 
@@ -112,6 +114,6 @@ class Recorder:
 
 
 def export_model(method: Method, experiment: Experiment, data: StreamData, folder: Path) -> None:
-    """Write a trained method where `orchestrator.learning.run.load_model` can read it."""
+    """Write a trained method where `orchestrator.learning.assemble.load_model` can read it."""
     tasks: list[dict[str, Any]] = [vars(data.task(index)) for index in range(len(data.stream.tasks))]
     save_model(method, experiment.settings, tasks, folder)

@@ -27,7 +27,7 @@ from methods.base import Method
 from orchestrator.data.batches import StreamData
 from orchestrator.digests import digest_of
 from orchestrator.learning.commits import Commits, Record
-from orchestrator.learning.experiment import resolve
+from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
 from orchestrator.shapes.files import Clip, render_files
 from orchestrator.shapes.scenes import CATEGORIES, draw_scene

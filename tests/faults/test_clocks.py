@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from orchestrator.learning.commits import Commits
-from orchestrator.learning.experiment import resolve
+from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, Result, execute
 from orchestrator.store.local import DiskCache
 from orchestrator.store.store import Store

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.data.frames import FrameSource
 from orchestrator.errors import MissingObject
-from orchestrator.learning.experiment import resolve
+from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
 from orchestrator.store.store import Store
 from orchestrator.video.pool import Decoder

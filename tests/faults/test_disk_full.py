@@ -15,7 +15,7 @@ import torch
 from orchestrator.cli import main as cli
 from orchestrator.errors import StoreError
 from orchestrator.learning.commits import Commits, Record
-from orchestrator.learning.experiment import resolve
+from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, Result, execute
 from orchestrator.store.store import Store
 from tests.chaos.faults import Call, counted, no_space_from

@@ -16,7 +16,7 @@ import pytest
 from orchestrator.cli import main as cli
 from orchestrator.data.frames import FrameSource
 from orchestrator.errors import VideoError
-from orchestrator.learning.experiment import resolve
+from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places
 from orchestrator.streams.load import Item, load_stream
 from orchestrator.video.pool import Decoder, Job, Sampling

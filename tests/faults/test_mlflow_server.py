@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.learning.experiment import resolve
+from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
 from orchestrator.tracking import outbox
 from orchestrator.tracking.recorder import Recorder

@@ -21,7 +21,7 @@ import pytest
 
 from orchestrator.errors import MissingObject, StoreError
 from orchestrator.learning.commits import Commits
-from orchestrator.learning.experiment import resolve
+from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
 from orchestrator.store import remote
 from orchestrator.store.store import Store

@@ -18,7 +18,7 @@ import torch
 
 from orchestrator.errors import MissingObject
 from orchestrator.learning.commits import Commits, Record
-from orchestrator.learning.experiment import resolve
+from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
 from orchestrator.store.store import Store
 from orchestrator.streams.load import load_stream

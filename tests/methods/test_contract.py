@@ -14,9 +14,10 @@ from methods import CONFIGURATIONS, METHODS, find_method
 from methods.backbone.clip import Clip
 from methods.base import Method
 from orchestrator.errors import ConfigError
-from orchestrator.learning.commits import backbone_state, changed_state, load_state
-from orchestrator.learning.experiment import Experiment, presets_of, resolve
+from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.optimizer import OptimConfig, make_optimizer, set_rates, train_only
+from orchestrator.learning.resolve import presets_of, resolve
+from orchestrator.learning.weights import backbone_state, changed_state, load_state
 from tests.methods.conftest import make_batch, make_small_clip, make_task
 
 TASKS = 3

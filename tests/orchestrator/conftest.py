@@ -11,7 +11,7 @@ import av
 import numpy as np
 import pytest
 
-from orchestrator.learning.experiment import resolve
+from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
 from orchestrator.streams.load import Stream, load_stream
 

@@ -9,7 +9,8 @@ import pytest
 from ray.tune.search.sample import Categorical, Domain, Float, Integer
 
 from methods import METHODS, find_method
-from orchestrator.learning.experiment import GROUPS, presets_of, resolve
+from orchestrator.learning.experiment import GROUPS
+from orchestrator.learning.resolve import presets_of, resolve
 from orchestrator.on_ray.search import holds
 from orchestrator.tables.unpublished_settings import unpublished
 

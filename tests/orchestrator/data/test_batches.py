@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from methods.backbone.clip import load_backbone
-from orchestrator.data.batches import DataConfig, StreamData, check_pairs, index_batches, seed_of
+from orchestrator.data.batches import StreamData, check_pairs, index_batches, seed_of
 from orchestrator.data.frames import FrameSource
+from orchestrator.data.settings import DataConfig
 from orchestrator.errors import ConfigError
 from orchestrator.learning.run import Places
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.data.batches import DataConfig
 from orchestrator.data.frames import FrameSource
+from orchestrator.data.settings import DataConfig
 from orchestrator.errors import ConfigError
 from orchestrator.learning.run import Places
 

@@ -11,8 +11,9 @@ import torch
 from methods.backbone.clip import VisionTower, load_backbone
 from orchestrator.data.frozen_features import FrozenFeatures, frozen_features
 from orchestrator.errors import StoreError
-from orchestrator.learning.experiment import resolve
-from orchestrator.learning.run import Places, Result, execute, load_clip, make_method
+from orchestrator.learning.assemble import load_clip, make_method
+from orchestrator.learning.resolve import resolve
+from orchestrator.learning.run import Places, Result, execute
 from orchestrator.store.store import Store
 
 CASES = {

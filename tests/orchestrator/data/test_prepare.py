@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.data.batches import DataConfig
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.prepare import prepare_stream
+from orchestrator.data.settings import DataConfig
 from orchestrator.errors import ConfigError
 from orchestrator.learning.run import Places
 from orchestrator.store.garbage import USES

@@ -19,7 +19,7 @@ from orchestrator.jobs.deployment import (
     search_space,
     table,
 )
-from orchestrator.learning.experiment import resolve
+from orchestrator.learning.resolve import resolve
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from methods import METHODS
 from orchestrator.errors import ConfigError
 from orchestrator.jobs.explain import RESULT, _today, compare, explain
-from orchestrator.learning.experiment import presets_of, resolve
+from orchestrator.learning.resolve import presets_of, resolve
 from orchestrator.store.store import Store
 from orchestrator.streams.load import Stream
 from orchestrator.tracking import tracker as tracking

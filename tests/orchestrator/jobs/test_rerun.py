@@ -22,7 +22,7 @@ from orchestrator.jobs.rerun import (
     trains,
     winner,
 )
-from orchestrator.learning.experiment import resolve
+from orchestrator.learning.resolve import resolve
 from orchestrator.on_ray.tune import label_of
 from orchestrator.streams.load import load_stream
 from tests.orchestrator.conftest import write_stream

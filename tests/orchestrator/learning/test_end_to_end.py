@@ -9,7 +9,7 @@ import pytest
 
 from methods import METHODS
 from orchestrator.jobs.deployment import default_presets
-from orchestrator.learning.experiment import resolve
+from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
 from orchestrator.streams.load import load_stream
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from methods.base import Method
+from orchestrator.data.batches import Queries
 from orchestrator.learning import metrics
-from orchestrator.learning.evaluate import Evaluation, EvaluationConfig, Queries, add_history, all_scores, measure
+from orchestrator.learning.evaluate import Evaluation, EvaluationConfig, add_history, all_scores, metrics_of
 
 CPU = torch.device("cpu")
 
@@ -84,7 +85,7 @@ def test_the_best_epoch_is_chosen_on_validation_videos_where_there_are_any(setti
 def test_metrics_agree_with_brute_force_over_both_galleries(two_tasks):
     table, galleries, asked = two_tasks
     scores = all_scores(Lookup(table), asked, galleries, EvaluationConfig(), CPU)
-    found = measure(scores, asked, [5, 7])
+    found = metrics_of(scores, asked, [5, 7])
     rank = [1 + sum(1 for j in range(12) if scores[i, j] > scores[i, i]) for i in range(12)]
     assert found.metrics["stream/t2v/r1"] == pytest.approx(100 * sum(r == 1 for r in rank) / 12)
     assert found.metrics["stream/t2v/meanr"] == pytest.approx(sum(rank) / 12)
@@ -98,7 +99,7 @@ def test_metrics_agree_with_brute_force_over_both_galleries(two_tasks):
 def test_after_the_first_task_both_galleries_are_the_same(two_tasks):
     table, galleries, asked = two_tasks
     scores = all_scores(Lookup(table), asked[:1], galleries[:1], EvaluationConfig(), CPU)
-    found = measure(scores, asked[:1], [5])
+    found = metrics_of(scores, asked[:1], [5])
     assert found.own == found.union == [found.metrics["stream/t2v/r1"]]
 
 
@@ -107,7 +108,9 @@ def test_a_model_that_never_changes_has_no_forgetting_in_its_own_galleries(two_t
     rows = []
     for t in (1, 2):
         rows.append(
-            measure(all_scores(Lookup(table), asked[:t], galleries[:t], EvaluationConfig(), CPU), asked[:t], [5, 7][:t])
+            metrics_of(
+                all_scores(Lookup(table), asked[:t], galleries[:t], EvaluationConfig(), CPU), asked[:t], [5, 7][:t]
+            )
         )
     add_history(rows[1], [r.own for r in rows], [r.union for r in rows], "ctvr")
     assert rows[1].metrics["stream/t2v/bwf"] == 0
@@ -126,4 +129,4 @@ def test_cvlm_adds_mean_sum_and_harmonic_mean():
 def test_twins_are_offset_to_their_own_task():
     asked = [queries(0, 2), Queries(torch.tensor([[2], [3]]), torch.tensor([0, 1]), torch.tensor([1, 0]))]
     scores = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 2, 1], [0, 0, 3, 1]])
-    assert measure(scores, asked, [2, 2]).metrics["stream/t2v/twin"] == 50.0
+    assert metrics_of(scores, asked, [2, 2]).metrics["stream/t2v/twin"] == 50.0

@@ -10,7 +10,7 @@ from methods.backbone.clip import VisionTower
 from orchestrator.errors import ConfigError, StoreError
 from orchestrator.jobs.cache import build_cache
 from orchestrator.jobs.deployment import Where
-from orchestrator.learning.experiment import resolve
+from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
 from orchestrator.store.store import Store
 

@@ -14,16 +14,17 @@ import torch.distributed as dist
 from methods.backbone.clip import load_backbone
 from methods.base import Method, ParamGroup
 from methods.clip4clip import Clip4Clip
-from orchestrator.data.batches import DataConfig, StreamData
+from orchestrator.data.batches import StreamData
 from orchestrator.data.frames import FrameSource
+from orchestrator.data.settings import DataConfig
 from orchestrator.errors import Diverged
 from orchestrator.learning import loop
 from orchestrator.learning.commits import Commits, Record
-from orchestrator.learning.evaluate import EvaluationConfig, measure
-from orchestrator.learning.experiment import resolve
-from orchestrator.learning.loop import Workers
+from orchestrator.learning.evaluate import EvaluationConfig, metrics_of
 from orchestrator.learning.optimizer import OptimConfig
+from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, Result, execute
+from orchestrator.learning.workers import Workers
 from orchestrator.store.store import Store
 from orchestrator.streams.load import Stream, load_stream
 from tests.orchestrator.conftest import write_clip
@@ -164,13 +165,13 @@ def test_the_epoch_with_the_best_r1_on_the_chosen_split_is_kept(
     asked: dict[tuple[str, int], int] = {}
 
     def scripted(scores, queries, sizes):
-        found = measure(scores, queries, sizes)
+        found = metrics_of(scores, queries, sizes)
         split = "val" if "_val_" in queries[0].names[0] else "test"
         epoch = asked[split, len(sizes)] = asked.get((split, len(sizes)), 0) + 1
         found.metrics["stream/t2v/r1"] = curves[split][min(epoch, 3) - 1]
         return found
 
-    monkeypatch.setattr(loop, "measure", scripted)
+    monkeypatch.setattr(loop, "metrics_of", scripted)
     settings = {f"evaluation__{name}": value for name, value in settings.items()}
     best = train(manifest, small_stream, runs, **FLAT, optim__epochs=3, evaluation__select="best", **settings)
     assert same_weights(best, reference)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from orchestrator.learning.commits import Commits
-from orchestrator.learning.experiment import resolve
+from orchestrator.learning.resolve import resolve
 from orchestrator.learning.reuse import Prefixes, Reads, WatchedSettings, watched
 from orchestrator.learning.run import Places, execute
 from orchestrator.store.store import Store

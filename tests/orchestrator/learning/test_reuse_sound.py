@@ -15,7 +15,9 @@ import pytest
 from methods import METHODS, find_method
 from orchestrator.errors import ConfigError
 from orchestrator.learning.commits import Commits
-from orchestrator.learning.experiment import GROUPS, NOT_DECISIVE, resolve
+from orchestrator.learning.experiment import GROUPS
+from orchestrator.learning.identity import NOT_DECISIVE
+from orchestrator.learning.resolve import resolve
 from orchestrator.learning.reuse import Reads
 from orchestrator.learning.run import Places, execute
 from orchestrator.streams.load import load_stream

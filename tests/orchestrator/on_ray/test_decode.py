@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import ray
 
-from orchestrator.data.batches import DataConfig
 from orchestrator.data.frames import FrameSource
+from orchestrator.data.settings import DataConfig
 from orchestrator.errors import ConfigError, StoreError
 from orchestrator.jobs.cache import build_cache
 from orchestrator.jobs.deployment import Where
@@ -37,7 +37,7 @@ def test_nodes_decode_the_same_frames_as_one_machine(items, tmp_path):
     done: list[int] = []
     assert decode_on_nodes(there, items, progress=done.append) == (30, [])
     assert sum(done) == 30
-    here.prepare(items[:4])
+    here.decode_missing(items[:4])
     for item in items[:4]:
         np.testing.assert_array_equal(there.store.get("frames", here.key(item))["frames"], here.load(item))
     assert there.store.list("frames") == sorted(there.key(item) for item in items)

@@ -20,7 +20,7 @@ import pytest
 
 from orchestrator.jobs.deployment import GAIN, Where
 from orchestrator.jobs.sweep import SweepRequest, rerun, sweep
-from orchestrator.learning.experiment import resolve
+from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
 from orchestrator.on_ray.connection import connect
 from orchestrator.on_ray.trial import TrialPlan

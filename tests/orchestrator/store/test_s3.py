@@ -22,7 +22,7 @@ import obstore
 import pytest
 
 from orchestrator.errors import ConfigError, MissingObject, StoreError
-from orchestrator.learning.experiment import resolve
+from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
 from orchestrator.store import remote
 from orchestrator.store.garbage import find_garbage, remove_garbage

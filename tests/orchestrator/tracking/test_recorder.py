@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from methods.base import Method
-from orchestrator.learning.experiment import resolve
-from orchestrator.learning.run import Places, execute, load_model
+from orchestrator.learning.assemble import load_model
+from orchestrator.learning.resolve import resolve
+from orchestrator.learning.run import Places, execute
 from orchestrator.streams.load import Stream
 from orchestrator.tracking.recorder import Recorder
 from orchestrator.tracking.tracker import Tracker, prepare

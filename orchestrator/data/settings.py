@@ -1,0 +1,29 @@
+"""The settings `data.*`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """How pairs are made of a stream. Defaults: CTVR (arXiv:2503.10111), section 5.1, MSRVTT."""
+
+    num_frames: int = 12
+    image_size: int | None = None  # pixels of a side; none: what the backbone sees
+    batch_size: int = 8  # pairs of one step, over all workers
+    augment: Literal["none", "crop_flip", "gray_jitter"] = "none"  # flips mirror "left" and "right": off by default
+    caption_sampling: Literal["all", "random_per_video"] = "all"  # every caption, or one per video and epoch
+    unique_videos: bool = False  # no batch holds two captions of one video
+    load_threads: int = 0  # background threads that read the store; 0 reads in line
+    decoder: Literal["auto", "decord", "pyav"] = "auto"
+    cache_features: bool = True  # keep what frozen leading vision blocks make of a video (frozen_features.py)
+    skip_missing: bool = False  # go on without videos that are absent or broken (numbers change: the gallery shrinks)
+
+    def __post_init__(self) -> None:
+        for name in ("num_frames", "image_size", "batch_size"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}.")
+        if self.load_threads < 0:
+            raise ValueError(f"load_threads must be >= 0, got {self.load_threads}. Use 0 to read in line.")

@@ -1,0 +1,66 @@
+"""A method put together: its backbone loaded, its own weights made anew, or all of it read back from a folder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from methods import find_method
+from methods.backbone.clip import Clip, load_backbone
+from methods.base import Method, Task
+from orchestrator.config import Settings
+from orchestrator.errors import ConfigError
+from orchestrator.learning.experiment import BackboneConfig, Experiment
+from orchestrator.learning.resolve import resolve
+from orchestrator.learning.weights import load_state, read_model
+
+
+def load_clip(config: BackboneConfig) -> Clip:
+    """The backbone of a configuration, with mistakes reported as the user's."""
+    try:
+        return load_backbone(config.name, config.weights, sha256=config.sha256)
+    except (ValueError, FileNotFoundError) as error:
+        raise ConfigError(f"backbone: {error}") from error
+
+
+def make_method(experiment: Experiment, backbone: Clip) -> Method:
+    """A fresh method on a backbone, its own new weights seeded by the run's seed."""
+    torch.manual_seed(experiment.run.seed)
+    cls = find_method(experiment.run.method)
+    try:
+        if not cls.wraps:
+            method = cls(experiment.method, backbone)  # type: ignore[call-arg]
+        else:
+            retriever = find_method(experiment.method.base)(experiment.base, backbone)  # type: ignore[call-arg]
+            method = cls(experiment.method, retriever)  # type: ignore[call-arg]
+    except ValueError as error:
+        raise ConfigError(f"method: {error}") from error
+    most, asked = method.max_frames, experiment.data.num_frames
+    if most is not None and asked > most:
+        raise ConfigError(
+            f"data.num_frames: {asked} frames of a video are more than the {most} that {experiment.run.method} has "
+            f"positions for on this backbone. Write data.num_frames={most}."
+        )
+    return method
+
+
+def load_model(folder: Path) -> tuple[Method, Settings]:
+    """A trained method from a folder that `weights.save_model` wrote (an MLflow artifact `model`).
+
+    Returns the method in evaluation mode and the settings it was trained with.
+
+    Raises:
+        FileNotFoundError: if the folder holds no model.
+        ValueError: if it does not fit this version.
+    """
+    weights, description = read_model(folder)
+    settings = description["settings"]
+    experiment = resolve(settings)
+    clip = load_clip(replace(experiment.backbone, weights="random", sha256=""))  # every tensor is in the folder
+    method = make_method(experiment, clip)
+    for task in description["tasks"]:
+        method.begin_task(Task(**{**task, "categories": tuple(task["categories"])}))
+    load_state(method, weights, {})
+    return method.eval(), settings

@@ -1,0 +1,153 @@
+"""Settings become an experiment.
+
+Settings come from the command line, presets and streams as flat `group.name` words; `resolve` fills in the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from methods import CONFIGURATIONS, find_method
+from methods.base import Method
+from orchestrator.config import Settings, build, flatten, suggest, under
+from orchestrator.data.settings import DataConfig
+from orchestrator.errors import ConfigError
+from orchestrator.learning.experiment import GROUPS, Experiment, RunConfig
+
+
+def presets_of(method: str) -> dict[str, dict[str, Any]]:
+    """A method's presets; `paper`, the defaults, is always there."""
+    method = CONFIGURATIONS.get(method, (method, ""))[0]
+    return {"paper": {}, **find(method).PRESETS}
+
+
+def preset_settings(method: str, presets: Sequence[str], overrides: Mapping[str, Any]) -> Settings:
+    """What presets of a method set, the later ones winning.
+
+    A strategy's preset knows the retriever that the strategy wraps by default. Where `overrides` name another
+    one, `base.*` come from that retriever's own preset of the same name, if it has one.
+
+    Raises:
+        ConfigError: for an unknown preset.
+    """
+    cls, known, merged = find(method), presets_of(method), Settings()
+    for preset in presets:
+        if preset not in known:
+            raise ConfigError(
+                f"preset: {method} has none called {preset!r}.{suggest(preset, known)} Known: {', '.join(known)}."
+            )
+        settings = known[preset]
+        if cls.wraps:
+            own = settings.get("method.base", cls.Config().base)
+            base = str(overrides.get("method.base", own))
+            if base != own:
+                of_base = under(presets_of(base).get(preset, {}), "method")
+                settings = {key: value for key, value in settings.items() if not key.startswith("base.")}
+                settings |= {f"base.{key}": value for key, value in of_base.items()}
+        merged.update(settings)
+    return merged
+
+
+def find(name: str) -> type[Method]:
+    """The class of a method.
+
+    Raises:
+        ConfigError: with the nearest name that exists.
+    """
+    try:
+        return find_method(name)
+    except ValueError as error:
+        raise ConfigError(f"method: {error}") from error
+
+
+def resolve(
+    overrides: Mapping[str, Any], recommended: Mapping[str, Any] | None = None, presets: Sequence[str] = ()
+) -> Experiment:
+    """Check a configuration and fill in what it leaves open.
+
+    Later wins: defaults, the stream's recommended settings, the presets in order, the overrides.
+
+    Args:
+        overrides: flat dotted settings as the user gave them; must hold `method` and `stream`.
+        recommended: `Stream.settings`.
+        presets: names from the method's PRESETS.
+
+    Raises:
+        ConfigError: for an unknown method, preset or setting, or a value out of its range.
+    """
+    if "method" not in overrides:
+        raise ConfigError("method: is required. Add --method NAME; `ctvr methods` lists them.")
+    name = str(overrides["method"])
+    if name in CONFIGURATIONS:
+        name, preset = CONFIGURATIONS[name]
+        overrides, presets = {**overrides, "method": name}, (preset, *presets)
+    cls = find(name)
+    merged: Settings = {key: value for key, value in (recommended or {}).items() if key != "preset"}
+    merged.update(preset_settings(name, presets, overrides))
+    merged.update(overrides)
+    _refuse_unknown_groups(merged)
+    run = build(RunConfig, {key: value for key, value in merged.items() if "." not in key})
+    groups: dict[str, Any] = {group: build(config, under(merged, group), group) for group, config in GROUPS.items()}
+    method: Any = _build_method(cls, merged, groups["data"], "method")
+    base: Any = None
+    if cls.wraps:
+        base = _build_base(name, method, merged, groups["data"])
+    elif under(merged, "base"):
+        raise ConfigError(f"base.{next(iter(under(merged, 'base')))}: {name} wraps no other method. Leave it out.")
+    if groups["data"].batch_size % run.workers:
+        raise ConfigError(
+            f"data.batch_size: {groups['data'].batch_size} pairs cannot be dealt to workers={run.workers}. "
+            "Make it a multiple."
+        )
+    settings = flatten(run)
+    for group, value in groups.items():
+        settings.update(flatten(value, group))
+    settings.update(flatten(method, "method"))
+    if base is not None:
+        settings.update(flatten(base, "base"))
+    return Experiment(run, **groups, method=method, base=base, settings=settings, presets=tuple(presets))
+
+
+def _build_method(cls: type[Method], settings: Settings, data: DataConfig, prefix: str) -> Any:
+    """The settings of a method; where they depend on the frames of a video, the data's setting is the default."""
+    values = under(settings, prefix)
+    if any(f.name == "num_frames" for f in fields(cls.Config)):
+        values = {"num_frames": data.num_frames, **values}
+    made: Any = build(cls.Config, values, prefix)
+    if cls.only_frames(made) not in {None, data.num_frames}:
+        raise ConfigError(
+            f"{prefix}.num_frames: {cls.only_frames(made)} is not data.num_frames={data.num_frames}, the frames of a "
+            "video. Leave it out, or change data.num_frames."
+        )
+    return made
+
+
+def _build_base(name: str, method: Any, settings: Settings, data: DataConfig) -> Any:
+    """The settings of the retriever that strategy `name` wraps, if it can wrap it at all."""
+    wrapped = find(method.base)
+    if wrapped.wraps:
+        raise ConfigError(
+            f"method.base: {name} cannot wrap {method.base}, which wraps a retriever itself: base.* has room for "
+            "the settings of one retriever. Name a retriever, such as clip4clip."
+        )
+    base = _build_method(wrapped, settings, data, "base")
+    try:
+        find(name).check_base(method, wrapped, base)
+    except ValueError as error:
+        raise ConfigError(f"method.base: {name} cannot wrap {method.base}: {error}") from error
+    return base
+
+
+def _refuse_unknown_groups(settings: Mapping[str, Any]) -> None:
+    known = [*GROUPS, "method", "base"]
+    plain = [f.name for f in fields(RunConfig)]
+    for name in settings:
+        group, dot, _ = name.partition(".")
+        if dot and group not in known:
+            raise ConfigError(f"{name}: no such setting.{suggest(group, known)} Groups: {', '.join(known)}.")
+        if not dot and name not in plain:
+            every = [*plain, *(f"{g}.{f.name}" for g, c in GROUPS.items() for f in fields(c))]
+            hint = suggest(name, every) or f" Settings without a group: {', '.join(plain)}."
+            raise ConfigError(f"{name}: no such setting.{hint}")

@@ -1,0 +1,52 @@
+"""The processes that train one model together, and what they tell one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The processes that train one model together; a single one by default."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def spread(self, encode: Callable[[Any], Tensor], rows: Any) -> Tensor:
+        """`encode(rows)`, with the rows dealt out to all workers; every worker gets the whole result."""
+        if self.size == 1:
+            return encode(rows)
+        mine = encode(rows[self.rank :: self.size]) if len(rows) > self.rank else None
+        parts: list[Tensor | None] = [None] * self.size
+        dist.all_gather_object(parts, mine)
+        found = [part for part in parts if part is not None]
+        if found[0].ndim == 3:
+            longest = max(part.shape[1] for part in found)
+            found = [nn.functional.pad(part, (0, 0, 0, longest - part.shape[1])) for part in found]
+        whole = found[0].new_zeros(len(rows), *found[0].shape[1:])
+        for rank, part in enumerate(found):
+            whole[rank :: self.size] = part
+        return whole
+
+    def agree(self, value: Any) -> Any:
+        """Rank 0's value, on every worker."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def union(self, names: set[str]) -> set[str]:
+        """The names that any worker has, on every worker."""
+        if self.size == 1:
+            return set(names)
+        parts: list[Any] = [None] * self.size
+        dist.all_gather_object(parts, sorted(names))
+        return set().union(*parts)

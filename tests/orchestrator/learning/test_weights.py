@@ -1,0 +1,69 @@
+"""What changed in a method is kept and comes back; what does not fit is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from methods.zero_shot import ZeroShot, ZeroShotConfig
+from orchestrator.learning.weights import backbone_state, changed_state, load_state, read_model, save_model
+from tests.methods.conftest import make_small_clip
+
+
+def test_a_frozen_backbone_costs_a_checkpoint_nothing():
+    method = ZeroShot(ZeroShotConfig(), make_small_clip())
+    assert changed_state(method, backbone_state(method)) == {}
+
+
+def test_only_what_changed_is_kept_and_comes_back():
+    method = Clip4Clip(Clip4ClipConfig(), make_small_clip())
+    pretrained = backbone_state(method)
+    with torch.no_grad():
+        method.backbone.vision.proj.add_(1)
+    state = changed_state(method, pretrained)
+    assert list(state) == ["backbone.vision.proj"]
+    fresh = Clip4Clip(Clip4ClipConfig(), make_small_clip())
+    load_state(fresh, state, backbone_state(fresh))
+    for a, b in zip(method.state_dict().values(), fresh.state_dict().values()):
+        assert torch.equal(a, b)
+
+
+class WithMemory(ZeroShot):
+    def __init__(self) -> None:
+        super().__init__(ZeroShotConfig(), make_small_clip())
+        self.register_buffer("memory", torch.empty(0))
+        self.added = nn.Parameter(torch.zeros(2))
+
+
+def test_a_buffer_may_grow_but_a_parameter_may_not():
+    method = WithMemory()
+    pretrained = backbone_state(method)
+    state = {"memory": torch.arange(6.0).view(2, 3), "added": torch.ones(2)}
+    load_state(method, state, pretrained)
+    assert torch.equal(method.memory, state["memory"])
+    with pytest.raises(ValueError, match=r"added has shape \(3,\), expected \(2,\)"):
+        load_state(method, {**state, "added": torch.ones(3)}, pretrained)
+
+
+@pytest.mark.parametrize(
+    "state", [{"memory": torch.zeros(1)}, {"memory": torch.zeros(1), "added": torch.zeros(2), "x": torch.zeros(1)}]
+)
+def test_missing_and_unknown_tensors_are_refused_by_name(state):
+    method = WithMemory()
+    with pytest.raises(ValueError, match=r"does not fit the method: \d unknown and \d missing tensors, for example"):
+        load_state(method, state, backbone_state(method))
+
+
+def test_a_saved_model_is_read_back(tmp_path):
+    method = ZeroShot(ZeroShotConfig(), make_small_clip())
+    save_model(method, {"method": "zero_shot"}, [], tmp_path / "model")
+    weights, description = read_model(tmp_path / "model")
+    assert description["settings"] == {"method": "zero_shot"}
+    assert all(torch.equal(weights[name], value) for name, value in method.state_dict().items())
+
+
+def test_a_folder_without_a_model_says_so(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"model.safetensors: no such file. Give a folder"):
+        read_model(tmp_path)
