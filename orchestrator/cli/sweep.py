@@ -21,7 +21,7 @@ def add_sweep(commands: Any) -> None:
         "sweep",
         help="search a method's settings on the cluster, rerun the best over seeds, tabulate; or a whole table",
         description="Every argument has a default: without any, FrameFusionMoE is searched on the embedded stream. "
-        "--preset with the name of a table (ctvr-table1, cvlm-table1, or a .json file) searches every row of it.",
+        "--preset with the name of a table (ctvr-table1, bmu-table2, ..., or a .json file) runs every row of it.",
     )
     parser.add_argument("--method", help=f"a name from `ctvr methods` ({MAIN_JOB['method']})")
     parser.add_argument("--stream", help=f"a name from `ctvr streams` ({MAIN_JOB['stream']}, or the table's)")

@@ -102,18 +102,28 @@ def plan_table(request: TableRequest, where: Where) -> PlannedTable:
         raise ConfigError("table: without trials and without seeds nothing is run. Write --seeds 3.")
     places = where.places()
     stream = load_stream(request.stream, places.root, places.videos)
-    if stream.protocol != preset.protocol:
+    if preset.protocol not in {"any", stream.protocol}:
         raise ConfigError(
             f"--stream: {stream.name} is evaluated as {stream.protocol}, this table's rows are {preset.protocol} "
             f"methods. Choose a stream such as {preset.stream}."
         )
+    names = stream_names(stream)
+    if not any(row.is_for(names) for row in preset.rows):
+        raise ConfigError(f"--stream: none of the table's rows can run on {stream.name}. Choose {preset.stream}.")
     rows = []
     for row in preset.rows:
+        if not row.is_for(names):
+            continue
         try:
             rows.append(_plan_row(request, row, stream, search, bool(trials), where))
         except ConfigError as error:
             raise ConfigError(f"row {row.name}: {error}") from error
     return PlannedTable(request, stream, search, tuple(rows))
+
+
+def stream_names(stream: Stream) -> list[str]:
+    """What a stream is called, and the published benchmark that it is."""
+    return [stream.name, *([stream.paper] if stream.paper else [])]
 
 
 @dataclass(frozen=True)
@@ -129,7 +139,7 @@ def _plan_row(
     request: TableRequest, row: TableRow, stream: Stream, search: Any, is_searched: bool, where: Where
 ) -> PlannedRow:
     find_method_or_say(row.method)
-    overrides = {**request.preset.settings, **row.settings, **request.overrides}
+    overrides = {**request.preset.settings_of(row, stream_names(stream)), **request.overrides}
     if row.searched and is_searched:
         asked = SweepRequest(
             row.method, request.stream, f"{request.name}-{row.slug}", overrides, row.presets, asdict(search)
@@ -305,6 +315,8 @@ def _plan_text(planned: PlannedTable, room: Any, decoded: int, where: Where, tra
         f"  tracking   {tracker.uri.split('@')[-1]}",
         "  time       known when the first trial is complete",
     ]
+    if left_out := [row.name for row in request.preset.rows if not row.is_for(stream_names(planned.stream))]:
+        lines.append(f"  left out   {'; '.join(left_out)} (not for this stream)")
     if mark := planned.stream.settings_mark:
         lines.append(f"  note       {mark}")
     return "\n".join(lines)

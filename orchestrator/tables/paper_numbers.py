@@ -1,14 +1,34 @@
-"""The numbers that the papers print, beside ours: `paper_numbers/*.json`."""
+"""The numbers that the papers print, beside ours. They are data, of two kinds:
+
+`paper_numbers/STREAM.json` holds the main table of a benchmark, one entry for each method (`paper_numbers`).
+
+`paper_numbers/tables/NAME.json` holds one ablation table, each row as it is printed (`published_rows`):
+
+    {"source": "..., Table 2", "seeds": 1, "notes": ["what holds for the whole table, and where it contradicts itself"],
+     "streams": {"msrvtt-10": {"columns": ["r1", "bwf"], "recommended": {"preset": "paper"}}, ...},
+     "rows": [{"label": "w/o FFA", "row": "framefusion_moe:no-ffa",
+               "values": {"msrvtt-10": [17.59, 0.13], ...}, "notes": ["of this row"]},
+              {"label": "DiffRate", "row": null, "values": {...}}]}
+
+`row` is the row of the table preset NAME that runs it (`table_presets/NAME.json`): it says method, presets and
+settings; null is a method that is not implemented here. `recommended` are settings that the stream had in the paper, as
+`Stream.settings` holds them, where those of the code's defaults are not meant. Columns are the tables' own keys
+(`r1`, `rsum`, `gmacs`), `v2t/` before those of video to text; a value that is not printed, or not legible in the
+text at hand, is null. Numbers are copied as they are printed, those that cannot be right too: notes say so.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.config import Settings
+from orchestrator.tables.presets import load_preset
 from orchestrator.tables.table import Row, Value
 
 if TYPE_CHECKING:
@@ -16,6 +36,85 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent / "paper_numbers"
 BACKBONE = "backbone {name}, the paper has ViT-B/32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedRow:
+    """One printed row of an ablation table, on one stream."""
+
+    table: str
+    label: str  # as printed
+    stream: str
+    row: str  # of the table preset of the same name; empty: not implemented here
+    method: str  # or configuration; empty: not implemented here
+    presets: tuple[str, ...]  # on top of the stream's recommended one
+    settings: Settings  # on top of the presets
+    recommended: Settings  # `Stream.settings` of the paper, where the defaults are not meant
+    values: dict[str, float]  # column -> number, those that are printed
+    source: str
+    seeds: int | None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def mark(self) -> str:
+        """What a row that stands alone must say."""
+        return "" if self.method else "not implemented here"
+
+
+def published_tables() -> list[str]:
+    """The ablation tables whose numbers are known; each is a table preset too."""
+    return sorted(path.stem for path in (FOLDER / "tables").glob("*.json"))
+
+
+def published_rows(stream: str, table: str = "", method: str = "") -> list[PublishedRow]:
+    """The rows of ablation tables that were measured on a stream, in the papers' order.
+
+    Args:
+        stream: a published benchmark (`Stream.paper`): `msrvtt-10`, `cvlm`, `msrvtt`.
+        table: of this table alone.
+        method: of this method or configuration alone.
+    """
+    tables = [table] if table else published_tables()
+    rows = [row for name in tables for row in _table(name) if row.stream == stream]
+    return [row for row in rows if not method or row.method == method]
+
+
+def ablation_numbers(table: str, row: str, stream: str) -> PublishedRow | None:
+    """What a paper prints for a row of a table preset on a stream; None if it prints nothing."""
+    if table not in published_tables():
+        return None
+    return next((found for found in published_rows(stream, table) if found.row == row), None)
+
+
+@lru_cache
+def _table(name: str) -> tuple[PublishedRow, ...]:
+    data = json.loads((FOLDER / "tables" / f"{name}.json").read_text(encoding="utf-8"))
+    preset = load_preset(name)
+    runs = {row.name: row for row in preset.rows}
+    found = []
+    for stream, head in data["streams"].items():
+        for entry in data["rows"]:
+            if stream not in entry["values"]:
+                continue
+            run = runs[entry["row"]] if entry["row"] else None
+            pairs = zip(head["columns"], entry["values"][stream], strict=True)
+            found.append(
+                PublishedRow(
+                    table=name,
+                    label=entry["label"],
+                    stream=stream,
+                    row=entry["row"] or "",
+                    method=run.method if run else "",
+                    presets=run.presets if run else (),
+                    settings=preset.settings_of(run, [stream]) if run else {},
+                    recommended=head.get("recommended", {}),
+                    values={column: value for column, value in pairs if value is not None},
+                    source=data["source"],
+                    seeds=data.get("seeds"),
+                    notes=(*data.get("notes", ()), *entry.get("notes", ())),
+                )
+            )
+    return tuple(found)
 
 
 def paper_numbers(name: str) -> dict[str, Any] | None:

@@ -2,20 +2,29 @@
 
 A preset is a JSON file, of `orchestrator/tables/table_presets` or one's own:
 
-    {"title": ..., "protocol": "ctvr" | "cvlm", "stream": the default one, "seeds": 3,
+    {"title": ..., "protocol": "ctvr" | "cvlm" | "any", "stream": the default one, "seeds": 3,
      "search": {"trials": 8, "metric": "stream/t2v/r1_gain", ...},    (settings of SearchConfig; 0 trials: no search)
      "settings": {"optim.epochs": 4},                                 (of all rows; optional)
-     "rows": [{"name": "lwf", "searched": true, "settings": {}, "notes": ["how it differs from its paper"]}]}
+     "on": {"msrvtt": {"data.num_frames": 12}},                       (of all rows on streams of that name; optional)
+     "rows": [{"name": "lwf", "searched": true, "settings": {}, "notes": ["how it differs from its paper"]},
+              {"name": "camoe:dsl,entity"},
+              {"name": "18 frames", "method": "tempme", "presets": ["full"], "settings": {"data.num_frames": 18},
+               "on": {"shapes-*": {"data.num_frames": 12}}, "only": ["msrvtt", "shapes-*"]}]}
 
-A row's name is a method, `method:preset`, or a configuration with a name of its own (`tvr_plus_cl`).
+A row's name is unique in its table: a method, `method:preset,preset`, a configuration with a name of its own
+(`tvr_plus_cl`), or any words beside `method` and `presets`. Its presets are changes on top of the recipe that the
+stream recommends, or begin with another recipe (learning/resolve.py says what that is). Settings of one row win over
+those of all rows, those for a stream over those for every stream, and the user's over both. `on` and `only` hold
+patterns (`shapes-*`) of a stream's name or of the published benchmark that it is.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +33,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.streams.load import read_json
 
 FOLDER = Path(__file__).parent / "table_presets"
+OnStreams = dict[str, dict[str, Any]]  # pattern of a stream's name -> settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,23 +41,31 @@ class TableRow:
     """One row: what is run, and whether its settings are searched first."""
 
     name: str
+    method: str = ""  # of a row that is named otherwise
+    presets: tuple[str, ...] = ()
     searched: bool = True
     settings: dict[str, Any] = field(default_factory=dict)  # of this row alone, before the user's
+    on: OnStreams = field(default_factory=dict)
+    only: tuple[str, ...] = ()  # streams that the row can run on; all if empty
     notes: tuple[str, ...] = ()  # footnotes
 
-    @property
-    def method(self) -> str:
-        return self.name.partition(":")[0]
-
-    @property
-    def presets(self) -> tuple[str, ...]:
-        preset = self.name.partition(":")[2]
-        return (preset,) if preset else ()
+    def __post_init__(self) -> None:
+        if self.method:
+            return
+        method, presets = split_row(self.name)
+        if presets and self.presets:
+            raise ValueError(f"presets: the name {self.name!r} lists presets too. Keep one of both, or give `method`.")
+        object.__setattr__(self, "method", method)
+        object.__setattr__(self, "presets", presets or self.presets)
 
     @property
     def slug(self) -> str:
         """The name as a part of a sweep's name."""
         return re.sub(r"[^A-Za-z0-9_.-]", "-", self.name)
+
+    def is_for(self, streams: Iterable[str]) -> bool:
+        """Whether the row can run on a stream that has these names."""
+        return not self.only or any(fnmatchcase(name, pattern) for name in streams for pattern in self.only)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +73,13 @@ class TablePreset:
     """A whole table."""
 
     title: str
-    protocol: Literal["ctvr", "cvlm"]
+    protocol: Literal["ctvr", "cvlm", "any"]
     stream: str
     rows: tuple[TableRow, ...]
     seeds: int = 3
     search: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    on: OnStreams = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         names = [row.slug for row in self.rows]
@@ -68,21 +87,55 @@ class TablePreset:
             raise ValueError("rows: is empty. List at least one method.")
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"rows: {name} is listed {names.count(name)} times. Keep one of them.")
+                raise ValueError(f"rows: {name} is listed {names.count(name)} times. Keep one, or name them apart.")
 
     def only(self, wanted: Sequence[str]) -> TablePreset:
         """The table with some of its rows, in its order; all of them if none is named.
+
+        Args:
+            wanted: names of rows, which may have been split at their commas.
 
         Raises:
             ConfigError: if it has no such row.
         """
         known = [row.name for row in self.rows]
-        for name in wanted:
+        chosen = _joined(wanted, known)
+        for name in chosen:
             if name not in known:
                 raise ConfigError(
-                    f"--rows: the table has no row {name!r}.{suggest(name, known)} Rows: {', '.join(known)}."
+                    f"--rows: the table has no row {name!r}.{suggest(name, known)} Rows: {'; '.join(known)}."
                 )
-        return replace(self, rows=tuple(row for row in self.rows if not wanted or row.name in wanted))
+        return replace(self, rows=tuple(row for row in self.rows if not wanted or row.name in chosen))
+
+    def settings_of(self, row: TableRow, streams: Iterable[str]) -> Settings:
+        """The settings of a row on a stream that has these names, but for the user's."""
+        streams = list(streams)
+        return {**self.settings, **_on(self.on, streams), **row.settings, **_on(row.on, streams)}
+
+
+def split_row(word: str) -> tuple[str, tuple[str, ...]]:
+    """`method:preset,preset` as the method and its presets."""
+    method, _, presets = word.partition(":")
+    return method.strip(), tuple(preset.strip() for preset in presets.split(",") if preset.strip())
+
+
+def _on(settings: OnStreams, streams: Sequence[str]) -> Settings:
+    merged: Settings = {}
+    for pattern, values in settings.items():
+        if any(fnmatchcase(name, pattern) for name in streams):
+            merged.update(values)
+    return merged
+
+
+def _joined(words: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Names whose commas were taken for those between names: as many neighbours together as make a known one."""
+    names, start = [], 0
+    while start < len(words):
+        ends = range(len(words), start, -1)
+        end = next((end for end in ends if ",".join(words[start:end]) in known), start + 1)
+        names.append(",".join(words[start:end]))
+        start = end
+    return names
 
 
 def preset_names() -> list[str]:

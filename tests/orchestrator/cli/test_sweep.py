@@ -108,7 +108,7 @@ def test_a_rerun_has_the_words_of_its_command(capsys, tmp_path, asked):
         (
             ["--preset", "ctvr-tabel1"],
             "--preset: 'ctvr-tabel1' is no table and no preset of framefusion_moe. Did you mean 'ctvr-table1'? "
-            "Tables: ctvr-table1, cvlm-table1, or a .json file.",
+            "Tables: bmu-table2, ",
         ),
         (["--preset", "mine.json"], "--preset: there is no table 'mine.json'."),
         (["--preset", "ctvr-table1", "--rows", "lfw"], "--rows: the table has no row 'lfw'. Did you mean 'lwf'?"),

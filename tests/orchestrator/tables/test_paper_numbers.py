@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.tables.paper_numbers import paper_numbers
+from orchestrator.tables.paper_numbers import ablation_numbers, paper_numbers, published_rows, published_tables
+from orchestrator.tables.presets import load_preset
 
 STREAMS = ("msrvtt-10", "msrvtt-20", "actnet-10", "actnet-20")
 KEYS = ("r1", "r5", "r10", "medr", "meanr", "bwf")
@@ -71,3 +72,56 @@ def test_published_cvlm_rows_recompute_or_say_that_they_do_not():
         agrees = all(abs(recomputed[key] - values[key]) < 0.015 for key in recomputed)
         assert agrees == ("notes" not in entry), name
         assert values["task_01/r1"] + values["task_01/fr"] == pytest.approx(54.29)
+
+
+MEASURED_ON = (*STREAMS, "cvlm", "msrvtt", "activitynet", "didemo", "lsmdc")
+
+
+@pytest.mark.parametrize("table", published_tables())
+def test_every_row_of_an_ablation_table_is_run_by_a_row_of_its_preset_or_says_that_none_does(table):
+    rows = [row for stream in MEASURED_ON for row in published_rows(stream, table)]
+    assert {row.row for row in rows} - {""} == {row.name for row in load_preset(table).rows}
+    assert {row.mark for row in rows if not row.row} <= {"not implemented here"}
+    assert all(row.values and row.source.endswith(f"Table {table.partition('-table')[2]}") for row in rows)
+    for stream in MEASURED_ON:
+        named = [row.row for row in published_rows(stream, table) if row.row]
+        assert len(named) == len(set(named)), stream
+
+
+def test_published_recalls_sum_to_the_printed_r_sum_or_a_note_says_so():
+    checked = 0
+    for row in published_rows("msrvtt", "tempme-table2"):
+        values = row.values
+        agrees = abs(values["r1"] + values["r5"] + values["r10"] - values["rsum"]) < 0.05
+        assert agrees != any("sum to" in note for note in row.notes), row.label
+        checked += 1
+    assert checked == 19
+
+
+def test_published_cvlm_ablations_recompute_or_say_that_they_do_not():
+    for row in [*published_rows("cvlm", "bmu-table2"), *published_rows("cvlm", "bmu-table3")]:
+        final = sum(row.values[f"task_0{t}/r1"] for t in range(1, 6)) / 5
+        assert (abs(final - row.values["r1"]) < 0.015) != any("average" in note for note in row.notes), row.label
+
+
+def test_the_tables_of_one_paper_agree_where_they_print_the_same_model():
+    same = [("msrvtt", "tempme", "tempme", {"r1": 46.1}), ("msrvtt", "camoe", "camoe", {"r1": 44.6})]
+    for stream, method, row, wanted in same:
+        found = [each for each in published_rows(stream, method=method) if each.row == row]
+        assert len(found) >= 3
+        assert all(each.values.items() >= wanted.items() for each in found)
+    for stream in STREAMS:
+        full = ablation_numbers("structalign-table3", "structalign", stream)
+        table1 = paper_numbers(stream)["methods"]["structalign"]["values"]
+        assert full.values == {key: table1[key][0] for key in full.values}
+
+
+def test_a_published_row_is_found_by_its_presets():
+    found = ablation_numbers("ctvr-table2", "framefusion_moe:no-ffa", "actnet-10")
+    assert (found.method, found.presets, found.values) == ("framefusion_moe", ("no-ffa",), {"r1": 16.84, "bwf": -0.28})
+    assert found.recommended["preset"] == "paper-actnet"
+    assert ablation_numbers("ctvr-table2", "framefusion_moe:no-ffa", "cvlm") is None
+    assert ablation_numbers("mine", "lwf", "cvlm") is None
+    wide = [row for row in published_rows("msrvtt", method="tempme") if "backbone.name" in row.settings]
+    assert {row.settings["backbone.name"] for row in wide} == {"ViT-B-16-quickgelu"}
+    assert {row.values["r1"] for row in wide} == {49.0, 50.9, 47.2}
