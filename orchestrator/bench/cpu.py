@@ -207,8 +207,7 @@ def bench_ranking(size: int = 3000, pairs: int = 5) -> list[Row]:
 def render_few(root: Path, per_split: int) -> Path:
     """A stream of two tasks with `per_split` rendered videos in each split of a task; returns its manifest."""
     from orchestrator.importers.builder import write_manifest
-    from orchestrator.shapes.files import Clip as Film
-    from orchestrator.shapes.files import render_files
+    from orchestrator.shapes.files import Film, render_files
     from orchestrator.shapes.scenes import CATEGORIES, draw_scene
 
     films, tasks = [], []
@@ -234,7 +233,7 @@ class _Undecoded(FrameSource):
     """Decodes a video whenever it is asked for; the store is not used."""
 
     def load(self, item: Any) -> np.ndarray:
-        from orchestrator.video.pool import decode
+        from orchestrator.video.decode import decode
 
         return decode(Path(item.path), self.sampling, item.segment, self.decoder).frames
 

@@ -25,7 +25,7 @@ from orchestrator.data.frozen_features import FrozenFeatures
 from orchestrator.data.settings import DataConfig
 from orchestrator.digests import digest_of
 from orchestrator.errors import ConfigError
-from orchestrator.streams.load import Item, Stream
+from orchestrator.streams.stream import Item, Stream
 
 log = logging.getLogger(__name__)
 

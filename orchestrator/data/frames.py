@@ -15,8 +15,10 @@ from orchestrator.data.settings import DataConfig
 from orchestrator.digests import digest_file, digest_of
 from orchestrator.errors import ConfigError, MissingObject, VideoError
 from orchestrator.store.store import Store
-from orchestrator.streams.load import Item
-from orchestrator.video.pool import Decoder, Job, Sampling, decoder_version
+from orchestrator.streams.stream import Item
+from orchestrator.video.decode import decoder_version
+from orchestrator.video.pool import Decoder, Job
+from orchestrator.video.sampling import Sampling
 
 Broken = list[tuple[Item, VideoError]]
 

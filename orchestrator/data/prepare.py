@@ -11,7 +11,8 @@ from tqdm import tqdm
 from orchestrator.data.frames import Broken, FrameSource
 from orchestrator.errors import ConfigError
 from orchestrator.store.garbage import note_use
-from orchestrator.streams.load import Item, Stream, missing_videos, without
+from orchestrator.streams.stream import Item, Stream
+from orchestrator.streams.videos import missing_videos, without
 
 
 class DecodeMissing(Protocol):

@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from orchestrator.digests import cache_folder, source_digest
-from orchestrator.doctor import machine, records
-from orchestrator.doctor.machine import Finding, listed
-from orchestrator.doctor.records import Place
+from orchestrator.doctor import machine, network, records
+from orchestrator.doctor.findings import Finding, listed
+from orchestrator.doctor.records import Examined
 from orchestrator.errors import ConfigError
 from orchestrator.store.store import Store
-from orchestrator.streams.load import RENDERED, SPLITS, Stream, load_stream, missing_videos
+from orchestrator.streams.load import RENDERED, load_stream
+from orchestrator.streams.stream import SPLITS, Stream
+from orchestrator.streams.videos import missing_videos
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -57,7 +59,7 @@ def examine(runs: Path, store: str, stream: str | None, videos: Path | None, tra
             loaded.append(load_stream(stream, runs, videos))
             yield from _videos(loaded[0])
 
-    bare = Place(runs, store or str(runs / "store"), stream, None, tracking_uri)
+    bare = Examined(runs, store or str(runs / "store"), stream, None, tracking_uri)
     findings = _guarded("stream", read_stream)
     place = replace(bare, stream=loaded[0] if loaded else None)
     examinations: dict[str, Callable[[], Iterator[Finding]]] = {
@@ -66,15 +68,15 @@ def examine(runs: Path, store: str, stream: str | None, videos: Path | None, tra
         "decoders": machine.decoders,
         "machine": machine.machine,
         "GPUs": machine.gpus,
-        "Ray": machine.ray_state,
-        "ports": machine.ports,
+        "Ray": network.ray_state,
+        "ports": network.ports,
         "disk": partial(_disk, place),
         "store": partial(_store, place),
         "clock": partial(_clock, place),
         "MLflow": partial(records.mlflow, place),
         "outbox": partial(records.outbox, place),
         "secrets": partial(records.secrets, place),
-        "keys": machine.secret_files,
+        "keys": network.secret_files,
     }
     for subject, examination in examinations.items():
         findings += _guarded(subject, examination)
@@ -150,7 +152,7 @@ def _image_size(backbone: str) -> int:
     return int(named.group(1)) if named else IMAGE_SIZE
 
 
-def _disk(place: Place) -> Iterator[Finding]:
+def _disk(place: Examined) -> Iterator[Finding]:
     need = frame_bytes(place.stream) if place.stream else EMBEDDED_BYTES * (place.stream_name in RENDERED)
     store = place.local_store
     if store is None:
@@ -229,7 +231,7 @@ def _within(seconds: float, work: Callable[[], T]) -> T:
     return result[0]
 
 
-def _store(place: Place) -> Iterator[Finding]:
+def _store(place: Examined) -> Iterator[Finding]:
     local = place.local_store
     if local is not None and not local.exists():
         yield Finding("ok", "store", f"{local} will be made")  # whether it can be: see disk
@@ -252,7 +254,7 @@ def _store(place: Place) -> Iterator[Finding]:
         )
 
 
-def _clock(place: Place) -> Iterator[Finding]:
+def _clock(place: Examined) -> Iterator[Finding]:
     with tempfile.NamedTemporaryFile(dir=_nearest(place.runs)) as probe:
         probe.write(b"1")
         probe.flush()
@@ -265,6 +267,3 @@ def _clock(place: Place) -> Iterator[Finding]:
         yield Finding("warning", "clock", text, "Synchronise the clocks of this machine and the file server (NTP).")
     else:
         yield Finding("ok", "clock", f"agrees with that of {place.runs}")
-
-
-__all__ = ["Finding", "blocking", "examine", "to_text"]

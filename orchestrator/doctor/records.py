@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
-from orchestrator.doctor import machine
+from orchestrator.doctor import network
+from orchestrator.doctor.findings import Finding, listed
 from orchestrator.doctor.leaks import Leak, find_leaks
-from orchestrator.doctor.machine import Finding, listed
 from orchestrator.redaction import secret_values
-from orchestrator.streams.load import Stream
+from orchestrator.streams.stream import Stream
 from orchestrator.tracking.outbox import REFUSED, Outbox
 from orchestrator.tracking.server import check
 from orchestrator.tracking.tracker import Tracker
@@ -24,7 +24,7 @@ MAX_SWEEPS = 30  # newest sweeps that are looked at
 
 
 @dataclass(frozen=True)
-class Place:
+class Examined:
     """What is examined."""
 
     runs: Path
@@ -42,7 +42,7 @@ class Place:
         return Path(rest if separator else self.store).expanduser().absolute()
 
 
-def mlflow(place: Place) -> Iterator[Finding]:
+def mlflow(place: Examined) -> Iterator[Finding]:
     uri = place.tracking_uri
     check(uri)
     if not uri.startswith("sqlite:///"):
@@ -60,7 +60,7 @@ def mlflow(place: Place) -> Iterator[Finding]:
         return
     text = f"records in {file} on this machine" if file.is_file() else f"{file} will be made"
     yield Finding("ok", "MLflow", text)
-    if os.environ.get("RAY_ADDRESS", "local") != "local" or machine.cluster_address():
+    if os.environ.get("RAY_ADDRESS", "local") != "local" or network.cluster_address():
         text = "records go to a SQLite file, which other nodes of the cluster cannot write"
         remedy = "For more than one node start a server (cluster/services.sh) and set MLFLOW_TRACKING_URI."
         yield Finding("warning", "MLflow", text, remedy)
@@ -94,7 +94,7 @@ def _database_problem(file: Path) -> Finding | None:
     return None
 
 
-def outbox(place: Place) -> Iterator[Finding]:
+def outbox(place: Examined) -> Iterator[Finding]:
     outbox = Outbox(place.runs / "outbox")
     waiting = sum(len(outbox.read(name)[0]) for name in outbox.pending())
     refused = [file.stem for file in outbox.folder.glob(f"*{REFUSED}.jsonl") if file.stat().st_size]
@@ -107,11 +107,11 @@ def outbox(place: Place) -> Iterator[Finding]:
         yield Finding("ok", "outbox", "nothing waits for MLflow")
 
 
-def _runs_option(place: Place) -> str:
+def _runs_option(place: Examined) -> str:
     return "" if place.runs == Path("runs").resolve() else f" --runs {place.runs}"
 
 
-def _sweeps(place: Place) -> Iterator[Finding]:
+def _sweeps(place: Examined) -> Iterator[Finding]:
     """Sweeps of the runs folder whose record was never closed; MLflow is known to answer."""
     folders = [path for path in (place.runs / "sweeps").glob("*") if path.is_dir()]
     folders = sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[:MAX_SWEEPS]
@@ -137,12 +137,12 @@ def _sweeps(place: Place) -> Iterator[Finding]:
         yield Finding("ok", "sweeps", "none is unfinished")
 
 
-def secrets(place: Place) -> Iterator[Finding]:
+def secrets(place: Examined) -> Iterator[Finding]:
     store = place.local_store
     values = secret_values(os.environ)
     leaks: list[Leak] = []
     read = unread = 0
-    for folder in (place.runs, (machine.ray_file().parent / "session_latest" / "logs").resolve()):
+    for folder in (place.runs, (network.ray_file().parent / "session_latest" / "logs").resolve()):
         search = find_leaks(folder, values, skip=[store] if store else [])
         leaks += search.leaks
         read, unread = read + search.read, unread + search.unread

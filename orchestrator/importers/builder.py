@@ -16,17 +16,9 @@ from typing import Any
 
 from orchestrator.config import suggest
 from orchestrator.errors import ConfigError
-from orchestrator.streams.load import (
-    FORMAT,
-    IMAGE_SUFFIXES,
-    SPLITS,
-    VIDEO_SUFFIXES,
-    Stream,
-    check_videos,
-    describe,
-    parse_manifest,
-    video_stem,
-)
+from orchestrator.streams.manifest import FORMAT, parse_manifest
+from orchestrator.streams.stream import SPLITS, Stream, describe
+from orchestrator.streams.videos import IMAGE_SUFFIXES, VIDEO_SUFFIXES, check_videos, video_stem
 
 Manifest = dict[str, Any]
 Captions = dict[str, list[str]]  # video id -> its captions, in the order of the file

@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.errors import ConfigError
 from orchestrator.importers.builder import Captions
-from orchestrator.streams.load import read_json
+from orchestrator.streams.manifest import read_json
 
 
 def read_msrvtt_captions(paths: Iterable[Path]) -> Captions:

@@ -19,7 +19,7 @@ from orchestrator.importers.captions import (
     read_narrations,
 )
 from orchestrator.importers.pickles import read_pickle
-from orchestrator.streams.load import SPLITS
+from orchestrator.streams.stream import SPLITS
 
 CVLM_SETTINGS = {"data.batch_size": 48, "optim.epochs": 10, **BACKBONE}  # the number of frames is not in the paper
 CVLM_PUBLISHED = {"train": 25_991 + 10_009 + 9_000 + 8_395 + 1_200, "test": 6_000 + 4_917 + 1_000 + 1_004 + 670}

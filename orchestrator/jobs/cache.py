@@ -18,7 +18,8 @@ from orchestrator.learning.featurize import Featurize, featurize_here, featurize
 from orchestrator.learning.resolve import resolve
 from orchestrator.store.garbage import DAY, by_kind, find_garbage, remove_garbage
 from orchestrator.store.store import Size, size_of
-from orchestrator.streams.load import Stream, load_stream
+from orchestrator.streams.load import load_stream
+from orchestrator.streams.stream import Stream
 from orchestrator.tracking.tracker import Tracker
 
 SHOWN = 20  # damaged objects and broken videos that are listed

@@ -27,7 +27,8 @@ from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.identity import frames_digest
 from orchestrator.learning.resolve import presets_of, resolve
 from orchestrator.learning.run import Places, execute, splits_of, trains, zero_shot_curve
-from orchestrator.streams.load import Stream, embedded_settings, load_stream
+from orchestrator.streams.load import embedded_settings, load_stream
+from orchestrator.streams.stream import Stream
 from orchestrator.tables import build
 from orchestrator.tracking.recorder import Recorder
 from orchestrator.tracking.server import check, default_uri

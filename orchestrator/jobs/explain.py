@@ -15,7 +15,7 @@ from typing import Any, cast
 from orchestrator.config import Settings
 from orchestrator.errors import ConfigError, MissingObject
 from orchestrator.store.store import Store
-from orchestrator.streams.load import Stream
+from orchestrator.streams.stream import Stream
 from orchestrator.tracking.tracker import Tracker
 from orchestrator.tracking.values import RunRecord
 

@@ -21,7 +21,8 @@ from orchestrator.jobs.session import check_machine, connected, interruptible, m
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import trains
-from orchestrator.streams.load import Stream, load_stream
+from orchestrator.streams.load import load_stream
+from orchestrator.streams.stream import Stream
 from orchestrator.tables.build import seconds_of
 from orchestrator.tracking.tracker import Tracker
 from orchestrator.tracking.values import RunRecord

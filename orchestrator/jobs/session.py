@@ -15,7 +15,7 @@ from orchestrator.digests import digest_of
 from orchestrator.errors import Interrupted
 from orchestrator.jobs.deployment import Ready, Where, absolute, make_ready
 from orchestrator.learning.experiment import Experiment
-from orchestrator.streams.load import Stream
+from orchestrator.streams.stream import Stream
 from orchestrator.tracking.server import default_uri
 from orchestrator.tracking.tracker import Tracker
 

@@ -37,7 +37,8 @@ from orchestrator.jobs.session import (
 )
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.resolve import presets_of, resolve
-from orchestrator.streams.load import Stream, load_stream
+from orchestrator.streams.load import load_stream
+from orchestrator.streams.stream import Stream
 from orchestrator.tracking.tracker import Tracker
 
 if TYPE_CHECKING:

@@ -41,7 +41,8 @@ from orchestrator.jobs.session import (
 from orchestrator.jobs.sweep import Sweep, SweepRequest, check_new, close_search, flat_search, plan_sweep, videos_text
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.resolve import resolve
-from orchestrator.streams.load import Stream, load_stream
+from orchestrator.streams.load import load_stream
+from orchestrator.streams.stream import Stream
 from orchestrator.tables.build import NOTES
 from orchestrator.tables.presets import TablePreset, TableRow, as_data, parse_preset
 from orchestrator.tracking.tracker import Tracker

@@ -14,7 +14,7 @@ from orchestrator.learning.identity import NOT_DECISIVE, code_digest, content_of
 from orchestrator.learning.optimizer import OptimConfig
 from orchestrator.learning.reuse import Prefixes, Reads, WatchedSettings, watched
 from orchestrator.store.store import Store
-from orchestrator.streams.load import Stream
+from orchestrator.streams.stream import Stream
 
 
 @dataclass(frozen=True, kw_only=True)

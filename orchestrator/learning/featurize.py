@@ -16,7 +16,8 @@ from orchestrator.errors import ConfigError
 from orchestrator.learning.assemble import load_clip, make_method
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places
-from orchestrator.streams.load import Item, Stream, load_stream
+from orchestrator.streams.load import load_stream
+from orchestrator.streams.stream import Item, Stream
 
 Progress = Callable[[int], object]
 

@@ -14,7 +14,7 @@ from methods import find_method
 from methods.backbone.clip import TINY, TINY_FOLDER
 from orchestrator.data.frames import FrameSource
 from orchestrator.digests import digest_file, digest_of
-from orchestrator.streams.load import Stream
+from orchestrator.streams.stream import Stream
 
 # Content digests stand for the names of the stream and of a weights file
 NOT_DECISIVE = (

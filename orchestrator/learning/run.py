@@ -32,7 +32,8 @@ from orchestrator.learning.resolve import resolve
 from orchestrator.learning.reuse import Reads
 from orchestrator.learning.workers import Workers
 from orchestrator.store.store import Store
-from orchestrator.streams.load import Stream, load_stream
+from orchestrator.streams.load import load_stream
+from orchestrator.streams.stream import Stream
 
 log = logging.getLogger(__name__)
 

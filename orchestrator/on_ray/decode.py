@@ -20,8 +20,8 @@ from orchestrator.data.frames import Broken, FrameSource
 from orchestrator.errors import ConfigError, StoreError, VideoError
 from orchestrator.on_ray.share_out import Columns, last_line, share_out
 from orchestrator.store.garbage import USES
-from orchestrator.streams.load import Item
-from orchestrator.video.pool import decoder_version
+from orchestrator.streams.stream import Item
+from orchestrator.video.decode import decoder_version
 
 
 def decode_on_nodes(

@@ -15,7 +15,7 @@ from orchestrator.learning.featurize import Featurize, Featurizer, Progress
 from orchestrator.learning.run import Places
 from orchestrator.on_ray.decode import check_nodes
 from orchestrator.on_ray.share_out import Columns, num_blocks, share_out
-from orchestrator.streams.load import Item
+from orchestrator.streams.stream import Item
 
 
 def featurize_on_nodes(settings: Settings, places: Places, gpus: float = 0.0) -> Featurize:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator
 
-from orchestrator.shapes.files import Clip, render_files
+from orchestrator.shapes.files import Film, render_files
 from orchestrator.shapes.motion import Thing, film
 from orchestrator.shapes.scenes import FLAT_SPIN, pick, with_articles
 from orchestrator.shapes.world import BACKGROUNDS, COLOURS, SHAPES, SIZES, Camera, Pixels, to_pixels
@@ -259,7 +259,7 @@ def _category(source: DataSet, action: Action) -> str:
 
 
 @lru_cache(maxsize=2)
-def _plan(seed: int) -> tuple[tuple[int, str, Clip, dict[str, Any]], ...]:
+def _plan(seed: int) -> tuple[tuple[int, str, Film, dict[str, Any]], ...]:
     """(data set, split, clip, item without its path) of every clip."""
     return tuple(
         (index, split, clip, item)
@@ -269,7 +269,7 @@ def _plan(seed: int) -> tuple[tuple[int, str, Clip, dict[str, Any]], ...]:
     )
 
 
-def _plan_category(seed: int, data_set: int, action: int) -> Iterator[tuple[str, Clip, dict[str, Any]]]:
+def _plan_category(seed: int, data_set: int, action: int) -> Iterator[tuple[str, Film, dict[str, Any]]]:
     """The clips of one category; no caption occurs twice in it, whatever the split."""
     source, told = DATA_SETS[data_set], set[str]()
     category = _category(source, source.actions[action])
@@ -280,7 +280,7 @@ def _plan_category(seed: int, data_set: int, action: int) -> Iterator[tuple[str,
             take, captions = _new_take(data_set, action, backward, rng, told)
             name = f"{category.replace('/', '_')}_{number:02d}"
             item = {"video": f"{split}_{name}", "category": category, "captions": captions, "twin": None}
-            yield split, Clip(f"{split}/{name}.mp4", take, backward), item
+            yield split, Film(f"{split}/{name}.mp4", take, backward), item
 
 
 def _new_take(

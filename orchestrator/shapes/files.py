@@ -48,7 +48,7 @@ class Filmable(Protocol):
 
 
 @dataclass(frozen=True)
-class Clip:
+class Film:
     """One file to be: `path` is relative to the folder of its stream."""
 
     path: str
@@ -57,7 +57,7 @@ class Clip:
 
 
 @dataclass(frozen=True)
-class Record:
+class Rendered:
     """sha256 of the encoded file (of this version of x264) and of the pixels (the same on every machine)."""
 
     file: str
@@ -78,7 +78,7 @@ def encode(frames: Pixels) -> bytes:
     return target.getvalue()
 
 
-def render_files(folder: Path, clips: Sequence[Clip], workers: int | None = None, progress: bool = True) -> str:
+def render_files(folder: Path, clips: Sequence[Film], workers: int | None = None, progress: bool = True) -> str:
     """Make sure that every clip lies in the folder, whole; returns the digest of all pixels.
 
     Args:
@@ -102,7 +102,7 @@ def render_files(folder: Path, clips: Sequence[Clip], workers: int | None = None
         ) from error
 
 
-def _render_files(folder: Path, clips: Sequence[Clip], workers: int | None, progress: bool) -> str:
+def _render_files(folder: Path, clips: Sequence[Film], workers: int | None, progress: bool) -> str:
     plan = hashlib.sha256(repr(clips).encode()).hexdigest()
     known = _read_records(folder / "digest.json", plan)
     records = {c.path: known[c.path] for c in clips if c.path in known and _is_whole(folder, c, known[c.path])}
@@ -124,13 +124,13 @@ def _render_files(folder: Path, clips: Sequence[Clip], workers: int | None, prog
     return digest
 
 
-def _read_records(path: Path, plan: str) -> dict[str, Record]:
+def _read_records(path: Path, plan: str) -> dict[str, Rendered]:
     """What digest.json says; nothing if it is absent, damaged or of other clips."""
     try:
         content = json.loads(path.read_text())
         if content["format"] != FORMAT or content["plan"] != plan:
             return {}
-        return {name: Record(entry["file"], entry["pixels"]) for name, entry in content["clips"].items()}
+        return {name: Rendered(entry["file"], entry["pixels"]) for name, entry in content["clips"].items()}
     except FileNotFoundError:
         return {}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -138,14 +138,14 @@ def _read_records(path: Path, plan: str) -> dict[str, Record]:
         return {}
 
 
-def _is_whole(folder: Path, clip: Clip, record: Record) -> bool:
+def _is_whole(folder: Path, clip: Film, record: Rendered) -> bool:
     try:
         return hashlib.sha256((folder / clip.path).read_bytes()).hexdigest() == record.file
     except FileNotFoundError:
         return False
 
 
-def _render_all(folder: Path, clips: list[Clip], workers: int | None, progress: bool) -> list[Record]:
+def _render_all(folder: Path, clips: list[Film], workers: int | None, progress: bool) -> list[Rendered]:
     workers = min(workers or _default_workers(), len(clips) // 16 + 1)
     with tqdm(total=len(clips), desc=f"rendering {folder.name}", unit="video", disable=not progress) as bar:
         if workers > 1:
@@ -157,24 +157,24 @@ def _render_all(folder: Path, clips: list[Clip], workers: int | None, progress: 
         return [_counted(render_one(folder, clip), bar) for clip in clips]
 
 
-def _in_processes(folder: Path, clips: list[Clip], workers: int, bar: tqdm) -> Iterator[Record]:
+def _in_processes(folder: Path, clips: list[Film], workers: int, bar: tqdm) -> Iterator[Rendered]:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         for record in pool.map(partial(render_one, folder), clips, chunksize=8):
             yield _counted(record, bar)
 
 
-def _counted(record: Record, bar: tqdm) -> Record:
+def _counted(record: Rendered, bar: tqdm) -> Rendered:
     bar.update()
     return record
 
 
-def render_one(folder: Path, clip: Clip) -> Record:
+def render_one(folder: Path, clip: Film) -> Rendered:
     """Render, encode and write one clip."""
     frames = clip.scene.render(clip.backward, FRAMES, SIZE)
     content = encode(frames)
     _write(folder / clip.path, content)
-    return Record(hashlib.sha256(content).hexdigest(), hashlib.sha256(frames.tobytes()).hexdigest())
+    return Rendered(hashlib.sha256(content).hexdigest(), hashlib.sha256(frames.tobytes()).hexdigest())
 
 
 def _default_workers() -> int:

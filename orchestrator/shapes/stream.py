@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from orchestrator.config import suggest
 from orchestrator.errors import ConfigError
 from orchestrator.shapes.cvlm import render_cvlm
-from orchestrator.shapes.files import Clip, render_files
+from orchestrator.shapes.files import Film, render_files
 from orchestrator.shapes.scenes import CATEGORIES, Scene, draw_scene
 from orchestrator.shapes.world import Pixels
 
@@ -124,9 +124,9 @@ def probe_clips(
 
 
 @lru_cache(maxsize=2)
-def _plan(seed: int) -> tuple[tuple[Clip, dict[str, Any]], ...]:
+def _plan(seed: int) -> tuple[tuple[Film, dict[str, Any]], ...]:
     """Every clip with its item, except that the item's `path` is still missing."""
-    clips: list[tuple[Clip, dict[str, Any]]] = []
+    clips: list[tuple[Film, dict[str, Any]]] = []
     for index in range(len(CATEGORIES)):
         captions: set[str] = set()
         for split, share in SHARES.items():
@@ -136,7 +136,7 @@ def _plan(seed: int) -> tuple[tuple[Clip, dict[str, Any]], ...]:
 
 def _plan_split(
     seed: int, category: int, split: str, share: Share, captions: set[str]
-) -> Iterator[tuple[Clip, dict[str, Any]]]:
+) -> Iterator[tuple[Film, dict[str, Any]]]:
     """The clips of one category in one split; adds their captions to the set and repeats none that is in it."""
     seen: set[tuple[str, ...]] = set()
     name = CATEGORIES[category].name
@@ -151,7 +151,7 @@ def _plan_split(
                 "captions": (scene.captions[backward],),
                 "twin": f"{split}_{twin}" if len(stems) == 2 else None,
             }
-            yield Clip(f"{split}/{stem}.mp4", scene, backward), item
+            yield Film(f"{split}/{stem}.mp4", scene, backward), item
 
 
 def _new_scene(

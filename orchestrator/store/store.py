@@ -23,7 +23,8 @@ import numpy as np
 from orchestrator.digests import cache_folder, digest_of
 from orchestrator.errors import ConfigError, DamagedObject, MissingObject
 from orchestrator.redaction import redact
-from orchestrator.store.local import DiskCache, Entry, LocalFiles, cache_limit
+from orchestrator.store.copies import DiskCache, cache_limit
+from orchestrator.store.local import Entry, LocalFiles
 from orchestrator.store.names import ARRAYS, JSON, check_key, check_kind, is_key, object_name
 from orchestrator.store.packed import Arrays, pack, pack_json, unpack, unpack_json
 from orchestrator.store.remote import RemoteObjects

@@ -1,16 +1,4 @@
-"""Streams: which captions and which videos belong to which task, read from a manifest.
-
-A manifest is one JSON file (format 1):
-
-    {"format": 1, "name": "msrvtt-10", "protocol": "ctvr" | "cvlm", "paper": "msrvtt-10" | null,
-     "settings": {"data.num_frames": 12}, "videos": folder (optional; relative to the manifest),
-     "tasks": [{"name": "task_01", "categories": [...], "train": [ITEM], "val": [ITEM], "test": [ITEM]}]}
-    ITEM = {"video": id, "path": path below `videos`, "segment": [start, end] in seconds | null,
-            "category": str, "captions": [str], "twin": id | null}
-
-The embedded streams (`shapes-10`, ...) are rendered on first use; `orchestrator/importers/command.py` writes
-the manifests of the published benchmarks.
-"""
+"""Streams by name: the embedded ones, rendered on first use, imported ones of the runs folder, or any manifest file."""
 
 from __future__ import annotations
 
@@ -19,40 +7,8 @@ from typing import Any
 
 from orchestrator.config import suggest
 from orchestrator.errors import ConfigError
-from orchestrator.streams.manifest import FORMAT, parse_manifest, read_json
-from orchestrator.streams.stream import SPLITS, Item, Protocol, Segment, Stream, StreamTask, describe
-from orchestrator.streams.videos import (
-    IMAGE_SUFFIXES,
-    VIDEO_SUFFIXES,
-    check_videos,
-    missing_videos,
-    video_stem,
-    without,
-)
-
-__all__ = [
-    "BENCHMARKS",
-    "FORMAT",
-    "IMAGE_SUFFIXES",
-    "RENDERED",
-    "SPLITS",
-    "VIDEO_SUFFIXES",
-    "Item",
-    "Protocol",
-    "Segment",
-    "Stream",
-    "StreamTask",
-    "available_streams",
-    "check_videos",
-    "describe",
-    "embedded_settings",
-    "load_stream",
-    "missing_videos",
-    "parse_manifest",
-    "read_json",
-    "video_stem",
-    "without",
-]
+from orchestrator.streams.manifest import parse_manifest, read_json
+from orchestrator.streams.stream import Stream
 
 RENDERED = {"shapes-5": 5, "shapes-10": 10, "shapes-20": 20, "shapes-cvlm": None}
 BENCHMARKS = ("msrvtt-10", "msrvtt-20", "actnet-10", "actnet-20", "cvlm")

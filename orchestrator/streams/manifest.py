@@ -1,4 +1,15 @@
-"""Reading a manifest (the format is in streams.py): everything in it is checked, and refused in one line."""
+"""Reading a manifest: everything in it is checked, and refused in one line.
+
+A manifest is one JSON file (format 1):
+
+    {"format": 1, "name": "msrvtt-10", "protocol": "ctvr" | "cvlm", "paper": "msrvtt-10" | null,
+     "settings": {"data.num_frames": 12}, "videos": folder (optional; relative to the manifest),
+     "tasks": [{"name": "task_01", "categories": [...], "train": [ITEM], "val": [ITEM], "test": [ITEM]}]}
+    ITEM = {"video": id, "path": path below `videos`, "segment": [start, end] in seconds | null,
+            "category": str, "captions": [str], "twin": id | null}
+
+`importers/` writes the manifests of the published benchmarks.
+"""
 
 from __future__ import annotations
 

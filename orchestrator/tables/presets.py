@@ -30,7 +30,7 @@ from typing import Any, Literal
 
 from orchestrator.config import Settings, build, suggest
 from orchestrator.errors import ConfigError
-from orchestrator.streams.load import read_json
+from orchestrator.streams.manifest import read_json
 
 FOLDER = Path(__file__).parent / "table_presets"
 OnStreams = dict[str, dict[str, Any]]  # pattern of a stream's name -> settings

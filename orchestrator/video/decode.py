@@ -18,7 +18,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import logging
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,36 +29,12 @@ from PIL import Image
 
 from orchestrator.errors import ConfigError, VideoError
 from orchestrator.video.index import Index, Limits, Watch, check_size, frame_seconds, named_errors, opened, read_index
+from orchestrator.video.sampling import SLACK, Frames, Sampling, checked_segment, choose_frames, resize_and_crop
 
 log = logging.getLogger(__name__)
 
 _RULE = "1"  # raise it when the choice of frames or the resize changes: it is part of every store key
 _IMAGES = {".png", ".jpg", ".jpeg"}
-_SLACK = 1e-3  # seconds; Matroska rounds timestamps to milliseconds
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Which frames, and how large: `num_frames` frames of `size` x `size` pixels."""
-
-    num_frames: int = 12
-    size: int = 224
-
-    def __post_init__(self) -> None:
-        if self.num_frames < 1:
-            raise ValueError(f"num_frames must be >= 1, got {self.num_frames}.")
-        if self.size < 1:
-            raise ValueError(f"size counts pixels and must be >= 1, got {self.size}.")
-
-
-@dataclass(frozen=True)
-class Clip:
-    """frames (T, H, W, 3) uint8 RGB, upright; timestamps (T,) float64 seconds since the first frame of the film,
-    NaN for a folder of frames; decoder: the one that produced them ("decord", "pyav", "images")."""
-
-    frames: np.ndarray
-    timestamps: np.ndarray
-    decoder: str
 
 
 @dataclass(frozen=True)
@@ -80,7 +55,7 @@ def decode(
     segment: tuple[float, float] | None = None,
     decoder: str = "auto",
     limits: Limits | None = None,
-) -> Clip:
+) -> Frames:
     """Decode one clip in this process.
 
     Args:
@@ -100,7 +75,7 @@ def decode(
         return _decode_folder(path, sampling, limits, watch)
     index = read_index(path, limits, watch)
     try:
-        chosen = choose_frames(index.times, sampling.num_frames, _checked_segment(path, segment))
+        chosen = choose_frames(index.times, sampling.num_frames, checked_segment(path, segment))
     except ValueError as error:
         raise error if isinstance(error, VideoError) else VideoError(str(path), str(error)) from None
     wanted = sorted(set(chosen.tolist()))
@@ -109,8 +84,8 @@ def decode(
             read = _read_decord if name == "decord" else _read_pyav
             if limits.strict and name == "decord":  # decord patches damage up without a word
                 _check_by_pyav(path, index, wanted, limits, watch)
-            small = {i: fit(image, sampling.size) for i, image in read(path, index, wanted, limits, watch)}
-            return Clip(np.stack([small[i] for i in chosen.tolist()]), index.times[chosen], name)
+            small = {i: resize_and_crop(image, sampling.size) for i, image in read(path, index, wanted, limits, watch)}
+            return Frames(np.stack([small[i] for i in chosen.tolist()]), index.times[chosen], name)
         except VideoError as error:
             if name == order[-1]:
                 raise
@@ -154,47 +129,6 @@ def decoder_version(name: str = "auto", strict: bool = True) -> str:
     return f"{named}+pillow-{Image.__version__}+rule-{_RULE}{'' if strict else '+lenient'}"
 
 
-def choose_frames(times: np.ndarray, num_frames: int, segment: tuple[float, float] | None = None) -> np.ndarray:
-    """The middle frame of each of `num_frames` equal parts.
-
-    At a constant rate this is the rule of the benchmark: frames [int(start * fps), min(int(end * fps), N)) are
-    cut at `linspace` points truncated to integers. Real timestamps replace index / fps: the first frame is the one on
-    screen at `start`, the last lies before the one on screen at `end`; at least one frame is kept.
-
-    Args:
-        times: (N,) increasing seconds, N >= 1.
-
-    Returns:
-        (num_frames,) int64 non-decreasing indices into `times`; the last repeats if there are too few frames.
-
-    Raises:
-        ValueError: if the segment starts behind the last frame.
-    """
-    first, stop = 0, len(times)
-    if segment is not None:
-        if segment[0] > times[-1] + frame_seconds(times) + _SLACK:
-            raise ValueError(f"segment starts at {segment[0]:g} s, the film ends at {times[-1]:.2f} s")
-        first = max(int(np.searchsorted(times, segment[0] + _SLACK, side="right")) - 1, 0)
-        after_end = segment[1] > times[-1] + frame_seconds(times)
-        stop = stop if after_end else int(np.searchsorted(times, segment[1] + _SLACK, side="right")) - 1
-        stop = max(stop, first + 1)
-    parts = min(num_frames, stop - first)
-    edges = np.linspace(first, stop, parts + 1).astype(np.int64)
-    middles = (edges[:-1] + edges[1:] - 1) // 2
-    return np.concatenate([middles, np.full(num_frames - parts, middles[-1])])
-
-
-def fit(image: np.ndarray, size: int) -> np.ndarray:
-    """Resize the shorter side to `size` (antialiased bicubic), cut the centre: (H, W, 3) -> (size, size, 3) uint8."""
-    height, width = image.shape[:2]
-    short = min(height, width)
-    new_height, new_width = size * height // short, size * width // short
-    if (new_height, new_width) != (height, width):
-        image = np.asarray(Image.fromarray(image).resize((new_width, new_height), Image.Resampling.BICUBIC))
-    top, left = round((new_height - size) / 2), round((new_width - size) / 2)
-    return np.ascontiguousarray(image[top : top + size, left : left + size])
-
-
 def _decoders(name: str) -> tuple[str, ...]:
     has_decord = importlib.util.find_spec("decord") is not None
     if name == "auto":
@@ -204,15 +138,6 @@ def _decoders(name: str) -> tuple[str, ...]:
     if name == "decord" and not has_decord:
         raise ConfigError("decoder: 'decord' is not installed on this machine. Install decord, or use auto or pyav.")
     return (name,)
-
-
-def _checked_segment(path: Path, segment: tuple[float, float] | None) -> tuple[float, float] | None:
-    if segment is None:
-        return None
-    start, end = (float(x) for x in segment)
-    if not (math.isfinite(start) and math.isfinite(end) and 0 <= start < end):
-        raise VideoError(str(path), f"segment ({start:g}, {end:g}) must be 0 <= start < end, in seconds")
-    return start, end
 
 
 # -- the decoders: each yields (index of the frame, upright (H, W, 3) uint8 image) in order
@@ -304,7 +229,7 @@ def _ask_decord(decord: Any, path: Path, index: Index, wanted: list[int], watch:
     if len(reader) != len(index.times):
         raise VideoError(str(path), f"decord sees {len(reader)} frames of {len(index.times)}")
     begins = reader.get_frame_timestamp([0, *wanted])[:, 0]
-    tolerance = max(_SLACK, frame_seconds(index.times) / 2)
+    tolerance = max(SLACK, frame_seconds(index.times) / 2)
     if np.abs(begins[1:] - begins[0] - index.times[wanted]).max() > tolerance:
         raise VideoError(str(path), "decord puts its frames at other times than the container")
     for i in wanted:
@@ -315,14 +240,14 @@ def _ask_decord(decord: Any, path: Path, index: Index, wanted: list[int], watch:
 # -- folders of frames
 
 
-def _decode_folder(folder: Path, sampling: Sampling, limits: Limits, watch: Watch) -> Clip:
+def _decode_folder(folder: Path, sampling: Sampling, limits: Limits, watch: Watch) -> Frames:
     files = _frame_files(folder)
     chosen = choose_frames(np.arange(len(files), dtype=np.float64), sampling.num_frames).tolist()
     small: dict[int, np.ndarray] = {}
     for i in sorted(set(chosen)):
         watch.check()
-        small[i] = fit(_open_image(folder, files[i], limits), sampling.size)
-    return Clip(np.stack([small[i] for i in chosen]), np.full(sampling.num_frames, np.nan), "images")
+        small[i] = resize_and_crop(_open_image(folder, files[i], limits), sampling.size)
+    return Frames(np.stack([small[i] for i in chosen]), np.full(sampling.num_frames, np.nan), "images")
 
 
 def _frame_files(folder: Path) -> list[Path]:

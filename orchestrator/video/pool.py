@@ -14,9 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import logging
 import os
-import resource
 import select
 import signal
 import struct
@@ -27,43 +25,19 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
-from methods.backbone.weights import leave_network
 from orchestrator.errors import ConfigError, VideoError
-from orchestrator.video.decode import (
-    Clip,
-    Sampling,
-    VideoInfo,
-    choose_frames,
-    decode,
-    decoder_version,
-    probe,
-)
+from orchestrator.video.decode import decoder_version
 from orchestrator.video.index import Limits
-
-__all__ = [
-    "Clip",
-    "Decoder",
-    "Job",
-    "Limits",
-    "Sampling",
-    "VideoError",
-    "VideoInfo",
-    "choose_frames",
-    "decode",
-    "decoder_version",
-    "probe",
-]
-
-log = logging.getLogger(__name__)
+from orchestrator.video.sampling import Frames, Sampling
 
 _START_SECONDS = 120.0  # imports of a child on a busy machine
 _JOBS_PER_CHILD = 500  # a fresh child now and then bounds what decoders leak
 _CHILD_ENV = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV")
-_CHILD = [sys.executable, "-c", "from orchestrator.video.pool import serve; serve()"]
+_CHILD = [sys.executable, "-c", "from orchestrator.video.child import serve; serve()"]
 
 
 @dataclass(frozen=True)
@@ -100,7 +74,7 @@ class Decoder:
         for child in self._children:
             child.stop()
 
-    def decode(self, path: str | Path, sampling: Sampling, segment: tuple[float, float] | None = None) -> Clip:
+    def decode(self, path: str | Path, sampling: Sampling, segment: tuple[float, float] | None = None) -> Frames:
         """One clip, decoded in a child.
 
         Raises:
@@ -111,7 +85,7 @@ class Decoder:
             raise result
         return result
 
-    def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Clip | VideoError]]:
+    def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Frames | VideoError]]:
         """Yield every job with its clip or its error, in the order of completion; `jobs` is read lazily.
 
         A child that crashes under decord is replaced and the file given to PyAV; the second crash is its error.
@@ -184,7 +158,7 @@ class _Child:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
 
-    def receive(self, limits: Limits) -> Clip | VideoError | _Crash | None:
+    def receive(self, limits: Limits) -> Frames | VideoError | _Crash | None:
         """Read what the child has written; None while its answer is incomplete."""
         assert self.process is not None
         assert self.process.stdout is not None
@@ -238,7 +212,7 @@ class _Child:
         return _Crash(how)
 
 
-def _finished(busy: list[_Child], limits: Limits) -> Iterator[tuple[_Child, Clip | VideoError | _Crash]]:
+def _finished(busy: list[_Child], limits: Limits) -> Iterator[tuple[_Child, Frames | VideoError | _Crash]]:
     """Wait until children have written or are late; yield those that are through with their job."""
     pipes = {child.process.stdout.fileno(): child for child in busy if child.process and child.process.stdout}
     wait = max(0.0, min(child.deadline for child in busy) - time.monotonic())
@@ -261,7 +235,7 @@ def _finished(busy: list[_Child], limits: Limits) -> Iterator[tuple[_Child, Clip
             yield child, VideoError(job.path if job else "", f"the decoder hung for more than {limit} and was stopped")
 
 
-def _parse(job: Job, buffer: bytearray) -> Clip | VideoError | None:
+def _parse(job: Job, buffer: bytearray) -> Frames | VideoError | None:
     """The answer in `buffer`, or None if more bytes must come: length, JSON header, frames, timestamps."""
     if len(buffer) < 4:
         return None
@@ -282,74 +256,4 @@ def _parse(job: Job, buffer: bytearray) -> Clip | VideoError | None:
         return None
     frames = np.frombuffer(buffer, np.uint8, pixels, 4 + length).reshape(shape)
     times = np.frombuffer(bytes(buffer[4 + length + pixels :]), "<f8").astype(np.float64)
-    return Clip(frames, times, str(header["decoder"])[:32])
-
-
-def serve() -> None:
-    """What a child runs: decode the requests of stdin, one JSON line each, until it ends."""
-    leave_network()  # first: without threads; where the system refuses it, the other limits stand
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not mix with the answers
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # it writes nothing but its log
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
-    import av
-
-    av.logging.set_level(av.logging.PANIC)
-    with contextlib.suppress(ImportError, OSError):
-        import decord  # noqa: F401  (its libraries belong to what the idle child uses)
-    idle_bytes = _address_space()
-    for line in sys.stdin.buffer:
-        request = json.loads(line)
-        limits = Limits(**request["limits"])
-        _bound(limits, idle_bytes)
-        clip, error = _answer(request, limits)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        if clip is None:
-            _write(answers, {"error": error}, b"", b"")
-        else:
-            times = clip.timestamps.astype("<f8").tobytes()
-            _write(answers, {"error": None, "decoder": clip.decoder}, clip.frames.data, times)
-
-
-def _bound(limits: Limits, idle_bytes: int) -> None:
-    """Limits of this process for the next file, also if the parent is gone."""
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    if idle_bytes and (hard == resource.RLIM_INFINITY or hard > idle_bytes + limits.memory_bytes):
-        resource.setrlimit(resource.RLIMIT_AS, (idle_bytes + limits.memory_bytes, hard))
-    seconds = int(limits.max_seconds * 1.25) + 2
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    cpu_hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + 2 * seconds, cpu_hard))
-    signal.setitimer(signal.ITIMER_REAL, seconds + 10)  # SIGALRM ends the process
-
-
-def _answer(request: dict[str, Any], limits: Limits) -> tuple[Clip | None, str | None]:
-    segment = tuple(request["segment"]) if request["segment"] is not None else None
-    sampling = Sampling(**request["sampling"])
-    try:
-        return decode(request["path"], sampling, segment, request["decoder"], limits), None
-    except VideoError as error:
-        return None, error.reason
-    except MemoryError:
-        return None, "needs more memory than the limit memory_bytes"
-    except Exception as error:  # reported to the parent with the file's name, never swallowed
-        log.exception("%s", request["path"])
-        return None, f"cannot be decoded ({type(error).__name__}: {error})"
-
-
-def _address_space() -> int:
-    """Bytes of address space this process uses, 0 where the system does not tell."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except (OSError, ValueError):
-        return 0
-    return pages * resource.getpagesize()
-
-
-def _write(answers: IO[bytes], header: dict[str, Any], frames: Any, times: bytes) -> None:
-    text = json.dumps(header).encode()
-    answers.write(struct.pack("<I", len(text)) + text)
-    answers.write(frames)
-    answers.write(times)
-    answers.flush()
+    return Frames(frames, times, str(header["decoder"])[:32])

@@ -29,7 +29,7 @@ from orchestrator.digests import digest_of
 from orchestrator.learning.commits import Commits, Record
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
-from orchestrator.shapes.files import Clip, render_files
+from orchestrator.shapes.files import Film, render_files
 from orchestrator.shapes.scenes import CATEGORIES, draw_scene
 from orchestrator.streams.load import load_stream
 from orchestrator.tracking.recorder import Recorder
@@ -188,7 +188,7 @@ def write_stream(manifest: Path, num_tasks: int = TASKS) -> None:
             for number in range(count):
                 scene = draw_scene(index, np.random.default_rng([index, len(split), number]))
                 path = f"{split}/{category}_{number}.mp4"
-                clips.append(Clip(path, scene, backward=False))
+                clips.append(Film(path, scene, backward=False))
                 item = {"video": path, "path": path, "category": category, "captions": [scene.captions[False]]}
                 task[split].append(item)
         tasks.append(task)

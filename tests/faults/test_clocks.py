@@ -14,7 +14,7 @@ import pytest
 from orchestrator.learning.commits import Commits
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, Result, execute
-from orchestrator.store.local import DiskCache
+from orchestrator.store.copies import DiskCache
 from orchestrator.store.store import Store
 from orchestrator.tables import build
 from orchestrator.tracking.recorder import Recorder

@@ -18,8 +18,10 @@ from orchestrator.data.frames import FrameSource
 from orchestrator.errors import VideoError
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places
-from orchestrator.streams.load import Item, load_stream
-from orchestrator.video.pool import Decoder, Job, Sampling
+from orchestrator.streams.load import load_stream
+from orchestrator.streams.stream import Item
+from orchestrator.video.pool import Decoder, Job
+from orchestrator.video.sampling import Sampling
 from tests.faults.corpus import ANNOTATIONS, COUNTS, NARRATIONS, SPLIT, TABLE, TEST_CSV, Malformed, corpus, films
 
 HANG_SECONDS = 10

@@ -13,7 +13,8 @@ import pytest
 
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
-from orchestrator.streams.load import Stream, load_stream
+from orchestrator.streams.load import load_stream
+from orchestrator.streams.stream import Stream
 
 COLOURS = {"red": (220, 40, 40), "green": (40, 180, 60), "blue": (50, 80, 220), "yellow": (240, 220, 60)}
 WORDS = ("circle", "square", "star", "ring", "heart", "cross")

@@ -17,8 +17,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from orchestrator.doctor import examine as doctor
+from orchestrator.doctor import machine, network
 from orchestrator.doctor import records as doctor_records
-from orchestrator.doctor.examine import Finding, blocking, examine, machine, to_text
+from orchestrator.doctor.examine import blocking, examine, to_text
+from orchestrator.doctor.findings import Finding
 from orchestrator.doctor.leaks import find_leaks
 from orchestrator.redaction import secret_values
 from orchestrator.tracking import tracker as tracking
@@ -214,7 +216,7 @@ def test_a_clock_that_disagrees_with_the_file_server_is_found(runs, monkeypatch)
 
 def test_the_file_of_a_dead_cluster_is_found(runs):
     assert "starts one" in about(look(runs), "Ray", "ok")[0].text
-    file = machine.ray_file()
+    file = network.ray_file()
     file.parent.mkdir(parents=True)
     file.write_text("127.0.0.1:9")
     stale = about(look(runs), "Ray")
@@ -248,14 +250,14 @@ def test_a_cluster_should_ask_for_a_token_that_is_there_and_private(runs, monkey
 def test_listeners_on_every_interface_are_read_from_the_kernels_table():
     rows = ["00000000:2049 00000000:0000 0A", "0100007F:1388 00000000:0000 0A", "00000000:1388 0100007F:0001 01"]
     table = "head\n" + "\n".join(f" {n}: {row} 0:0 0:0 0 1000 0 7{n}" for n, row in enumerate(rows))
-    assert machine.public_listeners(table) == [(8265, 1000, 70)]
+    assert network.public_listeners(table) == [(8265, 1000, 70)]
     six = f"head\n 0: {'0' * 32}:1388 {'0' * 32}:0000 0A 0:0 0:0 0 0 0 1"
-    assert machine.public_listeners(six) == [(5000, 0, 1)]
+    assert network.public_listeners(six) == [(5000, 0, 1)]
 
 
 def test_an_open_ray_dashboard_without_a_token_blocks_a_sweep(runs, monkeypatch):
-    open_ports = [machine.Listener(8265, os.getuid(), 1), machine.Listener(6379, 1, 2), machine.Listener(5000, 1, 3)]
-    monkeypatch.setattr(machine, "public_listeners", lambda table: open_ports)
+    open_ports = [network.Listener(8265, os.getuid(), 1), network.Listener(6379, 1, 2), network.Listener(5000, 1, 3)]
+    monkeypatch.setattr(network, "public_listeners", lambda table: open_ports)
     found = {f.text.split()[0]: f.level for f in about(look(runs), "ports")}
     assert found == {"8265": "error", "6379": "warning", "5000": "warning"}
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
@@ -270,12 +272,12 @@ def test_an_open_ray_dashboard_without_a_token_blocks_a_sweep(runs, monkeypatch)
 def test_a_server_on_an_unusual_port_is_known_by_its_command(monkeypatch, command, what):
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-        assert not [f for f in machine.ports() if f.text.startswith(f"{port} ")]  # a server, but none of ours
-        listeners = machine.public_listeners(Path("/proc/net/tcp").read_text())
+        assert not [f for f in network.ports() if f.text.startswith(f"{port} ")]  # a server, but none of ours
+        listeners = network.public_listeners(Path("/proc/net/tcp").read_text())
         (mine,) = [each for each in listeners if each.port == port]
-        assert "pytest" in machine.owners({mine.inode})[mine.inode]
-        monkeypatch.setattr(machine, "owners", lambda inodes: {mine.inode: command})
-        (found,) = [f for f in machine.ports() if f.text.startswith(f"{port} ")]
+        assert "pytest" in network.owners({mine.inode})[mine.inode]
+        monkeypatch.setattr(network, "owners", lambda inodes: {mine.inode: command})
+        (found,) = [f for f in network.ports() if f.text.startswith(f"{port} ")]
     assert what in found.text
     assert found.remedy
 
@@ -368,7 +370,7 @@ def test_unfinished_sweeps_say_how_to_go_on(runs):
 
 def test_a_planted_secret_is_found_wherever_it_stands_and_never_repeated(runs, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", PLANTED)
-    logs = machine.ray_file().parent / "session_latest" / "logs"
+    logs = network.ray_file().parent / "session_latest" / "logs"
     logs.mkdir(parents=True)
     places = [runs / "sweeps" / "s" / "plan.json", runs / "x.log", runs / "binary.bin", logs / "worker.out"]
     for place in places:

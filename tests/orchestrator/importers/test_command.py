@@ -12,16 +12,12 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import ConfigError
-from orchestrator.importers.command import (
-    KINDS,
-    import_actnet,
-    import_csv,
-    import_cvlm,
-    import_msrvtt,
-    import_stream,
-    read_split,
-)
-from orchestrator.streams.load import Stream, load_stream
+from orchestrator.importers.command import KINDS, import_stream
+from orchestrator.importers.ctvr import import_actnet, import_msrvtt, read_split
+from orchestrator.importers.cvlm import import_cvlm
+from orchestrator.importers.table import import_csv
+from orchestrator.streams.load import load_stream
+from orchestrator.streams.stream import Stream
 
 SPLIT = {
     "train": {1: {3: ["video0", "video1"]}, 2: {0: ["video2"]}},

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import ConfigError
-from orchestrator.importers.command import ACTNET_SETTINGS
+from orchestrator.importers.ctvr import ACTNET_SETTINGS
 from orchestrator.jobs import deployment
 from orchestrator.jobs.deployment import (
     GAIN,

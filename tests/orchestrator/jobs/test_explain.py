@@ -14,7 +14,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.jobs.explain import RESULT, _today, compare, explain
 from orchestrator.learning.resolve import presets_of, resolve
 from orchestrator.store.store import Store
-from orchestrator.streams.load import Stream
+from orchestrator.streams.stream import Stream
 from orchestrator.tracking import tracker as tracking
 from orchestrator.tracking.tracker import Tracker
 from orchestrator.tracking.values import RunRecord, as_text

@@ -26,7 +26,8 @@ from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, Result, execute
 from orchestrator.learning.workers import Workers
 from orchestrator.store.store import Store
-from orchestrator.streams.load import Stream, load_stream
+from orchestrator.streams.load import load_stream
+from orchestrator.streams.stream import Stream
 from tests.orchestrator.conftest import write_clip
 
 

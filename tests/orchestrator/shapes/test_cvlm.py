@@ -14,7 +14,7 @@ from orchestrator.shapes import stream as shapes
 from orchestrator.shapes.cvlm import DATA_SETS, Look, draw_take
 from orchestrator.shapes.motion import MOTIONS
 from orchestrator.shapes.world import BACKGROUNDS
-from orchestrator.streams.load import parse_manifest
+from orchestrator.streams.manifest import parse_manifest
 
 SPLITS = ("train", "val", "test")
 

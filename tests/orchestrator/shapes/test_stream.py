@@ -15,7 +15,7 @@ from orchestrator.shapes import files
 from orchestrator.shapes import stream as shapes
 from orchestrator.shapes.motion import MOTIONS
 from orchestrator.shapes.scenes import CATEGORIES, draw_scene, palette, vocabulary, with_articles
-from orchestrator.streams.load import parse_manifest
+from orchestrator.streams.manifest import parse_manifest
 
 SPLITS = ("train", "val", "test")
 

@@ -13,16 +13,10 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import ConfigError
-from orchestrator.streams.load import (
-    Stream,
-    available_streams,
-    check_videos,
-    describe,
-    load_stream,
-    missing_videos,
-    parse_manifest,
-    without,
-)
+from orchestrator.streams.load import available_streams, load_stream
+from orchestrator.streams.manifest import parse_manifest
+from orchestrator.streams.stream import Stream, describe
+from orchestrator.streams.videos import check_videos, missing_videos, without
 
 
 def item(video: str, category: str, *captions: str, **more: Any) -> dict[str, Any]:

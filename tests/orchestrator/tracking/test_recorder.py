@@ -11,7 +11,7 @@ from methods.base import Method
 from orchestrator.learning.assemble import load_model
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
-from orchestrator.streams.load import Stream
+from orchestrator.streams.stream import Stream
 from orchestrator.tracking.recorder import Recorder
 from orchestrator.tracking.tracker import Tracker, prepare
 from orchestrator.tracking.values import RunRecord

@@ -12,7 +12,8 @@ from typing import Any
 import av
 import numpy as np
 
-from orchestrator.video.decode import Clip, decode
+from orchestrator.video.decode import decode
+from orchestrator.video.sampling import Frames
 
 
 def write_film(path: Path, frames: int = 60, codec: str = "libx264", times: list[int] | None = None) -> Path:
@@ -41,7 +42,7 @@ def read_number(image: np.ndarray) -> int:
     return round(float(image[middle - 4 : middle + 4, middle - 4 : middle + 4].mean()) / 4)
 
 
-def decode_apart(path: str | Path, *settings: Any, **named: Any) -> Clip:
+def decode_apart(path: str | Path, *settings: Any, **named: Any) -> Frames:
     """`orchestrator.video.decode.decode` in a child, where the product decodes too.
 
     decord, and any decoder of damaged films, may harm the memory of its process: the one that runs all tests would

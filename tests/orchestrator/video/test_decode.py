@@ -10,8 +10,9 @@ import pytest
 from PIL import Image
 
 from orchestrator.errors import ConfigError, VideoError
-from orchestrator.video.decode import Sampling, choose_frames, decoder_version, fit, probe
+from orchestrator.video.decode import decoder_version, probe
 from orchestrator.video.index import Limits
+from orchestrator.video.sampling import Sampling, choose_frames, resize_and_crop
 from tests.orchestrator.video.clips import decode_apart, read_number, write_film
 
 DECODERS = [
@@ -177,9 +178,9 @@ def test_lenient_limits_accept_what_the_decoder_patches_up(tmp_path):
 @pytest.mark.parametrize("shape", [(48, 64), (64, 48), (33, 200), (10, 10), (64, 64)])
 def test_the_shorter_side_becomes_the_size_and_the_centre_stays(shape):
     image = np.random.default_rng(0).integers(0, 255, (*shape, 3), dtype=np.uint8)
-    assert fit(image, 32).shape == (32, 32, 3)
+    assert resize_and_crop(image, 32).shape == (32, 32, 3)
     constant = np.full((*shape, 3), 77, np.uint8)
-    assert (fit(constant, 32) == 77).all()
+    assert (resize_and_crop(constant, 32) == 77).all()
 
 
 @pytest.mark.slow  # the import of torchvision takes seconds
@@ -188,7 +189,7 @@ def test_resize_agrees_with_torchvision():
 
     image = np.random.default_rng(0).integers(0, 255, (90, 171, 3), dtype=np.uint8)
     reference = center_crop(resize(Image.fromarray(image), 32, InterpolationMode.BICUBIC), [32, 32])
-    np.testing.assert_array_equal(fit(image, 32), np.asarray(reference))
+    np.testing.assert_array_equal(resize_and_crop(image, 32), np.asarray(reference))
 
 
 @pytest.mark.parametrize("pattern", ["frame_{}_idx_{:04d}.png", "frame_{:03d}.jpg"])

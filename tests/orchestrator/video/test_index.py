@@ -10,8 +10,9 @@ import pytest
 
 from orchestrator.errors import VideoError
 from orchestrator.video.container import container_of, what_is_missing
-from orchestrator.video.decode import Sampling, probe
+from orchestrator.video.decode import probe
 from orchestrator.video.index import Limits
+from orchestrator.video.sampling import Sampling
 from tests.orchestrator.video.clips import decode_apart, write_film
 
 SMALL = Sampling(4, 32)

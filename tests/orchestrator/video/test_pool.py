@@ -13,7 +13,9 @@ import pytest
 
 from orchestrator.errors import ConfigError, VideoError
 from orchestrator.video import pool as video
-from orchestrator.video.pool import Decoder, Job, Limits, Sampling
+from orchestrator.video.index import Limits
+from orchestrator.video.pool import Decoder, Job
+from orchestrator.video.sampling import Sampling
 from tests.orchestrator.video.clips import decode_apart, write_film
 
 SMALL = Sampling(4, 32)
@@ -110,7 +112,7 @@ def test_a_child_that_misbehaves_costs_only_its_file(monkeypatch, line, reason):
 
 def test_a_crash_under_decord_gives_the_file_to_pyav(monkeypatch, film):
     crash = "import json\nif json.loads(request)['decoder'] == 'auto': os.abort()"
-    replay = "from orchestrator.video import pool as video\nr = os.fdopen(os.dup(0))\nsys.stdin = r"
+    replay = "from orchestrator.video import child as video\nr = os.fdopen(os.dup(0))\nsys.stdin = r"
     serve = "j = json.loads(request)\nc, e = video._answer(j, video.Limits())\n"
     answer = (
         "video._write(sys.stdout.buffer, {'error': e, 'decoder': c.decoder}, c.frames.data, c.timestamps.tobytes())"
@@ -161,7 +163,7 @@ def test_the_child_is_bounded_and_reaches_no_network(monkeypatch):
         "    left = signal.getitimer(signal.ITIMER_REAL)[0]\n"
         "    mine = os.readlink('/proc/self/ns/net')\n"
         "    return None, json.dumps({**names(['CORE', 'FSIZE', 'AS', 'CPU']), 'alarm': left, 'net': mine})\n"
-        "from orchestrator.video import pool as video\n"
+        "from orchestrator.video import child as video\n"
         "video._answer = told\n"
         "video.serve()"
     )

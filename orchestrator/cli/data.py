@@ -1,0 +1,105 @@
+"""`ctvr streams` and `ctvr cache`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from orchestrator.cli.options import add_settings, add_where, get_where
+from orchestrator.cli.sweep import MAIN_JOB
+from orchestrator.config import parse_overrides
+
+
+def add_streams(commands: Any) -> None:
+    parser = commands.add_parser("streams", help="list streams; import a benchmark's own files")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    check = actions.add_parser("check", help="read a stream and list its missing videos")
+    check.add_argument("stream")
+    add_where(check)
+    check.set_defaults(run=_streams_check)
+    importer = actions.add_parser("import", help="turn published split and annotation files into a manifest")
+    importer.add_argument("kind", help="msrvtt, actnet, cvlm or csv")
+    importer.add_argument("files", nargs="*", metavar="name=FILE", help="see README: e.g. split=MSRVTT_10_dataset.pkl")
+    importer.add_argument("--name", help="of the stream (default: after the split file)")
+    add_where(importer)
+    importer.set_defaults(run=_streams_import)
+    add_where(parser)
+    parser.set_defaults(run=_streams_list)
+
+
+def _streams_list(arguments: argparse.Namespace) -> str:
+    from orchestrator.streams.load import available_streams
+
+    return "\n".join(available_streams(arguments.runs))
+
+
+def _streams_check(arguments: argparse.Namespace) -> str:
+    from orchestrator.streams.load import load_stream
+    from orchestrator.streams.videos import check_videos
+
+    return check_videos(load_stream(arguments.stream, arguments.runs.resolve(), arguments.videos))
+
+
+def _streams_import(arguments: argparse.Namespace) -> str:
+    from orchestrator.importers.command import import_stream
+
+    return import_stream(
+        arguments.kind, parse_overrides(arguments.files), arguments.videos, arguments.runs.resolve(), arguments.name
+    )
+
+
+def add_cache(commands: Any) -> None:
+    parser = commands.add_parser("cache", help="decode a stream into the store; list, check and clean the store")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    build = actions.add_parser("build", help="decode every video of a stream that is not in the store")
+    build.add_argument("--stream", default=MAIN_JOB["stream"], help="(%(default)s)")
+    build.add_argument("--cluster", action="store_true", help="decode on all nodes of the Ray cluster (or --address)")
+    build.add_argument(
+        "--features",
+        action="store_true",
+        help="keep what the frozen vision blocks of method=NAME (zero_shot) make of the videos, too",
+    )
+    add_where(build, resources=True)
+    add_settings(build)
+    build.set_defaults(run=_cache_build)
+    listing = actions.add_parser("ls", help="objects and bytes of each kind, and this machine's copies")
+    listing.set_defaults(run=_cache_ls)
+    check = actions.add_parser("verify", help="read every object and check its digest")
+    check.add_argument("--yes", action="store_true", help="remove the damaged ones; they will be made again")
+    check.set_defaults(run=_cache_verify)
+    collect = actions.add_parser("gc", help="find what no commit, stream or recent sweep needs, and remove it")
+    collect.add_argument("--yes", action="store_true", help="remove it; without, only its number and size are told")
+    collect.add_argument(
+        "--older-than",
+        type=float,
+        metavar="DAYS",
+        help="let go of what streams and runs last used before that, recent sweeps excepted (never)",
+    )
+    collect.set_defaults(run=_cache_gc)
+    for action in (listing, check, collect):
+        add_where(action)
+
+
+def _cache_build(arguments: argparse.Namespace) -> str:
+    from orchestrator.jobs.cache import build_cache
+
+    overrides = parse_overrides(arguments.overrides)
+    return build_cache(arguments.stream, overrides, get_where(arguments), arguments.cluster, arguments.features)
+
+
+def _cache_ls(arguments: argparse.Namespace) -> str:
+    from orchestrator.jobs.cache import list_cache
+
+    return list_cache(get_where(arguments))
+
+
+def _cache_verify(arguments: argparse.Namespace) -> str:
+    from orchestrator.jobs.cache import verify_cache
+
+    return verify_cache(get_where(arguments), arguments.yes)
+
+
+def _cache_gc(arguments: argparse.Namespace) -> str:
+    from orchestrator.jobs.cache import collect_garbage
+
+    return collect_garbage(get_where(arguments), arguments.older_than, arguments.yes)

@@ -1,0 +1,117 @@
+"""`ctvr table`, `methods`, `ui`, `doctor`, `explain`, `sync`: what came out, and whether all is well."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from orchestrator.cli.options import add_where, get_where
+from orchestrator.console import say
+from orchestrator.errors import ConfigError
+
+
+def add_table(commands: Any) -> None:
+    parser = commands.add_parser("table", help="write the table of finished runs: Markdown, LaTeX, CSV, figures")
+    parser.add_argument("--sweep", help="of the runs of one sweep (a rerun is the sweep NAME-final-...)")
+    parser.add_argument("--stream", help="of all complete runs of a stream")
+    add_where(parser)
+    parser.set_defaults(run=_table)
+
+
+def _table(arguments: argparse.Namespace) -> str:
+    from orchestrator.jobs.deployment import table
+
+    if not arguments.sweep and not arguments.stream:
+        raise ConfigError("table: of what? Add --sweep NAME or --stream NAME.")
+    return table(get_where(arguments), arguments.sweep, arguments.stream)
+
+
+def add_methods(commands: Any) -> None:
+    parser = commands.add_parser("methods", help="list the methods, or one method's settings and presets")
+    parser.add_argument("name", nargs="?", help="show this method's settings")
+    parser.add_argument("--cost", action="store_true", help="multiply-adds and parameters beside the papers' figures")
+    parser.set_defaults(run=_methods)
+
+
+def _methods(arguments: argparse.Namespace) -> str:
+    from orchestrator.jobs import methods as catalogue
+
+    if arguments.cost:
+        return catalogue.cost_text()
+    return catalogue.method_text(arguments.name) if arguments.name else catalogue.methods_text()
+
+
+def add_ui(commands: Any) -> None:
+    parser = commands.add_parser("ui", help="open MLflow's pages on this machine")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=5000)
+    add_where(parser)
+    parser.set_defaults(run=_ui)
+
+
+def _ui(arguments: argparse.Namespace) -> str:
+    from orchestrator.tracking.server import default_uri, ui_command
+    from orchestrator.tracking.tracker import prepare
+
+    if not 0 < arguments.port < 65536:
+        raise ConfigError(f"--port {arguments.port}: is no port. Write a number from 1 to 65535.")
+    uri = default_uri(arguments.runs)
+    command = ui_command(uri, arguments.host, arguments.port)
+    prepare(uri, arguments.runs)
+    say(f"MLflow: http://{arguments.host}:{arguments.port} (Ctrl-C ends it)")
+    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # seven processes that nobody needs here
+    os.execv(command[0], command)  # this process becomes the server, so that a signal to it ends the server
+
+
+def add_doctor(commands: Any) -> None:
+    parser = commands.add_parser("doctor", help="look for what would go wrong: versions, disk, store, MLflow, videos")
+    parser.add_argument("--stream", help="look at its videos too")
+    add_where(parser)
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(arguments: argparse.Namespace) -> str:
+    from orchestrator.doctor.examine import blocking, examine, to_text
+    from orchestrator.tracking.server import default_uri
+
+    uri = default_uri(arguments.runs)
+    found = examine(arguments.runs, arguments.store, arguments.stream, arguments.videos, uri)
+    text = to_text(found)
+    if blocking(found):
+        raise ConfigError(f"doctor: {len(blocking(found))} problems\n{text}")
+    return text
+
+
+def add_explain(commands: Any) -> None:
+    parser = commands.add_parser("explain", help="say what a result's key stands for, or what sets two apart")
+    parser.add_argument("key", help="the beginning of a key (tag ctvr.result of a run)")
+    parser.add_argument("other", nargs="?", help="a second key to compare with")
+    add_where(parser)
+    parser.set_defaults(run=_explain)
+
+
+def _explain(arguments: argparse.Namespace) -> str:
+    from orchestrator.jobs.explain import compare, explain
+
+    where = get_where(arguments)
+    store, tracker = where.places().open_store(), where.tracker()
+    if arguments.other:
+        return compare(arguments.key, arguments.other, store, tracker)
+    return explain(arguments.key, store, tracker)
+
+
+def add_sync(commands: Any) -> None:
+    parser = commands.add_parser("sync", help="send to MLflow what waited while it was away")
+    add_where(parser)
+    parser.set_defaults(run=_sync)
+
+
+def _sync(arguments: argparse.Namespace) -> str:
+    from orchestrator.tracking.server import default_uri
+    from orchestrator.tracking.tracker import Tracker
+
+    sent, left = Tracker(default_uri(arguments.runs), arguments.runs).flush()
+    if left:
+        raise ConfigError(f"sync: {sent} records sent, {left} still wait: MLflow does not answer. Try again later.")
+    return f"{sent} records sent, none left"

@@ -1,0 +1,31 @@
+"""`ctvr run`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from orchestrator.cli.options import add_settings, add_where, get_where, words_of
+from orchestrator.config import parse_overrides
+
+
+def add_run(commands: Any) -> None:
+    parser = commands.add_parser("run", help="train one method over one stream in this process")
+    parser.add_argument("--method", required=True, help="a name from `ctvr methods`")
+    parser.add_argument("--stream", required=True, help="a name from `ctvr streams` or a manifest file")
+    parser.add_argument("--fresh", action="store_true", help="train again what has been finished before")
+    parser.add_argument("--keep-model", action="store_true", help="upload the trained model to MLflow")
+    parser.add_argument("--smoke", action="store_true", help="1 epoch per task")
+    add_where(parser)
+    add_settings(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> str:
+    from orchestrator.jobs.deployment import run
+
+    settings = {"method": arguments.method, "stream": arguments.stream}
+    if arguments.smoke:
+        settings["optim.epochs"] = "1"
+    settings.update(parse_overrides(arguments.overrides))
+    return run(settings, words_of(arguments.preset), get_where(arguments), arguments.fresh, arguments.keep_model)

@@ -1,0 +1,171 @@
+"""What `ctvr doctor` says of the network: Ray's cluster and its token, open ports, files of keys."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import stat
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from orchestrator.doctor.findings import Finding, Level
+
+PORTS = {8265: "Ray's dashboard", 6379: "Ray's control service", 10001: "Ray's client server", 5000: "MLflow"}
+
+
+def ray_file() -> Path:
+    """Where Ray notes the address of the cluster that this machine is part of."""
+    return Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
+
+
+def _answers(address: str) -> bool:
+    """Whether something listens at HOST:PORT (with or without ray://)."""
+    host, _, port = address.rpartition("://")[2].partition("?")[0].rpartition(":")
+    if not port.isdigit():
+        host, port = host or port, "6379"
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=1.5):
+            return True
+    except (OSError, OverflowError):
+        return False
+
+
+def cluster_address() -> str:
+    """The address in Ray's file of this machine's cluster; empty if there is none."""
+    file = ray_file()
+    return file.read_text().strip() if file.is_file() else ""
+
+
+def ray_state() -> Iterator[Finding]:
+    """The cluster that a sweep would join, and whether it asks for a token."""
+    wanted, known = os.environ.get("RAY_ADDRESS", ""), cluster_address()
+    joins = wanted not in ("", "local")
+    if wanted == "auto" and not known:
+        yield Finding(
+            "error", "Ray", "RAY_ADDRESS=auto, but this machine is in no cluster", "unset RAY_ADDRESS, or `ray start`"
+        )
+    elif joins and wanted != "auto" and not _answers(wanted):
+        remedy = "Start the cluster, correct the address, or unset RAY_ADDRESS to start one here."
+        yield Finding("error", "Ray", f"nothing answers at RAY_ADDRESS={wanted}", remedy)
+    if known and not _answers(known):
+        level: Level = "error" if wanted == "auto" else "warning"
+        text = f"{ray_file()} names the cluster {known}, which no longer answers"
+        yield Finding(level, "Ray", text, f"`ray stop`, or remove the file: rm {ray_file()}")
+        known = ""
+    if joins or known:
+        yield from _token()
+    else:
+        yield Finding("ok", "Ray", "no cluster here; `ctvr sweep` starts one that only this machine can reach")
+
+
+def _uses_token() -> bool:
+    mode = os.environ.get("RAY_AUTH_MODE")
+    return mode == "token" or (mode is None and _token_file().is_file())
+
+
+def _token_file() -> Path:
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token").expanduser()
+
+
+def _token() -> Iterator[Finding]:
+    file = _token_file()
+    secret = "RAY_AUTH_MODE=token on every node, with one ~/.ray/auth_token (`bash cluster/setup.sh secrets`)"
+    if not _uses_token():
+        text = "the cluster asks for no token: whoever reaches its ports can run commands as you"
+        yield Finding("warning", "Ray", text, f"Set {secret}.")
+    elif not os.environ.get("RAY_AUTH_TOKEN") and not file.is_file():
+        yield Finding(
+            "error", "Ray", f"RAY_AUTH_MODE=token, but there is no {file}", f"Copy it from the head node; {secret}."
+        )
+    elif file.is_file() and stat.S_IMODE(file.stat().st_mode) & 0o077:
+        yield Finding("warning", "Ray", f"others on this machine can read {file}", f"chmod 600 {file}")
+    else:
+        yield Finding("ok", "Ray", "the cluster asks for a token")
+
+
+class Listener(NamedTuple):
+    """A socket that waits for connections from every network."""
+
+    port: int
+    user: int
+    inode: int
+
+
+def public_listeners(table: str) -> list[Listener]:
+    """What listens on every interface: from the text of /proc/net/tcp or tcp6."""
+    found = []
+    for line in table.splitlines()[1:]:
+        words = line.split()
+        if len(words) > 9 and words[3] == "0A":  # LISTEN
+            host, _, port = words[1].rpartition(":")
+            if not host.strip("0"):
+                found.append(Listener(int(port, 16), int(words[7]), int(words[9])))
+    return found
+
+
+def owners(inodes: Collection[int]) -> dict[int, str]:
+    """The command line behind each socket, of the processes that we may look into."""
+    wanted = {f"socket:[{inode}]": inode for inode in inodes}
+    found: dict[int, str] = {}
+    for process in Path("/proc").glob("[0-9]*") if wanted else ():
+        with contextlib.suppress(OSError):
+            for descriptor in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if inode := wanted.get(os.readlink(descriptor)):
+                        found[inode] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return found
+
+
+def ports() -> Iterator[Finding]:
+    """Services that listen on every interface, as /proc/net/tcp has it."""
+    tables = [Path("/proc/net/tcp"), Path("/proc/net/tcp6")]
+    if not tables[0].is_file():
+        yield Finding("ok", "ports", "not examined: this system has no /proc/net/tcp")
+        return
+    listeners = [each for table in tables if table.is_file() for each in public_listeners(table.read_text())]
+    commands = owners({each.inode for each in listeners})
+    has_token = _uses_token()
+    reported = set()
+    for each in sorted(listeners):
+        what = PORTS.get(each.port) or _service(commands.get(each.inode, ""))
+        if not what or each.port in reported:
+            continue
+        if has_token and what.startswith("Ray") and each.port != 8265:
+            continue
+        reported.add(each.port)
+        # whoever reaches Ray without a token runs what he likes
+        is_open_shell = each.port == 8265 and not has_token and each.user == os.getuid()
+        level: Level = "error" if is_open_shell else "warning"
+        yield Finding(level, "ports", f"{each.port} ({what}) listens on every interface", _port_remedy(each.port, what))
+    if not reported:
+        yield Finding("ok", "ports", "neither Ray nor MLflow listens on every interface, as far as we may look")
+
+
+def _service(command: str) -> str:
+    """What a command line is, if it is one of ours."""
+    if re.search(r"\bmlflow\b", command):
+        return "MLflow"
+    return "Ray" if re.search(r"/ray/|\braylet\b|\bgcs_server\b|^ray::", command) else ""
+
+
+def _port_remedy(port: int, what: str) -> str:
+    tunnel = f"and reach it by ssh -L {port}:127.0.0.1:{port} HOST."
+    if what == "MLflow":
+        return f"Start MLflow with `ctvr ui` (127.0.0.1) {tunnel} On a cluster: cluster/services.sh gives it passwords."
+    if port == 8265:
+        return f"`ray stop`, then start with --dashboard-host=127.0.0.1 {tunnel}"
+    return "Set RAY_AUTH_MODE=token on every node and let a firewall admit only the cluster's nodes."
+
+
+SECRET_FILES = (".ctvr_keys", ".ctvr_env", ".mlflow/credentials", ".aws/credentials", ".ctvr/ray_token", ".netrc")
+
+
+def secret_files() -> Iterator[Finding]:
+    """Files of keys in the home folder that others on this machine can read."""
+    for name in SECRET_FILES:
+        file = Path.home() / name
+        if file.is_file() and stat.S_IMODE(file.stat().st_mode) & 0o077:
+            yield Finding("warning", "secrets", f"others on this machine can read {file}", f"chmod 600 {file}")

@@ -1,0 +1,169 @@
+"""CTVR (papers 000 and 002): released splits of MSR-VTT and ActivityNet Captions, with captions -> manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import ConfigError
+from orchestrator.importers.builder import (
+    BACKBONE,
+    MAX_IDS,
+    Builder,
+    Captions,
+    Manifest,
+    empty_task,
+    read_csv,
+)
+from orchestrator.importers.captions import clean, read_msrvtt_captions, read_narrations
+from orchestrator.importers.pickles import read_pickle
+
+MSRVTT_SETTINGS = {"data.num_frames": 12, "data.batch_size": 8, "optim.epochs": 20, **BACKBONE}
+
+
+# The papers print values of their own for ActivityNet; methods keep them in a preset of this name
+ACTNET_SETTINGS = {
+    "preset": "paper-actnet",
+    "data.num_frames": 24,
+    "data.batch_size": 16,
+    "optim.epochs": 20,
+    **BACKBONE,
+}
+
+
+def read_split(path: Path) -> dict[str, list[dict[str, list[str]]]]:
+    """Read a CTVR split file: {"train" | "val": per task, in order: {category: [video id]}}.
+
+    Raises:
+        ConfigError: if the file is no such pickle (see `read_pickle`), or tasks and categories do not agree.
+    """
+    data = read_pickle(path)
+    if not isinstance(data, dict) or set(data) != {"train", "val"}:
+        raise ConfigError(f"{path}: is not a CTVR split: no dictionary with 'train' and 'val'. Give *_dataset.pkl.")
+    split = {name: _split_tasks(tasks, f"{path}: {name}") for name, tasks in data.items()}
+    if [list(task) for task in split["train"]] != [list(task) for task in split["val"]]:
+        for number, (train, val) in enumerate(zip(split["train"], split["val"]), start=1):
+            if set(train) != set(val):
+                raise ConfigError(f"{path}: task {number}: train and val list other categories. Download it again.")
+        if len(split["train"]) != len(split["val"]):
+            raise ConfigError(f"{path}: train and val have different numbers of tasks. Download it again.")
+    return split
+
+
+def _split_tasks(tasks: Any, where: str) -> list[dict[str, list[str]]]:
+    if not isinstance(tasks, dict) or not tasks or sorted(tasks, key=str) != sorted(range(1, len(tasks) + 1), key=str):
+        raise ConfigError(f"{where}: the tasks are not numbered 1..T. Give the benchmark's own *_dataset.pkl.")
+    left = MAX_IDS
+    found = []
+    for number in range(1, len(tasks) + 1):
+        task = tasks[number]
+        if not isinstance(task, dict) or len(task) > left or not all(isinstance(ids, list) for ids in task.values()):
+            raise ConfigError(f"{where}: task {number} is not category -> list of ids. Download the file again.")
+        left -= len(task) + sum(map(len, task.values()))
+        if left < 0:
+            raise ConfigError(f"{where}: more than {MAX_IDS} ids. Give the benchmark's own *_dataset.pkl.")
+        if not all(isinstance(video, str) for ids in task.values() for video in ids):
+            raise ConfigError(f"{where}: task {number} holds something that is not an id. Download the file again.")
+        found.append({str(category): ids for category, ids in task.items()})
+    return found
+
+
+def import_msrvtt(
+    split_pkl: Path, annotations: Path | Sequence[Path], test_csv: Path, videos: Path, out: Path | None
+) -> tuple[Manifest, str]:
+    """CTVR on MSR-VTT: every caption of a train video is a pair, one caption per test video.
+
+    Args:
+        split_pkl: `MSRVTT_10_dataset.pkl` or `MSRVTT_20_dataset.pkl`.
+        annotations: one or more of `MSRVTT_data.json`, `train_val_videodatainfo.json`, `test_videodatainfo.json`,
+            `MSR_VTT.json`; which schema it is, is seen from the content.
+        test_csv: `MSRVTT_CL_validation.csv` (columns video_id, sentence).
+        videos: the folder below which videos, or folders of their frames, lie.
+        out: the manifest to write; None writes nothing.
+
+    Returns:
+        The manifest and a report: counts of each task and split, missing videos.
+
+    Raises:
+        ConfigError: if a file is not what it should be, or a video of the split has no caption.
+    """
+    paths = [annotations] if isinstance(annotations, str | Path) else list(annotations)
+    train = read_msrvtt_captions(paths)
+    rows = read_csv(test_csv, ("video_id", "sentence"))
+    test: Captions = {}
+    for line, row in rows:
+        if row["video_id"] in test:
+            raise ConfigError(f"{test_csv}: line {line}: a second caption of {row['video_id']!r}. Keep one per video.")
+        test[row["video_id"]] = clean([row["sentence"]])
+    split = read_split(split_pkl)
+    sources = {"train": " and ".join(map(str, paths)), "val": str(test_csv)}
+    builder = Builder(videos, out)
+    tasks = _ctvr_tasks(builder, split, {"train": train, "val": test}, sources, segments={})
+    published = {"train": 320, "test": 2990}
+    files = [split_pkl, *paths, test_csv]
+    return builder.finish(f"msrvtt-{len(tasks)}", "ctvr", tasks, MSRVTT_SETTINGS, files, published)
+
+
+def import_actnet(
+    split_pkl: Path, train_queries: Path, val_queries: Path, videos: Path, out: Path | None
+) -> tuple[Manifest, str]:
+    """CTVR on ActivityNet Captions: one segment and one caption per video, as the benchmark chose them.
+
+    Args:
+        split_pkl: `ACTNET_10_dataset.pkl` or `ACTNET_20_dataset.pkl`.
+        train_queries, val_queries: the benchmark's `train_queries.json`, `val_queries.json`.
+        videos: the folder below which whole videos lie, or the benchmark's `Activity_Clip_Frames`; a folder
+            `<id>_1` of frames is cut already, so its item gets no segment.
+        out: the manifest to write; None writes nothing.
+
+    Returns and raises as `import_msrvtt`.
+    """
+    captions: dict[str, Captions] = {}
+    segments: dict[str, list[float]] = {}
+    for split_name, path in (("train", train_queries), ("val", val_queries)):
+        captions[split_name] = {}
+        for video, entry in read_narrations(path):
+            if len(entry.sentences) != 1:
+                raise ConfigError(
+                    f"{path}: {video!r} has {len(entry.sentences)} sentences, the benchmark one; its choice of "
+                    "segment cannot be derived from ActivityNet Captions. Give the benchmark's train_queries.json / "
+                    "val_queries.json."
+                )
+            captions[split_name][video] = entry.sentences
+            segments[video] = entry.segments[0]
+    builder = Builder(videos, out)
+    sources = {"train": str(train_queries), "val": str(val_queries)}
+    tasks = _ctvr_tasks(builder, read_split(split_pkl), captions, sources, segments)
+    published = {"train": 3200, "test": 4910}
+    files = [split_pkl, train_queries, val_queries]
+    return builder.finish(f"actnet-{len(tasks)}", "ctvr", tasks, ACTNET_SETTINGS, files, published)
+
+
+def _ctvr_tasks(
+    builder: Builder,
+    split: dict[str, list[dict[str, list[str]]]],
+    captions: Mapping[str, Captions],
+    sources: Mapping[str, str],
+    segments: Mapping[str, Sequence[float]],
+) -> list[dict[str, Any]]:
+    """The tasks of a CTVR split. Its "val" is what the papers report on: our test; it has no validation split."""
+    for part, tasks in split.items():
+        ids = [video for task in tasks for videos in task.values() for video in videos]
+        lacking = [video for video in ids if not captions[part].get(video)]
+        if lacking:
+            raise ConfigError(
+                f"{sources[part]}: no caption for {len(lacking)} of the split's {len(ids)} {part} videos, first "
+                f"{', '.join(map(repr, lacking[:3]))}. Give the file that has them as well."
+            )
+    made = []
+    for train, val in zip(split["train"], split["val"], strict=True):
+        task = empty_task() | {"categories": list(train)}
+        for part, target, found in (("train", "train", train), ("val", "test", val)):
+            task[target] = [
+                builder.item(video, category, captions[part][video], segments.get(video))
+                for category in train
+                for video in found[category]
+            ]
+        made.append(task)
+    return made

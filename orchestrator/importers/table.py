@@ -1,0 +1,72 @@
+"""A table of one's own, one line for each caption -> a manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config import suggest
+from orchestrator.errors import ConfigError
+from orchestrator.importers.builder import (
+    Builder,
+    Manifest,
+    empty_task,
+    read_csv,
+)
+from orchestrator.streams.stream import SPLITS
+
+CSV_COLUMNS = ("video", "caption", "category", "split", "task")
+CSV_TIMES = ("start", "end")
+
+
+def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = None) -> tuple[Manifest, str]:
+    """A table of one's own: columns video, caption, category, split (train, val, test), task[, start, end].
+
+    Rows of the same video (and segment) are its captions. Tasks stand in the order of their numbers, or else of
+    their first appearance. `video` is an id or a path below `videos`; start and end are seconds.
+
+    Returns and raises as `import_msrvtt`.
+    """
+    table = Path(table)
+    rows = [(line, row, _row_segment(table, line, row)) for line, row in read_csv(table, CSV_COLUMNS, CSV_TIMES)]
+    segments_of: dict[str, set[Any]] = {}
+    for _, row, segment in rows:
+        segments_of.setdefault(row["video"], set()).add(segment)
+    builder = Builder(videos, out)
+    seen: dict[tuple[str, Any], tuple[tuple[str, ...], dict[str, Any]]] = {}
+    tasks: dict[str, dict[str, Any]] = {}
+    for line, row, segment in rows:
+        if row["split"] not in SPLITS:
+            hint = suggest(row["split"], SPLITS)
+            raise ConfigError(f"{table}: line {line}: split is {row['split']!r}.{hint} Write train, val or test.")
+        place = (row["task"], row["split"], row["category"])
+        key = (row["video"], segment)
+        if key not in seen:
+            item = builder.item(row["video"], row["category"], [], segment)
+            if segment is not None and len(segments_of[row["video"]]) > 1:
+                item["video"] += f"@{segment[0]:g}-{segment[1]:g}"
+            task = tasks.setdefault(row["task"], empty_task())
+            if row["category"] not in task["categories"]:
+                task["categories"].append(row["category"])
+            task[row["split"]].append(item)
+            seen[key] = place, item
+        if seen[key][0] != place:
+            first = " ".join(seen[key][0])
+            raise ConfigError(f"{table}: line {line}: {row['video']!r} is also in {first!r}. Keep it in one place.")
+        seen[key][1]["captions"].append(row["caption"])
+    names = sorted(tasks, key=int) if all(task.isdecimal() for task in tasks) else list(tasks)
+    stem = name or (Path(out).stem if out else table.stem)
+    return builder.finish(stem, "ctvr", [tasks[task] for task in names], {}, [table])
+
+
+def _row_segment(table: Path, line: int, row: Mapping[str, str]) -> tuple[float, float] | None:
+    start, end = row.get("start", ""), row.get("end", "")
+    if not start and not end:
+        return None
+    try:
+        return float(start), float(end)
+    except ValueError as error:
+        raise ConfigError(
+            f"{table}: line {line}: start {start!r} and end {end!r} are not two numbers. Write seconds, or neither."
+        ) from error

@@ -1,0 +1,95 @@
+"""The other side of `video.pool`: what a decoding child runs, and the limits that it sets itself.
+
+It has limits of memory, CPU time and written bytes, no network where the system allows that, and answers with JSON and
+raw bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import resource
+import signal
+import struct
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+from methods.backbone.weights import leave_network
+from orchestrator.errors import VideoError
+from orchestrator.video.decode import decode
+from orchestrator.video.index import Limits
+from orchestrator.video.sampling import Frames, Sampling
+
+log = logging.getLogger(__name__)
+
+
+def serve() -> None:
+    """What a child runs: decode the requests of stdin, one JSON line each, until it ends."""
+    leave_network()  # first: without threads; where the system refuses it, the other limits stand
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints must not mix with the answers
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # it writes nothing but its log
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
+    import av
+
+    av.logging.set_level(av.logging.PANIC)
+    with contextlib.suppress(ImportError, OSError):
+        import decord  # noqa: F401  (its libraries belong to what the idle child uses)
+    idle_bytes = _address_space()
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        limits = Limits(**request["limits"])
+        _bound(limits, idle_bytes)
+        clip, error = _answer(request, limits)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if clip is None:
+            _write(answers, {"error": error}, b"", b"")
+        else:
+            times = clip.timestamps.astype("<f8").tobytes()
+            _write(answers, {"error": None, "decoder": clip.decoder}, clip.frames.data, times)
+
+
+def _bound(limits: Limits, idle_bytes: int) -> None:
+    """Limits of this process for the next file, also if the parent is gone."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    if idle_bytes and (hard == resource.RLIM_INFINITY or hard > idle_bytes + limits.memory_bytes):
+        resource.setrlimit(resource.RLIMIT_AS, (idle_bytes + limits.memory_bytes, hard))
+    seconds = int(limits.max_seconds * 1.25) + 2
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    cpu_hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + 2 * seconds, cpu_hard))
+    signal.setitimer(signal.ITIMER_REAL, seconds + 10)  # SIGALRM ends the process
+
+
+def _answer(request: dict[str, Any], limits: Limits) -> tuple[Frames | None, str | None]:
+    segment = tuple(request["segment"]) if request["segment"] is not None else None
+    sampling = Sampling(**request["sampling"])
+    try:
+        return decode(request["path"], sampling, segment, request["decoder"], limits), None
+    except VideoError as error:
+        return None, error.reason
+    except MemoryError:
+        return None, "needs more memory than the limit memory_bytes"
+    except Exception as error:  # reported to the parent with the file's name, never swallowed
+        log.exception("%s", request["path"])
+        return None, f"cannot be decoded ({type(error).__name__}: {error})"
+
+
+def _address_space() -> int:
+    """Bytes of address space this process uses, 0 where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (OSError, ValueError):
+        return 0
+    return pages * resource.getpagesize()
+
+
+def _write(answers: IO[bytes], header: dict[str, Any], frames: Any, times: bytes) -> None:
+    text = json.dumps(header).encode()
+    answers.write(struct.pack("<I", len(text)) + text)
+    answers.write(frames)
+    answers.write(times)
+    answers.flush()
