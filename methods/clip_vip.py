@@ -62,7 +62,7 @@ class VideoProxies(nn.Module):
         if config.proxy_init == "normal":
             proxies = torch.randn_like(proxies)
         elif config.proxy_init == "copy_cls":
-            own = tower.class_embedding.detach()  # type: ignore[union-attr]
+            own = tower.class_embedding.detach()
             proxies = own + 0.02 * own.std() * torch.randn_like(proxies)
         self.proxies = nn.Parameter(proxies)  # (P, D)
         self.time = nn.Parameter(torch.zeros(1, config.temporal_size, tower.width))  # tau

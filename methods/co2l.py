@@ -31,9 +31,8 @@ from torch import Tensor
 
 from methods.base import Batch, Frozen, Method, Task, unit
 from methods.families.strategy import ReplayConfig, ReplayStrategy
+from methods.layers.distillation import EncodedOnce, RelationConfig, kept_across, kept_within
 from methods.layers.gather import gather
-from methods.layers.relations import RelationConfig, kept_across, kept_within
-from methods.layers.teaching import Heard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +77,9 @@ class Co2L(ReplayStrategy):
         rows = self.memory.draw(len(batch.videos))
         if self.teacher is None and not len(rows):
             return self.base.losses(batch)
-        heard = Heard(self.base, batch)
-        terms = heard.losses()
-        groups, student = [batch], [Features(gather(heard.texts()), gather(heard.videos()))]
+        encoded = EncodedOnce(self.base, batch)
+        terms = encoded.losses()
+        groups, student = [batch], [Features(gather(encoded.texts()), gather(encoded.videos()))]
         if len(rows):
             groups.append(self.memory.batch(rows))
             student.append(self._features(groups[1]))

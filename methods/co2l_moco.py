@@ -20,9 +20,9 @@ from torch import Tensor
 from methods.base import Batch, Frozen, Method, Task
 from methods.families.momentum import PAPER, SHAPES_WRAPPED, MomentumRetriever
 from methods.families.strategy import ReplayConfig, ReplayStrategy, momentum_base
+from methods.layers.distillation import RelationConfig, kept_across, kept_within
 from methods.layers.gather import gather
 from methods.layers.queues import Pair
-from methods.layers.relations import RelationConfig, kept_across, kept_within
 
 
 @dataclass(frozen=True, kw_only=True)

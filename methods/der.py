@@ -1,7 +1,7 @@
 """Dark experience replay: memory pairs keep the features that they once had.
 
 Buzzega et al., "Dark Experience for General Continual Learning", arXiv:2004.07211, eq. 5-6, over any
-retriever; methods/der_moco.py is the same as a competitor of BMU-MoCo. z are a pair's features when its
+retriever; preset `bmu-moco` is BMU-MoCo's competitor "DER". z are a pair's features when its
 task ended, of video and caption:
 
     L = L_retriever(batch) + alpha / 2 mean_i (|v_i - z_i^V|^2 + |q_i - z_i^T|^2)   over memory pairs i
@@ -24,9 +24,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from methods.base import Batch, Method
+from methods.families.momentum import PAPER
 from methods.families.strategy import ReplayConfig, ReplayStrategy
+from methods.layers.distillation import backbone_of
 from methods.layers.memory import Policy
-from methods.layers.teaching import clip_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,13 @@ class DER(ReplayStrategy):
     """Hold the features of former pairs where they were."""
 
     Config = DERConfig
-    PRESETS = {"paper": {}, "shapes": {"base.lr": 4e-6}}  # shapes: with optim.lr_scale=50, for the small backbone
+    PRESETS = {
+        "paper": {},
+        "shapes": {"base.lr": 4e-6},  # with optim.lr_scale=50, for the small backbone
+        # BMU-MoCo's competitor (NeurIPS 2022, table 1): around its momentum contrast, with its memory
+        "bmu-moco": {"method.base": "base_moco"},
+        "bmu-moco-paper": {**PAPER, "method.base": "base_moco", "method.memory": 10_000},
+    }
     config: DERConfig
 
     @classmethod
@@ -81,5 +88,5 @@ class DER(ReplayStrategy):
     def _texts(self, tokens: Tensor) -> Tensor:
         """Features of captions; word features (B, N, d) get zero rows up to one length for all batches."""
         texts = self.base.encode_text(tokens).float()
-        missing = clip_of(self.base).text.context_length - texts.shape[1] if texts.ndim == 3 else 0
+        missing = backbone_of(self.base).text.context_length - texts.shape[1] if texts.ndim == 3 else 0
         return F.pad(texts, (0, 0, 0, missing)) if missing else texts

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from methods.base import Batch, Method
 from methods.families.strategy import Strategy
+from methods.layers.distillation import EncodedOnce
 from methods.layers.dual_softmax import Gain, Reduction, dual_softmax, revise
 from methods.layers.gather import gather
-from methods.layers.teaching import Heard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +82,14 @@ class DSL(Strategy):
         """
         if not self.config.loss:
             return super().losses(batch)
-        heard = Heard(self.base, batch)
-        terms = heard.losses()
+        encoded = EncodedOnce(self.base, batch)
+        terms = encoded.losses()
         if "contrastive" not in terms:
             raise ValueError(
                 f"method.loss=true revises a loss called contrastive; {self.config.base} has only "
                 f"{', '.join(terms)}. Set method.loss=false to revise the search alone."
             )
-        queries, videos = gather(heard.texts()), gather(heard.videos())
+        queries, videos = gather(encoded.texts()), gather(encoded.videos())
         with torch.autocast(videos.device.type, enabled=False):
             logits = self.base.scale().float() * self.base.score(queries.float(), videos.float())
             revised = dual_softmax(logits, self.config.temperature, self.config.gain, self.config.reduction)

@@ -1,8 +1,8 @@
 """Experience replay: pairs of former tasks are trained on beside those of the present one.
 
 Chaudhry et al., "On Tiny Episodic Memories in Continual Learning", arXiv:1902.10486, over any retriever;
-methods/er_ring_moco.py is the same as a competitor of BMU-MoCo. There are no classes, so the ring has one
-place for each task. Every step of a later task draws memory pairs; the retriever's loss sees both.
+preset `bmu-moco` is BMU-MoCo's competitor "ER-Ring". There are no classes, so the ring has one place for
+each task. Every step of a later task draws memory pairs; the retriever's loss sees both.
 
 It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids: its rows belong
 apart from those of methods that keep features only.
@@ -16,6 +16,7 @@ from typing import Literal
 from torch import Tensor
 
 from methods.base import Batch, Method
+from methods.families.momentum import PAPER
 from methods.families.strategy import ReplayConfig, ReplayStrategy
 from methods.layers.memory import join
 
@@ -38,7 +39,13 @@ class ERRing(ReplayStrategy):
     """Train on the batch and on pairs of former tasks at once."""
 
     Config = ERRingConfig
-    PRESETS = {"paper": {}, "shapes": {"base.lr": 4e-6}}  # shapes: with optim.lr_scale=50, for the small backbone
+    PRESETS = {
+        "paper": {},
+        "shapes": {"base.lr": 4e-6},  # with optim.lr_scale=50, for the small backbone
+        # BMU-MoCo's competitor (NeurIPS 2022, table 1): around its momentum contrast, with its memory
+        "bmu-moco": {"method.base": "base_moco"},
+        "bmu-moco-paper": {**PAPER, "method.base": "base_moco", "method.memory": 10_000},
+    }
     config: ERRingConfig
 
     def __init__(self, config: ERRingConfig, base: Method) -> None:

@@ -336,7 +336,7 @@ class FrameFusionMoE(Method):
         direction: Direction = "next" if config.ffa_direction == "alternate" and layer % 2 else "previous"
         return FrameFusion(
             vision.width,
-            int(vision.heads),  # type: ignore[arg-type]
+            int(vision.heads),
             direction,
             config.ffa_mix,
             config.ffa_output,

@@ -2,7 +2,11 @@
 
     [q; k; v] = W y + b + B A y     in every block of both towers, A (r, D), B (3D, r) zero at first
 
-The retriever around it is methods/families/adapted.py. With reducer=tome or reducer=tempme it is the row of that name.
+The retriever around it is methods/families/adapted.py. With reducer=tempme it is the row of that name;
+preset `tome` is the row "ToMe": every block merges r patches of each frame, between attention and MLP, by the
+similarity of their keys, and a merged token counts in attention for the patches it stands for (Bolya et al.,
+arXiv:2210.09461, section 3). It is TempMe's "+ImgMe" row (table 8). `reducer=tome_shared` is ours: one choice for
+all frames of a video, so that token i stays the same place in all.
 """
 
 from __future__ import annotations
@@ -29,7 +33,12 @@ class Lora(AdaptedClip):
     """Frozen CLIP with LoRA on the attention of both towers."""
 
     Config = LoraConfig
-    PRESETS = {"paper": PAPER, "released": RELEASED, "shapes": SHAPES}
+    PRESETS = {
+        "paper": PAPER,
+        "released": RELEASED,
+        "shapes": SHAPES,
+        "tome": {"method.reducer": "tome"},  # the row `tome`; r=None is the paper's 2 (ViT-B/32) or 10 (ViT-B/16)
+    }
 
     def __init__(self, config: LoraConfig, backbone: Clip) -> None:
         super().__init__(config, backbone, JointLoRA(backbone, config.rank))

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from methods.base import Batch, Frozen, Method, Task
 from methods.families.strategy import Strategy
+from methods.layers.distillation import EncodedOnce, frozen_start, symmetric_distillation
 from methods.layers.gather import gather
-from methods.layers.teaching import Heard, both_ways, frozen_start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,24 +81,26 @@ class LwF(Strategy):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         if self.teacher is None:
             return super().losses(batch)
-        heard = Heard(self.base, batch)
-        terms = heard.losses()
-        terms["distillation"] = self.config.weight * self.distil(heard)
+        encoded = EncodedOnce(self.base, batch)
+        terms = encoded.losses()
+        terms["distillation"] = self.config.weight * self.distil(encoded)
         return terms
 
-    def distil(self, heard: Heard) -> Tensor:
+    def distil(self, encoded: EncodedOnce) -> Tensor:
         """What the student's answers to the global batch have lost of the teacher's, eq. 2-3."""
         assert self.teacher is not None
-        batch, kind, temperature = heard.batch, self.config.student, self.config.temperature
-        videos = gather(heard.videos())
-        texts = gather(heard.texts()) if kind != "video" else None
+        batch, kind, temperature = encoded.batch, self.config.student, self.config.temperature
+        videos = gather(encoded.videos())
+        texts = gather(encoded.texts()) if kind != "video" else None
         old_videos = gather(self.teacher("encode_video", batch.frames))
         old_texts = gather(self.teacher("encode_text", batch.tokens))
         with torch.autocast(videos.device.type, enabled=False):
             scale = self.base.scale().float()
             old = scale.detach() * self.teacher("score", old_texts, old_videos).float()  # Z*
             asking = texts if kind == "pair" and texts is not None else old_texts
-            loss = both_ways(scale * self.base.score(asking, videos).float(), old, temperature)
+            loss = symmetric_distillation(scale * self.base.score(asking, videos).float(), old, temperature)
             if kind == "each" and texts is not None:
-                loss = loss + both_ways(scale * self.base.score(texts, old_videos).float(), old, temperature)
+                loss = loss + symmetric_distillation(
+                    scale * self.base.score(texts, old_videos).float(), old, temperature
+                )
         return loss

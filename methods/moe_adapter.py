@@ -188,7 +188,7 @@ class MoEAdapter(Method):
 
     @property
     def mixtures(self) -> Sequence[Mixture]:
-        return [*self.vision, *self.text]  # type: ignore[list-item]
+        return [*self.vision, *self.text]
 
     def begin_task(self, task: Task) -> None:
         self._index = task.index

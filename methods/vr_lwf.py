@@ -26,8 +26,8 @@ from torch import Tensor
 from methods.backbone.clip import Clip
 from methods.base import Batch, Frozen, Method, Task
 from methods.families.strategy import Strategy
+from methods.layers.distillation import EncodedOnce, backbone_of, frozen_start, symmetric_distillation
 from methods.layers.gather import gather
-from methods.layers.teaching import Heard, both_ways, clip_of, frozen_start
 
 _AT_ONCE = 250  # sentences encoded together
 
@@ -77,7 +77,7 @@ class VRLwF(Strategy):
 
     def __init__(self, config: VRLwFConfig, base: Method) -> None:
         super().__init__(config, base)
-        clip = clip_of(base)
+        clip = backbone_of(base)
         if config.length > clip.text.context_length - 2:
             raise ValueError(
                 f"length: {config.length} words and the two ends do not fit the {clip.text.context_length} tokens "
@@ -94,15 +94,15 @@ class VRLwF(Strategy):
         if task.index == 0 and self.config.weight and self.config.first_task:
             self.teacher = frozen_start(self.base)
         if self.teacher is not None:
-            self.sentences = draw_sentences(clip_of(self.base), self.config.sentences, self.config.length)
+            self.sentences = draw_sentences(backbone_of(self.base), self.config.sentences, self.config.length)
             self._taught = None
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         if self.teacher is None:
             return super().losses(batch)
-        heard = Heard(self.base, batch)
-        terms = heard.losses()
-        terms["distillation"] = self.config.weight * self.distil(batch.frames, heard.videos())
+        encoded = EncodedOnce(self.base, batch)
+        terms = encoded.losses()
+        terms["distillation"] = self.config.weight * self.distil(batch.frames, encoded.videos())
         return terms
 
     def distil(self, frames: Tensor, videos: Tensor) -> Tensor:
@@ -119,10 +119,12 @@ class VRLwF(Strategy):
         with torch.autocast(frames.device.type, enabled=False):
             scale = self.base.scale().float()
             old = scale.detach() * self.teacher("score", sentences, old_videos).float()  # Z*
-            loss = both_ways(scale * self.base.score(sentences, videos).float(), old, self.config.temperature)
+            loss = symmetric_distillation(
+                scale * self.base.score(sentences, videos).float(), old, self.config.temperature
+            )
             if own is not None:
                 new = scale * self.base.score(own, old_videos).float()
-                loss = loss + both_ways(new, old, self.config.temperature)
+                loss = loss + symmetric_distillation(new, old, self.config.temperature)
         return loss
 
     def taught(self, device: torch.device) -> Tensor:

@@ -30,9 +30,9 @@ from torch import Tensor, nn
 
 from methods.base import Batch, Frozen, Method, Task
 from methods.families.strategy import Strategy
+from methods.layers.distillation import backbone_of, frozen_start, symmetric_distillation
 from methods.layers.gather import gather
 from methods.layers.reference import ReferenceSet, load_reference
-from methods.layers.teaching import both_ways, clip_of, frozen_start
 
 _AT_ONCE = 250  # texts encoded together
 
@@ -99,7 +99,7 @@ class ZSCL(Strategy):
         super().__init__(config, base)
         self.reference: ReferenceSet | None = None
         if config.weight:
-            self.reference = load_reference(config.reference, clip_of(base))
+            self.reference = load_reference(config.reference, backbone_of(base))
         self.teacher: Frozen | None = None
         self._texts: Tensor | None = None  # (R, ...) the teacher's features
         self._start: list[Tensor] = []  # theta_start, for l2
@@ -111,7 +111,7 @@ class ZSCL(Strategy):
 
     def begin_task(self, task: Task) -> None:
         super().begin_task(task)
-        self.base.to(clip_of(self.base).logit_scale.device)  # new parts are still where they were made
+        self.base.to(backbone_of(self.base).logit_scale.device)  # new parts are still where they were made
         if task.index == 0 and self.config.weight:
             self.teacher = frozen_start(self.base)
         self._start = self._copy() if self.config.l2 else []
@@ -152,7 +152,7 @@ class ZSCL(Strategy):
             scale = self.base.scale().float()
             student = scale * self.base.score(texts, new).float()
             teacher = scale.detach() * self.teacher("score", texts, old).float()
-            return both_ways(student, teacher, self.config.temperature)
+            return symmetric_distillation(student, teacher, self.config.temperature)
 
     def texts(self, device: torch.device) -> Tensor:
         """y*, the pre-trained model's features (R, ...) of the reference texts; made once."""

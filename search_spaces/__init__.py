@@ -4,5 +4,6 @@ FIXED: settings of every trial. SPACE: setting -> Ray Tune domain. PAPER: values
 the paper's where it prints them. UNPUBLISHED: the settings of SPACE whose value is printed neither for the
 benchmark of the method's row (CTVR, BMU-MoCo, ...) nor, where it has none, in its own paper; PAPER then has a
 released code's value or ours, as the remark beside the range says. Tables name them (`orchestrator/tables/build.py`).
-METRIC, MODE: what a search maximises.
+CONFIGURATIONS: for rows of tables that are the method with a preset (methods.CONFIGURATIONS), what differs from the
+above. METRIC, MODE: what a search maximises.
 """

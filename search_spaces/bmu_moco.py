@@ -31,4 +31,11 @@ PAPER = {
     "method.order": "enc_first",
 }
 UNPUBLISHED = ()
+_ORDER = "method.order"
+CONFIGURATIONS = {
+    "bmu_moco_local": {
+        "SPACE": {name: domain for name, domain in SPACE.items() if name != _ORDER},
+        "PAPER": {name: value for name, value in PAPER.items() if name != _ORDER},
+    },
+}
 METRIC, MODE = "stream/t2v/r1_gain", "max"

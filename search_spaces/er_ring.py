@@ -10,4 +10,23 @@ SPACE = {
 }
 PAPER = {"method.memory": 256, "method.ratio": 1.0, "base.lr": 1e-6}
 UNPUBLISHED = ("method.memory", "method.ratio", "base.lr")
+CONFIGURATIONS = {
+    "er_ring_moco": {  # as a competitor of BMU-MoCo, whose paper keeps 10,000 pairs
+        "FIXED": {
+            "method.base": "base_moco",
+            "optim.schedule": "first_epoch",  # a tenth of the rate after the first epoch of each task
+            "optim.warmup": 0.0,
+            "optim.weight_decay": 0.01,
+        },
+        "SPACE": {
+            "method.memory": tune.choice([64, 256, 1024, 10_000]),  # the paper uses 10,000, fig. 5 studies fewer
+            "method.ratio": tune.choice([0.5, 1.0]),  # our default is 1
+            "base.lr": tune.loguniform(1e-6, 1e-4),  # first epoch; BMU-MoCo's paper uses 5e-5
+            "base.m": tune.choice([0.9, 0.95, 0.99, 0.995, 0.999]),  # BMU-MoCo's paper uses 0.99
+            "base.tau": tune.choice([0.01, 0.03, 0.05, 0.07]),  # BMU-MoCo's paper uses 0.07
+        },
+        "PAPER": {"method.memory": 10_000, "method.ratio": 1.0, "base.lr": 5e-5, "base.m": 0.99, "base.tau": 0.07},
+        "UNPUBLISHED": ("method.ratio",),
+    },
+}
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -145,7 +145,7 @@ class Block(nn.Module):
         super().__init__()
         self.ln_1, self.ln_2, self.mlp = source.ln_1, source.ln_2, source.mlp
         self.ls_1, self.ls_2 = source.ls_1, source.ls_2
-        self.attn = Attention(source.attn)  # type: ignore[arg-type]
+        self.attn = Attention(source.attn)
 
     def forward(self, x: Tensor, seams: BlockSeams | None, state: TokenState, causal: bool = False) -> Tensor:
         seams = seams or _NO_SEAMS

@@ -5,7 +5,7 @@ was broken before (CVE-2025-32434, torch below 2.6). So the user names the file 
 reads it: without the network where the system allows that, without credentials in its environment, with limits of
 memory, CPU time and files. It hands tensors back as safetensors, which cannot hold a program.
 
-The child runs this file alone (`python -I foreign.py`), so it imports nothing of ours.
+The child runs this file alone (`python -I weights.py`), so it imports nothing of ours.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ adaptation of both towers and a token reducer in the video tower.
     q = CLIP_t(caption | adaptation) at its end-of-text token, at unit length
     S = q v^T;  loss = InfoNCE of S / tau, mean of both directions, tau = 1 / exp(logit_scale) frozen
 
-This file is no method: lora, prompt, adapter, tome and tempme each say which adaptation and reducer they are.
+This file is no method: lora, prompt, adapter and tempme each say which adaptation and reducer they are.
 
 Shapes: B videos or captions, T frames, G attention groups, N tokens, D width of a tower, d joint embedding.
 """
@@ -45,7 +45,7 @@ RELEASED: dict[str, Any] = {**PAPER, "optim.name": "adamw_hf", "optim.eps": 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptedConfig(ReducerConfig):
-    """Settings of all five methods; see `ReducerConfig` for the reducer's."""
+    """Settings of all four methods; see `ReducerConfig` for the reducer's."""
 
     lr: float = 6e-4  # everything that is added to CLIP
     train_positions: Literal["all", "first"] = "all"  # first: clip positions stay as the first task left them
@@ -103,7 +103,7 @@ def _joint(width: int, blocks: int, rank: int) -> nn.ModuleList:
 
 
 class AdaptedClip(Method):
-    """Frozen CLIP, an adaptation, a reducer. The base of five methods and none itself."""
+    """Frozen CLIP, an adaptation, a reducer. The base of four methods and none itself."""
 
     @classmethod
     def only_frames(cls, config: AdaptedConfig) -> int | None:

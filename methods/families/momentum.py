@@ -4,7 +4,7 @@
     loss over the keys and their queues (eq. 10-11, 16-18);  optimizer step
     after the step: moving averages, which each method spells out;  then the keys enter the queues
 
-This file is no method: base_moco, bmu_moco_local, bmu_moco, bmu_fixed and bmu_ensemble say which momentum
+This file is no method: base_moco, bmu_moco, bmu_fixed and bmu_ensemble say which momentum
 encoders they keep and how parameters flow between theta, the local theta_m (started anew from theta at
 every task) and the global theta~_m (started once). Queries are always encoded by theta, also in evaluation.
 
@@ -48,7 +48,7 @@ SHAPES_WRAPPED: dict[str, Any] = {"base.lr": 4e-6}
 
 @dataclass(frozen=True, kw_only=True)
 class MomentumConfig:
-    """Settings of all five methods; defaults are the paper's."""
+    """Settings of all four methods; defaults are the paper's."""
 
     lr: float = 5e-5  # both towers
     m: float = 0.99  # eq. 8

@@ -7,6 +7,8 @@ parallel training does, gives exactly the gradient of the loss on one large batc
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -22,14 +24,14 @@ class _AllGather(torch.autograd.Function):
     """Concatenate equal-shaped rows of all workers in rank order; the backward sums and slices."""
 
     @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         parts = [torch.empty_like(x) for _ in range(world_size())]
         dist.all_gather(parts, x.contiguous())
         ctx.rows = len(x)
         return torch.cat(parts)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         grad = grad.contiguous()
         dist.all_reduce(grad)
         start = dist.get_rank() * ctx.rows

@@ -65,7 +65,7 @@ class Encoders(nn.Module):
         x = run_blocks(tower.blocks, x, None, state, causal=True)
         length = x.shape[1]
         weights = share * self._weights(state.eot, length) + (1 - share) * self._weights(state.other_eot, length)
-        hidden: Tensor = tower.ln_final(x) @ tower.proj  # type: ignore[operator]
+        hidden: Tensor = tower.ln_final(x) @ tower.proj
         return self._read(hidden, weights)
 
     def pair(self, frames: Tensor, tokens: Tensor) -> Pair:

@@ -155,7 +155,7 @@ def _file(file: Path, clip: Clip) -> ReferenceSet:
         raise ValueError(f"reference: {file} needs images (N, 3, H, W) and tokens (R, L); it has {sorted(tensors)}.")
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
         raise ValueError(f"reference: images of {file} must be (N, 3, H, W) uint8, not {tuple(images.shape)}.")
-    words = len(clip.text.token_embedding.weight)  # type: ignore[arg-type, union-attr]
+    words = len(clip.text.token_embedding.weight)
     if tokens.ndim != 2 or tokens.shape[1] > clip.text.context_length or int(tokens.max()) >= words:
         raise ValueError(
             f"reference: tokens of {file} were not made by this backbone's tokenizer "

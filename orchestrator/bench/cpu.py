@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from methods import METHODS, find_method
-from methods.backbone.clip import TINY, Clip, load_backbone
+from methods.backbone.clip import Clip
+from methods.backbone.load import TINY, load_backbone
 from methods.base import Batch, Method, Task
 from orchestrator.config import build, suggest, under
 from orchestrator.data.batches import StreamData

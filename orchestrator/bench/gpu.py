@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from methods.backbone.clip import Clip, load_backbone
+from methods.backbone.clip import Clip
+from methods.backbone.load import load_backbone
 from methods.base import Batch, Method
 from orchestrator.bench.cpu import VIT, random_batch, second_task
 from orchestrator.learning.optimizer import OptimConfig, make_optimizer, train_only

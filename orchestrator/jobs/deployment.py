@@ -140,25 +140,26 @@ def find_method_or_say(name: str) -> type[Method]:
         ConfigError: with the nearest name that exists.
     """
     try:
-        return find_method(CONFIGURATIONS.get(name, (name, ""))[0])
+        return find_method(name)
     except ValueError as error:
         raise ConfigError(f"method: {error}") from error
 
 
 def search_space(method: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """FIXED, SPACE and PAPER of search_spaces/<method>.py.
+    """FIXED, SPACE and PAPER of search_spaces/<method>.py; a configuration has its own in its method's file.
 
     Raises:
         ConfigError: if the method has no search space.
     """
-    method = CONFIGURATIONS.get(method, (method, ""))[0]
+    method, asked = CONFIGURATIONS.get(method, (method, ""))[0], method
     try:
         module = importlib.import_module(f"search_spaces.{method}")
     except ModuleNotFoundError as error:
         if error.name != f"search_spaces.{method}":
             raise
         raise ConfigError(f"method: {method} has nothing to search (no search_spaces/{method}.py).") from error
-    return dict(module.FIXED), dict(module.SPACE), dict(getattr(module, "PAPER", {}))
+    found = {**vars(module), **getattr(module, "CONFIGURATIONS", {}).get(asked, {})}
+    return dict(found["FIXED"]), dict(found["SPACE"]), dict(found.get("PAPER", {}))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 
-from methods import METHODS
+from methods import CONFIGURATIONS, METHODS
 from orchestrator.config import flatten
 from orchestrator.learning.resolve import find, presets_of
 
@@ -15,7 +15,6 @@ CHECKED = {  # beyond the contract tests and the invariants of the papers, which
     "framefusion_moe": "released code (preset released): features, gates, losses to 1e-5; parameter count",
     "structalign": "released code (preset released): words, frames, losses to 1e-5; parameter count",
     "tempme": "released code (preset released): features, token sizes, loss to 1e-5; multiply-adds, parameter count",
-    "tome": "multiply-adds",
     "lora": "multiply-adds, parameter count",
     "prompt": "multiply-adds, parameter count",
     "adapter": "multiply-adds, parameter count",
@@ -26,13 +25,14 @@ CHECKED = {  # beyond the contract tests and the invariants of the papers, which
 
 def methods_text() -> str:
     """One line for each method: its name, the first sentence of its file, and what it was checked against."""
-    width = max(map(len, METHODS))
+    width = max(map(len, [*METHODS, *CONFIGURATIONS]))
     lines = []
     for name in METHODS:
         module = inspect.getmodule(find(name))
         first = (inspect.getdoc(module) or "").split("\n\n")[0].replace("\n", " ")
         lines.append(f"{name:<{width}}  {first}")
         lines.append(f"{'':<{width}}    checked against: {CHECKED.get(name, 'the equations of its paper (no code)')}")
+    lines += [f"{name:<{width}}  {method} with preset {own}" for name, (method, own) in CONFIGURATIONS.items()]
     lines.append(
         "No published number was reproduced here: neither the pre-trained weights nor the data sets were at hand."
     )

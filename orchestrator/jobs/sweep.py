@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from methods import CONFIGURATIONS
 from orchestrator.config import Settings, build
 from orchestrator.console import say
 from orchestrator.errors import ConfigError, FailedRuns
@@ -36,7 +35,7 @@ from orchestrator.jobs.session import (
     trial_plan,
 )
 from orchestrator.learning.experiment import Experiment
-from orchestrator.learning.resolve import presets_of, resolve
+from orchestrator.learning.resolve import preset_settings, resolve
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
 from orchestrator.tracking.tracker import Tracker
@@ -120,9 +119,8 @@ def _searched(
 
     fixed, space, paper = search_space(request.method)
     space = override_space(space, request.space)
-    for preset in (CONFIGURATIONS.get(request.method, ("", ""))[1], *presets):
-        for name in presets_of(request.method).get(preset, {}):
-            fixed.pop(name, None)
+    for name in preset_settings(request.method, presets, request.overrides):
+        fixed.pop(name, None)
     split = "val" if stream.has_val else "test"
     given = {**fixed, "evaluation.split": split, **request.overrides}
     given.update({"method": request.method, "stream": request.stream})

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from methods import find_method
-from methods.backbone.clip import Clip, load_backbone
+from methods.backbone.clip import Clip
+from methods.backbone.load import load_backbone
 from methods.base import Method, Task
 from orchestrator.config import Settings
 from orchestrator.errors import ConfigError

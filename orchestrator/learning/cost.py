@@ -27,10 +27,10 @@ import open_clip
 import torch
 from torch import Tensor, nn
 
-from methods import METHODS, find_method
+from methods import CONFIGURATIONS, find_method
 from methods.backbone.clip import Clip, TokenState, VisionTower, record_tokens
 from methods.base import Method, Task
-from orchestrator.config import build
+from orchestrator.config import build, under
 
 TokenLog = Sequence[tuple[int, int, int]]
 
@@ -177,14 +177,15 @@ def planned(
     """A retriever at the size of a paper's tables, on a CLIP without weights, and the cost of one of its videos.
 
     Args:
-        name: a key of `methods.METHODS`.
+        name: a key of `methods.METHODS` or `methods.CONFIGURATIONS`.
         settings: of the method, without the prefix `method.`.
         backbone: an open_clip architecture.
         frames: T.
     """
     clip = sizes_only(backbone)
     cls = find_method(name)
-    config: Any = build(cls.Config, settings or {}, "method")
+    own = under(cls.PRESETS.get(CONFIGURATIONS.get(name, ("", ""))[1], {}), "method")
+    config: Any = build(cls.Config, {**own, **(settings or {})}, "method")
     method = cls(config, clip)  # type: ignore[call-arg]
     for index in range(2):  # the second task, from which on the papers count
         method.begin_task(Task(index, f"task_{index + 1:02d}", 10, (2 * index, 2 * index + 1), 20))
@@ -235,8 +236,6 @@ def cost_table() -> str:
     head = ("method", "backbone", "frames", "tokens out", "GMACs", "printed", "parameters", "printed (M)")
     lines = [head, tuple("-" * len(title) for title in head)]
     for label, name, settings, backbone, frames, printed, printed_parameters in ROWS:
-        if name not in METHODS:
-            continue
         method, cost = planned(name, settings, backbone or "ViT-B-32-quickgelu", frames)
         groups, _, tokens = cost.log[-1]
         counts = (f"{groups} x {tokens}", f"{cost.macs / 1e9:.1f}", printed, f"{paper_parameters(method):,}")

@@ -11,7 +11,7 @@ from typing import Any
 import methods
 from methods import base as methods_base
 from methods import find_method
-from methods.backbone.clip import TINY, TINY_FOLDER
+from methods.backbone.load import TINY, TINY_FOLDER
 from orchestrator.data.frames import FrameSource
 from orchestrator.digests import digest_file, digest_of
 from orchestrator.streams.stream import Stream

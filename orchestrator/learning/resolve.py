@@ -5,7 +5,7 @@ Settings come from the command line, presets and streams as flat `group.name` wo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -18,9 +18,50 @@ from orchestrator.learning.experiment import GROUPS, Experiment, RunConfig
 
 
 def presets_of(method: str) -> dict[str, dict[str, Any]]:
-    """A method's presets; `paper`, the defaults, is always there."""
-    method = CONFIGURATIONS.get(method, (method, ""))[0]
-    return {"paper": {}, **find(method).PRESETS}
+    """A method's presets; `paper`, the defaults, is always there.
+
+    Those of a configuration hold what makes it one; presets that undo it are not among them.
+    """
+    cls, own = find(method), CONFIGURATIONS.get(method, ("", ""))[1]
+    known = {"paper": {}, **cls.PRESETS}
+    if not own:
+        return known
+    others = [name for name in known if name != own and not name.startswith(f"{own}-")]
+    found = {name: {**known[own], **known.get(f"{own}-{name}", known[name])} for name in others}
+    return {name: settings for name, settings in found.items() if settings.items() >= known[own].items()}
+
+
+def configured(method: str, presets: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """The method that a configuration names, and its presets: its own first, and the others as it means them.
+
+    Raises:
+        ConfigError: for a preset that the configuration does not have.
+    """
+    if method not in CONFIGURATIONS:
+        return method, tuple(presets)
+    (name, own), its = CONFIGURATIONS[method], presets_of(method)
+    known, meant = find(name).PRESETS, [own]
+    for preset in presets:
+        if preset not in its and preset != own and not preset.startswith(f"{own}-"):
+            raise _no_preset(method, preset, its)
+        meant.append(f"{own}-{preset}" if f"{own}-{preset}" in known else preset)
+    return name, tuple(dict.fromkeys(meant))
+
+
+def _no_preset(method: str, preset: str, known: Iterable[str]) -> ConfigError:
+    return ConfigError(
+        f"preset: {method} has none called {preset!r}.{suggest(preset, list(known))} Known: {', '.join(known)}."
+    )
+
+
+def _with_base(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Overrides whose `method.base` is a method: a configuration is replaced by what it stands for."""
+    base = str(overrides.get("method.base", ""))
+    if base not in CONFIGURATIONS:
+        return dict(overrides)
+    method, own = CONFIGURATIONS[base]
+    settings = under(find(method).PRESETS[own], "method")
+    return {**{f"base.{name}": value for name, value in settings.items()}, **overrides, "method.base": method}
 
 
 def preset_settings(method: str, presets: Sequence[str], overrides: Mapping[str, Any]) -> Settings:
@@ -32,12 +73,11 @@ def preset_settings(method: str, presets: Sequence[str], overrides: Mapping[str,
     Raises:
         ConfigError: for an unknown preset.
     """
+    method, presets = configured(method, presets)
     cls, known, merged = find(method), presets_of(method), Settings()
     for preset in presets:
         if preset not in known:
-            raise ConfigError(
-                f"preset: {method} has none called {preset!r}.{suggest(preset, known)} Known: {', '.join(known)}."
-            )
+            raise _no_preset(method, preset, known)
         settings = known[preset]
         if cls.wraps:
             own = settings.get("method.base", cls.Config().base)
@@ -79,10 +119,8 @@ def resolve(
     """
     if "method" not in overrides:
         raise ConfigError("method: is required. Add --method NAME; `ctvr methods` lists them.")
-    name = str(overrides["method"])
-    if name in CONFIGURATIONS:
-        name, preset = CONFIGURATIONS[name]
-        overrides, presets = {**overrides, "method": name}, (preset, *presets)
+    name, presets = configured(str(overrides["method"]), presets)
+    overrides = {**_with_base(overrides), "method": name}
     cls = find(name)
     merged: Settings = {key: value for key, value in (recommended or {}).items() if key != "preset"}
     merged.update(preset_settings(name, presets, overrides))

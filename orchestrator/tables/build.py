@@ -223,7 +223,7 @@ def _marks(run: RunRecord) -> list[str]:
     if trials := _trials(run):
         rule = f" by {tags['ctvr.selection']}" if tags.get("ctvr.selection") else ""
         marks.append(TEXTS["searched"].format(n=trials, rule=rule))
-    if ours := footnote(run.settings):
+    if ours := footnote(run.settings, _method(run)):
         marks.append(ours)
     return marks
 

@@ -21,25 +21,42 @@ TEXT = "set by us, since no paper publishes them for this row: {settings}"
 def unpublished(method: str) -> tuple[str, ...]:
     """UNPUBLISHED of search_spaces/<method>.py; empty for a method without a search space.
 
+    A configuration may have its own in the file of its method, under CONFIGURATIONS.
+
     Raises:
         ValueError: if the file does not name them as a plain tuple of texts.
     """
-    method = CONFIGURATIONS.get(method, (method, ""))[0]
+    method, asked = CONFIGURATIONS.get(method, (method, ""))[0], method
     spec = find_spec(f"search_spaces.{method}") if method.isidentifier() else None
     if spec is None or spec.origin is None:
         return ()
-    for statement in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
-        if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "UNPUBLISHED":
-            return tuple(ast.literal_eval(statement.value))
+    assigned = {
+        getattr(statement.targets[0], "id", ""): statement.value
+        for statement in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+        if isinstance(statement, ast.Assign)
+    }
+    own = _entry(_entry(assigned.get("CONFIGURATIONS"), asked), "UNPUBLISHED")
+    if (found := own or assigned.get("UNPUBLISHED")) is not None:
+        return tuple(ast.literal_eval(found))
     raise ValueError(f"{spec.origin}: has no UNPUBLISHED. Write UNPUBLISHED = () if its paper prints every value.")
 
 
-def footnote(settings: Mapping[str, Any]) -> str:
+def _entry(table: ast.expr | None, name: str) -> ast.expr | None:
+    """The value beside a key of a dictionary that is written out; None if there is none."""
+    if not isinstance(table, ast.Dict):
+        return None
+    found = (value for key, value in zip(table.keys, table.values) if getattr(key, "value", None) == name)
+    return next(found, None)
+
+
+def footnote(settings: Mapping[str, Any], row: str = "") -> str:
     """What a table says below a run with these flat settings; empty if papers publish all of them.
+
+    `row` is the configuration that the run stands for, if it has a name of its own.
 
     A strategy's row names the settings of the retriever that it wraps, too.
     """
-    names = [*unpublished(str(settings.get("method", "")))]
+    names = [*unpublished(row or str(settings.get("method", "")))]
     wrapped = unpublished(str(settings.get("method.base", "")))
     names += [name.replace("method.", "base.", 1) for name in wrapped]
     listed = [f"{name}={settings[name]}" for name in dict.fromkeys(names) if name in settings]

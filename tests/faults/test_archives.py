@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from methods.backbone.clip import load_backbone
+from methods.backbone.load import load_backbone
 from orchestrator.errors import ConfigError
 from orchestrator.importers.command import import_stream
 from orchestrator.streams.load import load_stream

@@ -171,7 +171,7 @@ def test_every_preset_becomes_a_complete_configuration(name):
 
 STRATEGIES = [name for name in METHODS if find_method(name).wraps]
 RETRIEVERS = [name for name in METHODS if not find_method(name).wraps]
-MOMENTUM = {"base_moco", "bmu_moco", "bmu_moco_local", "bmu_fixed", "bmu_ensemble"}
+MOMENTUM = {"base_moco", "bmu_moco", "bmu_fixed", "bmu_ensemble"}
 REFUSED = {
     **{name: {*RETRIEVERS} - MOMENTUM for name in STRATEGIES if name.endswith("_moco")},
     "dsl": {"camoe", *MOMENTUM},  # no contrastive loss of a batch alone

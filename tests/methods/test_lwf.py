@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from methods.clip4clip import Clip4Clip, Clip4ClipConfig
-from methods.layers.teaching import Heard, both_ways
+from methods.layers.distillation import EncodedOnce, symmetric_distillation
 from methods.lwf import LwF, LwFConfig
 from methods.xpool import XPool, XPoolConfig
 from tests.methods.conftest import make_batch, make_task
@@ -45,7 +45,7 @@ def gradients(method) -> dict[str, float]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_at_the_old_weights_the_loss_is_zero_and_has_no_gradient(make, kind):
     method = second_task(make(student=kind))
-    loss = method.distil(Heard(method.base, make_batch()))
+    loss = method.distil(EncodedOnce(method.base, make_batch()))
     loss.backward()
     assert abs(float(loss.detach())) < 1e-6
     found = gradients(method)
@@ -60,7 +60,7 @@ def test_away_from_the_old_weights_the_student_pays_and_the_teacher_stays(make, 
     batches = [make_batch(4, 2, seed=i) for i in range(3)]
     train_task(method, make_task(1), batches)
     before = weights(method.teacher.module)
-    loss = method.distil(Heard(method.base, batches[0]))
+    loss = method.distil(EncodedOnce(method.base, batches[0]))
     loss.backward()
     assert float(loss.detach()) > 0
     assert max(gradients(method).values()) > 1e-4
@@ -74,7 +74,7 @@ def test_the_caption_encoder_is_not_distilled_unless_asked(make):
         train_stream(method, tasks=1)
         train_task(method, make_task(1), [make_batch(4, 2, seed=i) for i in range(2)])
         method.zero_grad()
-        method.distil(Heard(method.base, make_batch())).backward()
+        method.distil(EncodedOnce(method.base, make_batch())).backward()
         assert any(name.startswith("base.backbone.text") for name in gradients(method)) == is_distilled
 
 
@@ -108,7 +108,7 @@ def test_the_papers_cross_entropy_is_ours_plus_the_teachers_entropy_with_the_sam
     def cross_entropy(a, b):
         return 4 * F.cross_entropy(b / 2, (a / 2).softmax(-1)) + 4 * F.cross_entropy(b.mT / 2, (a.mT / 2).softmax(-1))
 
-    ours, theirs = both_ways(student, teacher, 2.0), cross_entropy(teacher, student)
+    ours, theirs = symmetric_distillation(student, teacher, 2.0), cross_entropy(teacher, student)
     torch.testing.assert_close(ours + cross_entropy(teacher, teacher), theirs, rtol=1e-5, atol=1e-4)
     gradient = [torch.autograd.grad(loss, student)[0] for loss in (ours, theirs)]
     torch.testing.assert_close(*gradient, rtol=1e-4, atol=1e-6)

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.backbone.clip import BlockSeams, load_backbone
+from methods.backbone.clip import BlockSeams
+from methods.backbone.load import load_backbone
 from methods.layers.pooling import mean_pool
 from methods.layers.temporal import FrameFusion
 from orchestrator.shapes.stream import probe_clips

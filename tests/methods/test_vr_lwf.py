@@ -4,10 +4,10 @@ import dataclasses
 import pytest
 import torch
 
-from methods.backbone.clip import load_backbone
+from methods.backbone.load import load_backbone
 from methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from methods.clip_vip import CLIPViP, CLIPViPConfig
-from methods.layers.teaching import Heard
+from methods.layers.distillation import EncodedOnce
 from methods.lwf import LwF, LwFConfig
 from methods.vr_lwf import VRLwF, VRLwFConfig, draw_sentences
 from tests.methods.conftest import make_batch, make_task
@@ -129,7 +129,7 @@ def test_with_the_batchs_captions_for_sentences_it_is_lwf(make, base):
         lwf.begin_task(make_task(0))
         for strategy in (method, lwf):
             moved(strategy)
-        torch.testing.assert_close(distil(method, batch), lwf.distil(Heard(lwf.base, batch)))
+        torch.testing.assert_close(distil(method, batch), lwf.distil(EncodedOnce(lwf.base, batch)))
 
 
 def test_no_weight_is_the_retriever_bit_for_bit(make, base):

@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from methods.backbone import clip as module
-from methods.backbone.clip import Clip, load_backbone
+from methods.backbone import load as module
+from methods.backbone.clip import Clip
+from methods.backbone.load import load_backbone
 from tests.methods.conftest import CONTEXT, VOCABULARY, make_small_clip
 
 

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 
 from methods.backbone import weights
-from methods.backbone.clip import load_backbone
+from methods.backbone.load import load_backbone
 from methods.backbone.weights import convert, read_weights
 
 

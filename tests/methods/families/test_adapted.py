@@ -1,4 +1,5 @@
-"""What lora, prompt, adapter, tome and tempme have in common; each has a file of its own beside this one."""
+"""What lora, prompt, adapter and tempme have in common, and lora as `tome`;
+each method has a file of its own beside this one."""
 
 from __future__ import annotations
 
@@ -11,7 +12,6 @@ from methods.layers.pooling import mean_pool
 from methods.lora import Lora, LoraConfig
 from methods.prompt import Prompt, PromptConfig
 from methods.tempme import TempMe, TempMeConfig
-from methods.tome import ToMe, ToMeConfig
 from tests.methods.conftest import make_batch, make_task
 from tests.methods.steps import train_task, weights
 
@@ -20,12 +20,13 @@ METHODS = {
     "lora": (Lora, LoraConfig),
     "prompt": (Prompt, PromptConfig),
     "adapter": (Adapter, AdapterConfig),
-    "tome": (ToMe, ToMeConfig),
     "tempme": (TempMe, TempMeConfig),
 }
 
 
 def make(name, clip, **settings):
+    if name == "tome":
+        name, settings = "lora", {"reducer": "tome", **settings}
     cls, config = METHODS[name]
     torch.manual_seed(0)
     return cls(config(num_frames=FRAMES, **settings), clip).eval()
@@ -138,7 +139,6 @@ def test_bfloat16_agrees_with_float32_roughly(small_clip):
     [
         ("lora", {"lr": -1.0}, "lr must be"),
         ("lora", {"rank": 0}, "rank must be"),
-        ("tome", {"rank": 0}, "rank must be"),
         ("tempme", {"rank": 0}, "rank must be"),
         ("tempme", {"lr_clip": -1.0}, "lr_clip must be"),
         ("prompt", {"num_prompts": 0}, "num_prompts must be"),

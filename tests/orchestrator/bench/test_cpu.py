@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from methods.backbone.clip import TINY, Clip, load_backbone
+from methods.backbone.clip import Clip
+from methods.backbone.load import TINY, load_backbone
 from orchestrator.bench import cpu as bench
 from orchestrator.bench import gpu
 from orchestrator.bench.cpu import Row, bench_encoder, bench_ranking, bench_step, bench_store, paired, to_markdown

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from methods.backbone.clip import load_backbone
+from methods.backbone.load import load_backbone
 from orchestrator.data.batches import StreamData, check_pairs, index_batches, seed_of
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.settings import DataConfig

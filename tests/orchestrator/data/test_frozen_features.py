@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from methods.backbone.clip import VisionTower, load_backbone
+from methods.backbone.clip import VisionTower
+from methods.backbone.load import load_backbone
 from orchestrator.data.frozen_features import FrozenFeatures, frozen_features
 from orchestrator.errors import StoreError
 from orchestrator.learning.assemble import load_clip, make_method

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from methods.backbone.clip import load_backbone
+from methods.backbone.load import load_backbone
 from methods.base import Method, ParamGroup
 from methods.clip4clip import Clip4Clip
 from orchestrator.data.batches import StreamData

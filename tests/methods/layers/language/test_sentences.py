@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from methods.backbone.clip import load_backbone
+from methods.backbone.load import load_backbone
 from methods.layers.language.sentences import (
     Keywords,
     average_keywords,

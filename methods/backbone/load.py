@@ -1,0 +1,111 @@
+"""Loading a backbone: the shipped tiny CLIP, an open_clip architecture, weights by tag, from a file or at random."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import open_clip
+import torch
+from open_clip.tokenizer import SimpleTokenizer
+from torch import Tensor, nn
+
+from methods.backbone.clip import Clip
+from methods.backbone.weights import read_weights
+
+TINY = "tiny-clip"
+TINY_FOLDER = Path(__file__).parent / "tiny_clip"
+
+
+def load_backbone(name: str, weights: str = "openai", seed: int = 0, sha256: str = "") -> Clip:
+    """Load an open_clip model as a backbone.
+
+    Args:
+        name: `tiny-clip` (shipped with this package) or an open_clip architecture such as
+            `ViT-B-32-quickgelu`. OpenAI's weights need the quickgelu variants.
+        weights: `shipped` (tiny-clip only), an open_clip tag such as `openai` (downloaded by
+            open_clip), a local file (.safetensors, .pt), or `random`.
+        seed: of `random` weights.
+        sha256: of the local file; needed for a pickle (anything but .safetensors).
+
+    Raises:
+        ValueError: for an unknown name or tag, a file that does not fit the architecture, or a pickle that is not
+            the one that `sha256` names.
+        FileNotFoundError: if `weights` looks like a path and there is no such file.
+    """
+    if sha256 and not _is_path(weights):
+        raise ValueError(f"sha256 names a file, and weights={weights!r} is none. Leave it out.")
+    if name == TINY:
+        source, tokenize, mean, std = _tiny_clip(weights, seed, sha256)
+    else:
+        source, tokenize, mean, std = _open_clip(name, weights, seed, sha256)
+    return Clip(source, tokenize, mean, std, name).eval()
+
+
+def _tiny_clip(
+    weights: str, seed: int, sha256: str
+) -> tuple[nn.Module, Callable[[list[str]], Tensor], list[float], list[float]]:
+    if weights not in {"shipped", "random"} and not _is_path(weights):
+        raise ValueError(f"tiny-clip has no weights called {weights!r}. Write shipped, random or a file.")
+    config = json.loads((TINY_FOLDER / "config.json").read_text())
+    tokenizer = SimpleTokenizer(
+        bpe_path=str(TINY_FOLDER / "bpe.txt.gz"), context_length=config["model"]["text_cfg"]["context_length"]
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        source = open_clip.CLIP(**config["model"])
+    if weights == "shipped":
+        file = TINY_FOLDER / "weights.safetensors"
+        if hashlib.sha256(file.read_bytes()).hexdigest() != config["sha256"]:
+            raise ValueError(f"{file}: damaged (its digest is not the one in config.json). Install the package again.")
+        _load_weights(source, file)
+    elif weights != "random":
+        _load_weights(source, Path(weights), sha256)
+    return source, tokenizer, config["mean"], config["std"]
+
+
+def _open_clip(
+    name: str, weights: str, seed: int, sha256: str
+) -> tuple[nn.Module, Callable[[list[str]], Tensor], list[float], list[float]]:
+    if name not in open_clip.list_models():
+        raise ValueError(f"no backbone called {name!r}. Write tiny-clip or one of open_clip.list_models().")
+    is_tag = weights != "random" and not _is_path(weights)
+    if is_tag and weights not in open_clip.list_pretrained_tags_by_model(name):
+        tags = ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none"
+        raise ValueError(f"{name} has no weights called {weights!r}. Write random, a file, or one of: {tags}.")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            source = open_clip.create_model(name, pretrained=weights if is_tag else None)
+        except (OSError, RuntimeError) as error:
+            if not is_tag:
+                raise
+            reason = str(error).splitlines()[0]
+            raise ValueError(
+                f"the weights {weights!r} of {name} could not be fetched ({reason}). Give a local file instead."
+            ) from error
+    if _is_path(weights):
+        _load_weights(source, Path(weights), sha256)
+    return source, open_clip.get_tokenizer(name), source.visual.image_mean, source.visual.image_std
+
+
+def _is_path(weights: str) -> bool:
+    return "/" in weights or weights.endswith((".safetensors", ".pt", ".pth", ".bin"))
+
+
+def _load_weights(source: nn.Module, file: Path, sha256: str = "") -> None:
+    """Read a state dict into an open_clip model; nothing but tensors is ever unpickled (see weights.py)."""
+    if not file.is_file():
+        raise FileNotFoundError(f"{file}: no such weights file.")
+    state = read_weights(file, sha256)
+    state = {name.removeprefix("module."): value for name, value in state.items()}
+    state = {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
+    missing, unexpected = source.load_state_dict(state, strict=False)
+    missing = [name for name in missing if not name.endswith("attn_mask")]
+    if missing or unexpected:
+        raise ValueError(
+            f"{file}: does not fit the architecture ({len(missing)} weights missing, {len(unexpected)} unknown, "
+            f"for example {(missing + unexpected)[0]}). Check backbone.name."
+        )
