@@ -21,14 +21,19 @@ $(READY): pyproject.toml constraints.txt
 sweep: $(READY)  ## the main job on the embedded stream: search, rerun over seeds, table (ARGS="--trials 12")
 	$(BIN)/python orchestrator/sweep.py $(ARGS)
 
-test: $(READY)  ## quick tests
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+# Tests run in children of pytest's own process, which loads no package: see tests/conftest.py.
+WORKERS ?= 2
+PYTEST  := $(BIN)/python -m pytest --dist loadfile
+test: $(READY)  ## quick tests (WORKERS=2 processes)
+	$(PYTEST) -n $(WORKERS) -m "not slow" $(ARGS)
 
-test-all: $(READY)  ## all tests, those with Ray and servers too
-	$(BIN)/python -m pytest -m "not fault" $(ARGS)
+test-all: $(READY)  ## all tests: the quick ones, the slow ones, then those that run Ray in one process
+	$(PYTEST) -n $(WORKERS) -m "not slow" --durations=25 $(ARGS)
+	$(PYTEST) -n $(WORKERS) -m "slow and not ray and not fault" --durations=25 $(ARGS)
+	$(PYTEST) -n 1 -m "ray and not fault" --durations=25 $(ARGS)
 
 test-faults: $(READY)  ## kill a sweep on Ray, over and over, and lose a node; on an otherwise idle machine
-	$(BIN)/python -m pytest -m fault $(ARGS)
+	$(PYTEST) -n 1 -m fault $(ARGS)
 
 lint: $(READY)  ## style, import rules, types
 	$(BIN)/ruff check .

@@ -1,8 +1,13 @@
-"""Fixtures every test may use; settings that keep Ray, MLflow and torch quiet and quick on two cores."""
+"""Fixtures every test may use; settings that keep Ray, MLflow and torch quiet and quick on two cores.
+
+`make test` and `make test-all` run every test in a child of pytest's own process (pytest-xdist). The parent loads none
+of the packages, so that the exit status is that of the tests whatever native threads do while a child ends. What was
+seen to end badly together stays apart besides: decord is never loaded in a process of pytest, and the process that
+runs Ray decodes and encodes no film.
+"""
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 from pathlib import Path
@@ -14,29 +19,24 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-_sessions: list[pytest.Session] = []
-_status: list[int] = []
+RAY = REPOSITORY / "tests" / "orchestrator" / "on_ray"
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    _sessions.append(session)
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The slow tests of `on_ray` start Ray in the process of pytest: `make test-all` gives them one of their own."""
+    for item in items:
+        if item.path.parent == RAY and item.get_closest_marker("slow"):
+            item.add_marker("ray")
 
 
-@pytest.hookimpl(trylast=True)  # if another hook fails, this one is not called, and the error decides as ever
-def pytest_unconfigure() -> None:
-    _status.extend(int(session.exitstatus) for session in _sessions)
-
-
-@atexit.register  # before any package is loaded that registers something: so it runs last
-def _end_before_the_packages_do() -> None:
-    """Leave with the status of the tests. One process has loaded Ray, Arrow, obstore, torch and FFmpeg by now.
-
-    Their threads outlive the interpreter: a run all of whose tests had passed crashed at this point (139).
-    """
-    if _status:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(_status[-1])
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Name the first test that brings together what must stay apart."""
+    if "decord" in sys.modules:
+        pytest.fail("decord was loaded in the process of pytest. Decode in a child: tests/orchestrator/video/clips.py")
+    if item.config.option.markexpr.startswith("ray") and "av" in sys.modules:
+        pytest.fail("FFmpeg was loaded in the process that runs Ray. Write films with tests.small_stream.write_apart")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -48,8 +48,8 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """Reference outputs and real files that the repository does not ship."""
+    """Real videos and split files that the repository does not ship."""
     folder = Path(os.environ.get("CTVR_SHARED", REPOSITORY.parent / "shared"))
     if not folder.is_dir():
-        pytest.skip("reference files are not on this machine (set CTVR_SHARED)")
+        pytest.skip("the real files are not on this machine (set CTVR_SHARED)")
     return folder

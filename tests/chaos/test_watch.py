@@ -14,15 +14,18 @@ from tests.chaos import watch as chaos_watch
 from tests.chaos.watch import Server, Watch, below, wait_for
 
 
-def test_processes_below_one_are_found_with_their_titles():
-    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
-    parent = subprocess.Popen([sys.executable, "-c", code])
+def test_processes_below_one_are_found_with_their_whole_titles():
+    sleeper = (
+        "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)', sys.argv[1]])"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", sleeper, "x" * 300 + " the end"])
     try:
         until = time.monotonic() + 30
-        while not any("time.sleep(60)" in title for title in below(parent.pid).values()):
+        while not any("time.sleep(60) x" in title for title in below(parent.pid).values()):
             assert time.monotonic() < until
             time.sleep(0.05)
-        (child,) = below(parent.pid)
+        ((child, title),) = below(parent.pid).items()
+        assert title.endswith("x the end")
         assert below(child) == {}
         assert child in below(os.getpid())
     finally:
@@ -30,6 +33,7 @@ def test_processes_below_one_are_found_with_their_titles():
             os.kill(pid, 9)
         parent.kill()
         parent.wait()
+    assert below(parent.pid) == {}
 
 
 def put(file: Path, text: str) -> None:

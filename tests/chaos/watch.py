@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -105,15 +106,17 @@ class Watch(threading.Thread):
 
 
 def below(pid: int) -> dict[int, str]:
-    """Processes that descend from one, with their titles."""
-    listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
-    rows = [line.split(None, 2) for line in listed.splitlines()]
-    parents = {int(row[0]): (int(row[1]), row[2] if len(row) > 2 else "") for row in rows}
+    """Processes that descend from one, with their titles as they are: `ps` cuts them at the width of a terminal."""
+    import psutil
+
+    try:
+        descendants = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return {}
     found: dict[int, str] = {}
-    new = {pid}
-    while new:
-        new = {child for child, (parent, _) in parents.items() if parent in new}
-        found |= {child: parents[child][1] for child in new}
+    for process in descendants:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended since it was listed
+            found[process.pid] = " ".join(process.cmdline())
     return found
 
 

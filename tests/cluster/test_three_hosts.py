@@ -33,7 +33,7 @@ import yaml
 from orchestrator.jobs.deployment import Where, run
 from orchestrator.store.store import Store
 from tests.cluster.hosts import HOME, REPOSITORY, Host, Hosts, Unavailable, find_tools, make_image
-from tests.orchestrator.conftest import write_stream
+from tests.small_stream import write_stream
 
 pytestmark = [pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(3600)]
 

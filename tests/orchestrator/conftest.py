@@ -1,83 +1,25 @@
-"""A stream of a few real videos, decoded once for all tests of a session."""
+"""The small stream, decoded once for all tests of a session."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import av
-import numpy as np
 import pytest
 
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
-
-COLOURS = {"red": (220, 40, 40), "green": (40, 180, 60), "blue": (50, 80, 220), "yellow": (240, 220, 60)}
-WORDS = ("circle", "square", "star", "ring", "heart", "cross")
-
-
-def write_clip(path: Path, colour: tuple[int, int, int], seed: int) -> None:
-    """Eight 64 x 64 frames in which a block of the colour wanders over noise."""
-    rng = np.random.default_rng(seed)
-    with av.open(str(path), "w") as file:
-        stream = file.add_stream("libx264", rate=8)
-        stream.width = stream.height = 64
-        stream.pix_fmt = "yuv420p"
-        stream.options = {"preset": "ultrafast", "crf": "20"}
-        x, y = rng.integers(0, 40, 2)
-        for frame in range(8):
-            image = rng.integers(90, 160, (64, 64, 3)).astype(np.uint8)
-            image[y : y + 20, (x + 2 * frame) % 44 : (x + 2 * frame) % 44 + 20] = colour
-            file.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
-        file.mux(stream.encode())
-
-
-def write_stream(folder: Path, num_tasks: int = 3, train: int = 4, searched: int = 3) -> Path:
-    """A manifest `small.json` with its videos: one colour a task, a validation and a test split."""
-    (folder / "videos").mkdir(parents=True, exist_ok=True)
-    tasks = []
-    for index, (name, colour) in enumerate(list(COLOURS.items())[:num_tasks]):
-        task: dict[str, object] = {"name": f"task_{index + 1:02d}", "categories": [name]}
-        for split, count in (("train", train), ("val", searched), ("test", searched)):
-            items = []
-            for number in range(count):
-                video = f"{name}_{split}_{number}"
-                write_clip(folder / "videos" / f"{video}.mp4", colour, seed=100 * index + 10 * len(split) + number)
-                captions = [f"a {name} {WORDS[number]} on the {split}"]
-                if split == "train":
-                    captions.append(f"the {WORDS[number]} is {name}")
-                items.append({"video": video, "path": f"{video}.mp4", "category": name, "captions": captions})
-            task[split] = items
-        tasks.append(task)
-    manifest = {
-        "format": 1,
-        "name": "small",
-        "protocol": "ctvr",
-        "videos": "videos",
-        "tasks": tasks,
-        "settings": {
-            "backbone.name": "tiny-clip",
-            "backbone.weights": "shipped",
-            "data.num_frames": 4,
-            "data.batch_size": 4,
-            "optim.epochs": 2,
-            "optim.lr_scale": 50,
-        },
-    }
-    path = folder / "small.json"
-    path.write_text(json.dumps(manifest))
-    return path
+from tests.small_stream import write_apart
 
 
 @pytest.fixture(scope="session")
 def _decoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A runs folder that holds the stream, its decoded frames and the zero-shot curve, and nothing else."""
     root = tmp_path_factory.mktemp("runs")
-    manifest = write_stream(root / "small")
+    manifest = write_apart(root / "small")
     stream = load_stream(manifest, root)
     for split in ("test", "val"):
         settings = {"method": "zero_shot", "stream": str(manifest), "evaluation.split": split}

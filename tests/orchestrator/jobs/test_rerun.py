@@ -25,7 +25,7 @@ from orchestrator.jobs.rerun import (
 from orchestrator.learning.resolve import resolve
 from orchestrator.on_ray.tune import label_of
 from orchestrator.streams.load import load_stream
-from tests.orchestrator.conftest import write_stream
+from tests.small_stream import write_stream
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from orchestrator.jobs.session import trial_plan
 from orchestrator.jobs.sweep import SweepRequest, _conclude, _num_trials, _read_request, plan_sweep, resume, sweep
 from orchestrator.on_ray.tune import Outcome, write_plan
 from orchestrator.tracking.tracker import Tracker
-from tests.orchestrator.conftest import write_stream
+from tests.small_stream import write_stream
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from orchestrator.on_ray.connection import Capacity
 from orchestrator.on_ray.tune import Outcome, read_plan, write_plan
 from orchestrator.tables.presets import TablePreset, as_data, parse_preset
 from orchestrator.tracking.tracker import Tracker
-from tests.orchestrator.conftest import write_stream
+from tests.small_stream import write_stream
 
 ROWS = [{"name": "zero_shot", "searched": False}, "clip4clip", {"name": "tvr_plus_cl", "notes": ["a", "b"]}]
 

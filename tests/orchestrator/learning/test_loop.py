@@ -28,7 +28,7 @@ from orchestrator.learning.workers import Workers
 from orchestrator.store.store import Store
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
-from tests.orchestrator.conftest import write_clip
+from tests.small_stream import write_clip
 
 
 class Killed(Exception):

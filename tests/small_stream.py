@@ -1,0 +1,77 @@
+"""A stream of a few real videos of 64 x 64 pixels, made in a moment."""
+
+from __future__ import annotations
+
+import json
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+
+COLOURS = {"red": (220, 40, 40), "green": (40, 180, 60), "blue": (50, 80, 220), "yellow": (240, 220, 60)}
+WORDS = ("circle", "square", "star", "ring", "heart", "cross")
+
+
+def write_clip(path: Path, colour: tuple[int, int, int], seed: int) -> None:
+    """Eight 64 x 64 frames in which a block of the colour wanders over noise."""
+    import av  # here: see `write_apart`
+
+    rng = np.random.default_rng(seed)
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream("libx264", rate=8)
+        stream.width = stream.height = 64
+        stream.pix_fmt = "yuv420p"
+        stream.options = {"preset": "ultrafast", "crf": "20"}
+        x, y = rng.integers(0, 40, 2)
+        for frame in range(8):
+            image = rng.integers(90, 160, (64, 64, 3)).astype(np.uint8)
+            image[y : y + 20, (x + 2 * frame) % 44 : (x + 2 * frame) % 44 + 20] = colour
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        file.mux(stream.encode())
+
+
+def write_stream(folder: Path, num_tasks: int = 3, train: int = 4, searched: int = 3) -> Path:
+    """A manifest `small.json` with its videos: one colour a task, a validation and a test split."""
+    (folder / "videos").mkdir(parents=True, exist_ok=True)
+    tasks = []
+    for index, (name, colour) in enumerate(list(COLOURS.items())[:num_tasks]):
+        task: dict[str, object] = {"name": f"task_{index + 1:02d}", "categories": [name]}
+        for split, count in (("train", train), ("val", searched), ("test", searched)):
+            items = []
+            for number in range(count):
+                video = f"{name}_{split}_{number}"
+                write_clip(folder / "videos" / f"{video}.mp4", colour, seed=100 * index + 10 * len(split) + number)
+                captions = [f"a {name} {WORDS[number]} on the {split}"]
+                if split == "train":
+                    captions.append(f"the {WORDS[number]} is {name}")
+                items.append({"video": video, "path": f"{video}.mp4", "category": name, "captions": captions})
+            task[split] = items
+        tasks.append(task)
+    manifest = {
+        "format": 1,
+        "name": "small",
+        "protocol": "ctvr",
+        "videos": "videos",
+        "tasks": tasks,
+        "settings": {
+            "backbone.name": "tiny-clip",
+            "backbone.weights": "shipped",
+            "data.num_frames": 4,
+            "data.batch_size": 4,
+            "optim.epochs": 2,
+            "optim.lr_scale": 50,
+        },
+    }
+    path = folder / "small.json"
+    path.write_text(json.dumps(manifest))
+    return path
+
+
+def write_apart(folder: Path, num_tasks: int = 3, train: int = 4, searched: int = 3) -> Path:
+    """`write_stream` in a child: FFmpeg is not loaded here, where Ray may run (see tests/conftest.py)."""
+    child = get_context("spawn").Process(target=write_stream, args=(folder, num_tasks, train, searched))
+    child.start()
+    child.join()
+    if child.exitcode != 0:
+        raise RuntimeError(f"the child that wrote the films ended with {child.exitcode}")
+    return folder / "small.json"

@@ -1,0 +1,35 @@
+"""The exit status of a run is that of its tests, whatever native code does while a process of tests ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BAD_END = "import atexit, os\natexit.register(os.abort)\n"  # as a native thread that outlives the interpreter
+CASES = {
+    "all passed": (BAD_END + "def test(): pass", 0, "1 passed"),
+    "one failed": (BAD_END + "def test(): assert 1 == 2", 1, "1 failed"),
+    "one crashed": ("import os\ndef test(): os.abort()", 1, "crashed"),
+    "a late error": ("import pytest\n@pytest.fixture\ndef f():\n    yield\n    1 / 0\ndef test(f): pass", 1, "1 error"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_status_is_that_of_the_tests(tmp_path, case):
+    source, status, said = CASES[case]
+    (tmp_path / "test_it.py").write_text(source + "\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-n", "1", "--dist", "loadfile"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, said in done.stdout) == (status, True), done.stdout + done.stderr
+
+
+def test_make_runs_tests_in_children_of_pytest():
+    makefile = (Path(__file__).resolve().parent.parent / "Makefile").read_text()
+    runs = [line.strip() for line in makefile.splitlines() if line.startswith("\t") and "PYTEST" in line]
+    assert len(runs) == 5
+    assert [line for line in runs if not line.startswith("$(PYTEST) -n ")] == []
+    assert makefile.count("-m pytest") == 1

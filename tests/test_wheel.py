@@ -1,0 +1,83 @@
+"""What `pip install` of the wheel brings: every room, every data file, and a command that runs without the checkout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.small_stream import write_stream
+
+pytestmark = pytest.mark.slow
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PACKAGES = ("orchestrator", "methods", "search_spaces")
+NO_PART_OF_IT = {"ruff.toml"}  # settings of the linter
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy: setuptools packs what an earlier build left in `build/`, files that moved since included."""
+    copy = tmp_path_factory.mktemp("source")
+    for name in PACKAGES:
+        shutil.copytree(REPOSITORY / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, copy / name)
+    words = ["wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w", copy / "dist", copy]
+    subprocess.run([sys.executable, "-m", "pip", *map(str, words)], check=True)
+    (built,) = (copy / "dist").glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def elsewhere(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment that has the wheel, and of ours the packages alone: a path in a .pth file runs no .pth files."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    venv.create(folder / "env", symlinks=True, with_pip=False)
+    python = folder / "env" / "bin" / "python"
+    words = ["--python", python, "install", "-q", "--no-deps", "--no-index", wheel]
+    subprocess.run([sys.executable, "-m", "pip", *map(str, words)], check=True)
+    (site,) = (folder / "env" / "lib").glob("python3*/site-packages")
+    (site / "packages.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder
+
+
+def run(elsewhere: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [str(elsewhere / "env" / "bin" / words[0]), *words[1:]]
+    return subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_every_file_of_the_three_packages_is_in_the_wheel(wheel):
+    files = {
+        path.relative_to(REPOSITORY).as_posix()
+        for name in PACKAGES
+        for path in (REPOSITORY / name).rglob("*")
+        if path.is_file() and path.name not in NO_PART_OF_IT
+        if not any(part == "__pycache__" or part.startswith(".") for part in path.relative_to(REPOSITORY).parts)
+    }
+    assert {"orchestrator/py.typed", "methods/backbone/tiny_clip/weights.safetensors"} < files
+    with zipfile.ZipFile(wheel) as packed:
+        packed_files = {name for name in packed.namelist() if ".dist-info/" not in name}
+    assert packed_files == files
+
+
+def test_the_installed_command_lists_the_methods_and_learns_a_stream(elsewhere):
+    where = run(
+        elsewhere, "python", "-c", "import orchestrator, methods; print(orchestrator.__file__, methods.__file__)"
+    )
+    assert where.stdout.count(str(elsewhere / "env")) == 2, where.stderr
+    listed = run(elsewhere, "ctvr", "methods")
+    assert (listed.returncode, "framefusion_moe" in listed.stdout) == (0, True), listed.stderr
+    manifest = write_stream(elsewhere / "small", num_tasks=2)
+    learned = run(elsewhere, "ctvr", "run", "--smoke", "--method", "clip4clip", "--stream", str(manifest))
+    assert learned.returncode == 0, learned.stderr
+    assert learned.stdout.startswith("clip4clip on small, test videos\n")
+    assert "task 2/2" in learned.stderr
