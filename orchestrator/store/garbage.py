@@ -40,7 +40,7 @@ class Garbage:
 
     entries: tuple[Entry, ...]
     searched: tuple[Entry, ...]  # everything that was there
-    leftovers: tuple[str, ...] = ()  # names of claims and probes that crashed writers left
+    leftovers: tuple[str, ...] = ()  # names of probes that crashed writers left
 
     def by_kind(self) -> dict[str, Size]:
         """Kind -> how many objects and bytes."""

@@ -4,19 +4,15 @@ Settings come from the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AW
 AWS_ENDPOINT_URL. The machine's own role is asked for credentials only with CTVR_S3_INSTANCE_ROLE=1 (or where the
 platform itself announces them: AWS_WEB_IDENTITY_TOKEN_FILE, AWS_CONTAINER_CREDENTIALS_*).
 
-A key that may be taken only once (the commit of a task) needs `If-None-Match: *`. Where the server ignores it, the
-writers agree by claims: each puts its value under a name of its own, waits until the server's stamps can tell later
-claims from earlier ones, and copies the earliest claim to the key. All copy the same bytes, so neither a crash nor a
-late writer changes what the key holds. It takes a second and relies on the stamps of one server that never go back.
+A key that may be taken only once (the commit of a task) needs `If-None-Match: *`. AWS S3, MinIO, Ceph, GCS honour it. A
+server that does not (rclone) is refused when the store is opened: two writers could both believe to be the first.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -31,10 +27,7 @@ from orchestrator.errors import ConfigError, StoreError
 from orchestrator.redaction import redact
 from orchestrator.store.local import Entry
 
-log = logging.getLogger(__name__)
-
-CLAIMS, PROBES = "_claims", "_probe"  # no object of a store: their names begin with _
-_STAMP_SECONDS = 1.0  # resolution of the stamps that servers give
+PROBES = "_probe"  # no object of a store: its name begins with _
 _DELETED_AT_ONCE = 500  # S3 allows 1000
 _ANNOUNCED = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -43,39 +36,36 @@ _ANNOUNCED = (
 )
 _FAILURES = (BaseError, OSError, ValueError)  # what obstore raises; FileNotFoundError is one of them
 _MEMORY: dict[str, MemoryStore] = {}
-_SAID: set[str] = set()  # stores whose weakness this process has told
 
 
 class RemoteObjects:
     """Named byte strings in a bucket below a prefix."""
 
-    def __init__(self, uri: str, conditional_put: bool | None = None) -> None:
+    def __init__(self, uri: str) -> None:
         self.uri = uri
-        self.conditional_put = bool(conditional_put)
         self._objects = _connect(uri)
 
     def open(self) -> None:
-        """Write, list and remove a probe; learn whether the server honours "only if absent".
+        """Write, list and remove a probe.
 
         Raises:
-            ConfigError: if the bucket is missing, the keys are refused, or the server is away.
+            ConfigError: if the bucket is missing, the keys are refused, the server is away, or it lets two writers take
+                one key.
         """
         patient, self._objects = self._objects, _connect(self.uri, is_probe=True)
         folder = f"{PROBES}/{uuid.uuid4().hex}"
         try:
-            self.conditional_put = _honours_conditions(self._objects, f"{folder}/a")
+            honours = _honours_conditions(self._objects, f"{folder}/a")
             obstore.list(self._objects, folder).collect()
             obstore.delete(self._objects, f"{folder}/a")
         except _FAILURES as error:
             raise ConfigError(f"store {self.uri}: {_explained(error, self.uri)}") from None
-        self._objects = patient
-        if not self.conditional_put and self.uri not in _SAID:
-            _SAID.add(self.uri)
-            log.warning(
-                "%s ignores If-None-Match: who finishes a task first is settled by claims, %.0f s more for each task",
-                self.uri,
-                _STAMP_SECONDS,
+        if not honours:
+            raise ConfigError(
+                f"store {self.uri}: {_server()} ignores If-None-Match, so two trials could both finish one task. Use a "
+                "server that honours it (AWS S3, MinIO, Ceph, GCS), or a folder."
             )
+        self._objects = patient
 
     def exists(self, name: str) -> bool:
         try:
@@ -103,8 +93,6 @@ class RemoteObjects:
         """
         data = b"".join(buffers)
         try:
-            if create and not self.conditional_put:
-                return self._claim(name, data)
             mode: Any = "create" if create else "overwrite"
             obstore.put(self._objects, name, data, mode=mode, use_multipart=False if create else None)
         except AlreadyExistsError:
@@ -113,30 +101,12 @@ class RemoteObjects:
             raise self._failed(name, "written", error) from None
         return True
 
-    def _claim(self, name: str, data: bytes) -> bool:
-        """`write(create=True)` on a server without conditions; see the module."""
-        if self.exists(name):
-            return False
-        mine = f"{CLAIMS}/{name}/{uuid.uuid4().hex}"
-        obstore.put(self._objects, mine, data)
-        time.sleep(1.1 * _STAMP_SECONDS)  # claims from now on are stamped later than ours
-        claims = obstore.list(self._objects, f"{CLAIMS}/{name}").collect()
-        first = min((claim["last_modified"], claim["path"]) for claim in claims)[1]
-        if first != mine:
-            data = bytes(obstore.get(self._objects, first).bytes())
-        obstore.put(self._objects, name, data)  # the same bytes, whoever does it, and however late
-        return first == mine
-
     def delete(self, *names: str) -> None:
-        """Remove objects, if they are there; of a key that was claimed, the claims too."""
+        """Remove objects, if they are there."""
         try:
             for start in range(0, len(names), _DELETED_AT_ONCE):
                 with contextlib.suppress(FileNotFoundError):
                     obstore.delete(self._objects, list(names[start : start + _DELETED_AT_ONCE]))
-            claimed = () if self.conditional_put else [name for name in names if name.endswith(".json")]
-            for name in claimed:
-                claims = obstore.list(self._objects, f"{CLAIMS}/{name}").collect()
-                obstore.delete(self._objects, [claim["path"] for claim in claims])
         except _FAILURES as error:
             raise self._failed(names[0], "deleted", error) from None
 
@@ -164,11 +134,11 @@ class RemoteObjects:
         return now
 
     def leftovers(self, before: float) -> list[str]:
-        """Claims and probes that were written before a time; who made them is long through with them."""
+        """Probes that were written before a time; who made them is long through with them."""
         try:
-            found = [o for folder in (CLAIMS, PROBES) for page in obstore.list(self._objects, folder) for o in page]
+            found = [o for page in obstore.list(self._objects, PROBES) for o in page]
         except _FAILURES as error:
-            raise self._failed(CLAIMS, "listed", error) from None
+            raise self._failed(PROBES, "listed", error) from None
         return [o["path"] for o in found if o["last_modified"].timestamp() < before]
 
     def _failed(self, name: str, verb: str, error: Exception) -> StoreError:
@@ -231,6 +201,11 @@ def _endpoint() -> str | None:
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
 
 
+def _server() -> str:
+    """The server as the user knows it."""
+    return urlsplit(_endpoint() or "").netloc.rpartition("@")[2] or "Amazon S3"
+
+
 def _explained(error: Exception, uri: str) -> str:
     """What a failure means and what to do, in one line; obstore's own text is a dump for its developers."""
     text = str(error)
@@ -250,8 +225,7 @@ def _explained(error: Exception, uri: str) -> str:
             f"{bucket}."
         )
     if "HTTP error" in text:
-        place = urlsplit(_endpoint() or "").netloc.rpartition("@")[2] or "Amazon S3"
-        return f"no server answers at {place}. Start it, or correct AWS_ENDPOINT_URL and AWS_REGION."
+        return f"no server answers at {_server()}. Start it, or correct AWS_ENDPOINT_URL and AWS_REGION."
     return f"{_first_line(error)}."
 
 

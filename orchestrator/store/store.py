@@ -50,13 +50,11 @@ class Store:
 
     Attributes:
         counters: what happened in this process: "put", "get", "damaged", "cache_hit", "cache_miss", "evicted".
-        conditional_put: whether the server itself refuses to take a key twice; `store.remote` says what happens else.
     """
 
     def __init__(self, uri: str, objects: LocalFiles | RemoteObjects, cache: DiskCache | None) -> None:
         self.uri = uri
         self.counters: Counter[str] = Counter()
-        self.conditional_put = objects.conditional_put if isinstance(objects, RemoteObjects) else True
         self._objects, self._cache = objects, cache
         self._verified: dict[str, tuple[int, int, int]] = {}
 
@@ -72,10 +70,10 @@ class Store:
         Raises:
             ConfigError: for an unknown address, missing credentials, or a place that cannot be written.
         """
-        return cls._make(str(uri), cache, cache_bytes, None)
+        return cls._make(str(uri), cache, cache_bytes, is_new=True)
 
     @classmethod
-    def _make(cls, uri: str, cache: Path | None, cache_bytes: int | None, conditional_put: bool | None) -> Store:
+    def _make(cls, uri: str, cache: Path | None, cache_bytes: int | None, is_new: bool = False) -> Store:
         scheme, separator, rest = uri.partition("://")
         if not separator or scheme == "file":
             root = Path(rest if separator else uri).expanduser().absolute()
@@ -88,8 +86,8 @@ class Store:
             raise ConfigError(
                 f"store: {redact(uri)!r} is no known kind of address. Write a folder, or s3://BUCKET/PREFIX."
             )
-        remote = RemoteObjects(uri, conditional_put)
-        if conditional_put is None:
+        remote = RemoteObjects(uri)
+        if is_new:
             remote.open()
         if scheme == "memory" and cache is None:
             return cls(uri, remote, None)
@@ -103,8 +101,7 @@ class Store:
     _given: tuple[Path | None, int | None] = (None, None)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        conditional = self.conditional_put if isinstance(self._objects, RemoteObjects) else None
-        return Store._make, (self.uri, *self._given, conditional)
+        return Store._make, (self.uri, *self._given)
 
     def __repr__(self) -> str:
         return f"Store({self.uri!r})"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.redaction import hide_secrets, redact
+from orchestrator.redaction import hide_secrets, redact, secret_values
 from orchestrator.tracking.server import default_uri
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -38,6 +38,17 @@ def test_values_of_secret_variables_and_passwords_of_addresses_are_left_out():
     environment = {"AWS_SECRET_ACCESS_KEY": "abcdefgh12345678", "MAX_TOKENS": "4096", "A_PASSWORD": "abcdefgh1234"}
     text = redact("key abcdefgh12345678, abcdefgh1234; 4096 at https://me:open@host/x and s3:/k:s@b", environment)
     assert text == "key ***, ***; 4096 at https://***@host/x and s3:/***@b"
+
+
+def test_only_telling_values_are_searched_for():
+    environment = {
+        "AWS_SECRET_ACCESS_KEY": f"{CANARY}-1",
+        "MAX_TOKENS": "100000",
+        "RAY_AUTH_TOKEN_PATH": "/home/someone/token",
+        "DB_PASSWORD": "password",
+        "PLAIN": f"{CANARY}-1",
+    }
+    assert set(secret_values(environment)) == {"AWS_SECRET_ACCESS_KEY"}
 
 
 @pytest.mark.parametrize("text", ["a@b", "http://host/a@b", "me@host: hello", "r1 25.9", "file:///a/b@c"])

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,7 +20,6 @@ from orchestrator.doctor import machine, network
 from orchestrator.doctor import records as doctor_records
 from orchestrator.doctor.examine import blocking, examine, to_text
 from orchestrator.doctor.findings import Finding
-from orchestrator.doctor.leaks import find_leaks
 from orchestrator.redaction import secret_values
 from orchestrator.tracking import tracker as tracking
 from orchestrator.tracking.outbox import REFUSED, Outbox
@@ -187,13 +185,6 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").write_text("no folder")
     found = look(tmp_path / "file" / "runs")
     assert "cannot be written" in about(found, "disk", "error")[0].text
-
-
-def test_a_store_without_conditional_writes_is_a_warning(runs, monkeypatch):
-    store = doctor.Store.open(runs / "store")
-    store.conditional_put = False
-    monkeypatch.setattr(doctor.Store, "open", lambda uri: store)
-    assert "If-None-Match" in about(look(runs), "store", "warning")[0].text
 
 
 def test_a_store_that_does_not_answer_is_given_up(runs, monkeypatch):
@@ -363,69 +354,3 @@ def test_unfinished_sweeps_say_how_to_go_on(runs):
     )
     assert f"`ctvr rerun --sweep done --top 2 --seeds 3 --runs {runs}`" in found["done-final-2"]
     assert found["table-final-1"] == f"Go on with `ctvr sweep --resume table --runs {runs}`."
-
-
-# --- secrets
-
-
-def test_a_planted_secret_is_found_wherever_it_stands_and_never_repeated(runs, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", PLANTED)
-    logs = network.ray_file().parent / "session_latest" / "logs"
-    logs.mkdir(parents=True)
-    places = [runs / "sweeps" / "s" / "plan.json", runs / "x.log", runs / "binary.bin", logs / "worker.out"]
-    for place in places:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(b"\0\1\2" * (place.suffix == ".bin") + f'{{"env": "{PLANTED}"}}'.encode())
-    (runs / "store").mkdir()
-    (runs / "store" / "objects.json").write_text(PLANTED)  # the store is not searched
-    found = about(look(runs), "secrets", "error")
-    assert len(found) == 1
-    assert found[0].text.startswith("the value of MLFLOW_TRACKING_PASSWORD is in")
-    assert all(place.name in found[0].text for place in places)
-    assert "objects.json" not in found[0].text
-    assert PLANTED not in to_text(look(runs))
-
-
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("key AKIA" + "ABCDEFGHIJKLMNOP ", "an AWS access key"),
-        ('"aws_secret_access_key": "' + "a1B2" * 10 + '"', "an AWS secret key"),
-        ("at http://me:open" + "-sesame@host:5000", "a password in an address"),
-        ("-----BEGIN OPENSSH " + "PRIVATE KEY-----", "a private key"),
-        ("hf_" + "a1B2c" * 7, "an access token"),
-        ("export WANDB_TOKEN=" + "0f" * 8, "a password or token setting"),
-    ],
-)
-def test_what_looks_like_a_secret_is_a_warning(runs, text, kind):
-    (runs / "some.log").write_text(f"before\n{text}\nafter")
-    assert kind in {leak.kind for leak in find_leaks(runs, {}).leaks}
-    assert [f.level for f in about(look(runs), "secrets")] == ["warning"] * len(find_leaks(runs, {}).leaks)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["http://***:***@host", "num_tokens=77 TOKEN=***", "s3://bucket/prefix:1@2", "MAX_TOKENS: 4096", "AKIAshort"],
-)
-def test_ordinary_text_is_no_secret(runs, text):
-    (runs / "some.log").write_text(text)
-    assert find_leaks(runs, {}).leaks == []
-
-
-def test_only_telling_values_are_searched_for():
-    environment = {
-        "AWS_SECRET_ACCESS_KEY": PLANTED,
-        "MAX_TOKENS": "100000",
-        "RAY_AUTH_TOKEN_PATH": "/home/someone/token",
-        "DB_PASSWORD": "password",
-        "PLAIN": PLANTED,
-    }
-    assert set(secret_values(environment)) == {"AWS_SECRET_ACCESS_KEY"}
-
-
-def test_the_end_of_a_large_file_is_searched_and_lost_time_is_told(runs, monkeypatch):
-    monkeypatch.setattr("orchestrator.doctor.leaks.HALF_LIMIT", 1000)
-    (runs / "long.log").write_text("x" * 5000 + PLANTED)
-    assert Counter(leak.file.name for leak in find_leaks(runs, {"K": PLANTED}).leaks) == {"long.log": 1}
-    late = find_leaks(runs, {"K": PLANTED}, seconds=-1)
-    assert (late.read, late.unread) == (0, 1)

@@ -1,11 +1,11 @@
 """The store in a bucket, against two real S3 servers on the loopback.
 
-moto has conditional writes and checks no signature; rclone checks signatures and ignores If-None-Match.
+moto has conditional writes, as AWS, and checks no signature; rclone checks signatures and ignores If-None-Match: it is
+refused.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import pickle
 import shutil
@@ -95,23 +95,15 @@ def new_bucket(endpoint: str) -> str:
     return name
 
 
-@pytest.fixture(params=["moto", "rclone"])
-def endpoint(request, monkeypatch):
-    endpoint = request.getfixturevalue(request.param)
-    use(endpoint, monkeypatch)
-    return endpoint
+@pytest.fixture
+def endpoint(moto, monkeypatch):
+    use(moto, monkeypatch)
+    return moto
 
 
 @pytest.fixture
 def store(endpoint, tmp_path):
     return Store.open(f"s3://{new_bucket(endpoint)}/a/prefix", cache=tmp_path / "cache")
-
-
-@pytest.fixture
-def unconditional(rclone, tmp_path, monkeypatch):
-    """A store whose server ignores If-None-Match."""
-    use(rclone, monkeypatch)
-    return Store.open(f"s3://{new_bucket(rclone)}/a", cache=tmp_path / "cache")
 
 
 def test_objects_survive_the_way_there_and_back(store, tmp_path):
@@ -148,20 +140,7 @@ def test_of_many_writers_exactly_one_takes_a_key(store):
     assert [store.get_json("lease", "a")] == won
 
 
-def test_what_the_server_can_do_is_found_out(moto, rclone, tmp_path, monkeypatch, caplog):
-    can = {}
-    for name, endpoint in (("moto", moto), ("rclone", rclone)):
-        use(endpoint, monkeypatch)
-        uri = f"s3://{new_bucket(endpoint)}"
-        with caplog.at_level(logging.WARNING):
-            can[name] = [Store.open(uri, cache=tmp_path).conditional_put for _ in range(3)]
-    assert can == {"moto": [True] * 3, "rclone": [False] * 3}
-    said = [record.getMessage() for record in caplog.records if record.name == remote.__name__]
-    assert len(said) == 1  # not thrice
-    assert "ignores If-None-Match" in said[0]
-
-
-def test_a_server_that_refuses_conditions_counts_as_one_without(store, monkeypatch):
+def test_a_server_that_lets_two_writers_take_one_key_is_refused_by_name(rclone, store, tmp_path, monkeypatch):
     put = obstore.put
 
     def refuse(objects, name, data, mode="overwrite", **more):
@@ -169,56 +148,24 @@ def test_a_server_that_refuses_conditions_counts_as_one_without(store, monkeypat
             raise obstore.exceptions.GenericError("501 Not Implemented: <Code>NotImplemented</Code>")
         return put(objects, name, data, **more)
 
-    monkeypatch.setattr("obstore.put", refuse)
-    again = Store.open(store.uri, cache=store._given[0])
-    assert not again.conditional_put
-    assert again.put_new_json("lease", "b", 1)
-    assert not again.put_new_json("lease", "b", 2)
-
-
-def test_a_claim_of_a_writer_that_crashed_is_honoured_by_the_next(unconditional, monkeypatch):
-    class Crash(Exception):
-        pass
-
-    def crash(seconds):
-        raise Crash
-
     with monkeypatch.context() as patch:
-        patch.setattr("time.sleep", crash)
-        with pytest.raises(Crash):
-            unconditional.put_new_json("commits", "run/task_001", "first")
-    assert not unconditional.has("commits", "run/task_001")
-    assert not unconditional.put_new_json("commits", "run/task_001", "second")
-    assert unconditional.get_json("commits", "run/task_001") == "first"
+        patch.setattr("obstore.put", refuse)
+        with pytest.raises(ConfigError, match="ignores If-None-Match"):
+            Store.open(store.uri, cache=tmp_path)
+    use(rclone, monkeypatch)
+    uri = f"s3://{new_bucket(rclone)}/a"
+    with pytest.raises(ConfigError) as refused:
+        Store.open(uri, cache=tmp_path)
+    server = rclone.removeprefix("http://")
+    assert str(refused.value).startswith(f"store {uri}: {server} ignores If-None-Match, so two trials")
+    assert str(refused.value).endswith("Use a server that honours it (AWS S3, MinIO, Ceph, GCS), or a folder.")
 
 
-def test_a_writer_that_was_asleep_cannot_change_a_key(unconditional, monkeypatch):
-    sleep = time.sleep
-
-    def overtaken(seconds):
-        monkeypatch.setattr("time.sleep", sleep)
-        sleep(2 * seconds)  # longer than the other writer takes from beginning to end
-        assert unconditional.get_json("commits", "a") == "zombie"  # it was claimed first: the other one helped
-
-    monkeypatch.setattr("time.sleep", overtaken)
-    results = {}
-    zombie = threading.Thread(
-        target=lambda: results.update(zombie=unconditional.put_new_json("commits", "a", "zombie"))
-    )
-    zombie.start()
-    while time.sleep is overtaken:
-        sleep(0.01)
-    results["second"] = unconditional.put_new_json("commits", "a", "second")
-    zombie.join()
-    assert results == {"zombie": True, "second": False}
-    assert unconditional.get_json("commits", "a") == "zombie"
-
-
-def test_a_key_that_was_deleted_can_be_taken_again(unconditional):
-    assert unconditional.put_new_json("commits", "a", 1)
-    unconditional.delete("commits", "a")
-    assert unconditional.put_new_json("commits", "a", 2)
-    assert unconditional.get_json("commits", "a") == 2
+def test_a_key_that_was_deleted_can_be_taken_again(store):
+    assert store.put_new_json("commits", "a", 1)
+    store.delete("commits", "a")
+    assert store.put_new_json("commits", "a", 2)
+    assert store.get_json("commits", "a") == 2
 
 
 def test_a_damaged_object_in_the_bucket_is_removed(store, tmp_path):
@@ -237,7 +184,6 @@ def test_a_store_travels_without_a_new_probe(store):
     store.put("k", "a", X, {})
     again = pickle.loads(pickle.dumps(store))
     assert b"canary" not in pickle.dumps(store)
-    assert again.conditional_put == store.conditional_put
     np.testing.assert_array_equal(again.get("k", "a")["frames"], X["frames"])
 
 
@@ -251,7 +197,7 @@ def test_what_nobody_needs_is_removed_from_a_bucket(store, monkeypatch):
     monkeypatch.setattr(Store, "clock", lambda self: tomorrow)
     garbage = find_garbage(store)
     assert [entry.name for entry in garbage.entries] == [f"frames/{lost}.safetensors"]
-    assert len(garbage.leftovers) == (0 if store.conditional_put else 1)  # the claim of the commit
+    assert garbage.leftovers == ()
     remove_garbage(store, garbage)
     assert store.list("frames") == [used]
     assert store.get_json("commits", "run/task_001") == {"weights": "none"}
@@ -330,7 +276,7 @@ def test_a_server_that_goes_away_is_one_line_and_its_objects_are_there_when_it_i
     use(f"http://127.0.0.1:{port}", monkeypatch)
     server = start_rclone(folder, port)
     try:
-        store = Store.open("s3://bucket/a", cache=tmp_path / "cache")
+        store = Store._make("s3://bucket/a", tmp_path / "cache", None)  # as unpickled: no probe, which refuses rclone
         store.put("k", "a", X, {})
         store.put_json("k", "b", 1)
         server.kill()

@@ -81,7 +81,6 @@ def test_json_is_replaced_as_a_whole(store):
 
 
 def test_a_key_is_taken_only_once(store):
-    assert store.conditional_put
     assert store.put_new_json("lease", "a", {"owner": 1})
     assert not store.put_new_json("lease", "a", {"owner": 2})
     assert store.get_json("lease", "a") == {"owner": 1}
@@ -498,7 +497,6 @@ def test_a_store_travels_to_other_processes(store):
     store.put("k", "a", X, {})
     again = pickle.loads(pickle.dumps(store))
     assert again.uri == store.uri
-    assert again.conditional_put == store.conditional_put
     np.testing.assert_array_equal(again.get("k", "a")["times"], X["times"])
 
 
