@@ -45,10 +45,10 @@ format: $(READY)  ## rewrite the sources in our style
 	$(BIN)/ruff format .
 
 bench: $(READY)  ## ratios measured on this machine
-	$(BIN)/python -m orchestrator.bench.cpu $(ARGS)
+	$(BIN)/python -m orchestrator.bench $(ARGS)
 
 bench-gpu: $(READY)  ## step time, memory and videos per second on a GPU
-	$(BIN)/python -m orchestrator.bench.cpu --gpu $(ARGS)
+	$(BIN)/python -m orchestrator.bench --gpu $(ARGS)
 
 KILLS ?= 200
 SEED  ?= 0

@@ -1,49 +1,33 @@
-"""`make bench`: how much slower or faster than the plain way, measured on this machine, in one process.
+"""Comparisons on a CPU: how much slower or faster than the plain way, measured on this machine, in one process.
 
 Every line is a ratio. The two sides are run in alternation (a b, b a, a b, ...) on the same inputs after one warm-up,
 and the ratio is the median over the pairs, so that whatever else the machine does falls on both. The figures with a
-GPU are in bench_gpu.py (`make bench-gpu`).
+GPU are in gpu.py (`make bench-gpu`).
 """
 
 from __future__ import annotations
 
-import argparse
-import copy
-import logging
-import os
 import statistics
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from methods import METHODS, find_method
 from methods.backbone.clip import Clip
 from methods.backbone.load import TINY, load_backbone
-from methods.base import Batch, Method, Task
-from orchestrator.config import build, suggest, under
+from methods.base import Batch
+from orchestrator.bench.work import Work, encoding, random_batch, render_few, second_task, training_step
 from orchestrator.data.batches import StreamData
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.settings import DataConfig
-from orchestrator.errors import ConfigError
-from orchestrator.learning.optimizer import OptimConfig, make_optimizer, train_only
-
-log = logging.getLogger(__name__)
-
-VIT = "ViT-B-32-quickgelu"
-LAST_BLOCKS = {"ffa_placement": "deepest", "ffa_layers": 6}
-Work = Callable[[], object]
 
 
 @dataclass(frozen=True)
-class Row:
+class Comparison:
     """One comparison. Seconds are medians, the ratio is ours / other."""
 
     name: str
@@ -57,7 +41,7 @@ class Row:
     note: str = ""
 
 
-def paired(name: str, other_name: str, ours: Work, other: Work, pairs: int = 7, warm: bool = True) -> Row:
+def paired(name: str, other_name: str, ours: Work, other: Work, pairs: int = 7, warm: bool = True) -> Comparison:
     """Time two pieces of work in alternation."""
     if warm:
         ours()
@@ -72,7 +56,7 @@ def paired(name: str, other_name: str, ours: Work, other: Work, pairs: int = 7, 
             b = _seconds(other)
         times.append((a, b))
     ratios = [a / b for a, b in times]
-    return Row(
+    return Comparison(
         name,
         other_name,
         statistics.median(a for a, _ in times),
@@ -93,63 +77,7 @@ def _seconds(work: Work) -> float:
 # ------------------------------------------------------------------------------------ the methods
 
 
-def second_task(name: str, backbone: Clip, settings: dict[str, Any] | None = None) -> Method:
-    """A method with the paper's settings on its own copy of a backbone, in the second task of ten.
-
-    A method that keeps features of earlier videos has those of 320 / 10 videos, as MSRVTT-10.
-    """
-    cls = find_method(name)
-    values = {**under(cls.PRESETS.get("paper", {}), "method"), **(settings or {})}
-    torch.manual_seed(0)
-    method: Method = cls(build(cls.Config, values, "method"), copy.deepcopy(backbone))  # type: ignore[call-arg]
-    tasks = [Task(index, f"task_{index + 1:02d}", 10, (index,), 10) for index in range(2)]
-    method.begin_task(tasks[0])
-    method.end_task(tasks[0], [])
-    method.remember(tasks[0], torch.nn.functional.normalize(torch.randn(32, backbone.embed_dim), dim=-1))
-    method.begin_task(tasks[1])
-    return method
-
-
-def random_batch(backbone: Clip, pairs: int, frames: int) -> Batch:
-    """Noise as videos, and captions."""
-    generator = torch.Generator().manual_seed(0)
-    size = backbone.image_size
-    return Batch(
-        frames=torch.randn(pairs, frames, 3, size, size, generator=generator),
-        tokens=backbone.tokenize([f"a red square moves left of {number} blue circles" for number in range(pairs)]),
-        videos=torch.arange(pairs),
-        categories=torch.ones(pairs, dtype=torch.int64),
-    )
-
-
-def training_step(method: Method, batch: Batch) -> Work:
-    """One step as the loop takes it: losses, gradients, optimizer."""
-    groups = method.param_groups()
-    train_only(method, groups)
-    optimizer = make_optimizer(groups, OptimConfig())
-    method.train()
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        torch.stack(list(method.losses(batch).values())).sum().backward()
-        optimizer.step()
-        method.after_step()
-
-    return step
-
-
-def encoding(method: Method, frames: Tensor) -> Work:
-    """The video tower's forward pass."""
-    method.eval()
-
-    @torch.no_grad()
-    def encode() -> Tensor:
-        return method.encode_video(frames)
-
-    return encode
-
-
-def bench_step(backbone: Clip, what: str, pairs_of_batch: int, frames: int, pairs: int = 7) -> list[Row]:
+def bench_step(backbone: Clip, what: str, pairs_of_batch: int, frames: int, pairs: int = 7) -> list[Comparison]:
     """FrameFusionMoE beside the fully fine-tuned and the frozen plain backbone, (B pairs, T frames)."""
     batch = random_batch(backbone, pairs_of_batch, frames)
     ours, plain = second_task("framefusion_moe", backbone), second_task("clip4clip", backbone)
@@ -174,7 +102,7 @@ def bench_step(backbone: Clip, what: str, pairs_of_batch: int, frames: int, pair
     ]
 
 
-def bench_encoder(name: str, backbone: Clip, what: str, videos: int, frames: int, pairs: int = 5) -> list[Row]:
+def bench_encoder(name: str, backbone: Clip, what: str, videos: int, frames: int, pairs: int = 5) -> list[Comparison]:
     """A token-reducing video encoder beside plain CLIP with the same weights, on this process's threads."""
     inputs = random_batch(backbone, videos, frames).frames
     ours, plain = second_task(name, backbone), second_task("zero_shot", backbone)
@@ -185,7 +113,7 @@ def bench_encoder(name: str, backbone: Clip, what: str, videos: int, frames: int
 # ------------------------------------------------------------------------------------ ranking
 
 
-def bench_ranking(size: int = 3000, pairs: int = 5) -> list[Row]:
+def bench_ranking(size: int = 3000, pairs: int = 5) -> list[Comparison]:
     """Ranks of `size` queries among `size` videos, by counting and by sorting twice."""
     from orchestrator.learning.metrics import ranks
 
@@ -205,31 +133,6 @@ def bench_ranking(size: int = 3000, pairs: int = 5) -> list[Row]:
 # ------------------------------------------------------------------------------------ data
 
 
-def render_few(root: Path, per_split: int) -> Path:
-    """A stream of two tasks with `per_split` rendered videos in each split of a task; returns its manifest."""
-    from orchestrator.importers.builder import write_manifest
-    from orchestrator.shapes.files import Film, render_files
-    from orchestrator.shapes.scenes import CATEGORIES, draw_scene
-
-    films, tasks = [], []
-    for index in range(2):
-        name = CATEGORIES[index].name
-        task: dict[str, Any] = {"name": f"task_{index + 1:02d}", "categories": [name], "train": [], "val": []}
-        task["test"] = []
-        for number in range(2 * per_split):
-            split = "train" if number < per_split else "test"
-            scene = draw_scene(index, np.random.default_rng([index, number]))
-            film = Film(f"{split}/{name}_{number}.mp4", scene, False)
-            films.append(film)
-            item = {"video": f"{name}_{number}", "path": film.path, "category": name}
-            task[split].append({**item, "captions": [f"{scene.captions[False]} {number}"]})
-        tasks.append(task)
-    render_files(root, films, 1, False)
-    out = root / "few.json"
-    write_manifest({"format": 1, "name": "few", "protocol": "ctvr", "settings": {}, "tasks": tasks}, out)
-    return out
-
-
 class _Undecoded(FrameSource):
     """Decodes a video whenever it is asked for; the store is not used."""
 
@@ -239,7 +142,7 @@ class _Undecoded(FrameSource):
         return decode(Path(item.path), self.sampling, item.segment, self.decoder).frames
 
 
-def bench_store(root: Path, videos: int = 12, pairs: int = 5) -> list[Row]:
+def bench_store(root: Path, videos: int = 12, pairs: int = 5) -> list[Comparison]:
     """An epoch from the store beside an epoch that decodes in the training process."""
     from orchestrator.store.store import Store
     from orchestrator.streams.load import load_stream
@@ -272,7 +175,9 @@ def bench_store(root: Path, videos: int = 12, pairs: int = 5) -> list[Row]:
     ]
 
 
-def bench_features(root: Path, backbone: Clip, what: str, settings: dict[str, Any], videos: int, frames: int) -> Row:
+def bench_features(
+    root: Path, backbone: Clip, what: str, settings: dict[str, Any], videos: int, frames: int
+) -> Comparison:
     """An epoch of FrameFusionMoE that starts behind its frozen blocks, beside one that starts from the frames."""
     from orchestrator.data.frozen_features import frozen_features
     from orchestrator.store.store import Store
@@ -297,14 +202,14 @@ def bench_features(root: Path, backbone: Clip, what: str, settings: dict[str, An
 # ------------------------------------------------------------------------------------ orchestration
 
 
-def bench_trial(root: Path, pairs: int = 2, epochs: int = 8) -> list[Row]:
+def bench_trial(root: Path, pairs: int = 2, epochs: int = 8) -> list[Comparison]:
     """A whole trial under Ray Tune, Ray Train and MLflow beside the bare loop; each of them with its own seed."""
     from orchestrator.learning.resolve import resolve
     from orchestrator.learning.run import Places, execute
     from orchestrator.learning.workers import Workers
     from orchestrator.on_ray.trial import TrialPlan
     from orchestrator.on_ray.tune import connect, run_trials
-    from orchestrator.tracking.tracker import prepare
+    from orchestrator.tracking.tracker import create_store
 
     settings: dict[str, Any] = {"method": "framefusion_moe", "stream": str(render_few(root / "trial", 8))}
     settings |= {"backbone.name": TINY, "backbone.weights": "shipped", "data.num_frames": 8, "optim.epochs": epochs}
@@ -316,7 +221,7 @@ def bench_trial(root: Path, pairs: int = 2, epochs: int = 8) -> list[Row]:
         execute(resolve({**settings, "seed": next(seeds)}), places, Workers())
 
     bare()  # decodes, and fills the zero-shot curve that all others read
-    prepare(uri, root, "few")
+    create_store(uri, root, "few")
     connect("local", 2)
 
     def trial() -> None:
@@ -330,92 +235,3 @@ def bench_trial(root: Path, pairs: int = 2, epochs: int = 8) -> list[Row]:
 
     row = paired("one trial under Ray and MLflow (2 tasks, tiny CLIP)", "the bare loop", trial, bare, pairs, warm=False)
     return [replace(row, note=f"{row.ours - row.other:.1f} s more")]
-
-
-# ------------------------------------------------------------------------------------ the command
-
-
-def _vit() -> Clip:
-    return load_backbone(VIT, "random")
-
-
-BENCHES: dict[str, Callable[[Path], list[Row]]] = {
-    "step": lambda root: bench_step(load_backbone(TINY, "shipped"), "tiny CLIP", 8, 8),
-    "step-vit": lambda root: bench_step(_vit(), "ViT-B/32", 2, 4, pairs=5),
-    "encoder": lambda root: bench_encoder("tempme", _vit(), "ViT-B/32", 1, 12, pairs=11),
-    "ranking": lambda root: bench_ranking(),
-    "store": bench_store,
-    "features": lambda root: [
-        bench_features(root, load_backbone(TINY, "shipped"), "tiny CLIP, no FFA", {"use_ffa": False}, 12, 8),
-        bench_features(root, _vit(), "ViT-B/32, FFA in the last 6 blocks", LAST_BLOCKS, 2, 12),
-        bench_features(root, _vit(), "ViT-B/32, no FFA", {"use_ffa": False}, 2, 12),
-    ],
-    "trial": bench_trial,
-}
-
-
-def machine() -> str:
-    """What the figures were made on."""
-    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    return (
-        f"{os.cpu_count()} CPUs{load}, torch {torch.__version__}, {torch.get_num_threads()} thread, "
-        f"Python {sys.version.split()[0]}, {time.strftime('%Y-%m-%d')}"
-    )
-
-
-def to_markdown(rows: Sequence[Row]) -> str:
-    """A table of rows; a ratio below 1 means that ours is quicker."""
-    lines = ["| measured | seconds | against | seconds | ratio | pairs |", "|---|---|---|---|---|---|"]
-    for row in rows:
-        name = f"{row.name}; {row.note}" if row.note else row.name
-        lines.append(
-            f"| {name} | {row.ours:.4f} | {row.other_name} | {row.other:.4f} "
-            f"| {row.ratio:.2f} ({row.low:.2f} to {row.high:.2f}) | {row.pairs} |"
-        )
-    return "\n".join(lines)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the comparisons and print them as Markdown on stdout."""
-    parser = argparse.ArgumentParser(prog="python -m orchestrator.bench.cpu", description="Ratios on this machine.")
-    parser.add_argument("--only", metavar="NAME", help=f"one of {', '.join(BENCHES)}")
-    parser.add_argument("--ray", action=argparse.BooleanOptionalAction, default=True, help="measure a trial under Ray")
-    parser.add_argument("--gpu", action="store_true", help="step time, memory and videos per second on a GPU instead")
-    arguments = parser.parse_args(argv)
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
-    try:
-        if arguments.gpu:
-            from orchestrator.bench.gpu import gpu_table
-
-            print(gpu_table())
-            return 0
-        print(f"{machine()}\n\n{to_markdown(run(arguments.only, arguments.ray))}")
-    except ConfigError as error:
-        sys.stderr.write(f"bench: {error}\n")
-        return 2
-    return 0
-
-
-def run(only: str | None = None, ray: bool = True) -> list[Row]:
-    """All comparisons, or one of them.
-
-    Raises:
-        ConfigError: for a name that is none.
-    """
-    if only is not None and only not in BENCHES:
-        raise ConfigError(f"--only {only}: is no comparison.{suggest(only, BENCHES)} All: {', '.join(BENCHES)}.")
-    names = [only] if only else [name for name in BENCHES if ray or name != "trial"]
-    torch.set_num_threads(1)
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="ctvr-bench-") as folder:
-        for name in names:
-            if name == "encoder" and "tempme" not in METHODS:
-                sys.stderr.write("bench: encoder left out: methods/__init__.py has no tempme\n")
-                continue
-            sys.stderr.write(f"bench: {name} ...\n")
-            rows += BENCHES[name](Path(folder) / name)
-    return rows
-
-
-if __name__ == "__main__":
-    sys.exit(main())

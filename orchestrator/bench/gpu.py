@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from methods.backbone.clip import Clip
 from methods.backbone.load import load_backbone
-from methods.base import Batch, Method
-from orchestrator.bench.cpu import VIT, random_batch, second_task
+from methods.base import Batch
+from orchestrator.bench.work import VIT, random_batch, second_task
+from orchestrator.learning.loop import Losses
 from orchestrator.learning.optimizer import OptimConfig, make_optimizer, train_only
 
 PAIRS, FRAMES = 8, 12  # of one step: CTVR (arXiv:2503.10111), section 5.1
@@ -43,16 +44,7 @@ class GpuRow:
     peak_gib: float  # of one process
 
 
-class _Losses(nn.Module):
-    def __init__(self, method: Method) -> None:
-        super().__init__()
-        self.method = method
-
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
-        return self.method.losses(batch)
-
-
-def measure(
+def time_step(
     name: str, backbone: Clip, precision: str, device: torch.device, pairs: int, frames: int, steps: int = 20
 ) -> GpuRow:
     """Steps of one method on `pairs` videos of `frames` frames, shared by all processes of a group if there is one."""
@@ -64,7 +56,7 @@ def measure(
     groups = method.param_groups()
     train_only(method, groups)
     optimizer = make_optimizer(groups, OptimConfig())
-    losses: nn.Module = _Losses(method.train())
+    losses: nn.Module = Losses(method.train())
     if workers > 1:
         losses = nn.parallel.DistributedDataParallel(losses, find_unused_parameters=True, broadcast_buffers=False)
 
@@ -114,7 +106,7 @@ def _worker(rank: int, world: int, port: int, backend: str, device_type: str, si
     try:
         backbone = load_backbone(size["backbone"], size["weights"])
         rows = [
-            measure(name, backbone, precision, device, size["pairs"], size["frames"], size["steps"])
+            time_step(name, backbone, precision, device, size["pairs"], size["frames"], size["steps"])
             for name in METHODS_MEASURED
             for precision in size["precisions"]
         ]
@@ -147,7 +139,7 @@ def gpu_table() -> str:
     device = torch.device("cuda")
     backbone = load_backbone(VIT, "random")
     rows = [
-        measure(name, backbone, precision, device, PAIRS, FRAMES)
+        time_step(name, backbone, precision, device, PAIRS, FRAMES)
         for name in METHODS_MEASURED
         for precision in ("fp32", "bf16")
     ]

@@ -29,10 +29,12 @@ from orchestrator.learning.resolve import presets_of, resolve
 from orchestrator.learning.run import Places, execute, splits_of, trains, zero_shot_curve
 from orchestrator.streams.load import embedded_settings, load_stream
 from orchestrator.streams.stream import Stream
-from orchestrator.tables import build
+from orchestrator.tables.build import build as build_tables
+from orchestrator.tables.formats import to_markdown
+from orchestrator.tables.write import write
 from orchestrator.tracking.recorder import Recorder
 from orchestrator.tracking.server import check, default_uri
-from orchestrator.tracking.tracker import Tracker, prepare
+from orchestrator.tracking.tracker import Tracker, create_store
 
 GAIN = "stream/t2v/r1_gain"
 
@@ -66,7 +68,7 @@ class Where:
         """
         self.check()
         uri = default_uri(self.runs)
-        prepare(uri, self.runs.resolve(), stream)
+        create_store(uri, self.runs.resolve(), stream)
         return Tracker(uri, self.runs.resolve())
 
     def folder(self, name: str) -> Path:
@@ -248,7 +250,7 @@ def table(where: Where, sweep: str | None = None, stream: str | None = None) -> 
         raise ConfigError(
             f"table: no runs of {sweep or stream!r} in {tracker.uri.split('@')[-1]}. `ctvr ui` lists them."
         )
-    made = build.build(tracker, runs)
+    made = build_tables(tracker, runs)
     folder = where.runs.resolve() / "tables" / (sweep or stream or "all")
-    files = build.write(made, folder)
-    return f"{build.to_markdown(made)}\n\nwritten: {', '.join(str(file) for file in files)}"
+    files = write(made, folder)
+    return f"{to_markdown(made)}\n\nwritten: {', '.join(str(file) for file in files)}"

@@ -49,7 +49,7 @@ class LoopConfig:
     precision: Precision = "fp32"
 
 
-class _Losses(nn.Module):
+class Losses(nn.Module):
     """`Method.losses` as a forward pass, which is what data-parallel training wraps."""
 
     def __init__(self, method: Method) -> None:
@@ -142,7 +142,7 @@ class Loop:
             return
         optimizer = make_optimizer(groups, optim)
         tasks = list(range(task.index + 1)) if self.method.trains_on == "seen" else [task.index]
-        losses: nn.Module = _Losses(self.method)
+        losses: nn.Module = Losses(self.method)
         if self.workers.size > 1:
             losses = nn.parallel.DistributedDataParallel(losses, find_unused_parameters=True, broadcast_buffers=False)
         per_epoch = math.ceil(self.data.steps(tasks, self.workers.size) / optim.accumulate)

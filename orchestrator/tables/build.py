@@ -1,4 +1,4 @@
-"""From MLflow's records to tables and figures, with the published numbers beside ours.
+"""From MLflow's records to tables, with the published numbers beside ours. Files: write.py.
 
 A number of a table is the mean over seeds of the metrics after the last task, of complete runs only (tag
 `ctvr.complete`), with the sample standard deviation. Nothing here reads a checkpoint.
@@ -6,13 +6,10 @@ A number of a table is the mean over seeds of the metrics after the last task, o
 
 from __future__ import annotations
 
-import io
 import math
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,14 +17,12 @@ import numpy as np
 from orchestrator.errors import ConfigError
 from orchestrator.tables.paper_numbers import paper_numbers, place, with_paper
 from orchestrator.tables.significance import Ranks, compared, read_ranks
-from orchestrator.tables.table import Column, Row, Table, Value, number, to_csv, to_latex, to_markdown
+from orchestrator.tables.table import Column, Row, Table, Value
 from orchestrator.tables.unpublished_settings import footnote
 
 if TYPE_CHECKING:
     from orchestrator.tracking.tracker import Tracker
     from orchestrator.tracking.values import RunRecord
-
-__all__ = ["build", "collect", "number", "seconds_of", "to_csv", "to_latex", "to_markdown", "write"]
 
 PARAMETERS, SECONDS = "cost/trained_parameters", "cost/seconds_task"
 NOTES = " | "  # between footnotes in the tag ctvr.note
@@ -50,9 +45,6 @@ TEXTS = {
     "text to video, video-to-text ranks are as without it",
     "searched": "settings are the best of {n} trials{rule}",
 }
-
-
-# --- records to rows ----------------------------------------------------------------------------------------
 
 
 def collect(records: Iterable[RunRecord], ranks: Mapping[str, Ranks] | None = None) -> list[Row]:
@@ -284,54 +276,3 @@ def _stream(run: RunRecord) -> str:
 
 def _protocol(run: RunRecord) -> str:
     return run.tags.get("ctvr.protocol", "ctvr")
-
-
-# --- files --------------------------------------------------------------------------------------------------
-
-
-def write(made: Table | Sequence[Table], folder: Path) -> list[Path]:
-    """Write `<stream>.md|.tex|.csv` and the figures of every table; each file appears whole or not at all.
-
-    Returns:
-        The paths: the tables first, then R@1 over the tasks, then the two matrices of each row.
-    """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for table in [made] if isinstance(made, Table) else made:
-        name = _slug(table.stream)
-        for suffix, text in ((".md", to_markdown(table)), (".tex", to_latex(table)), (".csv", to_csv(table))):
-            written.append(_publish(folder / f"{name}{suffix}", text.encode()))
-        written += _write_figures(table, folder, name)
-    return written
-
-
-def _write_figures(table: Table, folder: Path, name: str) -> list[Path]:
-    from orchestrator.tracking import figures  # matplotlib takes a second to import
-
-    drawn = {}
-    curves = {row.label: row.curve for row in table.rows if len(row.curve) > 1}
-    if curves:
-        drawn[f"{name}_r1"] = figures.draw_curves(curves, f"{table.stream}: R@1 after each task")
-    for row in table.rows:
-        if row.matrices:
-            seeds = f"mean of {len(row.seeds)} seeds" if len(row.seeds) > 1 else f"seed {row.seeds[0]}"
-            title = f"{row.label} on {table.stream}, {seeds}"
-            drawn[f"{name}_{_slug(row.label)}_matrices"] = figures.draw_matrices(row.matrices, title)
-    paths = []
-    for stem, figure in drawn.items():
-        buffer = io.BytesIO()
-        figures.save(figure, buffer)
-        paths.append(_publish(folder / f"{stem}.png", buffer.getvalue()))
-    return paths
-
-
-def _publish(path: Path, content: bytes) -> Path:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
-    return path
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", text).strip("-.")[:80] or "table"

@@ -1,13 +1,9 @@
-"""What a table of results is, and how it is written: Markdown, LaTeX (booktabs), CSV. Pure functions of text."""
+"""What a table of results is: columns, rows, which mean is bold. How it is written: formats.py."""
 
 from __future__ import annotations
 
-import csv
-import html
-import io
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -81,11 +77,22 @@ class Table:
         """Column key -> the best mean as printed, among the methods that compete; only if there are two."""
         found: dict[str, float] = {}
         for column in self.columns:
-            means = [row.values.get(column.key, Value()).mean for row in self.rows if _competes(row, column)]
+            means = [row.values.get(column.key, Value()).mean for row in self.rows if competes(row, column)]
             means = [round(mean, column.digits) for mean in means if math.isfinite(mean)]
             if column.better and len(means) > 1:
                 found[column.key] = max(means) if column.better == "up" else min(means)
         return found
+
+    def is_best(self, row: Row, column: Column) -> bool:
+        """Whether this cell is printed bold."""
+        mean, best = row.values.get(column.key, Value()).mean, self.best()
+        return competes(row, column) and column.key in best and round(mean, column.digits) == best[column.key]
+
+
+def competes(row: Row, column: Column) -> bool:
+    """The upper bound sees all data at once, and what is not trained cannot forget: neither can win."""
+    is_forgetting = column.key.rpartition("/")[2] in {"bwf", "fr"}
+    return row.method != "upper_bound" and not (row.method == "zero_shot" and is_forgetting)
 
 
 def number(value: Value, digits: int = 2, sign: str = "±") -> str:
@@ -96,235 +103,6 @@ def number(value: Value, digits: int = 2, sign: str = "±") -> str:
     return f"{mean}{sign}{value.std:.{digits}f}" if math.isfinite(value.std) else mean
 
 
-def to_markdown(tables: Table | Sequence[Table]) -> str:
-    """One section per stream; the paper's numbers stand in italics below ours."""
-    return "\n\n".join(_markdown(table) for table in _several(tables)) + "\n"
-
-
-def to_latex(tables: Table | Sequence[Table]) -> str:
-    """One `table*` per stream for the package booktabs; every text is escaped."""
-    return "\n\n".join(_latex(table) for table in _several(tables)) + "\n"
-
-
-def to_csv(tables: Table | Sequence[Table]) -> str:
-    """One line per row with every number: ours, the paper's, the difference, and all other final metrics.
-
-    Text that a spreadsheet would run as a formula gets an apostrophe in front.
-    """
-    rows = [(table, row) for table in _several(tables) for row in table.rows]
-    lines = [_csv_cells(table, row) for table, row in rows]
-    names = list(dict.fromkeys(name for line in lines for name in line))
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([line.get(name, MISSING) for name in names] for line in lines)
-    return out.getvalue()
-
-
-# --- Markdown -----------------------------------------------------------------------------------------------
-
-
-def _markdown(table: Table) -> str:
-    feet = Footnotes()
-    best = table.best()
-    arrows = {"up": " ↑", "down": " ↓", "": ""}
-    titles = ["Method", *(f"{c.title}{arrows[c.better]}" for c in table.columns), *_last_titles(table)]
-    lines = [f"### {_markdown_text(table.heading)}", "", _line(titles), _line([":--", *["--:"] * (len(titles) - 1)])]
-    for row in table.rows:
-        cells = []
-        for column in table.columns:
-            text = number(row.values.get(column.key, Value()), column.digits)
-            cells.append(f"**{text}**" if _is_best(row, column, best) else text)
-        label = _markdown_text(row.label) + "".join(
-            f"<sup>{sign}</sup>" for sign in [",".join(feet.signs(row.marks))] if sign
-        )
-        lines.append(_line([label, *cells, str(len(row.seeds)), *table.effort(row)]))
-        if row.paper:
-            signs = ",".join([feet.source(row.paper_source), *feet.signs(row.paper_marks)])
-            printed = [number(row.paper[c.key], c.digits) if c.key in row.paper else "" for c in table.columns]
-            cells = [f"*{text}*" if text else "" for text in printed]
-            lines.append(_line([f"&emsp;*paper* <sup>{signs}</sup>", *cells, *[""] * len(_last_titles(table))]))
-    lines += ["", *(f"- {_markdown_text(note)}" for note in table.notes)]
-    lines += [f"- <sup>{sign}</sup> {_markdown_text(text)}" for sign, text in feet.all()]
-    return "\n".join(lines)
-
-
-def _last_titles(table: Table) -> list[str]:
-    return ["Seeds", *(["Trials", "Time"] if table.rows and table.effort(table.rows[0]) else [])]
-
-
-def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _markdown_text(text: str) -> str:
-    """Text that is shown as it is: no markup, no cell border, no line break."""
-    return re.sub(r"([\\`*_|\[\]])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
-
-
-# --- LaTeX --------------------------------------------------------------------------------------------------
-
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "±": r"$\pm$",
-    "≥": r"$\geq$",
-    "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$",
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-}
-
-
-def latex_text(text: str) -> str:
-    """Escape everything that LaTeX would read as a command."""
-    return "".join(_LATEX.get(sign, sign) for sign in " ".join(text.split()))
-
-
-def _latex(table: Table) -> str:
-    feet = Footnotes()
-    best = table.best()
-    arrows = {"up": r" $\uparrow$", "down": r" $\downarrow$", "": ""}
-    heads = ["Method", *(f"{latex_text(c.title)}{arrows[c.better]}" for c in table.columns), *_last_titles(table)]
-    body = []
-    for row in table.rows:
-        cells = []
-        for column in table.columns:
-            text = _latex_number(row.values.get(column.key, Value()), column.digits)
-            cells.append(f"\\textbf{{{text}}}" if _is_best(row, column, best) else text)
-        last = [str(len(row.seeds)), *map(latex_text, table.effort(row))]
-        body.append(_latex_line([latex_text(row.label) + _super(feet.signs(row.marks)), *cells, *last]))
-        if row.paper:
-            signs = _super([feet.source(row.paper_source), *feet.signs(row.paper_marks)])
-            printed = [_latex_number(row.paper[c.key], c.digits) if c.key in row.paper else "" for c in table.columns]
-            cells = [f"\\textit{{{text}}}" if text else "" for text in printed]
-            body.append(_latex_line([f"\\quad\\textit{{paper}}{signs}", *cells, *[""] * len(_last_titles(table))]))
-    notes = [latex_text(note) for note in table.notes]
-    notes += [f"{_super([sign])} {latex_text(text)}" for sign, text in feet.all()]
-    return "\n".join(
-        [
-            r"\begin{table*}[t]",
-            r"\centering",
-            f"\\caption{{Text-to-video retrieval on {latex_text(table.heading)}.}}",
-            f"\\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
-            r"\toprule",
-            _latex_line(heads),
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}",
-            *([r"\par\smallskip\raggedright\footnotesize"] if notes else []),
-            *(note + r"\par" for note in notes),
-            r"\end{table*}",
-        ]
-    )
-
-
-def _latex_number(value: Value, digits: int) -> str:
-    text = number(value, digits, r"{\scriptsize$\pm$")
-    text = text + "}" if "$" in text else text
-    return "$-$" + text[1:] if text.startswith("-") else text
-
-
-def _latex_line(cells: Iterable[str]) -> str:
-    return " & ".join(cells) + r" \\"
-
-
-def _super(signs: Sequence[str]) -> str:
-    return f"\\textsuperscript{{{','.join(signs)}}}" if signs else ""
-
-
-# --- CSV ----------------------------------------------------------------------------------------------------
-
-
-def _csv_cells(table: Table, row: Row) -> dict[str, str]:
-    cells = {
-        "stream": _safe(table.stream),
-        "method": _safe(row.method),
-        "label": _safe(row.label),
-        "n": str(len(row.seeds)),
-        "seeds": _safe(" ".join(row.seeds)),
-    }
-    for column in table.columns:
-        ours, paper = row.values.get(column.key, Value()), row.paper.get(column.key, Value())
-        cells[column.key], cells[f"{column.key}_std"] = _plain(ours.mean), _plain(ours.std)
-        cells[f"{column.key}_paper"], cells[f"{column.key}_paper_std"] = _plain(paper.mean), _plain(paper.std)
-        cells[f"{column.key}_minus_paper"] = _plain(ours.mean - paper.mean)
-    cells["p_vs_best"] = _plain(row.p_best)
-    cells["trials"] = MISSING if row.trials is None else str(row.trials)
-    cells["seconds"] = _plain(row.seconds)
-    for key in sorted(row.extra):
-        cells[key], cells[f"{key}_std"] = _plain(row.extra[key].mean), _plain(row.extra[key].std)
-    cells["paper_source"] = _safe(row.paper_source)
-    cells["marks"] = _safe(" | ".join([*row.marks, *row.paper_marks]))
-    cells["settings"] = _safe(" ".join(f"{name}={value}" for name, value in row.settings.items()))
-    cells["runs"] = _safe(" ".join(row.runs))
-    return cells
-
-
-def _safe(text: str) -> str:
-    """Text that no spreadsheet takes for a formula."""
-    return f"'{text}" if text.lstrip()[:1] in {"=", "+", "-", "@"} or text[:1] in {"\t", "\r", "\n"} else text
-
-
-def _plain(value: float) -> str:
-    return f"{value:.6g}" if math.isfinite(value) else MISSING
-
-
-# --- shared -------------------------------------------------------------------------------------------------
-
-
-class Footnotes:
-    """Letters for marks and numbers for sources, in the order in which a table mentions them."""
-
-    def __init__(self) -> None:
-        self._marks: list[str] = []
-        self._sources: list[str] = []
-
-    def signs(self, marks: Iterable[str]) -> list[str]:
-        return [_letters(_place(self._marks, mark)) for mark in marks]
-
-    def source(self, text: str) -> str:
-        return str(_place(self._sources, text) + 1)
-
-    def all(self) -> list[tuple[str, str]]:
-        """(sign, text): marks first, then sources."""
-        marks = [(_letters(index), text) for index, text in enumerate(self._marks)]
-        return marks + [(str(index + 1), text) for index, text in enumerate(self._sources)]
-
-
-def _place(known: list[str], text: str) -> int:
-    if text not in known:
-        known.append(text)
-    return known.index(text)
-
-
-def _letters(index: int) -> str:
-    """a, b, ..., z, aa, ab, ..."""
-    text = ""
-    while index >= 0:
-        text = chr(ord("a") + index % 26) + text
-        index = index // 26 - 1
-    return text
-
-
-def _is_best(row: Row, column: Column, best: Mapping[str, float]) -> bool:
-    mean = row.values.get(column.key, Value()).mean
-    return _competes(row, column) and column.key in best and round(mean, column.digits) == best[column.key]
-
-
-def _competes(row: Row, column: Column) -> bool:
-    """The upper bound sees all data at once, and what is not trained cannot forget: neither can win."""
-    is_forgetting = column.key.rpartition("/")[2] in {"bwf", "fr"}
-    return row.method != "upper_bound" and not (row.method == "zero_shot" and is_forgetting)
-
-
 def _fixed(value: float, digits: int) -> str:
     text = f"{value:.{digits}f}"
     return text.removeprefix("-") if float(text) == 0 else text  # no -0.00
-
-
-def _several(tables: Table | Sequence[Table]) -> Sequence[Table]:
-    return [tables] if isinstance(tables, Table) else tables

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 log = logging.getLogger(__name__)
 
-Record = dict[str, Any]  # {"op": what to do, ...}, JSON-able
+Message = dict[str, Any]  # {"op": what to do, ...}, JSON-able
 OFFLINE = "offline-"  # run ids that were given out while nothing answered
 REFUSED = "-refused"  # files of records that no repetition will get accepted; kept to be looked at
 QUIET_SECONDS = 300.0  # after a failure: how long nothing is tried, so that training does not wait on time-outs
@@ -45,7 +45,7 @@ class Outbox:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def add(self, run_id: str, record: Record) -> None:
+    def add(self, run_id: str, record: Message) -> None:
         """Append one record and force it to disk. The file that a record names is copied beside it."""
         if record["op"] == "files":
             record = {**record, "path": str(self._keep_files(run_id, Path(record["path"])))}
@@ -54,7 +54,7 @@ class Outbox:
             file.flush()
             os.fsync(file.fileno())
 
-    def read(self, run_id: str) -> tuple[list[Record], int]:
+    def read(self, run_id: str) -> tuple[list[Message], int]:
         """The records of a run in order, and the number of bytes read (for `clear`).
 
         A line that a crash cut short is left out: what it said was never promised.
@@ -130,7 +130,7 @@ class Courier:
     def __init__(
         self,
         outbox: Outbox,
-        send: Callable[[str, Record], None],
+        send: Callable[[str, Message], None],
         refused: Callable[[Exception], bool],
         reason: Callable[[Exception], str],
     ) -> None:
@@ -138,7 +138,7 @@ class Courier:
         self._quiet_until = 0.0
         self._warned = False
 
-    def deliver(self, run_id: str, record: Record, now: bool = False) -> bool:
+    def deliver(self, run_id: str, record: Message, now: bool = False) -> bool:
         """Send a record, behind those of its run that wait; True if none waits afterwards.
 
         `now` tries even in the quiet time after a failure: for what comes last.
@@ -175,7 +175,7 @@ class Courier:
                 return 0, len(records)
         return (len(records), 0) if self.outbox.clear(name, size) else (0, len(records))
 
-    def _try(self, run_id: str, record: Record) -> bool:
+    def _try(self, run_id: str, record: Message) -> bool:
         """Whether the record is dealt with: sent, or refused for good."""
         try:
             self._send(run_id, record)
@@ -194,7 +194,7 @@ class Courier:
         self._warned, self._quiet_until = False, 0.0
         return True
 
-    def _keep(self, run_id: str, record: Record) -> bool:
+    def _keep(self, run_id: str, record: Message) -> bool:
         try:
             self.outbox.add(run_id, record)
         except OSError as error:

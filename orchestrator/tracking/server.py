@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from orchestrator.errors import ConfigError
+from orchestrator.tracking.internals import NOISY, OUT_OF_DATE
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -109,7 +110,7 @@ def new_client(uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     from mlflow import MlflowClient
 
-    for noisy in ("alembic", "mlflow.store", "urllib3.connectionpool"):  # what matters of it is said by us
+    for noisy in NOISY:
         logging.getLogger(noisy).setLevel(logging.ERROR)
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
@@ -121,7 +122,7 @@ def create_database(uri: str) -> None:
         new_client(uri).search_experiments(max_results=1)
         return
     except Exception as error:  # a file that is no database, a disk that is full: one line for the user
-        if "out-of-date database schema" not in str(error):
+        if OUT_OF_DATE not in str(error):
             raise ConfigError(f"tracking {uri}: {reason(error)}. Move the file away, or mend it.") from error
     shutil.copy2(file, file.with_name(f"{file.name}.before-{importlib.metadata.version('mlflow')}"))
     log.warning("tracking: %s was made by another MLflow; it is upgraded and a copy is kept beside it", file)

@@ -34,7 +34,7 @@ from orchestrator.shapes.scenes import CATEGORIES, draw_scene
 from orchestrator.streams.load import load_stream
 from orchestrator.tracking.recorder import Recorder
 from orchestrator.tracking.server import new_client
-from orchestrator.tracking.tracker import Tracker, prepare
+from orchestrator.tracking.tracker import Tracker, create_store
 from tests.chaos.faults import Call, When, counted, killed_at
 
 Tracked = Literal["away", "back", "sqlite"]  # MLflow: never there; back when all is over; a file that is there
@@ -198,7 +198,7 @@ def write_stream(manifest: Path, num_tasks: int = TASKS) -> None:
 
 
 def make_database(folder: Path) -> None:
-    prepare(f"sqlite:///{folder / 'empty.db'}", folder)
+    create_store(f"sqlite:///{folder / 'empty.db'}", folder)
 
 
 def flush(home: Path) -> None:

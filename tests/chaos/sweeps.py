@@ -26,7 +26,7 @@ from typing import Any, Literal
 import numpy as np
 
 from orchestrator.store.store import Store
-from orchestrator.tracking.tracker import prepare
+from orchestrator.tracking.tracker import create_store
 from tests.chaos.life import TIMED, write_stream
 from tests.chaos.watch import Server, Watch, below, wait_for
 
@@ -85,7 +85,7 @@ class Sweeps:
     def prepare(self) -> None:
         """Render the stream, start MLflow, and run the sweep that nobody kills."""
         write_stream(self.manifest, TASKS)
-        prepare(f"sqlite:///{self.folder / 'mlflow.db'}", self.folder, "chaos")
+        create_store(f"sqlite:///{self.folder / 'mlflow.db'}", self.folder, "chaos")
         self.server.start()
         self.server.await_answer()
         told = self.tell(-1, ())

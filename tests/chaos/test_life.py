@@ -10,7 +10,7 @@ import torch
 
 from orchestrator.learning.commits import Record
 from orchestrator.streams.load import load_stream
-from orchestrator.tracking.tracker import Tracker, prepare
+from orchestrator.tracking.tracker import Tracker, create_store
 from tests.chaos.life import (
     NOWHERE,
     TASKS,
@@ -93,7 +93,7 @@ def test_metrics_that_wait_are_counted_by_their_values(tmp_path, without_retries
 @pytest.mark.slow
 def test_metrics_that_are_stored_are_counted_by_their_rows(tmp_path):
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    prepare(uri, tmp_path, "s")
+    create_store(uri, tmp_path, "s")
     tracker = Tracker(uri, tmp_path)
     write_twice(tracker)
     assert stored_metrics(tmp_path) == {"a 1": (1.5, 1), "cost/seconds_task 1": (2.0, 1), "FINISHED 0": (1.0, 1)}

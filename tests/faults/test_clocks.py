@@ -16,9 +16,10 @@ from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, Result, execute
 from orchestrator.store.copies import DiskCache
 from orchestrator.store.store import Store
-from orchestrator.tables import build
+from orchestrator.tables.build import build
+from orchestrator.tables.formats import to_markdown
 from orchestrator.tracking.recorder import Recorder
-from orchestrator.tracking.tracker import Tracker, prepare
+from orchestrator.tracking.tracker import Tracker, create_store
 from tests.chaos.life import digest_of_run
 
 JUMPS = [timedelta(hours=-1), timedelta(days=365), timedelta(days=-3650), timedelta(minutes=10)]
@@ -110,7 +111,7 @@ def test_tables_do_not_depend_on_the_clock(runs, manifest, small_stream, tmp_pat
         """Runs of two methods and two seeds, each begun at its own jump of the clock, as a table."""
         shutil.copytree(runs, folder)
         uri = f"sqlite:///{folder / 'mlflow.db'}"
-        prepare(uri, folder, "small")
+        create_store(uri, folder, "small")
         tracker = Tracker(uri, folder)
         for number, jump in enumerate(jumps):
             monkeypatch.setattr(time, "time", lambda jump=jump: real_time() + jump)
@@ -119,7 +120,7 @@ def test_tables_do_not_depend_on_the_clock(runs, manifest, small_stream, tmp_pat
             recorder = Recorder(tracker, experiment, f"{method}-{seed}")
             execute(experiment, Places(folder), report=recorder.report, on_ready=recorder.ready)
         monkeypatch.setattr(time, "time", real_time)
-        return build.to_markdown(build.build(tracker, Tracker(uri, folder).find_runs(stream="small")))
+        return to_markdown(build(tracker, Tracker(uri, folder).find_runs(stream="small")))
 
     plain = tabulate(tmp_path / "plain", [0.0] * 4)
     jumped = tabulate(tmp_path / "jumped", [0.0, -86400.0, 365 * 86400.0, -3600.0])

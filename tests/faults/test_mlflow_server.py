@@ -17,7 +17,7 @@ from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
 from orchestrator.tracking import outbox
 from orchestrator.tracking.recorder import Recorder
-from orchestrator.tracking.tracker import Tracker, prepare
+from orchestrator.tracking.tracker import Tracker, create_store
 from tests.chaos.watch import Server
 
 pytestmark = pytest.mark.slow
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 def server(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    prepare(f"sqlite:///{runs / 'mlflow.db'}", runs, "small")
+    create_store(f"sqlite:///{runs / 'mlflow.db'}", runs, "small")
     made = Server(runs)
     made.start()
     made.await_answer()

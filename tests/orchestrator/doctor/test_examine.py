@@ -329,7 +329,7 @@ def test_records_that_wait_or_were_refused_are_counted(runs):
 
 def test_unfinished_sweeps_say_how_to_go_on(runs):
     uri = default_uri(runs)
-    tracking.prepare(uri, runs, "shapes-5")
+    tracking.create_store(uri, runs, "shapes-5")
     tracker = Tracker(uri, runs)
     for name, status in (("done", "FINISHED"), ("stopped", "KILLED"), ("open", None)):
         (runs / "sweeps" / name).mkdir(parents=True)

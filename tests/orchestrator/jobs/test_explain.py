@@ -26,7 +26,7 @@ GIVEN = {"method": "clip4clip", "stream": "small", "backbone.name": "tiny-clip",
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = tmp_path_factory.mktemp("runs")
-    tracking.prepare(f"sqlite:///{runs}/mlflow.db", runs, "small")
+    tracking.create_store(f"sqlite:///{runs}/mlflow.db", runs, "small")
     return runs
 
 
@@ -44,7 +44,7 @@ def track(tracker: Tracker, stream: str = DIGEST, **changed: Any) -> str:
     """A tracked run with these settings, as a recorder opens it; returns its key."""
     experiment = resolve({**GIVEN, **{name.replace("__", "."): value for name, value in changed.items()}})
     key = experiment.key(cast(Stream, SimpleNamespace(digest=stream)))
-    tags = {RESULT: key, "ctvr.stream_digest": stream, "ctvr.commit": "c0ffee", "ctvr.key": f"{stream}{changed}"}
+    tags = {RESULT: key, "ctvr.stream_digest": stream, "ctvr.commit": "c0ffee", "ctvr.identity": f"{stream}{changed}"}
     tracker.open_run("small", f"run-{key[:6]}", experiment.settings, None, tags)
     return key
 
@@ -162,7 +162,7 @@ def test_two_keys_may_differ_by_stream_or_code_alone(store, tracker, monkeypatch
     monkeypatch.setattr("orchestrator.learning.experiment.code_digest", lambda *names: "e" * 64)
     experiment = resolve({**GIVEN, "seed": 3})
     key = experiment.key(cast(Stream, SimpleNamespace(digest=DIGEST)))
-    tags = {RESULT: key, "ctvr.stream_digest": DIGEST, "ctvr.commit": "decade", "ctvr.key": "later"}
+    tags = {RESULT: key, "ctvr.stream_digest": DIGEST, "ctvr.commit": "decade", "ctvr.identity": "later"}
     tracker.open_run("small", "later", experiment.settings, None, tags)
     text = compare(first, key, store, tracker)
     assert "the code or the backbone's weights have changed" in text

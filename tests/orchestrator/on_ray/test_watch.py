@@ -17,7 +17,7 @@ from orchestrator.on_ray.connection import Capacity
 from orchestrator.on_ray.search import GAIN
 from orchestrator.on_ray.trial import TrialPlan, run_name
 from orchestrator.on_ray.watch import Room, Watcher
-from orchestrator.tracking.tracker import Tracker, prepare
+from orchestrator.tracking.tracker import Tracker, create_store
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_complete_trial_says_how_long_the_rest_may_take(plan, capsys, monkeypa
 
 
 def test_a_stopped_and_a_failed_trial_are_closed_in_mlflow(plan, capsys):
-    prepare(plan.tracking_uri, Path(plan.root), "stream")
+    create_store(plan.tracking_uri, Path(plan.root), "stream")
     tracker = Tracker(plan.tracking_uri, Path(plan.root))
     parent = tracker.open_sweep("s", "stream", {})
     ids = {}
@@ -126,7 +126,7 @@ def test_a_failure_is_said_in_one_line(plan, capsys, tmp_path, error, reason):
 
 
 def test_trials_of_a_table_are_named_by_their_row_and_closed_in_its_sweep(plan, capsys):
-    prepare(plan.tracking_uri, Path(plan.root), "stream")
+    create_store(plan.tracking_uri, Path(plan.root), "stream")
     tracker = Tracker(plan.tracking_uri, Path(plan.root))
     plans = {row: replace(plan, sweep=f"t-{row}", settings={"method": row}) for row in ("lora", "lwf")}
     ids = {}

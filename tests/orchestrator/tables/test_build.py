@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from orchestrator.errors import ConfigError
-from orchestrator.tables.build import build, collect, seconds_of, tables, to_markdown, write
+from orchestrator.tables.build import build, collect, seconds_of, tables
+from orchestrator.tables.formats import to_markdown
 from orchestrator.tables.paper_numbers import paper_numbers
+from orchestrator.tables.write import write
 from orchestrator.tracking.values import RunRecord
 
 KEYS = ("r1", "r5", "r10", "medr", "meanr", "bwf")

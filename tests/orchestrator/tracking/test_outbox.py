@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.tracking.outbox import REFUSED, Courier, Outbox, Record
+from orchestrator.tracking.outbox import REFUSED, Courier, Message, Outbox
 
 
 class Server:
@@ -16,7 +16,7 @@ class Server:
     def __init__(self) -> None:
         self.up, self.got = True, []
 
-    def send(self, run_id: str, record: Record) -> None:
+    def send(self, run_id: str, record: Message) -> None:
         if not self.up:
             raise ConnectionError("connection refused")
         if record.get("bad"):
@@ -31,7 +31,7 @@ def office(tmp_path: Path) -> tuple[Server, Courier]:
     return server, courier
 
 
-def record(n: int, **more: object) -> Record:
+def record(n: int, **more: object) -> Message:
     return {"op": "metrics", "n": n, **more}
 
 

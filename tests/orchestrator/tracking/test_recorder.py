@@ -13,7 +13,7 @@ from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
 from orchestrator.streams.stream import Stream
 from orchestrator.tracking.recorder import Recorder
-from orchestrator.tracking.tracker import Tracker, prepare
+from orchestrator.tracking.tracker import Tracker, create_store
 from orchestrator.tracking.values import RunRecord
 
 
@@ -24,7 +24,7 @@ class Stopped(RuntimeError):
 @pytest.fixture
 def tracker(runs: Path) -> Tracker:
     uri = f"sqlite:///{runs / 'mlflow.db'}"
-    prepare(uri, runs, "small")
+    create_store(uri, runs, "small")
     return Tracker(uri, runs)
 
 
@@ -99,7 +99,7 @@ def test_a_run_stopped_before_its_report_leaves_the_same_as_an_unbroken_one(
     other = tmp_path_factory.mktemp("other") / "runs"
     shutil.copytree(runs, other, ignore=shutil.ignore_patterns("mlflow*", "commits", "artifacts"))
     uri = f"sqlite:///{other / 'mlflow.db'}"
-    prepare(uri, other, "small")
+    create_store(uri, other, "small")
     second = Tracker(uri, other)
     train(small_stream, manifest, other, second, stop_after=stop_after)
     train(small_stream, manifest, other, second)

@@ -23,7 +23,7 @@ SETTINGS = {"method": "lwf", "method.weight": 0.5, "seed": 0, "data.mean": (0.1,
 def store(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     runs = tmp_path_factory.mktemp("runs")
     uri = f"sqlite:///{runs}/mlflow.db"
-    tracking.prepare(uri, runs, "shapes-5")
+    tracking.create_store(uri, runs, "shapes-5")
     return uri, runs
 
 
@@ -76,14 +76,14 @@ def test_everything_a_table_needs_comes_back(tracker):
 
 def test_a_run_opened_twice_under_one_key_is_continued(tracker, store):
     sweep = tracker.open_sweep("sweep-2", "shapes-5", {})
-    first = tracker.open_run("shapes-5", "lwf-a", {"seed": 0}, sweep, {"ctvr.key": "k1"})
+    first = tracker.open_run("shapes-5", "lwf-a", {"seed": 0}, sweep, {"ctvr.identity": "k1"})
     tracker.close(first, "FAILED")
     again = Tracker(*store)
     assert again.open_sweep("sweep-2", "shapes-5", {}) == sweep
-    assert again.open_run("shapes-5", "lwf-b", {"seed": 0}, sweep, {"ctvr.key": "k1"}) == first
+    assert again.open_run("shapes-5", "lwf-b", {"seed": 0}, sweep, {"ctvr.identity": "k1"}) == first
     assert read(tracker, first).status == "RUNNING"
-    assert again.open_run("shapes-5", "lwf-a", {"seed": 0}, sweep, {"ctvr.key": "k2"}) != first
-    alone = again.open_run("shapes-5", "lwf-a", {"seed": 0}, None, {"ctvr.key": "k1"})
+    assert again.open_run("shapes-5", "lwf-a", {"seed": 0}, sweep, {"ctvr.identity": "k2"}) != first
+    alone = again.open_run("shapes-5", "lwf-a", {"seed": 0}, None, {"ctvr.identity": "k1"})
     assert alone != first
 
 
@@ -154,7 +154,7 @@ def test_streams_do_not_mix(tracker):
     assert run not in [r.run_id for r in tracker.find_runs("shapes-5")]
     assert [r.run_id for r in tracker.find_runs("shapes-5-other")] == [run]
     assert tracker.find_runs("no such stream") == []
-    assert [r.run_id for r in tracker.find_runs(tags={"ctvr.key": "elsewhere"})] == [run]
+    assert [r.run_id for r in tracker.find_runs(tags={"ctvr.identity": "elsewhere"})] == [run]
 
 
 def test_a_closed_run_has_a_known_status(tracker):
@@ -213,7 +213,7 @@ class Down:
 
 
 def test_a_sweep_recorded_while_nothing_answers_arrives_whole(tracker, store, tmp_path, caplog):
-    online, tracker._client = tracker.client, Down()
+    online, tracker._sender._client = tracker.client, Down()
     with caplog.at_level(logging.WARNING):
         sweep = tracker.open_sweep("offline-sweep", "shapes-5", {})
         run = tracker.open_run("shapes-5", "lwf-1", SETTINGS, sweep)
@@ -224,7 +224,7 @@ def test_a_sweep_recorded_while_nothing_answers_arrives_whole(tracker, store, tm
         tracker.close(run)
     assert sum("does not answer" in r.message or "Training goes on" in r.message for r in caplog.records) == 1
     assert run.startswith("offline-")
-    tracker._client = online
+    tracker._sender._client = online
     other = Tracker(store[0], tmp_path)  # another process: `ctvr sync`
     sent, left = other.flush()
     assert (sent, left) == (5, 0)
@@ -265,7 +265,7 @@ def test_a_record_for_a_run_that_does_not_exist_is_set_aside(tracker, caplog):
 
 def test_preparing_again_or_at_once_changes_nothing(store):
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda _: tracking.prepare(*store, "shapes-5"), range(3)))
+        list(pool.map(lambda _: tracking.create_store(*store, "shapes-5"), range(3)))
     with ThreadPoolExecutor(3) as pool:
         ids = set(pool.map(lambda _: Tracker(*store).experiment("shapes-race"), range(3)))
     assert len(ids) == 1
@@ -280,5 +280,5 @@ def test_a_deleted_experiment_is_brought_back(tracker, store):
 def test_a_file_that_is_no_database_is_not_overwritten(tmp_path):
     (tmp_path / "mlflow.db").write_text("my thesis " * 1000)
     with pytest.raises(ConfigError, match="Move the file away"):
-        tracking.prepare(f"sqlite:///{tmp_path}/mlflow.db", tmp_path)
+        tracking.create_store(f"sqlite:///{tmp_path}/mlflow.db", tmp_path)
     assert (tmp_path / "mlflow.db").read_text() == "my thesis " * 1000

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.tracking.server import default_uri
-from orchestrator.tracking.tracker import Tracker, prepare
+from orchestrator.tracking.tracker import Tracker, create_store
 
 
 def traversals(canary: Path) -> list[str]:
@@ -40,7 +40,7 @@ def test_the_ui_answers_to_this_machine_alone_and_serves_no_file_but_artifacts(t
     canary = tmp_path / "canary"
     canary.write_text("cAnArY-outside")
     runs = tmp_path / "runs"
-    prepare(default_uri(runs), runs, "shapes-5")
+    create_store(default_uri(runs), runs, "shapes-5")
     tracker = Tracker(default_uri(runs), runs)
     run_id = tracker.open_run("shapes-5", "r", {"a": 1})
     tracker.log_json(run_id, "config", {"inside": 1})

@@ -1,0 +1,102 @@
+"""The work that is measured: a method in its second task, a batch, a training step, an encoding, a few videos."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from methods import find_method
+from methods.backbone.clip import Clip
+from methods.base import Batch, Method, Task
+from orchestrator.config import build, under
+from orchestrator.learning.optimizer import OptimConfig, make_optimizer, train_only
+
+VIT = "ViT-B-32-quickgelu"
+Work = Callable[[], object]
+
+
+def second_task(name: str, backbone: Clip, settings: dict[str, Any] | None = None) -> Method:
+    """A method with the paper's settings on its own copy of a backbone, in the second task of ten.
+
+    A method that keeps features of earlier videos has those of 320 / 10 videos, as MSRVTT-10.
+    """
+    cls = find_method(name)
+    values = {**under(cls.PRESETS.get("paper", {}), "method"), **(settings or {})}
+    torch.manual_seed(0)
+    method: Method = cls(build(cls.Config, values, "method"), copy.deepcopy(backbone))
+    tasks = [Task(index, f"task_{index + 1:02d}", 10, (index,), 10) for index in range(2)]
+    method.begin_task(tasks[0])
+    method.end_task(tasks[0], [])
+    method.remember(tasks[0], torch.nn.functional.normalize(torch.randn(32, backbone.embed_dim), dim=-1))
+    method.begin_task(tasks[1])
+    return method
+
+
+def random_batch(backbone: Clip, pairs: int, frames: int) -> Batch:
+    """Noise as videos, and captions."""
+    generator = torch.Generator().manual_seed(0)
+    size = backbone.image_size
+    return Batch(
+        frames=torch.randn(pairs, frames, 3, size, size, generator=generator),
+        tokens=backbone.tokenize([f"a red square moves left of {number} blue circles" for number in range(pairs)]),
+        videos=torch.arange(pairs),
+        categories=torch.ones(pairs, dtype=torch.int64),
+    )
+
+
+def training_step(method: Method, batch: Batch) -> Work:
+    """One step as the loop takes it: losses, gradients, optimizer."""
+    groups = method.param_groups()
+    train_only(method, groups)
+    optimizer = make_optimizer(groups, OptimConfig())
+    method.train()
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        torch.stack(list(method.losses(batch).values())).sum().backward()
+        optimizer.step()
+        method.after_step()
+
+    return step
+
+
+def encoding(method: Method, frames: Tensor) -> Work:
+    """The video tower's forward pass."""
+    method.eval()
+
+    @torch.no_grad()
+    def encode() -> Tensor:
+        return method.encode_video(frames)
+
+    return encode
+
+
+def render_few(root: Path, per_split: int) -> Path:
+    """A stream of two tasks with `per_split` rendered videos in each split of a task; returns its manifest."""
+    from orchestrator.importers.builder import write_manifest
+    from orchestrator.shapes.files import Film, render_files
+    from orchestrator.shapes.scenes import CATEGORIES, draw_scene
+
+    films, tasks = [], []
+    for index in range(2):
+        name = CATEGORIES[index].name
+        task: dict[str, Any] = {"name": f"task_{index + 1:02d}", "categories": [name], "train": [], "val": []}
+        task["test"] = []
+        for number in range(2 * per_split):
+            split = "train" if number < per_split else "test"
+            scene = draw_scene(index, np.random.default_rng([index, number]))
+            film = Film(f"{split}/{name}_{number}.mp4", scene, False)
+            films.append(film)
+            item = {"video": f"{name}_{number}", "path": film.path, "category": name}
+            task[split].append({**item, "captions": [f"{scene.captions[False]} {number}"]})
+        tasks.append(task)
+    render_files(root, films, 1, False)
+    out = root / "few.json"
+    write_manifest({"format": 1, "name": "few", "protocol": "ctvr", "settings": {}, "tasks": tasks}, out)
+    return out

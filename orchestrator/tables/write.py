@@ -1,0 +1,60 @@
+"""Tables as files: Markdown, LaTeX, CSV and figures, each of them whole or not at all."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from orchestrator.tables.formats import to_csv, to_latex, to_markdown
+from orchestrator.tables.table import Table
+
+
+def write(made: Table | Sequence[Table], folder: Path) -> list[Path]:
+    """Write `<stream>.md|.tex|.csv` and the figures of every table; each file appears whole or not at all.
+
+    Returns:
+        The paths: the tables first, then R@1 over the tasks, then the two matrices of each row.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for table in [made] if isinstance(made, Table) else made:
+        name = _slug(table.stream)
+        for suffix, text in ((".md", to_markdown(table)), (".tex", to_latex(table)), (".csv", to_csv(table))):
+            written.append(_publish(folder / f"{name}{suffix}", text.encode()))
+        written += _write_figures(table, folder, name)
+    return written
+
+
+def _write_figures(table: Table, folder: Path, name: str) -> list[Path]:
+    from orchestrator.tracking import figures  # matplotlib takes a second to import
+
+    drawn = {}
+    curves = {row.label: row.curve for row in table.rows if len(row.curve) > 1}
+    if curves:
+        drawn[f"{name}_r1"] = figures.draw_curves(curves, f"{table.stream}: R@1 after each task")
+    for row in table.rows:
+        if row.matrices:
+            seeds = f"mean of {len(row.seeds)} seeds" if len(row.seeds) > 1 else f"seed {row.seeds[0]}"
+            title = f"{row.label} on {table.stream}, {seeds}"
+            drawn[f"{name}_{_slug(row.label)}_matrices"] = figures.draw_matrices(row.matrices, title)
+    paths = []
+    for stem, figure in drawn.items():
+        buffer = io.BytesIO()
+        figures.save(figure, buffer)
+        paths.append(_publish(folder / f"{stem}.png", buffer.getvalue()))
+    return paths
+
+
+def _publish(path: Path, content: bytes) -> Path:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
+    return path
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", text).strip("-.")[:80] or "table"

@@ -1,0 +1,22 @@
+"""What we use of MLflow that MLflow does not promise: each private name and each text that is looked for, in one place.
+
+tests/orchestrator/tracking/test_internals.py finds every one of them in the installed MLflow; it is what justifies the
+upper bound of `mlflow` in pyproject.toml. To raise the bound: install that version, run that test, raise it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+OUT_OF_DATE = "out-of-date database schema"  # of the error that a database of another MLflow version ends in
+PARENT = "mlflow.parentRunId"  # the tag that makes a run a child
+NOTE = "mlflow.note.content"  # the tag that the page of a run or an experiment shows as its description
+NOISY = ("alembic", "mlflow.store", "urllib3.connectionpool")  # loggers; what matters of theirs is said by us
+
+
+def latest_points(run: Run) -> dict[str, tuple[int, float]]:
+    """Metric key -> (step, value) of its last step. The public `data.metrics` has lost the steps."""
+    return {metric.key: (metric.step, metric.value) for metric in run.data._metric_objs}

@@ -1,0 +1,55 @@
+"""Everything that we use of MLflow without its promise is there in the version that is installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+import logging
+import re
+from pathlib import Path
+
+from mlflow.entities import Metric, Run, RunData, RunInfo
+
+from orchestrator.tracking import internals
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_a_run_still_knows_the_steps_of_its_last_metrics():
+    info = RunInfo(
+        run_id="a",
+        experiment_id="0",
+        user_id="me",
+        status="RUNNING",
+        start_time=0,
+        end_time=None,
+        lifecycle_stage="active",
+    )
+    data = RunData(metrics=[Metric("stream/t2v/r1", 40.0, 0, 2), Metric("train/loss", 0.5, 0, 900)])
+    assert internals.latest_points(Run(info, data)) == {"stream/t2v/r1": (2, 40.0), "train/loss": (900, 0.5)}
+
+
+def test_an_old_database_is_still_refused_in_the_words_that_we_look_for():
+    check = importlib.import_module("mlflow.store.db.utils")._verify_schema
+    assert internals.OUT_OF_DATE in inspect.getsource(check)
+
+
+def test_the_tags_of_parents_and_notes_are_still_called_so():
+    tags = importlib.import_module("mlflow.utils.mlflow_tags")
+    assert (internals.PARENT, internals.NOTE) == (tags.MLFLOW_PARENT_RUN_ID, tags.MLFLOW_RUN_NOTE)
+
+
+def test_the_loggers_that_are_quietened_exist():
+    for module in ("mlflow.store.tracking.sqlalchemy_store", "alembic.runtime.migration", "urllib3.connectionpool"):
+        importlib.import_module(module)
+    known = set(logging.root.manager.loggerDict)
+    assert all(any(name == noisy or name.startswith(f"{noisy}.") for name in known) for noisy in internals.NOISY)
+
+
+def test_no_version_is_allowed_that_was_not_looked_at():
+    """The bound is the first minor version after the one that constraints.txt pins, with which these tests run."""
+    (pinned,) = re.findall(r"^mlflow==(\d+)\.(\d+)", (ROOT / "constraints.txt").read_text(), re.M)
+    (bound,) = re.findall(r'"mlflow>=[\d.]+,<(\d+)\.(\d+)"', (ROOT / "pyproject.toml").read_text())
+    assert tuple(map(int, bound)) == (int(pinned[0]), int(pinned[1]) + 1)
+    assert tuple(map(int, importlib.metadata.version("mlflow").split(".")[:2])) < tuple(map(int, bound))
