@@ -5,16 +5,20 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import functools
 import hashlib
 import json
 import os
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 SOURCES = ("orchestrator", "methods", "search_spaces")
+ROOT = Path(__file__).resolve().parent.parent
 _FRESH_NS = 2 * 10**9  # a file this young may still change without its times changing
 _LINE_LIMIT = 4000  # bytes; appends below a page are not mixed with those of other processes
 
@@ -49,17 +53,53 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(canonical(value).encode()).hexdigest()
 
 
+def digest_sources(files: Iterable[Path], root: Path = ROOT) -> str:
+    """SHA-256 (hex) of source files: of their paths below `root`, which holds the packages, and their contents."""
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(f"{file.relative_to(root).as_posix()}\0".encode() + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def sources_below(room: str, root: Path = ROOT) -> list[Path]:
+    """Every Python file below a room such as `methods/layers`."""
+    return sorted((root / room).rglob("*.py"))
+
+
+def imported_sources(files: Iterable[Path], room: str, root: Path = ROOT) -> list[Path]:
+    """The files directly in `room` that these are or import, lazily or not, and what those import in turn."""
+    todo, seen, found = list(files), set[Path](), set[Path]()
+    while todo:
+        file = todo.pop()
+        if file in seen:
+            continue
+        seen.add(file)
+        if file.parent == root / room:
+            found.add(file)
+        names = _imported(file.read_text(encoding="utf-8"), room.replace("/", "."))
+        todo += [named for name in names if (named := root / room / f"{name}.py").is_file()]
+    return sorted(found)
+
+
+@functools.lru_cache(maxsize=1024)
+def _imported(source: str, package: str) -> tuple[str, ...]:
+    """The modules of `package` that a source imports, by the first name below it."""
+    modules = list[str]()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules += [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+    below = (module.removeprefix(f"{package}.") for module in modules if module.startswith(f"{package}."))
+    return tuple(sorted({name.partition(".")[0] for name in below}))
+
+
 def source_digest() -> str:
     """Twelve hexadecimal digits that stand for the sources of this installation: equal on nodes that run the same code.
 
     Only Python files count, by their paths below the folder that holds the packages.
     """
-    root = Path(__file__).resolve().parent.parent
-    digest = hashlib.sha256()
-    for package in SOURCES:
-        for file in sorted((root / package).rglob("*.py")):
-            digest.update(f"{file.relative_to(root).as_posix()}\0".encode() + file.read_bytes() + b"\0")
-    return digest.hexdigest()[:12]
+    return digest_sources(file for package in SOURCES for file in sources_below(package))[:12]
 
 
 def digest_file(path: str | Path, cache: Path | None = None) -> str:

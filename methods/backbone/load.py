@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from methods.backbone.clip import Clip
 from methods.backbone.weights import read_weights
+from methods.paths import named_path
 
+VERSION: str = open_clip.__version__  # of the library that defines the towers
 TINY = "tiny-clip"
 TINY_FOLDER = Path(__file__).parent / "tiny_clip"
 
@@ -62,7 +64,7 @@ def _tiny_clip(
             raise ValueError(f"{file}: damaged (its digest is not the one in config.json). Install the package again.")
         _load_weights(source, file)
     elif weights != "random":
-        _load_weights(source, Path(weights), sha256)
+        _load_weights(source, named_path(weights), sha256)
     return source, tokenizer, config["mean"], config["std"]
 
 
@@ -87,7 +89,7 @@ def _open_clip(
                 f"the weights {weights!r} of {name} could not be fetched ({reason}). Give a local file instead."
             ) from error
     if _is_path(weights):
-        _load_weights(source, Path(weights), sha256)
+        _load_weights(source, named_path(weights), sha256)
     return source, open_clip.get_tokenizer(name), source.visual.image_mean, source.visual.image_std
 
 

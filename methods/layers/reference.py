@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from methods.backbone.clip import Clip
+from methods.paths import files_below, named_path
 
 COLOURS = {
     "red": (215, 40, 40),
@@ -78,7 +79,7 @@ def load_reference(source: str, clip: Clip) -> ReferenceSet:
     """
     if source == "embedded":
         return _embedded(clip)
-    path = Path(source).expanduser()
+    path = named_path(source)
     if path.is_dir():
         return _folder(path, clip)
     if path.is_file() and path.suffix == ".safetensors":
@@ -109,7 +110,7 @@ def _a(word: str) -> str:
 
 
 def _folder(folder: Path, clip: Clip) -> ReferenceSet:
-    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in _SUFFIXES)
+    files = [file for file in files_below(folder) if file.suffix.lower() in _SUFFIXES]
     captions_file = folder / "captions.txt"
     if not files:
         raise ValueError(f"reference: {folder} holds no images ({', '.join(_SUFFIXES)}).")

@@ -3,7 +3,7 @@
 A method says how many leading blocks it leaves as they are (`Method.frozen_blocks`); what they make of a video never
 changes. It is computed one video at a time, so that a result does not depend on what the store held before, and
 only while training batches are not augmented: by the first run that needs it, or ahead of all by `ctvr cache build
---features` (feature_jobs.py). Beside the frames of a video (`data.num_frames` x size x size x 3
+--features` (learning/featurize.py). Beside the frames of a video (`data.num_frames` x size x size x 3
 bytes) lie the tokens that enter the next block (frames x tokens x width x 4 bytes): 1.8 MB each for 12 frames of
 ViT-B/32, 7.3 MB of ViT-B/16; or, behind the last block, only the class tokens: 37 kB. Two of twelve blocks would
 save 8 % of a training step's time on a CPU (`make bench`): less than a third of the tower is not worth its bytes.
@@ -22,18 +22,18 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from methods.backbone import blocks as seams_module
-from methods.backbone import clip as clip_module
 from methods.backbone.clip import Clip, VisionTower
+from methods.backbone.load import VERSION
 from methods.base import Method
-from orchestrator.digests import digest_of
+from orchestrator.digests import canonical, digest_of, digest_sources, sources_below
 from orchestrator.errors import MissingObject, StoreError
 from orchestrator.store.store import Store
 
 log = logging.getLogger(__name__)
 KIND = "features"
+_PLAIN = (bool, int, float, str, tuple, type(None))
 WORTH = 1 / 3  # share of the tower from which on tokens are kept
 
 
@@ -42,30 +42,34 @@ class FrozenFeatures:
 
     Args:
         store: where they are kept.
-        tower: on its device; its first `blocks` blocks are frozen.
+        clip: on its device; the first `blocks` blocks of its vision tower are frozen.
         blocks: how many; the depth of the tower for its class tokens.
         precision: of the run.
     """
 
-    def __init__(self, store: Store, tower: VisionTower, blocks: int, precision: Literal["fp32", "bf16"]) -> None:
-        self.store, self.tower, self.blocks, self.precision = store, tower, blocks, precision
+    def __init__(self, store: Store, clip: Clip, blocks: int, precision: Literal["fp32", "bf16"]) -> None:
+        self.store, self.clip, self.blocks, self.precision = store, clip, blocks, precision
+        self.tower: VisionTower = clip.vision
         self._maker = ""
         self._is_full = False
 
     @property
     def maker(self) -> str:
-        """Digest of all that decides the tokens but the frames: weights, code, precision, kind of processor."""
+        """Digest of all that decides the tokens but the frames: weights, architecture, code, precision, processor."""
         if not self._maker:
             device = self.tower.class_embedding.device
             cpu = torch.backends.cpu.get_cpu_capability()
             self._maker = digest_of(
                 {
                     "weights": _weights_digest(self.tower, self.blocks),
+                    "architecture": architecture(self.tower),
+                    "backbone": [self.clip.name, list(self.clip.mean), list(self.clip.std), self.clip.image_size],
                     "blocks": self.blocks,
                     "precision": self.precision,
                     "processor": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
                     "torch": torch.__version__,
-                    "code": [digest_of(inspect.getsource(module)) for module in (clip_module, seams_module)],
+                    "open_clip": VERSION,
+                    "code": [digest_sources(sources_below(room)) for room in ("methods/backbone", "orchestrator/data")],
                 }
             )[:32]
         return self._maker
@@ -124,11 +128,28 @@ def frozen_features(method: Method, store: Store, precision: Literal["fp32", "bf
 
     The method's tower is told where they enter.
     """
-    towers = [module.vision for module in method.modules() if isinstance(module, Clip)]
-    if not method.frozen_blocks or len(towers) != 1 or method.frozen_blocks < WORTH * len(towers[0].blocks):
+    clips = [module for module in method.modules() if isinstance(module, Clip)]
+    if not method.frozen_blocks or len(clips) != 1 or method.frozen_blocks < WORTH * len(clips[0].vision.blocks):
         return None
-    towers[0].entry = method.frozen_blocks
-    return FrozenFeatures(store, towers[0], method.frozen_blocks, precision)
+    clips[0].vision.entry = method.frozen_blocks
+    return FrozenFeatures(store, clips[0], method.frozen_blocks, precision)
+
+
+def architecture(tower: nn.Module) -> list[list[str]]:
+    """[name, class, plain values] of every module of a tower, an activation or a number of heads being among them.
+
+    Two networks that differ here make different features of the same weights.
+    """
+    found = []
+    for name, module in tower.named_modules():
+        plain = {
+            key: value if isinstance(value, _PLAIN) else f"{value.__module__}.{value.__qualname__}"
+            for key, value in vars(module).items()
+            if key not in {"training", "entry"} and (isinstance(value, _PLAIN) or inspect.isroutine(value))
+        }
+        cls = type(module)
+        found.append([name, f"{cls.__module__}.{cls.__qualname__}({module.extra_repr()})", canonical(plain)])
+    return found
 
 
 def _weights_digest(tower: VisionTower, blocks: int) -> str:

@@ -6,6 +6,7 @@ settings, tag `ctvr.stream_digest`), and is put together again here to see wheth
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,8 @@ from orchestrator.tracking.values import RunRecord
 log = logging.getLogger(__name__)
 
 RESULT = "ctvr.result"
-PARTS = "settings, stream, backbone weights, code of the method and of the core"
+MADE_OF = "ctvr.made_of"  # tag: what the key was made of besides the settings, by name
+PARTS = "settings, stream, frames, backbone weights, code, versions of torch and open_clip, device"
 WIDTH = 12  # of the names in the left column
 SHOWN = 5  # runs, candidates
 
@@ -56,7 +58,7 @@ def explain(key_prefix: str, store: Store, tracker: Tracker | None = None) -> st
 
 
 def compare(key_a: str, key_b: str, store: Store, tracker: Tracker) -> str:
-    """Why two results have different keys: the settings, the stream, or else code and backbone weights.
+    """Why two results have different keys: settings, stream, frames, weights, code, versions or device, by name.
 
     Raises:
         ConfigError: if a key is unknown, or no run in MLflow records its settings.
@@ -73,10 +75,9 @@ def compare(key_a: str, key_b: str, store: Store, tracker: Tracker) -> str:
         return f"both are {key}"
     decisive, idle = _differences(first.settings, second.settings)
     lines = [f"a           {key}", f"b           {other}", *decisive]
-    streams = [run.tags.get("ctvr.stream_digest", "unknown") for run in (first, second)]
-    if streams[0] != streams[1]:
-        lines.append(f"stream      a: {streams[0][:16]}  b: {streams[1][:16]} (other videos, captions or order)")
-    if not decisive and streams[0] == streams[1]:
+    parts = _differing_parts(_made_of(first), _made_of(second))
+    lines += parts
+    if not decisive and not parts:
         lines.append("settings and stream are the same: the code or the backbone's weights have changed in between")
     commits = [run.tags.get("ctvr.commit", "unknown")[:12] for run in (first, second)]
     if commits[0] != commits[1]:
@@ -180,23 +181,46 @@ def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[l
     return lines, list(idle)
 
 
+def _made_of(run: RunRecord) -> dict[str, str]:
+    """What a run's key was made of besides its settings; of a run of an older version the stream alone is known."""
+    try:
+        return {str(name): str(part) for name, part in json.loads(run.tags.get(MADE_OF, "")).items()}
+    except ValueError:
+        return {"stream": run.tags.get("ctvr.stream_digest", "unknown")}
+
+
+def _differing_parts(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:
+    """One line for each part that two keys do not share. Of an older run, whose parts are unknown, nothing is said."""
+    why = {"stream": " (other videos, captions or order)"}
+    both_whole = len(first) > 1 and len(second) > 1
+    names = [name for name in {**first, **second} if both_whole or (name in first and name in second)]
+    return [
+        f"{name:<{WIDTH - 1}} a: {first.get(name, 'none')[:16]}  b: {second.get(name, 'none')[:16]}{why.get(name, '')}"
+        for name in names
+        if first.get(name) != second.get(name)
+    ]
+
+
 def _today(key: str, run: RunRecord) -> str:
-    """Whether the code and weights of this machine give the key, from the run's settings and stream digest."""
-    from orchestrator.learning.identity import code_digest
-    from orchestrator.learning.resolve import resolve
+    """Whether the code, weights and versions here give the key, from the run's settings and stream digest."""
+    from orchestrator.learning.resolve import resolve  # torch takes seconds to import
 
     digest = run.tags.get("ctvr.stream_digest")
     if not digest:
         return "unknown: the run has no ctvr.stream_digest"
     try:
         experiment = resolve({name: _as_typed(value) for name, value in run.settings.items()})
-        now = experiment.key(cast(Stream, SimpleNamespace(digest=digest)), run.tags.get("ctvr.frames", ""))
+        then, stream = _made_of(run), cast(Stream, SimpleNamespace(digest=digest))
+        about = (stream, run.tags.get("ctvr.frames", ""), then.get("device", "cpu"))
+        now = experiment.key(*about)
     except (ConfigError, OSError) as error:
         return f"this version cannot make it again: {error}"
-    code = code_digest(experiment.run.method, getattr(experiment.method, "base", None))
     if now == key.partition("-")[0]:
-        return f"the code here gives the same key (code digest {code[:16]})"
-    return f"the code (digest {code[:16]}) or the backbone's weights here differ: a run now gets {now[:16]}"
+        return "the code, the weights and the environment here give the same key"
+    here = experiment.surroundings(*about) | experiment.contents()
+    changed = [line.partition(" a: ")[0].strip() for line in _differing_parts(then, here)]
+    what = ", ".join(changed) or "code, weights or environment"
+    return f"{what} here differ: a run now gets {now[:16]}"
 
 
 def _as_typed(value: Any) -> Any:

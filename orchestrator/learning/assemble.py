@@ -32,10 +32,10 @@ def make_method(experiment: Experiment, backbone: Clip) -> Method:
     cls = find_method(experiment.run.method)
     try:
         if not cls.wraps:
-            method = cls(experiment.method, backbone)  # type: ignore[call-arg]
+            method = cls(experiment.method, backbone)
         else:
-            retriever = find_method(experiment.method.base)(experiment.base, backbone)  # type: ignore[call-arg]
-            method = cls(experiment.method, retriever)  # type: ignore[call-arg]
+            retriever = find_method(experiment.method.base)(experiment.base, backbone)
+            method = cls(experiment.method, retriever)
     except ValueError as error:
         raise ConfigError(f"method: {error}") from error
     most, asked = method.max_frames, experiment.data.num_frames

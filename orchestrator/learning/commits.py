@@ -49,13 +49,16 @@ class Commits:
         store: where they are.
         run: the run's key: a digest of everything that decides its result.
         prefixes: tasks that other runs may share with this one; None: nothing is shared.
+        made_of: what the key was made of besides the settings, by name (`Experiment.surroundings`); kept for readers.
 
     Attributes:
         reused: how many of the first tasks were trained by another run.
     """
 
-    def __init__(self, store: Store, run: str, prefixes: Prefixes | None = None) -> None:
-        self.store, self.run, self.prefixes = store, run, prefixes
+    def __init__(
+        self, store: Store, run: str, prefixes: Prefixes | None = None, made_of: Mapping[str, str] | None = None
+    ) -> None:
+        self.store, self.run, self.prefixes, self.made_of = store, run, prefixes, dict(made_of or {})
         self.reused = 0
 
     def _name(self, done: int) -> str:
@@ -92,7 +95,8 @@ class Commits:
                 commit = Commits(self.store, prefix.run)._whole(prefix.done)
             except MissingObject:
                 continue  # it was collected, or damaged: the task is trained here
-            self.store.put_json("commits", self._name(prefix.done), {**commit, "reused": prefix.done})
+            commit |= {"reused": prefix.done, "made_of": self.made_of}
+            self.store.put_json("commits", self._name(prefix.done), commit)
             self.reused = prefix.done
             return prefix.done - own
         return 0
@@ -143,6 +147,7 @@ class Commits:
             "record": asdict(record),
             "reads": sorted(reads),
             "reused": self.reused,
+            "made_of": self.made_of,
         }
         if selection:
             commit["selection"] = self._put_galleries("select", selection)

@@ -10,7 +10,7 @@ from orchestrator.config import Settings
 from orchestrator.data.settings import DataConfig
 from orchestrator.digests import digest_of
 from orchestrator.learning.evaluate import EvaluationConfig
-from orchestrator.learning.identity import NOT_DECISIVE, code_digest, content_of, weights_digest
+from orchestrator.learning.identity import NOT_DECISIVE, code_digests, contents_of, environment, weights_digest
 from orchestrator.learning.optimizer import OptimConfig
 from orchestrator.learning.reuse import Prefixes, Reads, WatchedSettings, watched
 from orchestrator.store.store import Store
@@ -74,34 +74,36 @@ class Experiment:
                 return name
         return self.run.method
 
-    def key(self, stream: Stream, frames: str = "") -> str:
-        """Digest of all that decides the result: settings, stream, seed, frames, backbone weights, code.
+    def key(self, stream: Stream, frames: str = "", device: str = "cpu") -> str:
+        """Digest of all that decides the result (identity.py).
 
         Args:
             stream: as it is used, without the videos that were left out.
             frames: `frames_digest` of the stream; empty names a plan, whose videos are not read yet.
+            device: kind of device that computes, `cpu` or `cuda`.
         """
         decisive = {name: value for name, value in self.settings.items() if name not in NOT_DECISIVE}
         return digest_of(
-            {
-                "settings": decisive,
-                "files": [content_of(value) for value in decisive.values()],
-                **self._surroundings(stream, frames),
-            }
+            {"settings": decisive, "contents": self.contents(), **self.surroundings(stream, frames, device)}
         )
 
-    def _surroundings(self, stream: Stream, frames: str) -> dict[str, str]:
-        """What decides a result besides the settings."""
+    def contents(self) -> dict[str, str]:
+        """Setting -> digest of the file or folder that it names."""
+        return contents_of(self.method, "method") | ({} if self.base is None else contents_of(self.base, "base"))
+
+    def surroundings(self, stream: Stream, frames: str = "", device: str = "cpu") -> dict[str, str]:
+        """What decides a result besides the settings, by name. Arguments as of `key`."""
         return {
             "stream": stream.digest,
             "frames": frames,
-            "backbone": weights_digest(self.backbone.name, self.backbone.weights),
-            "code": code_digest(self.run.method, getattr(self.method, "base", None)),
+            "weights": weights_digest(self.backbone.name, self.backbone.weights),
+            **code_digests(self.run.method, getattr(self.method, "base", None)),
+            **environment(device),
         }
 
-    def prefixes(self, store: Store, stream: Stream, frames: str) -> Prefixes:
-        """The tasks that this run may share with others of the same code, stream, frames and backbone."""
-        return Prefixes(store, digest_of(self._surroundings(stream, frames)), self.settings, content_of)
+    def prefixes(self, store: Store, stream: Stream, frames: str, device: str) -> Prefixes:
+        """The tasks that this run may share with others whose surroundings are the same."""
+        return Prefixes(store, digest_of(self.surroundings(stream, frames, device)), self.settings, self.contents())
 
     def watched(self, reads: Reads) -> Experiment:
         """The same experiment; whatever is looked at in it is noted."""

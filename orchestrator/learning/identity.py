@@ -1,19 +1,33 @@
-"""What decides a result: the parts of a run's key."""
+"""What decides a result, and nothing else: this page is what a run's key is made of.
+
+    key of a run       = settings (but NOT_DECISIVE) + contents + surroundings
+    key of its first k tasks = settings read until then + their contents + surroundings      (reuse.py)
+
+    contents       of every file and folder that a setting names, relative names included
+    surroundings   stream        digest of its manifest, without the videos that were left out
+                   frames        content address of every frame that the run can see
+                   weights       of the backbone
+                   code ...      every source file of ROOMS, one digest a room, and of the method with what it imports
+                   torch, open_clip    their versions
+                   device        cpu or cuda
+                   capability    the vector instructions that torch uses, on a CPU
+
+A run that was killed goes on from its last commit only where all of this is the same: on the same machine, or on one
+like it. Elsewhere it is trained anew under another key.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-import methods
-from methods import base as methods_base
-from methods import find_method
-from methods.backbone.load import TINY, TINY_FOLDER
+import torch
+
+from methods import CONFIGURATIONS, METHODS
+from methods.backbone.load import TINY, TINY_FOLDER, VERSION
+from methods.paths import files_below, named_path
 from orchestrator.data.frames import FrameSource
-from orchestrator.digests import digest_file, digest_of
+from orchestrator.digests import ROOT, digest_file, digest_of, digest_sources, imported_sources, sources_below
 from orchestrator.streams.stream import Stream
 
 # Content digests stand for the names of the stream and of a weights file
@@ -26,6 +40,16 @@ NOT_DECISIVE = (
     "evaluation.batch_size",
     "evaluation.chunk",
 )
+# `streams` decides the order of tasks, items and category indices
+ROOMS = (
+    "orchestrator/learning",
+    "orchestrator/data",
+    "orchestrator/video",
+    "orchestrator/streams",
+    "methods/backbone",
+    "methods/families",
+    "methods/layers",
+)
 
 
 def frames_digest(stream: Stream, source: FrameSource, splits: Sequence[str]) -> str:
@@ -34,36 +58,43 @@ def frames_digest(stream: Stream, source: FrameSource, splits: Sequence[str]) ->
     return digest_of([source.key(item) for item in items])
 
 
-def content_of(value: Any) -> list[str]:
-    """Digests of the file or folder that a setting names; empty if it names none."""
-    if not isinstance(value, str):
-        return []
-    path = Path(value)
-    if "/" not in value and not path.suffix:
-        return []
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    return [digest_file(file) for file in files if file.is_file()]
-
-
-_SHARED = ("methods/backbone", "methods/families", "methods/layers")
-
-
-def code_digest(method: str, base: str | None = None) -> str:
-    """sha256 over the source of everything that computes a result: the method, its layers, the loop."""
-    root = Path(inspect.getfile(methods)).parent.parent
-    files = {Path(inspect.getfile(methods_base))}
-    for room in ("orchestrator/learning", "orchestrator/data", "orchestrator/video", *_SHARED):
-        files |= set((root / room).rglob("*.py"))
-    for name in filter(None, (method, base)):
-        files |= {Path(inspect.getfile(c)) for c in find_method(name).__mro__ if c.__module__.startswith("methods.")}
-    digest = hashlib.sha256()
-    for file in sorted(files):
-        digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
 def weights_digest(backbone: str, weights: str) -> str:
     """sha256 over the weights that a backbone starts from, or over their name where no file holds them."""
     shipped = [digest_file(file) for file in sorted(TINY_FOLDER.iterdir()) if backbone == TINY and file.is_file()]
-    file = Path(weights)
+    file = named_path(weights)
     return digest_of([shipped, digest_file(file) if file.is_file() else weights])
+
+
+def contents_of(config: Any, prefix: str) -> dict[str, str]:
+    """Setting -> digest of the file or folder that it names, for every free text among the fields of a method."""
+    found = {}
+    for name, hint in get_type_hints(type(config)).items():
+        if hint is str and name != "base" and (digest := content_of(getattr(config, name))):
+            found[f"{prefix}.{name}"] = digest
+    return found
+
+
+def content_of(text: str) -> str:
+    """Digest of the file that a setting names, or of the relative names and contents below a folder; "" if neither."""
+    path = named_path(text)
+    if text and path.is_dir():
+        return digest_of([[file.relative_to(path).as_posix(), digest_file(file)] for file in files_below(path)])
+    return digest_file(path) if text and path.is_file() else ""
+
+
+def environment(device: str) -> dict[str, str]:
+    """What rounds the same program differently."""
+    capability = {"capability": torch.backends.cpu.get_cpu_capability()} if device == "cpu" else {}
+    return {"torch": torch.__version__, "open_clip": VERSION, "device": device, **capability}
+
+
+def code_digests(method: str, base: str | None = None) -> dict[str, str]:
+    """One digest of the sources of each room, and one of the method (and its base) with what they import."""
+    rooms = {room: sources_below(room, ROOT) for room in ROOMS}
+    shared = [file for room, files in rooms.items() if room.startswith("methods/") for file in files]
+    classes = [CONFIGURATIONS.get(name, (name, ""))[0] for name in (method, base) if name]
+    own = [ROOT / f"{METHODS[name].partition(':')[0].replace('.', '/')}.py" for name in classes]
+    return {
+        **{f"code of {room}": digest_sources(files, ROOT) for room, files in rooms.items()},
+        "code of the method": digest_sources(imported_sources([*own, *shared], "methods", ROOT), ROOT),
+    }

@@ -1,15 +1,15 @@
 """Task-prefix reuse: runs whose results up to task k cannot differ train those tasks once.
 
-Every setting that a run reads is noted, and with each commit everything that was read until then. Another
-run of the same code on the same frames that has the same *values* of those settings would have done the
-same up to there: a run is deterministic, so as long as every value it reads is the same, the next one that it
-asks for is the same too. It therefore takes the commit over and goes on with the next task. What is read is
-observed and never declared; a setting that is read early costs reuse and never correctness.
+Every setting that a run reads is noted, and with each commit everything that was read until then. Another run of the
+same code on the same frames in the same environment that has the same *values* of those settings would have done the
+same up to there: a run is deterministic, so as long as every value it reads is the same, the next one that it asks
+for is the same too. It therefore takes the commit over and goes on with the next task. What is read is observed and
+never declared; a setting that is read early costs reuse and never correctness.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -96,25 +96,23 @@ class Prefix:
 
 
 class Prefixes:
-    """The shared tasks of all runs in a store that have the same code, stream, frames and backbone.
+    """The shared tasks of all runs in a store whose surroundings (identity.py) are the same.
 
     Args:
         store: where they are.
         base: digest of everything besides the settings that decides a result.
         settings: of this run, flat and dotted, complete.
-        content: digests of the files that a setting's value names.
+        contents: setting -> digest of the file or folder that it names.
     """
 
-    def __init__(
-        self, store: Store, base: str, settings: Mapping[str, Any], content: Callable[[Any], list[str]]
-    ) -> None:
+    def __init__(self, store: Store, base: str, settings: Mapping[str, Any], contents: Mapping[str, str]) -> None:
         self.store, self.base = store, base
-        self._settings, self._content = dict(settings), content
+        self._settings, self._contents = dict(settings), dict(contents)
 
     def key(self, done: int, names: Iterable[str]) -> str:
         """What decides the first `done` tasks of a run that has read the settings `names` until then."""
         read = {name: self._settings[name] for name in sorted(names)}
-        return digest_of([self.base, done, read, [self._content(value) for value in read.values()]])
+        return digest_of([self.base, done, read, {name: self._contents.get(name, "") for name in read}])
 
     def publish(self, done: int, names: Iterable[str], run: str) -> None:
         """Let others know the commit of the first `done` tasks of `run`. The first to say so stays."""

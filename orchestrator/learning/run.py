@@ -131,13 +131,12 @@ def execute(
     backbone = load_clip(experiment.backbone)
     data, frames = _open_data(experiment, stream, backbone, store, workers)
     stream = data.stream
-    key = complete.key(stream, frames)
-    if workers.agree(key) != key:
-        raise ConfigError(
-            "workers: they see different videos, weights or code. Share --videos and --store, update all."
-        )
-    shared = complete.prefixes(store, stream, frames) if reuse and not fresh else None
-    commits = Commits(store, key if not fresh else workers.agree(f"{key}-{_nonce()}"), shared)
+    device = workers.device.type
+    key, made_of = complete.key(stream, frames, device), complete.surroundings(stream, frames, device)
+    _check_agreement(workers, made_of | complete.contents())
+    shared = complete.prefixes(store, stream, frames, device) if reuse and not fresh else None
+    run = key if not fresh else workers.agree(f"{key}-{_nonce()}")
+    commits = Commits(store, run, shared, made_of | complete.contents())
     if workers.rank == 0 and (taken := commits.take_over(len(stream.tasks))):
         log.info("%d tasks are taken over from a run that did the same so far", taken)
     workers.agree(None)
@@ -171,6 +170,16 @@ def _open_data(
     return make_data(experiment.data, workers.device), frames_digest(stream, source, splits)
 
 
+def _check_agreement(workers: Workers, made_of: dict[str, str]) -> None:
+    """Refuse workers that would not compute the same run, by the names of what differs."""
+    first = workers.agree(made_of)
+    if differing := [name for name in made_of if first.get(name) != made_of[name]]:
+        raise ConfigError(
+            f"workers: they differ in {', '.join(differing)}. Share --videos and --store, install the same versions, "
+            "and use machines of one kind."
+        )
+
+
 def _make_cuda_repeatable() -> None:
     """Ask CUDA for kernels that give the same numbers twice, in full float32.
 
@@ -199,7 +208,7 @@ def zero_shot_curve(
     settings = {name: experiment.settings[name] for name in experiment.settings if name.startswith(SEEN_UNTRAINED)}
     zero = resolve({"method": "zero_shot", "stream": experiment.run.stream, **settings})
     frames = frames_digest(stream, data.frames, (experiment.evaluation.split,))
-    commits = Commits(store, "zero-" + zero.key(stream, frames))
+    commits = Commits(store, "zero-" + zero.key(stream, frames, data.device.type))
     num_tasks = len(stream.tasks)
     if commits.finished(num_tasks) < num_tasks:
         config = LoopConfig(zero.optim, zero.evaluation, 0, zero.run.precision)

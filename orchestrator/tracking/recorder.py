@@ -10,6 +10,7 @@ from typing import Any
 
 from methods.base import Method, Task
 from orchestrator.data.batches import StreamData
+from orchestrator.digests import canonical
 from orchestrator.learning.commits import Commits, Record
 from orchestrator.learning.cost import measure
 from orchestrator.learning.experiment import Experiment
@@ -52,6 +53,7 @@ class Recorder:
             "ctvr.stream_digest": stream.digest,
             "ctvr.frames": frames_digest(stream, data.frames, splits_of(self.experiment, stream)),
             "ctvr.presets": ",".join(self.experiment.presets),
+            "ctvr.made_of": canonical(commits.made_of),
             "ctvr.reused_tasks": str(commits.reused),
             **self.tags,
         }

@@ -27,13 +27,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from orchestrator.digests import digest_sources, imported_sources
 from orchestrator.errors import ConfigError, VideoError
 from orchestrator.video.index import Index, Limits, Watch, check_size, frame_seconds, named_errors, opened, read_index
 from orchestrator.video.sampling import SLACK, Frames, Sampling, checked_segment, choose_frames, resize_and_crop
 
 log = logging.getLogger(__name__)
 
-_RULE = "1"  # raise it when the choice of frames or the resize changes: it is part of every store key
 _IMAGES = {".png", ".jpg", ".jpeg"}
 
 
@@ -115,7 +115,8 @@ def probe(path: str | Path, limits: Limits | None = None) -> VideoInfo:
 def decoder_version(name: str = "auto", strict: bool = True) -> str:
     """Everything that decides the pixels besides the file and the sampling; part of every store key.
 
-    `strict` is that of the `Limits` in use.
+    The rule is the sources that decide frames: this file and what it imports of its room. `strict` is that of the
+    `Limits` in use.
 
     Raises:
         ConfigError: if the decoder is unknown or not installed.
@@ -126,7 +127,8 @@ def decoder_version(name: str = "auto", strict: bool = True) -> str:
     if "decord" in _decoders(name):
         versions["decord"] = f"decord-{importlib.metadata.version('decord')}"
     named = "+".join(versions[decoder] for decoder in _decoders(name))
-    return f"{named}+pillow-{Image.__version__}+rule-{_RULE}{'' if strict else '+lenient'}"
+    rule = digest_sources(imported_sources([Path(__file__).resolve()], "orchestrator/video"))[:12]
+    return f"{named}+pillow-{Image.__version__}+rule-{rule}{'' if strict else '+lenient'}"
 
 
 def _decoders(name: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from methods.backbone.clip import VisionTower
+from methods.backbone.clip import Clip, VisionTower
 from methods.backbone.load import load_backbone
 from orchestrator.data.frozen_features import FrozenFeatures, frozen_features
 from orchestrator.errors import StoreError
@@ -46,8 +46,8 @@ def train(manifest, runs, small_stream):
 
 
 @pytest.fixture
-def tower() -> VisionTower:
-    return load_backbone("tiny-clip", "shipped").vision
+def clip() -> Clip:
+    return load_backbone("tiny-clip", "shipped")
 
 
 @pytest.fixture
@@ -123,8 +123,8 @@ def test_only_a_method_that_leaves_enough_blocks_alone_gets_features(manifest, s
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_features_come_back_as_they_were_made(tower, frames, tmp_path, precision):
-    features = FrozenFeatures(Store.open(tmp_path), tower, 2, precision)
+def test_features_come_back_as_they_were_made(clip, frames, tmp_path, precision):
+    features = FrozenFeatures(Store.open(tmp_path), clip, 2, precision)
     made = features.load("a" * 64, lambda: frames)
     assert made.dtype == (torch.float32 if precision == "fp32" else torch.bfloat16)
     assert made.shape == (4, 17, 96)
@@ -133,11 +133,11 @@ def test_features_come_back_as_they_were_made(tower, frames, tmp_path, precision
     assert torch.equal(found, made)
 
 
-def test_the_key_has_everything_that_decides_the_features(tower, tmp_path):
-    store = Store.open(tmp_path)
+def test_the_key_has_everything_that_decides_the_features(clip, tmp_path):
+    store, tower = Store.open(tmp_path), clip.vision
 
     def maker(blocks: int = 2, precision="fp32") -> str:
-        return FrozenFeatures(store, tower, blocks, precision).maker
+        return FrozenFeatures(store, clip, blocks, precision).maker
 
     makers = [maker(), maker(blocks=3), maker(precision="bf16")]
     with torch.no_grad():
@@ -150,8 +150,28 @@ def test_the_key_has_everything_that_decides_the_features(tower, tmp_path):
     assert len(set(makers)) == 6
 
 
-def test_damaged_features_are_made_again(tower, frames, tmp_path):
-    features = FrozenFeatures(Store.open(tmp_path), tower, 2, "fp32")
+@pytest.mark.parametrize("change", ["activation", "heads", "mean", "std", "name", "epsilon", "open_clip"])
+def test_another_architecture_with_the_same_weights_has_other_features(change, clip, tmp_path, monkeypatch):
+    def maker() -> str:
+        return FrozenFeatures(Store.open(tmp_path), clip, 2, "fp32").maker
+
+    before, block = maker(), clip.vision.blocks[0]
+    assert maker() == before
+    if change == "activation":
+        block.mlp.gelu = torch.nn.GELU() if not isinstance(block.mlp.gelu, torch.nn.GELU) else torch.nn.ReLU()
+    elif change == "heads":
+        block.attn.heads *= 2
+    elif change == "epsilon":
+        block.ln_1.eps = 1e-6
+    elif change == "open_clip":
+        monkeypatch.setattr("orchestrator.data.frozen_features.VERSION", "0")
+    else:
+        setattr(clip, change, "other" if change == "name" else (0.0, 0.0, 0.0))
+    assert maker() != before
+
+
+def test_damaged_features_are_made_again(clip, frames, tmp_path):
+    features = FrozenFeatures(Store.open(tmp_path), clip, 2, "fp32")
     made = features.load("a" * 64, lambda: frames)
     file = next(path for path in tmp_path.rglob("*.safetensors"))
     data = bytearray(file.read_bytes())
@@ -159,18 +179,18 @@ def test_damaged_features_are_made_again(tower, frames, tmp_path):
     file.write_bytes(data)
     logging.disable(logging.WARNING)
     try:
-        again = FrozenFeatures(Store.open(tmp_path), tower, 2, "fp32")
+        again = FrozenFeatures(Store.open(tmp_path), clip, 2, "fp32")
         assert torch.equal(again.load("a" * 64, lambda: frames), made)
         assert torch.equal(again.load("a" * 64, pytest.fail), made)
     finally:
         logging.disable(logging.NOTSET)
 
 
-def test_a_store_that_is_full_costs_time_and_one_warning(tower, frames, tmp_path, monkeypatch, caplog):
+def test_a_store_that_is_full_costs_time_and_one_warning(clip, frames, tmp_path, monkeypatch, caplog):
     def full(*arguments) -> None:
         raise StoreError("disk full, 1 bytes needed.")
 
-    features = FrozenFeatures(Store.open(tmp_path), tower, 2, "fp32")
+    features = FrozenFeatures(Store.open(tmp_path), clip, 2, "fp32")
     expected = features.load("a" * 64, lambda: frames)
     monkeypatch.setattr(Store, "put", full)
     for _ in range(2):

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from methods import METHODS
+from orchestrator.digests import canonical
 from orchestrator.errors import ConfigError
-from orchestrator.jobs.explain import RESULT, _today, compare, explain
+from orchestrator.jobs.explain import MADE_OF, RESULT, _today, compare, explain
+from orchestrator.learning.identity import code_digests, environment
 from orchestrator.learning.resolve import presets_of, resolve
 from orchestrator.store.store import Store
 from orchestrator.streams.stream import Stream
@@ -44,7 +46,8 @@ def track(tracker: Tracker, stream: str = DIGEST, **changed: Any) -> str:
     """A tracked run with these settings, as a recorder opens it; returns its key."""
     experiment = resolve({**GIVEN, **{name.replace("__", "."): value for name, value in changed.items()}})
     key = experiment.key(cast(Stream, SimpleNamespace(digest=stream)))
-    tags = {RESULT: key, "ctvr.stream_digest": stream, "ctvr.commit": "c0ffee", "ctvr.identity": f"{stream}{changed}"}
+    tags = {RESULT: key, "ctvr.stream_digest": stream, "ctvr.commit": "c0ffee", "ctvr.identity": key}
+    tags[MADE_OF] = canonical(experiment.surroundings(cast(Stream, SimpleNamespace(digest=stream))))
     tracker.open_run("small", f"run-{key[:6]}", experiment.settings, None, tags)
     return key
 
@@ -65,7 +68,7 @@ def test_settings_as_mlflow_keeps_them_give_the_same_key(method):
         settings = {name: as_text(value) for name, value in experiment.settings.items()}
         run = SimpleNamespace(settings=settings, tags={"ctvr.stream_digest": DIGEST})
         key = experiment.key(cast(Stream, SimpleNamespace(digest=DIGEST)))
-        assert "gives the same key" in _today(key, cast(RunRecord, run)), preset
+        assert "give the same key" in _today(key, cast(RunRecord, run)), preset
 
 
 def test_a_key_tells_settings_stream_runs_and_finished_tasks(store, tracker):
@@ -77,7 +80,7 @@ def test_a_key_tells_settings_stream_runs_and_finished_tasks(store, tracker):
     assert "  method = clip4clip\n" in text
     assert f"small, digest {DIGEST}" in text
     assert f"run-{key[:6]}" in text
-    assert "the code here gives the same key" in text
+    assert "the environment here give the same key" in text
     assert "2 finished" in text
     assert "task_002  1.5 s, 14 steps so far, R@1 20.00" in text
     idle = next(line for line in text.splitlines() if line.startswith("not in the key: "))
@@ -94,8 +97,9 @@ def test_a_run_that_finished_no_task_is_known_from_mlflow(store, tracker):
 
 def test_changed_code_is_noticed(store, tracker, monkeypatch):
     key = track(tracker, seed=9)
-    monkeypatch.setattr("orchestrator.learning.experiment.code_digest", lambda *names: "e" * 64)
-    assert "differ: a run now gets" in explain(key, store, tracker)
+    changed = code_digests("clip4clip") | {"code of the method": "e" * 64}
+    monkeypatch.setattr("orchestrator.learning.experiment.code_digests", lambda *names: changed)
+    assert "  code of the method here differ: a run now gets" in explain(key, store, tracker)
 
 
 def test_settings_that_this_version_does_not_know_are_said(store, tracker):
@@ -156,14 +160,22 @@ def test_two_keys_differ_by_what_is_listed(store, tracker):
     assert compare(first[:12], first, store, tracker) == f"both are {first}"
 
 
-def test_two_keys_may_differ_by_stream_or_code_alone(store, tracker, monkeypatch):
+def test_two_keys_may_differ_by_stream_or_environment_alone(store, tracker, monkeypatch):
     first, other_stream = track(tracker, seed=3), track(tracker, stream="e" * 64, seed=3)
-    assert "other videos, captions or order" in compare(first, other_stream, store, tracker)
-    monkeypatch.setattr("orchestrator.learning.experiment.code_digest", lambda *names: "e" * 64)
-    experiment = resolve({**GIVEN, "seed": 3})
-    key = experiment.key(cast(Stream, SimpleNamespace(digest=DIGEST)))
-    tags = {RESULT: key, "ctvr.stream_digest": DIGEST, "ctvr.commit": "decade", "ctvr.identity": "later"}
-    tracker.open_run("small", "later", experiment.settings, None, tags)
+    (line,) = compare(first, other_stream, store, tracker).splitlines()[2:]
+    assert line.startswith("stream ")
+    assert "other videos, captions or order" in line
+    known = {**environment("cpu"), "torch": "0.1"}
+    monkeypatch.setattr("orchestrator.learning.experiment.environment", lambda device: known)
+    (line,) = compare(first, track(tracker, seed=3), store, tracker).splitlines()[2:]
+    assert line.startswith("torch ")
+    assert line.endswith("b: 0.1")
+
+
+def test_of_a_run_of_an_older_version_the_rest_is_said(store, tracker):
+    first, key = track(tracker, seed=4), "5a" * 32
+    tags = {RESULT: key, "ctvr.stream_digest": DIGEST, "ctvr.commit": "decade", "ctvr.identity": "older"}
+    tracker.open_run("small", "older", resolve({**GIVEN, "seed": 4}).settings, None, tags)
     text = compare(first, key, store, tracker)
     assert "the code or the backbone's weights have changed" in text
     assert "commit      a: c0ffee  b: decade" in text

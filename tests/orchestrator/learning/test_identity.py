@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import shutil
 
-import methods
-from orchestrator.learning.identity import code_digest
+import pytest
+from PIL import Image
+
+from methods.backbone.load import load_backbone
+from methods.layers.reference import load_reference
+from orchestrator.digests import ROOT
+from orchestrator.learning import identity
+from orchestrator.learning.identity import ROOMS, code_digests
 from orchestrator.learning.resolve import resolve
+from orchestrator.learning.run import Places, execute
 
 SMALL = {"backbone.name": "tiny-clip", "backbone.weights": "shipped"}
 
@@ -23,15 +30,79 @@ def test_the_key_changes_with_what_decides_and_with_nothing_else(small_stream):
     assert key() != key(**random)
 
 
-def test_the_key_reads_every_layer_and_the_files_of_the_method_and_its_base(monkeypatch):
-    read = []
-    content = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda self: read.append(self.name) or content(self))
-    code_digest("lwf", "framefusion_moe")
-    shared = {
-        file.name
-        for room in ("backbone", "families", "layers")
-        for file in (Path(methods.__file__).parent / room).rglob("*.py")
-    }
-    assert {"blocks.py", "former_videos.py", "kinds.py", "strategy.py"} <= shared <= set(read)
-    assert {"lwf.py", "run.py", "index.py", "base.py", "framefusion_moe.py", "loop.py", "evaluate.py"} <= set(read)
+@pytest.fixture
+def edited(tmp_path_factory, monkeypatch):
+    """Edit a source in a copy of our own and say which parts of a key it changes."""
+    root = tmp_path_factory.mktemp("sources")
+    for package in ("orchestrator", "methods"):
+        shutil.copytree(ROOT / package, root / package, ignore=shutil.ignore_patterns("__pycache__", "tiny_clip"))
+    monkeypatch.setattr(identity, "ROOT", root)
+
+    def changed(file, *of):
+        before, content = code_digests(*of), (root / file).read_bytes()
+        (root / file).write_bytes(content + b"\n")
+        after = code_digests(*of)
+        (root / file).write_bytes(content)
+        return [name for name in before if before[name] != after[name]]
+
+    return changed
+
+
+def test_an_edit_of_any_file_that_decides_results_changes_the_key(edited):
+    files = [file.relative_to(ROOT) for room in ROOMS for file in (ROOT / room).rglob("*.py")]
+    assert len(files) > 60
+    for file in files:
+        assert edited(file, "lwf", "framefusion_moe") == [f"code of {'/'.join(file.parts[:2])}"]
+    for name in ("base", "paths", "lwf", "framefusion_moe"):
+        assert edited(f"methods/{name}.py", "lwf", "framefusion_moe") == ["code of the method"]
+    assert edited("methods/clip4clip.py", "lwf", "framefusion_moe") == []
+
+
+def test_what_a_method_imports_of_another_decides_its_results_too(edited):
+    assert edited("methods/lump.py", "xpool") == []
+    with (identity.ROOT / "methods/xpool.py").open("a") as file:
+        file.write("\n\ndef late():\n    from methods.lump import LUMP\n")
+    assert edited("methods/lump.py", "xpool") == ["code of the method"]
+
+
+def test_a_reference_folder_is_known_by_what_is_in_it_however_it_is_named(small_stream, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "references"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "captions.txt").write_text("a cat\n")
+    Image.new("RGB", (8, 8)).save(folder / "deep" / "1.png")
+    names = ("~/references", "references", str(folder))
+
+    def keys():
+        made = [resolve({"method": "zscl", "stream": "s", "method.reference": name, **SMALL}) for name in names]
+        return [experiment.key(small_stream) for experiment in made]
+
+    clip = load_backbone("tiny-clip", "shipped")
+    assert [len(load_reference(name, clip)) for name in names] == [1, 1, 1]  # the method reads what the key knows
+    states = [keys()]
+    (folder / "captions.txt").write_text("a dog\n")
+    states.append(keys())
+    (folder / "deep" / "1.png").rename(folder / "deep" / "2.png")  # images are read in the order of their names
+    states.append(keys())
+    assert all(len(set(of_one)) == len(states) for of_one in zip(*states))
+
+
+@pytest.mark.parametrize("part", ["torch", "capability"])
+def test_another_environment_takes_no_finished_task_over(part, manifest, small_stream, runs, monkeypatch):
+    experiment = resolve({"method": "clip4clip", "stream": manifest, "optim.epochs": 1}, small_stream.settings)
+    first = execute(experiment, Places(runs))
+    assert execute(experiment, Places(runs)).resumed == 3
+    assert set(identity.environment("cpu")) == {"torch", "open_clip", "device", "capability"}
+    known = {**identity.environment("cpu"), part: "other"}
+    monkeypatch.setattr("orchestrator.learning.experiment.environment", lambda device: known)
+    elsewhere = execute(experiment, Places(runs))
+    assert elsewhere.key != first.key
+    assert (elsewhere.resumed, elsewhere.reused) == (0, 0)
+
+
+def test_the_decoding_rule_is_the_sources_that_decide_frames():
+    from orchestrator.digests import imported_sources
+
+    found = imported_sources([ROOT / "orchestrator/video/decode.py"], "orchestrator/video")
+    assert [file.stem for file in found] == ["container", "decode", "index", "sampling"]

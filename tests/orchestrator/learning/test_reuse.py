@@ -74,7 +74,7 @@ def test_names_may_be_listed_and_values_are_noted():
 
 
 def prefixes(store: Store, **settings) -> Prefixes:
-    return Prefixes(store, "base", {"a": 1, "b": 2, "c": 3, **settings}, lambda value: [])
+    return Prefixes(store, "base", {"a": 1, "b": 2, "c": 3, **settings}, {})
 
 
 def test_a_prefix_is_found_by_the_values_that_were_read(tmp_path):
@@ -85,17 +85,15 @@ def test_a_prefix_is_found_by_the_values_that_were_read(tmp_path):
     assert [(p.done, p.run) for p in prefixes(store, b=9).find(3)] == [(1, "run1")]
     assert list(prefixes(store, a=9).find(3)) == []
     assert [p.done for p in prefixes(store, c=9).find(3, at_least=2)] == [2]
-    assert next(Prefixes(store, "base", {"a": 1}, lambda value: []).find(3)).done == 1
+    assert next(Prefixes(store, "base", {"a": 1}, {}).find(3)).done == 1
 
 
 def test_a_file_that_a_setting_names_is_read_by_its_content(tmp_path):
     store = Store.open(tmp_path)
-    content = {"f.json": "old"}
-    made = Prefixes(store, "base", {"a": "f.json"}, lambda value: [content[value]])
+    made = Prefixes(store, "base", {"a": "f.json"}, {"a": "old"})
     made.publish(1, {"a"}, "run1")
     assert len(list(made.find(1))) == 1
-    content["f.json"] = "new"
-    assert list(made.find(1)) == []
+    assert list(Prefixes(store, "base", {"a": "f.json"}, {"a": "new"}).find(1)) == []
 
 
 # ------------------------------------------------------------------------------------------- whole runs
