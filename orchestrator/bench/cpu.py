@@ -207,8 +207,9 @@ def bench_trial(root: Path, pairs: int = 2, epochs: int = 8) -> list[Comparison]
     from orchestrator.learning.resolve import resolve
     from orchestrator.learning.run import Places, execute
     from orchestrator.learning.workers import Workers
-    from orchestrator.on_ray.trial import TrialPlan
-    from orchestrator.on_ray.tune import connect, run_trials
+    from orchestrator.on_ray.connection import connect
+    from orchestrator.on_ray.plan import TrialPlan
+    from orchestrator.on_ray.tune import run_listed
     from orchestrator.tracking.tracker import create_store
 
     settings: dict[str, Any] = {"method": "framefusion_moe", "stream": str(render_few(root / "trial", 8))}
@@ -229,7 +230,7 @@ def bench_trial(root: Path, pairs: int = 2, epochs: int = 8) -> list[Comparison]
         plan = TrialPlan(
             f"bench-{seed}", str(places.root), "", uri, None, str(root / f"ray-{seed}"), settings, cpus_per_worker=0.9
         )
-        outcome = run_trials(plan, 2, listed=[{"seed": seed}])
+        outcome = run_listed(plan, 2, [{"seed": seed}])
         if outcome.complete != 1:
             raise RuntimeError("the trial did not finish")
 

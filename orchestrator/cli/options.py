@@ -78,12 +78,12 @@ def add_settings(parser: argparse.ArgumentParser, preset: str = "named settings 
 
 
 def get_where(arguments: argparse.Namespace) -> Any:
-    from orchestrator.jobs.deployment import Where
+    from orchestrator.jobs.deployment import Deployment
 
     names: tuple[str, ...] = ("runs", "store", "videos", "address", "nodes", "local_cpus", "storage", "workers")
     names += ("cpus_per_worker", "gpus_per_trial", "max_concurrent", "reuse")
     given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
-    return Where(**given)
+    return Deployment(**given)
 
 
 def words_of(text: str) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ def add_table(commands: Any) -> None:
 
 
 def _table(arguments: argparse.Namespace) -> str:
-    from orchestrator.jobs.deployment import table
+    from orchestrator.jobs.table import table
 
     if not arguments.sweep and not arguments.stream:
         raise ConfigError("table: of what? Add --sweep NAME or --stream NAME.")

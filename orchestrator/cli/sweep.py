@@ -43,7 +43,7 @@ def add_sweep(commands: Any) -> None:
 
 
 def _sweep(arguments: argparse.Namespace) -> str:
-    from orchestrator.jobs.sweep import resume
+    from orchestrator.jobs.resume import resume
     from orchestrator.tables.presets import names_table
 
     check_code(arguments.code)

@@ -22,7 +22,7 @@ def add_run(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> str:
-    from orchestrator.jobs.deployment import run
+    from orchestrator.jobs.train import run
 
     settings = {"method": arguments.method, "stream": arguments.stream}
     if arguments.smoke:

@@ -12,7 +12,7 @@ from orchestrator.config import Settings
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.prepare import DecodeMissing, Prepared, decode_stream
 from orchestrator.errors import ConfigError
-from orchestrator.jobs.deployment import Where, find_manifest
+from orchestrator.jobs.deployment import Deployment, find_manifest
 from orchestrator.learning.assemble import load_clip
 from orchestrator.learning.featurize import Featurize, featurize_here, featurize_stream
 from orchestrator.learning.resolve import resolve
@@ -26,7 +26,7 @@ SHOWN = 20  # damaged objects and broken videos that are listed
 
 
 def build_cache(
-    stream_name: str, overrides: Settings, where: Where, on_cluster: bool = False, features: bool = False
+    stream_name: str, overrides: Settings, where: Deployment, on_cluster: bool = False, features: bool = False
 ) -> str:
     """Decode every video of a stream into the store, as a run with these settings would find them.
 
@@ -59,7 +59,8 @@ def build_cache(
     if not (on_cluster or where.address):
         here = featurize_here(experiment.settings, places) if features else None
         return build(source.decode_missing, os.cpu_count() or 1, here)
-    from orchestrator.on_ray.connection import choose_gpus, cluster
+    from orchestrator.on_ray.capacity import choose_gpus
+    from orchestrator.on_ray.connection import cluster
     from orchestrator.on_ray.decode import decode_on_nodes
     from orchestrator.on_ray.featurize import featurize_on_nodes
 
@@ -76,7 +77,7 @@ def _lost(done: Prepared) -> dict[str, str]:
 
 
 def _report(
-    stream: Stream, done: Prepared, lost: Mapping[str, str], made: str, where: Where, skip_missing: bool
+    stream: Stream, done: Prepared, lost: Mapping[str, str], made: str, where: Deployment, skip_missing: bool
 ) -> str:
     """What was decoded and what could not be, then what was `made` of the rest.
 
@@ -98,7 +99,7 @@ def _report(
     return text
 
 
-def list_cache(where: Where) -> str:
+def list_cache(where: Deployment) -> str:
     """Number and bytes of the objects of each kind, and of this machine's copies of a remote store."""
     store = where.places().open_store()
     entries = store.entries()
@@ -110,7 +111,7 @@ def list_cache(where: Where) -> str:
     return "\n".join(lines)
 
 
-def verify_cache(where: Where, remove: bool = False) -> str:
+def verify_cache(where: Deployment, remove: bool = False) -> str:
     """Read every object and check its digest.
 
     Raises:
@@ -128,7 +129,7 @@ def verify_cache(where: Where, remove: bool = False) -> str:
     return text
 
 
-def collect_garbage(where: Where, older_than: float | None = None, remove: bool = False) -> str:
+def collect_garbage(where: Deployment, older_than: float | None = None, remove: bool = False) -> str:
     """Find, and if asked remove, what no commit, stream or recent sweep needs.
 
     Args:

@@ -1,13 +1,21 @@
-"""What `ctvr methods` prints: the methods, their papers, settings and presets, read from the code itself."""
+"""Methods by their names: what `ctvr methods` prints of them, their search spaces, the presets a stream recommends.
+
+What is printed is read from the code itself.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
+from collections.abc import Sequence
+from typing import Any
 
 from methods import CONFIGURATIONS, METHODS
 from orchestrator.config import flatten
+from orchestrator.errors import ConfigError
 from orchestrator.learning.resolve import find, presets_of
+from orchestrator.streams.stream import Stream
 
 CHECKED = {  # beyond the contract tests and the invariants of the papers, which every method passes
     "zero_shot": "parity with open_clip",
@@ -75,3 +83,33 @@ def cost_text() -> str:
     from orchestrator.learning import cost
 
     return cost.cost_table()
+
+
+def search_space(method: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """FIXED, SPACE and PAPER of search_spaces/<method>.py; a configuration has its own in its method's file.
+
+    Raises:
+        ConfigError: if the method has no search space.
+    """
+    method, asked = CONFIGURATIONS.get(method, (method, ""))[0], method
+    try:
+        module = importlib.import_module(f"search_spaces.{method}")
+    except ModuleNotFoundError as error:
+        if error.name != f"search_spaces.{method}":
+            raise
+        raise ConfigError(f"method: {method} has nothing to search (no search_spaces/{method}.py).") from error
+    found = {**vars(module), **getattr(module, "CONFIGURATIONS", {}).get(asked, {})}
+    return dict(found["FIXED"]), dict(found["SPACE"]), dict(found.get("PAPER", {}))
+
+
+def default_presets(method: str, stream: Stream, asked: Sequence[str]) -> tuple[str, ...]:
+    """The presets asked for, else the one that the stream recommends if the method has it for such videos.
+
+    Frames per video stay with the stream: a preset of the same name for another number is not for its data.
+    """
+    if asked:
+        return tuple(asked)
+    recommended = str(stream.settings.get("preset", ""))
+    preset = presets_of(method).get(recommended)
+    frames = stream.settings.get("data.num_frames")
+    return () if preset is None or preset.get("data.num_frames", frames) != frames else (recommended,)

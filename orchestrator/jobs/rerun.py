@@ -10,25 +10,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.config import Settings
 from orchestrator.console import say
 from orchestrator.digests import digest_of
 from orchestrator.errors import ConfigError, FailedRuns
-from orchestrator.jobs.deployment import GAIN, Where, default_presets, find_method_or_say, table
-from orchestrator.jobs.session import check_machine, connected, interruptible, make_all_ready, send_waiting, trial_plan
+from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.methods import default_presets
+from orchestrator.jobs.ready import make_all_ready
+from orchestrator.jobs.session import check_machine, connected, interruptible, send_waiting, trial_plan
+from orchestrator.jobs.table import table
 from orchestrator.learning.experiment import Experiment
-from orchestrator.learning.resolve import resolve
+from orchestrator.learning.resolve import find, resolve
 from orchestrator.learning.run import trains
+from orchestrator.on_ray.plan import GAIN, ListedRun, TrialPlan, label_of, read_plan
+from orchestrator.on_ray.tune import run_listed
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
 from orchestrator.tables.build import seconds_of
 from orchestrator.tracking.tracker import Tracker
 from orchestrator.tracking.values import RunRecord
-
-if TYPE_CHECKING:
-    from orchestrator.on_ray.tune import ListedRun
 
 FIRST_SEED = 1  # of reruns; trials of a search use seed 0
 RULES = {GAIN: "R@1 gain over zero-shot", "stream/t2v/r1_mean": "R@1, the mean over tasks"}
@@ -43,13 +45,9 @@ class Rerun:
 
     @property
     def label(self) -> str:
-        from orchestrator.on_ray.tune import label_of
-
         return label_of(self.experiment.settings, self.experiment.name)
 
     def listed(self) -> ListedRun:
-        from orchestrator.on_ray.tune import ListedRun
-
         return ListedRun(self.label, self.experiment.settings, self.experiment.presets, self.tags)
 
 
@@ -119,7 +117,7 @@ def baseline(word: str, stream: Stream, stream_name: str, shared: Settings, work
         ConfigError: if there is no such method or preset.
     """
     method, _, preset = word.partition(":")
-    find_method_or_say(method)
+    find(method)
     chosen = default_presets(method, stream, (preset,) if preset else ())
     return resolve({**shared, "method": method, "stream": stream_name, "workers": workers}, stream.settings, chosen)
 
@@ -169,7 +167,12 @@ def beside_winners(
 
 
 def rerun(
-    sweep_name: str, where: Where, top: int = 1, seeds: int = 3, baselines: Sequence[str] = (), keep_model: bool = True
+    sweep_name: str,
+    where: Deployment,
+    top: int = 1,
+    seeds: int = 3,
+    baselines: Sequence[str] = (),
+    keep_model: bool = True,
 ) -> str:
     """Run the best trials of a sweep and the baselines again, over fresh seeds, on test videos; then tabulate."""
     if top < 1 or seeds < 1:
@@ -196,7 +199,7 @@ def rerun(
 def run_again(
     sweep_name: str,
     runs: Sequence[Rerun],
-    where: Where,
+    where: Deployment,
     tracker: Tracker,
     settings: Settings,
     again: str,
@@ -231,7 +234,7 @@ def run_again(
                 if not there.gpus_per_trial:
                     make_all_ready([run.experiment for run in left], there, ("train", "test"), curve=True)
                 plan = replace(trial_plan(there, name, tracker), parent=parent, tags=tags, keep_model=keep_model)
-                failed = _run_listed(plan, left, len(stream.tasks), there)
+                failed = _run_all(plan, left, len(stream.tasks), there)
     tracker.close(parent, "FAILED" if failed else "FINISHED")
     if waiting := send_waiting(tracker):
         raise FailedRuns(
@@ -246,12 +249,10 @@ def run_again(
     return text
 
 
-def _run_listed(plan: Any, runs: Sequence[Rerun], num_tasks: int, where: Where) -> int:
+def _run_all(plan: TrialPlan, runs: Sequence[Rerun], num_tasks: int, where: Deployment) -> int:
     """Run experiments on the connected cluster; returns how many failed."""
-    from orchestrator.on_ray.tune import run_trials
-
     listed = [run.listed() for run in runs]
-    outcome = run_trials(plan, num_tasks, listed=listed, max_concurrent=where.max_concurrent)
+    outcome = run_listed(plan, num_tasks, listed, where.max_concurrent)
     if outcome.is_interrupted:  # Ray Tune ends in order on Ctrl-C, and returns
         raise KeyboardInterrupt
     return outcome.failed
@@ -264,10 +265,8 @@ def not_complete(runs: Sequence[Rerun], name: str, tracker: Tracker) -> list[Rer
     return [run for run in runs if f"{name}-{run.label}" not in done]
 
 
-def _overrides_of(sweep_name: str, where: Where) -> Settings:
+def _overrides_of(sweep_name: str, where: Deployment) -> Settings:
     """What the user gave for a sweep; empty if it was made elsewhere."""
-    from orchestrator.on_ray.tune import read_plan
-
     if not (where.folder(sweep_name) / "plan.json").is_file():
         return {}
     kept = read_plan(where.folder(sweep_name), sweep_name)[1]

@@ -5,28 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.config import Settings
 from orchestrator.console import say
-from orchestrator.digests import digest_of
 from orchestrator.errors import Interrupted
-from orchestrator.jobs.deployment import Ready, Where, absolute, make_ready
-from orchestrator.learning.experiment import Experiment
-from orchestrator.streams.stream import Stream
+from orchestrator.jobs.deployment import Deployment, absolute
+from orchestrator.on_ray.capacity import choose_gpus
+from orchestrator.on_ray.connection import check_local, cluster
+from orchestrator.on_ray.plan import Capacity, TrialPlan, below
 from orchestrator.tracking.server import default_uri
 from orchestrator.tracking.tracker import Tracker
-
-if TYPE_CHECKING:
-    from orchestrator.on_ray.trial import TrialPlan
 
 MLFLOW_SECONDS = 120.0  # how long a finished sweep waits for a server that is away
 
 
 @contextmanager
-def interruptible(what: str, again: str, where: Where, tracker: Tracker, parents: Sequence[str]) -> Iterator[None]:
+def interruptible(what: str, again: str, where: Deployment, tracker: Tracker, parents: Sequence[str]) -> Iterator[None]:
     """Turns Ctrl-C into the one line that says how to go on; runs that were open are marked as killed."""
     try:
         yield
@@ -65,10 +62,8 @@ def say_waiting(tracker: Tracker) -> None:
 # ------------------------------------------------------------------------------------- plans and resources
 
 
-def trial_plan(where: Where, name: str, tracker: Tracker) -> TrialPlan:
+def trial_plan(where: Deployment, name: str, tracker: Tracker) -> TrialPlan:
     """What the trials of the sweep `name` share as to places and resources."""
-    from orchestrator.on_ray.trial import TrialPlan, below
-
     places = where.places()
     return TrialPlan(
         sweep=name,
@@ -85,30 +80,25 @@ def trial_plan(where: Where, name: str, tracker: Tracker) -> TrialPlan:
     )
 
 
-def check_machine(where: Where, name: str) -> None:
+def check_machine(where: Deployment, name: str) -> None:
     """Refuse a plan that this machine cannot hold before any video is rendered or decoded."""
-    from orchestrator.on_ray.connection import check_local
-
     check_local(trial_plan(where, name, Tracker(default_uri(where.runs), where.runs)), where.address, where.local_cpus)
 
 
 @contextmanager
-def connected(where: Where, tracker: Tracker) -> Iterator[Where]:
+def connected(where: Deployment, tracker: Tracker) -> Iterator[Deployment]:
     """Ray for the length of a `with` block; gives `where` with the number of GPUs that a trial gets."""
-    from orchestrator.on_ray.connection import choose_gpus
-    from orchestrator.on_ray.tune import cluster
-
     with cluster(where.address, where.local_cpus, where.nodes, trial_plan(where, "any", tracker)):
         yield replace(where, gpus_per_trial=choose_gpus(where.gpus_per_trial, where.workers))
 
 
-def portable(where: Where) -> Settings:
+def portable(where: Deployment) -> Settings:
     """What a resumed sweep takes from the first command, if it is not given anew."""
     names = ("address", "nodes", "local_cpus", "max_concurrent")
     return {name: getattr(where, name) for name in names}
 
 
-def kept_where(where: Where, plan: TrialPlan, kept: Mapping[str, Any]) -> Where:
+def kept_where(where: Deployment, plan: TrialPlan, kept: Mapping[str, Any]) -> Deployment:
     """Where an interrupted sweep goes on: its own trials, on the cluster that is there now."""
     first = dict(kept.get("where", {}))
     first = {name: value for name, value in first.items() if getattr(where, name) in (None, 1)}
@@ -124,30 +114,8 @@ def kept_where(where: Where, plan: TrialPlan, kept: Mapping[str, Any]) -> Where:
     )
 
 
-def resources_text(where: Where, room: Any) -> str:
-    """What a trial takes of the cluster; `room` is a `Capacity` of on_ray."""
+def resources_text(where: Deployment, room: Capacity) -> str:
+    """What a trial takes of the cluster."""
     gpus = f" and {where.gpus_per_trial:g} GPUs" if where.gpus_per_trial else ""
     cpus = where.workers * where.cpus_per_worker
     return f"{where.workers} workers, {cpus:g} CPUs{gpus} for each trial, of {room.cpus:g} CPUs and {room.gpus:g} GPUs"
-
-
-# ------------------------------------------------------------------------------------------------ videos
-
-
-def searched_splits(stream: Stream) -> tuple[str, ...]:
-    """What a search and its rerun read."""
-    return ("train", "val", "test") if stream.has_val else ("train", "test")
-
-
-def make_all_ready(runs: Sequence[Experiment], where: Where, splits: Sequence[str], curve: bool) -> list[Ready]:
-    """Decode what any of the runs needs; they mostly need the same.
-
-    Args:
-        curve: compute the zero-shot curves here. Workers with GPUs do it faster than this process.
-    """
-    made: dict[str, Ready] = {}
-    needs = [digest_of([asdict(part) for part in (run.data, run.backbone, run.evaluation)]) for run in runs]
-    for need, run in zip(needs, runs):
-        if need not in made:
-            made[need] = make_ready(run, where, splits, curve)
-    return [made[need] for need in needs]

@@ -1,6 +1,7 @@
-"""Search a method's settings, or go on with a search. A sweep `NAME` is an MLflow parent run with one child per trial.
+"""Search a method's settings. A sweep `NAME` is an MLflow parent run with one child per trial.
 
 Its winners and the baselines are run again over fresh seeds: `jobs.rerun`. Whole tables: `jobs.sweep_table`.
+What was interrupted goes on: `jobs.resume`.
 """
 
 from __future__ import annotations
@@ -8,41 +9,34 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.config import Settings, build
 from orchestrator.console import say
 from orchestrator.errors import ConfigError, FailedRuns
-from orchestrator.jobs.deployment import (
-    Where,
-    default_presets,
-    find_manifest,
-    find_method_or_say,
-    make_ready,
-    search_space,
-)
+from orchestrator.jobs.deployment import Deployment, find_manifest
+from orchestrator.jobs.methods import default_presets, search_space
+from orchestrator.jobs.ready import make_ready, searched_splits
 from orchestrator.jobs.rerun import RULES, baseline, best_trials, common, last_value, rerun
 from orchestrator.jobs.session import (
     check_machine,
     connected,
     interruptible,
-    kept_where,
     portable,
     resources_text,
     say_waiting,
-    searched_splits,
     send_waiting,
     trial_plan,
 )
 from orchestrator.learning.experiment import Experiment
-from orchestrator.learning.resolve import preset_settings, resolve
+from orchestrator.learning.resolve import find, preset_settings, resolve
+from orchestrator.on_ray.capacity import capacity
+from orchestrator.on_ray.plan import Capacity, Outcome, SearchConfig, SearchSpace, TrialPlan, write_plan
+from orchestrator.on_ray.search import count_trials, override_space, search_algorithm
+from orchestrator.on_ray.tune import can_resume, run_search
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
 from orchestrator.tracking.tracker import Tracker
-
-if TYPE_CHECKING:
-    from orchestrator.on_ray.trial import TrialPlan
-    from orchestrator.on_ray.tune import Outcome
 
 
 @dataclass(frozen=True)
@@ -71,23 +65,25 @@ class Sweep:
     given: Settings  # what all trials share, as the user and the search space gave it
     space: dict[str, Any]
     paper: dict[str, Any]
-    search: Any  # SearchConfig
+    search: SearchConfig
 
     @property
     def recommended(self) -> dict[str, Any]:
         """The point of the space that a run without a search would have."""
         return {name: self.experiment.settings[name] for name in self.space}
 
+    @property
+    def searched(self) -> SearchSpace:
+        return SearchSpace(self.space, self.paper, self.recommended)
 
-def plan_sweep(request: SweepRequest, where: Where) -> Sweep:
+
+def plan_sweep(request: SweepRequest, where: Deployment) -> Sweep:
     """Check everything that a sweep is made of before anything starts.
 
     Raises:
         ConfigError: for whatever could not run.
     """
-    from orchestrator.on_ray.tune import SearchConfig
-
-    find_method_or_say(request.method)
+    find(request.method)
     search = build(SearchConfig, request.search or {}, "search")
     if request.top < 1 or request.seeds < 0:
         raise ConfigError(f"--top must be >= 1 and --seeds >= 0, got {request.top} and {request.seeds}.")
@@ -115,8 +111,6 @@ def _searched(
 
     What the user fixes is not searched; what a preset says goes before the search space's own fixed settings.
     """
-    from orchestrator.on_ray.tune import override_space
-
     fixed, space, paper = search_space(request.method)
     space = override_space(space, request.space)
     for name in preset_settings(request.method, presets, request.overrides):
@@ -127,7 +121,7 @@ def _searched(
     return {name: domain for name, domain in space.items() if name not in request.overrides}, paper, given
 
 
-def sweep(request: SweepRequest, where: Where) -> str:
+def sweep(request: SweepRequest, where: Deployment) -> str:
     """Search a method's settings, then rerun the winners beside the baselines if asked to."""
     check_new(request.name, where)
     where.check()
@@ -136,7 +130,7 @@ def sweep(request: SweepRequest, where: Where) -> str:
     return _search(plan_sweep(request, where), where, None)
 
 
-def check_new(name: str, where: Where) -> None:
+def check_new(name: str, where: Deployment) -> None:
     """Refuse a name that names no folder, or one that is taken.
 
     Raises:
@@ -151,20 +145,7 @@ def check_new(name: str, where: Where) -> None:
         )
 
 
-def resume(name: str, where: Where) -> str:
-    """Go on with an interrupted sweep or table: unfinished trials first, then what was to follow."""
-    from orchestrator.jobs import sweep_table
-    from orchestrator.on_ray.tune import read_plan
-
-    plan, kept = read_plan(where.folder(name), name)
-    where.check()
-    where = kept_where(where, plan, kept)
-    if "table" in kept:
-        return sweep_table.resume(name, kept, where)
-    return _search(plan_sweep(_read_request(name, kept["request"]), where), where, plan)
-
-
-def _read_request(name: str, kept: Mapping[str, Any]) -> SweepRequest:
+def read_request(name: str, kept: Mapping[str, Any]) -> SweepRequest:
     """A request as `write_plan` kept it: JSON has no tuples.
 
     Raises:
@@ -177,10 +158,21 @@ def _read_request(name: str, kept: Mapping[str, Any]) -> SweepRequest:
         raise ConfigError(f"sweep {name}: its plan is of another version ({error}). Start a new sweep.") from error
 
 
-def _search(planned: Sweep, where: Where, plan: TrialPlan | None) -> str:
-    """The search of a checked sweep, and what follows it. `plan`: of an interrupted one."""
-    from orchestrator.on_ray.tune import can_resume, capacity, run_trials, write_plan
+def go_on(name: str, plan: TrialPlan, kept: Mapping[str, Any], where: Deployment) -> str:
+    """Go on with an interrupted sweep: unfinished trials first, then what was to follow.
 
+    Args:
+        plan, kept: what `on_ray.plan.read_plan` found of it.
+        where: as the first command had it, on the cluster of today.
+
+    Raises:
+        ConfigError: if another version kept it.
+    """
+    return _search(plan_sweep(read_request(name, kept["request"]), where), where, plan)
+
+
+def _search(planned: Sweep, where: Deployment, plan: TrialPlan | None) -> str:
+    """The search of a checked sweep, and what follows it. `plan`: of an interrupted one."""
     request, stream = planned.request, planned.stream
     tracker = where.tracker(stream.name)
     with connected(where, tracker) as there:
@@ -200,22 +192,15 @@ def _search(planned: Sweep, where: Where, plan: TrialPlan | None) -> str:
         write_plan(plan, there.folder(request.name), **kept)
         again = f"ctvr sweep --resume {request.name}"
         with interruptible(f"sweep {request.name}", again, there, tracker, [parent]):
-            outcome = run_trials(
-                plan,
-                len(stream.tasks),
-                planned.search,
-                planned.space,
-                planned.paper,
-                max_concurrent=there.max_concurrent,
-                resume=goes_on,
-                recommended=planned.recommended,
+            outcome = run_search(
+                plan, len(stream.tasks), planned.search, planned.searched, there.max_concurrent, goes_on
             )
             if outcome.is_interrupted:  # Ray Tune ends a search in order on Ctrl-C, and returns
                 raise KeyboardInterrupt
             return _conclude(planned, there, tracker, outcome, parent)
 
 
-def _conclude(planned: Sweep, where: Where, tracker: Tracker, outcome: Outcome, parent: str) -> str:
+def _conclude(planned: Sweep, where: Deployment, tracker: Tracker, outcome: Outcome, parent: str) -> str:
     """The end of a search: the parent run is closed, the winner named and rerun."""
     request, metric = planned.request, planned.search.metric
     close_search(tracker, parent, outcome)
@@ -250,12 +235,12 @@ def close_search(tracker: Tracker, parent: str, outcome: Outcome) -> None:
     tracker.close(parent, "FINISHED" if outcome.complete else "FAILED")
 
 
-def flat_search(search: Any) -> Settings:
+def flat_search(search: SearchConfig) -> Settings:
     """How settings were searched, as the parent run records it."""
     return {f"search.{name}": value for name, value in asdict(search).items()}
 
 
-def _plan_text(planned: Sweep, room: Any, decoded: int, where: Where, tracker: Tracker) -> str:
+def _plan_text(planned: Sweep, room: Capacity, decoded: int, where: Deployment, tracker: Tracker) -> str:
     """What will happen, before it does."""
     request, stream, search = planned.request, planned.stream, planned.search
     recommended = ", ".join(f"{name}={value}" for name, value in stream.settings.items())
@@ -279,11 +264,9 @@ def _plan_text(planned: Sweep, room: Any, decoded: int, where: Where, tracker: T
 
 def _num_trials(planned: Sweep) -> int:
     """As many as were asked for; a grid has as many as it has points, whatever was asked for."""
-    from orchestrator.on_ray.tune import count_trials, search_algorithm
-
     if planned.search.searcher != "grid":
-        return int(planned.search.trials)
-    return count_trials(planned.search, search_algorithm(planned.search, planned.space, planned.paper, 1)[1])
+        return planned.search.trials
+    return count_trials(planned.search, search_algorithm(planned.search, planned.searched)[1])
 
 
 def videos_text(decoded: int) -> str:

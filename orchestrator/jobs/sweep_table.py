@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.config import Settings, build
 from orchestrator.console import say
 from orchestrator.errors import ConfigError, FailedRuns, Interrupted
-from orchestrator.jobs.deployment import Where, default_presets, find_manifest, find_method_or_say
+from orchestrator.jobs.deployment import Deployment, find_manifest
+from orchestrator.jobs.methods import default_presets
+from orchestrator.jobs.ready import make_all_ready, searched_splits
 from orchestrator.jobs.rerun import (
     RULES,
     Rerun,
@@ -30,25 +32,23 @@ from orchestrator.jobs.session import (
     check_machine,
     connected,
     interruptible,
-    make_all_ready,
     portable,
     resources_text,
     say_waiting,
-    searched_splits,
     send_waiting,
     trial_plan,
 )
 from orchestrator.jobs.sweep import Sweep, SweepRequest, check_new, close_search, flat_search, plan_sweep, videos_text
 from orchestrator.learning.experiment import Experiment
-from orchestrator.learning.resolve import resolve
+from orchestrator.learning.resolve import find, resolve
+from orchestrator.on_ray.capacity import capacity
+from orchestrator.on_ray.plan import Capacity, Outcome, RowPlan, SearchConfig, TrialPlan, write_plan
+from orchestrator.on_ray.tune import can_resume, run_rows
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
 from orchestrator.tables.build import NOTES
 from orchestrator.tables.presets import TablePreset, TableRow, as_data, parse_preset
 from orchestrator.tracking.tracker import Tracker
-
-if TYPE_CHECKING:
-    from orchestrator.on_ray.tune import Outcome, RowPlan
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class PlannedTable:
 
     request: TableRequest
     stream: Stream
-    search: Any  # SearchConfig; of no meaning where no row is searched
+    search: SearchConfig  # of no meaning where no row is searched
     rows: tuple[PlannedRow, ...]
 
     @property
@@ -84,14 +84,12 @@ class PlannedTable:
         return [row for row in self.rows if row.sweep is not None]
 
 
-def plan_table(request: TableRequest, where: Where) -> PlannedTable:
+def plan_table(request: TableRequest, where: Deployment) -> PlannedTable:
     """Check every row before anything starts.
 
     Raises:
         ConfigError: for whatever could not run; the message names the row.
     """
-    from orchestrator.on_ray.tune import SearchConfig
-
     preset = request.preset
     if preset.seeds < 0:
         raise ConfigError(f"--seeds: must be >= 0, got {preset.seeds}.")
@@ -137,9 +135,9 @@ class _Trials:
 
 
 def _plan_row(
-    request: TableRequest, row: TableRow, stream: Stream, search: Any, is_searched: bool, where: Where
+    request: TableRequest, row: TableRow, stream: Stream, search: SearchConfig, is_searched: bool, where: Deployment
 ) -> PlannedRow:
-    find_method_or_say(row.method)
+    find(row.method)
     overrides = {**request.preset.settings_of(row, stream_names(stream)), **request.overrides}
     if row.searched and is_searched:
         asked = SweepRequest(
@@ -154,7 +152,7 @@ def _plan_row(
 # ----------------------------------------------------------------------------------------------- running
 
 
-def sweep_table(request: TableRequest, where: Where) -> str:
+def sweep_table(request: TableRequest, where: Deployment) -> str:
     """Search every row, rerun all winners and seeds, write the table."""
     check_new(request.name, where)
     where.check()
@@ -163,11 +161,11 @@ def sweep_table(request: TableRequest, where: Where) -> str:
     return _run(plan_table(request, where), where)
 
 
-def resume(name: str, kept: Mapping[str, Any], where: Where) -> str:
+def go_on(name: str, kept: Mapping[str, Any], where: Deployment) -> str:
     """Go on with an interrupted table; rows that are finished are not searched again.
 
     Args:
-        kept: what `on_ray.tune.read_plan` found of it.
+        kept: what `on_ray.plan.read_plan` found of it.
         where: as the first command had it, on the cluster of today.
 
     Raises:
@@ -182,9 +180,7 @@ def resume(name: str, kept: Mapping[str, Any], where: Where) -> str:
     return _run(plan_table(request, where), where)
 
 
-def _run(planned: PlannedTable, where: Where) -> str:
-    from orchestrator.on_ray.tune import can_resume, capacity, run_rows, write_plan
-
+def _run(planned: PlannedTable, where: Deployment) -> str:
     request, stream = planned.request, planned.stream
     tracker = where.tracker(stream.name)
     with connected(where, tracker) as there:
@@ -223,10 +219,8 @@ def _run(planned: PlannedTable, where: Where) -> str:
             return _conclude(planned, outcomes, there, tracker, parent)
 
 
-def _row_plan(row: PlannedRow, plan: Any, stream: str, table: PlannedTable, tracker: Tracker) -> RowPlan:
+def _row_plan(row: PlannedRow, plan: TrialPlan, stream: str, table: PlannedTable, tracker: Tracker) -> RowPlan:
     """The search of a row, below an MLflow parent of its own."""
-    from orchestrator.on_ray.tune import RowPlan, RowSpace
-
     assert row.sweep is not None
     name = row.sweep.request.name
     settings = {**row.experiment.settings, **flat_search(table.search)}
@@ -239,11 +233,11 @@ def _row_plan(row: PlannedRow, plan: Any, stream: str, table: PlannedTable, trac
         presets=row.experiment.presets,
         tags={"ctvr.role": "trial"},
     )
-    return RowPlan(made, RowSpace(row.sweep.space, row.sweep.paper, row.sweep.recommended))
+    return RowPlan(made, row.sweep.searched)
 
 
 def _conclude(
-    planned: PlannedTable, outcomes: Mapping[str, Outcome], where: Where, tracker: Tracker, parent: str
+    planned: PlannedTable, outcomes: Mapping[str, Outcome], where: Deployment, tracker: Tracker, parent: str
 ) -> str:
     """What the searches found, then the rerun of all rows and their table."""
     request, metric = planned.request, planned.search.metric
@@ -278,7 +272,7 @@ def _conclude(
     return "\n".join([*lines, text])
 
 
-def _rerun(planned: PlannedTable, runs: list[Rerun], where: Where, tracker: Tracker) -> str:
+def _rerun(planned: PlannedTable, runs: list[Rerun], where: Deployment, tracker: Tracker) -> str:
     name, seeds = planned.request.name, planned.request.preset.seeds
     if not seeds:
         say_waiting(tracker)
@@ -294,7 +288,7 @@ def _failures(rows: list[str]) -> list[str]:
     return [f"rows without a winner, missing in the table: {', '.join(rows)}"] if rows else []
 
 
-def _plan_text(planned: PlannedTable, room: Any, decoded: int, where: Where, tracker: Tracker) -> str:
+def _plan_text(planned: PlannedTable, room: Capacity, decoded: int, where: Deployment, tracker: Tracker) -> str:
     """What will happen, before it does."""
     request, search, searched = planned.request, planned.search, planned.searched
     unsearched = [row.row.name for row in planned.rows if row.sweep is None]

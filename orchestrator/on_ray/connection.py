@@ -1,18 +1,16 @@
-"""A Ray cluster: joined or started here, how many trials fit it at once, and how it grows."""
+"""A Ray cluster, joined or started here for the length of a command."""
 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import secrets
 import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,12 +18,13 @@ from typing import Any
 import ray
 
 from orchestrator.errors import ConfigError
+from orchestrator.on_ray.capacity import ask_for_room, fit_count
+from orchestrator.on_ray.internals import bind_to_loopback
 from orchestrator.on_ray.nodes import await_nodes, await_sources
-from orchestrator.on_ray.trial import TrialPlan
+from orchestrator.on_ray.plan import TrialPlan
 
 log = logging.getLogger(__name__)
 
-DRIVER_CPU = 0.1  # a trial driver only waits for its workers
 START_TIMEOUT_SECONDS = "300"  # a legitimate start took 40 s and more on a loaded machine
 POLL_SECONDS = "0.2"  # how often the controller looks for reports; its default of 2.0 s throttles short tasks
 _TOKEN = secrets.token_hex(32)  # of the clusters that this process starts; Ray reads it once in a process
@@ -37,15 +36,6 @@ QUIET = {
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
     "RAY_worker_maximum_startup_concurrency": "8",  # a trial is eight processes that start at once
 }
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """What a cluster has, and how many trials of a plan fit at once."""
-
-    cpus: float
-    gpus: float
-    concurrent: int
 
 
 def worker_environment() -> dict[str, str]:
@@ -120,7 +110,7 @@ def _quiet() -> dict[str, Any]:
 
 def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool:
     """Whether a cluster was joined. One that was not asked for may be gone, its file left behind."""
-    _stay_here(False)
+    bind_to_loopback(False)
     try:
         ray.init(address=wanted, runtime_env={"env_vars": dict(environment)}, **_quiet())
     except (ConnectionError, ValueError) as error:
@@ -132,7 +122,7 @@ def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool
 
 def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 3) -> None:
     """Start a cluster on this machine. Ray gives itself 30 s, too little where all processors are busy."""
-    _stay_here(True)
+    bind_to_loopback(True)
     if not _token_file().is_file():  # Ray asks for a token by itself, and would write a new one into the home folder
         os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
     for attempt in range(1, attempts + 1):
@@ -162,18 +152,6 @@ def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 
         except BaseException:  # Ctrl-C
             ray.shutdown()
             raise
-
-
-def _stay_here(is_local: bool) -> None:
-    """Let Ray bind to loopback when it is started next, or to every interface, as a node of a cluster must.
-
-    Without this a sweep on a laptop opens its ports, each of which runs commands, to every network it is in. The
-    setting has its name from the systems on which it is Ray's default.
-    """
-    from ray._private import ray_constants
-
-    ray_constants.ENABLE_RAY_CLUSTER = not is_local
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = str(int(not is_local))  # in the processes that it starts
 
 
 def _token_file() -> Path:
@@ -210,120 +188,6 @@ def _await_dashboard(port: int, seconds: float = 120) -> None:
         f"Ray's dashboard does not answer on port {port} after {seconds:.0f} s; a sweep would hang without it. "
         "Is ray[default] installed?"
     )
-
-
-# ---------------------------------------------------------------------------------------------- capacity
-
-
-def capacity(plan: TrialPlan, max_concurrent: int | None = None) -> Capacity:
-    """How many trials fit the connected cluster at once.
-
-    Raises:
-        ConfigError: if not even one trial can ever be scheduled.
-    """
-    have = ray.cluster_resources()
-    cpus, gpus = have.get("CPU", 0.0), have.get("GPU", 0.0)
-    concurrent = fit_count(plan, [node.get("Resources", {}) for node in ray.nodes() if node.get("Alive")])
-    return Capacity(cpus, gpus, concurrent if max_concurrent is None else min(concurrent, max_concurrent))
-
-
-def ask_for_room(plan: TrialPlan, trials: int) -> None:
-    """Ask the cluster's autoscaler for room for so many trials; a fixed cluster takes no notice.
-
-    The request stands until the next one; 0 trials take it back, and idle machines may go.
-    """
-    from ray.autoscaler.sdk import request_resources
-
-    worker = {"CPU": plan.cpus_per_worker, **({"GPU": plan.gpus_per_worker} if plan.gpus_per_worker else {})}
-    bundles = [worker] * (trials * plan.workers) + [{"CPU": DRIVER_CPU}] * trials
-    try:
-        request_resources(bundles=bundles)
-    except Exception as error:  # an interface that Ray calls experimental must not end a sweep
-        log.warning("the cluster was not asked to grow: %s", _first_line(error))
-
-
-def choose_gpus(asked: float | None, workers: int) -> float:
-    """GPUs of a trial: as many as the user asked for, else one for each worker if the connected cluster has them.
-
-    Raises:
-        ConfigError: if they were asked for and torch cannot use them; workers would fail on it much later.
-    """
-    if asked == 0 or (asked is None and ray.cluster_resources().get("GPU", 0.0) < workers):
-        return 0.0
-    share = (asked or workers) / workers
-    if ray.cluster_resources().get("GPU", 0.0) < min(1.0, share) or _sees_cuda(share):
-        return asked or float(workers)  # too few of them is said by `capacity`
-    if asked is None:
-        log.warning("the cluster has GPUs, but its torch cannot use them: trials run on CPUs")
-        return 0.0
-    raise ConfigError(
-        "--gpus-per-trial: the cluster's GPUs are of no use to its torch, which is built without CUDA or finds no "
-        "driver. Install a CUDA build there, or write --gpus-per-trial 0."
-    )
-
-
-def _sees_cuda(gpus: float) -> bool:
-    """Whether torch finds a device in a process that Ray gave `gpus` GPUs; asked before workers fail on it."""
-
-    def ask() -> bool:
-        import torch
-
-        return torch.cuda.is_available()
-
-    return bool(ray.get(ray.remote(num_cpus=0, num_gpus=min(1.0, gpus))(ask).remote()))
-
-
-def fit_count(plan: TrialPlan, nodes: Sequence[Mapping[str, float]]) -> int:
-    """Trials that fit at once, wherever Ray places their drivers.
-
-    Drivers and workers are placed one by one: drivers that hold the last CPUs while no worker fits would
-    wait for ever. So every node is counted as if it held the drivers of all trials.
-
-    Args:
-        plan: workers and resources of one trial.
-        nodes: resources (CPU, GPU) of each node.
-
-    Raises:
-        ConfigError: if none fits; the message says what is missing.
-    """
-    cpus, gpus = (sum(node.get(kind, 0.0) for node in nodes) for kind in ("CPU", "GPU"))
-    need = plan.workers * plan.cpus_per_worker + DRIVER_CPU
-    if cpus + 1e-9 < need:
-        raise ConfigError(
-            f"a trial needs {need:g} CPUs ({plan.workers} workers x {plan.cpus_per_worker:g} + {DRIVER_CPU} for its "
-            f"driver), the cluster has {cpus:g}. Lower --workers or --cpus-per-worker."
-        )
-    wanted = plan.workers * plan.gpus_per_worker
-    if gpus + 1e-9 < wanted:
-        raise ConfigError(
-            f"a trial needs {wanted:g} GPUs, the cluster has {gpus:g}. Lower --gpus-per-trial or --workers."
-        )
-    fits = 0
-    while fits * need < cpus and sum(_slots(plan, node, fits + 1) for node in nodes) >= (fits + 1) * plan.workers:
-        fits += 1
-    if not fits:
-        slots = sum(_slots(plan, node, 1) for node in nodes)
-        raise ConfigError(
-            f"a trial needs places for {plan.workers} workers of {plan.cpus_per_worker:g} CPUs and "
-            f"{plan.gpus_per_worker:g} GPUs, the cluster's nodes have {slots}. Lower --workers, --cpus-per-worker or "
-            "--gpus-per-trial."
-        )
-    return fits
-
-
-def _slots(plan: TrialPlan, node: Mapping[str, float], drivers: int) -> int:
-    """Workers that fit a node beside `drivers` trial drivers."""
-    slots = math.floor((node.get("CPU", 0.0) - drivers * DRIVER_CPU) / plan.cpus_per_worker + 1e-9)
-    if plan.gpus_per_worker:
-        slots = min(slots, _gpu_slots(node.get("GPU", 0.0), plan.gpus_per_worker))
-    return max(0, slots)
-
-
-def _gpu_slots(gpus: float, share: float) -> int:
-    """Workers that a node's GPUs hold; a share of less than one GPU never spans two."""
-    if share < 1:
-        return math.floor(gpus + 1e-9) * math.floor(1 / share + 1e-9)
-    return math.floor(gpus / share + 1e-9)
 
 
 def check_local(plan: TrialPlan, address: str | None, local_cpus: int | None) -> None:

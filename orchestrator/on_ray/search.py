@@ -11,7 +11,6 @@ import copy
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,36 +19,8 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, SearchAlgorithm, Searcher
 from ray.tune.search.sample import Categorical, Float, Integer
 
-from orchestrator.config import suggest
 from orchestrator.errors import ConfigError
-
-GAIN = "stream/t2v/r1_gain"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchConfig:
-    """How settings are searched (`search.*` on the command line)."""
-
-    trials: int = 8
-    searcher: str = "tpe"  # tpe (Optuna), random, grid
-    scheduler: str = "asha"  # asha, none
-    grace_tasks: int = 1  # asha: tasks that every trial may finish
-    reduction: int = 2  # asha: 1 / reduction of the trials pass a rung
-    seed: int = 0  # of the searcher
-    metric: str = GAIN
-    mode: str = "max"
-
-    def __post_init__(self) -> None:
-        for name, known in (
-            ("searcher", ("tpe", "random", "grid")),
-            ("scheduler", ("asha", "none")),
-            ("mode", ("max", "min")),
-        ):
-            if getattr(self, name) not in known:
-                hint = suggest(getattr(self, name), known)
-                raise ValueError(f"{name}: {getattr(self, name)!r} is none of {', '.join(known)}.{hint}")
-        if self.trials < 1 or self.grace_tasks < 1 or self.reduction < 2:
-            raise ValueError("trials and grace_tasks must be >= 1, reduction >= 2.")
+from orchestrator.on_ray.plan import SearchConfig, SearchSpace
 
 
 class Listed(BasicVariantGenerator):
@@ -67,31 +38,28 @@ class Limiter(ConcurrencyLimiter):
 
 
 def search_algorithm(
-    search: SearchConfig,
-    space: Mapping[str, Any],
-    paper: Mapping[str, Any],
-    concurrent: int = 1,
-    recommended: Mapping[str, Any] | None = None,
+    search: SearchConfig, space: SearchSpace, concurrent: int = 1
 ) -> tuple[Searcher | SearchAlgorithm, dict[str, Any]]:
     """The searcher and the parameter space it wants. What is known to work is tried first: see `first_points`.
 
     Args:
         search: what was asked for.
-        space: setting -> domain of Ray Tune.
-        paper: setting -> the paper's value.
+        space: what is searched.
         concurrent: trials at once.
-        recommended: setting -> the value that a run without a search would have.
 
     Raises:
         ConfigError: if a grid is asked for over a range that has no listed values.
     """
-    first = first_points(space, recommended or {}, paper) or None
+    first = first_points(space) or None
     if search.searcher == "grid":
-        grid = {name: tune.grid_search(grid_values(name, domain, paper.get(name))) for name, domain in space.items()}
+        grid = {
+            name: tune.grid_search(grid_values(name, domain, space.paper.get(name)))
+            for name, domain in space.space.items()
+        }
         return Listed(random_state=search.seed, max_concurrent=concurrent), grid
     if search.searcher == "random":
-        return Listed(first, random_state=search.seed, max_concurrent=concurrent), dict(space)
-    return Limiter(_optuna(search, space, first), max_concurrent=concurrent), {}
+        return Listed(first, random_state=search.seed, max_concurrent=concurrent), dict(space.space)
+    return Limiter(_optuna(search, space.space, first), max_concurrent=concurrent), {}
 
 
 def _optuna(search: SearchConfig, space: Mapping[str, Any], first: list[dict[str, Any]] | None) -> Searcher:
@@ -113,11 +81,11 @@ def _optuna(search: SearchConfig, space: Mapping[str, Any], first: list[dict[str
     )
 
 
-def first_points(space: Mapping[str, Any], *known: Mapping[str, Any]) -> list[dict[str, Any]]:
+def first_points(space: SearchSpace) -> list[dict[str, Any]]:
     """What a search tries first: the recommended point, so that it never ends below it, and the paper's."""
     points: list[dict[str, Any]] = []
-    for values in known:
-        point = first_point(space, values)
+    for values in (space.recommended, space.paper):
+        point = first_point(space.space, values)
         if point and point not in points:
             points.append(point)
     return points
@@ -186,15 +154,6 @@ def _plain(text: str) -> Any:
 # ------------------------------------------------------------------------------------------- whole tables
 
 
-@dataclass(frozen=True)
-class RowSpace:
-    """What is searched in one row of a table."""
-
-    space: dict[str, Any]
-    paper: dict[str, Any]
-    recommended: dict[str, Any]
-
-
 class RowSearch(Searcher):
     """The searches of a table's rows as one, so that all of them share a cluster: rows take turns.
 
@@ -235,7 +194,7 @@ class RowSearch(Searcher):
         self.__dict__.update(cloudpickle.loads(Path(checkpoint_path).read_bytes()))
 
 
-def row_search(search: SearchConfig, rows: Mapping[str, RowSpace], concurrent: int) -> Searcher:
+def row_search(search: SearchConfig, rows: Mapping[str, SearchSpace], concurrent: int) -> Searcher:
     """The searcher of a table: `search.trials` for each row.
 
     Args:
@@ -248,10 +207,7 @@ def row_search(search: SearchConfig, rows: Mapping[str, RowSpace], concurrent: i
     """
     if search.searcher == "grid":
         raise ConfigError("search.searcher: the rows of a table get equally many trials. Write tpe or random.")
-    searchers = {
-        name: _optuna(search, row.space, first_points(row.space, row.recommended, row.paper) or None)
-        for name, row in rows.items()
-    }
+    searchers = {name: _optuna(search, row.space, first_points(row) or None) for name, row in rows.items()}
     return Limiter(RowSearch(searchers, search.trials, search), max_concurrent=concurrent)
 
 

@@ -7,20 +7,17 @@ sooner without it, and without torch.
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit, urlunsplit
 
 import ray.train
 from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig, UserCallback, WorkerGroupError
 from ray.train.backend import BackendConfig
-from ray.train.v2._internal.callbacks import DatasetsCallback
-from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from orchestrator.config import Settings
 from orchestrator.errors import ConfigError, CtvrError, TrialFailed
+from orchestrator.on_ray.internals import Trainer, cause_of
+from orchestrator.on_ray.plan import TrialPlan
 from orchestrator.redaction import redact
 
 if TYPE_CHECKING:
@@ -30,46 +27,7 @@ if TYPE_CHECKING:
     from orchestrator.data.batches import StreamData
     from orchestrator.learning.commits import Commits, Record
     from orchestrator.learning.experiment import Experiment
-    from orchestrator.learning.run import Places
     from orchestrator.learning.workers import Workers
-
-
-@dataclass(frozen=True)
-class TrialPlan:
-    """Everything a trial needs besides its own settings. Plain data: Ray pickles it."""
-
-    sweep: str
-    root: str  # the runs folder, the same on every node
-    store: str
-    tracking_uri: str
-    parent: str | None  # MLflow run id of the sweep
-    storage: str  # where Ray keeps its own state of the trials
-    settings: Settings = field(default_factory=dict)  # what all trials share, as the user gave it
-    presets: tuple[str, ...] = ()
-    videos: str | None = None
-    workers: int = 1
-    cpus_per_worker: float = 1.0
-    gpus_per_worker: float = 0.0
-    max_failures: int = 3
-    keep_model: bool = False
-    reuse: bool = True  # take over tasks that another trial has finished where the results cannot differ
-    tags: dict[str, str] = field(default_factory=dict)
-    session: str = ""  # of the process that drives the trials; a resumed sweep has another
-    host: str = ""  # where that process runs
-    sources: str = ""  # `digests.source_digest` there
-
-    def places(self) -> Places:
-        from orchestrator.learning.run import Places
-
-        return Places(Path(self.root), self.store, Path(self.videos) if self.videos else None)
-
-
-def below(storage: str, name: str) -> str:
-    """A folder of Ray's storage: a path, or a URI, whose query (`?endpoint_override=...`) stays at its end."""
-    if "://" not in storage:
-        return str(Path(storage) / name)
-    parts = urlsplit(storage)
-    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}"))
 
 
 # ----------------------------------------------------------------------------------------------- a worker
@@ -169,13 +127,6 @@ class _Reports:
 # ----------------------------------------------------------------------------------------------- a trial
 
 
-class _Trainer(DataParallelTrainer):
-    """Without the process that deals out Ray datasets: ours are read by the workers themselves."""
-
-    def _create_default_callbacks(self) -> list[Any]:
-        return [each for each in super()._create_default_callbacks() if not isinstance(each, DatasetsCallback)]
-
-
 def _backend(plan: TrialPlan) -> BackendConfig:
     """How the workers of a trial find each other.
 
@@ -198,13 +149,13 @@ class _EndOnMistake(UserCallback):
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         for error in worker_exceptions.values():
-            if "owner has died" in f"{error} {_cause(error)}":
+            if "owner has died" in f"{error} {cause_of(error)}":
                 raise ControllerError(TrialFailed("the trial's driver has ended"))
-            if is_final(_cause(error)):
-                raise ControllerError(TrialFailed(_line(_cause(error)), is_final=True))
+            if is_final(cause_of(error)):
+                raise ControllerError(TrialFailed(_line(cause_of(error)), is_final=True))
 
 
-def fit(
+def run_trial(
     settings: Settings, plan: TrialPlan, name: str, callbacks: list[Any], presets: tuple[str, ...] | None = None
 ) -> None:
     """Run one trial as a Ray Train run, in the trial driver.
@@ -224,7 +175,7 @@ def fit(
     if plan.gpus_per_worker:
         resources["GPU"] = plan.gpus_per_worker
     chosen = plan.presets if presets is None else presets
-    trainer = _Trainer(
+    trainer = Trainer(
         train_worker,
         train_loop_config={"settings": full, "plan": plan, "name": name, "presets": chosen},
         backend_config=_backend(plan),
@@ -256,19 +207,10 @@ def explain(error: Exception) -> TrialFailed:
     if isinstance(error, ControllerError):
         cause = error.controller_failure
         return cause if isinstance(cause, TrialFailed) else TrialFailed(_line(cause))
-    causes = [_cause(each) for each in getattr(error, "worker_failures", {}).values()] or [error]
+    causes = [cause_of(each) for each in getattr(error, "worker_failures", {}).values()] or [error]
     first = next((cause for cause in causes if is_final(cause)), None)
     lost = next((cause for cause in causes if "ActorDied" in type(cause).__name__), None)
     return TrialFailed(_line(first or lost or causes[0]), is_final=first is not None)
-
-
-def _cause(error: BaseException) -> BaseException:
-    """The exception below Ray's wrappers."""
-    for name in ("_base_exc", "cause"):
-        inner = getattr(error, name, None)
-        if isinstance(inner, BaseException):
-            return _cause(inner)
-    return error
 
 
 def _line(error: BaseException) -> str:
@@ -278,10 +220,3 @@ def _line(error: BaseException) -> str:
     if isinstance(error, CtvrError):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def run_name(plan: TrialPlan, config: Mapping[str, Any], trial_id: str) -> str:
-    """The name of a trial's Train run and of its MLflow run; `config` is Tune's."""
-    if "run" in config:
-        return f"{plan.sweep}-{config['run']['label']}"
-    return f"{plan.sweep}-{config.get('method', plan.settings.get('method'))}-{trial_id}"

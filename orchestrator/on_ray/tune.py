@@ -7,51 +7,49 @@ when a sweep is restored. See `on_ray.trial` for what happens inside a trial.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import platform
 import secrets
 import signal
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ray import tune
 from ray.tune.integration.ray_train import TuneReportCallback
 
-from orchestrator.config import Settings, suggest
+from orchestrator.config import Settings
 from orchestrator.digests import source_digest
-from orchestrator.errors import ConfigError, TrialFailed
-from orchestrator.on_ray.connection import DRIVER_CPU, capacity, cluster, connect
-from orchestrator.on_ray.search import (
+from orchestrator.errors import TrialFailed
+from orchestrator.on_ray.capacity import DRIVER_CPU, capacity
+from orchestrator.on_ray.internals import give_anew, hand_on_no_keys, keep_note, read_note, trials_of
+from orchestrator.on_ray.plan import (
     GAIN,
-    Listed,
-    RowSpace,
+    ListedRun,
+    Outcome,
+    RowPlan,
     SearchConfig,
-    TaskHalving,
-    count_trials,
-    override_space,
-    row_search,
-    scheduler,
-    search_algorithm,
+    SearchSpace,
+    TrialPlan,
+    below,
+    label_of,
+    run_name,
 )
-from orchestrator.on_ray.trial import TrialPlan, below, fit, run_name
+from orchestrator.on_ray.search import Listed, TaskHalving, count_trials, row_search, scheduler, search_algorithm
+from orchestrator.on_ray.trial import run_trial
 from orchestrator.on_ray.watch import Plans, Room, Watcher
 from orchestrator.tracking.tracker import Tracker
 
 
 def _trial(config: dict[str, Any], plans: Plans) -> None:
     """Tune's trainable: the trial driver. Tune tries it twice; what cannot go better is not trained again."""
-    from ray.experimental import internal_kv
-
     plan = plans[config.get("row", "")]
     trial_id = tune.get_context().get_trial_id()
-    verdict = f"ctvr-{plan.session}-{trial_id}".encode()
-    known = internal_kv._internal_kv_get(verdict)
-    if known:
-        raise TrialFailed(known.decode(), is_final=True)
+    verdict = f"ctvr-{plan.session}-{trial_id}"
+    if known := read_note(verdict):
+        raise TrialFailed(known, is_final=True)
     name = run_name(plan, config, trial_id)
     settings, presets = config.get("settings", config), None
     if "run" in config:
@@ -59,75 +57,28 @@ def _trial(config: dict[str, Any], plans: Plans) -> None:
         settings, presets = run.settings, run.presets
         plan = replace(plan, tags={**plan.tags, **run.tags})
     try:
-        fit(dict(settings), plan, name, [TuneReportCallback()], presets)
+        run_trial(dict(settings), plan, name, [TuneReportCallback()], presets)
     except TrialFailed as error:
         if error.is_final:
-            internal_kv._internal_kv_put(verdict, error.reason.encode())
+            keep_note(verdict, error.reason)
         raise
 
 
-# ------------------------------------------------------------------------------------------------ running
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a set of trials ended."""
-
-    trials: int
-    complete: int
-    stopped: int
-    failed: int
-    unfinished: int  # interrupted, or not even begun
-    seconds: float
-    tasks: int = 0  # finished by all trials together
-    reused: int = 0  # of these, tasks that another trial had trained
-
-    @property
-    def executions(self) -> str:
-        """How many tasks were really trained, as a person reads it."""
-        return f"task executions: {self.tasks - self.reused} for {self.tasks} finished tasks ({self.reused} reused)"
-
-    @property
-    def is_interrupted(self) -> bool:
-        return self.unfinished > 0
-
-
-@dataclass(frozen=True)
-class ListedRun:
-    """One run of a list. `label` is the same whenever it is run: what is complete is known by it."""
-
-    label: str
-    settings: Settings
-    presets: tuple[str, ...] | None = None  # none: the plan's
-    tags: dict[str, str] = field(default_factory=dict)  # of its MLflow run, beside the plan's
-
-
-@dataclass(frozen=True)
-class RowPlan:
-    """What the search of one row of a table is made of."""
-
-    plan: TrialPlan
-    space: RowSpace
-
-
-def run_trials(
+def run_search(
     plan: TrialPlan,
     num_tasks: int,
-    search: SearchConfig | None = None,
-    space: Mapping[str, Any] | None = None,
-    paper: Mapping[str, Any] | None = None,
-    listed: Sequence[Settings | ListedRun] = (),
+    search: SearchConfig,
+    space: SearchSpace,
     max_concurrent: int | None = None,
     resume: bool = False,
-    recommended: Mapping[str, Any] | None = None,
 ) -> Outcome:
-    """Run a search, or a list of configurations, to its end. Ray is connected.
+    """Search settings. Ray is connected.
 
     Args:
         plan: what all trials share.
         num_tasks: of the stream.
-        search, space, paper, recommended: for a search; the two points are tried first.
-        listed: the runs of a list, instead of a search.
+        search: how, and by how many trials.
+        space: what is searched; its two points are tried first.
         max_concurrent: upper limit of trials at once; computed from the cluster otherwise.
         resume: go on with what an interrupted search under the same `plan.sweep` left.
 
@@ -135,27 +86,56 @@ def run_trials(
         ConfigError: if nothing fits the cluster.
     """
     room = capacity(plan, max_concurrent).concurrent
-    plan = replace(plan, session=secrets.token_hex(4), host=platform.node(), sources=source_digest())
-    if search is not None and space:
-        algorithm, param_space = search_algorithm(search, space, paper or {}, room, recommended)
-        total, name = count_trials(search, param_space), "tune"
-        samples = total if search.searcher != "grid" else 1
-    else:
-        search = SearchConfig(scheduler="none")
-        runs = [asdict(_as_listed(plan, run)) for run in listed]
-        algorithm, param_space = Listed(max_concurrent=room), {"run": tune.grid_search(runs)}
-        total, name, samples = len(runs), f"tune-{plan.session}", 1
+    algorithm, param_space = search_algorithm(search, space, room)
+    total = count_trials(search, param_space)
     config = tune.TuneConfig(
         metric=search.metric,
         mode=search.mode,
-        num_samples=samples,
+        num_samples=total if search.searcher != "grid" else 1,
         search_alg=algorithm,
         scheduler=scheduler(search, num_tasks),
         trial_dirname_creator=_folder_name,
     )
     watcher = Watcher(plan, total, num_tasks, room, Room(plan, algorithm, max_concurrent))
-    trials, seconds = _fit({"": plan}, config, param_space, watcher, name, resume)
+    trials, seconds = _fit({"": _begun(plan)}, config, param_space, watcher, "tune", resume)
     return _outcome(trials, total, num_tasks, seconds, watcher.ended)
+
+
+def run_listed(
+    plan: TrialPlan, num_tasks: int, runs: Sequence[Settings | ListedRun], max_concurrent: int | None = None
+) -> Outcome:
+    """Run a list of configurations to its end. Ray is connected.
+
+    Args:
+        plan: what all runs share.
+        num_tasks: of the stream.
+        runs: settings besides the plan's, or runs with a label of their own.
+        max_concurrent: upper limit of runs at once; computed from the cluster otherwise.
+
+    Raises:
+        ConfigError: if nothing fits the cluster.
+    """
+    room = capacity(plan, max_concurrent).concurrent
+    plan = _begun(plan)
+    listed = [asdict(_as_listed(plan, run)) for run in runs]
+    algorithm = Listed(max_concurrent=room)
+    config = tune.TuneConfig(
+        metric=GAIN,
+        mode="max",
+        num_samples=1,
+        search_alg=algorithm,
+        scheduler=scheduler(SearchConfig(scheduler="none"), num_tasks),
+        trial_dirname_creator=_folder_name,
+    )
+    watcher = Watcher(plan, len(listed), num_tasks, room, Room(plan, algorithm, max_concurrent))
+    param_space = {"run": tune.grid_search(listed)}
+    trials, seconds = _fit({"": plan}, config, param_space, watcher, f"tune-{plan.session}", False)
+    return _outcome(trials, len(listed), num_tasks, seconds, watcher.ended)
+
+
+def _begun(plan: TrialPlan, session: str = "") -> TrialPlan:
+    """A plan of this process: trials compare their node's sources with those here."""
+    return replace(plan, session=session or secrets.token_hex(4), host=platform.node(), sources=source_digest())
 
 
 def run_rows(
@@ -171,7 +151,7 @@ def run_rows(
         ConfigError: if nothing fits the cluster, or for a grid.
     """
     session = secrets.token_hex(4)
-    plans = {name: replace(row.plan, session=session) for name, row in rows.items()}
+    plans = {name: _begun(row.plan, session) for name, row in rows.items()}
     plan = next(iter(plans.values()))  # as to resources all are alike
     room = capacity(plan, max_concurrent).concurrent
     algorithm = row_search(search, {name: row.space for name, row in rows.items()}, room)
@@ -212,26 +192,14 @@ def _fit(
                 verbose=0,
             ),
         )
-    _keep_secrets()
+    hand_on_no_keys()
     try:
         with _quiet_end():
-            results: Any = tuner.fit()
+            results = tuner.fit()
     finally:
         if watcher.room:
             watcher.room.close()
-    return list(results._experiment_analysis.trials), time.monotonic() - started
-
-
-def _keep_secrets() -> None:
-    """Stop Tune from handing AWS keys on in the runtime environment of trials: Ray writes it to logs and shows it.
-
-    Processes of a cluster that was started here inherit the keys; the nodes of another one have their own.
-    """
-    from ray.tune.execution import class_cache
-
-    class_cache.ENV_VARS_TO_PROPAGATE = {
-        name for name in class_cache.ENV_VARS_TO_PROPAGATE if not name.startswith("AWS_")
-    }
+    return trials_of(results), time.monotonic() - started
 
 
 def _folder_name(trial: Any) -> str:
@@ -242,13 +210,6 @@ def _as_listed(plan: TrialPlan, run: Settings | ListedRun) -> ListedRun:
     if isinstance(run, ListedRun):
         return run
     return ListedRun(label_of({**plan.settings, **run}), dict(run), plan.presets)
-
-
-def label_of(settings: Mapping[str, Any], name: str = "") -> str:
-    """A listed run's name, the same whenever it is run; `name` stands for the method's."""
-    from orchestrator.digests import digest_of
-
-    return f"{name or settings.get('method')}-seed{settings.get('seed', 0)}-{digest_of(dict(settings))[:6]}"
 
 
 def can_resume(plan: TrialPlan) -> bool:
@@ -265,9 +226,7 @@ def _restored(plans: Plans, trainable: Any, config: tune.TuneConfig, watcher: Wa
     """The tuner of an interrupted search, its trials and searcher as they were; the rest is this process's."""
     storage = next(iter(plans.values())).storage
     tuner = tune.Tuner.restore(below(storage, "tune"), trainable=trainable, resume_unfinished=True, resume_errored=True)
-    inner: Any = tuner._local_tuner
-    inner._tune_config = config
-    inner._run_config.callbacks = [watcher]
+    give_anew(tuner, config, [watcher])
     if isinstance(config.scheduler, TaskHalving):
         for row, plan in plans.items():
             config.scheduler.remember(_scores(plan, config.metric or GAIN), row)
@@ -320,37 +279,3 @@ def _outcome(trials: Sequence[Any], total: int, num_tasks: int, seconds: float, 
             stopped += 1
     unfinished = max(0, total - complete - stopped - failed)
     return Outcome(total, complete, stopped, failed, unfinished, seconds, tasks, reused)
-
-
-# ---------------------------------------------------------------------------------------------- the plan
-
-
-def write_plan(plan: TrialPlan, folder: Path, **more: Any) -> None:
-    """Keep what a resumed sweep needs to be the same sweep."""
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / "plan.json.tmp"
-    temporary.write_text(json.dumps({"plan": asdict(plan), **more}, indent=1))
-    temporary.replace(folder / "plan.json")
-
-
-def read_plan(folder: Path, name: str) -> tuple[TrialPlan, dict[str, Any]]:
-    """The plan that `write_plan` kept.
-
-    Raises:
-        ConfigError: if there is no sweep of that name, or its plan is of another version.
-    """
-    file = folder / "plan.json"
-    if not file.is_file():
-        known = sorted(path.parent.name for path in folder.parent.glob("*/plan.json"))
-        raise ConfigError(
-            f"sweep: none is called {name!r}.{suggest(name, known)} Known: {', '.join(known) or 'none yet'}."
-        )
-    try:
-        kept = json.loads(file.read_text())
-        plan = TrialPlan(**kept.pop("plan"))
-    except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"sweep {name}: {file} is no plan of this version ({error}). Start a new sweep.") from error
-    return replace(plan, presets=tuple(plan.presets)), kept
-
-
-__all__ = ["Outcome", "SearchConfig", "capacity", "cluster", "connect", "override_space", "run_rows", "run_trials"]

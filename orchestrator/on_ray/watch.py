@@ -13,9 +13,8 @@ from ray import cloudpickle, tune
 
 from orchestrator.console import duration, say
 from orchestrator.errors import ConfigError, TrialFailed
-from orchestrator.on_ray.connection import ask_for_room, capacity
-from orchestrator.on_ray.search import GAIN
-from orchestrator.on_ray.trial import TrialPlan, run_name
+from orchestrator.on_ray.capacity import ask_for_room, capacity
+from orchestrator.on_ray.plan import GAIN, TrialPlan, run_name
 from orchestrator.redaction import redact
 from orchestrator.tracking.tracker import Tracker
 

@@ -30,7 +30,8 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.jobs.deployment import Where, run
+from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.train import run
 from orchestrator.store.store import Store
 from tests.cluster.hosts import HOME, REPOSITORY, Host, Hosts, Unavailable, find_tools, make_image
 from tests.small_stream import write_stream
@@ -428,7 +429,7 @@ def test_the_numbers_are_those_of_a_local_run_and_each_stands_in_mlflow_once(lab
             settings = {"method": "clip4clip", "stream": str(lab.hosts.shared / "small" / "small.json")}
             settings |= dict(word.split("=") for word in FIXED)
             settings |= {"method.lr": lr, "optim.epochs": epochs, "evaluation.split": "val"}
-            run(settings, (), Where(runs=local))
+            run(settings, (), Deployment(runs=local))
     mine = Store.open(local / "store")
     theirs = {key: store.get_json("commits", key) for key in store.list("commits")}
     assert set(theirs) == set(mine.list("commits"))

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.jobs.deployment import GAIN, Where
+from orchestrator.jobs.deployment import Deployment
 from orchestrator.on_ray.connection import connect
-from orchestrator.on_ray.tune import run_trials
+from orchestrator.on_ray.plan import GAIN
+from orchestrator.on_ray.tune import run_listed
 from tests.orchestrator.on_ray.test_sweeps import (
     REPOSITORY,
     Finished,
@@ -58,7 +59,7 @@ def fake_cluster(free_port: int) -> Iterator[Any]:
 def test_a_trial_whose_node_is_lost_goes_on_from_its_last_task(fake_cluster, runs, manifest, tmp_path):
     from ray.util.state import list_actors
 
-    where = Where(runs=runs)
+    where = Deployment(runs=runs)
     lost: list[str] = []
 
     def lose_the_workers_node() -> None:
@@ -72,7 +73,7 @@ def test_a_trial_whose_node_is_lost_goes_on_from_its_last_task(fake_cluster, run
     plan, settings = plan_of(where, manifest, "lost"), {"optim.epochs": 60}
     thief = threading.Thread(target=lose_the_workers_node)
     thief.start()
-    outcome = run_trials(plan, 3, listed=[settings])
+    outcome = run_listed(plan, 3, [settings])
     thief.join()
 
     assert len(lost) == 1

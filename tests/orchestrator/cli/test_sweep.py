@@ -20,7 +20,7 @@ def asked(monkeypatch) -> list[Any]:
         found.append((request, *more))
         return "done"
 
-    for job in ("jobs.sweep.sweep", "jobs.sweep.resume", "jobs.sweep_table.sweep_table", "jobs.rerun.rerun"):
+    for job in ("jobs.sweep.sweep", "jobs.resume.resume", "jobs.sweep_table.sweep_table", "jobs.rerun.rerun"):
         monkeypatch.setattr(f"orchestrator.{job}", keep)
     return found
 

@@ -11,15 +11,15 @@ import pytest
 
 from orchestrator.errors import ConfigError
 from orchestrator.jobs.cache import build_cache, collect_garbage, list_cache, recent_runs, verify_cache
-from orchestrator.jobs.deployment import Where
+from orchestrator.jobs.deployment import Deployment
 from orchestrator.store.garbage import DAY
 from orchestrator.store.store import Store
 from orchestrator.tracking.values import RunRecord
 
 
 @pytest.fixture
-def where(runs: Path) -> Where:
-    return Where(runs=runs)
+def where(runs: Path) -> Deployment:
+    return Deployment(runs=runs)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def quiet():
     logging.disable(logging.NOTSET)
 
 
-def spoil_frames(where: Where) -> None:
+def spoil_frames(where: Deployment) -> None:
     """Flip a bit of one object."""
     frames = next(path for path in (where.runs / "store" / "frames").rglob("*") if path.is_file())
     data = bytearray(frames.read_bytes())
@@ -64,7 +64,7 @@ def test_the_list_has_the_copies_of_a_remote_store(where, tmp_path, monkeypatch)
     monkeypatch.setattr(Store, "open", classmethod(lambda cls, uri, open=Store.open: open(uri, cache=tmp_path / "c")))
     place = f"memory://{tmp_path}"
     Store.open(place).put_json("k", "a", 1)
-    text = list_cache(Where(runs=where.runs, store=place))
+    text = list_cache(Deployment(runs=where.runs, store=place))
     assert "copies" in text
     assert "at most 93.1 GiB (CTVR_CACHE_GB)" in text
 
@@ -139,7 +139,7 @@ def test_an_age_lets_commits_go_but_those_of_recent_runs(where, later, monkeypat
     keys = sorted({name.partition("/")[0] for name in store.list("commits")})
     later(40)
     run = RunRecord("a", "a", {}, {}, {"ctvr.result": keys[0]}, "RUNNING", "")
-    monkeypatch.setattr(Where, "tracker", lambda self: SimpleNamespace(find_runs=lambda: [run]))
+    monkeypatch.setattr(Deployment, "tracker", lambda self: SimpleNamespace(find_runs=lambda: [run]))
     assert collect_garbage(where, 50).startswith("nothing to remove")
     collect_garbage(where, 30, remove=True)
     assert {name.partition("/")[0] for name in store.list("commits")} == {keys[0]}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import ConfigError
-from orchestrator.jobs.deployment import GAIN, Where
+from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.rerun import (
     Rerun,
     _as_given,
@@ -23,7 +23,7 @@ from orchestrator.jobs.rerun import (
     winner,
 )
 from orchestrator.learning.resolve import resolve
-from orchestrator.on_ray.tune import label_of
+from orchestrator.on_ray.plan import GAIN, label_of
 from orchestrator.streams.load import load_stream
 from tests.small_stream import write_stream
 
@@ -34,11 +34,11 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def where(tmp_path: Path) -> Where:
-    return Where(runs=tmp_path / "runs", local_cpus=2)
+def where(tmp_path: Path) -> Deployment:
+    return Deployment(runs=tmp_path / "runs", local_cpus=2)
 
 
-def finished(where: Where, few: str, gains: dict[str, float | None], **settings: object) -> list[str]:
+def finished(where: Deployment, few: str, gains: dict[str, float | None], **settings: object) -> list[str]:
     """A sweep in MLflow whose trials ended with these gains; None did not complete."""
     tracker = where.tracker("few")
     parent = tracker.open_sweep("s", "few", {})

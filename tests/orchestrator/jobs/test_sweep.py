@@ -10,10 +10,11 @@ import pytest
 
 from orchestrator.errors import ConfigError, FailedRuns
 from orchestrator.jobs import session
-from orchestrator.jobs.deployment import GAIN, Where
+from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.resume import resume
 from orchestrator.jobs.session import trial_plan
-from orchestrator.jobs.sweep import SweepRequest, _conclude, _num_trials, _read_request, plan_sweep, resume, sweep
-from orchestrator.on_ray.tune import Outcome, write_plan
+from orchestrator.jobs.sweep import SweepRequest, _conclude, _num_trials, plan_sweep, read_request, sweep
+from orchestrator.on_ray.plan import GAIN, Outcome, write_plan
 from orchestrator.tracking.tracker import Tracker
 from tests.small_stream import write_stream
 
@@ -24,8 +25,8 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def where(tmp_path: Path) -> Where:
-    return Where(runs=tmp_path / "runs", local_cpus=2)
+def where(tmp_path: Path) -> Deployment:
+    return Deployment(runs=tmp_path / "runs", local_cpus=2)
 
 
 def request(stream: str, **more: object) -> SweepRequest:
@@ -140,12 +141,12 @@ def test_a_sweep_that_does_not_exist_is_not_resumed(where):
 
 def test_a_request_comes_back_from_json():
     asked = request("few", presets=("a",), space=("b=1",), baselines=("c",), search={"trials": 3})
-    assert _read_request("s", {**vars(asked), "presets": ["a"], "space": ["b=1"], "baselines": ["c"]}) == asked
+    assert read_request("s", {**vars(asked), "presets": ["a"], "space": ["b=1"], "baselines": ["c"]}) == asked
 
 
 def test_a_request_of_another_version_is_refused_in_one_line():
     with pytest.raises(ConfigError, match="sweep s: its plan is of another version .*'colour'"):
-        _read_request("s", {**vars(request("few")), "colour": "red"})
+        read_request("s", {**vars(request("few")), "colour": "red"})
 
 
 def test_a_finished_sweep_waits_for_mlflow_and_says_what_to_do_where_it_stays_away(few, where, monkeypatch):

@@ -10,12 +10,11 @@ import pytest
 
 from orchestrator.errors import ConfigError, FailedRuns, Interrupted
 from orchestrator.jobs import sweep_table as table_jobs
-from orchestrator.jobs.deployment import GAIN, Where
+from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.resume import resume
 from orchestrator.jobs.session import trial_plan
-from orchestrator.jobs.sweep import resume
 from orchestrator.jobs.sweep_table import PlannedTable, TableRequest, plan_table, sweep_table
-from orchestrator.on_ray.connection import Capacity
-from orchestrator.on_ray.tune import Outcome, read_plan, write_plan
+from orchestrator.on_ray.plan import GAIN, Capacity, Outcome, read_plan, write_plan
 from orchestrator.tables.presets import TablePreset, as_data, parse_preset
 from orchestrator.tracking.tracker import Tracker
 from tests.small_stream import write_stream
@@ -29,8 +28,8 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def where(tmp_path: Path) -> Where:
-    return Where(runs=tmp_path / "runs", local_cpus=2)
+def where(tmp_path: Path) -> Deployment:
+    return Deployment(runs=tmp_path / "runs", local_cpus=2)
 
 
 def preset(**more: object) -> TablePreset:
@@ -122,7 +121,7 @@ def test_what_will_happen_is_said_before(few, where):
 # ------------------------------------------------------------------------------------------- how it ends
 
 
-def searched(planned: PlannedTable, where: Where, gains: dict[str, list[float]]) -> tuple[Tracker, str]:
+def searched(planned: PlannedTable, where: Deployment, gains: dict[str, list[float]]) -> tuple[Tracker, str]:
     """The table's searches as MLflow has them: gains of the complete trials of each row."""
     tracker = where.tracker("small")
     parent = tracker.open_sweep("t", "small", {})
@@ -225,4 +224,4 @@ def test_a_table_is_resumed_as_it_was_asked_for(few, where, monkeypatch):
     assert json.dumps(kept["table"]["preset"]) == json.dumps(as_data(made))
     kept["table"].pop("stream")
     with pytest.raises(ConfigError, match="its plan is of another version"):
-        table_jobs.resume("t", kept, where)
+        table_jobs.go_on("t", kept, where)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from methods import METHODS
-from orchestrator.jobs.deployment import default_presets
+from orchestrator.jobs.methods import default_presets
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
 from orchestrator.streams.load import load_stream

@@ -9,14 +9,14 @@ import pytest
 from methods.backbone.clip import VisionTower
 from orchestrator.errors import ConfigError, StoreError
 from orchestrator.jobs.cache import build_cache
-from orchestrator.jobs.deployment import Where
+from orchestrator.jobs.deployment import Deployment
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
 from orchestrator.store.store import Store
 
 
 def test_a_run_finds_what_a_build_has_made(tmp_path, manifest, small_stream, monkeypatch):
-    where = Where(runs=tmp_path)
+    where = Deployment(runs=tmp_path)
     frames, features = build_cache(manifest, {}, where, features=True).splitlines()
     assert frames == "stream small: 30 videos decoded, 0 were in the store"
     assert features == "stream small: features of 30 videos made, 0 were in the store"
@@ -32,7 +32,7 @@ def test_a_run_finds_what_a_build_has_made(tmp_path, manifest, small_stream, mon
 
 def test_the_first_blocks_of_a_method_have_features_of_their_own(tmp_path, manifest):
     settings = {"method": "framefusion_moe", "method.ffa_placement": "deepest", "method.ffa_layers": "1"}
-    build_cache(manifest, settings, Where(runs=tmp_path), features=True)
+    build_cache(manifest, settings, Deployment(runs=tmp_path), features=True)
     store = Store.open(tmp_path / "store")
     assert store.get("features", store.list("features")[0])["tokens"].shape == (4, 17, 96)
 
@@ -46,7 +46,7 @@ def test_the_first_blocks_of_a_method_have_features_of_their_own(tmp_path, manif
 )
 def test_a_build_that_could_make_no_features_is_refused_before_it_decodes(tmp_path, manifest, settings, line):
     with pytest.raises(ConfigError, match=f"^--features: {line}"):
-        build_cache(manifest, settings, Where(runs=tmp_path), features=True)
+        build_cache(manifest, settings, Deployment(runs=tmp_path), features=True)
     assert not Store.open(tmp_path / "store").list("frames")
 
 
@@ -56,7 +56,7 @@ def test_videos_that_cannot_be_decoded_get_no_features_and_the_others_do(tmp_pat
     video.write_bytes(b"no video at all")
     try:
         with pytest.raises(ConfigError) as caught:
-            build_cache(manifest, {}, Where(runs=tmp_path), features=True)
+            build_cache(manifest, {}, Deployment(runs=tmp_path), features=True)
     finally:
         video.write_bytes(kept)
     lines = str(caught.value).splitlines()
@@ -74,4 +74,4 @@ def test_a_store_that_takes_no_features_says_so(tmp_path, manifest, monkeypatch)
 
     monkeypatch.setattr(Store, "put", refuse)
     with pytest.raises(StoreError, match="disk full"):
-        build_cache(manifest, {}, Where(runs=tmp_path), features=True)
+        build_cache(manifest, {}, Deployment(runs=tmp_path), features=True)

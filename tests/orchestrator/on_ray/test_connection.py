@@ -20,8 +20,9 @@ import pytest
 
 from orchestrator.errors import ConfigError
 from orchestrator.on_ray import connection
-from orchestrator.on_ray.connection import DRIVER_CPU, check_local, choose_gpus, fit_count
-from orchestrator.on_ray.trial import TrialPlan
+from orchestrator.on_ray.capacity import DRIVER_CPU, choose_gpus, fit_count
+from orchestrator.on_ray.connection import check_local
+from orchestrator.on_ray.plan import TrialPlan
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -108,13 +109,13 @@ def test_a_plan_for_this_machine_is_refused_before_ray_starts():
 )
 def test_gpus_are_used_where_there_are_any_and_torch_can(monkeypatch, asked, workers, there, cuda, chosen):
     monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 8.0, "GPU": float(there)})
-    monkeypatch.setattr("orchestrator.on_ray.connection._sees_cuda", lambda share: cuda)
+    monkeypatch.setattr("orchestrator.on_ray.capacity._sees_cuda", lambda share: cuda)
     assert choose_gpus(asked, workers) == chosen
 
 
 def test_gpus_that_were_asked_for_and_cannot_be_used_are_an_error(monkeypatch):
     monkeypatch.setattr("ray.cluster_resources", lambda: {"GPU": 1.0})
-    monkeypatch.setattr("orchestrator.on_ray.connection._sees_cuda", lambda share: False)
+    monkeypatch.setattr("orchestrator.on_ray.capacity._sees_cuda", lambda share: False)
     with pytest.raises(ConfigError, match="--gpus-per-trial: the cluster's GPUs are of no use to its torch"):
         choose_gpus(0.5, 1)
 
@@ -181,20 +182,6 @@ def test_an_autoscaler_that_does_not_answer_does_not_end_a_sweep(monkeypatch, ca
 
 
 # --------------------------------------------------------------------------------------------- what listens
-
-
-def test_ray_started_here_is_told_to_stay_here(monkeypatch):
-    from ray._private import ray_constants
-    from ray.util import get_node_ip_address
-
-    monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
-    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "1")
-    connection._stay_here(True)
-    assert get_node_ip_address() == "127.0.0.1"
-    assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
-    connection._stay_here(False)
-    assert ray_constants.ENABLE_RAY_CLUSTER
-    assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "1"
 
 
 def listening(processes: set[int]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from orchestrator.data.frames import FrameSource
 from orchestrator.data.settings import DataConfig
 from orchestrator.errors import ConfigError, StoreError
 from orchestrator.jobs.cache import build_cache
-from orchestrator.jobs.deployment import Where
+from orchestrator.jobs.deployment import Deployment
 from orchestrator.on_ray import decode
 from orchestrator.on_ray.connection import connect
 from orchestrator.on_ray.decode import decode_on_nodes
@@ -48,14 +48,14 @@ def test_a_build_on_the_cluster_names_the_broken_and_goes_on_where_it_was(runs, 
     video = Path(manifest).parent / "videos" / "red_train_0.mp4"
     kept = video.read_bytes()
     video.write_bytes(b"no video at all")
-    where = Where(runs=runs, address="local")
+    where = Deployment(runs=runs, address="local")
     with pytest.raises(ConfigError) as caught:
         build_cache(manifest, {"data.num_frames": "3"}, where)
     first, broken = str(caught.value).splitlines()
     assert first == "stream small: 29 videos decoded, 0 were in the store, 1 cannot be used"
     assert broken.split(":")[0].strip() == "red_train_0"
     video.write_bytes(kept)
-    again = build_cache(manifest, {"data.num_frames": "3"}, Where(runs=runs), on_cluster=True)
+    again = build_cache(manifest, {"data.num_frames": "3"}, Deployment(runs=runs), on_cluster=True)
     assert again == "stream small: 1 videos decoded, 29 were in the store"
 
 

@@ -10,12 +10,10 @@ from ray.tune.experiment import Experiment
 
 from orchestrator.config import build
 from orchestrator.errors import ConfigError
+from orchestrator.on_ray.plan import GAIN, SearchConfig, SearchSpace
 from orchestrator.on_ray.search import (
-    GAIN,
     Limiter,
     Listed,
-    RowSpace,
-    SearchConfig,
     TaskHalving,
     count_trials,
     first_point,
@@ -30,6 +28,7 @@ from orchestrator.on_ray.search import (
 
 SPACE = {"method.lr": tune.loguniform(1e-7, 1e-5), "method.layers": tune.choice([4, 8])}
 PAPER = {"method.lr": 1e-6, "method.layers": 8}
+WHOLE = SearchSpace(SPACE, PAPER, {})
 
 
 @pytest.mark.parametrize(
@@ -58,7 +57,7 @@ def test_a_grid_takes_listed_values_and_three_of_a_range():
 
 def test_a_grid_has_as_many_trials_as_points():
     search = SearchConfig(searcher="grid", trials=2)
-    algorithm, space = search_algorithm(search, SPACE, PAPER, 3)
+    algorithm, space = search_algorithm(search, WHOLE, 3)
     assert count_trials(search, space) == 6
     assert isinstance(algorithm, Listed)
     assert algorithm.max_concurrent == 3
@@ -66,7 +65,7 @@ def test_a_grid_has_as_many_trials_as_points():
 
 @pytest.mark.parametrize("searcher", ["random", "tpe"])
 def test_the_papers_point_is_tried_first(searcher):
-    algorithm, space = search_algorithm(SearchConfig(searcher=searcher), SPACE, PAPER, 2)
+    algorithm, space = search_algorithm(SearchConfig(searcher=searcher), WHOLE, 2)
     if searcher == "tpe":
         assert isinstance(algorithm, Limiter)
         assert algorithm.suggest("first") == PAPER
@@ -85,9 +84,9 @@ def test_a_value_that_is_not_searched_is_in_no_first_point():
 
 def test_a_search_tries_the_recommended_point_before_the_papers():
     recommended = {**PAPER, "method.lr": 4e-6, "method.other": 1}
-    algorithm, _ = search_algorithm(SearchConfig(), SPACE, PAPER, 3, recommended)
+    algorithm, _ = search_algorithm(SearchConfig(), SearchSpace(SPACE, PAPER, recommended), 3)
     assert [algorithm.suggest(str(number)) for number in range(2)] == [{**PAPER, "method.lr": 4e-6}, PAPER]
-    assert first_points(SPACE, PAPER, PAPER) == [PAPER]
+    assert first_points(SearchSpace(SPACE, PAPER, PAPER)) == [PAPER]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +104,7 @@ def test_a_domain_holds_its_choices_and_what_lies_between_its_ends(domain, insid
 
 def test_the_same_seed_suggests_the_same_points():
     def points(seed: int) -> list[dict]:
-        algorithm, _ = search_algorithm(SearchConfig(seed=seed), SPACE, {}, 9)
+        algorithm, _ = search_algorithm(SearchConfig(seed=seed), SearchSpace(SPACE, {}, {}), 9)
         return [algorithm.suggest(str(number)) for number in range(3)]
 
     assert points(1) == points(1)
@@ -118,7 +117,7 @@ def test_a_restored_searcher_keeps_the_limit_of_the_present_cluster():
     new = Listed(max_concurrent=2)
     new.set_state(cloudpickle.loads(cloudpickle.dumps(old.get_state())))
     assert new.max_concurrent == 2
-    limiter, _ = search_algorithm(SearchConfig(), SPACE, PAPER, 2)
+    limiter, _ = search_algorithm(SearchConfig(), WHOLE, 2)
     limiter.set_state({**limiter.get_state(), "max_concurrent": 8})
     assert limiter.max_concurrent == 2
 
@@ -158,8 +157,8 @@ def decide(made: TaskHalving, trial_id: str, task: int, gain: float, row: str = 
 # ------------------------------------------------------------------------------------------- whole tables
 
 
-def rows(*names: str) -> dict[str, RowSpace]:
-    return {name: RowSpace(SPACE, PAPER, {**PAPER, "method.lr": 2e-6}) for name in names}
+def rows(*names: str) -> dict[str, SearchSpace]:
+    return {name: SearchSpace(SPACE, PAPER, {**PAPER, "method.lr": 2e-6}) for name in names}
 
 
 def test_rows_take_turns_until_each_has_its_trials():

@@ -18,13 +18,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.jobs.deployment import GAIN, Where
-from orchestrator.jobs.sweep import SweepRequest, rerun, sweep
+from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.rerun import rerun
+from orchestrator.jobs.sweep import SweepRequest, sweep
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
 from orchestrator.on_ray.connection import connect
-from orchestrator.on_ray.trial import TrialPlan
-from orchestrator.on_ray.tune import label_of, run_trials
+from orchestrator.on_ray.plan import GAIN, TrialPlan, label_of
+from orchestrator.on_ray.tune import run_listed
 from orchestrator.store.store import Store
 from orchestrator.streams.load import load_stream
 from orchestrator.tracking.tracker import Tracker
@@ -61,8 +62,8 @@ def cluster(ray_folder: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def where(runs: Path) -> Where:
-    return Where(runs=runs)
+def where(runs: Path) -> Deployment:
+    return Deployment(runs=runs)
 
 
 def wait_for(what: Callable[[], Any], seconds: float = PATIENCE) -> Any:
@@ -73,7 +74,7 @@ def wait_for(what: Callable[[], Any], seconds: float = PATIENCE) -> Any:
     return found
 
 
-def plan_of(where: Where, manifest: str, name: str, **more: Any) -> TrialPlan:
+def plan_of(where: Deployment, manifest: str, name: str, **more: Any) -> TrialPlan:
     uri = where.tracker("small").uri
     settings = {"method": "clip4clip", "stream": manifest, "method.lr": 4e-6}
     return TrialPlan(
@@ -186,7 +187,7 @@ def test_a_killed_worker_goes_on_from_its_last_task_to_the_same_numbers(cluster,
     settings = {"optim.epochs": 60}
     killer = threading.Thread(target=kill_after_the_first_task)
     killer.start()
-    outcome = run_trials(plan, 3, listed=[settings])
+    outcome = run_listed(plan, 3, [settings])
     killer.join()
 
     assert len(killed) == 1
@@ -201,7 +202,7 @@ def test_a_killed_worker_goes_on_from_its_last_task_to_the_same_numbers(cluster,
 
 def test_two_workers_train_one_model_on_the_batches_of_one(cluster, where, manifest):
     plan = replace(plan_of(where, manifest, "two"), workers=2)
-    assert run_trials(plan, 3, listed=[{"seed": 3}]).complete == 1
+    assert run_listed(plan, 3, [{"seed": 3}]).complete == 1
     (run,) = where.tracker().find_runs(sweep="two")
     for key in ("stream/t2v/r1", "stream/v2t/r1", GAIN):
         assert all(math.isfinite(value) for _, value in run.metrics[key])
@@ -216,7 +217,7 @@ def test_two_workers_train_one_model_on_the_batches_of_one(cluster, where, manif
 def test_a_loss_without_number_fails_once_and_says_why(cluster, where, manifest, capsys):
     plan = replace(plan_of(where, manifest, "diverged"), settings={"method": "clip4clip", "stream": manifest})
     settings = {"method.lr": 1e3, "optim.lr_scale": 1e9}
-    outcome = run_trials(plan, 3, listed=[settings])
+    outcome = run_listed(plan, 3, [settings])
     assert (outcome.complete, outcome.failed, outcome.unfinished) == (0, 1, 0)
     said = [line for line in capsys.readouterr().err.splitlines() if "failed" in line]
     label = label_of({**plan.settings, **settings})
@@ -252,7 +253,7 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
             process.wait()
 
 
-def start(where: Where, ray_folder: Path, *words: str) -> subprocess.Popen[str]:
+def start(where: Deployment, ray_folder: Path, *words: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "RAY_TMPDIR": str(ray_folder), "PYTHONPATH": str(REPOSITORY)}
     environment.pop("RAY_API_SERVER_ADDRESS", None)
     command = [sys.executable, "-m", "orchestrator", "sweep", "--runs", str(where.runs), *words]

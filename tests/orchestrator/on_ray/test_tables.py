@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import FailedRuns
-from orchestrator.jobs.deployment import Where
-from orchestrator.jobs.sweep import resume
+from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.resume import resume
 from orchestrator.jobs.sweep_table import TableRequest, sweep_table
 from orchestrator.on_ray.connection import connect
 from orchestrator.tables.presets import parse_preset
@@ -41,7 +41,7 @@ def cluster() -> Iterator[None]:
 
 
 def test_every_row_is_searched_and_rerun_and_a_row_that_fails_does_not_end_the_table(cluster, runs, manifest, capsys):
-    where = Where(runs=runs)
+    where = Deployment(runs=runs)
     data = {"title": "Two rows and a lost one", "protocol": "ctvr", "stream": manifest, "seeds": 1}
     rows = [LOST, {"name": "clip4clip", "notes": ["as in its paper"]}, {"name": "zero_shot", "searched": False}]
     preset = parse_preset({**data, "search": {"trials": 2}, "rows": rows})

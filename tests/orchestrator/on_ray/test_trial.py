@@ -14,7 +14,8 @@ from ray.train.backend import BackendConfig
 from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, WorkerGroupStartupTimeoutError
 
 from orchestrator.errors import ConfigError, Diverged, TrialFailed
-from orchestrator.on_ray.trial import TrialPlan, _backend, _check_sources, _EndOnMistake, _Trainer, explain, is_final
+from orchestrator.on_ray.plan import TrialPlan
+from orchestrator.on_ray.trial import _backend, _check_sources, _EndOnMistake, explain, is_final
 
 
 def wrapped(error: Exception) -> UserExceptionWithTraceback:
@@ -108,13 +109,6 @@ def test_a_single_process_meets_nobody():
     assert _backend(plan(workers=2)).backend == "gloo"
     assert _backend(plan(workers=2, gpus_per_worker=1)).backend == "nccl"
     assert _backend(plan(workers=2, gpus_per_worker=0.5)).backend == "gloo"  # NCCL wants a GPU of its own
-
-
-def test_a_trial_starts_no_process_for_ray_datasets():
-    callbacks = _Trainer(print, backend_config=BackendConfig())._create_default_callbacks()
-    names = {type(callback).__name__ for callback in callbacks}
-    assert "DatasetsCallback" not in names
-    assert "PlacementGroupCleanerCallback" in names  # without it stopped trials leak their workers
 
 
 def test_workers_whose_driver_has_ended_are_not_started_again():

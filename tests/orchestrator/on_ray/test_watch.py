@@ -13,9 +13,7 @@ from ray.exceptions import RayTaskError
 
 from orchestrator.errors import ConfigError, TrialFailed
 from orchestrator.on_ray import watch
-from orchestrator.on_ray.connection import Capacity
-from orchestrator.on_ray.search import GAIN
-from orchestrator.on_ray.trial import TrialPlan, run_name
+from orchestrator.on_ray.plan import GAIN, Capacity, TrialPlan, run_name
 from orchestrator.on_ray.watch import Room, Watcher
 from orchestrator.tracking.tracker import Tracker, create_store
 

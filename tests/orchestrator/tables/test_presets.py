@@ -10,7 +10,7 @@ import pytest
 from methods import CONFIGURATIONS, METHODS
 from orchestrator.config import build
 from orchestrator.errors import ConfigError
-from orchestrator.on_ray.search import SearchConfig
+from orchestrator.on_ray.plan import SearchConfig
 from orchestrator.streams.load import RENDERED
 from orchestrator.tables.paper_numbers import paper_numbers, published_tables
 from orchestrator.tables.presets import as_data, load_preset, names_table, parse_preset, preset_names

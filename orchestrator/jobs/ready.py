@@ -1,0 +1,75 @@
+"""A stream made ready before several processes need it: its frames in the store, its zero-shot curve computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from orchestrator.data.batches import StreamData, check_pairs
+from orchestrator.data.frames import FrameSource
+from orchestrator.data.prepare import prepare_stream
+from orchestrator.digests import digest_of
+from orchestrator.jobs.deployment import Deployment
+from orchestrator.learning.assemble import load_clip
+from orchestrator.learning.experiment import Experiment
+from orchestrator.learning.identity import frames_digest
+from orchestrator.learning.run import splits_of, trains, zero_shot_curve
+from orchestrator.streams.load import load_stream
+from orchestrator.streams.stream import Stream
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A stream whose frames are in the store."""
+
+    stream: Stream  # as it will be used: `data.skip_missing` may have left videos out
+    decoded: int  # videos that were not there before
+    frames: str  # digest of all frames
+
+
+def make_ready(experiment: Experiment, where: Deployment, splits: Sequence[str] = (), curve: bool = True) -> Ready:
+    """Decode what is missing and compute the zero-shot curve once, before several processes need them.
+
+    `splits` are decoded besides those that the experiment reads.
+
+    Raises:
+        ConfigError: if the stream lacks what the experiment asks for, or pairs to deal out to its workers.
+    """
+    places = where.places()
+    stream = load_stream(experiment.run.stream, places.root, places.videos)
+    needed = splits_of(experiment, stream)
+    splits = tuple(dict.fromkeys((*needed, *splits)))
+    if trains(experiment):
+        check_pairs(stream, experiment.data, experiment.run.workers)
+    store = places.open_store()
+    backbone = load_clip(experiment.backbone)
+    source = FrameSource(store, experiment.data, backbone.image_size)
+    stream, decoded = prepare_stream(stream, source, splits, experiment.data.skip_missing)
+    if curve:
+        import torch
+
+        torch.set_num_threads(experiment.run.threads)
+        data = StreamData(
+            stream, source, backbone.tokenize, backbone.mean, backbone.std, experiment.data, torch.device("cpu")
+        )
+        zero_shot_curve(experiment, stream, data, backbone, store)
+    return Ready(stream, decoded, frames_digest(stream, source, splits))
+
+
+def make_all_ready(runs: Sequence[Experiment], where: Deployment, splits: Sequence[str], curve: bool) -> list[Ready]:
+    """Decode what any of the runs needs; they mostly need the same.
+
+    Args:
+        curve: compute the zero-shot curves here. Workers with GPUs do it faster than this process.
+    """
+    made: dict[str, Ready] = {}
+    needs = [digest_of([asdict(part) for part in (run.data, run.backbone, run.evaluation)]) for run in runs]
+    for need, run in zip(needs, runs):
+        if need not in made:
+            made[need] = make_ready(run, where, splits, curve)
+    return [made[need] for need in needs]
+
+
+def searched_splits(stream: Stream) -> tuple[str, ...]:
+    """What a search and its rerun read."""
+    return ("train", "val", "test") if stream.has_val else ("train", "test")

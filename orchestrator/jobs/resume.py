@@ -1,0 +1,22 @@
+"""`ctvr sweep --resume`: reads what an interrupted sweep or table kept, and hands over to it."""
+
+from __future__ import annotations
+
+from orchestrator.jobs import sweep, sweep_table
+from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.session import kept_where
+from orchestrator.on_ray.plan import read_plan
+
+
+def resume(name: str, where: Deployment) -> str:
+    """Go on with an interrupted sweep or table.
+
+    Raises:
+        ConfigError: if there is none of that name, or another version kept it.
+    """
+    plan, kept = read_plan(where.folder(name), name)
+    where.check()
+    where = kept_where(where, plan, kept)
+    if "table" in kept:
+        return sweep_table.go_on(name, kept, where)
+    return sweep.go_on(name, plan, kept, where)

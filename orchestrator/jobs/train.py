@@ -1,0 +1,55 @@
+"""`ctvr run`: one method over one stream, in this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from methods.base import Task
+from orchestrator.config import Settings
+from orchestrator.console import say
+from orchestrator.errors import ConfigError
+from orchestrator.jobs.deployment import Deployment, find_manifest
+from orchestrator.jobs.methods import default_presets
+from orchestrator.learning.commits import Record
+from orchestrator.learning.resolve import find, resolve
+from orchestrator.learning.run import execute
+from orchestrator.on_ray.plan import GAIN
+from orchestrator.streams.load import embedded_settings, load_stream
+from orchestrator.tracking.recorder import Recorder
+
+
+def run(
+    settings: Settings, presets: Sequence[str], where: Deployment, fresh: bool = False, keep_model: bool = False
+) -> str:
+    """Train one method over one stream in this process, tracked by MLflow."""
+    where.check()
+    settings = {**settings, "stream": find_manifest(str(settings.get("stream", "")))}
+    find(str(settings.get("method", "")))
+    if (recommended := embedded_settings(settings["stream"])) is not None:
+        resolve(settings, recommended, presets)  # mistakes are told before videos are rendered
+    places = where.places()
+    stream = load_stream(settings["stream"], places.root, places.videos)
+    chosen = default_presets(settings["method"], stream, presets)
+    experiment = resolve(settings, stream.settings, chosen)
+    if experiment.run.workers > 1:
+        raise ConfigError("workers: `ctvr run` trains in one process. Use `ctvr rerun` or `ctvr sweep` for several.")
+    tracker = where.tracker(stream.name)
+    name = f"{experiment.run.method}-seed{experiment.run.seed}-{time.strftime('%m%d-%H%M%S')}"
+    recorder = Recorder(tracker, experiment, name, keep_model=keep_model)
+
+    def report_task(task: Task, record: Record, seconds: float) -> None:
+        recorder.report(task, record, seconds)
+        row = record.metrics[task.index]
+        say(
+            f"task {task.index + 1}/{task.num_tasks}  R@1 {row['stream/t2v/r1']:.2f}  "
+            f"({row.get(GAIN, float('nan')):+.2f} over zero-shot)  BWF {row['stream/t2v/bwf']:.2f}  {seconds:.1f} s"
+        )
+
+    result = execute(experiment, places, report=report_task, fresh=fresh, on_ready=recorder.ready, stream=stream)
+    if result.resumed == len(result.stream.tasks):
+        recorder.complete(result.record)
+        say("every task had been finished before; nothing was trained (--fresh trains again)")
+    last = result.record.metrics[-1]
+    lines = [f"{key.removeprefix('stream/'):<16}{last[key]:8.2f}" for key in sorted(last) if key.startswith("stream/")]
+    return "\n".join([f"{experiment.run.method} on {stream.name}, {experiment.evaluation.split} videos", *lines])

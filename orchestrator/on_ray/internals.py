@@ -1,0 +1,91 @@
+"""Ray's private names, each with the reason why it is needed. A test asserts that the installed Ray has all of them.
+
+No other file touches one. pyproject.toml bounds Ray at the newest minor version that the test has seen: whoever
+raises the bound runs `pytest tests/orchestrator/on_ray/test_internals.py` first.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ray import tune
+from ray.train.v2._internal.callbacks import DatasetsCallback
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+
+def bind_to_loopback(is_local: bool) -> None:
+    """Let Ray bind to loopback when it is started next, or to every interface, as a node of a cluster must.
+
+    Without this a sweep on a laptop opens its ports, each of which runs commands, to every network it is in. Ray
+    offers no option for it: the setting is its default on the systems after which the variable is named, and
+    `ray_constants` has read that variable by the time this is called.
+    """
+    from ray._private import ray_constants
+
+    ray_constants.ENABLE_RAY_CLUSTER = not is_local
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = str(int(not is_local))  # in the processes that it starts
+
+
+def keep_note(key: str, text: str) -> None:
+    """Write a note that every process of the cluster can read until it ends.
+
+    Ray's key-value store survives the trial driver that writes the note; an actor for it would be one more process.
+    """
+    from ray.experimental import internal_kv
+
+    internal_kv._internal_kv_put(key.encode(), text.encode())
+
+
+def read_note(key: str) -> str:
+    """The note that `keep_note` left, or ""."""
+    from ray.experimental import internal_kv
+
+    return (internal_kv._internal_kv_get(key.encode()) or b"").decode()
+
+
+def hand_on_no_keys() -> None:
+    """Stop Tune from handing AWS keys on in the runtime environment of trials: Ray writes it to logs and shows it.
+
+    Processes of a cluster that was started here inherit the keys; the nodes of another one have their own. Tune has
+    no option for what it hands on.
+    """
+    from ray.tune.execution import class_cache
+
+    class_cache.ENV_VARS_TO_PROPAGATE = {
+        name for name in class_cache.ENV_VARS_TO_PROPAGATE if not name.startswith("AWS_")
+    }
+
+
+def trials_of(results: tune.ResultGrid) -> list[Any]:
+    """Tune's trials with their status; the public rows do not tell a stopped trial from an interrupted one."""
+    return list(results._experiment_analysis.trials)  # type: ignore[attr-defined]
+
+
+def give_anew(tuner: tune.Tuner, config: tune.TuneConfig, callbacks: list[tune.Callback]) -> None:
+    """Replace what a restored tuner took from its file: limits, scheduler and callbacks are those of this process.
+
+    `Tuner.restore` takes neither.
+    """
+    inner: Any = tuner._local_tuner  # type: ignore[attr-defined]
+    inner._tune_config = config
+    inner._run_config.callbacks = callbacks
+
+
+class Trainer(DataParallelTrainer):
+    """Ray Train's trainer without the process that deals out Ray datasets: our workers read the data themselves.
+
+    Ray starts that process for every trial, used or not.
+    """
+
+    def _create_default_callbacks(self) -> list[Any]:
+        return [each for each in super()._create_default_callbacks() if not isinstance(each, DatasetsCallback)]
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """The exception below Ray's wrappers: Train keeps a worker's own in `_base_exc`, Ray a task's in `cause`."""
+    for name in ("_base_exc", "cause"):
+        inner = getattr(error, name, None)
+        if isinstance(inner, BaseException):
+            return cause_of(inner)
+    return error

@@ -1,0 +1,182 @@
+"""What a sweep is made of, as plain data: no Ray is needed to write it, read it or ask for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
+
+from orchestrator.config import Settings, suggest
+from orchestrator.digests import digest_of
+from orchestrator.errors import ConfigError
+
+if TYPE_CHECKING:
+    from orchestrator.learning.run import Places
+
+GAIN = "stream/t2v/r1_gain"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """How settings are searched (`search.*` on the command line)."""
+
+    trials: int = 8
+    searcher: str = "tpe"  # tpe (Optuna), random, grid
+    scheduler: str = "asha"  # asha, none
+    grace_tasks: int = 1  # asha: tasks that every trial may finish
+    reduction: int = 2  # asha: 1 / reduction of the trials pass a rung
+    seed: int = 0  # of the searcher
+    metric: str = GAIN
+    mode: str = "max"
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("searcher", ("tpe", "random", "grid")),
+            ("scheduler", ("asha", "none")),
+            ("mode", ("max", "min")),
+        ):
+            if getattr(self, name) not in known:
+                hint = suggest(getattr(self, name), known)
+                raise ValueError(f"{name}: {getattr(self, name)!r} is none of {', '.join(known)}.{hint}")
+        if self.trials < 1 or self.grace_tasks < 1 or self.reduction < 2:
+            raise ValueError("trials and grace_tasks must be >= 1, reduction >= 2.")
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """What is searched, and the two points that are tried first."""
+
+    space: Mapping[str, Any]  # setting -> domain of Ray Tune
+    paper: Mapping[str, Any]  # setting -> the paper's value
+    recommended: Mapping[str, Any]  # setting -> the value that a run without a search would have
+
+
+@dataclass(frozen=True)
+class TrialPlan:
+    """Everything a trial needs besides its own settings. Plain data: Ray pickles it."""
+
+    sweep: str
+    root: str  # the runs folder, the same on every node
+    store: str
+    tracking_uri: str
+    parent: str | None  # MLflow run id of the sweep
+    storage: str  # where Ray keeps its own state of the trials
+    settings: Settings = field(default_factory=dict)  # what all trials share, as the user gave it
+    presets: tuple[str, ...] = ()
+    videos: str | None = None
+    workers: int = 1
+    cpus_per_worker: float = 1.0
+    gpus_per_worker: float = 0.0
+    max_failures: int = 3
+    keep_model: bool = False
+    reuse: bool = True  # take over tasks that another trial has finished where the results cannot differ
+    tags: dict[str, str] = field(default_factory=dict)
+    session: str = ""  # of the process that drives the trials; a resumed sweep has another
+    host: str = ""  # where that process runs
+    sources: str = ""  # `digests.source_digest` there
+
+    def places(self) -> Places:
+        from orchestrator.learning.run import Places
+
+        return Places(Path(self.root), self.store, Path(self.videos) if self.videos else None)
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """What the search of one row of a table is made of."""
+
+    plan: TrialPlan
+    space: SearchSpace
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """One run of a list. `label` is the same whenever it is run: what is complete is known by it."""
+
+    label: str
+    settings: Settings
+    presets: tuple[str, ...] | None = None  # none: the plan's
+    tags: dict[str, str] = field(default_factory=dict)  # of its MLflow run, beside the plan's
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a set of trials ended."""
+
+    trials: int
+    complete: int
+    stopped: int
+    failed: int
+    unfinished: int  # interrupted, or not even begun
+    seconds: float
+    tasks: int = 0  # finished by all trials together
+    reused: int = 0  # of these, tasks that another trial had trained
+
+    @property
+    def executions(self) -> str:
+        """How many tasks were really trained, as a person reads it."""
+        return f"task executions: {self.tasks - self.reused} for {self.tasks} finished tasks ({self.reused} reused)"
+
+    @property
+    def is_interrupted(self) -> bool:
+        return self.unfinished > 0
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a cluster has, and how many trials of a plan fit at once."""
+
+    cpus: float
+    gpus: float
+    concurrent: int
+
+
+def below(storage: str, name: str) -> str:
+    """A folder of Ray's storage: a path, or a URI, whose query (`?endpoint_override=...`) stays at its end."""
+    if "://" not in storage:
+        return str(Path(storage) / name)
+    parts = urlsplit(storage)
+    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}"))
+
+
+def run_name(plan: TrialPlan, config: Mapping[str, Any], trial_id: str) -> str:
+    """The name of a trial's Train run and of its MLflow run; `config` is Tune's."""
+    if "run" in config:
+        return f"{plan.sweep}-{config['run']['label']}"
+    return f"{plan.sweep}-{config.get('method', plan.settings.get('method'))}-{trial_id}"
+
+
+def label_of(settings: Mapping[str, Any], name: str = "") -> str:
+    """A listed run's name, the same whenever it is run; `name` stands for the method's."""
+    return f"{name or settings.get('method')}-seed{settings.get('seed', 0)}-{digest_of(dict(settings))[:6]}"
+
+
+def write_plan(plan: TrialPlan, folder: Path, **more: Any) -> None:
+    """Keep what a resumed sweep needs to be the same sweep."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / "plan.json.tmp"
+    temporary.write_text(json.dumps({"plan": asdict(plan), **more}, indent=1))
+    temporary.replace(folder / "plan.json")
+
+
+def read_plan(folder: Path, name: str) -> tuple[TrialPlan, dict[str, Any]]:
+    """The plan that `write_plan` kept.
+
+    Raises:
+        ConfigError: if there is no sweep of that name, or its plan is of another version.
+    """
+    file = folder / "plan.json"
+    if not file.is_file():
+        known = sorted(path.parent.name for path in folder.parent.glob("*/plan.json"))
+        raise ConfigError(
+            f"sweep: none is called {name!r}.{suggest(name, known)} Known: {', '.join(known) or 'none yet'}."
+        )
+    try:
+        kept = json.loads(file.read_text())
+        plan = TrialPlan(**kept.pop("plan"))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"sweep {name}: {file} is no plan of this version ({error}). Start a new sweep.") from error
+    return replace(plan, presets=tuple(plan.presets)), kept

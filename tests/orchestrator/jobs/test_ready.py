@@ -1,0 +1,44 @@
+"""What is decoded before several processes need it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import ConfigError
+from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.ready import make_ready
+from orchestrator.learning.resolve import resolve
+
+
+@pytest.fixture
+def where(runs: Path) -> Deployment:
+    return Deployment(runs=runs)
+
+
+def test_a_second_preparation_decodes_nothing(where, manifest, small_stream):
+    experiment = resolve({"method": "clip4clip", "stream": manifest}, small_stream.settings)
+    assert make_ready(experiment, where, ("train", "val", "test")).decoded == 0
+    other = replace(where, store=str(where.runs / "other"))
+    total = sum(len(small_stream.items(i, split)) for i in range(3) for split in ("train", "val", "test"))
+    assert make_ready(experiment, other, ("train", "val", "test")).decoded == total
+    assert make_ready(experiment, other, ("train", "val", "test")).decoded == 0
+
+
+def test_what_would_train_nothing_is_said_before_anything_is_decoded(where, manifest, small_stream):
+    crowd = {"stream": manifest, "workers": 16, "data.batch_size": 16}
+    other = replace(where, store=str(where.runs / "other"))
+    with pytest.raises(ConfigError, match="workers: task_01 of stream small has 8 training pairs for 16 workers"):
+        make_ready(resolve({"method": "clip4clip", **crowd}, small_stream.settings), other)
+    assert not other.places().open_store().list("frames")
+    make_ready(resolve({"method": "zero_shot", **crowd}, small_stream.settings), where)  # trains nothing anyway
+
+
+def test_only_the_splits_that_a_run_reads_are_decoded(where, manifest, small_stream):
+    settings = {"method": "clip4clip", "stream": manifest}
+    other = replace(where, store=str(where.runs / "other"))
+    assert make_ready(resolve(settings, small_stream.settings), other).decoded == 3 * (4 + 3)  # train, test
+    best = {**settings, "evaluation.select": "best"}
+    assert make_ready(resolve(best, small_stream.settings), other).decoded == 3 * 3  # val, to choose on

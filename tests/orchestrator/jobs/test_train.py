@@ -1,0 +1,55 @@
+"""`ctvr run` and `ctvr table` on the small stream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import ConfigError
+from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.table import table
+from orchestrator.jobs.train import run
+from orchestrator.on_ray.plan import GAIN
+
+
+@pytest.fixture
+def where(runs: Path) -> Deployment:
+    return Deployment(runs=runs)
+
+
+def test_a_run_is_recorded_and_goes_on_where_it_ended(where, manifest, capsys):
+    settings = {"method": "clip4clip", "stream": manifest, "optim.epochs": "1"}
+    text = run(settings, (), where)
+    assert text.startswith("clip4clip on small, test videos\n")
+    assert "t2v/r1_gain" in text
+    assert "task 3/3  R@1" in capsys.readouterr().err
+    assert run(settings, (), where) == text
+    assert "nothing was trained (--fresh trains again)" in capsys.readouterr().err
+    first, second = where.tracker().find_runs()
+    assert dict(first.metrics[GAIN]) == dict(second.metrics[GAIN])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"method": "clip4clpi"}, "method: no method called 'clip4clpi'. Did you mean clip4clip"),
+        ({"method": "clip4clip", "workers": "2"}, "trains in one process"),
+        ({"method": "clip4clip", "data.num_frames": "0"}, "data: num_frames must be >= 1"),
+        ({"method": "clip4clip", "data.image_size": "32"}, "data.image_size: 32 does not fit the backbone"),
+    ],
+)
+def test_a_run_that_cannot_be_is_one_line(where, manifest, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        run({"stream": manifest, **settings}, (), where)
+
+
+def test_a_table_is_of_complete_runs(where, manifest):
+    with pytest.raises(ConfigError, match="table: no runs of 'small'"):
+        table(where, stream="small")
+    run({"method": "zero_shot", "stream": manifest}, (), where)
+    text = table(where, stream="small")
+    assert "| zero\\_shot" in text
+    files = [Path(name) for name in text.rpartition("written: ")[2].split(", ")]
+    assert {file.suffix for file in files} >= {".md", ".tex", ".csv", ".png"}
+    assert all(file.is_file() for file in files)

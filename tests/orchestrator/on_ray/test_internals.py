@@ -1,0 +1,102 @@
+"""Every private name of Ray that we use is in the installed Ray, and does what we use it for."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+from ray import tune
+from ray.train.backend import BackendConfig
+
+from orchestrator.on_ray import internals
+from orchestrator.on_ray.internals import Trainer, cause_of, give_anew, hand_on_no_keys, trials_of
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ray._private.ray_constants.ENABLE_RAY_CLUSTER",
+        "ray.experimental.internal_kv._internal_kv_get",
+        "ray.experimental.internal_kv._internal_kv_put",
+        "ray.tune.execution.class_cache.ENV_VARS_TO_PROPAGATE",
+        "ray.train.v2._internal.callbacks.DatasetsCallback",
+        "ray.train.v2.api.data_parallel_trainer.DataParallelTrainer._create_default_callbacks",
+    ],
+)
+def test_a_name_of_rays_own_is_there(name):
+    module, _, attribute = name.rpartition(".")
+    try:
+        holder = importlib.import_module(module)
+    except ModuleNotFoundError:
+        module, _, cls = module.rpartition(".")
+        holder = getattr(importlib.import_module(module), cls)
+    assert hasattr(holder, attribute)
+
+
+def test_what_objects_of_ray_keep_is_there():
+    from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
+
+    inner = ValueError("mine")
+    assert cause_of(UserExceptionWithTraceback(inner, "Traceback")) is inner
+    tuner = tune.Tuner(lambda config: None, run_config=tune.RunConfig(name="x", storage_path="/nowhere"))
+    inner = tuner._local_tuner
+    assert {"_tune_config", "_run_config"} <= vars(inner).keys()
+    config, callbacks = tune.TuneConfig(num_samples=7), [tune.Callback()]
+    give_anew(tuner, config, callbacks)
+    assert (inner._tune_config, inner._run_config.callbacks) == (config, callbacks)
+    assert trials_of(tune.ResultGrid(SimpleNamespace(trials=[]))) == []
+
+
+def test_ray_is_bounded_at_the_newest_minor_version_that_these_tests_have_seen():
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    line = next(line for line in text.splitlines() if '"ray[' in line)
+    asked = Requirement(line.strip().strip(",").strip('"'))
+    installed = Version(version("ray"))
+    assert asked.specifier.contains(installed)
+    assert not asked.specifier.contains(f"{installed.major}.{installed.minor + 2}.0")
+
+
+def test_ray_started_here_is_told_to_stay_here(monkeypatch):
+    from ray._private import ray_constants
+    from ray.util import get_node_ip_address
+
+    monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "1")
+    internals.bind_to_loopback(True)
+    assert get_node_ip_address() == "127.0.0.1"
+    assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
+    internals.bind_to_loopback(False)
+    assert ray_constants.ENABLE_RAY_CLUSTER
+    assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "1"
+
+
+def test_tune_hands_no_keys_on_in_the_runtime_environment_of_trials(monkeypatch):
+    from ray.tune.execution import class_cache
+
+    handed_on = set(class_cache.ENV_VARS_TO_PROPAGATE)
+    monkeypatch.setattr(class_cache, "ENV_VARS_TO_PROPAGATE", handed_on | {"AWS_SECRET_ACCESS_KEY"})
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "made-up")
+    monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
+    given: dict[str, dict[str, str]] = {}
+    monkeypatch.setattr(class_cache.ray, "remote", lambda runtime_env: given.update(runtime_env) or (lambda cls: cls))
+    class_cache._ActorClassCache().get(object)
+    assert given["env_vars"]["AWS_SECRET_ACCESS_KEY"] == "made-up"  # what Tune does by itself
+    hand_on_no_keys()
+    class_cache._ActorClassCache().get(object)
+    assert "AWS_SECRET_ACCESS_KEY" not in given["env_vars"]
+    assert given["env_vars"]["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] == "0.2"
+
+
+def test_a_trial_starts_no_process_for_ray_datasets():
+    callbacks = Trainer(print, backend_config=BackendConfig())._create_default_callbacks()
+    names = {type(callback).__name__ for callback in callbacks}
+    assert "DatasetsCallback" not in names
+    assert "PlacementGroupCleanerCallback" in names  # without it stopped trials leak their workers
