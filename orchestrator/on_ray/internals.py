@@ -59,7 +59,7 @@ def hand_on_no_keys() -> None:
 
 def trials_of(results: tune.ResultGrid) -> list[Any]:
     """Tune's trials with their status; the public rows do not tell a stopped trial from an interrupted one."""
-    return list(results._experiment_analysis.trials)  # type: ignore[attr-defined]
+    return list(results._experiment_analysis.trials)
 
 
 def give_anew(tuner: tune.Tuner, config: tune.TuneConfig, callbacks: list[tune.Callback]) -> None:
@@ -67,7 +67,7 @@ def give_anew(tuner: tune.Tuner, config: tune.TuneConfig, callbacks: list[tune.C
 
     `Tuner.restore` takes neither.
     """
-    inner: Any = tuner._local_tuner  # type: ignore[attr-defined]
+    inner: Any = tuner._local_tuner
     inner._tune_config = config
     inner._run_config.callbacks = callbacks
 

@@ -40,7 +40,7 @@ def share_out(count: int, work: Any, **options: Any) -> Iterator[Columns]:
             failed = [text for text in block["failure"].tolist() if text]
             if failed:
                 raise StoreError(failed[0])
-            yield block  # type: ignore[misc]
+            yield block
     except RayError as error:
         raise StoreError(f"work on the cluster failed: {last_line(error)}") from None
 
