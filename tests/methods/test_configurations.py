@@ -8,9 +8,8 @@ import pytest
 
 from methods import CONFIGURATIONS, METHODS, find_method
 from orchestrator.errors import ConfigError
-from orchestrator.jobs.deployment import find_method_or_say
 from orchestrator.jobs.methods import method_text, methods_text
-from orchestrator.learning.resolve import configured, presets_of, resolve
+from orchestrator.learning.resolve import configured, find, presets_of, resolve
 from orchestrator.tables.unpublished_settings import footnote, unpublished
 
 # name -> the method, what makes it the row, and what the row's own files said of its paper before they went
@@ -68,7 +67,7 @@ def test_a_strategy_wraps_a_row_by_its_name(strategy, base):
 
 def test_a_search_of_a_row_has_its_own_space():
     pytest.importorskip("ray.tune")
-    from orchestrator.jobs.deployment import search_space
+    from orchestrator.jobs.methods import search_space
 
     for name in CONFIGURATIONS:
         fixed, space, paper = search_space(name)
@@ -97,4 +96,4 @@ def test_the_list_of_methods_tells_the_rows_and_a_wrong_name_finds_the_nearest()
         assert "method.base" in method_text(name) or name not in {"er_ring_moco", "der_moco"}
         assert not set(CONFIGURATIONS) & set(METHODS)
     with pytest.raises(ValueError, match="no method called 'er_ring_mocco'. Did you mean er_ring_moco"):
-        find_method_or_say("er_ring_mocco")
+        find("er_ring_mocco")
