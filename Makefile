@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED = 0
 export MLFLOW_DISABLE_TELEMETRY = true
 
-.PHONY: help sweep test test-all test-faults lint format bench bench-gpu chaos ui clean
+.PHONY: help sweep test test-all test-faults wheel lint format bench bench-gpu chaos ui clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -24,16 +24,22 @@ sweep: $(READY)  ## the main job on the embedded stream: search, rerun over seed
 # Tests run in children of pytest's own process, which loads no package: see tests/conftest.py.
 WORKERS ?= 2
 PYTEST  := $(BIN)/python -m pytest --dist loadfile
+ON_RAY  := tests/orchestrator/on_ray
 test: $(READY)  ## quick tests (WORKERS=2 processes)
 	$(PYTEST) -n $(WORKERS) -m "not slow" $(ARGS)
 
 test-all: $(READY)  ## all tests: the quick ones, the slow ones, then those that run Ray in one process
 	$(PYTEST) -n $(WORKERS) -m "not slow" --durations=25 $(ARGS)
-	$(PYTEST) -n $(WORKERS) -m "slow and not ray and not fault" --durations=25 $(ARGS)
-	$(PYTEST) -n 1 -m "ray and not fault" --durations=25 $(ARGS)
+	$(PYTEST) -n $(WORKERS) -m "slow and not fault" --ignore $(ON_RAY) --durations=25 $(ARGS)
+	$(PYTEST) -n 1 -m "slow and not fault" --durations=25 $(ARGS) $(ON_RAY)
 
 test-faults: $(READY)  ## kill a sweep on Ray, over and over, and lose a node; on an otherwise idle machine
-	$(PYTEST) -n 1 -m fault $(ARGS)
+	$(PYTEST) -n 1 -m fault $(ARGS) tests/faults/test_node_loss.py tests/chaos/test_sweeps.py tests/cluster/test_three_hosts.py
+
+wheel: $(READY)  ## build it into dist/, install it elsewhere and run it from there
+	rm -rf build
+	$(PYTEST) -n 1 tests/test_wheel.py $(ARGS)
+	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist .
 
 lint: $(READY)  ## style, import rules, types
 	$(BIN)/ruff check .

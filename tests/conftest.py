@@ -19,24 +19,22 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-RAY = REPOSITORY / "tests" / "orchestrator" / "on_ray"
+_told: set[str] = set()
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The slow tests of `on_ray` start Ray in the process of pytest: `make test-all` gives them one of their own."""
-    for item in items:
-        if item.path.parent == RAY and item.get_closest_marker("slow"):
-            item.add_marker("ray")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Name the first test that brings together what must stay apart."""
-    if "decord" in sys.modules:
-        pytest.fail("decord was loaded in the process of pytest. Decode in a child: tests/orchestrator/video/clips.py")
-    if item.config.option.markexpr.startswith("ray") and "av" in sys.modules:
-        pytest.fail("FFmpeg was loaded in the process that runs Ray. Write films with tests.small_stream.write_apart")
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown() -> None:
+    """Fail the first test that brings together what must stay apart."""
+    ray = sys.modules.get("ray")
+    wrong = {
+        "decord was loaded in the process of pytest": "decord" in sys.modules,
+        "FFmpeg was loaded in a process that runs Ray": "av" in sys.modules
+        and ray is not None
+        and ray.is_initialized(),
+    }
+    for what in [each for each, is_so in wrong.items() if is_so and each not in _told]:
+        _told.add(what)
+        pytest.fail(f"{what}. Give it a child (tests/apart.py), or its file a process (Makefile, test-all).")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
+
+from tests.apart import apart
 
 COLOURS = {"red": (220, 40, 40), "green": (40, 180, 60), "blue": (50, 80, 220), "yellow": (240, 220, 60)}
 WORDS = ("circle", "square", "star", "ring", "heart", "cross")
@@ -14,7 +15,7 @@ WORDS = ("circle", "square", "star", "ring", "heart", "cross")
 
 def write_clip(path: Path, colour: tuple[int, int, int], seed: int) -> None:
     """Eight 64 x 64 frames in which a block of the colour wanders over noise."""
-    import av  # here: see `write_apart`
+    import av  # here: see `write_stream`
 
     rng = np.random.default_rng(seed)
     with av.open(str(path), "w") as file:
@@ -31,7 +32,14 @@ def write_clip(path: Path, colour: tuple[int, int, int], seed: int) -> None:
 
 
 def write_stream(folder: Path, num_tasks: int = 3, train: int = 4, searched: int = 3) -> Path:
-    """A manifest `small.json` with its videos: one colour a task, a validation and a test split."""
+    """A manifest `small.json` with its videos: one colour a task, a validation and a test split.
+
+    They are written in a child: FFmpeg is not loaded here, where Ray may run.
+    """
+    return Path(apart(_write_stream, folder, num_tasks, train, searched))
+
+
+def _write_stream(folder: Path, num_tasks: int, train: int, searched: int) -> Path:
     (folder / "videos").mkdir(parents=True, exist_ok=True)
     tasks = []
     for index, (name, colour) in enumerate(list(COLOURS.items())[:num_tasks]):
@@ -65,13 +73,3 @@ def write_stream(folder: Path, num_tasks: int = 3, train: int = 4, searched: int
     path = folder / "small.json"
     path.write_text(json.dumps(manifest))
     return path
-
-
-def write_apart(folder: Path, num_tasks: int = 3, train: int = 4, searched: int = 3) -> Path:
-    """`write_stream` in a child: FFmpeg is not loaded here, where Ray may run (see tests/conftest.py)."""
-    child = get_context("spawn").Process(target=write_stream, args=(folder, num_tasks, train, searched))
-    child.start()
-    child.join()
-    if child.exitcode != 0:
-        raise RuntimeError(f"the child that wrote the films ended with {child.exitcode}")
-    return folder / "small.json"

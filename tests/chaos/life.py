@@ -29,12 +29,11 @@ from orchestrator.digests import digest_of
 from orchestrator.learning.commits import Commits, Record
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
-from orchestrator.shapes.files import Film, render_files
-from orchestrator.shapes.scenes import CATEGORIES, draw_scene
 from orchestrator.streams.load import load_stream
 from orchestrator.tracking.recorder import Recorder
 from orchestrator.tracking.server import new_client
 from orchestrator.tracking.tracker import Tracker, create_store
+from tests.apart import apart
 from tests.chaos.faults import Call, When, counted, killed_at
 
 Tracked = Literal["away", "back", "sqlite"]  # MLflow: never there; back when all is over; a file that is there
@@ -178,7 +177,17 @@ def last_line(log_file: Path) -> str:
 
 
 def write_stream(manifest: Path, num_tasks: int = TASKS) -> None:
-    """A stream of a few categories of the painted world, one a task, a few videos each, and its manifest."""
+    """A stream of a few categories of the painted world, one a task, a few videos each, and its manifest.
+
+    It is rendered in a child: FFmpeg is not loaded here, where Ray may run.
+    """
+    apart(_write_stream, manifest, num_tasks)
+
+
+def _write_stream(manifest: Path, num_tasks: int) -> None:
+    from orchestrator.shapes.files import Film, render_files
+    from orchestrator.shapes.scenes import CATEGORIES, draw_scene
+
     clips, tasks = [], []
     for index in range(num_tasks):
         category = CATEGORIES[index].name

@@ -497,6 +497,7 @@ def test_released_words_frames_and_losses_agree_with_the_authors_model(shared):
         torch.testing.assert_close(losses["contrastive"] + losses["etf"], expected["loss_total"], atol=1e-5, rtol=1e-5)
 
 
-def test_released_prototypes_agree_with_the_authors(shared):
-    expected = torch.tensor(np.load(shared / "reference" / "structalign" / "etf_cpu_C20_d512.npy"))
+def test_released_prototypes_agree_with_the_authors():
+    with np.load(FIXTURE.with_name("structalign_prototypes.npz")) as file:
+        expected = torch.from_numpy(file["etf_C20_d512"])
     torch.testing.assert_close(simplex_etf(20, 512, "gaussian").float().T, expected, atol=1e-6, rtol=0)

@@ -12,14 +12,14 @@ from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
-from tests.small_stream import write_apart
+from tests.small_stream import write_stream
 
 
 @pytest.fixture(scope="session")
 def _decoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A runs folder that holds the stream, its decoded frames and the zero-shot curve, and nothing else."""
     root = tmp_path_factory.mktemp("runs")
-    manifest = write_apart(root / "small")
+    manifest = write_stream(root / "small")
     stream = load_stream(manifest, root)
     for split in ("test", "val"):
         settings = {"method": "zero_shot", "stream": str(manifest), "evaluation.split": split}

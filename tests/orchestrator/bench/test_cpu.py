@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from orchestrator.bench.cpu import (
     bench_trial,
     paired,
 )
+from tests.apart import apart
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_ranking_by_counting_agrees_with_sorting_twice() -> None:
 
 
 def test_an_epoch_from_the_store_is_compared_with_decoding(tmp_path: Path) -> None:
-    rows = bench_store(tmp_path, videos=2, pairs=1)
+    rows = apart(bench_store, tmp_path, videos=2, pairs=1)  # one side decodes in its own process
     check(rows)
     assert all(row.other_name == "decoding each time" for row in rows)
 
@@ -77,12 +77,4 @@ def test_an_epoch_from_features_is_compared_with_one_from_frames(tiny: Clip, tmp
 
 @pytest.mark.slow
 def test_a_trial_under_ray_is_compared_with_the_bare_loop(tmp_path: Path) -> None:
-    import ray
-
-    before = dict(os.environ)
-    try:
-        check(bench_trial(tmp_path, pairs=1, epochs=1))
-    finally:
-        ray.shutdown()
-        os.environ.clear()  # what joining a cluster sets must not reach other tests
-        os.environ.update(before)
+    check(apart(bench_trial, tmp_path, pairs=1, epochs=1))

@@ -266,7 +266,7 @@ def test_a_server_on_an_unusual_port_is_known_by_its_command(monkeypatch, comman
         assert not [f for f in network.ports() if f.text.startswith(f"{port} ")]  # a server, but none of ours
         listeners = network.public_listeners(Path("/proc/net/tcp").read_text())
         (mine,) = [each for each in listeners if each.port == port]
-        assert "pytest" in network.owners({mine.inode})[mine.inode]
+        assert "python" in network.owners({mine.inode})[mine.inode]
         monkeypatch.setattr(network, "owners", lambda inodes: {mine.inode: command})
         (found,) = [f for f in network.ports() if f.text.startswith(f"{port} ")]
     assert what in found.text
