@@ -138,10 +138,14 @@ class Method(nn.Module):
     def calibrate(self, scores: Tensor) -> Tensor:
         """Final similarities (Q, V) from the complete matrix of `score`, (Q, V) or (Q, V, ...); as they are by default.
 
-        Applied once by the evaluation, over all queries and all stored videos; both directions are read from the
-        result. A method that lets queries influence one another here is transductive.
+        Captions -> videos. Applied by the evaluation over all queries and all stored videos, in CVLM over each task's.
+        A method that lets queries influence one another here is transductive.
         """
         return scores
+
+    def calibrate_for_videos(self, scores: Tensor) -> Tensor:
+        """The same for videos -> captions: rows stay captions and columns videos, and a column is ranked."""
+        return self.calibrate(scores)
 
     def scale(self) -> Tensor:
         """The factor exp(logit_scale) = 1 / temperature of the contrastive loss, a scalar."""

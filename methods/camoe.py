@@ -279,7 +279,15 @@ class CAMoE(Method):
         return self.backbone.logit_scale.exp()
 
     def calibrate(self, scores: Tensor) -> Tensor:
-        return revise(self.scale().item() * scores, self.config.test_temperature) if self.config.revise else scores
+        return self._revised(scores, dim=0)
+
+    def calibrate_for_videos(self, scores: Tensor) -> Tensor:
+        return self._revised(scores, dim=1)
+
+    def _revised(self, scores: Tensor, dim: int) -> Tensor:
+        if not self.config.revise:
+            return scores
+        return revise(self.scale().item() * scores, self.config.test_temperature, dim)
 
     def after_step(self) -> None:
         with torch.no_grad():

@@ -3,8 +3,7 @@
 Table 6 of the paper adds it to CLIP, FROZEN and CLIP4Clip. In the search it revises the complete matrix of
 queries and videos, so the other queries decide a query's ranks: the method is then *transductive*, and its numbers
 do not belong beside others'. Users of the authors' code find nearly all of the gain there (starmemda/CAMoE,
-issues 4 and 7). The revision serves captions -> videos; videos -> captions keeps its ranks (layers/dual_softmax.py),
-so the metrics v2t are those without it, which tables say.
+issues 4 and 7). Each direction is revised by the softmax of the other one.
 """
 
 from __future__ import annotations
@@ -101,3 +100,9 @@ class DSL(Strategy):
         if not self.config.search:
             return scores
         return revise(self.base.scale().item() * scores, self.config.test_temperature)
+
+    def calibrate_for_videos(self, scores: Tensor) -> Tensor:
+        scores = self.base.calibrate_for_videos(scores)
+        if not self.config.search:
+            return scores
+        return revise(self.base.scale().item() * scores, self.config.test_temperature, dim=1)

@@ -70,6 +70,9 @@ class Strategy(Method):
     def calibrate(self, scores: Tensor) -> Tensor:
         return self.base.calibrate(scores)
 
+    def calibrate_for_videos(self, scores: Tensor) -> Tensor:
+        return self.base.calibrate_for_videos(scores)
+
     def scale(self) -> Tensor:
         return self.base.scale()
 

@@ -66,20 +66,21 @@ def dual_softmax(
     return sum(rows, start=logits.new_zeros(())) / (1 if reduction == "sum" else 2)
 
 
-def revise(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Revised similarities for captions -> videos, over complete matrices: every query weighs on every other.
+def revise(logits: Tensor, temperature: float = 1.0, dim: int = 0) -> Tensor:
+    """Revised similarities of one direction, over complete matrices: every query weighs on every other.
 
-    Transductive, and made for about one query per video. The ranking of captions for one video stays as it
-    is, because Z Pr grows with Z down a column; so one matrix serves both directions, and only captions -> videos
-    gains. With a single query nothing changes.
+    Captions -> videos takes the prior over the captions (dim 0), videos -> captions that over the videos (dim 1).
+    Transductive, and made for about one query per video. With a single query nothing changes: Z Pr grows with Z
+    along `dim`, so the ranking along it stays as it is, and each direction needs its own matrix.
 
     Args:
         logits: (Q, V) similarities times the scale.
         temperature: of the prior; the authors advise 1 here.
+        dim: of the prior: 0, the captions, or 1, the videos.
 
     Returns:
         (Q, V) float64, since the prior of hopeless pairs underflows in float32. Similarities that are not
         positive stay as they are: the factor would lift them, and below all positive ones they are anyway.
     """
     exact = logits.double()
-    return torch.where(exact > 0, exact * prior(exact, temperature, 0), exact)
+    return torch.where(exact > 0, exact * prior(exact, temperature, dim), exact)

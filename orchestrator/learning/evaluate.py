@@ -9,8 +9,10 @@ Shapes: Q queries, V videos, L text length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal
 from weakref import WeakKeyDictionary
 
@@ -105,10 +107,10 @@ def all_scores(
     spread: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None = None,
     is_scoring: bool = True,
 ) -> Tensor:
-    """Scores of all queries of all tasks against all stored videos, (Q, V), in task order.
+    """`Method.score` of all queries of all tasks and all stored videos, (Q, V) or (Q, V, ...), in task order.
 
     Where the method prompts by task, every caption is encoded once for each task's videos, and the
-    blocks are compared as they are, without calibration (CTVR, section 4.2).
+    blocks are compared as they are (CTVR, section 4.2).
 
     Args:
         spread: encodes captions on all workers instead of this one; see `workers.Workers.spread`.
@@ -127,36 +129,76 @@ def all_scores(
         # One block at a time: galleries of frame features are large
         todo = galleries if is_scoring else ()
         blocks = [score_block(method, features, gallery, config, device) for gallery in todo]
-    return method.calibrate(torch.cat(blocks, dim=1)) if is_scoring else tokens.new_empty(0)
+    return torch.cat(blocks, dim=1) if is_scoring else tokens.new_empty(0)
 
 
-def metrics_of(scores: Tensor, queries: Sequence[Queries], sizes: Sequence[int]) -> Evaluation:
-    """All metrics of the CTVR protocol from the scores of tasks 1..t.
+@dataclass(frozen=True)
+class Scores:
+    """What is ranked: rows are captions, columns videos, both in task order."""
+
+    to_videos: Tensor  # (Q, V): captions search videos
+    to_captions: Tensor  # (Q, V): videos search captions
+    own: tuple[Tensor, ...]  # of each task its captions and its videos alone, captions search videos
+    own_to_captions: tuple[Tensor, ...]  # the same, videos search captions
+
+
+def final_scores(
+    method: Method, scores: Tensor, queries: Sequence[Queries], sizes: Sequence[int], protocol: str
+) -> Scores:
+    """Let the method calibrate what `all_scores` found, each direction for itself.
+
+    CTVR searches one gallery, so the complete matrix is calibrated and a task's part is cut out of it. In CVLM a
+    task's videos are searched by its captions alone, so each task's block is calibrated alone.
+    """
+    rows, columns = _borders(len(q.target) for q in queries), _borders(sizes)
+    parts = [(slice(*rows[i : i + 2]), slice(*columns[i : i + 2])) for i in range(len(sizes))]
+    whole = method.calibrate(scores), method.calibrate_for_videos(scores)
+    if protocol == "cvlm":
+        own = [tuple(each(scores[part]) for part in parts) for each in (method.calibrate, method.calibrate_for_videos)]
+    else:
+        own = [tuple(each[part] for part in parts) for each in whole]
+    return Scores(*whole, *own)
+
+
+def _borders(sizes: Iterable[int]) -> list[int]:
+    return [0, *accumulate(sizes)]
+
+
+def metrics_of(scores: Scores, queries: Sequence[Queries], sizes: Sequence[int]) -> Evaluation:
+    """All metrics of the protocol from the scores of tasks 1..t.
+
+    `v2t` ranks videos by their best caption, as the released codes do; `v2t_captions` ranks the captions themselves.
 
     Args:
-        scores: (Q, V), rows and columns in task order.
+        scores: from `final_scores`.
         queries: of tasks 1..t.
         sizes: number of stored videos of each task.
     """
-    columns = torch.tensor([0, *sizes]).cumsum(0).tolist()
-    rows = torch.tensor([0, *(len(q.target) for q in queries)]).cumsum(0).tolist()
+    rows, columns = _borders(len(q.target) for q in queries), _borders(sizes)
     target = torch.cat([q.target + start for q, start in zip(queries, columns)])
     twin = torch.cat([torch.where(q.twin >= 0, q.twin + start, -1) for q, start in zip(queries, columns)])
-    rank = metrics.ranks(scores, target)
+    rank = metrics.ranks(scores.to_videos, target)
+    directions = {
+        "t2v": rank,
+        "v2t": metrics.video_ranks(scores.to_captions, target),
+        "v2t_captions": metrics.caption_ranks(scores.to_captions, target),
+    }
     found = Evaluation()
-    for name, value in metrics.summary(rank).items():
-        found.metrics[f"stream/t2v/{name}"] = value
-    for name, value in metrics.summary(metrics.video_ranks(scores, target)).items():
-        found.metrics[f"stream/v2t/{name}"] = value
+    for direction, of_all in directions.items():
+        for name, value in metrics.summary(of_all).items():
+            found.metrics[f"stream/{direction}/{name}"] = value
     if bool((twin >= 0).any()):
-        found.metrics["stream/t2v/twin"] = metrics.twin_accuracy(scores, target, twin)
+        found.metrics["stream/t2v/twin"] = metrics.twin_accuracy(scores.to_videos, target, twin)
     for index, q in enumerate(queries):
-        part = slice(rows[index], rows[index + 1])
-        own = metrics.ranks(scores[part, columns[index] : columns[index + 1]], q.target)
+        part, task = slice(rows[index], rows[index + 1]), f"task_{index + 1:02d}"
+        own = metrics.ranks(scores.own[index], q.target)
         found.own.append(metrics.recall(own, 1))
         found.union.append(metrics.recall(rank[part], 1))
-        found.metrics[f"task_{index + 1:02d}/t2v/r1"] = found.union[-1]
-        found.metrics[f"task_{index + 1:02d}/t2v/r1_own"] = found.own[-1]
+        found.metrics[f"{task}/t2v/r1"] = found.union[-1]
+        found.metrics[f"{task}/t2v/r1_own"] = found.own[-1]
+        found.metrics[f"{task}/v2t/r1_own"] = metrics.recall(
+            metrics.video_ranks(scores.own_to_captions[index], q.target), 1
+        )
         found.ranks.update(zip(q.names, rank[part].tolist()))
         found.own_ranks.update(zip(q.names, own.tolist()))
     return found
@@ -168,5 +210,7 @@ def add_history(found: Evaluation, own: metrics.Matrix, union: metrics.Matrix, p
     found.metrics["stream/t2v/bwf_union"] = metrics.backward_forgetting(union)
     if protocol == "cvlm":
         found.metrics["stream/t2v/r1_mean"] = sum(own[-1]) / len(own)
+        backwards = [value for name, value in found.metrics.items() if name.endswith("/v2t/r1_own")]
+        found.metrics["stream/v2t/r1_mean"] = sum(backwards) / len(backwards) if backwards else math.nan
         found.metrics["stream/t2v/fr"] = metrics.forgetting_rate(own)
         found.metrics["stream/t2v/hm"] = metrics.harmonic_mean(own)

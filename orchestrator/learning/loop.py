@@ -22,7 +22,14 @@ from methods.base import Batch, Method, Task
 from orchestrator.data.batches import StreamData, seed_of
 from orchestrator.errors import Diverged
 from orchestrator.learning.commits import Commits, Record
-from orchestrator.learning.evaluate import Evaluation, EvaluationConfig, add_history, all_scores, metrics_of
+from orchestrator.learning.evaluate import (
+    Evaluation,
+    EvaluationConfig,
+    add_history,
+    all_scores,
+    final_scores,
+    metrics_of,
+)
 from orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates, shares, train_only
 from orchestrator.learning.reuse import Reads
 from orchestrator.learning.weights import backbone_state, changed_state, load_state
@@ -266,7 +273,11 @@ class Loop:
 
         is_scoring = self.workers.rank == 0
         scores = all_scores(self.method, queries, galleries, evaluation, self.workers.device, spread, is_scoring)
-        found = metrics_of(scores, queries, [len(gallery) for gallery in galleries]) if is_scoring else None
+        found = None
+        if is_scoring:
+            sizes = [len(gallery) for gallery in galleries]
+            final = final_scores(self.method, scores, queries, sizes, self.data.stream.protocol)
+            found = metrics_of(final, queries, sizes)
         return self.workers.agree(found)
 
     def _evaluate(self, index: int) -> Evaluation:

@@ -33,10 +33,24 @@ def ranks(scores: Tensor, target: Tensor) -> Tensor:
 
 
 def video_ranks(scores: Tensor, target: Tensor) -> Tensor:
-    """Rank of each video's best own caption among the captions of other videos (video -> text).
+    """Rank of each video's own captions among the videos' (video -> text), as CLIP4Clip, X-Pool and CTVR count it.
 
-    Takes scores (Q, V) and target (Q,) as `ranks` does; returns (V',) float64 for the videos that have
-    a caption, in column order.
+    The best caption of each video speaks for it first; then a video's own captions are ranked among all videos'.
+
+    Takes scores (Q, V) and target (Q,) as `ranks` does; returns (V',) float64 for the videos that have a caption, in
+    column order. Ties count as in `ranks` (the released code ranks the own ones first).
+    """
+    scores = torch.nan_to_num(scores, nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+    captioned, group = target.unique(return_inverse=True)  # (V',), (Q,)
+    best = scores.new_full((len(captioned), len(captioned)), -math.inf)
+    best.index_reduce_(0, group, scores[:, captioned], "amax")  # captions' videos x searching videos
+    return ranks(best.mT, torch.arange(len(captioned), device=scores.device))
+
+
+def caption_ranks(scores: Tensor, target: Tensor) -> Tensor:
+    """Rank of each video's best own caption among all captions of other videos; arguments as of `video_ranks`.
+
+    Stricter where a video has several captions, and the same where each has one.
     """
     scores = torch.nan_to_num(scores, nan=-math.inf, posinf=math.inf, neginf=-math.inf)
     own = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
@@ -55,13 +69,13 @@ def recall(rank: Tensor, k: int) -> float:
 
 
 def summary(rank: Tensor) -> dict[str, float]:
-    """r1, r5, r10 in percent; medr and meanr, the median and mean rank."""
+    """r1, r5, r10 in percent and rsum, their sum; medr and meanr, the median and mean rank."""
     if not len(rank):
-        return dict.fromkeys(("r1", "r5", "r10", "medr", "meanr"), math.nan)
+        return dict.fromkeys(("r1", "r5", "r10", "rsum", "medr", "meanr"), math.nan)
+    recalls = {f"r{k}": recall(rank, k) for k in (1, 5, 10)}
     return {
-        "r1": recall(rank, 1),
-        "r5": recall(rank, 5),
-        "r10": recall(rank, 10),
+        **recalls,
+        "rsum": sum(recalls.values()),
         "medr": rank.double().quantile(0.5).item(),  # the mean of the two middle ranks where Q is even
         "meanr": rank.double().mean().item(),
     }

@@ -41,8 +41,7 @@ TEXTS = {
     "best_test": "the epoch kept for each task is the best one on the test videos (best-on-test)",
     "best_val": "the epoch kept for each task is the best one on the validation videos",
     "val": "measured on validation videos",
-    "transductive": "transductive scoring: a query's result depends on the other queries of the test set; it serves "
-    "text to video, video-to-text ranks are as without it",
+    "transductive": "transductive scoring: a query's result depends on the other queries of the test set",
     "searched": "settings are the best of {n} trials{rule}",
 }
 

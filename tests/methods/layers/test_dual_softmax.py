@@ -106,3 +106,11 @@ def test_hopeless_pairs_are_told_apart_at_any_scale():
 def test_order_of_queries_and_videos_does_not_matter(logits):
     rows, columns = torch.randperm(7), torch.randperm(7)
     assert torch.allclose(revise(logits[rows][:, columns]), revise(logits)[rows][:, columns])
+
+
+def test_each_direction_of_the_search_is_revised_by_the_softmax_of_the_other(logits):
+    torch.testing.assert_close(revise(logits, 2.0, dim=1), revise(logits.mT, 2.0).mT)
+    caption_hub = torch.tensor([[9.0, 8.0, 8.0], [2.0, 7.0, 1.0], [1.0, 1.0, 7.0]])  # caption 0 attracts every video
+    assert caption_hub.argmax(dim=0).tolist() == [0, 0, 0]
+    assert revise(caption_hub, dim=0).argmax(dim=0).tolist() == [0, 0, 0]
+    assert revise(caption_hub, dim=1).argmax(dim=0).tolist() == [0, 1, 2]

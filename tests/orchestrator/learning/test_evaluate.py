@@ -8,7 +8,14 @@ import torch
 from methods.base import Method
 from orchestrator.data.batches import Queries
 from orchestrator.learning import metrics
-from orchestrator.learning.evaluate import Evaluation, EvaluationConfig, add_history, all_scores, metrics_of
+from orchestrator.learning.evaluate import (
+    Evaluation,
+    EvaluationConfig,
+    add_history,
+    all_scores,
+    final_scores,
+    metrics_of,
+)
 
 CPU = torch.device("cpu")
 
@@ -32,6 +39,10 @@ def queries(first: int, count: int) -> Queries:
         twin=torch.full((count,), -1),
         names=tuple(f"v{first + i}#0" for i in range(count)),
     )
+
+
+def final(scores, asked, sizes, method=None, protocol="ctvr"):
+    return final_scores(method or Method(), scores, asked, sizes, protocol)
 
 
 @pytest.fixture
@@ -85,7 +96,7 @@ def test_the_best_epoch_is_chosen_on_validation_videos_where_there_are_any(setti
 def test_metrics_agree_with_brute_force_over_both_galleries(two_tasks):
     table, galleries, asked = two_tasks
     scores = all_scores(Lookup(table), asked, galleries, EvaluationConfig(), CPU)
-    found = metrics_of(scores, asked, [5, 7])
+    found = metrics_of(final(scores, asked, [5, 7]), asked, [5, 7])
     rank = [1 + sum(1 for j in range(12) if scores[i, j] > scores[i, i]) for i in range(12)]
     assert found.metrics["stream/t2v/r1"] == pytest.approx(100 * sum(r == 1 for r in rank) / 12)
     assert found.metrics["stream/t2v/meanr"] == pytest.approx(sum(rank) / 12)
@@ -99,7 +110,7 @@ def test_metrics_agree_with_brute_force_over_both_galleries(two_tasks):
 def test_after_the_first_task_both_galleries_are_the_same(two_tasks):
     table, galleries, asked = two_tasks
     scores = all_scores(Lookup(table), asked[:1], galleries[:1], EvaluationConfig(), CPU)
-    found = metrics_of(scores, asked[:1], [5])
+    found = metrics_of(final(scores, asked[:1], [5]), asked[:1], [5])
     assert found.own == found.union == [found.metrics["stream/t2v/r1"]]
 
 
@@ -107,11 +118,8 @@ def test_a_model_that_never_changes_has_no_forgetting_in_its_own_galleries(two_t
     table, galleries, asked = two_tasks
     rows = []
     for t in (1, 2):
-        rows.append(
-            metrics_of(
-                all_scores(Lookup(table), asked[:t], galleries[:t], EvaluationConfig(), CPU), asked[:t], [5, 7][:t]
-            )
-        )
+        scores = all_scores(Lookup(table), asked[:t], galleries[:t], EvaluationConfig(), CPU)
+        rows.append(metrics_of(final(scores, asked[:t], [5, 7][:t]), asked[:t], [5, 7][:t]))
     add_history(rows[1], [r.own for r in rows], [r.union for r in rows], "ctvr")
     assert rows[1].metrics["stream/t2v/bwf"] == 0
     assert rows[1].metrics["stream/t2v/bwf_union"] >= 0
@@ -129,4 +137,36 @@ def test_cvlm_adds_mean_sum_and_harmonic_mean():
 def test_twins_are_offset_to_their_own_task():
     asked = [queries(0, 2), Queries(torch.tensor([[2], [3]]), torch.tensor([0, 1]), torch.tensor([1, 0]))]
     scores = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 2, 1], [0, 0, 3, 1]])
-    assert metrics_of(scores, asked, [2, 2]).metrics["stream/t2v/twin"] == 50.0
+    assert metrics_of(final(scores, asked, [2, 2]), asked, [2, 2]).metrics["stream/t2v/twin"] == 50.0
+
+
+class Centred(Method):
+    """Transductive, and of each direction in its own way."""
+
+    def calibrate(self, scores):
+        return scores - scores.mean(dim=0)
+
+    def calibrate_for_videos(self, scores):
+        return scores - scores.mean(dim=1, keepdim=True)
+
+
+def test_each_direction_is_calibrated_and_in_cvlm_each_task_alone():
+    scores = torch.randn(12, 12, generator=torch.Generator().manual_seed(3))
+    asked = [queries(0, 5), queries(5, 7)]
+    ctvr = final(scores, asked, [5, 7], Centred())
+    torch.testing.assert_close(ctvr.to_videos, scores - scores.mean(dim=0))
+    torch.testing.assert_close(ctvr.to_captions, scores - scores.mean(dim=1, keepdim=True))
+    assert torch.equal(ctvr.own[1], ctvr.to_videos[5:, 5:])
+    cvlm = final(scores, asked, [5, 7], Centred(), "cvlm")
+    block = scores[5:, 5:]
+    torch.testing.assert_close(cvlm.own[1], block - block.mean(dim=0))
+    torch.testing.assert_close(cvlm.own_to_captions[1], block - block.mean(dim=1, keepdim=True))
+
+
+def test_the_sum_of_recalls_is_logged_in_both_directions(two_tasks):
+    table, galleries, asked = two_tasks
+    scores = all_scores(Lookup(table), asked, galleries, EvaluationConfig(), CPU)
+    found = metrics_of(final(scores, asked, [5, 7]), asked, [5, 7]).metrics
+    for direction in ("t2v", "v2t", "v2t_captions"):
+        assert found[f"stream/{direction}/rsum"] == sum(found[f"stream/{direction}/r{k}"] for k in (1, 5, 10))
+    assert found["stream/v2t/r1"] == found["stream/v2t_captions/r1"]  # one caption a video

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,23 +28,35 @@ def test_ranks_agree_with_brute_force_ties_included(seed):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_video_ranks_agree_with_brute_force(seed):
+def test_ranks_of_videos_and_of_their_captions_agree_with_brute_force(seed):
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randint(0, 9, (30, 8), generator=generator).float()
     target = torch.randint(0, 7, (30,), generator=generator)  # video 7 has no caption
-    expected = []
-    for video in range(8):
-        own = [q for q in range(30) if target[q] == video]
-        if own:
-            best = max(scores[q, video].item() for q in own)
-            others = [scores[q, video].item() for q in range(30) if q not in own]
-            expected.append(1 + sum(o > best for o in others) + sum(o == best for o in others) / 2)
-    assert metrics.video_ranks(scores, target).tolist() == expected
+    by_video, by_caption = [], []
+    captioned = sorted(set(target.tolist()))
+    for video in captioned:
+        best = {v: max(scores[q, video].item() for q in range(30) if target[q] == v) for v in captioned}
+        by_video.append(brute_rank(list(best.values()), captioned.index(video)))
+        others = [scores[q, video].item() for q in range(30) if target[q] != video]
+        by_caption.append(1 + sum(o > best[video] for o in others) + sum(o == best[video] for o in others) / 2)
+    assert metrics.video_ranks(scores, target).tolist() == by_video
+    assert metrics.caption_ranks(scores, target).tolist() == by_caption
+    assert all(of_video <= of_caption for of_video, of_caption in zip(by_video, by_caption))
+
+
+def test_both_directions_agree_with_the_released_codes_where_videos_have_several_captions():
+    released = json.loads(Path(__file__).with_name("released_metrics.json").read_text())
+    scores, target = torch.tensor(released["captions_x_videos"]), torch.tensor(released["target"])
+    for direction, ranks in (("t2v", metrics.ranks), ("v2t", metrics.video_ranks)):
+        found = metrics.summary(ranks(scores, target))
+        names = {"R1": "r1", "R5": "r5", "R10": "r10", "MedR": "medr", "MeanR": "meanr"}
+        assert {name: found[ours] for name, ours in names.items()} == pytest.approx(released[direction])
+    assert metrics.summary(metrics.caption_ranks(scores, target))["meanr"] > found["meanr"]
 
 
 def test_a_perfect_model_has_recall_100_and_rank_1():
     summary = metrics.summary(metrics.ranks(torch.eye(7), torch.arange(7)))
-    assert summary == {"r1": 100.0, "r5": 100.0, "r10": 100.0, "medr": 1.0, "meanr": 1.0}
+    assert summary == {"r1": 100.0, "r5": 100.0, "r10": 100.0, "rsum": 300.0, "medr": 1.0, "meanr": 1.0}
 
 
 def test_constant_scores_rank_in_the_middle_of_the_gallery():

@@ -141,7 +141,7 @@ def test_no_paper_beside_another_stream_or_validation_numbers():
         ({}, {"evaluation.split": "val"}, "measured on validation videos"),
         ({"ctvr.mark": "no validation split: x"}, {}, "no validation split"),
         ({"ctvr.transductive": "true"}, {}, "transductive"),
-        ({"ctvr.transductive": "true"}, {}, "video-to-text ranks are as without it"),
+        ({"ctvr.transductive": "true"}, {}, "depends on the other queries of the test set"),
         ({"ctvr.note": "T is 2, the paper has 1"}, {}, "T is 2"),
         ({"ctvr.searched": "lwf:24"}, {}, "best of 24 trials"),
         (PAPER, {"backbone.name": "tiny-clip"}, "backbone tiny-clip"),
