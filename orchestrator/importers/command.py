@@ -95,7 +95,7 @@ def _default_name(kind: str, files: Mapping[str, str]) -> str:
         return f"{kind}-{len(read_split(_path(files['split']))['train'])}"
     if kind == "cvlm":
         chosen = _listed(files.get("datasets", "")) or list(DATASETS)
-        return "cvlm" if chosen == list(DATASETS) else f"cvlm-{len(chosen)}"
+        return chosen[0] if len(chosen) == 1 else "cvlm" if chosen == list(DATASETS) else f"cvlm-{len(chosen)}"
     return Path(files["table"]).stem
 
 

@@ -22,7 +22,13 @@ from orchestrator.importers.pickles import read_pickle
 from orchestrator.streams.stream import SPLITS
 
 CVLM_SETTINGS = {"data.batch_size": 48, "optim.epochs": 10, **BACKBONE}  # the number of frames is not in the paper
-CVLM_PUBLISHED = {"train": 25_991 + 10_009 + 9_000 + 8_395 + 1_200, "test": 6_000 + 4_917 + 1_000 + 1_004 + 670}
+PUBLISHED = {  # videos that train, and that are searched
+    "vatex": (25_991, 6_000),
+    "activitynet": (10_009, 4_917),
+    "msrvtt": (9_000, 1_000),
+    "didemo": (8_395, 1_004),
+    "msvd": (1_200, 670),
+}
 MAX_WORDS, MAX_CHARACTERS = 1_000, 20_000  # of one caption
 MSVD_BYTES = 64 << 20
 
@@ -39,7 +45,8 @@ def import_cvlm(folder: Path, out: Path | None, datasets: Sequence[str] | None =
         msvd/         train_list.txt, val_list.txt, test_list.txt, raw-captions.pkl or captions.txt or captions.csv
 
     Args:
-        datasets: which of them, in this order; default all five in the paper's order.
+        datasets: which of them, in this order; default all five in the paper's order. One alone is the benchmark of
+            papers without a stream (001, 004): one task, under its own name and without CVLM's settings.
 
     Returns and raises as `import_msrvtt`; ids start with the data set's name.
     """
@@ -58,10 +65,16 @@ def import_cvlm(folder: Path, out: Path | None, datasets: Sequence[str] | None =
             task[split] = [builder.item(video, name, texts, below=name) for video, texts in captions.items() if texts]
         tasks.append(task)
         sources += files.used
+    if len(names) == 1:
+        return builder.finish(names[0], "ctvr", tasks, BACKBONE, sources, _published(names))
     all_five = names == list(DATASETS)
     stem = "cvlm" if all_five else (Path(out).stem if out else "cvlm-part")
-    manifest, report = builder.finish(stem, "cvlm", tasks, CVLM_SETTINGS, sources, CVLM_PUBLISHED if all_five else None)
-    return manifest, report
+    return builder.finish(stem, "cvlm", tasks, CVLM_SETTINGS, sources, _published(names) if all_five else None)
+
+
+def _published(names: Sequence[str]) -> dict[str, int]:
+    train, test = zip(*(PUBLISHED[name] for name in names))
+    return {"train": sum(train), "test": sum(test)}
 
 
 class _Files:

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.errors import ConfigError
 from orchestrator.importers.command import KINDS, import_stream
 from orchestrator.importers.ctvr import import_actnet, import_msrvtt, read_split
-from orchestrator.importers.cvlm import import_cvlm
+from orchestrator.importers.cvlm import PUBLISHED, import_cvlm
 from orchestrator.importers.table import import_csv
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
@@ -563,6 +563,18 @@ def test_all_of_cvlm_is_called_so_and_a_part_is_counted(five: Path, tmp_path: Pa
     import_stream("cvlm", {"folder": str(five)}, None, tmp_path)
     import_stream("cvlm", {"folder": str(five), "datasets": "didemo,vatex"}, None, tmp_path)
     assert [len(load_stream(name, tmp_path).tasks) for name in ("cvlm", "cvlm-2")] == [5, 2]
+
+
+def test_one_data_set_alone_is_a_benchmark_of_its_own(
+    five: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PUBLISHED, "msrvtt", (3, 1))  # what the small copy has
+    import_stream("cvlm", {"folder": str(five), "datasets": "msrvtt"}, None, tmp_path)
+    stream = load_stream("msrvtt", tmp_path)
+    assert (stream.name, stream.paper, stream.protocol, len(stream.tasks)) == ("msrvtt", "msrvtt", "ctvr", 1)
+    assert not {"data.batch_size", "optim.epochs", "preset"} & set(stream.settings)
+    import_stream("cvlm", {"folder": str(five), "datasets": "didemo"}, None, tmp_path)
+    assert load_stream("didemo", tmp_path).paper is None  # not as many videos as in print
 
 
 def test_a_table_gives_the_stream_its_own_name(tmp_path: Path) -> None:
