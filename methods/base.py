@@ -60,6 +60,15 @@ class ParamGroup(TypedDict):
     lr: float
 
 
+class Change(dict[str, Any]):
+    """A preset that changes some settings of a recipe, as an ablation does; it means nothing more than these values.
+
+    Any other preset is a whole recipe: its values on the method's defaults and the stream's own settings. A run has one
+    recipe (the one that is named, else the one that the stream recommends, else `paper`) and any number of changes on
+    top of it.
+    """
+
+
 class Method(nn.Module):
     """A retriever, or a strategy that wraps one. Subclassed once, directly; a method never subclasses a method.
 
@@ -68,7 +77,7 @@ class Method(nn.Module):
     """
 
     Config: ClassVar[type]
-    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {}  # name -> {dotted setting: value}; "paper" is the default
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {}  # name -> {dotted setting: value}, a recipe or a `Change`
     wraps: ClassVar[bool] = False
 
     trains_on: Literal["task", "seen"] = "task"  # pairs of this task, or of all tasks so far

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from methods.backbone.clip import Clip
-from methods.base import Task
+from methods.base import Change, Task
 from methods.families.momentum import PAPER, SHAPES, MomentumRetriever, ReviewConfig
 from methods.layers.momentum import Encoders, Momentum, follow, review
 
@@ -48,8 +48,8 @@ class BMUMoCoConfig(ReviewConfig):
             raise ValueError("use_local and use_global are both false: no encoder makes keys. Set one to true.")
 
 
-def _row(bmu: bool, local: bool, global_: bool) -> dict[str, object]:
-    return {**PAPER, "method.bmu": bmu, "method.use_local": local, "method.use_global": global_}
+def _row(bmu: bool, local: bool, global_: bool) -> Change:
+    return Change({"method.bmu": bmu, "method.use_local": local, "method.use_global": global_})
 
 
 class BMUMoCo(MomentumRetriever):

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.backbone.clip import Clip
-from methods.base import Batch, Method, ParamGroup, unit
+from methods.base import Batch, Change, Method, ParamGroup, unit
 from methods.layers.dual_softmax import Gain, Reduction, dual_softmax, revise
 from methods.layers.gather import gather
 from methods.layers.language.sentences import Keywords, MaskMode, Strategy, encoder
@@ -87,6 +87,10 @@ class CAMoEConfig:
         for name in ("lr", "lr_experts", "filler"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}.")
+
+
+# "Implementation Details": 16 frames, Adam; batch size, epochs and length of the warm-up are printed nowhere
+ORIGINAL: dict[str, Any] = {"data.num_frames": 16, "optim.weight_decay": 0.0}
 
 
 class FrameMean(nn.Module):
@@ -149,21 +153,21 @@ class CAMoE(Method):
 
     Config = CAMoEConfig
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
-        "paper": {},
-        "original": {"data.num_frames": 16, "optim.weight_decay": 0.0},  # the paper outside CTVR: Adam, 16 frames
-        "dsl": {"method.loss": "dual_softmax", "method.revise": True},  # CAMoE+DSL of table 1; transductive
-        "dsl-loss": {"method.loss": "dual_softmax"},  # its training alone
-        "single-task": {"method.tasks": "sentence"},  # table 4
-        "mtac": {"method.streams": "whole"},
-        "multi-gate": {"method.gates": "multi"},
-        "rkw": {"method.sentences": "rkw"},  # table 5
-        "akwe": {"method.sentences": "akwe"},
+        "paper": ORIGINAL,
+        "original": ORIGINAL,
+        "dsl": Change({"method.loss": "dual_softmax", "method.revise": True}),  # CAMoE+DSL of table 1; transductive
+        "dsl-loss": Change({"method.loss": "dual_softmax"}),  # its training alone
+        "single-task": Change({"method.tasks": "sentence"}),  # table 4
+        "mtac": Change({"method.streams": "whole"}),
+        "multi-gate": Change({"method.gates": "multi"}),
+        "rkw": Change({"method.sentences": "rkw"}),  # table 5
+        "akwe": Change({"method.sentences": "akwe"}),
         **{
-            scheme: dict.fromkeys(("method.fusion", "method.entity", "method.action", "method.gate"), scheme)
+            scheme: Change.fromkeys(("method.fusion", "method.entity", "method.action", "method.gate"), scheme)
             for scheme in ("mean", "se", "attention")
         },
-        "entity": {"method.search_with": "entity"},  # table 7
-        "action": {"method.search_with": "action"},
+        "entity": Change({"method.search_with": "entity"}),  # table 7
+        "action": Change({"method.search_with": "action"}),
         # With optim.lr_scale=50, as clip4clip's
         "shapes": {"method.lr": 4e-6, "method.lr_experts": 2e-5, "method.num_frames": 8},
     }

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from methods.backbone.clip import Clip
-from methods.base import Batch, Method, ParamGroup, unit
+from methods.base import Batch, Change, Method, ParamGroup, unit
 from methods.layers.gather import gather
 from methods.layers.losses import contrastive
 from methods.layers.pooling import mean_pool
@@ -56,8 +56,8 @@ class Clip4Clip(Method):
         "paper": {},
         "released": {"method.loss_reduction": "sum", "optim.num_cycles": 1.0, "optim.decay_bias_and_norm": True},
         "original": {"method.frame_norm": "l2"},  # pooling of arXiv:2104.08860
-        "seqLSTM": {"method.frame_norm": "l2", "method.sim_header": "seqLSTM"},
-        "seqTransf": {"method.frame_norm": "l2", "method.sim_header": "seqTransf"},
+        "seqLSTM": Change({"method.frame_norm": "l2", "method.sim_header": "seqLSTM"}),
+        "seqTransf": Change({"method.frame_norm": "l2", "method.sim_header": "seqTransf"}),
         # with optim.lr_scale=50: 2e-4, which suits the small backbone, and 1e-3
         "shapes": {"method.lr": 4e-6, "method.lr_head": 2e-5},
     }

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.backbone.clip import Attention, BlockSeams, Clip, TokenState, VisionTower, record
-from methods.base import Batch, Method, ParamGroup, unit
+from methods.base import Batch, Change, Method, ParamGroup, unit
 from methods.layers.losses import contrastive
 
 
@@ -142,7 +142,7 @@ class CLIPViP(Method):
             "data.batch_size": 128,
             "data.num_frames": 12,
         },
-        "close-to-clip": {"method.proxy_init": "copy_cls"},
+        "close-to-clip": Change({"method.proxy_init": "copy_cls"}),
     }
 
     def __init__(self, config: CLIPViPConfig, backbone: Clip) -> None:

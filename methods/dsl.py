@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from methods.base import Batch, Method
+from methods.base import Batch, Change, Method
 from methods.families.strategy import Strategy
 from methods.layers.distillation import EncodedOnce
 from methods.layers.dual_softmax import Gain, Reduction, dual_softmax, revise
@@ -50,8 +50,8 @@ class DSL(Strategy):
     Config = DSLConfig
     PRESETS = {
         "paper": {},
-        "loss": {"method.search": False},  # not transductive
-        "search": {"method.loss": False},  # trained without it
+        "loss": Change({"method.search": False}),  # not transductive
+        "search": Change({"method.loss": False}),  # trained without it
         "shapes": {"base.lr": 4e-6},  # as clip4clip's
     }
     config: DSLConfig

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from methods.backbone.clip import BlockSeams, Clip
-from methods.base import Batch, Method, ParamGroup, Task, unit
+from methods.base import Batch, Change, Method, ParamGroup, Task, unit
 from methods.layers.experts import TaskAwareExperts
 from methods.layers.former_videos import FormerVideos
 from methods.layers.gather import gather
@@ -163,10 +163,10 @@ _PRESETS: dict[str, dict[str, Any]] = {
         "method.lr_vision_first": 6e-6,
         "method.lr_other_first": 2e-6,
     },
-    "no-ffa": {"method.use_ffa": False},  # table 2
-    "no-tame": {"method.use_tame": False},
-    "no-prototypes": {"method.use_prototypes": False},
-    "no-cross-task": {"method.beta": 0.0},
+    "no-ffa": Change({"method.use_ffa": False}),  # table 2
+    "no-tame": Change({"method.use_tame": False}),
+    "no-prototypes": Change({"method.use_prototypes": False}),
+    "no-cross-task": Change({"method.beta": 0.0}),
 }
 
 

@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.backbone.clip import Attended, BlockSeams, Clip, TokenState
-from methods.base import Batch, Method, ParamGroup, Task, unit
+from methods.base import Batch, Change, Method, ParamGroup, Task, unit
 from methods.layers.experts import Router
 from methods.layers.gather import world_size
 from methods.layers.pooling import mean_pool
@@ -175,7 +175,7 @@ class MoEAdapter(Method):
         "paper": {},
         "shapes": {"method.lr": 2e-4},
         "original": {"optim.weight_decay": 0.0},
-        "caption-gate": {"method.text_gate": "eot"},
+        "caption-gate": Change({"method.text_gate": "eot"}),
     }
 
     def __init__(self, config: MoEAdapterConfig, backbone: Clip) -> None:

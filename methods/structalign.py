@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from methods.backbone.clip import Clip, Seams
-from methods.base import Batch, Frozen, Method, ParamGroup, Task, unit
+from methods.base import Batch, Change, Frozen, Method, ParamGroup, Task, unit
 from methods.layers.class_statistics import ClassStatistics
 from methods.layers.etf import simplex_etf
 from methods.layers.gather import gather
@@ -135,6 +135,9 @@ class StructAlign(Method):
         # For the embedded streams and tiny-clip, with optim.lr_scale=50; chosen among twelve on validation videos.
         # Words alone stay below zero-shot CLIP there: the small text tower never learned to align them.
         "shapes": {"method.score": "fused", "method.lr_first": 1e-5, "method.lr": 4e-6},
+        "framework": Change({"method.lambda1": 0.0, "method.lambda2": 0.0}),  # table 3
+        "no-cetf": Change({"method.lambda1": 0.0}),  # "Framework + L_CRP"
+        "no-crp": Change({"method.lambda2": 0.0}),  # "Framework + CETF"
     }
 
     reference: Tensor  # (C, d) P* of eq. 7, one row for each category

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from methods.backbone.clip import Clip
-from methods.base import ParamGroup
+from methods.base import Change, ParamGroup
 from methods.families.adapted import PAPER, RELEASED, SHAPES, Adaptation, AdaptedClip, AdaptedConfig, JointLoRA
 
 
@@ -28,7 +28,7 @@ from methods.families.adapted import PAPER, RELEASED, SHAPES, Adaptation, Adapte
 class TempMeConfig(AdaptedConfig):
     """Tuned by search_spaces/tempme.py; the schedule's settings are those of `ReducerConfig`."""
 
-    reducer: Literal["tempme"] = "tempme"
+    reducer: Literal["tempme", "tome", "none"] = "tempme"  # tome: row "+ToMe" of table 5, with adaptation=full
     adaptation: Literal["lora", "full", "none"] = "lora"  # full: CLIP itself is fine-tuned (table 5)
     rank: int = 8  # of LoRA
     lr_clip: float = 1e-6  # adaptation=full: both towers; printed nowhere
@@ -55,17 +55,17 @@ class TempMe(AdaptedClip):
         "paper-b16": {**PAPER, **_B16},
         "paper-actnet": {**PAPER, **_64_FRAMES},
         "released": {**RELEASED, "method.positions": "merging"},
-        "full": {**PAPER, "method.adaptation": "full", "method.lr": 1e-4},
-        "temporal-only": {**PAPER, "method.r": 0, "method.keep_cross": 100, "method.keep_intra": 100},
-        "reduction-only": {**PAPER, "method.join_clips": False},
-        "no-positions": {**PAPER, "method.positions": "none"},
-        "a1-two-steps": {**PAPER, "method.clip_blocks": (8, 9), "method.clip_groups": (3, 4)},
-        "a1-one-step": {**PAPER, "method.clip_blocks": (8,), "method.clip_groups": (12,)},
-        "a2-three-clips": {**PAPER, "method.clip_blocks": (8, 9), "method.clip_groups": (2, 2)},
-        "a2-four-clips": {**PAPER, "method.clip_blocks": (8,), "method.clip_groups": (3,)},
-        "a3-7-9-11": {**PAPER, "method.clip_blocks": (6, 8, 10), "method.clip_groups": (2, 2, 3)},
-        "a3-4-7-10": {**PAPER, "method.clip_blocks": (3, 6, 9), "method.clip_groups": (2, 2, 3)},
-        "a3-1-5-9": {**PAPER, "method.clip_blocks": (0, 4, 8), "method.clip_groups": (2, 2, 3)},
+        "full": Change({"method.adaptation": "full", "method.lr": 1e-4}),
+        "temporal-only": Change({"method.r": 0, "method.keep_cross": 100, "method.keep_intra": 100}),
+        "reduction-only": Change({"method.join_clips": False}),
+        "no-positions": Change({"method.positions": "none"}),
+        "a1-two-steps": Change({"method.clip_blocks": (8, 9), "method.clip_groups": (3, 4)}),
+        "a1-one-step": Change({"method.clip_blocks": (8,), "method.clip_groups": (12,)}),
+        "a2-three-clips": Change({"method.clip_blocks": (8, 9), "method.clip_groups": (2, 2)}),
+        "a2-four-clips": Change({"method.clip_blocks": (8,), "method.clip_groups": (3,)}),
+        "a3-7-9-11": Change({"method.clip_blocks": (6, 8, 10), "method.clip_groups": (2, 2, 3)}),
+        "a3-4-7-10": Change({"method.clip_blocks": (3, 6, 9), "method.clip_groups": (2, 2, 3)}),
+        "a3-1-5-9": Change({"method.clip_blocks": (0, 4, 8), "method.clip_groups": (2, 2, 3)}),
     }
 
     def __init__(self, config: TempMeConfig, backbone: Clip) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from methods.base import Batch, Frozen, Method, Task
+from methods.base import Batch, Change, Frozen, Method, Task
 from methods.families.strategy import Strategy
 from methods.layers.distillation import backbone_of, frozen_start, symmetric_distillation
 from methods.layers.gather import gather
@@ -77,7 +77,7 @@ class ZSCL(Strategy):
             "optim.weight_decay": 0.0,
             "data.batch_size": 64,
         },
-        "weight-consolidation": {"method.l2": 1.0, "method.average_every": 0},
+        "weight-consolidation": Change({"method.l2": 1.0, "method.average_every": 0}),
     }
     config: ZSCLConfig
 
