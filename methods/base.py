@@ -64,8 +64,7 @@ class Change(dict[str, Any]):
     """A preset that changes some settings of a recipe, as an ablation does; it means nothing more than these values.
 
     Any other preset is a whole recipe: its values on the method's defaults and the stream's own settings. A run has one
-    recipe (the one that is named, else the one that the stream recommends, else `paper`) and any number of changes on
-    top of it.
+    recipe (the one that is named, else the one that the stream recommends) and any number of changes on top of it.
     """
 
 

@@ -60,7 +60,7 @@ class BMUMoCo(MomentumRetriever):
         "paper": PAPER,
         "paper-text": {**PAPER, "method.text_pool": "avg"},
         "shapes": SHAPES,
-        "local": {"method.use_global": False},  # the row `bmu_moco_local`
+        "local": Change({"method.use_global": False}),  # the row `bmu_moco_local`
         "table2-row1": _row(False, True, False),
         "table2-row2": _row(False, False, True),
         "table2-row3": _row(False, True, True),

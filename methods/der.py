@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from methods.base import Batch, Method
+from methods.base import Batch, Change, Method
 from methods.families.momentum import PAPER
 from methods.families.strategy import ReplayConfig, ReplayStrategy
 from methods.layers.distillation import backbone_of
@@ -53,7 +53,7 @@ class DER(ReplayStrategy):
         "paper": {},
         "shapes": {"base.lr": 4e-6},  # with optim.lr_scale=50, for the small backbone
         # BMU-MoCo's competitor (NeurIPS 2022, table 1): around its momentum contrast, with its memory
-        "bmu-moco": {"method.base": "base_moco"},
+        "bmu-moco": Change({"method.base": "base_moco"}),
         "bmu-moco-paper": {**PAPER, "method.base": "base_moco", "method.memory": 10_000},
     }
     config: DERConfig

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from methods.backbone.clip import Clip
+from methods.base import Change
 from methods.families.adapted import PAPER, RELEASED, SHAPES, AdaptedClip, AdaptedConfig, JointLoRA
 
 
@@ -37,7 +38,7 @@ class Lora(AdaptedClip):
         "paper": PAPER,
         "released": RELEASED,
         "shapes": SHAPES,
-        "tome": {"method.reducer": "tome"},  # the row `tome`; r=None is the paper's 2 (ViT-B/32) or 10 (ViT-B/16)
+        "tome": Change({"method.reducer": "tome"}),  # the row `tome`; r=None: the paper's 2 (ViT-B/32), 10 (B/16)
     }
 
     def __init__(self, config: LoraConfig, backbone: Clip) -> None:

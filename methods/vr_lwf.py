@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from methods.backbone.clip import Clip
-from methods.base import Batch, Frozen, Method, Task
+from methods.base import Batch, Change, Frozen, Method, Task
 from methods.families.strategy import Strategy
 from methods.layers.distillation import EncodedOnce, backbone_of, frozen_start, symmetric_distillation
 from methods.layers.gather import gather
@@ -67,7 +67,7 @@ class VRLwF(Strategy):
         # 34.1, fine-tuning alone 35.6; student=each is no better. methods/lwf.py says why.
         "shapes": {"method.weight": 0.1, "base.lr": 4e-6},  # the rate with optim.lr_scale=50, for the small backbone
         # A fresh CLIP-ViP starts with random proxies, which are no teacher: the first task goes without.
-        "tvr-plus-cl": {"method.base": "clip_vip", "method.first_task": False},
+        "tvr-plus-cl": Change({"method.base": "clip_vip", "method.first_task": False}),
     }
     config: VRLwFConfig
 

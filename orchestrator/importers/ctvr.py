@@ -19,7 +19,7 @@ from orchestrator.importers.builder import (
 from orchestrator.importers.captions import clean, read_msrvtt_captions, read_narrations
 from orchestrator.importers.pickles import read_pickle
 
-MSRVTT_SETTINGS = {"data.num_frames": 12, "data.batch_size": 8, "optim.epochs": 20, **BACKBONE}
+MSRVTT_SETTINGS = {"preset": "paper", "data.num_frames": 12, "data.batch_size": 8, "optim.epochs": 20, **BACKBONE}
 
 
 # The papers print values of their own for ActivityNet; methods keep them in a preset of this name

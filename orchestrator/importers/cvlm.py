@@ -21,7 +21,8 @@ from orchestrator.importers.captions import (
 from orchestrator.importers.pickles import read_pickle
 from orchestrator.streams.stream import SPLITS
 
-CVLM_SETTINGS = {"data.batch_size": 48, "optim.epochs": 10, **BACKBONE}  # the number of frames is not in the paper
+CVLM_SETTINGS = {"preset": "paper", "data.batch_size": 48, "optim.epochs": 10, **BACKBONE}  # it prints no frames
+ALONE = {"preset": "paper", **BACKBONE}
 PUBLISHED = {  # videos that train, and that are searched
     "vatex": (25_991, 6_000),
     "activitynet": (10_009, 4_917),
@@ -66,7 +67,7 @@ def import_cvlm(folder: Path, out: Path | None, datasets: Sequence[str] | None =
         tasks.append(task)
         sources += files.used
     if len(names) == 1:
-        return builder.finish(names[0], "ctvr", tasks, BACKBONE, sources, _published(names))
+        return builder.finish(names[0], "ctvr", tasks, ALONE, sources, _published(names))
     all_five = names == list(DATASETS)
     stem = "cvlm" if all_five else (Path(out).stem if out else "cvlm-part")
     return builder.finish(stem, "cvlm", tasks, CVLM_SETTINGS, sources, _published(names) if all_five else None)

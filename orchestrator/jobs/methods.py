@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from methods import CONFIGURATIONS, METHODS
+from methods.base import Change
 from orchestrator.config import flatten
 from orchestrator.errors import ConfigError
-from orchestrator.learning.resolve import find, presets_of
+from orchestrator.learning.experiment import GROUPS
+from orchestrator.learning.resolve import find, presets_of, with_recipe
 from orchestrator.streams.stream import Stream
 
 CHECKED = {  # beyond the contract tests and the invariants of the papers, which every method passes
@@ -59,9 +61,19 @@ def method_text(name: str) -> str:
             lines.append(f"  {setting}={value}" + (f"  {note}" if note else ""))
     if cls.wraps:
         lines.append("  base.*  settings of the wrapped retriever")
-    lines.append("presets")
-    for preset, values in presets_of(name).items():
-        lines.append(f"  {preset}: " + (", ".join(f"{k}={v}" for k, v in values.items()) or "the defaults above"))
+    defaults = flatten(cls.Config(), "method")
+    for group, config in GROUPS.items():
+        defaults |= flatten(config(), group)
+    presets = presets_of(name)
+    for title, is_change in (
+        ("recipes: one of them; unless one is named, the one that the stream recommends", False),
+        ("changes: any of them, on top of a recipe", True),
+    ):
+        found = {preset: values for preset, values in presets.items() if isinstance(values, Change) == is_change}
+        lines += [title] if found else []
+        for preset, values in found.items():
+            changed = [f"{k}={v}" + (f" (not {defaults[k]})" if k in defaults else "") for k, v in values.items()]
+            lines.append(f"  {preset}: " + (", ".join(changed) or "the defaults above"))
     return "\n".join(lines)
 
 
@@ -103,13 +115,5 @@ def search_space(method: str) -> tuple[dict[str, Any], dict[str, Any], dict[str,
 
 
 def default_presets(method: str, stream: Stream, asked: Sequence[str]) -> tuple[str, ...]:
-    """The presets asked for, else the one that the stream recommends if the method has it for such videos.
-
-    Frames per video stay with the stream: a preset of the same name for another number is not for its data.
-    """
-    if asked:
-        return tuple(asked)
-    recommended = str(stream.settings.get("preset", ""))
-    preset = presets_of(method).get(recommended)
-    frames = stream.settings.get("data.num_frames")
-    return () if preset is None or preset.get("data.num_frames", frames) != frames else (recommended,)
+    """The presets asked for, on top of the recipe that the stream recommends unless they name one themselves."""
+    return with_recipe(method, asked, stream.settings)

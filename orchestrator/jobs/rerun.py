@@ -22,13 +22,14 @@ from orchestrator.jobs.ready import make_all_ready
 from orchestrator.jobs.session import check_machine, connected, interruptible, send_waiting, trial_plan
 from orchestrator.jobs.table import table
 from orchestrator.learning.experiment import Experiment
-from orchestrator.learning.resolve import find, resolve
+from orchestrator.learning.resolve import find, presets_of, resolve
 from orchestrator.learning.run import trains
 from orchestrator.on_ray.plan import GAIN, ListedRun, TrialPlan, label_of, read_plan
 from orchestrator.on_ray.tune import run_listed
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
 from orchestrator.tables.build import seconds_of
+from orchestrator.tables.presets import split_row
 from orchestrator.tracking.tracker import Tracker
 from orchestrator.tracking.values import RunRecord
 
@@ -111,15 +112,34 @@ def common(overrides: Mapping[str, Any]) -> Settings:
 
 
 def baseline(word: str, stream: Stream, stream_name: str, shared: Settings, workers: int) -> Experiment:
-    """A method named as `method` or `method:preset`, under the settings that a sweep's user gave.
+    """A method named as `method` or `method:preset,preset`, under the settings that a sweep's user gave.
 
     Raises:
         ConfigError: if there is no such method or preset.
     """
-    method, _, preset = word.partition(":")
+    method, presets = split_row(word)
     find(method)
-    chosen = default_presets(method, stream, (preset,) if preset else ())
+    chosen = default_presets(method, stream, presets)
     return resolve({**shared, "method": method, "stream": stream_name, "workers": workers}, stream.settings, chosen)
+
+
+def baseline_rows(words: Sequence[str]) -> list[str]:
+    """Baselines that were listed by comma: a word that is a preset of the row before it belongs to that row.
+
+    `lwf:original,framefusion_moe:no-ffa,no-tame` are two rows. To list a method that has the name of such a preset,
+    put it first.
+
+    Raises:
+        ConfigError: if there is no such method.
+    """
+    rows: list[str] = []
+    for word in words:
+        method = rows[-1].partition(":")[0] if rows and ":" in rows[-1] else ""
+        if method and word in presets_of(method):
+            rows[-1] += f",{word}"
+        else:
+            rows.append(word)
+    return rows
 
 
 def over_seeds(found: Sequence[Rerun], seeds: int, workers: int) -> list[Rerun]:
@@ -186,7 +206,7 @@ def rerun(
     places = where.places()
     stream = load_stream(stream_name, places.root, places.videos)
     shared = common(_overrides_of(sweep_name, where))
-    beside = [baseline(word, stream, stream_name, shared, where.workers) for word in baselines]
+    beside = [baseline(word, stream, stream_name, shared, where.workers) for word in baseline_rows(baselines)]
     trials = tracker.find_runs(sweep=sweep_name)
     runs = beside_winners(beside, winners, trials, selection(sweep)[0], seeds, where.workers)
     again = f"ctvr rerun --sweep {sweep_name} --top {top} --seeds {seeds}"

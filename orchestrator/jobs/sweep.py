@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from methods.base import Change
 from orchestrator.config import Settings, build
 from orchestrator.console import say
 from orchestrator.errors import ConfigError, FailedRuns
 from orchestrator.jobs.deployment import Deployment, find_manifest
 from orchestrator.jobs.methods import default_presets, search_space
 from orchestrator.jobs.ready import make_ready, searched_splits
-from orchestrator.jobs.rerun import RULES, baseline, best_trials, common, last_value, rerun
+from orchestrator.jobs.rerun import RULES, baseline, baseline_rows, best_trials, common, last_value, rerun
 from orchestrator.jobs.session import (
     check_machine,
     connected,
@@ -29,7 +30,7 @@ from orchestrator.jobs.session import (
     trial_plan,
 )
 from orchestrator.learning.experiment import Experiment
-from orchestrator.learning.resolve import find, preset_settings, resolve
+from orchestrator.learning.resolve import find, preset_settings, presets_of, resolve
 from orchestrator.on_ray.capacity import capacity
 from orchestrator.on_ray.plan import Capacity, Outcome, SearchConfig, SearchSpace, TrialPlan, write_plan
 from orchestrator.on_ray.search import count_trials, override_space, search_algorithm
@@ -99,7 +100,7 @@ def plan_sweep(request: SweepRequest, where: Deployment) -> Sweep:
     for name, domain in space.items():
         for value in getattr(domain, "categories", None) or [domain.sample()]:
             resolve({**full, name: value}, stream.settings, presets)
-    for word in request.baselines:
+    for word in baseline_rows(request.baselines):
         baseline(word, stream, request.stream, common(request.overrides), where.workers)
     return Sweep(request, stream, experiment, given, space, paper, search)
 
@@ -109,16 +110,20 @@ def _searched(
 ) -> tuple[dict[str, Any], dict[str, Any], Settings]:
     """What is searched, the paper's point in it, and the settings that all trials share.
 
-    What the user fixes is not searched; what a preset says goes before the search space's own fixed settings.
+    What the user fixes is not searched, nor what a change sets: an ablation stays one. What a recipe says goes before
+    the search space's own fixed settings.
     """
     fixed, space, paper = search_space(request.method)
     space = override_space(space, request.space)
-    for name in preset_settings(request.method, presets, request.overrides):
+    for name in preset_settings(request.method, presets, request.overrides, stream.settings):
         fixed.pop(name, None)
+    known = presets_of(request.method)
+    changes = [known[preset] for preset in presets if isinstance(known.get(preset), Change)]
+    changed = {name for settings in changes for name in settings}
     split = "val" if stream.has_val else "test"
     given = {**fixed, "evaluation.split": split, **request.overrides}
     given.update({"method": request.method, "stream": request.stream})
-    return {name: domain for name, domain in space.items() if name not in request.overrides}, paper, given
+    return {name: domain for name, domain in space.items() if name not in {*request.overrides, *changed}}, paper, given
 
 
 def sweep(request: SweepRequest, where: Deployment) -> str:

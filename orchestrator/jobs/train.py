@@ -12,7 +12,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.jobs.deployment import Deployment, find_manifest
 from orchestrator.jobs.methods import default_presets
 from orchestrator.learning.commits import Record
-from orchestrator.learning.resolve import find, resolve
+from orchestrator.learning.resolve import find, resolve, with_recipe
 from orchestrator.learning.run import execute
 from orchestrator.on_ray.plan import GAIN
 from orchestrator.streams.load import embedded_settings, load_stream
@@ -27,7 +27,8 @@ def run(
     settings = {**settings, "stream": find_manifest(str(settings.get("stream", "")))}
     find(str(settings.get("method", "")))
     if (recommended := embedded_settings(settings["stream"])) is not None:
-        resolve(settings, recommended, presets)  # mistakes are told before videos are rendered
+        chosen = with_recipe(str(settings["method"]), presets, recommended)
+        resolve(settings, recommended, chosen)  # mistakes are told before videos are rendered
     places = where.places()
     stream = load_stream(settings["stream"], places.root, places.videos)
     chosen = default_presets(settings["method"], stream, presets)

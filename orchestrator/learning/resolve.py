@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from methods import CONFIGURATIONS, find_method
-from methods.base import Method
+from methods.base import Change, Method
 from orchestrator.config import Settings, build, flatten, suggest, under
 from orchestrator.data.settings import DataConfig
 from orchestrator.errors import ConfigError
@@ -26,9 +26,48 @@ def presets_of(method: str) -> dict[str, dict[str, Any]]:
     known = {"paper": {}, **cls.PRESETS}
     if not own:
         return known
-    others = [name for name in known if name != own and not name.startswith(f"{own}-")]
-    found = {name: {**known[own], **known.get(f"{own}-{name}", known[name])} for name in others}
+    found = {}
+    for name, settings in known.items():
+        if name != own and not name.startswith(f"{own}-"):
+            meant = known.get(f"{own}-{name}", settings)
+            found[name] = (Change if isinstance(meant, Change) else dict)({**known[own], **meant})
     return {name: settings for name, settings in found.items() if settings.items() >= known[own].items()}
+
+
+def with_recipe(method: str, presets: Sequence[str], recommended: Mapping[str, Any]) -> tuple[str, ...]:
+    """Presets as they act: one recipe first, then the changes on top of it.
+
+    The recipe is the one that is named, else the one that the stream recommends, or `paper` if the method has none of
+    that name; none where the stream recommends none, or where it is for another number of frames in a video than the
+    stream's, which stays the stream's word.
+
+    Args:
+        method: or a configuration.
+        presets: as the user named them.
+        recommended: `Stream.settings`.
+
+    Raises:
+        ConfigError: for an unknown preset.
+    """
+    known = presets_of(method)
+    every = {**presets_of(configured(method, presets)[0]), **known}
+    for preset in presets:
+        if preset not in every:
+            raise _no_preset(method, preset, known)
+    changes = tuple(preset for preset in presets if isinstance(every[preset], Change))
+    if named := tuple(preset for preset in presets if preset not in changes):
+        return (*named, *changes)
+    recipe = _recommended_recipe(known, recommended)
+    return changes if recipe is None else (recipe, *changes)
+
+
+def _recommended_recipe(known: Mapping[str, Mapping[str, Any]], recommended: Mapping[str, Any]) -> str | None:
+    frames, wanted = recommended.get("data.num_frames"), str(recommended.get("preset", ""))
+    for name in (wanted, "paper") if wanted else ():
+        settings = known.get(name)
+        if settings is not None and (frames is None or settings.get("data.num_frames", frames) == frames):
+            return name
+    return None
 
 
 def configured(method: str, presets: Sequence[str]) -> tuple[str, tuple[str, ...]]:
@@ -64,30 +103,67 @@ def _with_base(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return {**{f"base.{name}": value for name, value in settings.items()}, **overrides, "method.base": method}
 
 
-def preset_settings(method: str, presets: Sequence[str], overrides: Mapping[str, Any]) -> Settings:
-    """What presets of a method set, the later ones winning.
+def preset_settings(
+    method: str, presets: Sequence[str], overrides: Mapping[str, Any], recommended: Mapping[str, Any] | None = None
+) -> Settings:
+    """What presets set: a recipe, and on top of it any number of changes (`methods.base.Change`).
 
-    A strategy's preset knows the retriever that the strategy wraps by default. Where `overrides` name another
-    one, `base.*` come from that retriever's own preset of the same name, if it has one.
+    A strategy's recipe knows the retriever that the strategy wraps by default. Where `overrides` or a change name
+    another one, `base.*` come from that retriever's own recipe of the same name, if it has one; where the strategy has
+    none of the name that the stream recommends, from the retriever's of that name.
 
     Raises:
-        ConfigError: for an unknown preset.
+        ConfigError: for an unknown preset, for two recipes, or for two changes of one setting.
     """
     method, presets = configured(method, presets)
-    cls, known, merged = find(method), presets_of(method), Settings()
+    cls, known = find(method), presets_of(method)
     for preset in presets:
         if preset not in known:
             raise _no_preset(method, preset, known)
-        settings = known[preset]
-        if cls.wraps:
-            own = settings.get("method.base", cls.Config().base)
-            base = str(overrides.get("method.base", own))
-            if base != own:
-                of_base = under(presets_of(base).get(preset, {}), "method")
-                settings = {key: value for key, value in settings.items() if not key.startswith("base.")}
-                settings |= {f"base.{key}": value for key, value in of_base.items()}
-        merged.update(settings)
-    return merged
+    changes = [preset for preset in presets if isinstance(known[preset], Change)]
+    recipes = [preset for preset in dict.fromkeys(presets) if preset not in changes]
+    if len(recipes) > 1:
+        others = ", ".join(name for name, settings in known.items() if isinstance(settings, Change))
+        raise ConfigError(
+            f"preset: {recipes[0]} and {recipes[1]} are both whole recipes of {method}. Name one of them"
+            + (f"; changes that go on top of it: {others}." if others else ".")
+        )
+    recipe, changed = (recipes or [""])[0], _changed(known, changes)
+    merged = dict(known.get(recipe, {}))
+    if cls.wraps:
+        own = merged.get("method.base", cls.Config().base)
+        base = str(overrides.get("method.base", changed.get("method.base", own)))
+        if base != own:
+            merged = {key: value for key, value in merged.items() if not key.startswith("base.")}
+            merged |= _of_base(base, recipe, known, recommended or {})
+        if base != changed.get("method.base", base):
+            changed = {key: value for key, value in changed.items() if not key.startswith("base.")}
+    return {**merged, **changed}
+
+
+def _changed(known: Mapping[str, Mapping[str, Any]], changes: Sequence[str]) -> Settings:
+    """All that the changes set."""
+    by: dict[str, str] = {}
+    for change in changes:
+        for name, value in known[change].items():
+            if (other := by.setdefault(name, change)) != change and known[other][name] != value:
+                raise ConfigError(
+                    f"preset: {other} sets {name} to {known[other][name]}, {change} to {value}. Name one of them."
+                )
+    return {name: known[change][name] for name, change in by.items()}
+
+
+def _of_base(
+    base: str, recipe: str, known: Mapping[str, Mapping[str, Any]], recommended: Mapping[str, Any]
+) -> Settings:
+    """`base.*` of a retriever that a strategy, whose presets are `known`, does not wrap by default."""
+    of_base = presets_of(base)
+    if recipe == "paper" and recommended.get("preset") not in known:
+        recipe = _recommended_recipe(of_base, recommended) or recipe
+    settings = of_base.get(recipe, {})
+    if isinstance(settings, Change):
+        return {}
+    return {f"base.{key}": value for key, value in under(settings, "method").items()}
 
 
 def find(name: str) -> type[Method]:
@@ -107,7 +183,8 @@ def resolve(
 ) -> Experiment:
     """Check a configuration and fill in what it leaves open.
 
-    Later wins: defaults, the stream's recommended settings, the presets in order, the overrides.
+    Later wins: defaults, the stream's recommended settings, the recipe and the changes among the presets, the
+    overrides. `with_recipe` adds the recipe that the stream recommends; without presets there is none.
 
     Args:
         overrides: flat dotted settings as the user gave them; must hold `method` and `stream`.
@@ -123,7 +200,7 @@ def resolve(
     overrides = {**_with_base(overrides), "method": name}
     cls = find(name)
     merged: Settings = {key: value for key, value in (recommended or {}).items() if key != "preset"}
-    merged.update(preset_settings(name, presets, overrides))
+    merged.update(preset_settings(name, presets, overrides, recommended))
     merged.update(overrides)
     _refuse_unknown_groups(merged)
     run = build(RunConfig, {key: value for key, value in merged.items() if "." not in key})

@@ -74,15 +74,13 @@ def published_rows(stream: str, table: str = "", method: str = "") -> list[Publi
         table: of this table alone.
         method: of this method or configuration alone.
     """
-    tables = [table] if table else published_tables()
+    tables = [name for name in published_tables() if table in {"", name}]
     rows = [row for name in tables for row in _table(name) if row.stream == stream]
     return [row for row in rows if not method or row.method == method]
 
 
 def ablation_numbers(table: str, row: str, stream: str) -> PublishedRow | None:
     """What a paper prints for a row of a table preset on a stream; None if it prints nothing."""
-    if table not in published_tables():
-        return None
     return next((found for found in published_rows(stream, table) if found.row == row), None)
 
 

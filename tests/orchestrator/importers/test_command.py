@@ -572,7 +572,8 @@ def test_one_data_set_alone_is_a_benchmark_of_its_own(
     import_stream("cvlm", {"folder": str(five), "datasets": "msrvtt"}, None, tmp_path)
     stream = load_stream("msrvtt", tmp_path)
     assert (stream.name, stream.paper, stream.protocol, len(stream.tasks)) == ("msrvtt", "msrvtt", "ctvr", 1)
-    assert not {"data.batch_size", "optim.epochs", "preset"} & set(stream.settings)
+    assert stream.settings["preset"] == "paper"
+    assert not {"data.batch_size", "optim.epochs", "data.num_frames"} & set(stream.settings)
     import_stream("cvlm", {"folder": str(five), "datasets": "didemo"}, None, tmp_path)
     assert load_stream("didemo", tmp_path).paper is None  # not as many videos as in print
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from methods import CONFIGURATIONS, METHODS
+from methods.base import Change
 from orchestrator.errors import ConfigError
-from orchestrator.learning.resolve import preset_settings, presets_of, resolve
+from orchestrator.learning.resolve import preset_settings, presets_of, resolve, with_recipe
 
 SMALL = {"backbone.name": "tiny-clip", "backbone.weights": "shipped"}
 
@@ -123,6 +125,101 @@ def test_a_preset_follows_the_retriever_that_is_wrapped():
     assert original == {"optim.weight_decay": 0.0, "data.batch_size": 64}  # what is not the retriever's stays
     made = resolve({"method": "lwf", "stream": "s", "method.base": "framefusion_moe"}, presets=["shapes"])
     assert made.base.ffa_init == "zero_out"
+
+
+ACTNET = {"preset": "paper-actnet", "data.num_frames": 24, "data.batch_size": 16, "optim.epochs": 20}
+SHAPES = {"preset": "shapes", "data.num_frames": 8, "data.batch_size": 8, "optim.lr_scale": 50}
+
+
+def on(method, recommended, *presets, **overrides):
+    chosen = with_recipe(method, presets, recommended)
+    settings = {"method": method, "stream": "s", **{name.replace("__", "."): v for name, v in overrides.items()}}
+    return resolve(settings, recommended, chosen).settings
+
+
+def differing(a, b):
+    return {name for name in {*a, *b} if a.get(name) != b.get(name)}
+
+
+@pytest.mark.parametrize("recommended", [ACTNET, SHAPES, {}], ids=["actnet", "shapes", "plain"])
+@pytest.mark.parametrize("method", [*METHODS, *CONFIGURATIONS])
+def test_a_change_changes_what_it_says_and_nothing_else(method, recommended):
+    for preset, settings in presets_of(method).items():
+        if "method.clip_groups" in settings and recommended.get("data.num_frames") == 8:
+            continue  # schedules of 12 frames
+        if isinstance(settings, Change) and "method.base" not in settings:
+            full, ablated = on(method, recommended), on(method, recommended, preset)
+            assert differing(full, ablated) == {name for name, value in settings.items() if full[name] != value}, preset
+
+
+def test_an_ablation_on_a_stream_changes_one_thing_of_what_is_recommended_there():
+    full, ablated = on("framefusion_moe", ACTNET), on("framefusion_moe", ACTNET, "no-ffa")
+    assert differing(full, ablated) == {"method.use_ffa"}
+    assert (ablated["method.num_experts"], ablated["method.ffa_layers"]) == (5, 12)
+    both = on("framefusion_moe", ACTNET, "no-ffa", "no-tame")
+    assert differing(ablated, both) == {"method.use_tame"}
+
+
+@pytest.mark.parametrize("recommended", [ACTNET, SHAPES], ids=["actnet", "shapes"])
+def test_a_recipe_that_is_named_is_no_mixture_with_the_recommended_one(recommended):
+    plain = {name: value for name, value in recommended.items() if name != "preset"}
+    for method in METHODS:
+        for preset, settings in presets_of(method).items():
+            if not isinstance(settings, Change):
+                assert with_recipe(method, [preset], recommended) == (preset,)
+                made = preset_settings(method, [preset], {}, recommended)
+                assert made == settings, (method, preset)
+    released = on("framefusion_moe", recommended, "no-ffa", "released")
+    assert (
+        released
+        == resolve(
+            {"method": "framefusion_moe", "stream": "s", **plain, **presets_of("framefusion_moe")["released"]}
+            | {"method.use_ffa": False}
+        ).settings
+    )
+
+
+def test_the_recipe_is_the_streams_or_the_papers_unless_it_is_for_other_frames():
+    assert with_recipe("tempme", [], ACTNET) == ("paper",)  # its own for ActivityNet has 64 frames
+    assert with_recipe("camoe", [], ACTNET) == ()  # its paper has 16
+    assert with_recipe("camoe", ["mean"], {"preset": "paper"}) == ("paper", "mean")
+    assert with_recipe("camoe", ["mean"], {"data.batch_size": 4}) == ("mean",)  # a stream that recommends none
+    assert with_recipe("clip4clip", ["seqLSTM", "original"], SHAPES) == ("original", "seqLSTM")
+    assert with_recipe("er_ring_moco", [], SHAPES) == ("shapes",)
+
+
+@pytest.mark.parametrize(
+    ("method", "presets", "message"),
+    [
+        (
+            "framefusion_moe",
+            ["paper", "released"],
+            "paper and released are both whole recipes of framefusion_moe",
+        ),
+        ("camoe", ["rkw", "akwe"], "rkw sets method.sentences to rkw, akwe to akwe. Name one of them."),
+        ("tempme", ["a1-one-step", "a2-four-clips"], "both|sets method.clip_groups"),
+        ("lwf", ["no-ffa"], "lwf has none called 'no-ffa'"),
+    ],
+)
+def test_presets_that_contradict_each_other_are_refused_in_one_line(method, presets, message):
+    with pytest.raises(ConfigError, match=f"preset: .*({message})") as error:
+        resolve({"method": method, "stream": "s"}, None, with_recipe(method, presets, {}))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("recommended", [ACTNET, SHAPES], ids=["actnet", "shapes"])
+def test_a_base_that_a_preset_chose_has_the_settings_of_its_own_row(recommended):
+    own = on("clip_vip", recommended)
+    wrapped = on("tvr_plus_cl", recommended)
+    tower = {name.partition(".")[2]: value for name, value in own.items() if name.startswith("method.")}
+    assert tower == {name.partition(".")[2]: value for name, value in wrapped.items() if name.startswith("base.")}
+    own = on("framefusion_moe", recommended)
+    wrapped = on("lwf", recommended, method__base="framefusion_moe")
+    assert {name.replace("method.", "base."): value for name, value in own.items() if name.startswith("method.")} == {
+        name: value for name, value in wrapped.items() if name.startswith("base.")
+    }
+    moco = on("base_moco", SHAPES)
+    assert on("er_ring_moco", SHAPES)["base.lr"] == moco["method.lr"]
 
 
 def test_an_unknown_preset_lists_the_known_ones():

@@ -10,9 +10,13 @@ import pytest
 from methods import CONFIGURATIONS, METHODS
 from orchestrator.config import build
 from orchestrator.errors import ConfigError
+from orchestrator.importers.ctvr import ACTNET_SETTINGS, MSRVTT_SETTINGS
+from orchestrator.importers.cvlm import ALONE, CVLM_SETTINGS
+from orchestrator.learning.assemble import load_clip, make_method
+from orchestrator.learning.resolve import resolve, with_recipe
 from orchestrator.on_ray.plan import SearchConfig
-from orchestrator.streams.load import RENDERED
-from orchestrator.tables.paper_numbers import paper_numbers, published_tables
+from orchestrator.streams.load import RENDERED, embedded_settings
+from orchestrator.tables.paper_numbers import paper_numbers, published_rows, published_tables
 from orchestrator.tables.presets import as_data, load_preset, names_table, parse_preset, preset_names
 
 GOOD = {"title": "t", "protocol": "ctvr", "stream": "shapes-5", "rows": [{"name": "lwf"}]}
@@ -114,3 +118,52 @@ def test_a_file_that_is_no_json_is_refused(tmp_path):
         load_preset(str(file))
     with pytest.raises(ConfigError, match="there is no table 'ctvr-table'. Did you mean 'ctvr-table\d'. Tables:"):
         load_preset("ctvr-table")
+
+
+SETTINGS = {
+    "msrvtt-10": MSRVTT_SETTINGS,
+    "msrvtt-20": MSRVTT_SETTINGS,
+    "actnet-10": ACTNET_SETTINGS,
+    "actnet-20": ACTNET_SETTINGS,
+    "cvlm": CVLM_SETTINGS,
+    **dict.fromkeys(("msrvtt", "activitynet", "didemo", "lsmdc"), ALONE),
+}
+
+MAIN = {"ctvr-table1": ("msrvtt-10", "msrvtt-20", "actnet-10", "actnet-20"), "cvlm-table1": ("cvlm",)}
+
+
+def resolved(table, stream, settings):
+    """Row -> its experiment on a stream that recommends `settings`."""
+    found = {}
+    for row in table.rows:
+        if row.is_for([stream]):
+            full = {**table.settings_of(row, [stream]), "method": row.method, "stream": stream}
+            found[row.name] = resolve(full, settings, with_recipe(row.method, row.presets, settings))
+    return found
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_row_of_a_table_is_a_run_of_its_own_on_the_embedded_stream_and_the_papers(name):
+    table = load_preset(name)
+    published = {stream: rows[0].recommended for stream in SETTINGS if (rows := published_rows(stream, name))}
+    named = MAIN.get(name, published)
+    streams = {stream: SETTINGS[stream] for stream in named} | {table.stream: embedded_settings(table.stream)}
+    for stream, settings in streams.items():
+        rows = resolved(table, stream, settings)
+        assert len({json.dumps(each.settings, default=str) for each in rows.values()}) == len(rows), stream
+        assert set(rows) == {row.name for row in table.rows} or stream == table.stream or name == "tempme-table1"
+        if stream in published:  # what the numbers say of their stream is what an import makes of it
+            again = resolved(table, stream, published[stream])
+            for row, each in rows.items():
+                assert {**each.settings, "data.image_size": None} == again[row].settings, row
+
+
+@pytest.mark.parametrize("name", [name for name in published_tables() if name.startswith("tempme")])
+def test_the_schedules_of_every_row_fit_the_embedded_backbone(name):
+    table, settings = load_preset(name), embedded_settings("shapes-5")
+    for row, experiment in resolved(table, "shapes-5", settings).items():
+        method = make_method(experiment, load_clip(experiment.backbone))
+        if row == "ToMe, full fine-tuning":
+            assert {group["name"] for group in method.param_groups()} == {"clip"}
+            assert method.reducer.steps[0].intra > 0
+            assert not any(step.group > 1 for step in method.reducer.steps)
