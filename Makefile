@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED = 0
 export MLFLOW_DISABLE_TELEMETRY = true
 
-.PHONY: help sweep test test-all test-faults wheel lint format bench bench-gpu chaos ui clean
+.PHONY: help sweep test test-all test-faults wheel lint format bench bench-gpu null-simulation chaos ui clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -55,6 +55,9 @@ bench: $(READY)  ## ratios measured on this machine
 
 bench-gpu: $(READY)  ## step time, memory and videos per second on a GPU
 	$(BIN)/python -m orchestrator.bench --gpu $(ARGS)
+
+null-simulation: $(READY)  ## how often tables call equal methods different (minutes)
+	$(BIN)/python -m orchestrator.tables.null_simulation $(ARGS)
 
 KILLS ?= 200
 SEED  ?= 0

@@ -16,7 +16,7 @@ import numpy as np
 
 from orchestrator.errors import ConfigError
 from orchestrator.tables.paper_numbers import paper_numbers, place, with_paper
-from orchestrator.tables.significance import Ranks, compared, read_ranks
+from orchestrator.tables.significance import NOTE, ONE_SEED, Ranks, compared, read_ranks
 from orchestrator.tables.table import Column, Row, Table, Value
 from orchestrator.tables.unpublished_settings import footnote
 
@@ -96,6 +96,10 @@ def tables(records: Sequence[RunRecord], ranks: Mapping[str, Ranks] | None = Non
         complete = [record for record in of_stream if record.tags.get("ctvr.complete") == "true"]
         if len({record.tags.get("ctvr.stream_digest", "") for record in complete}) > 1:
             notes.append("These runs saw different versions of the stream (tag ctvr.stream_digest): do not compare.")
+        if any(row.vs_best for row in rows):
+            notes.append(NOTE)
+            if any(len(row.seeds) == 1 for row in rows if row.vs_best or row.is_reference):
+                notes.append(ONE_SEED)
         if left_out:
             notes.append(f"{left_out} incomplete runs are left out.")
         if any(row.paper for row in rows):
@@ -144,6 +148,7 @@ def _row(runs: list[RunRecord]) -> Row:
         runs=tuple(run.run_id for run in runs),
         marks=tuple(_marks(first)),
         trials=_trials(first),
+        is_transductive=first.tags.get("ctvr.transductive") == "true",
         seconds=sum(map(seconds_of, runs)) + float(first.tags.get("ctvr.search_seconds", 0)),
         place=int(first.tags.get("ctvr.place", 0)),
         extra={key: value for key, value in means.items() if key not in {*names.values(), *values}},

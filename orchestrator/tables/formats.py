@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
-from orchestrator.tables.table import MISSING, Row, Table, Value, number
+from orchestrator.tables.table import MISSING, Difference, Row, Table, Value, number
 
 
 def to_markdown(tables: Table | Sequence[Table]) -> str:
@@ -53,7 +53,8 @@ def _markdown(table: Table) -> str:
         label = _markdown_text(row.label) + "".join(
             f"<sup>{sign}</sup>" for sign in [",".join(feet.signs(row.marks))] if sign
         )
-        lines.append(_line([label, *cells, str(len(row.seeds)), *table.effort(row)]))
+        last = [_markdown_text(text) for text in (*table.verdict(row), str(len(row.seeds)), *table.effort(row))]
+        lines.append(_line([label, *cells, *last]))
         if row.paper:
             signs = ",".join([feet.source(row.paper_source), *feet.signs(row.paper_marks)])
             printed = [number(row.paper[c.key], c.digits) if c.key in row.paper else "" for c in table.columns]
@@ -65,7 +66,7 @@ def _markdown(table: Table) -> str:
 
 
 def _last_titles(table: Table) -> list[str]:
-    return ["Seeds", *(["Trials", "Time"] if table.rows and table.effort(table.rows[0]) else [])]
+    return [*table.verdict_title, "Seeds", *(["Trials", "Time"] if table.rows and table.effort(table.rows[0]) else [])]
 
 
 def _line(cells: Iterable[str]) -> str:
@@ -108,7 +109,7 @@ def _latex(table: Table) -> str:
         for column in table.columns:
             text = _latex_number(row.values.get(column.key, Value()), column.digits)
             cells.append(f"\\textbf{{{text}}}" if table.is_best(row, column) else text)
-        last = [str(len(row.seeds)), *map(latex_text, table.effort(row))]
+        last = [*map(latex_text, table.verdict(row)), str(len(row.seeds)), *map(latex_text, table.effort(row))]
         body.append(_latex_line([latex_text(row.label) + _super(feet.signs(row.marks)), *cells, *last]))
         if row.paper:
             signs = _super([feet.source(row.paper_source), *feet.signs(row.paper_marks)])
@@ -166,7 +167,9 @@ def _csv_cells(table: Table, row: Row) -> dict[str, str]:
         cells[column.key], cells[f"{column.key}_std"] = _plain(ours.mean), _plain(ours.std)
         cells[f"{column.key}_paper"], cells[f"{column.key}_paper_std"] = _plain(paper.mean), _plain(paper.std)
         cells[f"{column.key}_minus_paper"] = _plain(ours.mean - paper.mean)
-    cells["p_vs_best"] = _plain(row.p_best)
+    seen = row.vs_best or Difference()
+    for name, value in (("r1_vs_best", seen.value), ("low", seen.low), ("high", seen.high), ("p", seen.p)):
+        cells[name if name == "r1_vs_best" else f"{name}_vs_best"] = _plain(value)
     cells["trials"] = MISSING if row.trials is None else str(row.trials)
     cells["seconds"] = _plain(row.seconds)
     for key in sorted(row.extra):

@@ -10,6 +10,7 @@ from typing import Literal
 from orchestrator.console import duration
 
 MISSING = "n/a"
+LEVEL = 0.05  # below which a difference has a star
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,25 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """R@1 of a row minus that of another, in points, with its 95 % interval and p."""
+
+    value: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    p: float = math.nan
+
+    def turned(self) -> Difference:
+        """The same, seen from the other row."""
+        return Difference(-self.value, -self.high, -self.low, self.p)
+
+    def __str__(self) -> str:
+        star = "*" if self.p < LEVEL else ""
+        p = "p<0.001" if self.p < 0.001 else f"p={self.p:.3f}"
+        return f"{_fixed(self.value, 2)} [{_fixed(self.low, 2)}, {_fixed(self.high, 2)}] {p}{star}"
+
+
+@dataclass(frozen=True)
 class Row:
     """One method with one configuration over its seeds, and what the paper prints for it."""
 
@@ -42,7 +62,9 @@ class Row:
     marks: tuple[str, ...] = ()  # what a reader must know of our numbers
     settings: Mapping[str, str] = field(default_factory=dict)  # what sets it apart from rows of the same method
     extra: Mapping[str, Value] = field(default_factory=dict)  # every other final metric, for the CSV
-    p_best: float = math.nan  # Holm-corrected p that R@1 differs from the best row's
+    vs_best: Difference | None = None  # R@1 minus the best row's; p is Holm-corrected
+    is_reference: bool = False  # the row with the best R@1 of those that are compared
+    is_transductive: bool = False  # a query's result depends on the other queries
     trials: int | None = None  # searched for this row; None: nobody says
     seconds: float = math.nan  # of all its trials and runs
     place: int = 0  # in a table whose order is given
@@ -73,6 +95,17 @@ class Table:
             return []
         return [MISSING if row.trials is None else str(row.trials), duration(row.seconds)]
 
+    @property
+    def verdict_title(self) -> list[str]:
+        """The head of the column of `verdict`; empty where no rows were compared."""
+        return ["R@1 vs best"] if any(row.vs_best for row in self.rows) else []
+
+    def verdict(self, row: Row) -> list[str]:
+        """What sets a row apart from the best one; empty where no rows were compared."""
+        if not self.verdict_title:
+            return []
+        return ["best" if row.is_reference else str(row.vs_best) if row.vs_best else "not compared"]
+
     def best(self) -> dict[str, float]:
         """Column key -> the best mean as printed, among the methods that compete; only if there are two."""
         found: dict[str, float] = {}
@@ -90,9 +123,15 @@ class Table:
 
 
 def competes(row: Row, column: Column) -> bool:
-    """The upper bound sees all data at once, and what is not trained cannot forget: neither can win."""
+    """Whether a row can win a column.
+
+    The upper bound sees all data at once, a transductive row sees the other queries, and what is not trained cannot
+    forget.
+    """
     is_forgetting = column.key.rpartition("/")[2] in {"bwf", "fr"}
-    return row.method != "upper_bound" and not (row.method == "zero_shot" and is_forgetting)
+    if row.method == "upper_bound" or (row.is_transductive and column.key != "params_m"):
+        return False
+    return not (row.method == "zero_shot" and is_forgetting)
 
 
 def number(value: Value, digits: int = 2, sign: str = "±") -> str:

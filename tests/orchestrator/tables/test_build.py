@@ -211,17 +211,28 @@ class Files:
         return path
 
 
-def test_a_row_that_cannot_be_told_from_the_best_says_so(tmp_path):
-    records = [run("lwf", r1=30.0), run("zscl", r1=29.5), run("xpool", r1=10.0), run("vr_lwf", r1=20.0)]
-    hits = {"lwf": 150, "zscl": 148, "xpool": 50}
-    ranks = {r.run_id: [1.0] * (n := hits[r.settings["method"]]) + [7.0] * (500 - n) for r in records[:3]}
+def test_a_difference_from_the_best_has_its_interval_its_p_and_a_star(tmp_path):
+    methods = [("lwf", 30.0), ("zscl", 29.6), ("xpool", 10.0), ("vr_lwf", 20.0), ("upper_bound", 31.0), ("dsl", 32.0)]
+    records = [run(name, r1=r1, tags={"ctvr.transductive": "true"} if name == "dsl" else None) for name, r1 in methods]
+    hits = {"lwf": 150, "zscl": 148, "xpool": 50, "upper_bound": 160, "dsl": 170}
+    ranks = {
+        r.run_id: [1.0] * (n := hits[m]) + [7.0] * (500 - n) for r in records if (m := r.settings["method"]) in hits
+    }
     (table,) = build(Files(tmp_path, ranks), records)  # type: ignore[arg-type]
-    tied = {row.method: any("not distinguishable" in mark for mark in row.marks) for row in table.rows}
-    assert tied == {"lwf": False, "zscl": True, "xpool": False, "vr_lwf": False}
-    p = {row.method: row.p_best for row in table.rows}
-    assert p["xpool"] < 0.01 < 0.05 < p["zscl"]
-    assert math.isnan(p["lwf"])
-    assert math.isnan(p["vr_lwf"])
+    rows = {row.method: row for row in table.rows}
+    assert rows["lwf"].is_reference
+    assert rows["xpool"].vs_best.value == pytest.approx(-20.0)
+    assert rows["xpool"].vs_best.low < -20.0 < rows["xpool"].vs_best.high < 0
+    assert rows["xpool"].vs_best.p < 0.01 < 0.05 < rows["zscl"].vs_best.p
+    text = to_markdown(table)
+    assert "p&lt;0.001\\*" in next(line for line in text.splitlines() if line.startswith("| xpool"))
+    assert "\\*" not in next(line for line in text.splitlines() if line.startswith("| zscl"))
+    assert text.count("| not compared |") == 3
+    for reason in ("ranks of its queries are not stored", "sees all data at once", "queries help each other"):
+        assert reason in text
+    assert "A missing star does not say that two rows are equal" in text
+    assert "Rows of one seed are compared over videos alone" in text
+    assert table.best()["r1"] == 30.0  # of the inductive rows below the upper bound
 
 
 # --- CVLM
@@ -256,9 +267,9 @@ def test_cvlm_rows_are_compared_by_the_mean_over_tasks(tmp_path):
     records[1].metrics["stream/t2v/r1_mean"] = [(2, 32.5)]
     ranks = {records[0].run_id: a, records[1].run_id: b}
     (table,) = build(Files(tmp_path, ranks, tasks), records)  # type: ignore[arg-type]
-    assert {row.method: row.p_best < 0.01 for row in table.rows} == {"bmu_moco": False, "base_moco": True}
+    assert [row.vs_best.p < 0.01 for row in table.rows if row.vs_best] == [True]
     (table,) = build(Files(tmp_path, ranks), records)  # type: ignore[arg-type]
-    assert all(math.isnan(row.p_best) for row in table.rows)  # recorded before tasks were: nothing can be said
+    assert not any(row.vs_best for row in table.rows)  # recorded before tasks were: nothing can be said
 
 
 # --- files
