@@ -3,7 +3,7 @@
 `make test` and `make test-all` run every test in a child of pytest's own process (pytest-xdist). The parent loads none
 of the packages, so that the exit status is that of the tests whatever native threads do while a child ends. What was
 seen to end badly together stays apart besides: decord is never loaded in a process of pytest, and the process that
-runs Ray decodes and encodes no film.
+runs Ray opens no film (tests/orchestrator/on_ray/conftest.py).
 """
 
 from __future__ import annotations
@@ -18,23 +18,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
 
+_told: list[str] = []
 REPOSITORY = Path(__file__).resolve().parent.parent
-_told: set[str] = set()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown() -> None:
-    """Fail the first test that brings together what must stay apart."""
-    ray = sys.modules.get("ray")
-    wrong = {
-        "decord was loaded in the process of pytest": "decord" in sys.modules,
-        "FFmpeg was loaded in a process that runs Ray": "av" in sys.modules
-        and ray is not None
-        and ray.is_initialized(),
-    }
-    for what in [each for each, is_so in wrong.items() if is_so and each not in _told]:
-        _told.add(what)
-        pytest.fail(f"{what}. Give it a child (tests/apart.py), or its file a process (Makefile, test-all).")
+    """Fail the first test that loads decord here, and only that one."""
+    if "decord" in sys.modules and not _told:
+        _told.append("decord")
+        pytest.fail("decord was loaded in the process of pytest. Give it a child: tests/apart.py")
 
 
 @pytest.fixture(autouse=True, scope="session")

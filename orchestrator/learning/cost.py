@@ -186,7 +186,7 @@ def planned(
     cls = find_method(name)
     own = under(cls.PRESETS.get(CONFIGURATIONS.get(name, ("", ""))[1], {}), "method")
     config: Any = build(cls.Config, {**own, **(settings or {})}, "method")
-    method = cls(config, clip)  # type: ignore[call-arg]
+    method = cls(config, clip)
     for index in range(2):  # the second task, from which on the papers count
         method.begin_task(Task(index, f"task_{index + 1:02d}", 10, (2 * index, 2 * index + 1), 20))
     video = torch.empty(1, frames, 3, clip.image_size, clip.image_size, device="meta")

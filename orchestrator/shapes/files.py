@@ -24,7 +24,6 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-import av
 import numpy as np
 from tqdm import tqdm
 
@@ -66,6 +65,8 @@ class Rendered:
 
 def encode(frames: Pixels) -> bytes:
     """(T, H, W, 3) uint8 -> an mp4 file (H.264, yuv420p, FPS frames per second). Equal frames give equal bytes."""
+    import av  # here: a process that only asks which streams there are loads no FFmpeg
+
     target = io.BytesIO()
     with av.open(target, "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=FPS, options=X264)
