@@ -85,6 +85,10 @@ class Method(nn.Module):
     max_frames: int | None = None  # of a video; None: as many as there are
     is_transductive: bool = False  # True: a query's ranks depend on the other queries; tables say so
     contrasts_batch: ClassVar[bool] = True  # a loss called `contrastive` compares the pairs of a batch, and no others
+    # How `optim.accumulate` makes one step of several batches. features: `losses` reads frames and tokens through
+    # `encode_video` and `encode_text` alone, each once. pairs: it is a mean over pairs that know nothing of one
+    # another. None: features where `losses` and `logits` are those of this class; refused elsewhere.
+    accumulates: ClassVar[Literal["features", "pairs"] | None] = None
     # Leading vision blocks whose output is the pre-trained tower's, in every task, for any video. Where there are
     # some, `Batch.frames` and `encode_video` may get the tokens (B, T, N, D) that enter the block behind them.
     frozen_blocks: int = 0

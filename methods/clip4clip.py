@@ -52,6 +52,7 @@ class Clip4Clip(Method):
     """CLIP whose frames are averaged, at will after they have looked at one another; fully fine-tuned."""
 
     Config = Clip4ClipConfig
+    accumulates = "features"
     PRESETS = {
         "paper": {},
         "released": {"method.loss_reduction": "sum", "optim.num_cycles": 1.0, "optim.decay_bias_and_norm": True},

@@ -125,6 +125,7 @@ class CLIPViP(Method):
     """CLIP with video proxies, all of it trained."""
 
     Config = CLIPViPConfig
+    accumulates = "features"
     PRESETS = {
         "paper": {},
         "shapes": {

@@ -174,6 +174,7 @@ class FrameFusionMoE(Method):
     """Frozen CLIP with FFA beside its spatial attention and TAME on q, k, v, out of its text tower."""
 
     Config = FrameFusionMoEConfig
+    accumulates = "features"
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = _PRESETS
 
     train_features: Tensor  # (R, d), empty unless reference_source is `train`

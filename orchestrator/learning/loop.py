@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from methods.base import Batch, Method, Task
 from orchestrator.data.batches import StreamData, seed_of
 from orchestrator.errors import Diverged
+from orchestrator.learning.accumulate import backward, way_of
 from orchestrator.learning.commits import Commits, Record
 from orchestrator.learning.evaluate import (
     Evaluation,
@@ -147,6 +148,7 @@ class Loop:
         parameters = train_only(self.method, groups)
         if not parameters or not optim.epochs:
             return
+        way_of(self.method, optim.accumulate)  # refused before anything is trained
         optimizer = make_optimizer(groups, optim)
         tasks = list(range(task.index + 1)) if self.method.trains_on == "seen" else [task.index]
         losses: nn.Module = Losses(self.method)
@@ -183,18 +185,29 @@ class Loop:
         sums: dict[str, float] = {}
         count = 0
         optimizer.zero_grad(set_to_none=True)
+        exact = optim.accumulate > 1 and way_of(self.method, optim.accumulate) == "features"
+        group: list[Batch] = []  # of one step
         for number, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
-            with self._autocast():
-                terms = losses(batch)
+            is_last = (number + 1) % optim.accumulate == 0 or number + 1 == len(weights)
+            group.append(batch)
+            if exact and not is_last:
+                continue
+            if exact:
+                terms = backward(self.method, group, self._autocast)
+            else:
+                with self._autocast():
+                    terms = losses(batch)
+            group = []
             total = torch.stack(list(terms.values())).sum()
             if not bool(torch.isfinite(total)):
                 names = ", ".join(name for name, term in terms.items() if not bool(torch.isfinite(term)))
                 raise Diverged(f"{task.name}, epoch {epoch + 1}: the loss ({names}) is no finite number. {REMEDY}")
-            (total * weight).backward()
+            if not exact:
+                (total * weight).backward()
             for name, term in terms.items():
                 sums[name] = sums.get(name, 0.0) + float(term.detach())
             count += 1
-            if (number + 1) % optim.accumulate and number + 1 < len(weights):
+            if not is_last:
                 continue
             norm = nn.utils.clip_grad_norm_(parameters, math.inf if optim.grad_clip is None else optim.grad_clip)
             if not bool(torch.isfinite(norm)):

@@ -30,7 +30,7 @@ class OptimConfig:
     num_cycles: float = 0.5  # 0.5: down to 0 once. The released CTVR code uses 1.0: down and up again
     first_epoch_scale: float = 0.1  # schedule=first_epoch: factor after the first epoch (BMU-MoCo)
     grad_clip: float | None = 1.0  # norm over all trained parameters
-    accumulate: int = 1  # batches per step
+    accumulate: int = 1  # batches per step, whose gradient is that of one large batch (accumulate.py)
 
     def __post_init__(self) -> None:
         if self.epochs < 0:

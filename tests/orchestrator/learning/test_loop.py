@@ -234,6 +234,8 @@ def test_gradient_accumulation_steps_less_often(manifest, small_stream, runs):
 class Brightness(Method):
     """Its loss is a mean over pairs that know nothing of one another."""
 
+    accumulates = "pairs"
+
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(3, 8))
