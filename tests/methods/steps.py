@@ -54,3 +54,17 @@ def train_stream(method: Method, tasks: int = 2, steps: int = 3, pairs: int = 4,
 def weights(module: torch.nn.Module) -> Tensor:
     """All parameters as one vector."""
     return torch.cat([p.detach().flatten().clone() for p in module.parameters()])
+
+
+def begin(method: Method, index: int = 0) -> Method:
+    """A task begun with everything trained and no gradient yet."""
+    torch.manual_seed(index)
+    method.begin_task(make_task(index))
+    for parameter in method.parameters():
+        parameter.requires_grad_(True)
+    method.zero_grad()
+    return method
+
+
+def largest_gradient(method: Method) -> float:
+    return max(float(p.grad.abs().max()) for p in method.parameters() if p.grad is not None)

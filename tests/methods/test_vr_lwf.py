@@ -11,7 +11,7 @@ from methods.layers.distillation import EncodedOnce
 from methods.lwf import LwF, LwFConfig
 from methods.vr_lwf import VRLwF, VRLwFConfig, draw_sentences
 from tests.methods.conftest import make_batch, make_task
-from tests.methods.steps import train_stream, train_task, weights
+from tests.methods.steps import begin, largest_gradient, train_stream, train_task, weights
 
 SMALL = {"sentences": 7, "length": 5}
 
@@ -29,15 +29,6 @@ def make(base):
     return make
 
 
-def begin(method, index=0):
-    torch.manual_seed(index)
-    method.begin_task(make_task(index))
-    for parameter in method.parameters():
-        parameter.requires_grad_(True)
-    method.zero_grad()
-    return method
-
-
 def moved(method):
     """A student that has left its teacher."""
     torch.manual_seed(1)
@@ -49,10 +40,6 @@ def moved(method):
 
 def distil(method, batch):
     return method.distil(batch.frames, method.base.encode_video(batch.frames))
-
-
-def largest_gradient(method) -> float:
-    return max(float(p.grad.abs().max()) for p in method.parameters() if p.grad is not None)
 
 
 def test_the_vocabulary_is_the_tokenizers_own():

@@ -7,7 +7,7 @@ import torch
 from methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from methods.zscl import ZSCL, ZSCLConfig
 from tests.methods.conftest import make_batch, make_task
-from tests.methods.steps import step, train_stream, train_task, weights
+from tests.methods.steps import begin, largest_gradient, step, train_stream, train_task, weights
 
 SMALL = {"reference_texts": 12, "average_every": 1}
 
@@ -25,19 +25,6 @@ def make(base):
     return make
 
 
-def begin(method, index=0):
-    torch.manual_seed(index)
-    method.begin_task(make_task(index))
-    for parameter in method.parameters():
-        parameter.requires_grad_(True)
-    method.zero_grad()
-    return method.train()
-
-
-def largest_gradient(method) -> float:
-    return max(float(p.grad.abs().max()) for p in method.parameters() if p.grad is not None)
-
-
 def images(method, count=5):
     return method.reference.images(range(count), torch.device("cpu"))
 
@@ -53,7 +40,7 @@ def test_averaging_does_not_touch_the_steps_of_a_task(make, base):
 
 
 def test_at_the_pretrained_weights_distillation_has_no_gradient(make):
-    method = begin(make())
+    method = begin(make()).train()
     loss = method.distil(images(method))
     loss.backward()
     assert abs(float(loss.detach())) < 1e-6
@@ -80,7 +67,7 @@ def test_a_resumed_run_has_the_same_teacher(make):
 
 
 def test_one_image_and_one_text_have_no_gradient(make):
-    method = begin(make(reference_texts=1))
+    method = begin(make(reference_texts=1)).train()
     with torch.no_grad():
         for parameter in method.base.parameters():
             parameter.mul_(1.05)
@@ -89,7 +76,7 @@ def test_one_image_and_one_text_have_no_gradient(make):
 
 
 def test_constant_weights_are_their_own_average(make, base):
-    method = begin(make(weight=0.0))
+    method = begin(make(weight=0.0)).train()
     for _ in range(7):
         method.after_step()
     method.eval()
@@ -97,7 +84,7 @@ def test_constant_weights_are_their_own_average(make, base):
 
 
 def test_the_average_is_the_mean_of_the_start_and_all_snapshots(make):
-    method = begin(make(weight=0.0, average_every=2).double())
+    method = begin(make(weight=0.0, average_every=2).double()).train()
     parameters = [p for group in method.param_groups() for p in group["params"]]
     seen = [weights(method.base)]
     for number in range(6):
@@ -109,7 +96,7 @@ def test_the_average_is_the_mean_of_the_start_and_all_snapshots(make):
 
 
 def test_evaluation_reads_the_average_and_training_goes_on_where_it_was(make, base):
-    method = begin(make())
+    method = begin(make()).train()
     parameters = [p for group in method.param_groups() for p in group["params"]]
     step(method, parameters, make_batch())
     live = weights(method.base)
@@ -123,7 +110,7 @@ def test_evaluation_reads_the_average_and_training_goes_on_where_it_was(make, ba
 
 
 def test_the_parameters_stay_the_optimizers_own(make):
-    method = begin(make())
+    method = begin(make()).train()
     before = [id(p) for p in method.parameters()]
     method.after_step()
     method.eval().train()
@@ -138,7 +125,7 @@ def test_a_task_shorter_than_the_interval_leaves_the_model_unchanged_and_says_so
 
 
 def test_the_distance_to_the_start_is_zero_at_the_start(make):
-    method = begin(make(l2=1.0))
+    method = begin(make(l2=1.0)).train()
     distance = method.distance()
     distance.backward()
     assert float(distance.detach()) == 0
@@ -150,21 +137,21 @@ def test_the_distance_to_the_start_is_zero_at_the_start(make):
 
 def test_terms_are_there_only_when_they_count(make):
     batch = make_batch()
-    assert set(begin(make()).losses(batch)) == {"contrastive", "distillation"}
-    assert set(begin(make(l2=0.1)).losses(batch)) == {"contrastive", "distillation", "l2"}
-    assert set(begin(make(weight=0.0)).losses(batch)) == {"contrastive"}
+    assert set(begin(make()).train().losses(batch)) == {"contrastive", "distillation"}
+    assert set(begin(make(l2=0.1)).train().losses(batch)) == {"contrastive", "distillation", "l2"}
+    assert set(begin(make(weight=0.0)).train().losses(batch)) == {"contrastive"}
 
 
 def test_a_step_takes_as_many_images_as_pairs_unless_told_otherwise(make, monkeypatch):
     shapes = []
     monkeypatch.setattr(ZSCL, "distil", lambda self, x: shapes.append(tuple(x.shape)) or x.new_zeros(()))
-    begin(make()).losses(make_batch(pairs=4))
-    begin(make(reference_images=3, reference_frames=2)).losses(make_batch(pairs=4))
+    begin(make()).train().losses(make_batch(pairs=4))
+    begin(make(reference_images=3, reference_frames=2)).train().losses(make_batch(pairs=4))
     assert shapes == [(4, 1, 3, 32, 32), (3, 2, 3, 32, 32)]
 
 
 def test_the_state_is_the_retrievers_alone(make, base):
-    assert set(begin(make()).state_dict()) == {f"base.{name}" for name in base.state_dict()}
+    assert set(begin(make()).train().state_dict()) == {f"base.{name}" for name in base.state_dict()}
 
 
 @pytest.mark.parametrize(

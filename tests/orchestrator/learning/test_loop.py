@@ -60,9 +60,8 @@ def test_two_identical_runs_are_bit_identical(manifest, small_stream, runs):
     assert same_weights(first, second)
 
 
-@pytest.mark.parametrize("method", ["clip4clip", "framefusion_moe", "upper_bound"])
-def test_a_run_killed_after_a_task_ends_as_an_unbroken_one(method, manifest, small_stream, runs):
-    experiment = resolve(settings(manifest, method), small_stream.settings)
+def unbroken_and_resumed(experiment, runs: Path) -> tuple[Result, Result]:
+    """A run that nobody disturbs, and one that is killed after its second task and goes on: they are equal."""
     unbroken = execute(experiment, Places(runs), fresh=True)
 
     def die(task, record, seconds):
@@ -75,6 +74,12 @@ def test_a_run_killed_after_a_task_ends_as_an_unbroken_one(method, manifest, sma
     assert resumed.resumed == 2
     assert numbers(resumed.record) == numbers(unbroken.record)
     assert same_weights(resumed, unbroken)
+    return unbroken, resumed
+
+
+@pytest.mark.parametrize("method", ["clip4clip", "framefusion_moe", "upper_bound"])
+def test_a_run_killed_after_a_task_ends_as_an_unbroken_one(method, manifest, small_stream, runs):
+    unbroken_and_resumed(resolve(settings(manifest, method), small_stream.settings), runs)
 
 
 def test_a_finished_run_trains_nothing_again(manifest, small_stream, runs):
@@ -205,18 +210,7 @@ def test_test_videos_are_not_looked_at_until_the_epoch_is_chosen(
 @pytest.mark.parametrize("method", ["clip4clip", "framefusion_moe"])
 def test_a_resumed_run_chooses_among_the_galleries_of_the_unbroken_one(method, manifest, small_stream, runs):
     experiment = resolve(settings(manifest, method, evaluation__select="best"), small_stream.settings)
-    unbroken = execute(experiment, Places(runs), fresh=True)
-
-    def die(task, record, seconds):
-        if task.index == 1:
-            raise Killed
-
-    with pytest.raises(Killed):
-        execute(experiment, Places(runs), report=die)
-    resumed = execute(experiment, Places(runs))
-    assert resumed.resumed == 2
-    assert numbers(resumed.record) == numbers(unbroken.record)
-    assert same_weights(resumed, unbroken)
+    unbroken, resumed = unbroken_and_resumed(experiment, runs)
     stored = [Commits(Places(runs).open_store(), run.key).galleries(3, "selection") for run in (resumed, unbroken)]
     assert [len(galleries) for galleries in stored] == [3, 3]
     assert all(torch.equal(a, b) for a, b in zip(*stored))
@@ -318,17 +312,7 @@ def cvlm(manifest: str) -> str:
 def test_a_resumed_run_remembers_galleries_that_are_encoded_again(method, cvlm, runs):
     stream = load_stream(cvlm, runs)
     experiment = resolve(settings(cvlm, method), stream.settings)
-    unbroken = execute(experiment, Places(runs), fresh=True)
-
-    def die(task, record, seconds):
-        if task.index == 1:
-            raise Killed
-
-    with pytest.raises(Killed):
-        execute(experiment, Places(runs), report=die)
-    resumed = execute(experiment, Places(runs))
-    assert numbers(resumed.record) == numbers(unbroken.record)
-    assert same_weights(resumed, unbroken)
+    _, resumed = unbroken_and_resumed(experiment, runs)
     assert {"stream/t2v/fr", "stream/t2v/hm", "stream/t2v/r1_mean"} <= set(resumed.record.metrics[-1])
 
 
