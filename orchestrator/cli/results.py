@@ -15,6 +15,8 @@ def add_table(commands: Any) -> None:
     parser = commands.add_parser("table", help="write the table of finished runs: Markdown, LaTeX, CSV, figures")
     parser.add_argument("--sweep", help="of the runs of one sweep (a rerun is the sweep NAME-final-...)")
     parser.add_argument("--stream", help="of all complete runs of a stream")
+    directions = ("t2v", "v2t", "both")
+    parser.add_argument("--direction", choices=directions, default="t2v", help="text to video, video to text, or both")
     add_where(parser)
     parser.set_defaults(run=_table)
 
@@ -24,7 +26,7 @@ def _table(arguments: argparse.Namespace) -> str:
 
     if not arguments.sweep and not arguments.stream:
         raise ConfigError("table: of what? Add --sweep NAME or --stream NAME.")
-    return table(get_where(arguments), arguments.sweep, arguments.stream)
+    return table(get_where(arguments), arguments.sweep, arguments.stream, arguments.direction)
 
 
 def add_methods(commands: Any) -> None:

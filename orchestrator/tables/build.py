@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from orchestrator.errors import ConfigError
+from orchestrator.tables.differences import CVLM_BACKBONE, between_seeds, differences
+from orchestrator.tables.differences import footnote as difference_note
 from orchestrator.tables.paper_numbers import paper_numbers, place, with_paper
 from orchestrator.tables.significance import NOTE, ONE_SEED, Ranks, compared, read_ranks
 from orchestrator.tables.table import Column, Row, Table, Value
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from orchestrator.tracking.tracker import Tracker
     from orchestrator.tracking.values import RunRecord
 
+PaperOf = Callable[["RunRecord"], Mapping[str, Any] | None]
 PARAMETERS, SECONDS = "cost/trained_parameters", "cost/seconds_task"
 NOTES = " | "  # between footnotes in the tag ctvr.note
 INCIDENTAL = {"seed", "data.load_threads", "evaluation.batch_size", "evaluation.chunk"}  # do not set runs apart
@@ -37,6 +40,15 @@ COLUMNS = (
     Column("params_m", "Params (M)"),
 )
 OVERALL = (Column("r1", "R@1", "up"), Column("fr", "FR", "down"), Column("hm", "HM", "up"))  # CVLM
+V2T = (
+    Column("v2t/r1", "V2T R@1", "up"),
+    Column("v2t/r5", "V2T R@5", "up"),
+    Column("v2t/r10", "V2T R@10", "up"),
+    Column("v2t/medr", "V2T MedR", "down"),
+    Column("v2t/meanr", "V2T MeanR", "down"),
+)
+Direction = Literal["t2v", "v2t", "both"]
+DIRECTIONS = {"t2v": "text to video", "v2t": "video to text (V2T)", "both": "text to video and video to text (V2T)"}
 TEXTS = {
     "best_test": "the epoch kept for each task is the best one on the test videos (best-on-test)",
     "best_val": "the epoch kept for each task is the best one on the validation videos",
@@ -46,29 +58,35 @@ TEXTS = {
 }
 
 
-def collect(records: Iterable[RunRecord], ranks: Mapping[str, Ranks] | None = None) -> list[Row]:
+def collect(
+    records: Iterable[RunRecord], ranks: Mapping[str, Ranks] | None = None, paper_of: PaperOf | None = None
+) -> list[Row]:
     """One row per method and settings, over its seeds; incomplete runs are left out.
 
     Args:
         records: runs of one stream.
         ranks: run id -> final ranks, for the comparison with the best row.
+        paper_of: the settings that a run would have had in its method's paper, all of them; None where nobody knows.
+            Where it is given, a paper's numbers stand only beside a row that ran with the paper's settings.
     """
     groups: dict[tuple[Any, ...], dict[str, RunRecord]] = {}
     for record in sorted(records, key=lambda record: record.started):
         if record.tags.get("ctvr.complete") == "true":
             own = tuple(sorted((k, str(v)) for k, v in record.settings.items() if k not in INCIDENTAL))
-            tags = tuple(record.tags.get(tag, "") for tag in ("ctvr.note", "ctvr.transductive"))
+            tags = tuple(record.tags.get(tag, "") for tag in ("ctvr.note", "ctvr.transductive", "ctvr.stream_digest"))
             seed = str(record.settings.get("seed", "0"))
             groups.setdefault((_method(record), own, tags), {})[seed] = record  # a seed run twice counts once
     rows = [_row(list(group.values())) for group in groups.values()]
-    rows = [with_paper(row, next(iter(group.values()))) for row, group in zip(rows, groups.values())]
+    rows = [_beside_paper(row, next(iter(group.values())), paper_of) for row, group in zip(rows, groups.values())]
     rows = _named(rows, list(groups.values()))
     rows.sort(key=lambda row: (row.place, place(row.method), row.label))
     protocols = {_protocol(next(iter(group.values()))) for group in groups.values()}
     return compared(rows, ranks, protocols == {"cvlm"}) if ranks and len(protocols) == 1 else rows
 
 
-def build(tracker: Tracker, records: Sequence[RunRecord]) -> list[Table]:
+def build(
+    tracker: Tracker, records: Sequence[RunRecord], paper_of: PaperOf | None = None, direction: Direction = "t2v"
+) -> list[Table]:
     """The tables of these runs, one per stream; their stored ranks are read for the comparison with the best.
 
     Raises:
@@ -78,19 +96,24 @@ def build(tracker: Tracker, records: Sequence[RunRecord]) -> list[Table]:
     if not complete:
         raise ConfigError(f"table: none of the {len(records)} runs is complete. `make ui` shows how far they are.")
     ranks = {record.run_id: found for record in complete if (found := read_ranks(tracker, record.run_id))}
-    return tables(records, ranks)
+    return tables(records, ranks, paper_of, direction)
 
 
-def tables(records: Sequence[RunRecord], ranks: Mapping[str, Ranks] | None = None) -> list[Table]:
+def tables(
+    records: Sequence[RunRecord],
+    ranks: Mapping[str, Ranks] | None = None,
+    paper_of: PaperOf | None = None,
+    direction: Direction = "t2v",
+) -> list[Table]:
     """As `build`, from what was read before."""
     found = []
     for stream in sorted({_stream(record) for record in records}):
         of_stream = [record for record in records if _stream(record) == stream]
-        rows = collect(of_stream, ranks)
+        rows = collect(of_stream, ranks, paper_of)
         if not rows:
             continue
         left_out = sum(record.tags.get("ctvr.complete") != "true" for record in of_stream)
-        notes = ["Mean and sample standard deviation over seeds, text to video, after the last task."]
+        notes = [f"Mean and sample standard deviation over seeds, {DIRECTIONS[direction]}, after the last task."]
         if any(row.trials is not None for row in rows):
             notes.append("Trials: how many were searched for the row. Time: of all tasks of its trials and reruns.")
         complete = [record for record in of_stream if record.tags.get("ctvr.complete") == "true"]
@@ -107,7 +130,7 @@ def tables(records: Sequence[RunRecord], ranks: Mapping[str, Ranks] | None = Non
             notes += [f"Paper: {note}" for note in paper.get("notes", [])]
         titles = {record.tags.get("ctvr.table", "") for record in complete}
         title = titles.pop() if len(titles) == 1 else ""
-        found.append(Table(stream, _columns(rows, of_stream), tuple(rows), tuple(notes), title))
+        found.append(Table(stream, _columns(rows, of_stream, direction), tuple(rows), tuple(notes), title))
     return found
 
 
@@ -139,6 +162,10 @@ def _row(runs: list[RunRecord]) -> Row:
     values = {key: means.get(name, Value()) for key, name in names.items()}
     values |= {key: value for key, value in means.items() if re.fullmatch(r"task_\d+/(r1|fr)", key)}
     parameters = means.get(PARAMETERS, Value())
+    backwards = {column.key: column.key for column in V2T} | {"rsum": "t2v/rsum", "v2t/rsum": "v2t/rsum"}
+    if _protocol(first) == "cvlm":
+        backwards = {"v2t/r1": "v2t/r1_mean"}
+    values |= {key: means.get(f"stream/{name}", Value()) for key, name in backwards.items()}
     values["params_m"] = Value(parameters.mean / 1e6, parameters.std / 1e6 if parameters.std else math.nan)
     return Row(
         label=_method(first),
@@ -146,7 +173,7 @@ def _row(runs: list[RunRecord]) -> Row:
         values=values,
         seeds=tuple(str(run.settings.get("seed", "0")) for run in runs),
         runs=tuple(run.run_id for run in runs),
-        marks=tuple(_marks(first)),
+        marks=tuple(filter(None, [*_marks(first), between_seeds(runs)])),
         trials=_trials(first),
         is_transductive=first.tags.get("ctvr.transductive") == "true",
         seconds=sum(map(seconds_of, runs)) + float(first.tags.get("ctvr.search_seconds", 0)),
@@ -155,6 +182,21 @@ def _row(runs: list[RunRecord]) -> Row:
         curve=tuple(_curve(runs, curve)),
         matrices={name: matrix for name, matrix in matrices.items() if matrix},
     )
+
+
+def _beside_paper(row: Row, run: RunRecord, paper_of: PaperOf | None) -> Row:
+    """The row with what sets it apart from its paper, or with the paper's numbers where nothing does."""
+    settings = paper_of(run) if paper_of else None
+    if settings is None:
+        return with_paper(row, run)
+    found = differences(run.settings, settings, row.method)
+    if found:
+        return replace(row, differs=found, marks=(*row.marks, difference_note(found)))
+    beside = with_paper(row, run)
+    if beside.paper and _protocol(run) == "cvlm":
+        name, weights = (str(run.settings.get(f"backbone.{each}", "")) for each in ("name", "weights"))
+        return replace(beside, marks=(*beside.marks, CVLM_BACKBONE.format(name=name, weights=weights)))
+    return beside
 
 
 def _final(run: RunRecord) -> dict[str, float]:
@@ -255,9 +297,19 @@ def _named(rows: list[Row], groups: list[dict[str, RunRecord]]) -> list[Row]:
     return named
 
 
-def _columns(rows: Sequence[Row], records: Sequence[RunRecord]) -> tuple[Column, ...]:
-    if _protocol(records[0]) != "cvlm":
-        return COLUMNS
+def _columns(rows: Sequence[Row], records: Sequence[RunRecord], direction: Direction) -> tuple[Column, ...]:
+    is_cvlm = _protocol(records[0]) == "cvlm"
+    forward = _cvlm_columns(rows, records) if is_cvlm else COLUMNS
+    if direction == "t2v":
+        return forward
+    back = V2T[:1] if is_cvlm else V2T
+    if direction == "v2t":
+        return (*back, COLUMNS[-1])
+    sums = () if is_cvlm else (Column("rsum", "R-Sum", "up"), Column("v2t/rsum", "V2T R-Sum", "up"))
+    return (*forward[:-1], *back, *sums, COLUMNS[-1])
+
+
+def _cvlm_columns(rows: Sequence[Row], records: Sequence[RunRecord]) -> tuple[Column, ...]:
     paper = paper_numbers(records[0].tags.get("ctvr.paper", "")) or {}
     tasks = sorted({key.partition("/")[0] for row in rows for key in row.values if key.startswith("task_")})
     named = dict(zip(tasks, paper.get("tasks", []))) if len(paper.get("tasks", [])) == len(tasks) else {}

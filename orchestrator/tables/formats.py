@@ -176,6 +176,7 @@ def _csv_cells(table: Table, row: Row) -> dict[str, str]:
         cells[key], cells[f"{key}_std"] = _plain(row.extra[key].mean), _plain(row.extra[key].std)
     cells["paper_source"] = _safe(row.paper_source)
     cells["marks"] = _safe(" | ".join([*row.marks, *row.paper_marks]))
+    cells["differs"] = _safe(", ".join(f"{n} {ours} (paper {paper})" for n, (ours, paper) in row.differs.items()))
     cells["settings"] = _safe(" ".join(f"{name}={value}" for name, value in row.settings.items()))
     cells["runs"] = _safe(" ".join(row.runs))
     return cells

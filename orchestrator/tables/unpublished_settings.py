@@ -49,6 +49,13 @@ def _entry(table: ast.expr | None, name: str) -> ast.expr | None:
     return next(found, None)
 
 
+def names_of(settings: Mapping[str, Any], row: str = "") -> tuple[str, ...]:
+    """The settings of a run that no paper publishes, those of a wrapped retriever as `base.*`."""
+    own = unpublished(row or str(settings.get("method", "")))
+    wrapped = unpublished(str(settings.get("method.base", "")))
+    return tuple(dict.fromkeys([*own, *(name.replace("method.", "base.", 1) for name in wrapped)]))
+
+
 def footnote(settings: Mapping[str, Any], row: str = "") -> str:
     """What a table says below a run with these flat settings; empty if papers publish all of them.
 
@@ -56,8 +63,5 @@ def footnote(settings: Mapping[str, Any], row: str = "") -> str:
 
     A strategy's row names the settings of the retriever that it wraps, too.
     """
-    names = [*unpublished(row or str(settings.get("method", "")))]
-    wrapped = unpublished(str(settings.get("method.base", "")))
-    names += [name.replace("method.", "base.", 1) for name in wrapped]
-    listed = [f"{name}={settings[name]}" for name in dict.fromkeys(names) if name in settings]
+    listed = [f"{name}={settings[name]}" for name in names_of(settings, row) if name in settings]
     return TEXT.format(settings=", ".join(listed)) if listed else ""

@@ -1,0 +1,83 @@
+"""What sets a run apart from the paper of its method, and the seeds of one row from each other.
+
+Nothing here is prose that somebody keeps true by hand: settings that ran are compared with those of the method's paper.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.tables.unpublished_settings import names_of
+from orchestrator.tracking.values import as_text
+
+if TYPE_CHECKING:
+    from orchestrator.tracking.values import RunRecord
+
+# How a run was carried out, not what was run
+OF_THE_RUN = {"seed", "stream", "workers", "threads", "data.load_threads", "data.skip_missing", "data.decoder"}
+OF_THE_RUN |= {"evaluation.split", "evaluation.batch_size", "evaluation.chunk", "backbone.sha256"}
+DATA_AND_OPTIMISER: dict[str, dict[str, Any]] = {  # of the papers' own benchmarks, by the first word of `ctvr.paper`
+    "msrvtt": {"preset": "paper", "data.num_frames": 12, "data.batch_size": 8, "optim.epochs": 20},
+    "actnet": {"preset": "paper-actnet", "data.num_frames": 24, "data.batch_size": 16, "optim.epochs": 20},
+    "cvlm": {"preset": "paper", "data.batch_size": 48, "optim.epochs": 10},
+}
+SHOWN = 12  # settings in a footnote; the CSV names all
+CVLM_BACKBONE = (
+    "starts from {name} ({weights}); the paper from ViT-B and BERT-B of its own pre-training, which are not public"
+)
+
+
+def of_benchmark(paper: str) -> dict[str, Any]:
+    """What a paper prints for data and optimiser of a benchmark (`msrvtt-10`, ...); empty for any other stream."""
+    return DATA_AND_OPTIMISER.get(paper.partition("-")[0], {}) if "-" in paper or paper == "cvlm" else {}
+
+
+def differences(settings: Mapping[str, Any], paper: Mapping[str, Any], row: str = "") -> dict[str, tuple[str, str]]:
+    """Setting -> (what ran, the paper's), where they differ; settings that no paper publishes are left out.
+
+    A setting that one side does not know is no difference: a record of an older version lacks the younger ones.
+    """
+    skipped = OF_THE_RUN | set(names_of(settings, row))
+    pairs = {name: (as_text(settings[name]), as_text(value)) for name, value in paper.items() if name in settings}
+    return {name: pair for name, pair in pairs.items() if name not in skipped and not _equal(*pair)}
+
+
+def _equal(a: str, b: str) -> bool:
+    try:
+        return float(a) == float(b)
+    except ValueError:
+        return a == b
+
+
+def footnote(found: Mapping[str, tuple[str, str]]) -> str:
+    """`differs from its paper in: optim.lr 1e-05 (paper 1e-06), ...`; empty where nothing differs."""
+    if not found:
+        return ""
+    listed = [f"{name} {ours} (paper {papers})" for name, (ours, papers) in found.items()]
+    more = f", and {len(listed) - SHOWN} more settings (column differs of the CSV)" if len(listed) > SHOWN else ""
+    return f"differs from its paper in: {', '.join(listed[:SHOWN])}{more}"
+
+
+def between_seeds(runs: Sequence[RunRecord]) -> str:
+    """What the seeds of one row were not alike in: code, weights, versions, machine; empty where they were."""
+    made_of = [_made_of(run) for run in runs]
+    names = sorted({name for each in made_of for name in each})
+    unlike = []
+    for name in names:
+        groups: dict[str, list[str]] = {}
+        for run, each in zip(runs, made_of):
+            groups.setdefault(each.get(name, "not recorded"), []).append(str(run.settings.get("seed", "0")))
+        if len(groups) > 1:
+            parts = [f"{value[:12]} (seed {', '.join(seeds)})" for value, seeds in groups.items()]
+            unlike.append(f"{name}: {' and '.join(parts)}")
+    return f"its seeds ran under different {'; '.join(unlike)}" if unlike else ""
+
+
+def _made_of(run: RunRecord) -> dict[str, str]:
+    try:
+        found = json.loads(run.tags.get("ctvr.made_of", ""))
+    except ValueError:  # an older record: its commit is all that is known
+        return {"commit": run.tags["ctvr.commit"]} if run.tags.get("ctvr.commit") else {}
+    return {str(name): str(value) for name, value in found.items()}
