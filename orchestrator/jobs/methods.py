@@ -72,7 +72,9 @@ def method_text(name: str) -> str:
         found = {preset: values for preset, values in presets.items() if isinstance(values, Change) == is_change}
         lines += [title] if found else []
         for preset, values in found.items():
-            changed = [f"{k}={v}" + (f" (not {defaults[k]})" if k in defaults else "") for k, v in values.items()]
+            changed = [
+                f"{k}={v}" + (f" (not {defaults[k]})" if defaults.get(k, v) != v else "") for k, v in values.items()
+            ]
             lines.append(f"  {preset}: " + (", ".join(changed) or "the defaults above"))
     return "\n".join(lines)
 

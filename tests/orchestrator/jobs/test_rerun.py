@@ -12,6 +12,7 @@ from orchestrator.jobs.rerun import (
     Rerun,
     _as_given,
     baseline,
+    baseline_rows,
     beside_winners,
     best_trials,
     common,
@@ -126,6 +127,14 @@ def test_a_winners_runs_say_how_it_was_chosen_and_what_the_search_took(few, wher
 def test_settings_of_other_methods_do_not_reach_the_baselines():
     given = {"method.lr": 1, "base.lr": 2, "seed": 3, "optim.epochs": 4, "data.num_frames": 5, "backbone.name": "x"}
     assert common(given) == {"optim.epochs": 4, "data.num_frames": 5, "backbone.name": "x"}
+
+
+def test_baselines_by_comma_keep_the_presets_of_a_row_together():
+    words = ["camoe:original", "dsl", "lwf:original", "framefusion_moe:no-ffa", "no-tame", "clip4clip"]
+    rows = ["camoe:original,dsl", "lwf:original", "framefusion_moe:no-ffa,no-tame", "clip4clip"]
+    assert baseline_rows(words) == rows
+    assert baseline_rows(rows) == rows
+    assert baseline_rows(["dsl", "camoe:original"]) == ["dsl", "camoe:original"]
 
 
 def test_only_what_trains_depends_on_its_seed():

@@ -74,6 +74,13 @@ def test_what_the_user_fixes_is_not_searched(few, where):
     assert "method.frame_norm" in planned.space
 
 
+def test_what_an_ablation_changes_is_not_searched(few, where):
+    plain = plan_sweep(SweepRequest("framefusion_moe", few, "s", {}), where)
+    ablated = plan_sweep(SweepRequest("framefusion_moe", few, "s", {}, ("no-cross-task",)), where)
+    assert set(plain.space) - set(ablated.space) == {"method.beta"}
+    assert ablated.experiment.settings["method.beta"] == 0
+
+
 def test_a_configuration_with_a_name_of_its_own_is_searched_as_itself(few, where):
     planned = plan_sweep(request(few, method="tvr_plus_cl"), where)
     assert planned.experiment.name == "tvr_plus_cl"
