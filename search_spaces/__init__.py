@@ -5,5 +5,7 @@ the paper's where it prints them. UNPUBLISHED: the settings of SPACE whose value
 benchmark of the method's row (CTVR, BMU-MoCo, ...) nor, where it has none, in its own paper; PAPER then has a
 released code's value or ours, as the remark beside the range says. Tables name them (`orchestrator/tables/build.py`).
 CONFIGURATIONS: for rows of tables that are the method with a preset (methods.CONFIGURATIONS), what differs from the
-above. METRIC, MODE: what a search maximises.
+above. BLOCKS: settings that count blocks of the vision tower; a tower with fewer has as many values as blocks.
+METRIC, MODE: what a search goes by if `search.metric` is not given; for the gain over zero-shot, which is in the union
+of all galleries, the CVLM protocol has the mean R@1.
 """

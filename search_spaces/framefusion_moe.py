@@ -31,5 +31,6 @@ PAPER = {
     "method.top_k": 2,
     "method.dropout": 0.1,
 }
+BLOCKS = ("method.ffa_layers",)
 UNPUBLISHED = ("method.lr_text_first", "method.rank", "method.dropout")
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -13,10 +13,11 @@ from typing import Any
 
 from methods import CONFIGURATIONS, METHODS
 from methods.base import Change
-from orchestrator.config import flatten
+from orchestrator.config import Settings, flatten
 from orchestrator.errors import ConfigError
 from orchestrator.learning.experiment import GROUPS
 from orchestrator.learning.resolve import find, presets_of, with_recipe
+from orchestrator.on_ray.plan import GAIN, MEAN
 from orchestrator.streams.stream import Stream
 
 CHECKED = {  # beyond the contract tests and the invariants of the papers, which every method passes
@@ -105,6 +106,30 @@ def search_space(method: str) -> tuple[dict[str, Any], dict[str, Any], dict[str,
     Raises:
         ConfigError: if the method has no search space.
     """
+    found = _search_file(method)
+    return dict(found["FIXED"]), dict(found["SPACE"]), dict(found.get("PAPER", {}))
+
+
+def chosen_by(method: str, protocol: str) -> Settings:
+    """`metric` and `mode` of a search that was not told: METRIC and MODE of the method's search space.
+
+    The gain over zero-shot is in the union of all galleries. The CVLM protocol searches each task's own, so there a
+    search goes by the mean R@1 that its table shows.
+
+    Raises:
+        ConfigError: if the method has no search space.
+    """
+    found = _search_file(method)
+    metric = MEAN if protocol == "cvlm" and found["METRIC"] == GAIN else found["METRIC"]
+    return {"metric": metric, "mode": found["MODE"]}
+
+
+def block_counts(method: str) -> tuple[str, ...]:
+    """BLOCKS of the method's search space: settings that count blocks of the vision tower."""
+    return tuple(_search_file(method).get("BLOCKS", ()))
+
+
+def _search_file(method: str) -> dict[str, Any]:
     method, asked = CONFIGURATIONS.get(method, (method, ""))[0], method
     try:
         module = importlib.import_module(f"search_spaces.{method}")
@@ -112,8 +137,7 @@ def search_space(method: str) -> tuple[dict[str, Any], dict[str, Any], dict[str,
         if error.name != f"search_spaces.{method}":
             raise
         raise ConfigError(f"method: {method} has nothing to search (no search_spaces/{method}.py).") from error
-    found = {**vars(module), **getattr(module, "CONFIGURATIONS", {}).get(asked, {})}
-    return dict(found["FIXED"]), dict(found["SPACE"]), dict(found.get("PAPER", {}))
+    return {**vars(module), **getattr(module, "CONFIGURATIONS", {}).get(asked, {})}
 
 
 def default_presets(method: str, stream: Stream, asked: Sequence[str]) -> tuple[str, ...]:

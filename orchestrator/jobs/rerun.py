@@ -7,6 +7,8 @@ complete is not run again.
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +26,7 @@ from orchestrator.jobs.table import table
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.resolve import find, presets_of, resolve
 from orchestrator.learning.run import trains
-from orchestrator.on_ray.plan import GAIN, ListedRun, TrialPlan, label_of, read_plan
+from orchestrator.on_ray.plan import GAIN, MEAN, ListedRun, TrialPlan, label_of, read_plan
 from orchestrator.on_ray.tune import run_listed
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
@@ -33,8 +35,9 @@ from orchestrator.tables.presets import split_row
 from orchestrator.tracking.tracker import Tracker
 from orchestrator.tracking.values import RunRecord
 
-FIRST_SEED = 1  # of reruns; trials of a search use seed 0
-RULES = {GAIN: "R@1 gain over zero-shot", "stream/t2v/r1_mean": "R@1, the mean over tasks"}
+FIRST_SEED = 1  # of reruns; trials of a search use seed 0, and a seed that one used is left out
+RULES = {GAIN: "R@1 gain over zero-shot", MEAN: "R@1, the mean over tasks"}
+OVERRIDES = "ctvr.overrides"  # tag of a sweep's parent run: what its user gave, as JSON
 
 
 @dataclass(frozen=True)
@@ -82,13 +85,13 @@ def best_trials(tracker: Tracker, sweep_name: str, top: int) -> list[RunRecord]:
         raise ConfigError(f"sweep {sweep_name}: no trial is complete. Resume it: ctvr sweep --resume {sweep_name}")
     metric, mode = selection(sweep)
 
-    def worst_first(run: RunRecord) -> float:
+    def best_first(run: RunRecord) -> tuple[float, str]:
+        """Of equal trials the one whose settings come first, not the one that ended first."""
         value = last_value(run, metric)
-        if math.isnan(value):
-            return math.inf
-        return value if mode == "min" else -value
+        rank = math.inf if math.isnan(value) else value if mode == "min" else -value
+        return rank, digest_of({name: str(setting) for name, setting in run.settings.items()})
 
-    return sorted(complete, key=worst_first)[:top]
+    return sorted(complete, key=best_first)[:top]
 
 
 def winner(run: RunRecord) -> Experiment:
@@ -142,12 +145,22 @@ def baseline_rows(words: Sequence[str]) -> list[str]:
     return rows
 
 
-def over_seeds(found: Sequence[Rerun], seeds: int, workers: int) -> list[Rerun]:
-    """Each over fresh seeds on test videos, once where nothing is trained; what is listed twice runs once."""
+def used_seeds(trials: Sequence[RunRecord]) -> frozenset[int]:
+    """The seeds of trials."""
+    return frozenset(int(run.settings["seed"]) for run in trials if "seed" in run.settings)
+
+
+def over_seeds(found: Sequence[Rerun], seeds: int, workers: int, used: frozenset[int] = frozenset()) -> list[Rerun]:
+    """Each over fresh seeds on test videos, once where nothing is trained; what is listed twice runs once.
+
+    `used` are the seeds of the trials that were chosen among: none of them is taken.
+    """
+    free = itertools.islice((seed for seed in itertools.count(FIRST_SEED) if seed not in used), seeds)
+    fresh_seeds = list(free)
     runs: dict[str, Rerun] = {}
     for each in found:
-        for seed in range(seeds if trains(each.experiment) else 1):
-            fresh = {"evaluation.split": "test", "seed": FIRST_SEED + seed, "workers": workers}
+        for seed in fresh_seeds if trains(each.experiment) else fresh_seeds[:1]:
+            fresh = {"evaluation.split": "test", "seed": seed, "workers": workers}
             made = resolve({**each.experiment.settings, **fresh}, None, each.experiment.presets)
             runs[digest_of(made.settings)] = replace(each, experiment=made)  # a winner's tags stay, not a baseline's
     return list(runs.values())
@@ -180,7 +193,7 @@ def beside_winners(
     found = [Rerun(each, unsearched_tags(each.name)) for each in baselines]
     for best in map(winner, winners):
         found.append(Rerun(best, searched_tags(best.name, trials, metric)))
-    return over_seeds(found, seeds, workers)
+    return over_seeds(found, seeds, workers, used_seeds(trials))
 
 
 # ----------------------------------------------------------------------------------------------- the rerun
@@ -205,7 +218,13 @@ def rerun(
     stream_name = winners[0].settings["stream"]
     places = where.places()
     stream = load_stream(stream_name, places.root, places.videos)
-    shared = common(_overrides_of(sweep_name, where))
+    given = _overrides_of(sweep, where)
+    if given is None and baselines:
+        raise ConfigError(
+            f"--baselines {','.join(baselines)}: it is not known which settings sweep {sweep_name} was given, so they "
+            "would train with others than its winners. Rerun it where it was started, or without --baselines."
+        )
+    shared = common(given or {})
     beside = [baseline(word, stream, stream_name, shared, where.workers) for word in baseline_rows(baselines)]
     trials = tracker.find_runs(sweep=sweep_name)
     runs = beside_winners(beside, winners, trials, selection(sweep)[0], seeds, where.workers)
@@ -285,9 +304,11 @@ def not_complete(runs: Sequence[Rerun], name: str, tracker: Tracker) -> list[Rer
     return [run for run in runs if f"{name}-{run.label}" not in done]
 
 
-def _overrides_of(sweep_name: str, where: Deployment) -> Settings:
-    """What the user gave for a sweep; empty if it was made elsewhere."""
-    if not (where.folder(sweep_name) / "plan.json").is_file():
-        return {}
-    kept = read_plan(where.folder(sweep_name), sweep_name)[1]
+def _overrides_of(sweep: RunRecord, where: Deployment) -> Settings | None:
+    """What the user gave for a sweep: as its parent run has it, else this machine's plan of it; None if unknown."""
+    if OVERRIDES in sweep.tags:
+        return dict(json.loads(sweep.tags[OVERRIDES]))
+    if not (where.folder(sweep.name) / "plan.json").is_file():
+        return None
+    kept = read_plan(where.folder(sweep.name), sweep.name)[1]
     return dict(kept.get("request", {}).get("overrides", {}))

@@ -6,8 +6,9 @@ What was interrupted goes on: `jobs.resume`.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,9 +17,9 @@ from orchestrator.config import Settings, build
 from orchestrator.console import say
 from orchestrator.errors import ConfigError, FailedRuns
 from orchestrator.jobs.deployment import Deployment, find_manifest
-from orchestrator.jobs.methods import default_presets, search_space
+from orchestrator.jobs.methods import block_counts, chosen_by, default_presets, search_space
 from orchestrator.jobs.ready import make_ready, searched_splits
-from orchestrator.jobs.rerun import RULES, baseline, baseline_rows, best_trials, common, last_value, rerun
+from orchestrator.jobs.rerun import OVERRIDES, RULES, baseline, baseline_rows, best_trials, common, last_value, rerun
 from orchestrator.jobs.session import (
     check_machine,
     connected,
@@ -29,11 +30,12 @@ from orchestrator.jobs.session import (
     send_waiting,
     trial_plan,
 )
+from orchestrator.learning.assemble import load_clip
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.resolve import find, preset_settings, presets_of, resolve
 from orchestrator.on_ray.capacity import capacity
 from orchestrator.on_ray.plan import Capacity, Outcome, SearchConfig, SearchSpace, TrialPlan, write_plan
-from orchestrator.on_ray.search import count_trials, override_space, search_algorithm
+from orchestrator.on_ray.search import choices, count_trials, override_space, search_algorithm
 from orchestrator.on_ray.tune import can_resume, run_search
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
@@ -70,8 +72,11 @@ class Sweep:
 
     @property
     def recommended(self) -> dict[str, Any]:
-        """The point of the space that a run without a search would have."""
-        return {name: self.experiment.settings[name] for name in self.space}
+        """The point of the space that a run without a search would have; more blocks than there are is all of them."""
+        point = {name: self.experiment.settings[name] for name in self.space}
+        for name in point.keys() & set(block_counts(self.request.method)):
+            point[name] = min(point[name], max(self.space[name].categories))
+        return point
 
     @property
     def searched(self) -> SearchSpace:
@@ -85,17 +90,24 @@ def plan_sweep(request: SweepRequest, where: Deployment) -> Sweep:
         ConfigError: for whatever could not run.
     """
     find(request.method)
-    search = build(SearchConfig, request.search or {}, "search")
+    refuse_seed([*request.overrides, *(word.partition("=")[0].strip() for word in request.space)])
     if request.top < 1 or request.seeds < 0:
         raise ConfigError(f"--top must be >= 1 and --seeds >= 0, got {request.top} and {request.seeds}.")
     places = where.places()
     stream = load_stream(request.stream, places.root, places.videos)
+    search = build(SearchConfig, {**chosen_by(request.method, stream.protocol), **(request.search or {})}, "search")
     presets = default_presets(request.method, stream, request.presets)
     space, paper, given = _searched(request, stream, presets)
     if not space:
         raise ConfigError(f"sweep: every setting of {request.method} is fixed, nothing is searched. Use `ctvr run`.")
     full = {**given, "workers": where.workers}
     experiment = resolve(full, stream.settings, presets)
+    if stream.has_val and experiment.evaluation.split == "test":
+        raise ConfigError(
+            f"evaluation.split=test: a sweep chooses settings, and {stream.name} has validation videos for that. Leave "
+            "it out: the rerun is on test videos."
+        )
+    space = _within_tower(request, space, experiment)
     given["method"] = experiment.run.method  # of a named configuration: the method, its preset is among the presets
     for name, domain in space.items():
         for value in getattr(domain, "categories", None) or [domain.sample()]:
@@ -124,6 +136,32 @@ def _searched(
     given = {**fixed, "evaluation.split": split, **request.overrides}
     given.update({"method": request.method, "stream": request.stream})
     return {name: domain for name, domain in space.items() if name not in {*request.overrides, *changed}}, paper, given
+
+
+def refuse_seed(words: Iterable[str]) -> None:
+    """Refuse `seed` among what is set or searched: a winner must not be its seed's luck, and a rerun takes fresh ones.
+
+    Raises:
+        ConfigError: if it is there.
+    """
+    if "seed" in words:
+        raise ConfigError(
+            "seed: all trials of a sweep have seed 0, its reruns others. Leave it out; --seeds says how many."
+        )
+
+
+def _within_tower(request: SweepRequest, space: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
+    """A space in which settings that count blocks have at most the vision tower's: more would be the same model."""
+    counts = [name for name in block_counts(request.method) if name in space]
+    if not counts:
+        return space
+    depth = len(load_clip(experiment.backbone).vision.blocks)
+    changed = dict(space)
+    for name in counts:
+        values = sorted({min(value, depth) for value in space[name].categories})
+        is_listed = any(word.partition("=")[0].strip() == name for word in request.space)
+        changed[name] = choices(values if len(values) > 1 or is_listed else range(1, depth + 1))
+    return changed
 
 
 def sweep(request: SweepRequest, where: Deployment) -> str:
@@ -189,7 +227,7 @@ def _search(planned: Sweep, where: Deployment, plan: TrialPlan | None) -> str:
         stream = ready.stream
         say(_plan_text(planned, room, ready.decoded, there, tracker))
         settings = {**planned.experiment.settings, **flat_search(planned.search)}
-        parent = tracker.open_sweep(request.name, stream.name, settings, {})
+        parent = tracker.open_sweep(request.name, stream.name, settings, {OVERRIDES: json.dumps(request.overrides)})
         plan = replace(plan, parent=parent, root=str(there.places().root), tracking_uri=tracker.uri)
         if goes_on := can_resume(plan):
             say("resumed: finished tasks are kept")
@@ -271,7 +309,8 @@ def _num_trials(planned: Sweep) -> int:
     """As many as were asked for; a grid has as many as it has points, whatever was asked for."""
     if planned.search.searcher != "grid":
         return planned.search.trials
-    return count_trials(planned.search, search_algorithm(planned.search, planned.searched)[1])
+    _, param_space = search_algorithm(planned.search, planned.searched, len(planned.stream.tasks))
+    return count_trials(planned.search, param_space)
 
 
 def videos_text(decoded: int) -> str:

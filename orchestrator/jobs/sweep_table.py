@@ -26,6 +26,7 @@ from orchestrator.jobs.rerun import (
     run_again,
     searched_tags,
     unsearched_tags,
+    used_seeds,
     winner,
 )
 from orchestrator.jobs.session import (
@@ -38,11 +39,20 @@ from orchestrator.jobs.session import (
     send_waiting,
     trial_plan,
 )
-from orchestrator.jobs.sweep import Sweep, SweepRequest, check_new, close_search, flat_search, plan_sweep, videos_text
+from orchestrator.jobs.sweep import (
+    Sweep,
+    SweepRequest,
+    check_new,
+    close_search,
+    flat_search,
+    plan_sweep,
+    refuse_seed,
+    videos_text,
+)
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.resolve import find, resolve
 from orchestrator.on_ray.capacity import capacity
-from orchestrator.on_ray.plan import Capacity, Outcome, RowPlan, SearchConfig, TrialPlan, write_plan
+from orchestrator.on_ray.plan import GAIN, MEAN, Capacity, Outcome, RowPlan, SearchConfig, TrialPlan, write_plan
 from orchestrator.on_ray.tune import can_resume, run_rows
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
@@ -94,13 +104,15 @@ def plan_table(request: TableRequest, where: Deployment) -> PlannedTable:
     if preset.seeds < 0:
         raise ConfigError(f"--seeds: must be >= 0, got {preset.seeds}.")
     trials = build(_Trials, {"trials": preset.search.get("trials", SearchConfig().trials)}, "search").trials
-    search = build(SearchConfig, {**preset.search, "trials": trials or 1}, "search")
-    if search.searcher == "grid":
-        raise ConfigError("search.searcher: the rows of a table get equally many trials. Write tpe or random.")
     if not trials and not preset.seeds:
         raise ConfigError("table: without trials and without seeds nothing is run. Write --seeds 3.")
+    refuse_seed(request.overrides)
     places = where.places()
     stream = load_stream(request.stream, places.root, places.videos)
+    metric = MEAN if stream.protocol == "cvlm" else GAIN  # one rule for all rows
+    search = build(SearchConfig, {"metric": metric, **preset.search, "trials": trials or 1}, "search")
+    if search.searcher == "grid":
+        raise ConfigError("search.searcher: the rows of a table get equally many trials. Write tpe or random.")
     if preset.protocol not in {"any", stream.protocol}:
         raise ConfigError(
             f"--stream: {stream.name} is evaluated as {stream.protocol}, this table's rows are {preset.protocol} "
@@ -241,13 +253,14 @@ def _conclude(
 ) -> str:
     """What the searches found, then the rerun of all rows and their table."""
     request, metric = planned.request, planned.search.metric
-    lines, runs, failed = [], [], []
+    lines, runs, failed, searched = [], [], [], []
     for place, row in enumerate(planned.rows):
         tags = {"ctvr.place": f"{place:03d}", "ctvr.table": request.preset.title}
         tags |= {"ctvr.note": NOTES.join(row.row.notes)} if row.row.notes else {}
         experiment = row.experiment
         if row.sweep is not None:
             outcome, name = outcomes[row.row.name], row.sweep.request.name
+            searched.append(name)
             found = f"{outcome.complete} complete, {outcome.stopped} stopped early, {outcome.failed} failed"
             if not outcome.complete:
                 failed.append(row.row.name)
@@ -261,8 +274,9 @@ def _conclude(
             tags |= unsearched_tags(experiment.name)
         runs.append(Rerun(experiment, tags))
     say("\n".join(lines))
+    used = frozenset[int]().union(*(used_seeds(tracker.find_runs(sweep=name)) for name in searched))
     try:
-        text = _rerun(planned, over_seeds(runs, request.preset.seeds, where.workers), where, tracker)
+        text = _rerun(planned, over_seeds(runs, request.preset.seeds, where.workers, used), where, tracker)
     except (FailedRuns, Interrupted) as error:
         tracker.close(parent, "KILLED" if isinstance(error, Interrupted) else "FAILED")
         raise type(error)("\n".join([str(error), *_failures(failed)])) from None

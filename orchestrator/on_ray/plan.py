@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from orchestrator.learning.run import Places
 
 GAIN = "stream/t2v/r1_gain"
+MEAN = "stream/t2v/r1_mean"  # over tasks, each in its own gallery: what the tables of the CVLM protocol show
 
 
 @dataclass(frozen=True, kw_only=True)

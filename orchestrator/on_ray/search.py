@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +37,47 @@ class Limiter(ConcurrencyLimiter):
         super().set_state({**state, "max_concurrent": self.max_concurrent})
 
 
+class ByTask(Searcher):
+    """Tells a searcher of whole trials alone what they are worth; a stopped one is pruned, with its value by task.
+
+    A gain after one task and a gain after five are no values of one scale: told as a result, the first would make the
+    trial that was stopped early look best.
+
+    Args:
+        inner: Optuna's searcher, which takes a trial that ends without a value as pruned.
+        num_tasks: of the stream.
+    """
+
+    def __init__(self, inner: Searcher, num_tasks: int) -> None:
+        super().__init__(metric=inner.metric, mode=inner.mode)
+        self.inner, self.num_tasks = inner, num_tasks
+
+    def suggest(self, trial_id: str) -> Any:
+        return self.inner.suggest(trial_id)
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        self.inner.on_trial_result(trial_id, {**result, "training_iteration": result["task"]})
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        is_whole = result is not None and result.get("task", 0) >= self.num_tasks
+        self.inner.on_trial_complete(trial_id, result=result if is_whole else None, error=error)
+
+    def save(self, checkpoint_path: str) -> None:
+        self.inner.save(checkpoint_path)
+
+    def restore(self, checkpoint_path: str) -> None:
+        self.inner.restore(checkpoint_path)
+
+
 def search_algorithm(
-    search: SearchConfig, space: SearchSpace, concurrent: int = 1
+    search: SearchConfig, space: SearchSpace, num_tasks: int, concurrent: int = 1
 ) -> tuple[Searcher | SearchAlgorithm, dict[str, Any]]:
     """The searcher and the parameter space it wants. What is known to work is tried first: see `first_points`.
 
     Args:
         search: what was asked for.
         space: what is searched.
+        num_tasks: of the stream.
         concurrent: trials at once.
 
     Raises:
@@ -59,10 +92,12 @@ def search_algorithm(
         return Listed(random_state=search.seed, max_concurrent=concurrent), grid
     if search.searcher == "random":
         return Listed(first, random_state=search.seed, max_concurrent=concurrent), dict(space.space)
-    return Limiter(_optuna(search, space.space, first), max_concurrent=concurrent), {}
+    return Limiter(_optuna(search, space.space, first, num_tasks), max_concurrent=concurrent), {}
 
 
-def _optuna(search: SearchConfig, space: Mapping[str, Any], first: list[dict[str, Any]] | None) -> Searcher:
+def _optuna(
+    search: SearchConfig, space: Mapping[str, Any], first: list[dict[str, Any]] | None, num_tasks: int
+) -> Searcher:
     """Optuna's searcher over a space; `first` are the points tried first."""
     import warnings
 
@@ -76,9 +111,10 @@ def _optuna(search: SearchConfig, space: Mapping[str, Any], first: list[dict[str
         sampler: Any = optuna.samplers.RandomSampler(seed=search.seed)
         if search.searcher == "tpe":
             sampler = optuna.samplers.TPESampler(seed=search.seed, n_startup_trials=startup, constant_liar=True)
-    return OptunaSearch(
+    made = OptunaSearch(
         space=dict(space), metric=search.metric, mode=search.mode, points_to_evaluate=first, sampler=sampler
     )
+    return ByTask(made, num_tasks)
 
 
 def first_points(space: SearchSpace) -> list[dict[str, Any]]:
@@ -144,6 +180,11 @@ def override_space(space: Mapping[str, Any], words: Sequence[str]) -> dict[str, 
     return changed
 
 
+def choices(values: Iterable[Any]) -> Categorical:
+    """A domain of listed values."""
+    return tune.choice(list(values))
+
+
 def _plain(text: str) -> Any:
     try:
         return json.loads(text)
@@ -194,12 +235,13 @@ class RowSearch(Searcher):
         self.__dict__.update(cloudpickle.loads(Path(checkpoint_path).read_bytes()))
 
 
-def row_search(search: SearchConfig, rows: Mapping[str, SearchSpace], concurrent: int) -> Searcher:
+def row_search(search: SearchConfig, rows: Mapping[str, SearchSpace], num_tasks: int, concurrent: int) -> Searcher:
     """The searcher of a table: `search.trials` for each row.
 
     Args:
         search: what was asked for.
         rows: row -> what is searched.
+        num_tasks: of the stream.
         concurrent: trials at once, of all rows together.
 
     Raises:
@@ -207,7 +249,7 @@ def row_search(search: SearchConfig, rows: Mapping[str, SearchSpace], concurrent
     """
     if search.searcher == "grid":
         raise ConfigError("search.searcher: the rows of a table get equally many trials. Write tpe or random.")
-    searchers = {name: _optuna(search, row.space, first_points(row) or None) for name, row in rows.items()}
+    searchers = {name: _optuna(search, row.space, first_points(row) or None, num_tasks) for name, row in rows.items()}
     return Limiter(RowSearch(searchers, search.trials, search), max_concurrent=concurrent)
 
 

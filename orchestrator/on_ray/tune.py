@@ -86,7 +86,7 @@ def run_search(
         ConfigError: if nothing fits the cluster.
     """
     room = capacity(plan, max_concurrent).concurrent
-    algorithm, param_space = search_algorithm(search, space, room)
+    algorithm, param_space = search_algorithm(search, space, num_tasks, room)
     total = count_trials(search, param_space)
     config = tune.TuneConfig(
         metric=search.metric,
@@ -154,7 +154,7 @@ def run_rows(
     plans = {name: _begun(row.plan, session) for name, row in rows.items()}
     plan = next(iter(plans.values()))  # as to resources all are alike
     room = capacity(plan, max_concurrent).concurrent
-    algorithm = row_search(search, {name: row.space for name, row in rows.items()}, room)
+    algorithm = row_search(search, {name: row.space for name, row in rows.items()}, num_tasks, room)
     total = search.trials * len(rows)
     config = tune.TuneConfig(
         metric=search.metric,

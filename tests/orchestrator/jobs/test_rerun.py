@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orchestrator.errors import ConfigError
+from orchestrator.jobs import rerun as rerun_job
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.rerun import (
+    OVERRIDES,
     Rerun,
     _as_given,
     baseline,
@@ -165,3 +169,35 @@ def test_a_rerun_of_an_unknown_sweep_is_one_line(where):
         rerun("x", where)
     with pytest.raises(ConfigError, match="--top and --seeds must be >= 1"):
         rerun("x", where, seeds=0)
+
+
+def test_of_equal_trials_the_winner_does_not_depend_on_which_ended_first(few, where):
+    finished(where, few, {"a": 2.0}, **{"method.lr": 3e-6})
+    finished(where, few, {"b": 2.0}, **{"method.lr": 5e-6})
+    (first,) = best_trials(where.tracker(), "s", 1)
+    other = replace(where, runs=where.runs.parent / "other")
+    finished(other, few, {"b": 2.0}, **{"method.lr": 5e-6})
+    finished(other, few, {"a": 2.0}, **{"method.lr": 3e-6})
+    assert best_trials(other.tracker(), "s", 1)[0].name == first.name
+
+
+def test_a_rerun_takes_no_seed_that_a_trial_used(few, where):
+    finished(where, few, {"a": 1.0}, seed=2)
+    trials = where.tracker().find_runs(sweep="s")
+    runs = beside_winners([], best_trials(where.tracker(), "s", 1), trials, GAIN, 3, 1)
+    assert [run.experiment.run.seed for run in runs] == [1, 3, 4]
+
+
+def test_a_sweeps_settings_travel_with_it_and_without_them_no_baseline_runs(few, where, monkeypatch):
+    finished(where, few, {"a": 1.0})
+    monkeypatch.setattr(rerun_job, "check_machine", lambda *arguments: None)
+    found: list = []
+    monkeypatch.setattr(rerun_job, "run_again", lambda name, runs, *arguments: found.extend(runs) or "the table")
+    with pytest.raises(ConfigError, match="--baselines zero_shot: it is not known which settings sweep s was given"):
+        rerun("s", where, baselines=("zero_shot",))
+    assert rerun("s", where, seeds=1) == "the table"
+    where.tracker().open_sweep("s", "few", {}, {OVERRIDES: json.dumps({"optim.epochs": "7", "method.lr": "1"})})
+    found.clear()
+    rerun("s", where, seeds=1, baselines=("clip4clip",))
+    assert found[0].experiment.optim.epochs == 7
+    assert found[0].experiment.method.lr != 1

@@ -104,6 +104,9 @@ def test_a_configuration_with_a_name_of_its_own_is_searched_as_itself(few, where
         ({"baselines": ("zero_shto",)}, "no method called 'zero_shto'. Did you mean zero_shot"),
         ({"baselines": ("clip4clip:none",)}, "clip4clip has none called 'none'"),
         ({"top": 0}, "--top must be >= 1"),
+        ({"overrides": {"seed": "2"}}, "seed: all trials of a sweep have seed 0, its reruns others"),
+        ({"space": ("seed=1,2",)}, "seed: all trials of a sweep have seed 0"),
+        ({"overrides": {"evaluation.split": "test"}}, "evaluation.split=test: .* small has validation videos"),
         ({"seeds": -1}, "--seeds >= 0"),
         ({"stream": "shapse-5"}, "shapse-5.* Did you mean"),
         ({"method": "zero_shot", "overrides": {"method.frame_norm": "l2"}}, "nothing is searched"),
@@ -177,3 +180,30 @@ def test_a_finished_sweep_waits_for_mlflow_and_says_what_to_do_where_it_stays_aw
         "4 records wait because MLflow does not answer, so no winner can be named.",
         "Start it again, then: ctvr sync; ctvr rerun --sweep s",
     ]
+
+
+def test_a_search_goes_by_a_number_that_its_table_shows(few, where, tmp_path):
+    content = json.loads(Path(few).read_text())
+    cvlm = tmp_path / "cvlm.json"
+    cvlm.write_text(json.dumps({**content, "protocol": "cvlm", "videos": str(Path(few).parent / "videos")}))
+    assert plan_sweep(request(few), where).search.metric == GAIN
+    assert plan_sweep(request(str(cvlm)), where).search.metric == "stream/t2v/r1_mean"
+    asked = request(str(cvlm), search={"metric": "stream/t2v/bwf", "mode": "min"})
+    assert (plan_sweep(asked, where).search.metric, plan_sweep(asked, where).search.mode) == ("stream/t2v/bwf", "min")
+
+
+def test_metric_and_mode_of_a_search_space_are_read(few, where, monkeypatch):
+    from search_spaces import clip4clip
+
+    monkeypatch.setattr(clip4clip, "METRIC", "stream/t2v/bwf")
+    monkeypatch.setattr(clip4clip, "MODE", "min")
+    found = plan_sweep(request(few), where).search
+    assert (found.metric, found.mode) == ("stream/t2v/bwf", "min")
+
+
+def test_more_blocks_than_the_tower_has_are_not_searched(few, where):
+    planned = plan_sweep(request(few, method="framefusion_moe"), where)
+    assert planned.space["method.ffa_layers"].categories == [1, 2, 3, 4]  # of a tower of four
+    assert planned.recommended["method.ffa_layers"] == 4  # 10 are all of them
+    asked = plan_sweep(request(few, method="framefusion_moe", space=("method.ffa_layers=3,4,12",)), where)
+    assert asked.space["method.ffa_layers"].categories == [3, 4]

@@ -57,7 +57,7 @@ def test_a_grid_takes_listed_values_and_three_of_a_range():
 
 def test_a_grid_has_as_many_trials_as_points():
     search = SearchConfig(searcher="grid", trials=2)
-    algorithm, space = search_algorithm(search, WHOLE, 3)
+    algorithm, space = search_algorithm(search, WHOLE, 4, 3)
     assert count_trials(search, space) == 6
     assert isinstance(algorithm, Listed)
     assert algorithm.max_concurrent == 3
@@ -65,7 +65,7 @@ def test_a_grid_has_as_many_trials_as_points():
 
 @pytest.mark.parametrize("searcher", ["random", "tpe"])
 def test_the_papers_point_is_tried_first(searcher):
-    algorithm, space = search_algorithm(SearchConfig(searcher=searcher), WHOLE, 2)
+    algorithm, space = search_algorithm(SearchConfig(searcher=searcher), WHOLE, 4, 2)
     if searcher == "tpe":
         assert isinstance(algorithm, Limiter)
         assert algorithm.suggest("first") == PAPER
@@ -84,7 +84,7 @@ def test_a_value_that_is_not_searched_is_in_no_first_point():
 
 def test_a_search_tries_the_recommended_point_before_the_papers():
     recommended = {**PAPER, "method.lr": 4e-6, "method.other": 1}
-    algorithm, _ = search_algorithm(SearchConfig(), SearchSpace(SPACE, PAPER, recommended), 3)
+    algorithm, _ = search_algorithm(SearchConfig(), SearchSpace(SPACE, PAPER, recommended), 4, 3)
     assert [algorithm.suggest(str(number)) for number in range(2)] == [{**PAPER, "method.lr": 4e-6}, PAPER]
     assert first_points(SearchSpace(SPACE, PAPER, PAPER)) == [PAPER]
 
@@ -102,9 +102,27 @@ def test_a_domain_holds_its_choices_and_what_lies_between_its_ends(domain, insid
     assert not any(holds(domain, value) for value in outside)
 
 
+def test_a_trial_that_was_stopped_early_is_pruned_and_never_the_best():
+    """The gains of a sweep that was recorded: 15.62 after one task is no better than 13.75 after five."""
+    limiter, _ = search_algorithm(SearchConfig(), SearchSpace(SPACE, {}, {}), 5, 9)
+    gains = {"a": [15.62, 7.81, 7.29, 9.38, 13.75], "b": [18.75, 12.5, 7.29, 10.16, 12.5], "c": [15.62]}
+    for trial_id in [*gains, "lost"]:
+        limiter.suggest(trial_id)
+    for trial_id, values in gains.items():
+        for task, gain in enumerate(values, start=1):
+            limiter.on_trial_result(trial_id, {GAIN: gain, "task": task, "training_iteration": 1})
+        limiter.on_trial_complete(trial_id, {GAIN: values[-1], "task": len(values)})
+    limiter.on_trial_complete("lost", error=True)
+    study = limiter.searcher.inner._ot_study
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "COMPLETE", "PRUNED", "FAIL"]
+    assert study.trials[0].intermediate_values == dict(enumerate(gains["a"], start=1))
+    assert study.trials[2].intermediate_values == {1: 15.62}
+    assert study.best_trial.number == 0
+
+
 def test_the_same_seed_suggests_the_same_points():
     def points(seed: int) -> list[dict]:
-        algorithm, _ = search_algorithm(SearchConfig(seed=seed), SearchSpace(SPACE, {}, {}), 9)
+        algorithm, _ = search_algorithm(SearchConfig(seed=seed), SearchSpace(SPACE, {}, {}), 4, 9)
         return [algorithm.suggest(str(number)) for number in range(3)]
 
     assert points(1) == points(1)
@@ -117,7 +135,7 @@ def test_a_restored_searcher_keeps_the_limit_of_the_present_cluster():
     new = Listed(max_concurrent=2)
     new.set_state(cloudpickle.loads(cloudpickle.dumps(old.get_state())))
     assert new.max_concurrent == 2
-    limiter, _ = search_algorithm(SearchConfig(), WHOLE, 2)
+    limiter, _ = search_algorithm(SearchConfig(), WHOLE, 4, 2)
     limiter.set_state({**limiter.get_state(), "max_concurrent": 8})
     assert limiter.max_concurrent == 2
 
@@ -162,7 +180,7 @@ def rows(*names: str) -> dict[str, SearchSpace]:
 
 
 def test_rows_take_turns_until_each_has_its_trials():
-    made = row_search(SearchConfig(trials=2), rows("a", "b"), 4)
+    made = row_search(SearchConfig(trials=2), rows("a", "b"), 4, 4)
     found = [made.suggest(str(number)) for number in range(4)]
     assert [point["row"] for point in found] == ["a", "b", "a", "b"]
     assert [point["settings"]["method.lr"] for point in found] == [2e-6, 2e-6, 1e-6, 1e-6]
@@ -172,7 +190,7 @@ def test_rows_take_turns_until_each_has_its_trials():
 
 
 def test_no_more_trials_run_at_once_than_the_cluster_holds():
-    made = row_search(SearchConfig(trials=2), rows("a", "b"), 1)
+    made = row_search(SearchConfig(trials=2), rows("a", "b"), 4, 1)
     assert made.suggest("0")["row"] == "a"
     assert made.suggest("1") is None
     made.on_trial_complete("0", error=True)
@@ -183,13 +201,13 @@ def test_no_more_trials_run_at_once_than_the_cluster_holds():
 def test_a_rows_search_learns_from_its_own_trials_alone_and_survives_a_restart(tmp_path, searcher):
     def tell(made: Limiter, trial_id: str) -> dict:
         point = made.suggest(trial_id)
-        made.on_trial_result(trial_id, {GAIN: 1.0, "training_iteration": 1})
-        made.on_trial_complete(trial_id, {GAIN: float(point["settings"]["method.layers"])})
+        made.on_trial_result(trial_id, {GAIN: 1.0, "task": 1, "training_iteration": 1})
+        made.on_trial_complete(trial_id, {GAIN: float(point["settings"]["method.layers"]), "task": 1})
         return point
 
     search = SearchConfig(trials=12, searcher=searcher)
-    alone = row_search(search, rows("a"), 1)
-    both, restarted = row_search(search, rows("a", "b"), 1), row_search(search, rows("a", "b"), 1)
+    alone = row_search(search, rows("a"), 1, 1)
+    both, restarted = row_search(search, rows("a", "b"), 1, 1), row_search(search, rows("a", "b"), 1, 1)
     expected = [tell(alone, f"a{number}")["settings"] for number in range(12)]
     found = []
     for number in range(12):
@@ -205,7 +223,7 @@ def test_a_rows_search_learns_from_its_own_trials_alone_and_survives_a_restart(t
 
 def test_a_grid_over_a_table_is_refused():
     with pytest.raises(ConfigError, match="rows of a table get equally many trials. Write tpe or random"):
-        row_search(SearchConfig(searcher="grid"), rows("a"), 1)
+        row_search(SearchConfig(searcher="grid"), rows("a"), 4, 1)
 
 
 def test_halving_compares_trials_of_one_row():
