@@ -118,7 +118,7 @@ def test_the_sources_have_a_digest_that_needs_no_package_and_changes_with_every_
     for package in digests.SOURCES:
         (tmp_path / package).mkdir()
         (tmp_path / package / "a.py").write_text("x = 1\n")
-    monkeypatch.setattr(digests, "__file__", str(tmp_path / "orchestrator" / "digests.py"))
+    monkeypatch.setattr(digests, "ROOT", tmp_path)
     seen = [source_digest()]
     (tmp_path / "methods" / "a.py").write_text("x = 2\n")
     seen.append(source_digest())

@@ -41,12 +41,12 @@ def test_a_name_of_rays_own_is_there(name):
     assert hasattr(holder, attribute)
 
 
-def test_what_objects_of_ray_keep_is_there():
+def test_what_objects_of_ray_keep_is_there(tmp_path):
     from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
 
     inner = ValueError("mine")
     assert cause_of(UserExceptionWithTraceback(inner, "Traceback")) is inner
-    tuner = tune.Tuner(lambda config: None, run_config=tune.RunConfig(name="x", storage_path="/nowhere"))
+    tuner = tune.Tuner(lambda config: None, run_config=tune.RunConfig(name="x", storage_path=str(tmp_path)))
     inner = tuner._local_tuner
     assert {"_tune_config", "_run_config"} <= vars(inner).keys()
     config, callbacks = tune.TuneConfig(num_samples=7), [tune.Callback()]
