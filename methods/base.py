@@ -108,6 +108,11 @@ class Method(nn.Module):
         return None
 
     @classmethod
+    def reads_by_task(cls, config: Any) -> bool:
+        """For a retriever: whether it sets `prompts_by_task` under these settings."""
+        return False
+
+    @classmethod
     def unfinished_score(cls, config: Any) -> str:
         """For a retriever: why its `score` is no similarity yet under these settings, and what to set instead.
 
@@ -176,6 +181,14 @@ class Method(nn.Module):
 
     def after_step(self) -> None:
         """Called after every optimizer step: moving averages, clamping."""
+
+    def diagnostics(self) -> dict[str, float]:
+        """Numbers that a finished task is logged with; they decide nothing."""
+        return {}
+
+    def monitored(self) -> dict[str, float]:
+        """Numbers of the last batch that an epoch is logged with, averaged over its batches; they decide nothing."""
+        return {}
 
 
 class Frozen:

@@ -39,7 +39,8 @@ class CLIPViPConfig:
     # Proxies beside the class token. CTVR writes "4 video proxies"; its code adds 4, the original 3 (4 with the class
     # token). Both print as 151.29 M parameters.
     num_proxies: int = 4
-    temporal_size: int = 12  # time embeddings; other numbers of frames interpolate them
+    num_frames: int = 12  # of a video
+    temporal_size: int | None = None  # time embeddings, interpolated to the frames; None: one for each frame (CTVR)
     proxy_init: Literal["normal", "copy_cls", "zeros"] = "normal"
     loss_reduction: Literal["mean", "sum"] = "mean"  # the released codes sum both directions
     train_scale: bool = True  # clamped to [1, 200]
@@ -49,7 +50,7 @@ class CLIPViPConfig:
             raise ValueError(f"lr must be >= 0, got {self.lr}. Use lr=0 to train nothing.")
         if self.num_proxies < 0:
             raise ValueError(f"num_proxies must be >= 0, got {self.num_proxies}. Use 0 for the class token alone.")
-        if self.temporal_size < 1:
+        if self.temporal_size is not None and self.temporal_size < 1:
             raise ValueError(f"temporal_size counts time embeddings and must be >= 1, got {self.temporal_size}.")
 
 
@@ -65,7 +66,7 @@ class VideoProxies(nn.Module):
             own = tower.class_embedding.detach()
             proxies = own + 0.02 * own.std() * torch.randn_like(proxies)
         self.proxies = nn.Parameter(proxies)  # (P, D)
-        self.time = nn.Parameter(torch.zeros(1, config.temporal_size, tower.width))  # tau
+        self.time = nn.Parameter(torch.zeros(1, config.temporal_size or config.num_frames, tower.width))  # tau
 
     def time_embedding(self, num_frames: int) -> Tensor:
         """tau (1, T, D), linearly interpolated where T is not its own length."""

@@ -5,10 +5,13 @@ in the vision tower; Task-Aware Mixture-of-Experts adapters (TAME, section 3.4) 
 the task whose stored videos it searches; the cross-task loss (section 3.5) keeps captions away from
 the stored videos of former tasks. Equation numbers are the paper's.
 
-The defaults are the paper's text and equations. Where it is silent they are those of the released code,
-and where the two differ the difference is a setting (see the config); preset `released` is the code.
-Not imitated: the code clips the gradient norm together with never-cleared gradients of CLIP's two
-projections and temperature, which no optimizer owns.
+The defaults are the paper's text and equations. Where it is silent, the method's own settings are those of the
+released code; where the two differ the difference is a setting (see the config); preset `released` is the code.
+What surrounds the method is the same for all methods by default, and there the code does six things otherwise of
+which the paper says nothing: it warms up in the first task alone and from a rate of 0, decays every tensor, runs a
+whole wave of the cosine, uses the older AdamW, crops and flips, and keeps the epoch that is best on test videos.
+Not imitated: the code clips the gradient norm together with never-cleared gradients of CLIP's two projections and
+temperature, which no optimizer owns.
 
 Shapes: B pairs, T frames, L text length, d joint embedding, R stored videos of former tasks.
 """
@@ -17,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -25,15 +27,13 @@ from torch import Tensor, nn
 
 from methods.backbone.clip import BlockSeams, Clip
 from methods.base import Batch, Change, Method, ParamGroup, Task, unit
-from methods.layers.experts import TaskAwareExperts
-from methods.layers.former_videos import FormerVideos
+from methods.layers.experts import PLACES, TaskAwareExperts, expert_seams
+from methods.layers.former_videos import FormerVideos, encode_once
 from methods.layers.gather import gather
 from methods.layers.losses import contrastive, cross_task
 from methods.layers.pooling import mean_pool
 from methods.layers.reducers import ReducerConfig, combine, make_reducer
-from methods.layers.temporal import Direction, FFAInit, FrameFusion
-
-PLACES = ("q", "k", "v", "out")  # the projections of a text block that TAME adapts
+from methods.layers.temporal import Direction, FFAInit, FrameFusion, fused_blocks, fusion_seams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +136,7 @@ _RELEASED: dict[str, Any] = {
     "optim.decay_bias_and_norm": True,
     "optim.warmup": 0.1,
     "optim.warmup_tasks": "first",
+    "optim.warmup_from": "zero",
     "optim.num_cycles": 1.0,
     "optim.grad_clip": 1.0,
     "data.augment": "crop_flip",
@@ -179,10 +180,14 @@ class FrameFusionMoE(Method):
 
     train_features: Tensor  # (R, d), empty unless reference_source is `train`
 
+    @classmethod
+    def reads_by_task(cls, config: FrameFusionMoEConfig) -> bool:
+        return config.use_tame and config.use_prototypes
+
     def __init__(self, config: FrameFusionMoEConfig, backbone: Clip) -> None:
         super().__init__()
         self.config, self.backbone = config, backbone
-        self.prompts_by_task = config.use_tame and config.use_prototypes
+        self.prompts_by_task = self.reads_by_task(config)
         self.ffa = nn.ModuleDict({str(layer): self._make_ffa(layer) for layer in self._ffa_blocks()})
         self.reducer = make_reducer(ReducerConfig(reducer=config.reducer, r=config.r), backbone.vision)
         self._vision_seams()  # refuses a reducer that breaks the frames' alignment
@@ -228,7 +233,7 @@ class FrameFusionMoE(Method):
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
         if self.config.reference_source == "train":
             stored = [self.train_features] if self.train_features.numel() else []
-            self.train_features = torch.cat([*stored, *self._encode_once(loader)])
+            self.train_features = torch.cat([*stored, *encode_once(self.encode_video, loader)])
 
     def remember(self, task: Task, gallery: Tensor) -> None:
         self._galleries[task.index] = gallery.detach()
@@ -272,26 +277,13 @@ class FrameFusionMoE(Method):
         return (own if self.config.logit_scale is None else own.new_tensor(self.config.logit_scale)).exp()
 
     def _vision_seams(self) -> list[BlockSeams | None]:
-        depth = len(self.backbone.vision.blocks)
-        fusion = [
-            BlockSeams(beside=self.ffa[str(i)], needs_alignment=True) if str(i) in self.ffa else None
-            for i in range(depth)
-        ]
-        return list(combine(self.reducer.seams(), fusion))
+        return list(combine(self.reducer.seams(), fusion_seams(self.ffa, len(self.backbone.vision.blocks))))
 
     def _text_seams(self, index: int) -> list[BlockSeams] | None:
         if not self.config.use_tame:
             return None
         prototype = self.prototypes[index] if index < len(self.prototypes) else None
-        is_routed = not (self._has_bypass and index == 0)
-        seams = []
-        for block in self.tame:
-            q, k, v, out = (
-                partial(block[place], prototype=prototype, is_routed=is_routed)  # type: ignore[index]
-                for place in PLACES
-            )
-            seams.append(BlockSeams(q=q, k=k, v=v, out=out))
-        return seams
+        return expert_seams(self.tame, prototype, is_routed=not (self._has_bypass and index == 0))
 
     # ----------------------------------------------------------------------------------------- losses
 
@@ -316,39 +308,22 @@ class FrameFusionMoE(Method):
             return [self.train_features]
         return [gallery for i, gallery in sorted(self._galleries.items()) if i < index]
 
-    def _encode_once(self, loader: Iterable[Batch]) -> list[Tensor]:
-        """Features (1, d) of every video in `loader`, each once whatever its number of captions."""
-        features: dict[int, Tensor] = {}
-        for batch in loader:
-            for number, feature in zip(batch.videos.tolist(), self.encode_video(batch.frames).split(1)):
-                features.setdefault(number, feature)
-        return list(features.values())
-
     # ------------------------------------------------------------------------------------------ parts
 
     def _ffa_blocks(self) -> range:
         """Vision blocks with FFA, counted from the end that `ffa_placement` names; all of a shallower tower."""
-        depth = len(self.backbone.vision.blocks)
-        count = min(self.config.ffa_layers, depth) if self.config.use_ffa else 0
-        return range(count) if self.config.ffa_placement == "shallowest" else range(depth - count, depth)
+        count = self.config.ffa_layers if self.config.use_ffa else 0
+        return fused_blocks(len(self.backbone.vision.blocks), count, self.config.ffa_placement)
 
     def _make_ffa(self, layer: int) -> FrameFusion:
         config, vision = self.config, self.backbone.vision
         direction: Direction = "next" if config.ffa_direction == "alternate" and layer % 2 else "previous"
-        return FrameFusion(
-            vision.width,
-            int(vision.heads),
-            direction,
-            config.ffa_mix,
-            config.ffa_output,
-            config.ffa_init,
-            config.alpha_init,
-        )
+        start = (config.ffa_mix, config.ffa_output, config.ffa_init, config.alpha_init)
+        return FrameFusion(vision.width, int(vision.heads), direction, *start)
 
     def _make_tame(self) -> TaskAwareExperts:
-        config, width = self.config, self.backbone.text.width
-        scale = config.lora_alpha / config.rank  # lambda of eq. 6
-        return TaskAwareExperts(width, width, config.rank, scale, config.dropout)
+        c, width = self.config, self.backbone.text.width
+        return TaskAwareExperts(width, width, c.rank, c.lora_alpha / c.rank, c.dropout)  # alpha / r: lambda of eq. 6
 
     def counted_parameters(self) -> dict[str, int]:
         """Parameters by several ways of counting; call it after the first `begin_task`.

@@ -178,10 +178,14 @@ class MoEAdapter(Method):
         "caption-gate": Change({"method.text_gate": "eot"}),
     }
 
+    @classmethod
+    def reads_by_task(cls, config: MoEAdapterConfig) -> bool:
+        return config.query_router == "block"
+
     def __init__(self, config: MoEAdapterConfig, backbone: Clip) -> None:
         super().__init__()
         self.config, self.backbone = config, backbone
-        self.prompts_by_task = config.query_router == "block"
+        self.prompts_by_task = self.reads_by_task(config)
         self.vision = nn.ModuleList(Mixture(backbone.vision.width, config) for _ in backbone.vision.blocks)
         self.text = nn.ModuleList(Mixture(backbone.text.width, config) for _ in backbone.text.blocks)
         self._index = 0

@@ -6,8 +6,12 @@ SIGIR 2026. Equation numbers are the paper's. Where it is silent or in two minds
 - eq. 2 does not say which token the router reads: the end-of-text token (one row of gates a caption).
 - eq. 7's prototypes are "regularised to remain close to the reference": they are P* itself and fixed, or
   learned with the penalty omega ||P - P*||^2 (`prototypes="learned"`).
-- eq. 14's sigma is unpublished: each category's own spread, as measured. Pseudo features lie behind
-  g_t and g_v, so with fixed prototypes their loss has no gradient; `pseudo="clip"` puts them before.
+- eq. 14's sigma is unpublished: each category's own spread, as measured.
+- eq. 14 draws pseudo features "in the same feature space after g_t and g_v" and says that eq. 13 on them keeps old
+  categories in place; but constants behind the heads teach the heads nothing, and fixed prototypes neither. So we
+  draw them where the heads read (means of the pooled words and frames, as long as they are) and let the present
+  heads carry them to the shared space. `pseudo="shared"` is the sentence to the letter: a term without a gradient.
+  `pseudo="clip"`, the released code: before the heads too, but of unit length, which no input of theirs has.
 - eq. 17 sums over captions, fig. 3 is "symmetric across modalities": both directions, averaged.
 - Ranks, temperatures, dropout: as the released code has them. Ranks 64 and 32 give the printed 33.9 M.
 
@@ -23,15 +27,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from methods.backbone.clip import Clip, Seams
 from methods.base import Batch, Change, Frozen, Method, ParamGroup, Task, unit
-from methods.layers.class_statistics import ClassStatistics
-from methods.layers.etf import simplex_etf
+from methods.layers.class_statistics import ClassStatistics, mean_dispersion
+from methods.layers.distillation import symmetric_distillation
+from methods.layers.etf import CategoryPrototypes, Head, make_head, misalignment
 from methods.layers.gather import gather
 from methods.layers.losses import contrastive, distillation
-from methods.layers.structalign_adapters import LoRAAdapters, TaskAwareAdapters
+from methods.layers.structalign_adapters import TaskAwareAdapters, make_adapters
 from methods.layers.word_features import (
     frame_word_similarity,
     is_word,
@@ -71,8 +76,8 @@ class StructAlignConfig:
     adapters: Literal["lora", "task_aware"] = "lora"  # eqs. 2-5, or FrameFusionMoE's (see layers/structalign_adapters)
     fusion_layers: int = 10  # task_aware: frames are fused in so many of the last blocks
     etf_frame: Literal["orthonormal", "gaussian"] = "orthonormal"  # U of eq. 7
-    heads: Literal["mlp", "frozen_linear"] = "mlp"  # g_t, g_v: trained MLPs, or fixed random matrices
-    pseudo: Literal["shared", "clip"] = "shared"  # space of pseudo features: behind g_t, g_v or before
+    heads: Head = "mlp"  # g_t, g_v: trained MLPs, or fixed random matrices
+    pseudo: Literal["inputs", "shared", "clip"] = "inputs"  # where pseudo features are drawn, see above
     swap_heads: bool = False  # pseudo features before the heads pass through the other modality's
     lambda1_is: Literal["weight", "share"] = "weight"  # share: lambda1 L_ETF has lambda1 times the value of the rest
     pair_weight: float = 0.0  # of an extra contrastive loss on pooled real and pseudo pairs
@@ -92,6 +97,8 @@ class StructAlignConfig:
             raise ValueError(f"tau and tau2 are temperatures and must be > 0, got {self.tau} and {self.tau2}.")
         if self.swap_heads and self.pseudo != "clip":
             raise ValueError("swap_heads needs pseudo=clip: pseudo features behind the heads pass through none.")
+        if self.pair_weight and self.pseudo != "clip":
+            raise ValueError(f"pair_weight needs pseudo=clip: pseudo={self.pseudo} draws elsewhere than it compares.")
 
 
 RELEASED = {
@@ -114,11 +121,14 @@ RELEASED = {
     "optim.weight_decay": 0.5,
     "optim.decay_bias_and_norm": True,
     "optim.warmup_tasks": "first",
+    "optim.warmup_from": "zero",
     "optim.num_cycles": 1.0,
     "optim.epochs": 20,
     "data.batch_size": 32,
     "data.augment": "crop_flip",
     "evaluation.select": "best",
+    "evaluation.patience": 5,  # from epoch 11 on
+    "evaluation.patience_from": 10,
 }
 ACTNET = {"method.lr": 6e-6, "method.num_experts": 5, "method.fusion_layers": 12, "data.num_frames": 24}
 
@@ -140,40 +150,30 @@ class StructAlign(Method):
         "no-crp": Change({"method.lambda2": 0.0}),  # "Framework + CETF"
     }
 
-    reference: Tensor  # (C, d) P* of eq. 7, one row for each category
-    prototypes: nn.Parameter | None
-    order: Tensor  # (n,) int64 categories in order of first appearance: category order[i] is row i
-
     @classmethod
     def unfinished_score(cls, config: StructAlignConfig) -> str:
         final = config.score == "words"
         return "" if final else "score=fused is known for a whole gallery only. Write base.score=words"
+
+    @classmethod
+    def reads_by_task(cls, config: StructAlignConfig) -> bool:
+        return config.adapters == "task_aware"
 
     def __init__(self, config: StructAlignConfig, backbone: Clip) -> None:
         super().__init__()
         self.config, self.backbone = config, backbone
         c, d = config, backbone.embed_dim
         text = (c.num_experts, c.top_k, c.text_rank, c.text_alpha, c.text_dropout)
-        self.adapters: LoRAAdapters | TaskAwareAdapters = (
-            LoRAAdapters(backbone, *text, c.vision_rank, c.vision_alpha)
-            if c.adapters == "lora"
-            else TaskAwareAdapters(backbone, *text, c.fusion_layers)
-        )
-        self.prompts_by_task = c.adapters == "task_aware"
+        self.adapters = make_adapters(c.adapters, backbone, text, (c.vision_rank, c.vision_alpha), c.fusion_layers)
+        self.prompts_by_task = self.reads_by_task(config)
         self.frozen_blocks = self.adapters.first if isinstance(self.adapters, TaskAwareAdapters) else 0
-        self.g_text, self.g_video = self._head(d), self._head(d)
-        self.register_buffer("reference", torch.empty(0))
-        self.register_buffer("order", torch.empty(0, dtype=torch.int64))
-        self.register_parameter("prototypes", None)  # (C, d), if they are learned
+        self.g_text, self.g_video = make_head(d, c.heads), make_head(d, c.heads)
+        self.prototypes = CategoryPrototypes(d, c.etf_frame, c.prototypes == "learned", c.etf_num_classes)
         self.statistics = ClassStatistics()
         self.teacher: Frozen | None = None
         self.index = 0
         self._weight = torch.tensor(c.lambda1)  # of the last L_ETF
-
-    def _head(self, d: int) -> nn.Module:
-        if self.config.heads == "frozen_linear":
-            return nn.Linear(d, d, bias=False)
-        return nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, d))
+        self._spread = torch.zeros(2)  # of the last batch: eq. 22 of texts and videos
 
     # --------------------------------------------------------------------------------------- tasks
 
@@ -182,53 +182,34 @@ class StructAlign(Method):
         if task.index > 0 and self.config.teacher == "previous":  # theta_{k-1} of eq. 16
             self.teacher = Frozen(self.adapters)
         self.adapters.begin_task(task.index)
-        device = self.order.device
-        if not len(self.reference):
-            count = self.config.etf_num_classes or max(2, task.num_categories)
-            self.reference = simplex_etf(count, self.backbone.embed_dim, self.config.etf_frame).float().to(device)
-            if self.config.prototypes == "learned":
-                self.prototypes = nn.Parameter(self.reference.clone())
-        new = [category for category in task.categories if category not in self.order.tolist()]
-        self.order = torch.cat([self.order, torch.tensor(new, dtype=torch.int64, device=device)])
-        if len(self.order) > len(self.reference):
-            raise ValueError(
-                f"etf_num_classes is {len(self.reference)}, but {task.name} brings category number {len(self.order)}. "
-                "Use etf_num_classes=none for the stream's own number, or a larger one."
-            )
+        self.prototypes.begin(task.name, task.categories, task.num_categories)
 
     def param_groups(self) -> list[ParamGroup]:
         c, is_first = self.config, self.index == 0
         groups = self.adapters.groups(self.index)
         if c.heads == "mlp":
             groups["heads"] = [*self.g_text.parameters(), *self.g_video.parameters()]
-        if self.prototypes is not None:
-            groups["other"] = [*groups.get("other", []), self.prototypes]
-
-        def rate(name: str) -> float:
-            return c.lr_first if is_first else c.lr_other if name == "other" else c.lr
-
-        return [ParamGroup(name=name, params=params, lr=rate(name)) for name, params in groups.items()]
+        if self.prototypes.learned is not None:
+            groups["other"] = [*groups.get("other", []), self.prototypes.learned]
+        rates = {name: c.lr_first if is_first else c.lr_other if name == "other" else c.lr for name in groups}
+        return [ParamGroup(name=name, params=params, lr=rates[name]) for name, params in groups.items()]
 
     @torch.no_grad()
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
         """Take note of where this task's categories lie (below eq. 13)."""
-        found: dict[int, list[Features]] = {}
-        for batch in loader:
-            words, frames = self._words(batch.tokens, self.adapters.text_seams(None)), self._frames(batch.frames)
-            pooled = self._pooled(words.float(), frames.float(), batch.categories)
-            for category, text, video in zip(batch.categories.tolist(), *pooled):
-                found.setdefault(category, []).append((text, video))
-        for category, pairs in found.items():
-            text, video = (torch.stack(side) for side in zip(*pairs))
-            self.statistics.add(category, text, video, normalise=self.config.pseudo == "shared")
+        self.statistics.observe((self._observed(batch) for batch in loader), normalise=self.config.pseudo == "shared")
         self.adapters.end_task(task.index)
 
-    def _pooled(self, words: Tensor, frames: Tensor, categories: Tensor) -> Features:
-        """Unit vectors (B, d) of both modalities in the space where pseudo features are drawn."""
-        if self.config.pseudo == "clip":
-            return mean_of(words, is_word(words)), mean_of(frames)
-        text, video = self._aligned(words, frames, self._rows(categories))
-        return unit(text), unit(video)
+    def _observed(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Categories (B,), features (2, B, d) where pseudo features are drawn, and where all are aligned."""
+        words = self._words(batch.tokens, self.adapters.text_seams(None)).float()
+        frames = self._frames(batch.frames).float()
+        aligned = unit(torch.stack(self._aligned(words, frames, self.prototypes.of(batch.categories))))
+        if self.config.pseudo == "shared":
+            return batch.categories, aligned, aligned
+        is_unit = self.config.pseudo == "clip"
+        pooled = mean_of(words, is_word(words), is_unit), mean_of(frames, is_unit=is_unit)
+        return batch.categories, torch.stack(pooled), aligned
 
     # ------------------------------------------------------------------------------------ encoding
 
@@ -270,16 +251,19 @@ class StructAlign(Method):
 
     def scale(self) -> Tensor:
         tau = self.config.tau
-        return self.backbone.logit_scale.exp() if tau is None else torch.tensor(1 / tau, device=self.order.device)
+        return (
+            self.backbone.logit_scale.exp()
+            if tau is None
+            else torch.tensor(1 / tau, device=self.prototypes.order.device)
+        )
 
     def _logits(self, similarity: Tensor) -> Tensor:
         """sim / tau of eqs. 19-20."""
         return similarity * self.scale() / (len(similarity) ** 0.5 if self.config.divide_by_batch else 1.0)
 
     def _features(self, batch: Batch) -> Features:
-        return gather(self._words(batch.tokens, self.adapters.text_seams(self.index))), gather(
-            self._frames(batch.frames)
-        )
+        words = self._words(batch.tokens, self.adapters.text_seams(self.index))
+        return gather(words), gather(self._frames(batch.frames))
 
     def logits(self, batch: Batch) -> Tensor:
         return self._logits(frame_word_similarity(*self._features(batch)))
@@ -300,8 +284,10 @@ class StructAlign(Method):
             terms["crp"] = c.lambda2 * self._relations(similarity, before)
         if before is not None and len(self.statistics) and c.pair_weight:
             terms["pairs"] = c.pair_weight * self._pseudo_contrast(words, frames)
-        rows = self._rows(categories)
-        alignment = {"etf": self._misalignment(*self._aligned(words, frames, rows), rows)}  # eqs. 10-13
+        p = self.prototypes.of(categories)
+        aligned = self._aligned(words, frames, p)
+        self._spread = torch.stack([mean_dispersion(side.detach(), categories) for side in aligned])
+        alignment = {"etf": misalignment(*aligned, p)}  # eqs. 10-13
         if before is not None and len(self.statistics):
             alignment["etf_pseudo"] = self._pseudo_misalignment(c.pseudo_per_pair * len(words))
         self._weight = torch.full_like(terms["contrastive"].detach(), c.lambda1)
@@ -309,8 +295,8 @@ class StructAlign(Method):
             base = terms["contrastive"].detach() + (terms["crp"].detach() if before is not None else 0.0)
             self._weight = c.lambda1 * base / torch.stack(list(alignment.values())).sum().detach()
         terms |= {name: self._weight * term for name, term in alignment.items()}
-        if self.prototypes is not None:
-            terms["prototypes"] = c.prototype_weight * (self._prototypes() - self.reference).square().sum()
+        if self.prototypes.learned is not None:
+            terms["prototypes"] = c.prototype_weight * self.prototypes.penalty()
         return terms
 
     def _former_similarity(self, batch: Batch) -> Tensor:
@@ -324,43 +310,29 @@ class StructAlign(Method):
 
     def _relations(self, now: Tensor, before: Tensor) -> Tensor:
         """L_CRP, eq. 17: zero, with zero gradient, where `now` equals `before`."""
-        temperature = 1.0
+        tau2, temperature = self.config.tau2, 1.0
         if self.config.crp_on == "logits":
-            now, before, temperature = self._logits(now), self._logits(before), self.config.tau2
+            now, before, temperature = self._logits(now), self._logits(before), tau2
         else:
-            now, before = now / self.config.tau2, before / self.config.tau2
-        loss = distillation(now, before, temperature)
-        return loss if self.config.crp_rows == "text" else (loss + distillation(now.mT, before.mT, temperature)) / 2
+            now, before = now / tau2, before / tau2
+        if self.config.crp_rows == "text":
+            return distillation(now, before, temperature)
+        return symmetric_distillation(now, before, temperature) / 2
 
     # ----------------------------------------------------------------------------------- alignment
 
-    def _prototypes(self) -> Tensor:
-        """P, (C, d) unit rows."""
-        return self.reference if self.prototypes is None else unit(self.prototypes)
-
-    def _rows(self, categories: Tensor) -> Tensor:
-        """Row of P for each category (B,), in order of first appearance."""
-        return (categories[:, None] == self.order).int().argmax(dim=1)
-
-    def _aligned(self, words: Tensor, frames: Tensor, rows: Tensor) -> Features:
-        """Eqs. 10-12: words and frames pooled towards the prototype of their category, both (B, d)."""
-        p = self._prototypes()[rows]
+    def _aligned(self, words: Tensor, frames: Tensor, p: Tensor) -> Features:
+        """Eqs. 10-12: words and frames pooled towards the prototypes p (B, d) of their categories, both (B, d)."""
         everything = torch.ones(frames.shape[:2], dtype=torch.bool, device=frames.device)
         return pool_towards(self.g_text(words), is_word(words), p), pool_towards(self.g_video(frames), everything, p)
-
-    def _misalignment(self, text: Tensor, video: Tensor, rows: Tensor) -> Tensor:
-        """Eq. 13, in [0, 4]."""
-        p = self._prototypes()[rows]
-        return (2 - (unit(text) * p).sum(dim=-1) - (unit(video) * p).sum(dim=-1)).mean()
 
     def _pseudo_misalignment(self, count: int) -> Tensor:
         """Eq. 13 for `count` pairs drawn around former categories (eq. 14)."""
         categories, text, video = self.statistics.draw(count, self.config.sigma)
-        if self.config.pseudo == "clip":
-            heads = (self.g_text, self.g_video)
-            for_text, for_video = reversed(heads) if self.config.swap_heads else heads
+        if self.config.pseudo != "shared":
+            for_text, for_video = (self.g_text, self.g_video)[:: -1 if self.config.swap_heads else 1]
             text, video = for_text(text), for_video(video)
-        return self._misalignment(text, video, self._rows(categories))
+        return misalignment(text, video, self.prototypes.of(categories))
 
     def _pseudo_contrast(self, words: Tensor, frames: Tensor) -> Tensor:
         """The released code's extra term: pooled real pairs and as many pseudo pairs, without sqrt(B)."""
@@ -370,14 +342,9 @@ class StructAlign(Method):
         return contrastive(self.scale() * texts @ videos.mT, "sum")
 
     def diagnostics(self) -> dict[str, float]:
-        """Eq. 22 (MICD) and (P2), (P3) of section 4.1, over the categories so far; the last weight of L_ETF."""
-        found = {"etf_weight": float(self._weight)}
-        if len(self.statistics):
-            text, video = self.statistics.dispersions.mean(dim=1).tolist()
-            means = unit(self.statistics.means)
-            found |= {
-                "micd_text": text,
-                "micd_video": video,
-                "modality_gap": float((1 - means[0] @ means[1].mT).diagonal().mean()),
-            }
-        return found
+        """After a task: (P1)-(P3) of section 4.1 over the categories so far, and the last weight of L_ETF."""
+        return {"etf_weight": float(self._weight), **self.statistics.geometry()}
+
+    def monitored(self) -> dict[str, float]:
+        """Within the last batch: eq. 22 (MICD) of the aligned texts and videos, as fig. 8 follows it over training."""
+        return dict(zip(("micd_text", "micd_video"), self._spread.tolist()))

@@ -7,9 +7,10 @@ stored features, on purpose. Its backward forgetting is therefore not 0 (the pap
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
-
-import torch
+from functools import partial
+from typing import Any
 
 from methods.base import Method, ParamGroup, Task
 from methods.families.strategy import Strategy
@@ -29,28 +30,26 @@ class UpperBound(Strategy):
     Config = UpperBoundConfig
     PRESETS = {"paper": {}, "shapes": {"base.lr": 4e-6}}  # shapes: as clip4clip's
 
+    @classmethod
+    def check_base(cls, config: UpperBoundConfig, base: type[Method], base_config: Any) -> None:
+        if base.reads_by_task(base_config):
+            raise ValueError(
+                "it keeps parameters for each task and reads captions by the task that they search, while one joint "
+                "training has no tasks. Write method.base=clip4clip."
+            )
+        super().check_base(config, base, base_config)
+
     def __init__(self, config: UpperBoundConfig, base: Method) -> None:
         super().__init__(config, base)
         self.trains_on, self.reencodes_gallery = "seen", True
-        self._pretrained = {name: value.detach().clone() for name, value in base.state_dict().items()}
+        self._constructed = partial(copy.deepcopy, copy.deepcopy(base))  # as no task has changed it: no experts yet
         self._is_idle = False
 
     def begin_task(self, task: Task) -> None:
-        self._restore()
+        device = next(self.base.parameters()).device
+        self.base = self._constructed().to(device)
         self._is_idle = self.config.only_final and task.index < task.num_tasks - 1
         super().begin_task(task)
 
     def param_groups(self) -> list[ParamGroup]:
         return [] if self._is_idle else super().param_groups()
-
-    def _restore(self) -> None:
-        """Bring back the pre-trained weights; what an earlier begin_task added stays for the base to renew."""
-        state = self.base.state_dict()
-        for name, buffer in list(self.base.named_buffers()):
-            if name in self._pretrained and buffer.shape != self._pretrained[name].shape:  # a memory that has grown
-                holder, _, leaf = name.rpartition(".")
-                setattr(self.base.get_submodule(holder), leaf, self._pretrained[name].clone().to(buffer.device))
-        with torch.no_grad():
-            for name, value in self._pretrained.items():
-                if state[name].shape == value.shape:
-                    state[name].copy_(value)

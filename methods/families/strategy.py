@@ -85,6 +85,12 @@ class Strategy(Method):
     def after_step(self) -> None:
         self.base.after_step()
 
+    def diagnostics(self) -> dict[str, float]:
+        return self.base.diagnostics()
+
+    def monitored(self) -> dict[str, float]:
+        return self.base.monitored()
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig:

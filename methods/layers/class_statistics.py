@@ -5,6 +5,8 @@ Shapes: n categories, P pairs, R draws, d width of the features. The two modalit
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -19,46 +21,88 @@ def dispersion(features: Tensor) -> Tensor:
     return 1 - (unit(features).sum(dim=0).square().sum() - len(features)) / pairs
 
 
+def mean_dispersion(features: Tensor, categories: Tensor) -> Tensor:
+    """Eq. 22 within one batch: the mean of `dispersion` over the categories (B,) with several features (B, d)."""
+    groups = [features[categories == c] for c in categories.unique()]
+    found = [dispersion(group) for group in groups if len(group) > 1]
+    return torch.stack(found).mean() if found else features.new_tensor(0.0)
+
+
 class ClassStatistics(nn.Module):
     """Mean and spread of each finished category, in both modalities. Buffers grow with the stream."""
 
     categories: Tensor  # (n,) int64 global indices
     means: Tensor  # (2, n, d)
     sigmas: Tensor  # (2, n) standard deviation of one coordinate
-    dispersions: Tensor  # (2, n) of `dispersion`, as the category was learned
+    aligned: Tensor  # (2, n, d) mean of each category where it is aligned with its prototype
+    dispersions: Tensor  # (2, n) of `dispersion` there; both as the category was learned
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("categories", torch.empty(0, dtype=torch.int64))
         self.register_buffer("means", torch.empty(0))
         self.register_buffer("sigmas", torch.empty(0))
+        self.register_buffer("aligned", torch.empty(0))
         self.register_buffer("dispersions", torch.empty(0))
 
     def __len__(self) -> int:
         return len(self.categories)
 
     @torch.no_grad()
-    def add(self, category: int, text: Tensor, video: Tensor, normalise: bool) -> None:
-        """Take note of one category's pairs, whose features are text and video (P, d); replaces an older note.
+    def add(self, category: int, pairs: Tensor, aligned: Tensor, normalise: bool) -> None:
+        """Take note of one category's pairs; replaces an older note.
 
         Args:
+            category: its global index.
+            pairs: (2, P, d) text and video features where pseudo pairs are drawn.
+            aligned: (2, P, d) the same where they are aligned with prototypes.
             normalise: bring the means to length 1, as below eq. 13; the released code does not.
         """
-        both = torch.stack([text, video]).float()  # (2, P, d)
+        both, aligned = pairs.float(), aligned.float()
         mean = both.mean(dim=1)
-        variance = both.var(dim=1, correction=1 if len(text) > 1 else 0)  # (2, d)
+        variance = both.var(dim=1, correction=1 if both.shape[1] > 1 else 0)  # (2, d)
         keep = self.categories != category
         is_first = len(self.categories) == 0
         new = {
             "means": unit(mean) if normalise else mean,
             "sigmas": variance.mean(dim=-1).sqrt(),
-            "dispersions": torch.stack([dispersion(text), dispersion(video)]),
+            "aligned": aligned.mean(dim=1),
+            "dispersions": torch.stack([dispersion(side) for side in aligned]),
         }
         for name, value in new.items():
             old = getattr(self, name)
             setattr(self, name, value[:, None] if is_first else torch.cat([old[:, keep], value[:, None]], dim=1))
         number = torch.tensor([category], device=self.categories.device)
         self.categories = torch.cat([self.categories[keep], number])
+
+    @torch.no_grad()
+    def observe(self, batches: Iterable[tuple[Tensor, Tensor, Tensor]], normalise: bool) -> None:
+        """`add` for every category of (categories (B,), features (2, B, d), aligned features (2, B, d))."""
+        found: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        for categories, features, aligned in batches:
+            for row, category in enumerate(categories.tolist()):
+                found.setdefault(category, []).append((features[:, row], aligned[:, row]))
+        for category, pairs in found.items():
+            features, aligned = (torch.stack(side, dim=1) for side in zip(*pairs))
+            self.add(category, features, aligned, normalise)
+
+    def geometry(self) -> dict[str, float]:
+        """What (P1)-(P3) of section 4.1 speak of, over the categories so far; empty before the first.
+
+        `micd_*`: eq. 22, within categories. `angle_*`: |epsilon| of eq. 9, the mean distance of the inner products
+        of different centred means from -1 / (n - 1), for n > 1. `modality_gap`: the mean of delta_c of (P3).
+        """
+        if not len(self):
+            return {}
+        found = {"modality_gap": float((1 - unit(self.aligned[0]) @ unit(self.aligned[1]).mT).diagonal().mean())}
+        n = len(self)
+        different = ~torch.eye(n, dtype=torch.bool, device=self.aligned.device)
+        for name, means, spread in zip(("text", "video"), self.aligned, self.dispersions):
+            found[f"micd_{name}"] = float(spread.mean())
+            if n > 1:
+                centred = unit(means - means.mean(dim=0))
+                found[f"angle_{name}"] = float(((centred @ centred.mT)[different] + 1 / (n - 1)).abs().mean())
+        return found
 
     @torch.no_grad()
     def draw(self, count: int, sigma: float | None = None) -> tuple[Tensor, Tensor, Tensor]:

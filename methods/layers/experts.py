@@ -6,12 +6,16 @@ Shapes: B captions, L tokens, D width in, O width out, E experts, K of them chos
 from __future__ import annotations
 
 import math
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.backbone.clip import TokenState
+from methods.backbone.clip import BlockSeams, TokenState
+
+PLACES = ("q", "k", "v", "out")  # the projections of a text block that task-aware experts adapt
 
 
 class Router(nn.Module):
@@ -125,3 +129,13 @@ class TaskAwareExperts(nn.Module):
         # Before they grow, all experts are expert 0, and gates that sum to 1 do not change its answer
         gates = self.gates(x, state.eot, prototype) if is_routed and self.router is not None else None
         return projected + self.experts(x, gates)
+
+
+def expert_seams(blocks: nn.ModuleList, prototype: Tensor | None, is_routed: bool) -> list[BlockSeams]:
+    """Where the experts of every text block act: its adapters by the names in `PLACES`, conditioned on one task."""
+    seams = []
+    for block in blocks:
+        adapters: Any = block
+        q, k, v, out = (partial(adapters[place], prototype=prototype, is_routed=is_routed) for place in PLACES)
+        seams.append(BlockSeams(q=q, k=k, v=v, out=out))
+    return seams

@@ -5,10 +5,12 @@ Shapes: B pairs, R stored videos of former tasks, d joint embedding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
+
+from methods.base import Batch
 
 
 class FormerVideos:
@@ -45,3 +47,12 @@ class FormerVideos:
         batch = self.stored[self._next_row : self._next_row + self._rows]
         self._next_row = (self._next_row + len(batch)) % len(self.stored)
         return batch
+
+
+def encode_once(encode: Callable[[Tensor], Tensor], loader: Iterable[Batch]) -> list[Tensor]:
+    """Features (1, d) of every video in `loader`, each once whatever its number of captions."""
+    features: dict[int, Tensor] = {}
+    for batch in loader:
+        for number, feature in zip(batch.videos.tolist(), encode(batch.frames).split(1)):
+            features.setdefault(number, feature)
+    return list(features.values())

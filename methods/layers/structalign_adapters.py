@@ -7,18 +7,16 @@ backbone never changes and is not copied.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
 
 from methods.backbone.clip import BlockSeams, Clip, Seams
-from methods.layers.experts import TaskAwareExperts
+from methods.layers.experts import PLACES, TaskAwareExperts
 from methods.layers.lora import LoRA
 from methods.layers.lora_experts import LoRAExperts
 from methods.layers.temporal import FrameFusion
-
-PLACES = ("q", "k", "v", "out")
 
 
 def _modules(block: nn.Module) -> dict[str, Any]:
@@ -148,3 +146,22 @@ class TaskAwareAdapters(nn.Module):
             "vision": [parameter for fusion in fusions for parameter in fusion.attention.parameters()],
             "other": [*(fusion.alpha for fusion in fusions), self.prototypes[index]],
         }
+
+
+def make_adapters(
+    kind: Literal["lora", "task_aware"],
+    backbone: Clip,
+    text: tuple[int, int, int, float, float],
+    vision: tuple[int, float],
+    fusion_layers: int,
+) -> LoRAAdapters | TaskAwareAdapters:
+    """The adapters of the paper, or those of its released code.
+
+    Args:
+        text: experts, how many of them act, their rank, alpha and dropout.
+        vision: rank and alpha of `lora`.
+        fusion_layers: last blocks in which `task_aware` lets frames attend to each other.
+    """
+    if kind == "lora":
+        return LoRAAdapters(backbone, *text, *vision)
+    return TaskAwareAdapters(backbone, *text, fusion_layers)

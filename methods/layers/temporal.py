@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.backbone.clip import TokenState
+from methods.backbone.clip import BlockSeams, TokenState
 
 FFAInit = Literal["identity", "zero_out", "torch"]
 Direction = Literal["previous", "next"]
@@ -99,3 +99,16 @@ class FrameFusion(nn.Module):
         if self.mix == "convex":
             spatial = (1 - self.alpha) * spatial
         return spatial + self.alpha * temporal
+
+
+def fused_blocks(depth: int, count: int, placement: Literal["shallowest", "deepest"]) -> range:
+    """The `count` blocks of a tower whose frames attend to each other; all of a shallower one."""
+    count = min(count, depth)
+    return range(count) if placement == "shallowest" else range(depth - count, depth)
+
+
+def fusion_seams(adapters: nn.ModuleDict, depth: int) -> list[BlockSeams | None]:
+    """Where adapters act, which are named by their blocks; the frames of a video must keep their places."""
+    return [
+        BlockSeams(beside=adapters[str(i)], needs_alignment=True) if str(i) in adapters else None for i in range(depth)
+    ]

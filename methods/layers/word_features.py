@@ -112,11 +112,14 @@ def pool_towards(projected: Tensor, valid: Tensor, p: Tensor) -> Tensor:
     return (weight[:, None] @ projected).squeeze(1)
 
 
-def mean_of(tokens: Tensor, valid: Tensor | None = None) -> Tensor:
-    """Unit mean (B, d) of tokens (B, N, d), of the `valid` (B, N) ones if given; zero without any."""
-    if valid is not None:
+def mean_of(tokens: Tensor, valid: Tensor | None = None, is_unit: bool = True) -> Tensor:
+    """Mean (B, d) of tokens (B, N, d), of the `valid` (B, N) ones if given; zero without any. Of length 1, if asked."""
+    if valid is None:
+        valid = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+    else:
         tokens = tokens * valid[..., None]
-    return F.normalize(tokens.sum(dim=1), dim=-1)
+    whole = tokens.sum(dim=1)
+    return F.normalize(whole, dim=-1) if is_unit else whole / valid.sum(dim=1, keepdim=True).clamp(min=1)
 
 
 def hidden_with_pads(tower: TextTower, tokens: Tensor, seams: Seams | None = None) -> tuple[Tensor, Tensor]:

@@ -34,12 +34,22 @@ class EvaluationConfig:
     select: Literal["last", "best"] = "last"  # best: the epoch with the best R@1 on select_split (marked in tables)
     # Of select=best. same: the evaluated split; none: val where the stream has validation videos, else the same
     select_split: Literal["val", "test", "same"] | None = None
+    # Of select=best: a task ends after so many epochs in a row without a better one, counted behind `patience_from`
+    patience: int | None = None
+    patience_from: int = 10  # epochs of a task that count for nothing
     batch_size: int = 32  # videos or captions encoded at once
     chunk: int = 512  # queries scored at once
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.chunk < 1:
             raise ValueError("batch_size and chunk count items and must be >= 1.")
+        if self.patience is not None and (self.patience < 1 or self.select == "last"):
+            raise ValueError(
+                f"patience counts epochs without a better one (>= 1, got {self.patience}), which select=last does not "
+                "look for. Use select=best, or patience=none."
+            )
+        if self.patience_from < 0:
+            raise ValueError(f"patience_from counts epochs and must be >= 0, got {self.patience_from}. Use 0.")
 
     def selects_on(self, has_val: bool) -> str | None:
         """The split on which a task's best epoch is chosen; None where the last epoch is kept.

@@ -156,6 +156,7 @@ class Loop:
             losses = nn.parallel.DistributedDataParallel(losses, find_unused_parameters=True, broadcast_buffers=False)
         per_epoch = math.ceil(self.data.steps(tasks, self.workers.size) / optim.accumulate)
         best: tuple[float, dict[str, Tensor]] | None = None
+        waited = 0
         for epoch in range(optim.epochs):
             self.method.train()
             self._seed("epoch", task.index, epoch, self.workers.rank)
@@ -165,7 +166,11 @@ class Loop:
             terms = self._epoch(losses, batches, weights, optimizer, parameters, task, epoch, per_epoch)
             self.record.training.append({"step": float(self.record.steps), **terms})
             if self.config.evaluation.select == "best":
-                best = self._keep_best(task, best)
+                former, best = best, self._keep_best(task, best)
+                is_better = former is None or best[0] > former[0]
+                waited = 0 if is_better else waited + (epoch >= self.config.evaluation.patience_from)
+                if waited == self.config.evaluation.patience:
+                    break
         if best is not None:
             load_state(self.method, best[1], self._pretrained)
 
@@ -204,8 +209,9 @@ class Loop:
                 raise Diverged(f"{task.name}, epoch {epoch + 1}: the loss ({names}) is no finite number. {REMEDY}")
             if not exact:
                 (total * weight).backward()
-            for name, term in terms.items():
-                sums[name] = sums.get(name, 0.0) + float(term.detach())
+            seen = {f"loss/{name}": float(term.detach()) for name, term in terms.items()} | self.method.monitored()
+            for name, value in seen.items():
+                sums[name] = sums.get(name, 0.0) + value
             count += 1
             if not is_last:
                 continue
@@ -218,7 +224,7 @@ class Loop:
             optimizer.zero_grad(set_to_none=True)
             self.method.after_step()
             self.record.steps += 1
-        return {f"train/loss/{name}": value / count for name, value in sums.items()} if count else {}
+        return {f"train/{name}": value / count for name, value in sums.items()} if count else {}
 
     def _keep_best(self, task: Task, best: tuple[float, dict[str, Tensor]] | None) -> tuple[float, dict[str, Tensor]]:
         """Evaluate as after the task and keep the better state; a later tie wins, as in the released CTVR code."""
@@ -299,9 +305,7 @@ class Loop:
         add_history(found, own, union, self.data.stream.protocol)
         if self.zero_shot is not None:
             found.metrics["stream/t2v/r1_gain"] = found.metrics["stream/t2v/r1"] - self.zero_shot[index]
-        diagnostics = getattr(self.method, "diagnostics", None)
-        if diagnostics is not None:
-            found.metrics.update({f"train/{name}": float(value) for name, value in diagnostics().items()})
+        found.metrics.update({f"train/{name}": float(value) for name, value in self.method.diagnostics().items()})
         return found
 
     def _commit(self, found: Evaluation, seconds: float) -> None:

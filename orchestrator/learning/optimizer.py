@@ -26,6 +26,7 @@ class OptimConfig:
     decay_bias_and_norm: bool = False  # True decays every tensor, as the released CTVR code does
     warmup: float = 0.1  # fraction of a task's steps
     warmup_tasks: Literal["first", "all"] = "all"
+    warmup_from: Literal["first", "zero"] = "first"  # step i of w: (i + 1) / w, or i / w as released
     schedule: Literal["cosine", "constant", "first_epoch"] = "cosine"
     num_cycles: float = 0.5  # 0.5: down to 0 once. The released CTVR code uses 1.0: down and up again
     first_epoch_scale: float = 0.1  # schedule=first_epoch: factor after the first epoch (BMU-MoCo)
@@ -100,7 +101,7 @@ def lr_factor(step: int, steps: int, steps_per_epoch: int, is_first_task: bool, 
     """Multiplier of every peak rate at optimizer step `step` (0-based) of `steps` in one task."""
     warm = 0 if config.warmup_tasks == "first" and not is_first_task else int(config.warmup * steps)
     if step < warm:
-        return (step + 1) / warm
+        return (step + (config.warmup_from == "first")) / warm
     if config.schedule == "constant":
         return 1.0
     if config.schedule == "first_epoch":

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 
 from methods.backbone.clip import Clip
 from methods.base import Batch, Task, unit
-from methods.layers.etf import simplex_etf
+from methods.layers.class_statistics import dispersion
+from methods.layers.etf import misalignment, simplex_etf
 from methods.layers.word_features import frame_word_similarity, is_word
 from methods.structalign import RELEASED, StructAlign, StructAlignConfig
 from tests.methods.conftest import make_batch, make_task
@@ -116,7 +117,7 @@ def test_alignment_is_eqs_10_to_13(small_clip, batch):
     words, frames = method._words(batch.tokens, seams), method._frames(batch.frames)
     total = torch.tensor(0.0)
     for w, f, c in zip(words, frames, batch.categories.tolist()):
-        p = method.reference[c]
+        p = method.prototypes.reference[c]
         w, f = method.g_text(w[is_word(w)]), method.g_video(f)
         pooled = [(x @ p).softmax(dim=0) @ x for x in (w, f)]
         total = total + sum(1 - F.cosine_similarity(x, p, dim=0) for x in pooled)
@@ -128,9 +129,9 @@ def test_alignment_is_zero_at_the_prototypes_and_four_opposite(small_clip):
     method = make(small_clip)
     method.begin_task(make_task(0))
     rows = torch.tensor([0, 1, 5])
-    p = method.reference[rows]
-    torch.testing.assert_close(method._misalignment(3 * p, p, rows), torch.tensor(0.0), atol=1e-6, rtol=0)
-    torch.testing.assert_close(method._misalignment(-p, -2 * p, rows), torch.tensor(4.0))
+    p = method.prototypes.reference[rows]
+    torch.testing.assert_close(misalignment(3 * p, p, p), torch.tensor(0.0), atol=1e-6, rtol=0)
+    torch.testing.assert_close(misalignment(-p, -2 * p, p), torch.tensor(4.0))
 
 
 def test_gradients_reach_every_trained_parameter(small_clip):
@@ -183,8 +184,8 @@ def test_categories_take_rows_in_order_of_first_appearance(small_clip):
     method = make(small_clip, etf_num_classes=9)
     for index, categories in enumerate([(7, 2), (0, 5)]):
         method.begin_task(Task(index, "", 2, categories, 4))
-    assert len(method.reference) == 9
-    assert method._rows(torch.tensor([5, 7, 0, 2])).tolist() == [3, 0, 2, 1]
+    assert len(method.prototypes.reference) == 9
+    assert method.prototypes.rows(torch.tensor([5, 7, 0, 2])).tolist() == [3, 0, 2, 1]
 
 
 def test_more_categories_than_prototypes_are_refused(small_clip):
@@ -194,25 +195,36 @@ def test_more_categories_than_prototypes_are_refused(small_clip):
         method.begin_task(make_task(1))
 
 
-def test_without_noise_pseudo_pairs_are_the_normalised_category_means(small_clip):
-    method = after_one_task(small_clip, sigma=0.0)
+@pytest.mark.parametrize("pseudo", ["inputs", "shared", "clip"])
+def test_without_noise_pseudo_pairs_are_the_category_means_and_are_aligned_by_eq_13(small_clip, pseudo):
+    method = after_one_task(small_clip, sigma=0.0, pseudo=pseudo)
     torch.manual_seed(4)
-    categories, text, video = method.statistics.draw(20, 0.0)
+    categories, *drawn = method.statistics.draw(20, 0.0)
     assert set(categories.tolist()) == {0, 1}
     batches = [make_batch(seed=1), make_batch(seed=2)]
-    for c in (0, 1):
-        pairs = [
-            method._pooled(
-                method._words(b.tokens, method.adapters.text_seams(None)), method._frames(b.frames), b.categories
-            )
-            for b in batches
-        ]
-        keep = torch.cat([b.categories for b in batches]) == c
-        for drawn, side in zip((text, video), zip(*pairs)):
-            expected = unit(torch.cat(side)[keep].mean(dim=0))
-            torch.testing.assert_close(drawn[categories == c][0], expected, atol=1e-5, rtol=1e-5)
+    labels = torch.cat([b.categories for b in batches])
+    for side, (encode, head) in enumerate((("_words", method.g_text), ("_frames", method.g_video))):
+        parts = [getattr(method, encode)(*((b.tokens, None) if side == 0 else (b.frames,))) for b in batches]
+        if side == 0:
+            parts = [method._words(b.tokens, method.adapters.text_seams(None)) for b in batches]
+        for c in (0, 1):
+            means = []
+            for batch, tokens in zip(batches, parts):
+                for row in (batch.categories == c).nonzero()[:, 0]:
+                    own = tokens[row][tokens[row].abs().sum(dim=-1) > 0]
+                    if pseudo == "shared":
+                        p = method.prototypes.reference[method.prototypes.order.tolist().index(c)]
+                        own = head(own)
+                        means.append(unit((own * (own @ p).softmax(0)[:, None]).sum(0)))
+                    else:
+                        means.append(unit(own.sum(0)) if pseudo == "clip" else own.mean(0))
+            expected = torch.stack(means).mean(0)
+            expected = unit(expected) if pseudo == "shared" else expected
+            torch.testing.assert_close(drawn[side][categories == c][0], expected, atol=1e-5, rtol=1e-4)
+    assert len(labels) == 12
     torch.manual_seed(4)
-    expected = method._misalignment(text, video, method._rows(categories))
+    text, video = drawn if pseudo == "shared" else (method.g_text(drawn[0]), method.g_video(drawn[1]))
+    expected = misalignment(text, video, method.prototypes.of(categories))
     torch.testing.assert_close(method._pseudo_misalignment(20), expected)
 
 
@@ -229,9 +241,7 @@ def test_pseudo_pairs_scatter_with_sigma(small_clip):
 def test_sigma_is_the_spread_of_one_coordinate(small_clip):
     method = after_one_task(small_clip, pseudo="clip")
     batches = [make_batch(seed=1), make_batch(seed=2)]
-    features = torch.cat(
-        [method._pooled(method._words(b.tokens, None), method._frames(b.frames), b.categories)[1] for b in batches]
-    )
+    features = torch.cat([unit(method._frames(b.frames).sum(dim=1)) for b in batches])
     keep = torch.cat([b.categories for b in batches]) == 0
     trace = torch.cov(features[keep].T).trace()
     index = method.statistics.categories.tolist().index(0)
@@ -240,9 +250,15 @@ def test_sigma_is_the_spread_of_one_coordinate(small_clip):
 
 
 @pytest.mark.parametrize(
-    ("settings", "moves"), [({}, False), ({"pseudo": "clip"}, True), ({"prototypes": "learned"}, True)]
+    ("settings", "moves"),
+    [
+        ({}, True),
+        ({"pseudo": "clip"}, True),
+        ({"pseudo": "shared"}, False),
+        ({"pseudo": "shared", "prototypes": "learned"}, True),
+    ],
 )
-def test_pseudo_pairs_behind_the_heads_teach_only_learned_prototypes(small_clip, settings, moves):
+def test_pseudo_pairs_teach_but_behind_the_heads_only_learned_prototypes(small_clip, settings, moves):
     method = after_one_task(small_clip, **settings)
     loss = method.losses(second())["etf_pseudo"]
     assert loss > 0
@@ -254,28 +270,35 @@ def test_learned_prototypes_pay_for_leaving_the_simplex(small_clip, batch):
     method.begin_task(make_task(0))
     assert method.losses(batch)["prototypes"] < 1e-10
     with torch.no_grad():
-        method.prototypes.add_(0.1 * torch.randn_like(method.prototypes))
-    expected = 2.0 * (unit(method.prototypes) - method.reference).square().sum()
+        method.prototypes.learned.add_(0.1 * torch.randn_like(method.prototypes.learned))
+    expected = 2.0 * (unit(method.prototypes.learned) - method.prototypes.reference).square().sum()
     torch.testing.assert_close(method.losses(batch)["prototypes"], expected)
 
 
-def test_diagnostics_hold_the_dispersion_of_eq_22(small_clip):
+def test_diagnostics_hold_eq_9_and_eq_22_where_pairs_are_aligned(small_clip):
     method = after_one_task(small_clip)
-    b = [make_batch(seed=1), make_batch(seed=2)]
-    features = [
-        method._pooled(
-            method._words(x.tokens, method.adapters.text_seams(None)), method._frames(x.frames), x.categories
-        )[0]
-        for x in b
-    ]
-    labels, expected = torch.cat([x.categories for x in b]), 0.0
+    batches = [make_batch(seed=1), make_batch(seed=2)]
+    texts = [method._observed(b)[2][0] for b in batches]
+    labels, expected, means = torch.cat([b.categories for b in batches]), 0.0, []
     for c in (0, 1):
-        x = torch.cat(features)[labels == c]
+        x = torch.cat(texts)[labels == c]
+        means.append(x.mean(0))
         pairs = [1 - float(x[i] @ x[j]) for i in range(len(x)) for j in range(len(x)) if i != j]
         expected += sum(pairs) / len(pairs) / 2
     found = method.diagnostics()
     assert found["micd_text"] == pytest.approx(expected, abs=1e-5)
-    assert set(found) == {"etf_weight", "micd_text", "micd_video", "modality_gap"}
+    assert set(found) == {"etf_weight", "micd_text", "micd_video", "modality_gap", "angle_text", "angle_video"}
+    assert found["angle_text"] == pytest.approx(0.0, abs=1e-5)  # two centred means are opposite
+    method.statistics.add(9, torch.randn(2, 3, 16), unit(torch.randn(2, 3, 16)), False)
+    third = method.statistics.aligned[0]
+    centred = unit(third - third.mean(0))
+    angles = [abs(float(centred[i] @ centred[j]) + 0.5) for i, j in ((0, 1), (0, 2), (1, 2))]
+    assert method.diagnostics()["angle_text"] == pytest.approx(sum(angles) / 3, abs=1e-5)
+    batch = second()
+    method.losses(batch)
+    aligned = method._observed(batch)[2]
+    own = torch.stack([dispersion(aligned[0][batch.categories == c]) for c in (2, 3)]).mean()
+    assert method.monitored()["micd_text"] == pytest.approx(float(own), abs=1e-5)
 
 
 # --------------------------------------------------------------------------------------- bookkeeping
@@ -317,6 +340,7 @@ def test_trained_parameters_are_the_33_9_million_of_the_paper():
         ({"lambda1": -1.0}, "lambda1 must be >= 0, got -1.0"),
         ({"tau2": 0.0}, "temperatures and must be > 0"),
         ({"swap_heads": True}, "swap_heads needs pseudo=clip"),
+        ({"pair_weight": 0.5, "pseudo": "shared"}, "pair_weight needs pseudo=clip: pseudo=shared draws elsewhere"),
     ],
 )
 def test_bad_settings_say_what_to_do(settings, message):
@@ -407,7 +431,7 @@ def test_released_similarities_and_losses_agree_with_the_authors_code(small_clip
     with torch.no_grad():
         method.g_text.weight.copy_(reference["g_text"])
         method.g_video.weight.copy_(reference["g_video"])
-    method.reference = simplex_etf(20, 32, "gaussian").float()
+    method.prototypes.reference = simplex_etf(20, 32, "gaussian").float()
     similarity = frame_word_similarity(words, frames)
     torch.testing.assert_close(similarity.T, reference[f"{padding}/sim_v2t"], atol=1e-6, rtol=0)
     with torch.no_grad():

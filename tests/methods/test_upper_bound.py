@@ -3,8 +3,11 @@ import copy
 import pytest
 import torch
 
+from methods import find_method
 from methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from methods.upper_bound import UpperBound, UpperBoundConfig
+from orchestrator.errors import ConfigError
+from orchestrator.learning.resolve import resolve
 from tests.methods.conftest import make_batch, make_small_clip, make_task
 
 
@@ -30,19 +33,35 @@ def train(method, task, batch):
 def test_one_task_is_the_wrapped_retriever(base, batch):
     alone = train(copy.deepcopy(base), make_task(0, 1), batch)
     joint = train(UpperBound(UpperBoundConfig(), base), make_task(0, 1), batch)
-    assert all(torch.equal(a, b) for a, b in zip(alone.state_dict().values(), base.state_dict().values()))
+    assert all(torch.equal(a, b) for a, b in zip(alone.state_dict().values(), joint.base.state_dict().values()))
     assert torch.equal(joint.encode_video(batch.frames), alone.encode_video(batch.frames))
     assert torch.equal(joint.encode_text(batch.tokens), alone.encode_text(batch.tokens))
 
 
-def test_every_task_starts_from_the_pretrained_weights(base, batch):
-    pretrained = {name: value.clone() for name, value in base.state_dict().items()}
-    method = UpperBound(UpperBoundConfig(), base)
-    for index in range(2):
+@pytest.mark.parametrize("name", ["clip4clip", "bmu_moco", "moe_adapter", "framefusion_moe"])
+def test_every_task_starts_from_the_pretrained_weights_and_nothing_else(name, batch):
+    """Experts, routers and queues of the stage before are gone, too."""
+    settings = {"moe_adapter": {"query_router": "last"}, "framefusion_moe": {"use_prototypes": False}}.get(name, {})
+    cls = find_method(name)
+    made = cls(cls.Config(**settings), make_small_clip())
+    method = UpperBound(UpperBoundConfig(base=name), copy.deepcopy(made))
+    for index in range(3):
+        torch.manual_seed(9)
         method.begin_task(make_task(index))
-        assert all(torch.equal(pretrained[name], value) for name, value in base.state_dict().items())
+        fresh = copy.deepcopy(made)
+        torch.manual_seed(9)
+        fresh.begin_task(make_task(index))
+        start, expected = method.base.state_dict(), fresh.state_dict()
+        assert start.keys() == expected.keys()
+        assert all(torch.equal(start[key], expected[key]) for key in start)
         train(method, make_task(index), batch)
-        assert any(not torch.equal(pretrained[name], value) for name, value in base.state_dict().items())
+        assert any(not torch.equal(method.base.state_dict()[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize("base", ["framefusion_moe", "moe_adapter"])
+def test_a_base_that_reads_captions_by_task_is_refused(base):
+    with pytest.raises(ConfigError, match=f"upper_bound cannot wrap {base}: it keeps .* Write method.base=clip4clip"):
+        resolve({"method": "upper_bound", "method.base": base, "stream": "s"})
 
 
 def test_the_last_stage_does_not_depend_on_the_stages_before(base, batch):

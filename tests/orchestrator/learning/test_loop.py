@@ -183,6 +183,25 @@ def test_the_epoch_with_the_best_r1_on_the_chosen_split_is_kept(
     assert same_weights(best, reference)
 
 
+@pytest.mark.parametrize(("patience", "begins", "epochs"), [(2, 1, 3), (2, 3, 5), (1, 0, 2), (None, 0, 6)])
+def test_a_task_ends_when_no_epoch_has_been_better_for_a_while(
+    patience, begins, epochs, manifest, small_stream, runs, monkeypatch
+):
+    curve = iter([50.0, 50.0, 20.0, 30.0, 30.0, 50.0])  # R@1 after the epochs of the first task; equal is no better
+    seen = []
+
+    def scripted(scores, queries, sizes):
+        found = metrics_of(scores, queries, sizes)
+        found.metrics["stream/t2v/r1"] = next(curve, 0.0)
+        seen.append(len(sizes))
+        return found
+
+    monkeypatch.setattr(loop, "metrics_of", scripted)
+    asked = {"evaluation__patience": patience, "evaluation__patience_from": begins, "optim__epochs": 6}
+    train(manifest, small_stream, runs, **FLAT, **asked, evaluation__select="best")
+    assert seen.count(1) == epochs + 1  # and once more at the end of the task
+
+
 @pytest.mark.parametrize(("has_val", "chosen_on"), [(True, {"val"}), (False, {"test"})])
 def test_test_videos_are_not_looked_at_until_the_epoch_is_chosen(
     has_val, chosen_on, manifest, small_stream, runs, monkeypatch

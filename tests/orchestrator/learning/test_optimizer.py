@@ -36,6 +36,8 @@ def test_warm_up_rises_linearly_in_the_tasks_it_is_meant_for():
     first = [lr_factor(step, 100, 10, True, config) for step in range(11)]
     assert first[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
     assert lr_factor(0, 100, 10, False, config) == 1
+    released = OptimConfig(warmup=0.1, warmup_from="zero")
+    assert [lr_factor(s, 100, 10, True, released) for s in range(10)] == pytest.approx([s / 10 for s in range(10)])
 
 
 def test_first_epoch_schedule_drops_after_the_first_epoch():
