@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED = 0
 export MLFLOW_DISABLE_TELEMETRY = true
 
-.PHONY: help sweep test test-all test-faults wheel lint format bench bench-gpu null-simulation chaos ui clean
+.PHONY: help sweep test test-all test-faults wheel lint format bench bench-gpu null-simulation chaos ui clean mutants
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -63,6 +63,9 @@ KILLS ?= 200
 SEED  ?= 0
 chaos: $(READY)  ## kill runs at KILLS=200 seeded moments, go on, compare with unbroken ones (ARGS=--ray: sweeps on Ray)
 	$(BIN)/python -m tests.chaos --kills $(KILLS) --seed $(SEED) $(ARGS)
+
+mutants: $(READY)  ## plant a curated list of bugs, one at a time; fails if the tests let one pass (ARGS="--only *lwf*")
+	$(BIN)/python -m tests.mutants --jobs 2 $(ARGS)
 
 ui: $(READY)  ## MLflow's pages on http://127.0.0.1:5000
 	$(BIN)/ctvr ui $(ARGS)

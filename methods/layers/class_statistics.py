@@ -17,7 +17,9 @@ from methods.layers.gather import world_size
 
 def dispersion(features: Tensor) -> Tensor:
     """Mean of 1 - cos over all ordered pairs i != j of features (P, d): one category of eq. 22. 0 for a single pair."""
-    pairs = max(1, len(features) * (len(features) - 1))
+    if len(features) < 2:
+        return features.new_zeros(())
+    pairs = len(features) * (len(features) - 1)
     return 1 - (unit(features).sum(dim=0).square().sum() - len(features)) / pairs
 
 

@@ -68,3 +68,28 @@ def begin(method: Method, index: int = 0) -> Method:
 
 def largest_gradient(method: Method) -> float:
     return max(float(p.grad.abs().max()) for p in method.parameters() if p.grad is not None)
+
+
+def moved(method: Method, by: float = 0.05) -> Method:
+    """The same strategy, its retriever somewhere else: a student that has left its teacher."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in method.base.parameters():  # type: ignore[union-attr, operator]
+            parameter += by * torch.randn_like(parameter)
+    return method
+
+
+def distilled_by_hand(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """T^2 (mean KL over rows + mean KL over columns) of scaled similarities, by the definition of KL."""
+
+    def divergence(new: Tensor, old: Tensor) -> Tensor:
+        p, q = (old / temperature).softmax(dim=-1), (new / temperature).softmax(dim=-1)
+        return (p * (p.log() - q.log())).sum(dim=-1).mean()
+
+    return temperature**2 * (divergence(student, teacher) + divergence(student.mT, teacher.mT))
+
+
+def gradient_of(loss: Tensor, parameter: torch.nn.Parameter) -> float:
+    """Of one number."""
+    (found,) = torch.autograd.grad(loss, parameter)
+    return float(found)

@@ -8,7 +8,7 @@ from methods.der import DER, DERConfig
 from methods.structalign import StructAlign, StructAlignConfig
 from methods.xpool import XPool, XPoolConfig
 from tests.methods.conftest import make_batch, make_task
-from tests.methods.steps import train_stream, train_task
+from tests.methods.steps import moved, train_stream, train_task
 
 TARGETS = ["features", "similarities"]
 
@@ -61,3 +61,27 @@ def test_the_memory_survives(bases):
 def test_a_negative_weight_is_refused():
     with pytest.raises(ValueError, match="alpha must be >= 0, got -1"):
         DERConfig(alpha=-1)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_moved_pairs_cost_is_computed_by_hand_and_weighted(bases, target):
+    terms = {}
+    for alpha in (0.5, 2.0):
+        method = DER(DERConfig(memory=4, target=target, alpha=alpha), copy.deepcopy(bases["clip4clip"]))
+        method.begin_task(make_task(0))
+        method.eval()
+        pairs = make_batch(4, 2)
+        method.end_task(make_task(0), iter([pairs]))
+        moved(method)
+        torch.manual_seed(0)  # of the drawn pairs
+        terms[alpha] = float(method.losses(pairs)["distillation"].detach())
+    assert terms[2.0] == pytest.approx(4 * terms[0.5], rel=1e-4)
+    rows = torch.arange(4)
+    kept = method.memory.batch(rows)
+    video, text = method.base.encode_video(kept.frames), method.base.encode_text(kept.tokens)
+    old_video, old_text = method.memory.video_features, method.memory.text_features
+    if target == "features":
+        expected = ((video - old_video).square().sum() + (text - old_text).square().sum()) / 2 / 4
+    else:
+        expected = (text @ video.mT - old_text @ old_video.mT).square().mean()
+    assert float(method.distil(rows).detach()) == pytest.approx(float(expected.detach()), rel=1e-4)

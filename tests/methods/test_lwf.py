@@ -10,7 +10,7 @@ from methods.layers.distillation import EncodedOnce, symmetric_distillation
 from methods.lwf import LwF, LwFConfig
 from methods.xpool import XPool, XPoolConfig
 from tests.methods.conftest import make_batch, make_task
-from tests.methods.steps import train_stream, train_task, weights
+from tests.methods.steps import distilled_by_hand, gradient_of, moved, train_stream, train_task, weights
 
 KINDS = ["video", "each", "pair"]
 
@@ -166,3 +166,22 @@ def test_wrong_settings_say_what_to_write(settings, message):
 def test_every_preset_is_a_valid_configuration(name):
     known = {f.name for f in dataclasses.fields(LwFConfig)}
     assert all(k.partition(".")[2] in known for k in LwF.PRESETS[name] if k.startswith("method."))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_distillation_of_a_moved_student_is_the_one_computed_by_hand(make, kind):
+    """With its weight and temperature, and with a teacher's answer that is a constant."""
+    method = moved(second_task(make(student=kind, temperature=0.7, weight=5.0)))
+    batch = make_batch(4, 2)
+    term = method.losses(batch)["distillation"]
+    scale, base = method.base.scale(), method.base
+    videos, texts = base.encode_video(batch.frames), base.encode_text(batch.tokens)
+    old_videos = method.teacher("encode_video", batch.frames)
+    old_texts = method.teacher("encode_text", batch.tokens)
+    old = scale.detach() * old_texts @ old_videos.mT
+    expected = distilled_by_hand(scale * (texts if kind == "pair" else old_texts) @ videos.mT, old, 0.7)
+    if kind == "each":
+        expected = expected + distilled_by_hand(scale * texts @ old_videos.mT, old, 0.7)
+    assert float(term.detach()) == pytest.approx(5 * float(expected.detach()), rel=1e-4)
+    factor = base.backbone.logit_scale
+    assert gradient_of(term, factor) == pytest.approx(5 * gradient_of(expected, factor), rel=1e-3)

@@ -11,7 +11,16 @@ from methods.layers.distillation import EncodedOnce
 from methods.lwf import LwF, LwFConfig
 from methods.vr_lwf import VRLwF, VRLwFConfig, draw_sentences
 from tests.methods.conftest import make_batch, make_task
-from tests.methods.steps import begin, largest_gradient, train_stream, train_task, weights
+from tests.methods.steps import (
+    begin,
+    distilled_by_hand,
+    gradient_of,
+    largest_gradient,
+    moved,
+    train_stream,
+    train_task,
+    weights,
+)
 
 SMALL = {"sentences": 7, "length": 5}
 
@@ -27,15 +36,6 @@ def make(base):
         return VRLwF(VRLwFConfig(**{**SMALL, **settings}), copy.deepcopy(base))
 
     return make
-
-
-def moved(method):
-    """A student that has left its teacher."""
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in method.base.parameters():
-            parameter += 0.02 * torch.randn_like(parameter)
-    return method
 
 
 def distil(method, batch):
@@ -175,3 +175,21 @@ def test_wrong_settings_say_what_to_write(settings, message):
 def test_sentences_longer_than_a_caption_are_refused(make):
     with pytest.raises(ValueError, match=r"15 words and the two ends do not fit the 16 tokens .* Use at most 14"):
         make(length=15)
+
+
+@pytest.mark.parametrize("kind", ["video", "each"])
+def test_the_distillation_of_a_moved_student_is_the_one_computed_by_hand(make, kind):
+    """With its weight and temperature, and with a teacher's answer that is a constant."""
+    method = moved(begin(make(student=kind, temperature=0.7, weight=5.0)))
+    batch = make_batch(4, 2)
+    term = method.losses(batch)["distillation"]
+    scale, base, sentences = method.base.scale(), method.base, method.taught(torch.device("cpu"))
+    old_videos = method.teacher("encode_video", batch.frames)
+    old = scale.detach() * sentences @ old_videos.mT
+    expected = distilled_by_hand(scale * sentences @ base.encode_video(batch.frames).mT, old, 0.7)
+    if kind == "each":
+        own = base.encode_text(method.sentences)
+        expected = expected + distilled_by_hand(scale * own @ old_videos.mT, old, 0.7)
+    assert float(term.detach()) == pytest.approx(5 * float(expected.detach()), rel=1e-4)
+    factor = base.backbone.logit_scale
+    assert gradient_of(term, factor) == pytest.approx(5 * gradient_of(expected, factor), rel=1e-3)

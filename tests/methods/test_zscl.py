@@ -7,7 +7,17 @@ import torch
 from methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from methods.zscl import ZSCL, ZSCLConfig
 from tests.methods.conftest import make_batch, make_task
-from tests.methods.steps import begin, largest_gradient, step, train_stream, train_task, weights
+from tests.methods.steps import (
+    begin,
+    distilled_by_hand,
+    gradient_of,
+    largest_gradient,
+    moved,
+    step,
+    train_stream,
+    train_task,
+    weights,
+)
 
 SMALL = {"reference_texts": 12, "average_every": 1}
 
@@ -172,3 +182,30 @@ def test_wrong_settings_say_what_to_write(settings, message):
 def test_a_missing_reference_set_is_refused_before_anything_is_trained(make, tmp_path):
     with pytest.raises(ValueError, match=r"reference: .*gone is neither `embedded` nor a folder"):
         make(reference=str(tmp_path / "gone"))
+
+
+def test_the_distillation_of_a_moved_student_is_the_one_computed_by_hand(make):
+    """With its weight and temperature, and with a teacher's answer that is a constant."""
+    terms = []
+    for weight in (1.0, 5.0):
+        method = moved(begin(make(temperature=0.7, weight=weight)))
+        torch.manual_seed(0)  # of the drawn images
+        terms.append(float(method.losses(make_batch(4, 2))["distillation"].detach()))
+    assert terms[1] == pytest.approx(5 * terms[0], rel=1e-4)
+    shown = images(method)
+    term = method.distil(shown)
+    scale, texts = method.base.scale(), method.texts(torch.device("cpu"))
+    old = scale.detach() * texts @ method.teacher("encode_video", shown).mT
+    expected = distilled_by_hand(scale * texts @ method.base.encode_video(shown).mT, old, 0.7)
+    assert float(term.detach()) == pytest.approx(float(expected.detach()), rel=1e-4)
+    factor = method.base.backbone.logit_scale
+    assert gradient_of(term, factor) == pytest.approx(gradient_of(expected, factor), rel=1e-3)
+
+
+def test_the_distance_to_the_tasks_start_counts_as_often_as_it_is_told(make):
+    terms = {}
+    for l2 in (0.1, 0.3):
+        method = moved(begin(make(weight=0.0, l2=l2)))
+        terms[l2] = float(method.losses(make_batch(4, 2))["l2"].detach())
+    assert terms[0.3] == pytest.approx(3 * terms[0.1], rel=1e-4)
+    assert terms[0.1] > 0

@@ -1,0 +1,640 @@
+"""The bugs of `make mutants`: each changes one line, and the tests named beside it must notice.
+
+A line is given as it stands in its file, without the space at its ends, and must be there exactly once: an edit of the
+sources that touches one fails a quick test (test_mutants.py), so that the list cannot rot. Add a bug wherever a review
+or an accident shows one that the tests would have let pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class Bug(NamedTuple):
+    """One line that is wrong; `breaks` says what, `tests` are the files of which one must fall."""
+
+    file: str
+    before: str
+    after: str
+    breaks: str
+    tests: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.breaks}"
+
+
+def tests_of(file: str) -> tuple[str, ...]:
+    """The tests that mirror a source file."""
+    folder, _, name = file.rpartition("/")
+    return (f"tests/{folder}/test_{name}",)
+
+
+def _bugs() -> Iterator[Bug]:
+    for file, lines in LINES.items():
+        for before, after, breaks, *tests in lines:
+            yield Bug(file, before, after, breaks, tuple(tests) or tests_of(file))
+
+
+# file -> (line, the line with the bug, what breaks[, other test files than the mirrored one])
+LINES: dict[str, list[tuple[str, ...]]] = {
+    # ------------------------------------------------------------------------------- losses that methods share
+    "methods/layers/losses.py": [
+        (
+            'return both if reduction == "sum" else both / 2',
+            "return both",
+            "the mean of both directions is their sum",
+        ),
+        (
+            "both = F.cross_entropy(logits, target) + F.cross_entropy(logits.mT, target)",
+            "both = F.cross_entropy(logits, target) + F.cross_entropy(logits, target)",
+            "videos -> captions is not trained",
+        ),
+        (
+            'logits = logits.masked_fill(same, float("-inf"))',
+            "logits = logits.masked_fill(same, 0.0)",
+            "pairs of one video are negatives of each other",
+        ),
+        (
+            "return F.cross_entropy(torch.cat([logits, references], dim=1), target)",
+            "return F.cross_entropy(logits, target)",
+            "stored videos are no negatives",
+        ),
+        (
+            'return F.kl_div(logs, target, reduction="batchmean") * temperature**2',
+            'return F.kl_div(logs, target, reduction="batchmean")',
+            "distillation without T^2",
+        ),
+        (
+            "target = F.softmax(teacher.float() / temperature, dim=-1)",
+            "target = F.softmax(teacher.float(), dim=-1)",
+            "the teacher's answers are not softened",
+        ),
+    ],
+    "methods/layers/distillation.py": [
+        (
+            "return distillation(student, teacher, temperature) + distillation(student.mT, teacher.mT, temperature)",
+            "return 2 * distillation(student, teacher, temperature)",
+            "answers of videos are not kept",
+        ),
+        (
+            "return (_kept(new, old, config) + _kept(new.mT, old.mT, config)) / 2",
+            "return _kept(new, old, config)",
+            "relations of videos are not kept",
+        ),
+        (
+            "return F.cross_entropy(new / config.kappa, (old / config.kappa_teacher).softmax(dim=-1))",
+            "return F.cross_entropy(new / config.kappa_teacher, (old / config.kappa).softmax(dim=-1))",
+            "the two temperatures are swapped",
+        ),
+        (
+            "both = [_kept(_others(x @ x.mT), _others(z @ z.mT), config) for x, z in zip(new, old, strict=True)]",
+            "both = [_kept(x @ x.mT, z @ z.mT, config) for x, z in zip(new, old, strict=True)]",
+            "a pair's relation to itself counts",
+        ),
+    ],
+    "methods/layers/dual_softmax.py": [
+        (
+            "weighted = z * prior(z, temperature, 0, same) * pairs",
+            "weighted = z * prior(z, temperature, 1, same) * pairs",
+            "the prior is taken along the wrong axis",
+        ),
+        (
+            "return torch.where(exact > 0, exact * prior(exact, temperature, 0), exact)",
+            "return torch.where(exact > 0, exact * prior(exact, temperature, 1), exact)",
+            "the prior of the search is taken along the wrong axis",
+        ),
+        (
+            'return sum(rows, start=logits.new_zeros(())) / (1 if reduction == "sum" else 2)',
+            "return sum(rows, start=logits.new_zeros(()))",
+            "the mean of both directions is their sum",
+        ),
+    ],
+    # --------------------------------------------------------------------------------------------- strategies
+    "methods/lwf.py": [
+        (
+            'terms["distillation"] = self.config.weight * self.distil(encoded)',
+            'terms["distillation"] = self.distil(encoded)',
+            "weight is ignored",
+        ),
+        (
+            "batch, kind, temperature = encoded.batch, self.config.student, self.config.temperature",
+            "batch, kind, temperature = encoded.batch, self.config.student, 2.0",
+            "temperature is ignored",
+        ),
+        (
+            'old = scale.detach() * self.teacher("score", old_texts, old_videos).float()  # Z*',
+            'old = scale * self.teacher("score", old_texts, old_videos).float()  # Z*',
+            "the teacher's answers have a gradient",
+        ),
+        (
+            "if task.index > 0 and self.config.weight:",
+            "if task.index == 1 and self.config.weight:",
+            "the teacher is never renewed",
+        ),
+    ],
+    "methods/vr_lwf.py": [
+        (
+            'terms["distillation"] = self.config.weight * self.distil(batch.frames, encoded.videos())',
+            'terms["distillation"] = self.distil(batch.frames, encoded.videos())',
+            "weight is ignored",
+        ),
+        (
+            "scale * self.base.score(sentences, videos).float(), old, self.config.temperature",
+            "scale * self.base.score(sentences, videos).float(), old, 2.0",
+            "temperature is ignored",
+        ),
+        (
+            'old = scale.detach() * self.teacher("score", sentences, old_videos).float()  # Z*',
+            'old = scale * self.teacher("score", sentences, old_videos).float()  # Z*',
+            "the teacher's answers have a gradient",
+        ),
+        ("self._taught = None", "pass", "sentences of a former task are kept"),
+    ],
+    "methods/zscl.py": [
+        (
+            'terms["distillation"] = self.config.weight * self.distil(images)',
+            'terms["distillation"] = self.distil(images)',
+            "weight is ignored",
+        ),
+        (
+            "return symmetric_distillation(student, teacher, self.config.temperature)",
+            "return symmetric_distillation(student, teacher, 2.0)",
+            "temperature is ignored",
+        ),
+        (
+            'teacher = scale.detach() * self.teacher("score", texts, old).float()',
+            'teacher = scale * self.teacher("score", texts, old).float()',
+            "the teacher's answers have a gradient",
+        ),
+        ('terms["l2"] = self.config.l2 * self.distance()', 'terms["l2"] = self.distance()', "l2 is ignored"),
+        (
+            "average += (now - average) / (self._averaged + 1)",
+            "average += (now - average) / self._averaged",
+            "the start of a task is not in the mean of its weights",
+        ),
+        (
+            "if self._average and self._steps % self.config.average_every == 0:",
+            "if self._average:",
+            "average_every is ignored",
+        ),
+        (
+            "tokens = self.reference.tokens[: self.config.reference_texts]",
+            "tokens = self.reference.tokens",
+            "reference_texts is ignored",
+        ),
+    ],
+    "methods/der.py": [
+        (
+            'terms["distillation"] = self.config.alpha * self.distil(self.memory.draw(len(batch.videos)))',
+            'terms["distillation"] = self.distil(self.memory.draw(len(batch.videos)))',
+            "alpha is ignored",
+        ),
+        ("return far.mean() / 2", "return far.mean()", "the half is missing"),
+        (
+            "return (self.base.score(text, video) - self.base.score(kept_text, kept_video)).square().mean()",
+            "return (self.base.score(text, video) - self.base.score(kept_text, kept_video)).abs().mean()",
+            "similarities are not squared",
+        ),
+    ],
+    "methods/er_ring.py": [
+        (
+            "rows = self.memory.draw(round(self.config.ratio * len(batch.videos)))",
+            "rows = self.memory.draw(len(batch.videos))",
+            "ratio is ignored",
+        ),
+    ],
+    "methods/ewc.py": [
+        (
+            'terms["consolidation"] = self.config.weight / 2 * self.distance()',
+            'terms["consolidation"] = self.config.weight * self.distance()',
+            "the half is missing",
+        ),
+        ("sums[name] += gradient**2", "sums[name] += gradient.abs()", "the Fisher information is not squared"),
+        (
+            "getattr(self, _fisher(name)).mul_(self.config.decay).add_(sums[name] / max(1, count))",
+            "getattr(self, _fisher(name)).mul_(self.config.decay).add_(sums[name])",
+            "the Fisher information is a sum",
+        ),
+        ("getattr(self, _anchor(name)).copy_(parameter)", "pass", "the anchor stays at the first task"),
+    ],
+    "methods/co2l.py": [
+        (
+            'terms["distillation"] = self.config.weight * self.relations(student, taught)',
+            'terms["distillation"] = self.relations(student, taught)',
+            "weight is ignored",
+        ),
+        (
+            "return (_added(own, of_texts) + _added(own.mT, of_videos)) / 2",
+            "return _added(own, of_texts)",
+            "videos are not pushed from memory's captions",
+        ),
+    ],
+    "methods/co2l_moco.py": [
+        (
+            'terms["distillation"] = self.config.weight * self.relations(student, teacher)',
+            'terms["distillation"] = self.relations(student, teacher)',
+            "weight is ignored",
+        ),
+    ],
+    "methods/lwf_moco.py": [
+        (
+            '"distillation": self.config.alpha * self.distil(queries, taught, keys[0]),',
+            '"distillation": self.distil(queries, taught, keys[0]),',
+            "alpha is ignored",
+        ),
+        (
+            "new = student.video @ student.text.mT / self.config.tau  # (B, B)",
+            "new = student.video @ student.text.mT",
+            "tau is ignored",
+        ),
+        (
+            "return (distillation(new, old, 1.0) + distillation(new.mT, old.mT, 1.0)) / 2",
+            "return distillation(new, old, 1.0)",
+            "answers of captions are not kept",
+        ),
+    ],
+    "methods/lump.py": [
+        (
+            "pixels = share * batch.frames + (1 - share) * memory.frames",
+            "pixels = (1 - share) * batch.frames + share * memory.frames",
+            "the shares of pixels are swapped",
+        ),
+        ("if share < 0.5:", "if share > 0.5:", "the smaller share is the pair"),
+    ],
+    "methods/layers/mixing.py": [
+        (
+            "return share * a + (1 - share) * b, state",
+            "return (1 - share) * a + share * b, state",
+            "the shares of tokens are swapped",
+        ),
+        (
+            "return length * F.normalize(share * first + (1 - share) * second, dim=-1)",
+            "return F.normalize(share * first + (1 - share) * second, dim=-1)",
+            "mixed features lose their length",
+        ),
+    ],
+    "methods/layers/memory.py": [
+        (
+            "place = int(torch.randint(offered + 1, ()))",
+            "place = int(torch.randint(room, ()))",
+            "the reservoir forgets the past",
+        ),
+        (
+            "return (stored.float() / 255 - mean) / std",
+            "return (stored.float() / 255 - mean) * std",
+            "stored frames come back scaled",
+        ),
+        (
+            'shares = task.num_tasks if self.quota == "static" else task.index + 1',
+            "shares = task.num_tasks",
+            "quota is ignored",
+        ),
+    ],
+    "methods/upper_bound.py": [
+        ("state[name].copy_(value)", "pass", "a stage starts where the former ended"),
+    ],
+    "methods/dsl.py": [
+        (
+            'terms["contrastive"] = self.config.weight * revised',
+            'terms["contrastive"] = revised',
+            "weight is ignored",
+        ),
+        (
+            "return revise(self.base.scale().item() * scores, self.config.test_temperature)",
+            "return revise(scores, self.config.test_temperature)",
+            "the search revises unscaled similarities",
+        ),
+    ],
+    # --------------------------------------------------------------------------------- FrameFusionMoE, experts
+    "methods/framefusion_moe.py": [
+        (
+            'return {"contrastive": (1 - config.beta) * within, "cross_task": config.beta * across}',
+            'return {"contrastive": within, "cross_task": config.beta * across}',
+            "1 - beta is lost",
+        ),
+        (
+            "if index == 0 or config.beta == 0:",
+            "if config.beta == 0:",
+            "beta weighs the first task, too",
+        ),
+        (
+            "scale = config.lora_alpha / config.rank  # lambda of eq. 6",
+            "scale = 1 / config.rank",
+            "lora_alpha is ignored",
+        ),
+        (
+            'return range(count) if self.config.ffa_placement == "shallowest" else range(depth - count, depth)',
+            "return range(count)",
+            "ffa_placement is ignored",
+        ),
+    ],
+    "methods/layers/experts.py": [
+        (
+            "return torch.zeros_like(logits).scatter(1, chosen, best.softmax(dim=-1))",
+            "return torch.zeros_like(logits).scatter(1, chosen, logits.softmax(dim=-1).gather(1, chosen))",
+            "gates of the chosen do not sum to one",
+        ),
+        (
+            "return self.router(u if prototype is None else u + prototype, eps)",
+            "return self.router(u, eps)",
+            "the router does not see the task's prototype",
+        ),
+        (
+            "return self.scale * (down @ merged.mT.to(down.dtype))",
+            "return down @ merged.mT.to(down.dtype)",
+            "the experts' scale is lost",
+        ),
+        (
+            "self.B.extend(first.clone() for _ in range(num_experts - len(self.B)))",
+            "self.B.extend(torch.zeros_like(first) for _ in range(num_experts - len(self.B)))",
+            "new experts start at zero",
+        ),
+    ],
+    "methods/layers/temporal.py": [
+        ("spatial = (1 - self.alpha) * spatial", "pass", "the convex mix is a sum"),
+        ("return spatial + self.alpha * temporal", "return spatial + temporal", "alpha is ignored"),
+        ('if direction == "previous":', 'if direction == "next":', "the neighbouring frame is the other one"),
+    ],
+    "methods/layers/lora.py": [
+        (
+            "return projected + self.scale * F.linear(F.linear(x, self.A), self.B)",
+            "return projected + F.linear(F.linear(x, self.A), self.B)",
+            "the scale is lost",
+        ),
+    ],
+    "methods/moe_adapter.py": [
+        (
+            "return SCALE * self.up(F.dropout(self.down(h).relu(), self.dropout, self.training))",
+            "return self.up(F.dropout(self.down(h).relu(), self.dropout, self.training))",
+            "the adapter's factor is lost",
+        ),
+        (
+            "self.used += (gates > 0).sum(dim=0)",
+            "self.used += (gates == 0).sum(dim=0)",
+            "the least used experts freeze",
+        ),
+    ],
+    "methods/adapter.py": [
+        ("return self.up(F.gelu(self.down(x)))", "return self.up(self.down(x))", "the adapter is linear"),
+    ],
+    "methods/prompt.py": [
+        ("state.eot = state.eot + count", "pass", "the caption is read at a wrong token"),
+    ],
+    "methods/layers/merge.py": [
+        (
+            "share = leaving / merged.gather(1, plan.joined)  # (G, r) of the new token",
+            "share = torch.full_like(leaving, 0.5)",
+            "merged tokens forget how many they are",
+        ),
+    ],
+    "methods/layers/pooling.py": [
+        (
+            'if frame_norm == "l2":',
+            'if frame_norm != "l2":',
+            "frame_norm is turned round",
+            "tests/methods/test_clip4clip.py",
+        ),
+    ],
+    "methods/xpool.py": [
+        (
+            "return (asked @ keys.mT / math.sqrt(keys.shape[-1])).softmax(dim=-1)",
+            "return (asked @ keys.mT / math.sqrt(keys.shape[-1])).softmax(dim=-2)",
+            "captions share frames instead of frames a caption",
+        ),
+    ],
+    "methods/camoe.py": [
+        (
+            "return self.project(self.aggregate(x)).softmax(dim=-1)",
+            "return self.project(self.aggregate(x)).softmax(dim=0)",
+            "gates are shared out over the batch",
+        ),
+    ],
+    # --------------------------------------------------------------------------------------------- StructAlign
+    "methods/structalign.py": [
+        (
+            'terms["crp"] = c.lambda2 * self._relations(similarity, before)',
+            'terms["crp"] = self._relations(similarity, before)',
+            "lambda2 is ignored",
+        ),
+        (
+            'terms["pairs"] = c.pair_weight * self._pseudo_contrast(words, frames)',
+            'terms["pairs"] = self._pseudo_contrast(words, frames)',
+            "pair_weight is ignored",
+        ),
+        (
+            'self._weight = torch.full_like(terms["contrastive"].detach(), c.lambda1)',
+            'self._weight = torch.full_like(terms["contrastive"].detach(), 1.0)',
+            "lambda1 is ignored",
+        ),
+        (
+            "return (2 - (unit(text) * p).sum(dim=-1) - (unit(video) * p).sum(dim=-1)).mean()",
+            "return (2 - 2 * (unit(text) * p).sum(dim=-1)).mean()",
+            "videos are not aligned",
+        ),
+        (
+            "now, before = now / self.config.tau2, before / self.config.tau2",
+            "now, before = now, before / self.config.tau2",
+            "tau2 of the student is lost",
+        ),
+    ],
+    "methods/layers/class_statistics.py": [
+        (
+            "spread = self.sigmas[:, which, None] if sigma is None else sigma",
+            "spread = self.sigmas.flip(0)[:, which, None] if sigma is None else sigma",
+            "noise has the spread of the other modality",
+        ),
+        (
+            '"sigmas": variance.mean(dim=-1).sqrt(),',
+            '"sigmas": variance.mean(dim=-1),',
+            "the spread is a variance",
+        ),
+        (
+            '"means": unit(mean) if normalise else mean,',
+            '"means": mean,',
+            "means are not brought to length one",
+        ),
+    ],
+    "methods/layers/etf.py": [
+        ("return (u @ centring).mT.contiguous()", "return u.mT.contiguous()", "the frame is not centred"),
+    ],
+    # ---------------------------------------------------------------------------------------------- BMU-MoCo
+    "methods/layers/momentum.py": [
+        ("move(momentum, encoders, 1 - m)", "move(momentum, encoders, m)", "the moving average is turned round"),
+        ("mine.lerp_(other, 1 - m_hat)", "mine.lerp_(other, m_hat)", "the review is turned round"),
+        (
+            "return (torch.cat([p, n], dim=1).logsumexp(dim=1) - p.logsumexp(dim=1)).mean()",
+            "return (n.logsumexp(dim=1) - p.logsumexp(dim=1)).mean()",
+            "positives are not in the denominator",
+        ),
+        ("return to_text + to_video", "return 2 * to_text", "videos of captions are not trained"),
+    ],
+    "methods/layers/queues.py": [
+        (
+            "self.pointer.copy_((self.pointer + count) % self.size)",
+            "self.pointer.copy_(self.pointer % self.size)",
+            "the queue keeps its oldest",
+        ),
+    ],
+    "methods/bmu_ensemble.py": [
+        (
+            "review(self.encoders, self.global_.encoders, 1 - third)",
+            "review(self.encoders, self.global_.encoders, third)",
+            "the share of the global encoders is turned round",
+        ),
+    ],
+    # ------------------------------------------------------------------------------------------------ metrics
+    "orchestrator/learning/metrics.py": [
+        ("return 1 + better.double() + equal.double() / 2", "return 1 + better.double()", "ties are won"),
+        (
+            "equal = (scores == own).sum(dim=1) - 1  # the video itself is no tie",
+            "equal = (scores == own).sum(dim=1)",
+            "the video itself is a tie",
+        ),
+        (
+            "return 100.0 * (rank <= k).double().mean().item() if len(rank) else math.nan",
+            "return 100.0 * (rank < k).double().mean().item() if len(rank) else math.nan",
+            "R@k is R@(k-1)",
+        ),
+        (
+            "return sum(matrix[i][i] - last[i] for i in range(earlier)) / earlier if earlier else 0.0",
+            "return sum(matrix[i][i] - last[i] for i in range(earlier)) / len(matrix) if earlier else 0.0",
+            "forgetting counts the last task",
+        ),
+        (
+            "return float(sum(matrix[i][i] - last[i] for i in range(len(matrix))))",
+            "return float(sum(last[i] - matrix[i][i] for i in range(len(matrix))))",
+            "the sign of FR",
+        ),
+        (
+            "return 2 * current * final / (current + final) if current + final else 0.0",
+            "return (current + final) / 2",
+            "the harmonic mean is the arithmetic one",
+        ),
+        (
+            "others = scores.masked_fill(own, math.nan)  # NaN compares false: own captions never count",
+            "others = scores",
+            "a video's own captions beat each other",
+        ),
+        (
+            "return 100.0 * ((difference > 0).double() + (difference == 0).double() / 2).mean().item()",
+            "return 100.0 * (difference > 0).double().mean().item()",
+            "twins that tie count as lost",
+        ),
+    ],
+    "orchestrator/learning/evaluate.py": [
+        (
+            "target = torch.cat([q.target + start for q, start in zip(queries, columns)])",
+            "target = torch.cat([q.target for q in queries])",
+            "later tasks look for videos of the first",
+        ),
+        (
+            'found.metrics["stream/t2v/bwf"] = metrics.backward_forgetting(own)',
+            'found.metrics["stream/t2v/bwf"] = metrics.backward_forgetting(union)',
+            "BWF is that of the other R@1",
+        ),
+        (
+            "own = metrics.ranks(scores[part, columns[index] : columns[index + 1]], q.target)",
+            "own = rank[part]",
+            "R@1 among the task's own videos is that among all",
+        ),
+        (
+            'found.metrics["stream/t2v/r1_mean"] = sum(own[-1]) / len(own)',
+            'found.metrics["stream/t2v/r1_mean"] = own[-1][-1]',
+            "the mean over tasks is the last task",
+        ),
+    ],
+    # ----------------------------------------------------------------------------- loop, optimizer, selection
+    "orchestrator/learning/optimizer.py": [
+        ("if step < warm:", "if step > warm:", "there is no warm-up"),
+        (
+            'matrices = [p for p in group["params"] if config.decay_bias_and_norm or p.ndim > 1]',
+            'matrices = list(group["params"])',
+            "biases and norms decay",
+        ),
+        (
+            'p.add_(p, alpha=-group["lr"] * group["weight_decay"])',
+            'p.add_(p, alpha=-group["weight_decay"])',
+            "the decay does not follow the rate",
+        ),
+        (
+            "return max(0.0, 0.5 * (1 + math.cos(2 * math.pi * config.num_cycles * progress)))",
+            "return max(0.0, 0.5 * (1 + math.cos(math.pi * config.num_cycles * progress)))",
+            "the cosine ends half way",
+        ),
+        (
+            "return 1.0 if step < steps_per_epoch else config.first_epoch_scale",
+            "return config.first_epoch_scale",
+            "the first epoch is as slow as the rest",
+        ),
+    ],
+    "orchestrator/learning/loop.py": [
+        ("(total * weight).backward()", "total.backward()", "batches of one step are a sum"),
+        ("self.method.after_step()", "pass", "momentum encoders and averages stand still"),
+        ("if best is None or score >= best[0]:", "if best is None or score < best[0]:", "the worst epoch is kept"),
+        (
+            'self._seed("begin", task.index)  # the same on every worker: new parameters must agree',
+            "pass",
+            "new parameters are not reproducible",
+        ),
+        (
+            'tasks = list(range(task.index + 1)) if self.method.trains_on == "seen" else [task.index]',
+            "tasks = [task.index]",
+            "the upper bound trains on one task",
+        ),
+        (
+            "return list(range(task.index + 1)) if self._encodes_again else [task.index]",
+            "return list(range(task.index + 1))",
+            "old galleries are encoded by the present model",
+        ),
+        (
+            'found.metrics["stream/t2v/r1_gain"] = found.metrics["stream/t2v/r1"] - self.zero_shot[index]',
+            'found.metrics["stream/t2v/r1_gain"] = found.metrics["stream/t2v/r1"] - self.zero_shot[0]',
+            "the gain is over the first task's zero-shot R@1",
+        ),
+    ],
+    # -------------------------------------------------------------------------------------------------- reuse
+    "orchestrator/learning/reuse.py": [
+        (
+            "read = {name: self._settings[name] for name in sorted(names)}",
+            "read = {name: None for name in sorted(names)}",
+            "the values of settings do not matter",
+        ),
+        (
+            'return digest_of([self.base, done, read, {name: self._contents.get(name, "") for name in read}])',
+            "return digest_of([self.base, done, read])",
+            "the contents of named files do not matter",
+        ),
+        (
+            "reads.note(names[name])",
+            "pass",
+            "a setting that is read is not noted",
+        ),
+        (
+            "for done in range(num_tasks, at_least - 1, -1):",
+            "for done in range(at_least, num_tasks + 1):",
+            "the shortest prefix is taken",
+        ),
+        (
+            "if not set(names) <= self._settings.keys():",
+            "if False:",
+            "settings of another retriever are looked up",
+        ),
+    ],
+    # --------------------------------------------------------------------------------------------- statistics
+    "orchestrator/tables/significance.py": [
+        (
+            "largest = max(largest, min(1.0, (len(pvalues) - place) * pvalues[index]))",
+            "largest = max(largest, min(1.0, pvalues[index]))",
+            "many comparisons are not corrected for",
+        ),
+        (
+            "difference = (a <= 1).mean(axis=0) - (b <= 1).mean(axis=0)  # (Q,)",
+            "difference = (a <= 1).mean(axis=0) + (b <= 1).mean(axis=0)",
+            "the comparison is not paired",
+        ),
+        ("return (further + 1) / (samples + 1)", "return further / samples", "p can be zero"),
+    ],
+}
+
+BUGS: tuple[Bug, ...] = tuple(_bugs())

@@ -1,0 +1,77 @@
+"""The list of bugs cannot rot: every line is found once, still is Python with the bug, and its tests exist."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+
+import pytest
+
+from tests.mutants import __main__ as mutants
+from tests.mutants.bugs import BUGS, Bug
+
+
+def test_the_list_is_long_and_says_each_thing_once():
+    assert len(BUGS) >= 80
+    assert [str(bug) for bug, count in Counter(map(str, BUGS)).items() if count > 1] == []
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=str)
+def test_a_bug_can_be_planted_and_its_tests_exist(bug, tmp_path):
+    target = tmp_path / bug.file
+    target.parent.mkdir(parents=True)
+    target.write_bytes((mutants.ROOT / bug.file).read_bytes())
+    before = ast.dump(ast.parse(target.read_text(encoding="utf-8")))
+    mutants.plant(bug, tmp_path)
+    assert ast.dump(ast.parse(target.read_text(encoding="utf-8"))) != before
+    assert [test for test in bug.tests if not (mutants.ROOT / test.partition("::")[0]).is_file()] == []
+
+
+@pytest.fixture
+def small_tree(tmp_path):
+    """A package of one function, with a test that looks at half of it."""
+    root = tmp_path / "root"
+    (root / "methods").mkdir(parents=True)
+    (root / "tests").mkdir()
+    (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\nmarkers = ['slow', 'fault']\n")
+    for folder in ("methods", "tests"):
+        (root / folder / "__init__.py").touch()
+    (root / "methods" / "sums.py").write_text("def add(a, b):\n    return a + b\n\n\ndef half(a):\n    return a / 2\n")
+    (root / "tests" / "test_sums.py").write_text(
+        "from methods.sums import add, half\n\n\ndef test_add():\n    assert add(1, 2) == 3\n    half(1)\n"
+    )
+    return root
+
+
+def test_a_bug_that_no_test_notices_is_named_and_fails_the_command(small_tree, tmp_path, capsys):
+    seen = Bug("methods/sums.py", "return a + b", "return a - b", "the sum", ("tests/test_sums.py",))
+    unseen = Bug("methods/sums.py", "return a / 2", "return a", "the half", ("tests/test_sums.py",))
+    folder = tmp_path / "copies"
+    folder.mkdir()
+    assert mutants.hunt([seen, unseen], small_tree, folder, jobs=1) == 1
+    said = capsys.readouterr().err
+    assert "SURVIVED" in next(line for line in said.splitlines() if "the half" in line)
+    assert "  caught  " in next(line for line in said.splitlines() if "the sum" in line)
+    assert "2 bugs, 1 survived" in said
+
+
+def test_tests_that_fall_anyway_catch_nothing(small_tree, tmp_path, capsys):
+    (small_tree / "tests" / "test_sums.py").write_text("def test_wrong():\n    assert False\n")
+    folder = tmp_path / "copies"
+    folder.mkdir()
+    bug = Bug("methods/sums.py", "return a + b", "return a - b", "the sum", ("tests/test_sums.py",))
+    assert mutants.hunt([bug], small_tree, folder, jobs=1) == 2
+    assert "the tests fall without any bug" in capsys.readouterr().err
+
+
+def test_a_line_that_changed_is_refused(small_tree):
+    bug = Bug("methods/sums.py", "return b + a", "return b - a", "the sum", ("tests/test_sums.py",))
+    with pytest.raises(ValueError, match=r"its line is there 0 times: 'return b \+ a'. Correct tests/mutants/bugs.py"):
+        mutants.plant(bug, small_tree)
+
+
+def test_a_pattern_that_fits_nothing_is_refused(capsys):
+    assert mutants.main(["--only", "*nowhere*"]) == 2
+    assert mutants.main(["--only", "*nowhere*", "--list"]) == 2
+    assert mutants.main(["--only", "*lwf.py", "--list"]) == 0
+    assert "methods/lwf.py: weight is ignored" in capsys.readouterr().out
