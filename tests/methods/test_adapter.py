@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from methods.adapter import Adapter, AdapterConfig
+from methods.adapter import Adapter, AdapterConfig, Bottleneck
 from methods.backbone.clip import record_tokens
 from tests.methods.conftest import make_batch
 
@@ -30,3 +30,12 @@ def test_multiply_adds_are_those_of_two_small_matrices_per_token(small_clip):
     with record_tokens() as states, torch.no_grad():
         Adapter(AdapterConfig(), small_clip).encode_video(make_batch(2, 3).frames)
     assert states[0].extra_macs == 2 * 3 * 17 * 4 * 2 * 32 * 8
+
+
+def test_the_bottleneck_bends_by_gelu():
+    module, x = Bottleneck(2, 2), torch.tensor([[1.0, -1.0]])
+    with torch.no_grad():
+        for linear in (module.down, module.up):
+            linear.weight.copy_(torch.eye(2))
+            linear.bias.zero_()
+        torch.testing.assert_close(module(x), torch.nn.functional.gelu(x))

@@ -80,3 +80,11 @@ def test_wrong_settings_say_what_to_write():
         DSLConfig(weight=-1.0)
     with pytest.raises(ValueError, match="test_temperature must be > 0"):
         DSLConfig(test_temperature=0.0)
+
+
+def test_the_loss_counts_as_often_as_its_weight_says(make):
+    terms = []
+    for weight in (1.0, 5.0):
+        method = make(weight=weight)
+        terms.append(float(method.losses(make_batch())["contrastive"].detach()))
+    assert terms[1] == pytest.approx(5 * terms[0])

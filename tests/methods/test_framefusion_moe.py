@@ -655,3 +655,11 @@ def test_temporal_attention_is_counted_in_the_cost(small_clip, batch):
         FrameFusionMoE(FrameFusionMoEConfig(rank=4), small_clip).encode_video(batch.frames)
     groups, tokens, width = 6 * 3, 17, 32
     assert states[-1].extra_macs == 4 * groups * (4 * tokens * width**2 + 2 * tokens**2 * width)
+
+
+@pytest.mark.parametrize("alpha", [4.0, 16.0])
+def test_the_experts_are_scaled_by_alpha_over_rank(small_clip, alpha):
+    """lambda of eq. 6."""
+    method = make(small_clip, rank=4, lora_alpha=alpha)
+    scales = {module.scale for module in method.modules() if isinstance(getattr(module, "scale", None), float)}
+    assert scales == {alpha / 4}

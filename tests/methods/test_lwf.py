@@ -185,3 +185,12 @@ def test_the_distillation_of_a_moved_student_is_the_one_computed_by_hand(make, k
     assert float(term.detach()) == pytest.approx(5 * float(expected.detach()), rel=1e-4)
     factor = base.backbone.logit_scale
     assert gradient_of(term, factor) == pytest.approx(5 * gradient_of(expected, factor), rel=1e-3)
+
+
+def test_the_teacher_of_every_task_is_the_student_of_the_former_one(make):
+    method = make()
+    for index in range(3):
+        former = weights(method.base)
+        method.begin_task(make_task(index))
+        assert torch.equal(weights(method.teacher.module), former)
+        moved(method)

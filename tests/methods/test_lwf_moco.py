@@ -8,7 +8,7 @@ from methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from methods.layers.queues import Pair
 from methods.lwf_moco import LwFMoCo, LwFMoCoConfig
 from tests.methods.conftest import make_batch, make_task
-from tests.methods.steps import train_stream, train_task, weights
+from tests.methods.steps import distilled_by_hand, moved, train_stream, train_task, weights
 
 KINDS = ["inbatch_kl", "queue_kl", "feature_l2"]
 
@@ -102,3 +102,13 @@ def test_a_retriever_without_queues_is_refused(small_clip):
 def test_wrong_settings_say_what_to_write(settings, message):
     with pytest.raises(ValueError, match=message):
         LwFMoCoConfig(**settings)
+
+
+def test_the_distillation_of_a_moved_student_is_the_mean_of_both_directions_by_hand(make):
+    method = moved(second_task(make(tau=0.3)))
+    batch = make_batch(4, 2)
+    with torch.no_grad():
+        student, teacher = method.base.queries(batch), method.teacher("pair", batch.frames, batch.tokens)
+        new, old = (each.video @ each.text.mT / 0.3 for each in (student, teacher))
+        expected = distilled_by_hand(new, old, 1.0) / 2
+        assert float(distilled(method, batch)) == pytest.approx(float(expected), rel=1e-4)

@@ -224,3 +224,12 @@ def test_the_added_parameters_are_these(tasks, total):
 def test_wrong_settings_say_what_to_write(settings, message):
     with pytest.raises(ValueError, match=message):
         MoEAdapterConfig(**settings)
+
+
+def test_training_counts_who_was_chosen_and_evaluation_does_not(mixture):
+    mixture.eval().gates(torch.randn(6, mixture.width), 0)
+    assert not mixture.used.any()
+    torch.manual_seed(0)
+    gates = mixture.train().gates(torch.randn(6, mixture.width), 0)
+    assert mixture.used.tolist() == [int((column > 0).sum()) for column in gates.T]
+    assert int(mixture.used.sum()) == 6 * mixture.config.top_k

@@ -525,3 +525,15 @@ def test_released_prototypes_agree_with_the_authors():
     with np.load(FIXTURE.with_name("structalign_prototypes.npz")) as file:
         expected = torch.from_numpy(file["etf_C20_d512"])
     torch.testing.assert_close(simplex_etf(20, 512, "gaussian").float().T, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("setting", "term"), [("lambda2", "crp"), ("pair_weight", "pairs")])
+def test_a_weight_counts_as_often_as_it_says(small_clip, setting, term):
+    terms = []
+    for weight in (0.5, 2.0):
+        method = after_one_task(copy.deepcopy(small_clip), **{setting: weight})
+        shake(method, 0.1)
+        torch.manual_seed(0)
+        terms.append(float(method.losses(second())[term].detach()))
+    assert terms[1] == pytest.approx(4 * terms[0], rel=1e-4)
+    assert terms[0] > 0

@@ -95,3 +95,22 @@ def test_distillation_is_zero_and_flat_where_student_and_teacher_agree(logits):
 def test_distillation_ignores_a_constant_per_row(logits):
     shifted = logits + torch.arange(6.0)[:, None]
     torch.testing.assert_close(distillation(shifted, logits.mT), distillation(logits, logits.mT))
+
+
+def test_another_caption_of_the_same_video_is_no_negative_whatever_it_scores(logits):
+    videos = torch.tensor([0, 1, 0, 2, 3, 4])
+    higher = logits.clone()
+    higher[0, 2], higher[2, 0] = 50.0, 50.0
+    torch.testing.assert_close(contrastive(higher, videos=videos), contrastive(logits, videos=videos))
+    lower = logits.masked_fill(torch.eye(6).flip(0).bool(), -1e9)
+    assert torch.isfinite(contrastive(lower, videos=videos))
+    masked = logits.clone()
+    masked[0, 2], masked[2, 0] = -1e9, -1e9
+    torch.testing.assert_close(contrastive(logits, videos=videos), contrastive(masked))
+
+
+@pytest.mark.parametrize("temperature", [0.7, 3.0])
+def test_distillation_is_t_squared_times_the_divergence_of_softened_answers(logits, temperature):
+    p, q = (logits.mT / temperature).softmax(dim=-1), (logits / temperature).softmax(dim=-1)
+    expected = temperature**2 * (p * (p.log() - q.log())).sum(dim=-1).mean()
+    torch.testing.assert_close(distillation(logits, logits.mT, temperature), expected)
