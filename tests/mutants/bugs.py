@@ -572,11 +572,6 @@ LINES: dict[str, list[tuple[str, ...]]] = {
         ("self.method.after_step()", "pass", "momentum encoders and averages stand still"),
         ("if best is None or score >= best[0]:", "if best is None or score < best[0]:", "the worst epoch is kept"),
         (
-            'self._seed("begin", task.index)  # the same on every worker: new parameters must agree',
-            "pass",
-            "new parameters are not reproducible",
-        ),
-        (
             'tasks = list(range(task.index + 1)) if self.method.trains_on == "seen" else [task.index]',
             "tasks = [task.index]",
             "the upper bound trains on one task",

@@ -107,16 +107,20 @@ def test_learning_rate_zero_is_the_zero_shot_model(manifest, small_stream, runs)
 
 def test_zero_shot_never_forgets_and_its_rows_repeat(manifest, small_stream, runs):
     record = train(manifest, small_stream, runs, method="zero_shot").record
+    assert [row["stream/t2v/r1_gain"] for row in record.metrics] == [0.0] * len(record.metrics)  # over itself
     assert [row["stream/t2v/bwf"] for row in record.metrics] == [0, 0, 0]
     assert all(record.own[t][i] == record.own[i][i] for t in range(3) for i in range(t + 1))
 
 
 def test_stored_galleries_are_never_recomputed_but_by_the_upper_bound(manifest, small_stream, runs):
+    steps = []
     for method, is_stored in (("clip4clip", True), ("upper_bound", False)):
-        result = train(manifest, small_stream, runs, method=method)
+        result = train(manifest, small_stream, runs, method=method, optim__epochs=1)
+        steps.append(result.record.steps)
         commits = Commits(Places(runs).open_store(), result.key)
         before, after = commits.galleries(1)[0], commits.galleries(3)[0]
         assert torch.equal(before, after) is is_stored
+    assert steps[1] > steps[0]  # it learns the pairs of all tasks so far
 
 
 def test_matrices_are_lower_triangular_and_complete(manifest, small_stream, runs):
