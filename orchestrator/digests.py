@@ -94,12 +94,12 @@ def _imported(source: str, package: str) -> tuple[str, ...]:
     return tuple(sorted({name.partition(".")[0] for name in below}))
 
 
-def source_digest() -> str:
+def source_digest(root: Path = ROOT) -> str:
     """Twelve hexadecimal digits that stand for the sources of this installation: equal on nodes that run the same code.
 
-    Only Python files count, by their paths below the folder that holds the packages.
+    Only Python files count, by their paths below `root`, the folder that holds the packages.
     """
-    return digest_sources(file for package in SOURCES for file in sources_below(package))[:12]
+    return digest_sources((file for package in SOURCES for file in sources_below(package, root)), root)[:12]
 
 
 def digest_file(path: str | Path, cache: Path | None = None) -> str:

@@ -112,18 +112,17 @@ def test_the_cache_folder_can_be_named(monkeypatch, tmp_path):
     assert cache_folder() == tmp_path
 
 
-def test_the_sources_have_a_digest_that_needs_no_package_and_changes_with_every_edit(tmp_path, monkeypatch):
+def test_the_sources_have_a_digest_that_needs_no_package_and_changes_with_every_edit(tmp_path):
     alone = subprocess.run([sys.executable, "-I", digests.__file__], capture_output=True, text=True, check=True).stdout
     assert alone == source_digest() + "\n"
     for package in digests.SOURCES:
         (tmp_path / package).mkdir()
         (tmp_path / package / "a.py").write_text("x = 1\n")
-    monkeypatch.setattr(digests, "ROOT", tmp_path)
-    seen = [source_digest()]
+    seen = [source_digest(tmp_path)]
     (tmp_path / "methods" / "a.py").write_text("x = 2\n")
-    seen.append(source_digest())
+    seen.append(source_digest(tmp_path))
     (tmp_path / "methods" / "a.py").rename(tmp_path / "methods" / "b.py")
-    seen.append(source_digest())
+    seen.append(source_digest(tmp_path))
     assert len(set(seen)) == 3
     (tmp_path / "methods" / "__pycache__").mkdir()
     (tmp_path / "methods" / "__pycache__" / "b.pyc").touch()
