@@ -126,4 +126,4 @@ def test_the_sources_have_a_digest_that_needs_no_package_and_changes_with_every_
     assert len(set(seen)) == 3
     (tmp_path / "methods" / "__pycache__").mkdir()
     (tmp_path / "methods" / "__pycache__" / "b.pyc").touch()
-    assert source_digest() == seen[-1]
+    assert source_digest(tmp_path) == seen[-1]
