@@ -527,11 +527,13 @@ def test_released_prototypes_agree_with_the_authors():
     torch.testing.assert_close(simplex_etf(20, 512, "gaussian").float().T, expected, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize(("setting", "term"), [("lambda2", "crp"), ("pair_weight", "pairs")])
-def test_a_weight_counts_as_often_as_it_says(small_clip, setting, term):
+@pytest.mark.parametrize(
+    ("setting", "term", "pseudo"), [("lambda2", "crp", "inputs"), ("pair_weight", "pairs", "clip")]
+)
+def test_a_weight_counts_as_often_as_it_says(small_clip, setting, term, pseudo):
     terms = []
     for weight in (0.5, 2.0):
-        method = after_one_task(copy.deepcopy(small_clip), **{setting: weight})
+        method = after_one_task(copy.deepcopy(small_clip), pseudo=pseudo, **{setting: weight})
         shake(method, 0.1)
         torch.manual_seed(0)
         terms.append(float(method.losses(second())[term].detach()))

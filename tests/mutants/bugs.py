@@ -292,7 +292,7 @@ LINES: dict[str, list[tuple[str, ...]]] = {
         ),
     ],
     "methods/upper_bound.py": [
-        ("state[name].copy_(value)", "pass", "a stage starts where the former ended"),
+        ("self.base = self._constructed().to(device)", "pass", "a stage starts where the former ended"),
     ],
     "methods/dsl.py": [
         (
@@ -319,14 +319,9 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "beta weighs the first task, too",
         ),
         (
-            "scale = config.lora_alpha / config.rank  # lambda of eq. 6",
-            "scale = 1 / config.rank",
+            "return TaskAwareExperts(width, width, c.rank, c.lora_alpha / c.rank, c.dropout)  # alpha / r: lambda of eq. 6",  # noqa: E501
+            "return TaskAwareExperts(width, width, c.rank, 1 / c.rank, c.dropout)",
             "lora_alpha is ignored",
-        ),
-        (
-            'return range(count) if self.config.ffa_placement == "shallowest" else range(depth - count, depth)',
-            "return range(count)",
-            "ffa_placement is ignored",
         ),
     ],
     "methods/layers/experts.py": [
@@ -353,6 +348,12 @@ LINES: dict[str, list[tuple[str, ...]]] = {
     ],
     "methods/layers/temporal.py": [
         ("spatial = (1 - self.alpha) * spatial", "pass", "the convex mix is a sum"),
+        (
+            'return range(count) if placement == "shallowest" else range(depth - count, depth)',
+            "return range(count)",
+            "placement is ignored",
+            "tests/methods/test_framefusion_moe.py",
+        ),
         ("return spatial + self.alpha * temporal", "return spatial + temporal", "alpha is ignored"),
         ('if direction == "previous":', 'if direction == "next":', "the neighbouring frame is the other one"),
     ],
@@ -427,13 +428,8 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "lambda1 is ignored",
         ),
         (
-            "return (2 - (unit(text) * p).sum(dim=-1) - (unit(video) * p).sum(dim=-1)).mean()",
-            "return (2 - 2 * (unit(text) * p).sum(dim=-1)).mean()",
-            "videos are not aligned",
-        ),
-        (
-            "now, before = now / self.config.tau2, before / self.config.tau2",
-            "now, before = now, before / self.config.tau2",
+            "now, before = now / tau2, before / tau2",
+            "now, before = now, before / tau2",
             "tau2 of the student is lost",
         ),
     ],
@@ -455,6 +451,12 @@ LINES: dict[str, list[tuple[str, ...]]] = {
         ),
     ],
     "methods/layers/etf.py": [
+        (
+            "return (2 - (unit(text) * p).sum(dim=-1) - (unit(video) * p).sum(dim=-1)).mean()",
+            "return (2 - 2 * (unit(text) * p).sum(dim=-1)).mean()",
+            "videos are not aligned",
+            "tests/methods/test_structalign.py",
+        ),
         ("return (u @ centring).mT.contiguous()", "return u.mT.contiguous()", "the frame is not centred"),
     ],
     # ---------------------------------------------------------------------------------------------- BMU-MoCo

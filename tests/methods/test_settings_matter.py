@@ -1,0 +1,197 @@
+"""No dead knob: a change of any numeric setting of any method changes what a tiny run computes.
+
+Two tasks of two steps are trained with the setting as it is and with another value; losses, learning rates, parameters,
+features, scores and diagnostics are compared. Some settings act only beside another one (`BESIDE`), or on something
+that a tiny run does not show (`ELSEWHERE`, where each names the test that shows it).
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from methods import METHODS, find_method
+from methods.base import Method
+from orchestrator.learning.optimizer import OptimConfig, make_optimizer, set_rates, train_only
+from tests.methods.conftest import make_batch, make_small_clip, make_task
+
+TESTS = Path(__file__).parent
+NUMBERS = (int, float)
+ADAPTED = ("lora", "prompt", "adapter")
+SHARES = ("keep_cross", "keep_intra")
+
+# method.setting or *.setting -> settings beside which it acts, the method's own or base.*
+BESIDE: dict[str, dict[str, Any]] = {
+    "clip4clip.lr_head": {"sim_header": "seqLSTM"},
+    "framefusion_moe.r": {"reducer": "tome_shared"},
+    "structalign.lr_other": {"prototypes": "learned"},
+    "structalign.prototype_weight": {"prototypes": "learned"},
+    "structalign.pair_weight": {"pseudo": "clip"},
+    "structalign.fusion_layers": {"adapters": "task_aware"},
+    "camoe.filler": {"mask_mode": "filler"},
+    "camoe.temperature": {"loss": "dual_softmax"},
+    "camoe.test_temperature": {"revise": True},
+    **{f"{name}.{setting}": {"reducer": "tempme"} for name in ADAPTED for setting in SHARES},
+    **{f"{name}.r": {"reducer": "tome"} for name in ADAPTED},
+    "tempme.lr_clip": {"adaptation": "full"},
+}
+# method.setting -> a test file and function that shows what it does
+ELSEWHERE: dict[str, str] = {
+    # the small backbone's towers differ in width, and its features fit no text block
+    "clip4clip.sim_layers": "layers/test_sequence_headers.py::test_the_transformer_is_a_copy_of_the_text_tower",
+    # a video must have as many frames as the schedule is made for
+    **{
+        f"{name}.num_frames": "layers/test_reducers.py::test_another_number_of_frames_is_refused_with_the_remedy"
+        for name in (*ADAPTED, "tempme")
+    },
+    # frames of an image are alike, and the mean of them is one of them
+    "zscl.reference_frames": "test_zscl.py::test_a_step_takes_as_many_images_as_pairs_unless_told_otherwise",
+}
+# values where the first guess would change nothing
+VALUES: dict[str, Any] = {
+    "framefusion_moe.ffa_layers": 2,
+    "structalign.fusion_layers": 1,
+    "camoe.filler": 7,
+    "tempme.r": 1,
+    "xpool.max_scale": 2.0,
+    "zscl.reference_texts": 5,
+    "zscl.average_every": 1,
+    "*.memory": 3,  # fewer than there are pairs
+}
+
+
+def numeric(name: str) -> list[str]:
+    hints = typing.get_type_hints(find_method(name).Config)
+    found = []
+    for field in fields(find_method(name).Config):
+        hint = hints[field.name]
+        kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        if any(kind in NUMBERS for kind in kinds):
+            found.append(field.name)
+    return found
+
+
+CASES = [f"{name}.{setting}" for name in METHODS for setting in numeric(name)]
+
+
+def looked_up(table: dict[str, Any], case: str) -> Any:
+    return table.get(case, table.get(f"*.{case.partition('.')[2]}"))
+
+
+def others(value: Any, is_whole: bool) -> Iterator[Any]:
+    """Values to try in place of one, until the settings accept it."""
+    if isinstance(value, int):
+        yield from (value + 1, value - 1, value * 2, value // 2)
+    elif isinstance(value, float):
+        yield from (value * 0.5, value * 2, 0.3, 0.7, 1.5)
+    else:
+        yield from (7, 2, 50) if is_whole else (0.05, 0.5)
+
+
+def other_config(name: str, setting: str, beside: dict[str, Any]) -> Any:
+    cls = find_method(name).Config
+    sound = config_of(name, beside)
+    given = looked_up(VALUES, f"{name}.{setting}")
+    is_whole = "int" in str(typing.get_type_hints(cls)[setting])
+    for value in [given] if given is not None else others(getattr(sound, setting), is_whole):
+        try:
+            if value != getattr(sound, setting):
+                return cls(**{**own(name, beside), setting: value})
+        except ValueError:
+            continue
+    raise AssertionError(f"{name}.{setting}: no other value is accepted; name one in VALUES")
+
+
+def own(name: str, beside: dict[str, Any]) -> dict[str, Any]:
+    frames = {"num_frames": 4} if any(f.name == "num_frames" for f in fields(find_method(name).Config)) else {}
+    return {**frames, **{key: value for key, value in beside.items() if not key.startswith("base.")}}
+
+
+def config_of(name: str, beside: dict[str, Any]) -> Any:
+    return find_method(name).Config(**own(name, beside))
+
+
+def build(name: str, config: Any, beside: dict[str, Any]) -> Method:
+    torch.manual_seed(5)
+    cls = find_method(name)
+    if not cls.wraps:
+        return cls(config, make_small_clip())
+    of_base = {key.removeprefix("base."): value for key, value in beside.items() if key.startswith("base.")}
+    return cls(config, build(config.base, config_of(config.base, of_base), of_base))
+
+
+def run(name: str, config: Any, beside: dict[str, Any]) -> list[torch.Tensor]:
+    """Everything that two tasks of two steps compute, as numbers."""
+    method = build(name, config, beside)
+    found: list[torch.Tensor] = []
+    for index in range(2):
+        task = make_task(index, 2)
+        torch.manual_seed(100 + index)
+        method.begin_task(task)
+        groups = method.param_groups()
+        found.append(torch.tensor([group["lr"] for group in groups], dtype=torch.float64))
+        batches = [make_batch(4, 4, seed=10 * index + step, categories=task.categories) for step in range(2)]
+        if train_only(method, groups):
+            optimizer = make_optimizer(groups, OptimConfig(lr_scale=20.0))
+            method.train()
+            for step, batch in enumerate(batches):
+                torch.manual_seed(1000 * index + step)
+                terms = method.losses(batch)
+                found.append(torch.stack([term.detach().double() for term in terms.values()]))
+                sum(terms.values()).backward()
+                set_rates(optimizer, 1.0)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+                method.after_step()
+        method.eval()
+        torch.manual_seed(200 + index)
+        method.end_task(task, batches)
+        with torch.no_grad():
+            videos = method.encode_video(make_batch(5, 4, seed=77 + index).frames).float()
+            method.remember(task, videos)
+            texts = method.encode_text(make_batch(5, 4, seed=78).tokens, index).float()
+            found += [videos, texts, method.calibrate(method.score(texts, videos))]
+    found += [value.double() for value in method.state_dict().values()]
+    found += [value.detach() for value in method.parameters()]
+    found.append(torch.tensor(list(getattr(method, "diagnostics", dict)().values()), dtype=torch.float64))
+    return found
+
+
+@functools.cache
+def sound(name: str, beside: tuple[tuple[str, Any], ...]) -> list[torch.Tensor]:
+    return run(name, config_of(name, dict(beside)), dict(beside))
+
+
+def differ(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+    if len(first) != len(second):
+        return True
+    return any(a.shape != b.shape or not torch.equal(a, b) for a, b in zip(first, second))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if looked_up(ELSEWHERE, case) is None])
+def test_a_number_that_is_set_changes_what_is_computed(case):
+    name, _, setting = case.partition(".")
+    beside = looked_up(BESIDE, case) or {}
+    config = other_config(name, setting, beside)
+    is_alive = differ(run(name, config, beside), sound(name, tuple(beside.items())))
+    assert is_alive, f"{config}: computes what it computes without this {setting}"
+
+
+def test_a_setting_that_acts_elsewhere_names_the_test_that_shows_it():
+    """And no entry of the three lists is about a setting that is gone."""
+    for case, where in ELSEWHERE.items():
+        file, _, function = where.partition("::")
+        names = {node.name for node in ast.walk(ast.parse((TESTS / file).read_text())) if hasattr(node, "name")}
+        assert function in names, f"{case}: {where}"
+    settings = {case.partition(".")[2] for case in CASES}
+    for case in (*BESIDE, *ELSEWHERE, *VALUES):
+        assert case in CASES or (case.startswith("*.") and case[2:] in settings), case
