@@ -12,7 +12,8 @@ def filled() -> ClassStatistics:
     for category, factor in ((3, 1.0), (5, 2.0)):
         center = torch.nn.functional.one_hot(torch.tensor(category), 8) * 4.0
         text, video = (center + spread * factor * torch.randn(4000, 8) for spread in (0.1, 1.0))
-        statistics.add(category, text, video, normalise=False)
+        pairs = torch.stack([text, video])
+        statistics.add(category, pairs, pairs, normalise=False)
     return statistics
 
 
@@ -22,9 +23,10 @@ def test_the_spread_is_the_standard_deviation_of_one_coordinate():
 
 def test_means_have_length_one_if_asked():
     statistics = ClassStatistics()
-    statistics.add(0, torch.ones(3, 4), 2 * torch.ones(3, 4), normalise=True)
+    pairs = torch.stack([torch.ones(3, 4), 2 * torch.ones(3, 4)])
+    statistics.add(0, pairs, pairs, normalise=True)
     torch.testing.assert_close(statistics.means, torch.full((2, 1, 4), 0.5))
-    statistics.add(0, torch.ones(3, 4), 2 * torch.ones(3, 4), normalise=False)  # replaces the note of before
+    statistics.add(0, pairs, pairs, normalise=False)  # replaces the note of before
     assert len(statistics) == 1
     torch.testing.assert_close(statistics.means[:, 0, 0], torch.tensor([1.0, 2.0]))
 
