@@ -93,6 +93,7 @@ def plan_sweep(request: SweepRequest, where: Deployment) -> Sweep:
     refuse_seed([*request.overrides, *(word.partition("=")[0].strip() for word in request.space)])
     if request.top < 1 or request.seeds < 0:
         raise ConfigError(f"--top must be >= 1 and --seeds >= 0, got {request.top} and {request.seeds}.")
+    build(SearchConfig, request.search or {}, "search")  # a mistake is said before an embedded stream is rendered
     places = where.places()
     stream = load_stream(request.stream, places.root, places.videos)
     search = build(SearchConfig, {**chosen_by(request.method, stream.protocol), **(request.search or {})}, "search")

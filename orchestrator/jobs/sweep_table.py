@@ -107,12 +107,13 @@ def plan_table(request: TableRequest, where: Deployment) -> PlannedTable:
     if not trials and not preset.seeds:
         raise ConfigError("table: without trials and without seeds nothing is run. Write --seeds 3.")
     refuse_seed(request.overrides)
-    places = where.places()
-    stream = load_stream(request.stream, places.root, places.videos)
-    metric = MEAN if stream.protocol == "cvlm" else GAIN  # one rule for all rows
-    search = build(SearchConfig, {"metric": metric, **preset.search, "trials": trials or 1}, "search")
+    search = build(SearchConfig, {**preset.search, "trials": trials or 1}, "search")
     if search.searcher == "grid":
         raise ConfigError("search.searcher: the rows of a table get equally many trials. Write tpe or random.")
+    places = where.places()
+    stream = load_stream(request.stream, places.root, places.videos)
+    if "metric" not in preset.search:  # one rule for all rows
+        search = replace(search, metric=MEAN if stream.protocol == "cvlm" else GAIN)
     if preset.protocol not in {"any", stream.protocol}:
         raise ConfigError(
             f"--stream: {stream.name} is evaluated as {stream.protocol}, this table's rows are {preset.protocol} "

@@ -69,7 +69,7 @@ def commits_of(experiment, places) -> list[tuple[Any, ...]]:
 
 
 def check(method: str, manifest: str, runs, sample: int | None = None) -> int:
-    """Flip every late setting of a method; returns how many there were."""
+    """Flip every late setting of a method, or the first `sample` of them that can be; returns how many there were."""
     stream, places = load_stream(manifest, runs), Places(runs)
     given = {"method": method, "stream": manifest, "optim.epochs": 1}
     if method == "zscl":
@@ -77,9 +77,11 @@ def check(method: str, manifest: str, runs, sample: int | None = None) -> int:
     experiment = resolve(given, stream.settings)
     base = commits_of(experiment, places)
     hints = hints_of(experiment)
-    late = sorted(set(experiment.settings) - base[0][2] - LEFT_ALONE)[:sample]
+    late = sorted(set(experiment.settings) - base[0][2] - LEFT_ALONE)
     flipped = 0
     for name in late:
+        if flipped == sample:
+            break
         for value in others(hints[name], experiment.settings[name]):
             try:
                 changed = resolve({**given, name: value}, stream.settings)
