@@ -377,7 +377,8 @@ def test_processes_share_one_limit(tmp_path):
         sizes.append(sum(entry.bytes for entry in everything.names()))
     assert [process.communicate()[1] for process in crowd] == [""] * 3
     assert [process.returncode for process in crowd] == [0] * 3
-    assert 20_000_000 < max(sizes) <= 40_000_000
+    # one process makes room, and the others go on writing meanwhile: a twentieth of the limit is their slack
+    assert 20_000_000 < max(sizes) <= 42_000_000
 
 
 def test_a_copy_that_is_mapped_may_be_evicted(tmp_path):
