@@ -577,16 +577,19 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             'tasks = list(range(task.index + 1)) if self.method.trains_on == "seen" else [task.index]',
             "tasks = [task.index]",
             "the upper bound trains on one task",
+            "tests/orchestrator/learning/test_loop.py::test_stored_galleries_are_never_recomputed_but_by_the_upper_bound",
         ),
         (
             "return list(range(task.index + 1)) if self._encodes_again else [task.index]",
             "return list(range(task.index + 1))",
             "old galleries are encoded by the present model",
+            "tests/orchestrator/learning/test_loop.py::test_stored_galleries_are_never_recomputed_but_by_the_upper_bound",
         ),
         (
             'found.metrics["stream/t2v/r1_gain"] = found.metrics["stream/t2v/r1"] - self.zero_shot[index]',
             'found.metrics["stream/t2v/r1_gain"] = found.metrics["stream/t2v/r1"] - self.zero_shot[0]',
             "the gain is over the first task's zero-shot R@1",
+            "tests/orchestrator/learning/test_loop.py::test_the_gain_after_each_task_is_over_the_zero_shot_model_after_that_task",
         ),
     ],
     # -------------------------------------------------------------------------------------------------- reuse

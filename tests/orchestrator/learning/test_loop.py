@@ -107,9 +107,17 @@ def test_learning_rate_zero_is_the_zero_shot_model(manifest, small_stream, runs)
 
 def test_zero_shot_never_forgets_and_its_rows_repeat(manifest, small_stream, runs):
     record = train(manifest, small_stream, runs, method="zero_shot").record
-    assert [row["stream/t2v/r1_gain"] for row in record.metrics] == [0.0] * len(record.metrics)  # over itself
     assert [row["stream/t2v/bwf"] for row in record.metrics] == [0, 0, 0]
     assert all(record.own[t][i] == record.own[i][i] for t in range(3) for i in range(t + 1))
+
+
+def test_the_gain_after_each_task_is_over_the_zero_shot_model_after_that_task(
+    manifest, small_stream, runs, monkeypatch
+):
+    monkeypatch.setattr("orchestrator.learning.run.zero_shot_curve", lambda *_: [1.0, 2.0, 4.0])
+    experiment = resolve(settings(manifest, "zero_shot"), small_stream.settings)
+    rows = execute(experiment, Places(runs), fresh=True).record.metrics
+    assert [row["stream/t2v/r1"] - row["stream/t2v/r1_gain"] for row in rows] == pytest.approx([1.0, 2.0, 4.0])
 
 
 def test_stored_galleries_are_never_recomputed_but_by_the_upper_bound(manifest, small_stream, runs):
