@@ -10,7 +10,7 @@ import pytest
 from orchestrator.learning import commits
 from orchestrator.store.store import Store
 from orchestrator.tracking.outbox import Outbox
-from orchestrator.tracking.tracker import Tracker
+from orchestrator.tracking.sending import Sender
 from tests.chaos.engine import Engine, Unbroken, compare
 from tests.chaos.life import Kill, Story, Tracked
 
@@ -126,6 +126,6 @@ def test_metrics_that_are_lost_or_doubled_are_found(engine, monkeypatch):
         patch.setattr(Outbox, "add", lambda self, run, record: record["op"] == "metrics" or add(self, run, record))
         told = engine.tell(Story(7, METHOD, "away", False, ()), 9)
     assert "metric stream/t2v/r1 1 is lost" in told.wrong
-    monkeypatch.setattr(Tracker, "_history", lambda self, run_id, key: {})
+    monkeypatch.setattr(Sender, "_history", lambda self, run_id, key: {})
     told = engine.tell(Story(8, METHOD, "sqlite", False, late(engine, "sqlite")), 9)
     assert any("is there 2 times" in problem for problem in told.wrong)
