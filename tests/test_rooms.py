@@ -200,6 +200,8 @@ def loaded() -> dict[str, list[str]]:
         for name in TORCH_FREE
         if f"orchestrator.{name}." in ".".join(file.relative_to(ROOT).with_suffix("").parts) + "."
     ]
+    for name in TORCH_FREE:
+        assert any(f"{each}.".startswith(f"orchestrator.{name}.") for each in modules), f"no file is called {name}"
     code = (
         "import importlib, json, sys\n"
         "import orchestrator\n"
