@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from orchestrator.console import say
 from orchestrator.errors import ConfigError
@@ -58,6 +58,15 @@ def add_where(parser: argparse.ArgumentParser, resources: bool = False) -> None:
         help="train every task of every trial, also those that another trial has trained with the same settings",
     )
     group.add_argument("--max-concurrent", type=int, help="upper limit of trials at once (computed from the cluster)")
+
+
+def add_direction(parser: argparse.ArgumentParser) -> None:
+    text = "of the table: text to video (t2v), video to text, or both with R-Sum"
+    parser.add_argument("--direction", choices=("t2v", "v2t", "both"), help=text)
+
+
+def get_direction(arguments: argparse.Namespace) -> Literal["t2v", "v2t", "both"]:
+    return arguments.direction or "t2v"
 
 
 def _number(variable: str, default: Any, kind: type[int] | type[float]) -> Any:

@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from orchestrator.cli.options import add_where, get_where
+from orchestrator.cli.options import add_direction, add_where, get_direction, get_where
 from orchestrator.console import say
 from orchestrator.errors import ConfigError
 
@@ -15,8 +15,7 @@ def add_table(commands: Any) -> None:
     parser = commands.add_parser("table", help="write the table of finished runs: Markdown, LaTeX, CSV, figures")
     parser.add_argument("--sweep", help="of the runs of one sweep (a rerun is the sweep NAME-final-...)")
     parser.add_argument("--stream", help="of all complete runs of a stream")
-    directions = ("t2v", "v2t", "both")
-    parser.add_argument("--direction", choices=directions, default="t2v", help="text to video, video to text, or both")
+    add_direction(parser)
     add_where(parser)
     parser.set_defaults(run=_table)
 
@@ -26,7 +25,7 @@ def _table(arguments: argparse.Namespace) -> str:
 
     if not arguments.sweep and not arguments.stream:
         raise ConfigError("table: of what? Add --sweep NAME or --stream NAME.")
-    return table(get_where(arguments), arguments.sweep, arguments.stream, arguments.direction)
+    return table(get_where(arguments), arguments.sweep, arguments.stream, get_direction(arguments))
 
 
 def add_methods(commands: Any) -> None:

@@ -8,7 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli.options import add_settings, add_where, check_code, check_first, get_where, words_of
+from orchestrator.cli.options import (
+    add_direction,
+    add_settings,
+    add_where,
+    check_code,
+    check_first,
+    get_direction,
+    get_where,
+    words_of,
+)
 from orchestrator.config import parse_overrides
 from orchestrator.errors import ConfigError
 
@@ -35,6 +44,7 @@ def add_sweep(commands: Any) -> None:
     parser.add_argument("--seeds", type=int, help="of the rerun; 0 only searches (3)")
     parser.add_argument("--baselines", help=f"methods beside the winner ({BASELINES})")
     parser.add_argument("--rows", default="", help="of a table: these rows only, by comma")
+    add_direction(parser)
     parser.add_argument("--smoke", action="store_true", help="1 trial of 1 epoch and 1 seed, to see that all is well")
     parser.add_argument("--code", metavar="DIGEST", help="refuse to run other sources (cluster/submit.sh adds it)")
     add_where(parser, resources=True)
@@ -69,8 +79,9 @@ def _sweep(arguments: argparse.Namespace) -> str:
 
 def _beside_resume(arguments: argparse.Namespace) -> list[str]:
     """Words that would change what is resumed."""
-    names = ("method", "stream", "preset", "rows", "trials", "searcher", "scheduler", "space", "seeds", "baselines")
-    return [*arguments.overrides, *(f"--{name}" for name in names if getattr(arguments, name) not in (None, "", []))]
+    options = ["method", "stream", "preset", "rows", "trials", "searcher", "scheduler", "space", "seeds", "baselines"]
+    options.append("direction")
+    return [*arguments.overrides, *(f"--{name}" for name in options if getattr(arguments, name) not in (None, "", []))]
 
 
 def _search_settings(arguments: argparse.Namespace, overrides: dict[str, Any]) -> dict[str, Any]:
@@ -109,6 +120,7 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
         top=arguments.top,
         seeds=3 if arguments.seeds is None else arguments.seeds,
         baselines=words_of(BASELINES if arguments.baselines is None else arguments.baselines),
+        direction=get_direction(arguments),
     )
     return sweep(request, get_where(arguments))
 
@@ -132,7 +144,8 @@ def _sweep_table(arguments: argparse.Namespace, search: dict[str, Any], override
     check_first(arguments, arguments.stream)
     table, stream = Path(arguments.preset).stem, Path(arguments.stream).stem
     name = arguments.name or f"{table}-{stream}-{time.strftime('%m%d-%H%M%S')}"
-    return sweep_table(TableRequest(name, arguments.stream, preset, overrides), get_where(arguments))
+    request = TableRequest(name, arguments.stream, preset, overrides, get_direction(arguments))
+    return sweep_table(request, get_where(arguments))
 
 
 def add_rerun(commands: Any) -> None:
@@ -141,6 +154,7 @@ def add_rerun(commands: Any) -> None:
     parser.add_argument("--top", type=int, default=1, help="trials to rerun, best first (%(default)s)")
     parser.add_argument("--seeds", type=int, default=3, help="(%(default)s)")
     parser.add_argument("--baselines", default="", help="methods beside the winner, by comma")
+    add_direction(parser)
     add_where(parser, resources=True)
     parser.set_defaults(run=_rerun)
 
@@ -149,4 +163,5 @@ def _rerun(arguments: argparse.Namespace) -> str:
     from orchestrator.jobs.rerun import rerun
 
     where = get_where(arguments)
-    return rerun(arguments.sweep, where, arguments.top, arguments.seeds, words_of(arguments.baselines))
+    baselines, direction = words_of(arguments.baselines), get_direction(arguments)
+    return rerun(arguments.sweep, where, arguments.top, arguments.seeds, baselines, direction)

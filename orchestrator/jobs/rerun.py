@@ -30,7 +30,7 @@ from orchestrator.on_ray.plan import GAIN, MEAN, ListedRun, TrialPlan, label_of,
 from orchestrator.on_ray.tune import run_listed
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
-from orchestrator.tables.build import seconds_of
+from orchestrator.tables.build import Direction, seconds_of
 from orchestrator.tables.presets import split_row
 from orchestrator.tracking.tracker import Tracker
 from orchestrator.tracking.values import RunRecord
@@ -205,6 +205,7 @@ def rerun(
     top: int = 1,
     seeds: int = 3,
     baselines: Sequence[str] = (),
+    direction: Direction = "t2v",
     keep_model: bool = True,
 ) -> str:
     """Run the best trials of a sweep and the baselines again, over fresh seeds, on test videos; then tabulate."""
@@ -230,9 +231,10 @@ def rerun(
     runs = beside_winners(beside, winners, trials, selection(sweep)[0], seeds, where.workers)
     again = f"ctvr rerun --sweep {sweep_name} --top {top} --seeds {seeds}"
     again += f" --baselines {','.join(baselines)}" if baselines else ""
+    again += f" --direction {direction}" if direction != "t2v" else ""
     settings: Settings = {"rerun_of": sweep_name, "seeds": seeds, "top": top}
     settings |= {"baselines": ",".join(baselines)} if baselines else {}
-    return run_again(sweep_name, runs, where, tracker, settings, again, keep_model)
+    return run_again(sweep_name, runs, where, tracker, settings, again, direction, keep_model)
 
 
 def run_again(
@@ -242,6 +244,7 @@ def run_again(
     tracker: Tracker,
     settings: Settings,
     again: str,
+    direction: Direction = "t2v",
     keep_model: bool = True,
 ) -> str:
     """Run a list in parallel, less what is complete already, and write the table of it.
@@ -251,6 +254,7 @@ def run_again(
         runs: of one stream.
         settings: of the parent run.
         again: the command that goes on after an interruption.
+        direction: what the table shows.
 
     Raises:
         FailedRuns: with the table of the others, if some failed.
@@ -282,7 +286,7 @@ def run_again(
         )
     if failed == len(runs):
         raise FailedRuns(f"rerun {name}: all {failed} runs failed. `ctvr ui` shows why.")
-    text = table(where, sweep=name)
+    text = table(where, sweep=name, direction=direction)
     if failed:
         raise FailedRuns(f"{text}\n{failed} runs failed and are missing in the table. `ctvr ui` shows why.")
     return text

@@ -39,6 +39,7 @@ from orchestrator.on_ray.search import choices, count_trials, override_space, se
 from orchestrator.on_ray.tune import can_resume, run_search
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
+from orchestrator.tables.build import Direction
 from orchestrator.tracking.tracker import Tracker
 
 
@@ -56,6 +57,7 @@ class SweepRequest:
     top: int = 1
     seeds: int = 0  # > 0: rerun the winners and tabulate
     baselines: tuple[str, ...] = ()
+    direction: Direction = "t2v"  # of the table
 
 
 @dataclass(frozen=True)
@@ -269,7 +271,7 @@ def _conclude(planned: Sweep, where: Deployment, tracker: Tracker, outcome: Outc
     )
     lines += [f"  {name} = {best.settings.get(name)}" for name in planned.space]
     if request.seeds:
-        lines.append(rerun(request.name, where, request.top, request.seeds, request.baselines))
+        lines.append(rerun(request.name, where, request.top, request.seeds, request.baselines, request.direction))
     return "\n".join(lines)
 
 

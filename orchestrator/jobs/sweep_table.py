@@ -56,7 +56,9 @@ from orchestrator.on_ray.plan import GAIN, MEAN, Capacity, Outcome, RowPlan, Sea
 from orchestrator.on_ray.tune import can_resume, run_rows
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
-from orchestrator.tables.build import NOTES
+from orchestrator.tables.beside_paper import ROW, TABLE_NAME
+from orchestrator.tables.build import Direction
+from orchestrator.tables.marks import NOTES
 from orchestrator.tables.presets import TablePreset, TableRow, as_data, parse_preset
 from orchestrator.tracking.tracker import Tracker
 
@@ -69,6 +71,7 @@ class TableRequest:
     stream: str
     preset: TablePreset
     overrides: Settings  # of all rows
+    direction: Direction = "t2v"  # what the table shows
 
 
 @dataclass(frozen=True)
@@ -187,7 +190,7 @@ def go_on(name: str, kept: Mapping[str, Any], where: Deployment) -> str:
     try:
         table = kept["table"]
         preset = parse_preset(table["preset"])
-        request = TableRequest(name, table["stream"], preset, table["overrides"])
+        request = TableRequest(name, table["stream"], preset, table["overrides"], table.get("direction", "t2v"))
     except (KeyError, TypeError) as error:
         raise ConfigError(f"sweep {name}: its plan is of another version ({error}). Start a new table.") from error
     return _run(plan_table(request, where), where)
@@ -212,6 +215,7 @@ def _run(planned: PlannedTable, where: Deployment) -> str:
         if goes_on := bool(rows) and can_resume(plan):
             say("resumed: finished tasks are kept")
         table = {"preset": as_data(request.preset), "stream": request.stream, "overrides": request.overrides}
+        table["direction"] = request.direction
         write_plan(plan, there.folder(request.name), table=table, where=portable(there))
         again = f"ctvr sweep --resume {request.name}"
         parents = [*(row.plan.parent or "" for row in rows.values()), parent]
@@ -257,6 +261,7 @@ def _conclude(
     lines, runs, failed, searched = [], [], [], []
     for place, row in enumerate(planned.rows):
         tags = {"ctvr.place": f"{place:03d}", "ctvr.table": request.preset.title}
+        tags |= {ROW: row.row.name} | ({TABLE_NAME: request.preset.name} if request.preset.name else {})
         tags |= {"ctvr.note": NOTES.join(row.row.notes)} if row.row.notes else {}
         experiment = row.experiment
         if row.sweep is not None:
@@ -296,7 +301,8 @@ def _rerun(planned: PlannedTable, runs: list[Rerun], where: Deployment, tracker:
         say_waiting(tracker)
         raise FailedRuns(f"table {name}: no row has a winner, so there is no table. `ctvr ui` shows why.")
     settings = {"rerun_of": name, "seeds": seeds, "rows": len({run.tags["ctvr.place"] for run in runs})}
-    return run_again(name, runs, where, tracker, settings, f"ctvr sweep --resume {name}")
+    again = f"ctvr sweep --resume {name}"
+    return run_again(name, runs, where, tracker, settings, again, planned.request.direction)
 
 
 def _failures(rows: list[str]) -> list[str]:

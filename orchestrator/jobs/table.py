@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from functools import lru_cache
+
 from orchestrator.config import Settings
 from orchestrator.errors import ConfigError
 from orchestrator.jobs.deployment import Deployment
-from orchestrator.learning.resolve import presets_of, resolve
+from orchestrator.learning.resolve import presets_of, resolve, with_recipe
+from orchestrator.tables.beside_paper import ROW, TABLE_NAME, PaperRun
 from orchestrator.tables.build import Direction, build
 from orchestrator.tables.differences import of_benchmark
 from orchestrator.tables.formats import to_markdown
+from orchestrator.tables.marks import method_of
+from orchestrator.tables.paper_numbers import PublishedRow, published_rows, row_of
 from orchestrator.tables.write import write
 from orchestrator.tracking.values import RunRecord
 
@@ -21,23 +27,49 @@ def table(where: Deployment, sweep: str | None = None, stream: str | None = None
         raise ConfigError(
             f"table: no runs of {sweep or stream!r} in {tracker.uri.split('@')[-1]}. `ctvr ui` lists them."
         )
-    made = build(tracker, runs, paper_settings, direction)
+    made = build(tracker, runs, papers_of, direction)
     folder = where.runs.resolve() / "tables" / (sweep or stream or "all")
     files = write(made, folder)
     return f"{to_markdown(made)}\n\nwritten: {', '.join(str(file) for file in files)}"
+
+
+def papers_of(run: RunRecord) -> list[PaperRun]:
+    """What papers ran that a run is compared with, the printed row that it was meant to be first."""
+    benchmark, method = run.tags.get("ctvr.paper", ""), method_of(run)
+    found: list[PaperRun] = []
+    own = row_of(run.tags.get(TABLE_NAME, ""), run.tags.get(ROW, ""), benchmark)
+    if own is not None:
+        number = own.source.rpartition(", ")[2]
+        found.append(PaperRun(printed_settings(own), own, f"its paper's row “{own.label}” ({number})"))
+    if main := paper_settings(run):
+        found.append(PaperRun(main))
+    others = [row for row in published_rows(benchmark, method=method) if row != own] if benchmark else []
+    fullest_first = sorted(others, key=lambda row: -len(row.values))
+    return found + [PaperRun(printed_settings(row), row) for row in fullest_first]
+
+
+@lru_cache
+def _resolved(method: str, recommended: str, presets: tuple[str, ...], given: str) -> Settings:
+    stream, own = json.loads(recommended), json.loads(given)
+    return resolve({**own, "method": method, "stream": ""}, stream, with_recipe(method, presets, stream)).settings
+
+
+def printed_settings(row: PublishedRow) -> Settings:
+    """Every setting that a printed row had on its benchmark."""
+    return _resolved(row.method, json.dumps(row.recommended), row.presets, json.dumps(row.settings))
 
 
 def paper_settings(run: RunRecord) -> Settings | None:
     """Every setting that a run's method has in its paper on the run's benchmark; None for a method that is not known.
 
     Off the papers' benchmarks these are the method's settings of its paper, with the data and the optimiser that it
-    names, or else the defaults, which are CTVR's.
+    names, or else those of MSRVTT, on a stream of CVLM's protocol those of CVLM.
     """
-    method = run.tags.get("ctvr.method") or str(run.settings.get("method", ""))
-    recommended = of_benchmark(run.tags.get("ctvr.paper", ""))
+    benchmark = run.tags.get("ctvr.paper", "") or ("cvlm" if run.tags.get("ctvr.protocol") == "cvlm" else "")
+    method, recommended = method_of(run), of_benchmark(benchmark)
     wanted = str(recommended.get("preset", "paper"))
     try:
         preset = wanted if wanted in presets_of(method) else "paper"
-        return resolve({"method": method, "stream": ""}, recommended, (preset,)).settings
+        return _resolved(method, json.dumps(recommended), (preset,), "{}")
     except ConfigError:
         return None

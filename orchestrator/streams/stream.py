@@ -94,7 +94,7 @@ class Stream:
     @property
     def settings_mark(self) -> str:
         """What a table must say about numbers from this stream; empty if there is nothing to say."""
-        marks = [] if self.has_val else ["no validation split: settings were chosen on test videos"]
+        marks = [] if self.has_val else ["no validation split: what is chosen here is chosen on test videos"]
         if self.dropped:
             marks.append(f"{self.dropped} missing videos left out: not comparable with the paper")
         return "; ".join(marks)

@@ -8,27 +8,33 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from orchestrator.errors import ConfigError
-from orchestrator.tables.differences import CVLM_BACKBONE, between_seeds, differences
-from orchestrator.tables.differences import footnote as difference_note
-from orchestrator.tables.paper_numbers import paper_numbers, place, with_paper
+from orchestrator.tables.beside_paper import (
+    PRINTED,
+    ROW,
+    TABLE_NAME,
+    PapersOf,
+    beside_paper,
+    more_columns,
+    with_differences,
+)
+from orchestrator.tables.differences import between_seeds
+from orchestrator.tables.marks import marks_of, method_of, trials_of
+from orchestrator.tables.paper_numbers import paper_numbers, place, printed_columns
 from orchestrator.tables.significance import NOTE, ONE_SEED, Ranks, compared, read_ranks
 from orchestrator.tables.table import Column, Row, Table, Value
-from orchestrator.tables.unpublished_settings import footnote
 
 if TYPE_CHECKING:
     from orchestrator.tracking.tracker import Tracker
     from orchestrator.tracking.values import RunRecord
 
-PaperOf = Callable[["RunRecord"], Mapping[str, Any] | None]
 PARAMETERS, SECONDS = "cost/trained_parameters", "cost/seconds_task"
-NOTES = " | "  # between footnotes in the tag ctvr.note
 INCIDENTAL = {"seed", "data.load_threads", "evaluation.batch_size", "evaluation.chunk"}  # do not set runs apart
 COLUMNS = (
     Column("r1", "R@1", "up"),
@@ -49,25 +55,18 @@ V2T = (
 )
 Direction = Literal["t2v", "v2t", "both"]
 DIRECTIONS = {"t2v": "text to video", "v2t": "video to text (V2T)", "both": "text to video and video to text (V2T)"}
-TEXTS = {
-    "best_test": "the epoch kept for each task is the best one on the test videos (best-on-test)",
-    "best_val": "the epoch kept for each task is the best one on the validation videos",
-    "val": "measured on validation videos",
-    "transductive": "transductive scoring: a query's result depends on the other queries of the test set",
-    "searched": "settings are the best of {n} trials{rule}",
-}
 
 
 def collect(
-    records: Iterable[RunRecord], ranks: Mapping[str, Ranks] | None = None, paper_of: PaperOf | None = None
+    records: Iterable[RunRecord], ranks: Mapping[str, Ranks] | None = None, papers_of: PapersOf | None = None
 ) -> list[Row]:
     """One row per method and settings, over its seeds; incomplete runs are left out.
 
     Args:
         records: runs of one stream.
         ranks: run id -> final ranks, for the comparison with the best row.
-        paper_of: the settings that a run would have had in its method's paper, all of them; None where nobody knows.
-            Where it is given, a paper's numbers stand only beside a row that ran with the paper's settings.
+        papers_of: what papers ran that a run is compared with (beside_paper.py). Where it is given, a paper's numbers
+            stand only beside a row that ran with the paper's settings.
     """
     groups: dict[tuple[Any, ...], dict[str, RunRecord]] = {}
     for record in sorted(records, key=lambda record: record.started):
@@ -75,17 +74,18 @@ def collect(
             own = tuple(sorted((k, str(v)) for k, v in record.settings.items() if k not in INCIDENTAL))
             tags = tuple(record.tags.get(tag, "") for tag in ("ctvr.note", "ctvr.transductive", "ctvr.stream_digest"))
             seed = str(record.settings.get("seed", "0"))
-            groups.setdefault((_method(record), own, tags), {})[seed] = record  # a seed run twice counts once
+            groups.setdefault((method_of(record), own, tags), {})[seed] = record  # a seed run twice counts once
     rows = [_row(list(group.values())) for group in groups.values()]
-    rows = [_beside_paper(row, next(iter(group.values())), paper_of) for row, group in zip(rows, groups.values())]
+    firsts = [next(iter(group.values())) for group in groups.values()]
+    rows = [beside_paper(row, run, papers_of(run) if papers_of else []) for row, run in zip(rows, firsts)]
     rows = _named(rows, list(groups.values()))
     rows.sort(key=lambda row: (row.place, place(row.method), row.label))
-    protocols = {_protocol(next(iter(group.values()))) for group in groups.values()}
+    protocols = set(map(_protocol, firsts))
     return compared(rows, ranks, protocols == {"cvlm"}) if ranks and len(protocols) == 1 else rows
 
 
 def build(
-    tracker: Tracker, records: Sequence[RunRecord], paper_of: PaperOf | None = None, direction: Direction = "t2v"
+    tracker: Tracker, records: Sequence[RunRecord], papers_of: PapersOf | None = None, direction: Direction = "t2v"
 ) -> list[Table]:
     """The tables of these runs, one per stream; their stored ranks are read for the comparison with the best.
 
@@ -96,24 +96,25 @@ def build(
     if not complete:
         raise ConfigError(f"table: none of the {len(records)} runs is complete. `make ui` shows how far they are.")
     ranks = {record.run_id: found for record in complete if (found := read_ranks(tracker, record.run_id))}
-    return tables(records, ranks, paper_of, direction)
+    return tables(records, ranks, papers_of, direction)
 
 
 def tables(
     records: Sequence[RunRecord],
     ranks: Mapping[str, Ranks] | None = None,
-    paper_of: PaperOf | None = None,
+    papers_of: PapersOf | None = None,
     direction: Direction = "t2v",
 ) -> list[Table]:
     """As `build`, from what was read before."""
     found = []
     for stream in sorted({_stream(record) for record in records}):
         of_stream = [record for record in records if _stream(record) == stream]
-        rows = collect(of_stream, ranks, paper_of)
+        rows, shared = with_differences(collect(of_stream, ranks, papers_of))
         if not rows:
             continue
         left_out = sum(record.tags.get("ctvr.complete") != "true" for record in of_stream)
         notes = [f"Mean and sample standard deviation over seeds, {DIRECTIONS[direction]}, after the last task."]
+        notes += shared
         if any(row.trials is not None for row in rows):
             notes.append("Trials: how many were searched for the row. Time: of all tasks of its trials and reruns.")
         complete = [record for record in of_stream if record.tags.get("ctvr.complete") == "true"]
@@ -161,20 +162,21 @@ def _row(runs: list[RunRecord]) -> Row:
         curve = "stream/t2v/r1"
     values = {key: means.get(name, Value()) for key, name in names.items()}
     values |= {key: value for key, value in means.items() if re.fullmatch(r"task_\d+/(r1|fr)", key)}
+    values |= {key: means[metric] for key, (_, metric) in PRINTED.items() if metric in means}
     parameters = means.get(PARAMETERS, Value())
-    backwards = {column.key: column.key for column in V2T} | {"rsum": "t2v/rsum", "v2t/rsum": "v2t/rsum"}
+    backwards = {column.key: column.key for column in V2T} | {"v2t/rsum": "v2t/rsum"}
     if _protocol(first) == "cvlm":
         backwards = {"v2t/r1": "v2t/r1_mean"}
     values |= {key: means.get(f"stream/{name}", Value()) for key, name in backwards.items()}
     values["params_m"] = Value(parameters.mean / 1e6, parameters.std / 1e6 if parameters.std else math.nan)
     return Row(
-        label=_method(first),
-        method=_method(first),
+        label=method_of(first),
+        method=method_of(first),
         values=values,
         seeds=tuple(str(run.settings.get("seed", "0")) for run in runs),
         runs=tuple(run.run_id for run in runs),
-        marks=tuple(filter(None, [*_marks(first), between_seeds(runs)])),
-        trials=_trials(first),
+        marks=tuple(filter(None, [*marks_of(first), between_seeds(runs)])),
+        trials=trials_of(first),
         is_transductive=first.tags.get("ctvr.transductive") == "true",
         seconds=sum(map(seconds_of, runs)) + float(first.tags.get("ctvr.search_seconds", 0)),
         place=int(first.tags.get("ctvr.place", 0)),
@@ -182,21 +184,6 @@ def _row(runs: list[RunRecord]) -> Row:
         curve=tuple(_curve(runs, curve)),
         matrices={name: matrix for name, matrix in matrices.items() if matrix},
     )
-
-
-def _beside_paper(row: Row, run: RunRecord, paper_of: PaperOf | None) -> Row:
-    """The row with what sets it apart from its paper, or with the paper's numbers where nothing does."""
-    settings = paper_of(run) if paper_of else None
-    if settings is None:
-        return with_paper(row, run)
-    found = differences(run.settings, settings, row.method)
-    if found:
-        return replace(row, differs=found, marks=(*row.marks, difference_note(found)))
-    beside = with_paper(row, run)
-    if beside.paper and _protocol(run) == "cvlm":
-        name, weights = (str(run.settings.get(f"backbone.{each}", "")) for each in ("name", "weights"))
-        return replace(beside, marks=(*beside.marks, CVLM_BACKBONE.format(name=name, weights=weights)))
-    return beside
 
 
 def _final(run: RunRecord) -> dict[str, float]:
@@ -244,69 +231,57 @@ def _per_task(runs: Sequence[RunRecord]) -> dict[str, Value]:
     return found
 
 
-def _marks(run: RunRecord) -> list[str]:
-    """What a reader must know before believing the row."""
-    tags, marks = run.tags, []
-    split = str(run.settings.get("evaluation.split", tags.get("ctvr.split", "test")))
-    if str(run.settings.get("evaluation.select", tags.get("ctvr.select", "last"))).startswith("best"):
-        marks.append(TEXTS[f"best_{tags.get('ctvr.select_split') or split}"])  # old records: the evaluated split
-    if split == "val":
-        marks.append(TEXTS["val"])
-    if tags.get("ctvr.mark"):
-        marks.append(tags["ctvr.mark"])
-    if tags.get("ctvr.transductive") == "true":
-        marks.append(TEXTS["transductive"])
-    if tags.get("ctvr.note"):
-        marks += tags["ctvr.note"].split(NOTES)
-    if trials := _trials(run):
-        rule = f" by {tags['ctvr.selection']}" if tags.get("ctvr.selection") else ""
-        marks.append(TEXTS["searched"].format(n=trials, rule=rule))
-    if ours := footnote(run.settings, _method(run)):
-        marks.append(ours)
-    return marks
-
-
-def _trials(run: RunRecord) -> int | None:
-    """Trials that were searched for a row, 0 for one that was not searched; None where nobody says."""
-    method, _, trials = run.tags.get("ctvr.searched", "").partition(":")
-    if not trials.isdigit():
-        return None
-    return int(trials) if method == _method(run) else 0
-
-
 def _named(rows: list[Row], groups: list[dict[str, RunRecord]]) -> list[Row]:
-    """Labels that tell the rows of one method apart: its presets, else the settings that differ."""
+    """Labels: a row's name in its table, or its method; those that are alike are told apart.
+
+    By their presets if these do, else by the settings that differ.
+    """
     firsts = [next(iter(group.values())) for group in groups]
+    bases = [_row_name(group) or row.method for row, group in zip(rows, groups)]
     named = []
-    for row, first in zip(rows, firsts):
-        others = [run for run in firsts if _method(run) == row.method]
-        presets = {run.tags.get("ctvr.presets", "") for run in others}
-        names = {name for run in others for name in run.settings} - INCIDENTAL
-        differing = {
-            name: str(first.settings.get(name, "unset"))
-            for name in sorted(names)
-            if len({str(run.settings.get(name, "unset")) for run in others}) > 1
-        }
-        label = row.method
-        if len(others) > 1 and len(presets) == len(others):
+    for row, first, base in zip(rows, firsts, bases):
+        alike = [run for run, other in zip(firsts, bases) if other == base]
+        presets = {run.tags.get("ctvr.presets", "") for run in alike}
+        label = base
+        if len(alike) > 1 and len(presets) == len(alike):
             label += f" ({first.tags.get('ctvr.presets') or 'paper'})"
-        elif differing:
+        elif differing := _differing(first, alike):
             shown = ", ".join(f"{name}={value}" for name, value in list(differing.items())[:4])
             label += f" ({shown}{', ...' if len(differing) > 4 else ''})"
-        named.append(replace(row, label=label, settings=differing))
+        settings = _differing(first, [run for run in firsts if method_of(run) == row.method])
+        named.append(replace(row, label=label, settings=settings))
     return named
+
+
+def _row_name(group: Mapping[str, RunRecord]) -> str:
+    """What tables called a row, the last of them if they do not agree; empty for runs of no table."""
+    names = [run.tags[ROW] for run in group.values() if run.tags.get(ROW)]
+    return names[-1] if names else ""
+
+
+def _differing(run: RunRecord, others: Sequence[RunRecord]) -> dict[str, str]:
+    """The settings of a run in which the others are not all alike."""
+    names = {name for other in others for name in other.settings} - INCIDENTAL
+    return {
+        name: str(run.settings.get(name, "unset"))
+        for name in sorted(names)
+        if len({str(other.settings.get(name, "unset")) for other in others}) > 1
+    }
 
 
 def _columns(rows: Sequence[Row], records: Sequence[RunRecord], direction: Direction) -> tuple[Column, ...]:
     is_cvlm = _protocol(records[0]) == "cvlm"
-    forward = _cvlm_columns(rows, records) if is_cvlm else COLUMNS
-    if direction == "t2v":
-        return forward
     back = V2T[:1] if is_cvlm else V2T
     if direction == "v2t":
         return (*back, COLUMNS[-1])
-    sums = () if is_cvlm else (Column("rsum", "R-Sum", "up"), Column("v2t/rsum", "V2T R-Sum", "up"))
-    return (*forward[:-1], *back, *sums, COLUMNS[-1])
+    forward = _cvlm_columns(rows, records) if is_cvlm else COLUMNS
+    tables_of = {record.tags.get(TABLE_NAME, "") for record in records}
+    printed = printed_columns(tables_of.pop()) if len(tables_of) == 1 else ()
+    more = more_columns(rows, printed)
+    if direction == "t2v":
+        return (*forward, *more)
+    sums = () if is_cvlm else (PRINTED["rsum"][0], Column("v2t/rsum", "V2T R-Sum", "up"))
+    return (*forward[:-1], *back, *sums, COLUMNS[-1], *(column for column in more if column not in sums))
 
 
 def _cvlm_columns(rows: Sequence[Row], records: Sequence[RunRecord]) -> tuple[Column, ...]:
@@ -320,10 +295,6 @@ def _cvlm_columns(rows: Sequence[Row], records: Sequence[RunRecord]) -> tuple[Co
         if any(f"{task}/fr" in row.values for row in rows):
             columns.append(Column(f"{task}/fr", f"{title} FR", "down"))
     return (*columns, COLUMNS[-1])
-
-
-def _method(run: RunRecord) -> str:
-    return run.tags.get("ctvr.method") or str(run.settings.get("method", run.name))  # the tag knows configurations
 
 
 def _stream(run: RunRecord) -> str:

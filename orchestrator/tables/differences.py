@@ -51,13 +51,21 @@ def _equal(a: str, b: str) -> bool:
         return a == b
 
 
-def footnote(found: Mapping[str, tuple[str, str]]) -> str:
-    """`differs from its paper in: optim.lr 1e-05 (paper 1e-06), ...`; empty where nothing differs."""
+def listed(found: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Each difference as `optim.lr 1e-05 (paper 1e-06)`."""
+    return [f"{name} {ours} (paper {papers})" for name, (ours, papers) in found.items()]
+
+
+def footnote(found: Mapping[str, tuple[str, str]], what: str = "its paper", is_rest: bool = False) -> str:
+    """`differs from its paper in: optim.lr 1e-05 (paper 1e-06), ...`; empty where nothing differs.
+
+    `is_rest`: a note of the table names what differs in every row.
+    """
     if not found:
         return ""
-    listed = [f"{name} {ours} (paper {papers})" for name, (ours, papers) in found.items()]
-    more = f", and {len(listed) - SHOWN} more settings (column differs of the CSV)" if len(listed) > SHOWN else ""
-    return f"differs from its paper in: {', '.join(listed[:SHOWN])}{more}"
+    texts = listed(found)
+    more = f", and {len(texts) - SHOWN} more settings (column differs of the CSV)" if len(texts) > SHOWN else ""
+    return f"differs from {what}{' also' if is_rest else ''} in: {', '.join(texts[:SHOWN])}{more}"
 
 
 def between_seeds(runs: Sequence[RunRecord]) -> str:

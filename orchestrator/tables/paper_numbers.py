@@ -84,6 +84,18 @@ def ablation_numbers(table: str, row: str, stream: str) -> PublishedRow | None:
     return next((found for found in published_rows(stream, table) if found.row == row), None)
 
 
+def printed_columns(table: str) -> tuple[str, ...]:
+    """The columns of an ablation table, on any stream; empty for a table whose numbers are not known."""
+    found = [row.values for row in _table(table)] if table in published_tables() else []
+    return tuple(dict.fromkeys(column for values in found for column in values))
+
+
+def row_of(table: str, row: str, stream: str) -> PublishedRow | None:
+    """What a row of a table preset is in its paper: on `stream`, else on the first benchmark that prints it."""
+    found = [each for each in _table(table) if each.row == row] if table in published_tables() else []
+    return next((each for each in found if each.stream == stream), found[0] if found else None)
+
+
 @lru_cache
 def _table(name: str) -> tuple[PublishedRow, ...]:
     data = json.loads((FOLDER / "tables" / f"{name}.json").read_text(encoding="utf-8"))

@@ -80,6 +80,7 @@ class TablePreset:
     search: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     on: OnStreams = field(default_factory=dict)
+    name: str = ""  # of a table that comes with the package; `load_preset` writes it
 
     def __post_init__(self) -> None:
         names = [row.slug for row in self.rows]
@@ -159,7 +160,7 @@ def load_preset(word: str) -> TablePreset:
         raise ConfigError(f"--preset: there is no table {word!r}. {known_tables(word)}")
     data = read_json(path, unique_keys=True)
     try:
-        return parse_preset(data)
+        return replace(parse_preset(data), name=path.stem if path.parent == FOLDER else "")
     except ConfigError as error:
         raise ConfigError(f"{path.name}: {error}") from error
 

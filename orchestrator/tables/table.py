@@ -62,6 +62,7 @@ class Row:
     marks: tuple[str, ...] = ()  # what a reader must know of our numbers
     settings: Mapping[str, str] = field(default_factory=dict)  # what sets it apart from rows of the same method
     differs: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # from its paper: (what ran, the paper's)
+    differs_from: str = ""  # what of its paper that is
     extra: Mapping[str, Value] = field(default_factory=dict)  # every other final metric, for the CSV
     vs_best: Difference | None = None  # R@1 minus the best row's; p is Holm-corrected
     is_reference: bool = False  # the row with the best R@1 of those that are compared

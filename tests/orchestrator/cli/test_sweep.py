@@ -37,6 +37,7 @@ def test_a_sweep_without_words_is_the_main_job(capsys, tmp_path, asked):
 def test_every_option_of_a_sweep_reaches_the_request(capsys, tmp_path, asked):
     words = "--method lwf --stream shapes-10 --name n --trials 4 --searcher random --scheduler none --top 2 --seeds 5"
     words += " --space method.weight=1,2 --space base.lr=1e-6 --baselines lora, --preset shapes,original"
+    words += " --direction v2t"
     ctvr(capsys, "sweep", *words.split(), "optim.epochs=2", "search.seed=7", "--runs", tmp_path)
     ((request, _),) = asked
     assert vars(request) == {
@@ -50,13 +51,14 @@ def test_every_option_of_a_sweep_reaches_the_request(capsys, tmp_path, asked):
         "top": 2,
         "seeds": 5,
         "baselines": ("lora",),
+        "direction": "v2t",
     }
 
 
 def test_a_preset_that_is_a_table_sweeps_all_its_rows(capsys, tmp_path, asked):
-    ctvr(capsys, "sweep", "--preset", "cvlm-table1", "--runs", tmp_path)
+    ctvr(capsys, "sweep", "--preset", "cvlm-table1", "--direction", "both", "--runs", tmp_path)
     ((request, _),) = asked
-    assert request.stream == "shapes-cvlm"
+    assert (request.stream, request.direction, request.preset.name) == ("shapes-cvlm", "both", "cvlm-table1")
     assert request.name.startswith("cvlm-table1-shapes-cvlm-")
     assert len(request.preset.rows) == 8
     assert request.preset.search["metric"] == "stream/t2v/r1_mean"
@@ -96,10 +98,10 @@ def test_a_sweep_is_resumed_by_its_name(capsys, tmp_path, asked):
 
 
 def test_a_rerun_has_the_words_of_its_command(capsys, tmp_path, asked):
-    words = "rerun --sweep s --top 2 --seeds 4 --baselines lora,lwf:shapes"
+    words = "rerun --sweep s --top 2 --seeds 4 --baselines lora,lwf:shapes --direction both"
     ctvr(capsys, *words.split(), "--runs", tmp_path)
     ((sweep, _, *rest),) = asked
-    assert (sweep, rest) == ("s", [2, 4, ("lora", "lwf:shapes")])
+    assert (sweep, rest) == ("s", [2, 4, ("lora", "lwf:shapes"), "both"])
 
 
 @pytest.mark.parametrize(
@@ -127,6 +129,7 @@ def test_a_rerun_has_the_words_of_its_command(capsys, tmp_path, asked):
         (["--rows", "lwf"], "--rows lwf: is of a table"),
         (["--resume", "n", "--trials", "3"], "goes on with the settings of the first command. Leave --trials out"),
         (["--resume", "n", "--preset", "ctvr-table1"], "Leave --preset out"),
+        (["--resume", "n", "--direction", "both"], "Leave --direction out"),
         (["--trials", "3", "search.trials=4"], "search.trials: given twice, as 3 and '4'"),
     ],
 )

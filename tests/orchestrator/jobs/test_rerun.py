@@ -192,10 +192,10 @@ def test_a_sweeps_settings_travel_with_it_and_without_them_no_baseline_runs(few,
     finished(where, few, {"a": 1.0})
     monkeypatch.setattr(rerun_job, "check_machine", lambda *arguments: None)
     found: list = []
-    monkeypatch.setattr(rerun_job, "run_again", lambda name, runs, *arguments: found.extend(runs) or "the table")
+    monkeypatch.setattr(rerun_job, "run_again", lambda name, runs, *more: found.extend(runs) or f"the table {more[-2]}")
     with pytest.raises(ConfigError, match="--baselines zero_shot: it is not known which settings sweep s was given"):
         rerun("s", where, baselines=("zero_shot",))
-    assert rerun("s", where, seeds=1) == "the table"
+    assert rerun("s", where, seeds=1, direction="both") == "the table both"
     where.tracker().open_sweep("s", "few", {}, {OVERRIDES: json.dumps({"optim.epochs": "7", "method.lr": "1"})})
     found.clear()
     rerun("s", where, seeds=1, baselines=("clip4clip",))

@@ -145,8 +145,8 @@ def reruns(monkeypatch) -> list:
     """What would be rerun; nothing runs."""
     found: list = []
 
-    def keep(name, runs, where, tracker, settings, again):
-        found.append((name, runs, settings, again))
+    def keep(name, runs, where, tracker, settings, again, direction):
+        found.append((name, runs, settings, again, direction))
         return "the table"
 
     monkeypatch.setattr(table_jobs, "run_again", keep)
@@ -154,14 +154,14 @@ def reruns(monkeypatch) -> list:
 
 
 def test_all_winners_and_seeds_are_one_rerun(few, where, reruns):
-    planned = plan_table(request(few), where)
+    planned = plan_table(replace(request(few), direction="both"), where)
     tracker, parent = searched(planned, where, {"clip4clip": [1.0, 3.0, 2.0], "tvr_plus_cl": [0.5]})
     outcomes = {"clip4clip": outcome(3), "tvr_plus_cl": outcome(1)}
     text = table_jobs._conclude(planned, outcomes, where, tracker, parent)
     assert text.endswith("the table")
     assert "clip4clip: 3 complete, 0 stopped early, 0 failed; best R@1 gain over zero-shot +3.00" in text
-    ((name, runs, settings, again),) = reruns
-    assert (name, settings["rerun_of"], again) == ("t", "t", "ctvr sweep --resume t")
+    ((name, runs, settings, again, direction),) = reruns
+    assert (name, settings["rerun_of"], again, direction) == ("t", "t", "ctvr sweep --resume t", "both")
     assert [(run.experiment.name, run.experiment.run.seed) for run in runs] == [
         ("zero_shot", 1),
         ("clip4clip", 1),
@@ -171,10 +171,12 @@ def test_all_winners_and_seeds_are_one_rerun(few, where, reruns):
     ]
     assert {run.experiment.evaluation.split for run in runs} == {"test"}
     assert runs[1].experiment.optim.weight_decay == 0.1  # of the trial with +3
-    assert runs[0].tags == {"ctvr.place": "000", "ctvr.table": "T", "ctvr.searched": "zero_shot:0"}
+    unsearched = {"ctvr.place": "000", "ctvr.table": "T", "ctvr.row": "zero_shot", "ctvr.searched": "zero_shot:0"}
+    assert runs[0].tags == unsearched  # no `ctvr.table_name`: the table is none of the package
     assert runs[3].tags == {
         "ctvr.place": "002",
         "ctvr.table": "T",
+        "ctvr.row": "tvr_plus_cl",
         "ctvr.note": "a | b",
         "ctvr.searched": "tvr_plus_cl:1",
         "ctvr.search_seconds": "2.0",
@@ -214,12 +216,12 @@ def test_an_interrupted_rerun_leaves_the_table_to_be_resumed(few, where, monkeyp
 def test_a_table_is_resumed_as_it_was_asked_for(few, where, monkeypatch):
     made = preset(seeds=4)
     plan = trial_plan(where, "t", Tracker("sqlite:///x", where.runs))
-    table = {"preset": as_data(made), "stream": few, "overrides": {"optim.epochs": "1"}}
+    table = {"preset": as_data(made), "stream": few, "overrides": {"optim.epochs": "1"}, "direction": "v2t"}
     write_plan(plan, where.folder("t"), table=table, where={"address": None, "nodes": 1})
     found: list[PlannedTable] = []
     monkeypatch.setattr(table_jobs, "_run", lambda planned, where: found.append(planned) or "went on")
     assert resume("t", where) == "went on"
-    assert found[0].request == TableRequest("t", few, made, {"optim.epochs": "1"})
+    assert found[0].request == TableRequest("t", few, made, {"optim.epochs": "1"}, "v2t")
     _, kept = read_plan(where.folder("t"), "t")
     assert json.dumps(kept["table"]["preset"]) == json.dumps(as_data(made))
     kept["table"].pop("stream")

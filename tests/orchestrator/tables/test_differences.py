@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.importers.ctvr import ACTNET_SETTINGS, MSRVTT_SETTINGS
 from orchestrator.importers.cvlm import CVLM_SETTINGS
-from orchestrator.jobs.table import paper_settings
+from orchestrator.jobs.table import paper_settings, papers_of
 from orchestrator.learning.resolve import resolve
 from orchestrator.tables.build import tables
 from orchestrator.tables.differences import DATA_AND_OPTIMISER, between_seeds, differences, footnote
@@ -30,7 +30,7 @@ def run(method: str, paper: str, seed: int = 0, tags: dict[str, str] | None = No
 @pytest.mark.parametrize("paper", ["msrvtt-10", "actnet-20"])
 @pytest.mark.parametrize("method", ["framefusion_moe", "clip4clip", "lwf", "tvr_plus_cl"])
 def test_a_row_with_the_papers_settings_has_its_numbers_and_no_note(method, paper):
-    (table,) = tables([run(method, paper, tags={"ctvr.method": method})], paper_of=paper_settings)
+    (table,) = tables([run(method, paper, tags={"ctvr.method": method})], papers_of=papers_of)
     assert table.rows[0].paper
     assert "differs from its paper" not in to_markdown(table)
 
@@ -42,11 +42,11 @@ def test_a_row_with_the_papers_settings_has_its_numbers_and_no_note(method, pape
         ("data.num_frames", 8, "data.num_frames 8 (paper 12)"),
         ("backbone.weights", "random", "backbone.weights random (paper openai)"),
         ("method.beta", 0.5, "method.beta 0.5 (paper 0.6)"),
-        ("method.use_ffa", False, "method.use_ffa False (paper True)"),
+        ("method.top_k", 3, "method.top_k 3 (paper 2)"),
     ],
 )
 def test_one_other_setting_is_named_and_takes_the_papers_numbers_away(name, value, note):
-    (table,) = tables([run("framefusion_moe", "msrvtt-10", **{name: value})], paper_of=paper_settings)
+    (table,) = tables([run("framefusion_moe", "msrvtt-10", **{name: value})], papers_of=papers_of)
     assert f"differs from its paper in: {note}" in to_markdown(table).replace("\\_", "_")
     assert note in to_csv(table)
     assert not table.rows[0].paper

@@ -1,0 +1,53 @@
+"""What a reader must know of a row before believing it, as its runs' tags and settings say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.tables.unpublished_settings import footnote
+
+if TYPE_CHECKING:
+    from orchestrator.tracking.values import RunRecord
+
+NOTES = " | "  # between footnotes in the tag ctvr.note
+TEXTS = {
+    "best_test": "the epoch kept for each task is the best one on the test videos (best-on-test)",
+    "best_val": "the epoch kept for each task is the best one on the validation videos",
+    "val": "measured on validation videos",
+    "transductive": "transductive scoring: a query's result depends on the other queries of the test set",
+    "searched": "settings are the best of {n} trials{rule}",
+}
+
+
+def marks_of(run: RunRecord) -> list[str]:
+    """What a reader must know before believing the row."""
+    tags, marks = run.tags, []
+    split = str(run.settings.get("evaluation.split", tags.get("ctvr.split", "test")))
+    if str(run.settings.get("evaluation.select", tags.get("ctvr.select", "last"))).startswith("best"):
+        marks.append(TEXTS[f"best_{tags.get('ctvr.select_split') or split}"])  # old records: the evaluated split
+    if split == "val":
+        marks.append(TEXTS["val"])
+    if tags.get("ctvr.mark"):
+        marks.append(tags["ctvr.mark"])
+    if tags.get("ctvr.transductive") == "true":
+        marks.append(TEXTS["transductive"])
+    if tags.get("ctvr.note"):
+        marks += tags["ctvr.note"].split(NOTES)
+    if trials := trials_of(run):
+        rule = f" by {tags['ctvr.selection']}" if tags.get("ctvr.selection") else ""
+        marks.append(TEXTS["searched"].format(n=trials, rule=rule))
+    if ours := footnote(run.settings, method_of(run)):
+        marks.append(ours)
+    return marks
+
+
+def trials_of(run: RunRecord) -> int | None:
+    """Trials that were searched for a row, 0 for one that was not searched; None where nobody says."""
+    method, _, trials = run.tags.get("ctvr.searched", "").partition(":")
+    if not trials.isdigit():
+        return None
+    return int(trials) if method == method_of(run) else 0
+
+
+def method_of(run: RunRecord) -> str:
+    return run.tags.get("ctvr.method") or str(run.settings.get("method", run.name))  # the tag knows configurations

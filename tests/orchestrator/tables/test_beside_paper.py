@@ -1,0 +1,96 @@
+"""A paper's number stands beside the row that ran the paper's settings, and beside no other."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.jobs.table import papers_of, printed_settings
+from orchestrator.tables.beside_paper import ROW, TABLE_NAME, PaperRun
+from orchestrator.tables.build import tables
+from orchestrator.tables.formats import to_csv, to_markdown
+from orchestrator.tables.paper_numbers import PublishedRow, ablation_numbers, published_rows, published_tables
+from orchestrator.tracking.values import RunRecord, as_text
+
+PRINTED = [
+    ("ctvr-table2", "framefusion_moe:no-ffa", "actnet-10", {"r1": 16.84, "bwf": -0.28}),
+    ("structalign-table3", "structalign:framework", "msrvtt-10", {"r1": 22.71, "meanr": 100.97}),
+    ("bmu-table2", "bmu_moco:table2-row3", "cvlm", {"r1": 32.35, "fr": 36.95, "task_05/r1": 39.96}),
+    ("camoe-table5", "camoe:akwe", "msrvtt", {"r1": 43.1, "v2t/r1": 43.1}),
+    ("tempme-table2", "lora", "msrvtt", {"r1": 43.7}),
+]
+
+
+def run(row: PublishedRow, is_of_table: bool = True, seed: int = 1, **changed: object) -> RunRecord:
+    """A complete run on the row's benchmark as MLflow gives it back."""
+    settings = {**printed_settings(row), "stream": row.stream, "seed": seed, **changed}
+    texts = {name: as_text(value) for name, value in settings.items()}
+    protocol = "cvlm" if row.stream == "cvlm" else "ctvr"
+    tags = {"ctvr.complete": "true", "ctvr.stream": row.stream, "ctvr.paper": row.stream, "ctvr.protocol": protocol}
+    tags |= {"ctvr.method": row.method, **({ROW: row.row, TABLE_NAME: row.table} if is_of_table else {})}
+    metrics = {f"stream/t2v/{key}": [(2, 20.0)] for key in ("r1", "r5", "r10", "medr", "meanr", "bwf", "rsum")}
+    metrics["cost/video_gmacs"] = [(2, 53.0)]
+    return RunRecord(f"{row.table}{row.row}{seed}{changed}", row.method, texts, metrics, tags, "FINISHED", "")
+
+
+def printed(table: str, row: str, stream: str) -> PublishedRow:
+    found = ablation_numbers(table, row, stream)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(("table", "row", "stream", "values"), PRINTED)
+def test_a_row_of_a_papers_table_has_its_numbers_and_loses_them_with_one_other_setting(table, row, stream, values):
+    own = printed(table, row, stream)
+    (made,) = tables([run(own)], papers_of=papers_of, direction="both")
+    assert {key: made.rows[0].paper[key].mean for key in values} == values
+    assert made.rows[0].label == row
+    text = to_markdown(made)
+    assert f"row “{own.label}”" in text
+    assert "differs from" not in text
+    (made,) = tables([run(own, **{"optim.weight_decay": 0.123})], papers_of=papers_of)
+    assert not made.rows[0].paper
+    note = f"its paper's row “{own.label}” (Table {table.partition('-table')[2]}) in: optim.weight_decay 0.123"
+    assert f"differs from {note}" in made.rows[0].marks[-1]
+
+
+def test_every_printed_row_that_runs_here_is_found_without_the_table_that_it_was_run_for():
+    streams = ("msrvtt-10", "actnet-20", "cvlm", "msrvtt", "lsmdc")
+    rows = [row for name in published_tables() for stream in streams for row in published_rows(stream, name)]
+    rows = [row for row in rows if row.method]
+    assert len(rows) > 80
+    for row in rows:
+        papers = papers_of(run(row, is_of_table=False))
+        same = [paper for paper in papers if paper.settings == printed_settings(row)]
+        assert PaperRun(printed_settings(row), row) in same, (row.table, row.label)
+
+
+def test_an_ablation_that_was_run_alone_has_the_number_of_its_settings():
+    row = printed("ctvr-table2", "framefusion_moe:no-ffa", "msrvtt-10")
+    full = printed("ctvr-table2", "framefusion_moe", "msrvtt-10")
+    made = tables([run(row, is_of_table=False), run(full, is_of_table=False)], papers_of=papers_of)[0]
+    assert {found.paper["r1"].mean for found in made.rows} == {25.87, 17.59}  # Table 1 and Table 2
+    assert [found.paper["r1"].mean for found in tables([run(full)], papers_of=papers_of)[0].rows] == [26.25]
+
+
+def test_off_its_benchmark_a_row_has_no_numbers_and_what_all_rows_differ_in_is_said_once():
+    names = ("framefusion_moe:no-ffa", "framefusion_moe")
+    records = [run(printed("ctvr-table2", name, "msrvtt-10"), **{"optim.epochs": 4}) for name in names]
+    records[1].settings["optim.lr_scale"] = "50.0"
+    for record in records:
+        record.tags.update({"ctvr.stream": "shapes-5", "ctvr.paper": ""})
+    (made,) = tables(records, papers_of=papers_of)
+    text = to_markdown(made).replace("\\_", "_")
+    assert not any(row.paper for row in made.rows)
+    assert "- Every row differs from its paper in: optim.epochs 4 (paper 20)." in text
+    assert text.count("optim.epochs") == 1
+    assert "differs from its paper's row “Ours” (Table 2) also in: optim.lr_scale 50.0 (paper 1.0)" in text
+    assert "use_ffa" not in text  # what makes the row is no difference from it
+    assert to_csv(made).count("optim.epochs 4 (paper 20)") == 2
+
+
+def test_rows_of_one_name_and_other_settings_are_told_apart_and_a_papers_columns_are_shown():
+    row = printed("tempme-table2", "tempme", "msrvtt")
+    (made,) = tables([run(row), run(row, **{"data.batch_size": 4})], papers_of=papers_of)
+    assert [found.label for found in made.rows] == ["tempme (data.batch_size=128)", "tempme (data.batch_size=4)"]
+    assert {"rsum"} <= {column.key for column in made.columns}
+    assert len(made.rows[0].paper) > len(made.rows[1].paper) == 0
