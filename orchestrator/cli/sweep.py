@@ -38,7 +38,7 @@ def add_sweep(commands: Any) -> None:
     parser.add_argument("--resume", metavar="NAME", help="go on with an interrupted sweep or table")
     parser.add_argument("--trials", type=int, help="of the search, for each row of a table (8); 0: only reruns")
     parser.add_argument("--searcher", help="tpe, random or grid (tpe)")
-    parser.add_argument("--scheduler", help="asha or none (asha)")
+    parser.add_argument("--scheduler", help="halving, asha (decides by arrival) or none (halving)")
     parser.add_argument("--space", action="append", default=[], metavar="name=v1,v2", help="search these values only")
     parser.add_argument("--top", type=int, default=1, help="winners to rerun (%(default)s)")
     parser.add_argument("--seeds", type=int, help="of the rerun; 0 only searches (3)")

@@ -28,6 +28,7 @@ from orchestrator.learning.resolve import find, presets_of, resolve
 from orchestrator.learning.run import trains
 from orchestrator.on_ray.plan import GAIN, MEAN, ListedRun, TrialPlan, label_of, read_plan
 from orchestrator.on_ray.tune import run_listed
+from orchestrator.on_ray.wave_search import NUMBER
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
 from orchestrator.tables.build import Direction, seconds_of
@@ -86,10 +87,11 @@ def best_trials(tracker: Tracker, sweep_name: str, top: int) -> list[RunRecord]:
     metric, mode = selection(sweep)
 
     def best_first(run: RunRecord) -> tuple[float, str]:
-        """Of equal trials the one whose settings come first, not the one that ended first."""
+        """Of equal trials the one that was suggested first; under ASHA, which numbers none, by the settings."""
         value = last_value(run, metric)
         rank = math.inf if math.isnan(value) else value if mode == "min" else -value
-        return rank, digest_of({name: str(setting) for name, setting in run.settings.items()})
+        settings = digest_of({name: str(setting) for name, setting in run.settings.items()})
+        return rank, run.tags.get(NUMBER, "~") + settings
 
     return sorted(complete, key=best_first)[:top]
 

@@ -82,7 +82,7 @@ class Sweep:
 
     @property
     def searched(self) -> SearchSpace:
-        return SearchSpace(self.space, self.paper, self.recommended)
+        return SearchSpace(self.space, self.paper, self.recommended, self.stream.settings)
 
 
 def plan_sweep(request: SweepRequest, where: Deployment) -> Sweep:
@@ -290,7 +290,7 @@ def _plan_text(planned: Sweep, room: Capacity, decoded: int, where: Deployment, 
     """What will happen, before it does."""
     request, stream, search = planned.request, planned.stream, planned.search
     recommended = ", ".join(f"{name}={value}" for name, value in stream.settings.items())
-    trials = f"{_num_trials(planned)} by {search.searcher}, scheduler {search.scheduler}"
+    trials = f"{_num_trials(planned)} by {search.searcher}, {schedule_text(search)}"
     lines = [
         f"sweep {request.name}: {request.method} on {stream.name}, {len(stream.tasks)} tasks",
         f"  trials     {trials}; {room.concurrent} at once",
@@ -314,6 +314,13 @@ def _num_trials(planned: Sweep) -> int:
         return planned.search.trials
     _, param_space = search_algorithm(planned.search, planned.searched, len(planned.stream.tasks))
     return count_trials(planned.search, param_space)
+
+
+def schedule_text(search: SearchConfig) -> str:
+    """How trials are run and stopped."""
+    if not search.is_in_waves:
+        return "scheduler asha"
+    return f"scheduler {search.scheduler} in waves of {search.wave} (points that train the same model are one trial)"
 
 
 def videos_text(decoded: int) -> str:

@@ -47,6 +47,7 @@ from orchestrator.jobs.sweep import (
     flat_search,
     plan_sweep,
     refuse_seed,
+    schedule_text,
     videos_text,
 )
 from orchestrator.learning.experiment import Experiment
@@ -316,7 +317,7 @@ def _plan_text(planned: PlannedTable, room: Capacity, decoded: int, where: Deplo
     budget = "none: every row runs its recommended preset"
     if searched:
         budget = f"{search.trials} for each row, {search.trials * len(searched)} in all, by {search.searcher}, "
-        budget += f"scheduler {search.scheduler}; {room.concurrent} at once"
+        budget += f"{schedule_text(search)}; {room.concurrent} at once"
     split = searched[0].experiment.evaluation.split if searched else "test"
     runs = over_seeds([Rerun(row.experiment) for row in planned.rows], request.preset.seeds, where.workers)
     lines = [

@@ -26,9 +26,13 @@ class SearchConfig:
 
     trials: int = 8
     searcher: str = "tpe"  # tpe (Optuna), random, grid
-    scheduler: str = "asha"  # asha, none
-    grace_tasks: int = 1  # asha: tasks that every trial may finish
-    reduction: int = 2  # asha: 1 / reduction of the trials pass a rung
+    scheduler: str = "halving"  # halving (decides from results alone), asha (from the order of arrival too), none
+    wave: int = 8  # halving, none: trials that are suggested together and compared with each other
+    keep: int = 2  # halving: of a wave, no rung leaves fewer
+    grace_tasks: int = 1  # tasks that every trial may finish
+    reduction: int = 2  # 1 / reduction of the trials pass a rung
+    confirm: int = 2  # of the best trials, run again on validation videos beside the recommended settings; 0: none
+    confirm_seeds: int = 3  # of each
     seed: int = 0  # of the searcher
     metric: str = GAIN
     mode: str = "max"
@@ -36,14 +40,30 @@ class SearchConfig:
     def __post_init__(self) -> None:
         for name, known in (
             ("searcher", ("tpe", "random", "grid")),
-            ("scheduler", ("asha", "none")),
+            ("scheduler", ("halving", "asha", "none")),
             ("mode", ("max", "min")),
         ):
             if getattr(self, name) not in known:
                 hint = suggest(getattr(self, name), known)
                 raise ValueError(f"{name}: {getattr(self, name)!r} is none of {', '.join(known)}.{hint}")
-        if self.trials < 1 or self.grace_tasks < 1 or self.reduction < 2:
-            raise ValueError("trials and grace_tasks must be >= 1, reduction >= 2.")
+        if min(self.trials, self.grace_tasks, self.wave, self.keep) < 1 or self.reduction < 2:
+            raise ValueError("trials, grace_tasks, wave and keep must be >= 1, reduction >= 2.")
+        if self.confirm < 0 or self.confirm_seeds < 2:
+            raise ValueError("confirm must be >= 0 (0 confirms nothing), confirm_seeds >= 2.")
+
+    @property
+    def is_in_waves(self) -> bool:
+        """Whether what happens is a function of results alone."""
+        return self.scheduler != "asha"
+
+
+def rungs(grace: int, reduction: int, num_tasks: int) -> list[int]:
+    """After how many tasks trials are compared and stopped: `grace` times a power of `reduction`, before the end."""
+    found = []
+    while grace < num_tasks:
+        found.append(grace)
+        grace *= reduction
+    return found
 
 
 @dataclass(frozen=True)
@@ -53,6 +73,7 @@ class SearchSpace:
     space: Mapping[str, Any]  # setting -> domain of Ray Tune
     paper: Mapping[str, Any]  # setting -> the paper's value
     recommended: Mapping[str, Any]  # setting -> the value that a run without a search would have
+    stream: Mapping[str, Any] = field(default_factory=dict)  # settings that the stream recommends
 
 
 @dataclass(frozen=True)
@@ -101,6 +122,7 @@ class ListedRun:
     settings: Settings
     presets: tuple[str, ...] | None = None  # none: the plan's
     tags: dict[str, str] = field(default_factory=dict)  # of its MLflow run, beside the plan's
+    until: int | None = None  # ends after this many tasks, to go on another time; none: to the end
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,12 @@
-"""What Ray Tune searches: search spaces, searchers, the rows of a table together, and halving by finished tasks.
+"""What is searched and by whom: search spaces, searchers, and under ASHA the rows of a table together.
 
-The searchers and the limiter below keep the limit they were made with when a sweep is restored (Tune
-would bring back the old cluster's), and the scheduler is told what earlier processes learned (Tune
-forgets it).
+The searchers and the limiter below keep the limit they were made with when a sweep is restored: Tune would bring back
+the old cluster's.
 """
 
 from __future__ import annotations
 
-import copy
+import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from ray import cloudpickle, tune
-from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, SearchAlgorithm, Searcher
 from ray.tune.search.sample import Categorical, Float, Integer
 
@@ -95,6 +93,32 @@ def search_algorithm(
     return Limiter(_optuna(search, space.space, first, num_tasks), max_concurrent=concurrent), {}
 
 
+class GridPoints(Searcher):
+    """Every point of a grid, one after another."""
+
+    def __init__(self, space: SearchSpace) -> None:
+        super().__init__()
+        listed = [grid_values(name, domain, space.paper.get(name)) for name, domain in space.space.items()]
+        self.points = [dict(zip(space.space, values)) for values in itertools.product(*listed)]
+
+    def suggest(self, trial_id: str) -> Any:
+        return self.points.pop(0) if self.points else Searcher.FINISHED
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """A grid learns nothing."""
+
+
+def point_searcher(search: SearchConfig, space: SearchSpace, num_tasks: int) -> Searcher:
+    """Who suggests the points of one search, one at a time; what is known to work comes first.
+
+    Raises:
+        ConfigError: if a grid is asked for over a range that has no listed values.
+    """
+    if search.searcher == "grid":
+        return GridPoints(space)
+    return _optuna(search, space.space, first_points(space) or None, num_tasks)
+
+
 def _optuna(
     search: SearchConfig, space: Mapping[str, Any], first: list[dict[str, Any]] | None, num_tasks: int
 ) -> Searcher:
@@ -111,9 +135,8 @@ def _optuna(
         sampler: Any = optuna.samplers.RandomSampler(seed=search.seed)
         if search.searcher == "tpe":
             sampler = optuna.samplers.TPESampler(seed=search.seed, n_startup_trials=startup, constant_liar=True)
-    made = OptunaSearch(
-        space=dict(space), metric=search.metric, mode=search.mode, points_to_evaluate=first, sampler=sampler
-    )
+    found = OptunaSearch.convert_search_space(dict(space))  # which it would do itself, with a warning
+    made = OptunaSearch(space=found, metric=search.metric, mode=search.mode, points_to_evaluate=first, sampler=sampler)
     return ByTask(made, num_tasks)
 
 
@@ -249,49 +272,5 @@ def row_search(search: SearchConfig, rows: Mapping[str, SearchSpace], num_tasks:
     """
     if search.searcher == "grid":
         raise ConfigError("search.searcher: the rows of a table get equally many trials. Write tpe or random.")
-    searchers = {name: _optuna(search, row.space, first_points(row) or None, num_tasks) for name, row in rows.items()}
+    searchers = {name: point_searcher(search, row, num_tasks) for name, row in rows.items()}
     return Limiter(RowSearch(searchers, search.trials, search), max_concurrent=concurrent)
-
-
-# --------------------------------------------------------------------------------------------- schedulers
-
-
-class TaskHalving(ASHAScheduler):
-    """ASHA whose time is the number of finished tasks; it compares trials after the same task only.
-
-    A trial's last report never ends it: there is nothing left to save. A table's trials are compared within
-    their row.
-
-    Args:
-        search: metric, mode, grace and reduction.
-        num_tasks: of the stream.
-        rows: of a table.
-    """
-
-    def __init__(self, search: SearchConfig, num_tasks: int, rows: Sequence[str] = ("",)) -> None:
-        grace = min(search.grace_tasks, num_tasks)
-        super().__init__(time_attr="task", max_t=num_tasks + 1, grace_period=grace, reduction_factor=search.reduction)
-        self.num_tasks = num_tasks
-        self._better = 1.0 if search.mode == "max" else -1.0
-        self._of_row = {row: copy.deepcopy(self._brackets[0]) for row in rows}
-
-    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        super().on_trial_add(tune_controller, trial)
-        self._trial_info[trial.trial_id] = self._of_row[trial.config.get("row", "")]
-
-    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        decision = super().on_trial_result(tune_controller, trial, result)
-        return TrialScheduler.CONTINUE if result.get("task", 0) >= self.num_tasks else decision
-
-    def remember(self, scores: Mapping[str, Mapping[int, float]], row: str = "") -> None:
-        """Take in what earlier processes of this sweep measured: trial id -> finished tasks -> metric."""
-        for milestone, recorded in self._of_row[row]._rungs:
-            for trial_id, by_task in scores.items():
-                reached = [task for task in by_task if task >= milestone]
-                if reached:
-                    recorded[trial_id] = self._better * by_task[min(reached)]
-
-
-def scheduler(search: SearchConfig, num_tasks: int, rows: Sequence[str] = ("",)) -> TrialScheduler:
-    """The scheduler that was asked for."""
-    return FIFOScheduler() if search.scheduler == "none" else TaskHalving(search, num_tasks, rows)

@@ -7,6 +7,7 @@ sooner without it, and without torch.
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,9 +57,12 @@ def train_worker(config: dict[str, Any]) -> None:
     context = ray.train.get_context()
     has_gpu = plan.gpus_per_worker > 0 and torch.cuda.is_available()
     workers = Workers(context.get_world_rank(), context.get_world_size(), _gpu() if has_gpu else torch.device("cpu"))
-    reports = _Reports(plan, experiment, config["name"], workers)
+    reports = _Reports(plan, experiment, config["name"], workers, config.get("until"))
     on_ready, reuse = reports.ready, plan.reuse
-    result = execute(experiment, places, workers, reports.report, reuse=reuse, on_ready=on_ready, stream=stream)
+    try:
+        result = execute(experiment, places, workers, reports.report, reuse=reuse, on_ready=on_ready, stream=stream)
+    except _Enough:
+        return
     reports.conclude(result.record, result.resumed == len(result.stream.tasks))
 
 
@@ -84,24 +88,36 @@ def _check_sources(plan: TrialPlan) -> None:
         )
 
 
-class _Reports:
-    """What a worker tells Ray (every worker equally often) and MLflow (rank 0 alone)."""
+class _Enough(Exception):
+    """The tasks that were asked for are finished, and committed; every worker hears it after the same report."""
 
-    def __init__(self, plan: TrialPlan, experiment: Experiment, name: str, workers: Workers) -> None:
+
+class _Reports:
+    """What a worker tells Ray (every worker equally often) and MLflow (rank 0 alone).
+
+    `until` is the task after which the run ends, to go on another time; none: the last.
+    """
+
+    def __init__(
+        self, plan: TrialPlan, experiment: Experiment, name: str, workers: Workers, until: int | None = None
+    ) -> None:
         from orchestrator.tracking.recorder import Recorder
         from orchestrator.tracking.tracker import Tracker
 
         tags = {**plan.tags, "ctvr.sweep": plan.sweep, "ctvr.trial": name}
         tracker = Tracker(plan.tracking_uri, Path(plan.root))
         self.recorder = Recorder(tracker, experiment, name, plan.parent, tags, plan.keep_model)
-        self.workers = workers
+        self.workers, self.until = workers, until
+        self.reads: Callable[[int], dict[str, str]] = lambda done: {}
         self.reported = 0
         self.reused = 0  # tasks that another trial has trained
 
     def ready(self, key: str, method: Method, data: StreamData, commits: Commits) -> None:
-        if self.workers.rank == 0:
+        num_tasks = len(data.stream.tasks)
+        if self.workers.rank == 0:  # whose reports alone reach the search
+            self.reads = lambda done: {"reads": ",".join(commits.reads(done))} if done == num_tasks else {}
             self.recorder.ready(key, method, data, commits)
-        done = self.workers.agree(commits.finished(len(data.stream.tasks)))
+        done = self.workers.agree(commits.finished(num_tasks))
         self.reused = commits.reused
         if done:
             self._catch_up(commits.record(done))
@@ -116,12 +132,15 @@ class _Reports:
             self.recorder.complete(record)
 
     def _catch_up(self, record: Record) -> None:
-        """One report for each finished task that has none yet."""
-        for done in range(self.reported, record.done):
+        """One report for each finished task that has none yet, and the end of the run where it was asked for."""
+        last = record.done if self.until is None else min(record.done, self.until)
+        for done in range(self.reported, last):
             row = {name: value for name, value in record.metrics[done].items() if name.startswith("stream/")}
             about = {"task": done + 1, "seconds": record.seconds[done], "reused": self.reused}
-            ray.train.report({**about, **row})  # the rest is in MLflow
-        self.reported = record.done
+            ray.train.report({**about, **self.reads(done + 1), **row})  # the rest is in MLflow
+        self.reported = max(self.reported, last)
+        if self.until is not None and last >= self.until:
+            raise _Enough
 
 
 # ----------------------------------------------------------------------------------------------- a trial
@@ -156,7 +175,12 @@ class _EndOnMistake(UserCallback):
 
 
 def run_trial(
-    settings: Settings, plan: TrialPlan, name: str, callbacks: list[Any], presets: tuple[str, ...] | None = None
+    settings: Settings,
+    plan: TrialPlan,
+    name: str,
+    callbacks: list[Any],
+    presets: tuple[str, ...] | None = None,
+    until: int | None = None,
 ) -> None:
     """Run one trial as a Ray Train run, in the trial driver.
 
@@ -166,6 +190,7 @@ def run_trial(
         name: of the run; Ray resumes by it, so it is never used for another configuration.
         callbacks: of Ray Train, for example Tune's report callback.
         presets: of this trial alone, instead of `plan.presets`.
+        until: end after this many tasks, to go on another time.
 
     Raises:
         TrialFailed: if the run failed more often than `plan.max_failures`, or for a mistake of the user.
@@ -177,7 +202,7 @@ def run_trial(
     chosen = plan.presets if presets is None else presets
     trainer = Trainer(
         train_worker,
-        train_loop_config={"settings": full, "plan": plan, "name": name, "presets": chosen},
+        train_loop_config={"settings": full, "plan": plan, "name": name, "presets": chosen, "until": until},
         backend_config=_backend(plan),
         scaling_config=ScalingConfig(
             num_workers=plan.workers, use_gpu=plan.gpus_per_worker > 0, resources_per_worker=resources

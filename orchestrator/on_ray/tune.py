@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from ray import tune
 from ray.tune.integration.ray_train import TuneReportCallback
@@ -37,9 +38,12 @@ from orchestrator.on_ray.plan import (
     label_of,
     run_name,
 )
-from orchestrator.on_ray.search import Listed, TaskHalving, count_trials, row_search, scheduler, search_algorithm
+from orchestrator.on_ray.schedulers import TaskHalving
+from orchestrator.on_ray.search import Limiter, Listed, count_trials, point_searcher, row_search, search_algorithm
 from orchestrator.on_ray.trial import run_trial
-from orchestrator.on_ray.watch import Plans, Room, Watcher
+from orchestrator.on_ray.watch import Plans, Room, Watcher, WaveWatcher
+from orchestrator.on_ray.wave_search import WaveSearch
+from orchestrator.on_ray.waves import Journal, Resolve, Waves
 from orchestrator.tracking.tracker import Tracker
 
 
@@ -51,13 +55,13 @@ def _trial(config: dict[str, Any], plans: Plans) -> None:
     if known := read_note(verdict):
         raise TrialFailed(known, is_final=True)
     name = run_name(plan, config, trial_id)
-    settings, presets = config.get("settings", config), None
+    settings, presets, until = config.get("settings", config), None, None
     if "run" in config:
         run = ListedRun(**config["run"])
-        settings, presets = run.settings, run.presets
+        settings, presets, until = run.settings, run.presets, run.until
         plan = replace(plan, tags={**plan.tags, **run.tags})
     try:
-        run_trial(dict(settings), plan, name, [TuneReportCallback()], presets)
+        run_trial(dict(settings), plan, name, [TuneReportCallback()], presets, until)
     except TrialFailed as error:
         if error.is_final:
             keep_note(verdict, error.reason)
@@ -80,11 +84,13 @@ def run_search(
         search: how, and by how many trials.
         space: what is searched; its two points are tried first.
         max_concurrent: upper limit of trials at once; computed from the cluster otherwise.
-        resume: go on with what an interrupted search under the same `plan.sweep` left.
+        resume: go on with what an interrupted search under the same `plan.sweep` left. Waves always do.
 
     Raises:
         ConfigError: if nothing fits the cluster.
     """
+    if search.is_in_waves:
+        return _run_waves({"": RowPlan(_begun(plan), space)}, num_tasks, search, max_concurrent)[""]
     room = capacity(plan, max_concurrent).concurrent
     algorithm, param_space = search_algorithm(search, space, num_tasks, room)
     total = count_trials(search, param_space)
@@ -93,7 +99,7 @@ def run_search(
         mode=search.mode,
         num_samples=total if search.searcher != "grid" else 1,
         search_alg=algorithm,
-        scheduler=scheduler(search, num_tasks),
+        scheduler=TaskHalving(search, num_tasks),
         trial_dirname_creator=_folder_name,
     )
     watcher = Watcher(plan, total, num_tasks, room, Room(plan, algorithm, max_concurrent))
@@ -124,7 +130,6 @@ def run_listed(
         mode="max",
         num_samples=1,
         search_alg=algorithm,
-        scheduler=scheduler(SearchConfig(scheduler="none"), num_tasks),
         trial_dirname_creator=_folder_name,
     )
     watcher = Watcher(plan, len(listed), num_tasks, room, Room(plan, algorithm, max_concurrent))
@@ -152,6 +157,9 @@ def run_rows(
     """
     session = secrets.token_hex(4)
     plans = {name: _begun(row.plan, session) for name, row in rows.items()}
+    if search.is_in_waves:
+        begun = {name: replace(row, plan=plans[name]) for name, row in rows.items()}
+        return _run_waves(begun, num_tasks, search, max_concurrent)
     plan = next(iter(plans.values()))  # as to resources all are alike
     room = capacity(plan, max_concurrent).concurrent
     algorithm = row_search(search, {name: row.space for name, row in rows.items()}, num_tasks, room)
@@ -161,13 +169,43 @@ def run_rows(
         mode=search.mode,
         num_samples=total,
         search_alg=algorithm,
-        scheduler=scheduler(search, num_tasks, list(rows)),
+        scheduler=TaskHalving(search, num_tasks, list(rows)),
         trial_dirname_creator=_folder_name,
     )
     watcher = Watcher(plans, total, num_tasks, room, Room(plan, algorithm, max_concurrent))
     trials, seconds = _fit(plans, config, {}, watcher, "tune", resume)
     of = {name: [trial for trial in trials if trial.config.get("row") == name] for name in rows}
     return {name: _outcome(of[name], search.trials, num_tasks, seconds, watcher.ended) for name in rows}
+
+
+def _run_waves(
+    rows: Mapping[str, RowPlan], num_tasks: int, search: SearchConfig, max_concurrent: int | None
+) -> dict[str, Outcome]:
+    """Search in waves: what is done depends on results alone, so an interrupted search asks the same again."""
+    plans = {name: row.plan for name, row in rows.items()}
+    plan = next(iter(plans.values()))
+    room = capacity(plan, max_concurrent).concurrent
+    journal = Journal(journal_of(plan), plan.sources)
+    waves = {
+        name: Waves(
+            point_searcher(search, row.space, num_tasks), search, num_tasks, Resolve(row.plan, row.space), journal, name
+        )
+        for name, row in rows.items()
+    }
+    searcher = WaveSearch(waves, plans)
+    algorithm = Limiter(searcher, max_concurrent=room)
+    watcher = WaveWatcher(plans, search.trials, num_tasks, room, Room(plan, algorithm, max_concurrent), searcher)
+    searcher.listener = watcher
+    config = tune.TuneConfig(num_samples=-1, search_alg=algorithm, trial_dirname_creator=_folder_name)
+    seconds = 0.0
+    if searcher.decide():  # a finished search has nothing to ask Tune for
+        _, seconds = _fit(plans, config, {}, watcher, f"tune-{plan.session}", False)
+    return {name: searcher.outcome(name, seconds) for name in rows}
+
+
+def journal_of(plan: TrialPlan) -> Path:
+    """Where the driver keeps what trials reported: beside the plan, on its own disk."""
+    return Path(plan.root) / "sweeps" / Path(urlsplit(plan.storage).path).name / "journal.json"
 
 
 def _fit(
@@ -213,7 +251,9 @@ def _as_listed(plan: TrialPlan, run: Settings | ListedRun) -> ListedRun:
 
 
 def can_resume(plan: TrialPlan) -> bool:
-    """Whether Tune has written down a state of the search to go on from."""
+    """Whether a search was begun: it left a journal, or under ASHA Tune's state of it."""
+    if journal_of(plan).is_file():
+        return True
     from pyarrow import fs
 
     folder = below(plan.storage, "tune")

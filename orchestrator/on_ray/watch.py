@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import cloudpickle, tune
 
@@ -17,6 +17,9 @@ from orchestrator.on_ray.capacity import ask_for_room, capacity
 from orchestrator.on_ray.plan import GAIN, TrialPlan, run_name
 from orchestrator.redaction import redact
 from orchestrator.tracking.tracker import Tracker
+
+if TYPE_CHECKING:
+    from orchestrator.on_ray.wave_search import WaveSearch
 
 log = logging.getLogger(__name__)
 Plans = Mapping[str, TrialPlan]  # row of a table -> what its trials share; "" where there are no rows
@@ -90,7 +93,7 @@ class Watcher(tune.Callback):
         self.numbers, self.seen, self.ended = dict(state["numbers"]), dict(state["seen"]), set(state["ended"])
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        concurrent = self.room.look(self.trials - len(self.ended)) if self.room else None
+        concurrent = self.room.look(self._left()) if self.room else None
         if concurrent is not None:
             self.concurrent = concurrent
             say(f"the cluster has room for {concurrent} trials at once now", with_time=True)
@@ -103,10 +106,10 @@ class Watcher(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        task = int(result.get("task", 0))
-        if task <= self.seen.get(trial.trial_id, 0):  # reported again after a restart
+        task, seen_as = int(result.get("task", 0)), self._seen_as(trial)
+        if task <= self.seen.get(seen_as, 0):  # reported again after a restart
             return
-        self.seen[trial.trial_id] = task
+        self.seen[seen_as] = task
         parts = [self._label(trial), f"task {task}/{self.num_tasks}"]
         parts.append(f"R@1 {result.get('stream/t2v/r1', math.nan):.2f}")
         if GAIN in result:
@@ -132,6 +135,13 @@ class Watcher(tune.Callback):
         say(f"{self._label(trial)}  failed: {reason}", with_time=True)
         self._close(trial, "FAILED", {"ctvr.error": reason})
 
+    def _seen_as(self, trial: Any) -> str:
+        return str(trial.trial_id)
+
+    def _left(self) -> int:
+        """How many trials still want room."""
+        return self.trials - len(self.ended)
+
     def _label(self, trial: Any) -> str:
         number = self.numbers.setdefault(trial.trial_id, len(self.numbers) + 1)
         what = trial.config["run"]["label"] if "run" in trial.config else trial.config.get("row", "")
@@ -146,7 +156,9 @@ class Watcher(tune.Callback):
 
     def _close(self, trial: Any, status: str, tags: dict[str, str]) -> None:
         plan = self.plans[trial.config.get("row", "")]
-        name = run_name(plan, trial.config, trial.trial_id)
+        self._close_run(plan, run_name(plan, trial.config, trial.trial_id), status, tags)
+
+    def _close_run(self, plan: TrialPlan, name: str, status: str, tags: dict[str, str]) -> None:
         tracker = Tracker(plan.tracking_uri, Path(plan.root))
         try:
             for run in tracker.find_runs(sweep=plan.sweep, tags={"ctvr.trial": name}):
@@ -154,6 +166,53 @@ class Watcher(tune.Callback):
                 tracker.close(run.run_id, status)
         except Exception as error:  # a server that is away must not end the sweep
             log.warning("tracking: run %s stays open: %s", name, error)
+
+
+class WaveWatcher(Watcher):
+    """Watches a search in waves, whose trials run in stretches: each of these is a trial to Tune.
+
+    Args:
+        plans, num_tasks, concurrent, room: as of `Watcher`.
+        trials: of each row.
+        search: says how many stretches wait or run.
+    """
+
+    def __init__(
+        self, plans: Plans, trials: int, num_tasks: int, concurrent: int, room: Room | None, search: WaveSearch
+    ) -> None:
+        super().__init__(plans, trials, num_tasks, concurrent, room)
+        self.search = search
+        self._started = time.monotonic()
+
+    def _left(self) -> int:
+        return max(1, self.search.decide())
+
+    def _label(self, trial: Any) -> str:
+        return self._name(trial.config["row"], trial.config["number"])
+
+    def _name(self, row: str, number: int) -> str:
+        many = "" if self.search.waves[row].search.searcher == "grid" else f"/{self.trials}"
+        return f"trial {number}{many} {row}".rstrip()
+
+    def _seen_as(self, trial: Any) -> str:
+        return self._label(trial)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        if self.seen.get(self._seen_as(trial), 0) >= self.num_tasks:
+            say(f"{self._label(trial)}  complete", with_time=True)
+
+    def stopped(self, row: str, number: int, label: str, task: int) -> None:
+        """Others of the wave did better."""
+        say(f"{self._name(row, number)}  stopped after task {task}: others do better", with_time=True)
+        plan = self.plans[row]
+        tags = {"ctvr.stopped": f"{self.search.waves[row].search.scheduler} after task {task}"}
+        self._close_run(plan, f"{plan.sweep}-{label}", "FINISHED", tags)
+
+    def wave_ended(self, row: str, wave: int, waves: int) -> None:
+        """Say how long it took, and what is left at most."""
+        taken = time.monotonic() - self._started
+        left = f"; at most {duration(taken / wave * (waves - wave))} to go" if 0 < wave < waves else ""
+        say(f"{row} wave {wave}/{waves} ended after {duration(taken)}{left}".lstrip(), with_time=True)
 
 
 def _reason(trial: Any) -> str:

@@ -638,6 +638,66 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "captions of one video count as independent",
         ),
     ],
+    # --------------------------------------------------------------------------------------------- selection
+    "orchestrator/on_ray/waves.py": [
+        (
+            "for trial in ranked[self.kept(len(alive)) :]:",
+            "for trial in ranked[self.kept(len(self.wave)) :]:",
+            "trials that failed count at a rung",
+        ),
+        (
+            "return max(math.ceil(number / self.search.reduction), min(number, self.search.keep))",
+            "return math.ceil(number / self.search.reduction)",
+            "a rung leaves a single trial",
+        ),
+        (
+            "ranked = sorted(alive, key=lambda trial: (*self.loss(trial, rung), trial.number))",
+            "ranked = sorted(alive, key=lambda trial: (*self.loss(trial, rung), -trial.number))",
+            "of equal trials the last goes on",
+        ),
+        (
+            'return math.isnan(value), 0.0 if math.isnan(value) else value if self.search.mode == "min" else -value',
+            "return math.isnan(value), 0.0 if math.isnan(value) else -value",
+            "a metric that is to be small is made large",
+        ),
+        (
+            "if trial.failed or is_twin:",
+            "if trial.failed:",
+            "trials of one model count twice for TPE",
+        ),
+        (
+            "return trial.settings == other.settings or (other not in self.wave and same_model(trial, other))",
+            "return trial.settings == other.settings",
+            "a setting that nobody reads makes another trial",
+        ),
+        (
+            'self.rows = kept["rows"] if kept.get("sources") == sources else {}',
+            'self.rows = kept["rows"]',
+            "results of other code are believed",
+        ),
+    ],
+    "orchestrator/on_ray/wave_search.py": [
+        (
+            "if self.queues[row] or any(stretch.row == row for stretch in self.running.values()):",
+            "if self.queues[row]:",
+            "decisions do not wait for the wave",
+            "tests/orchestrator/on_ray/test_waves.py",
+        ),
+    ],
+    "orchestrator/on_ray/schedulers.py": [
+        (
+            "before = [score for score in recorded.values() if not math.isnan(score)]",
+            "before = [score for score in recorded.values() if not math.isnan(score)] + [self._better * value]",
+            "a trial is compared with itself",
+        ),
+    ],
+    "orchestrator/jobs/rerun.py": [
+        (
+            'return rank, run.tags.get(NUMBER, "~") + settings',
+            "return rank, settings",
+            "of equal winners not the first that was suggested",
+        ),
+    ],
 }
 
 BUGS: tuple[Bug, ...] = tuple(_bugs())

@@ -77,7 +77,7 @@ def test_words_of_the_command_line_go_before_the_tables(capsys, tmp_path, asked)
         0,
         "random",
         "3",
-        "asha",
+        "halving",
     )
     assert request.preset.seeds == 1
 

@@ -29,6 +29,7 @@ from orchestrator.jobs.rerun import (
 )
 from orchestrator.learning.resolve import resolve
 from orchestrator.on_ray.plan import GAIN, label_of
+from orchestrator.on_ray.wave_search import NUMBER
 from orchestrator.streams.load import load_stream
 from tests.small_stream import write_stream
 
@@ -179,6 +180,14 @@ def test_of_equal_trials_the_winner_does_not_depend_on_which_ended_first(few, wh
     finished(other, few, {"b": 2.0}, **{"method.lr": 5e-6})
     finished(other, few, {"a": 2.0}, **{"method.lr": 3e-6})
     assert best_trials(other.tracker(), "s", 1)[0].name == first.name
+
+
+def test_of_equal_trials_the_first_that_was_suggested_wins(few, where):
+    for name, number in (("later", "011"), ("first", "002")):
+        finished(where, few, {name: 2.0}, **{"method.lr": float(number) * 1e-6})
+        (run,) = [run for run in where.tracker().find_runs(sweep="s") if run.name == name]
+        where.tracker().set_tags(run.run_id, {NUMBER: number})
+    assert [run.name for run in best_trials(where.tracker(), "s", 2)] == ["first", "later"]
 
 
 def test_a_rerun_takes_no_seed_that_a_trial_used(few, where):

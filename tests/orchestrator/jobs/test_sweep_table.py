@@ -110,7 +110,7 @@ def test_what_will_happen_is_said_before(few, where):
     assert "table t: T, on small, 2 tasks" in text
     assert "searched   clip4clip, tvr_plus_cl" in text
     assert "zero_shot (not searched)" in text
-    assert "3 for each row, 6 in all, by tpe, scheduler asha; 2 at once" in text
+    assert "3 for each row, 6 in all, by tpe, scheduler halving in waves of 8 (points that train" in text
     assert "chosen by  R@1 gain over zero-shot on val videos" in text
     assert "all rows over 2 seeds on test videos: 5 runs in one rerun" in text
     cheap = plan_table(request(few, preset(search={"trials": 0})), where)

@@ -1,8 +1,6 @@
-"""Search spaces, searchers and halving by tasks: without a cluster."""
+"""Search spaces and searchers: without a cluster."""
 
 from __future__ import annotations
-
-from types import SimpleNamespace
 
 import pytest
 from ray import cloudpickle, tune
@@ -14,7 +12,6 @@ from orchestrator.on_ray.plan import GAIN, SearchConfig, SearchSpace
 from orchestrator.on_ray.search import (
     Limiter,
     Listed,
-    TaskHalving,
     count_trials,
     first_point,
     first_points,
@@ -22,7 +19,6 @@ from orchestrator.on_ray.search import (
     holds,
     override_space,
     row_search,
-    scheduler,
     search_algorithm,
 )
 
@@ -35,8 +31,11 @@ WHOLE = SearchSpace(SPACE, PAPER, {})
     ("values", "message"),
     [
         ({"searcher": "tpee"}, "search: searcher: 'tpee' is none of tpe, random, grid. Did you mean 'tpe'"),
-        ({"scheduler": "hyperband"}, "scheduler: 'hyperband' is none of asha, none"),
-        ({"trials": 0}, "trials and grace_tasks must be >= 1"),
+        ({"scheduler": "hyperband"}, "scheduler: 'hyperband' is none of halving, asha, none"),
+        ({"trials": 0}, "trials, grace_tasks, wave and keep must be >= 1"),
+        ({"wave": 0}, "trials, grace_tasks, wave and keep must be >= 1"),
+        ({"confirm": -1}, "confirm must be >= 0"),
+        ({"confirm_seeds": 1}, "confirm_seeds >= 2"),
         ({"trials": "many"}, "search.trials: .*'many'"),
         ({"reduction": 1}, "reduction >= 2"),
     ],
@@ -158,20 +157,6 @@ def _nothing(config):
     """A trainable."""
 
 
-def halving(num_tasks: int = 4, **search: object) -> TaskHalving:
-    made = scheduler(SearchConfig(**search), num_tasks)
-    assert isinstance(made, TaskHalving)
-    made.set_search_properties(GAIN, search.get("mode", "max"))
-    return made
-
-
-def decide(made: TaskHalving, trial_id: str, task: int, gain: float, row: str = "") -> str:
-    trial = SimpleNamespace(trial_id=trial_id, config={"row": row} if row else {})
-    if trial_id not in made._trial_info:
-        made.on_trial_add(None, trial)
-    return made.on_trial_result(None, trial, {"task": task, GAIN: gain})
-
-
 # ------------------------------------------------------------------------------------------- whole tables
 
 
@@ -224,53 +209,3 @@ def test_a_rows_search_learns_from_its_own_trials_alone_and_survives_a_restart(t
 def test_a_grid_over_a_table_is_refused():
     with pytest.raises(ConfigError, match="rows of a table get equally many trials. Write tpe or random"):
         row_search(SearchConfig(searcher="grid"), rows("a"), 4, 1)
-
-
-def test_halving_compares_trials_of_one_row():
-    made = scheduler(SearchConfig(), 4, ["a", "b"])
-    assert isinstance(made, TaskHalving)
-    made.set_search_properties(GAIN, "max")
-    assert decide(made, "1", 1, 5.0, "a") == "CONTINUE"
-    assert decide(made, "2", 1, 1.0, "b") == "CONTINUE"
-    assert decide(made, "3", 1, 4.0, "a") == "STOP"
-    made.remember({"4": {1: 3.0}}, "b")
-    assert decide(made, "5", 1, 1.5, "b") == "STOP"
-
-
-def test_halving_stops_the_worse_half_after_the_same_task():
-    made = halving()
-    assert decide(made, "a", 1, 5.0) == "CONTINUE"
-    assert decide(made, "b", 1, 1.0) == "STOP"
-    assert decide(made, "c", 1, 6.0) == "CONTINUE"
-
-
-def test_a_task_that_is_reported_again_decides_nothing():
-    made = halving()
-    decide(made, "a", 1, 5.0)
-    decide(made, "c", 1, 4.0)
-    assert [decide(made, "a", 1, -9.0), decide(made, "a", 1, 5.0)] == ["CONTINUE", "CONTINUE"]
-
-
-def test_the_last_report_of_a_trial_never_stops_it():
-    made = halving(num_tasks=4)
-    for task in (1, 2):
-        decide(made, "a", task, 5.0), decide(made, "b", task, 5.0)
-    decide(made, "a", 4, 5.0)
-    assert decide(made, "b", 4, 1.0) == "CONTINUE"
-
-
-@pytest.mark.parametrize("mode", ["max", "min"])
-def test_a_resumed_search_decides_as_the_unbroken_one(mode):
-    seen = {"a": {1: 5.0, 2: 4.0}, "b": {1: 1.0}, "c": {1: 3.0, 2: 2.0}}
-    unbroken, resumed = halving(mode=mode), halving(mode=mode)
-    for task in (1, 2):
-        for trial_id, scores in seen.items():
-            if task in scores:
-                decide(unbroken, trial_id, task, scores[task])
-    resumed.remember(seen)
-    for trial_id, task, gain in [("d", 1, 2.9), ("e", 1, 5.5), ("e", 2, 3.5), ("f", 1, 0.5), ("f", 2, 2.5)]:
-        assert decide(resumed, trial_id, task, gain) == decide(unbroken, trial_id, task, gain)
-
-
-def test_no_scheduler_is_first_in_first_out():
-    assert type(scheduler(SearchConfig(scheduler="none"), 3)).__name__ == "FIFOScheduler"

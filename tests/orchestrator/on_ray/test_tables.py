@@ -16,6 +16,7 @@ from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.resume import resume
 from orchestrator.jobs.sweep_table import TableRequest, sweep_table
 from orchestrator.on_ray.connection import connect
+from orchestrator.on_ray.plan import GAIN
 from orchestrator.tables.presets import parse_preset
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
@@ -44,20 +45,20 @@ def test_every_row_is_searched_and_rerun_and_a_row_that_fails_does_not_end_the_t
     where = Deployment(runs=runs)
     data = {"title": "Two rows and a lost one", "protocol": "ctvr", "stream": manifest, "seeds": 1}
     rows = [LOST, {"name": "clip4clip", "notes": ["as in its paper"]}, {"name": "zero_shot", "searched": False}]
-    preset = parse_preset({**data, "search": {"trials": 2}, "rows": rows})
+    preset = parse_preset({**data, "search": {"trials": 3, "wave": 3, "keep": 1}, "rows": rows})
     request = TableRequest("t", manifest, preset, {"optim.epochs": "1"})
     with pytest.raises(FailedRuns, match="rows without a winner, missing in the table: lora") as ended:
         sweep_table(request, where)
     text, said = str(ended.value), capsys.readouterr().err
 
-    assert "2 for each row, 4 in all, by tpe, scheduler asha; 2 at once" in said
-    assert len(re.findall(r"trial \d/4 lora  failed: task_01, epoch 1: the (?:loss|gradient) is no finite", said)) == 2
-    assert "lora: 0 complete, 0 stopped early, 2 failed; no trial is complete" in said
+    assert "3 for each row, 6 in all, by tpe, scheduler halving in waves of 3" in said
+    assert len(re.findall(r"trial \d/3 lora  failed: task_01, epoch 1: the (?:loss|gradient) is no finite", said)) == 3
+    assert "lora: 0 complete, 0 stopped early, 3 failed; no trial is complete" in said
     assert "small: Two rows and a lost one" in text
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     assert [line.split()[1].split("<")[0] for line in lines[2:]] == ["clip4clip", "zero\\_shot"]  # the table's order
     assert lines[0].endswith("| Seeds | Trials | Time |")
-    assert "settings are the best of 2 trials by R@1 gain over zero-shot on val videos" in text
+    assert "settings are the best of 3 trials by R@1 gain over zero-shot on val videos" in text
     assert "as in its paper" in text
 
     tracker = where.tracker()
@@ -65,8 +66,12 @@ def test_every_row_is_searched_and_rerun_and_a_row_that_fails_does_not_end_the_t
         parent = tracker.find_sweep(name)
         assert parent is not None
         assert parent.status == status
+    stops = ["halving after task 1", "halving after task 2"]
     searched = tracker.find_runs(sweep="t-clip4clip")
-    assert len(searched) == 2
+    assert len(searched) == 3
+    assert sorted(run.tags.get("ctvr.stopped", "") for run in searched) == ["", *stops]
+    assert [len(run.metrics[GAIN]) for run in searched if not run.tags.get("ctvr.stopped")] == [3]
+    assert {run.status for run in searched} == {"FINISHED"}
     assert {run.settings["evaluation.split"] for run in searched} == {"val"}
     final = {run.tags["ctvr.rerun_of"] for run in tracker.find_runs(tags={"ctvr.role": "final"})}
     assert final == {"t"}
@@ -78,4 +83,4 @@ def test_every_row_is_searched_and_rerun_and_a_row_that_fails_does_not_end_the_t
     assert "2 runs, 2 of them complete already" in said
     assert "clip4clip  task" not in said
     assert str(again.value) == text
-    assert len(tracker.find_runs(sweep="t-clip4clip")) == 2
+    assert len(tracker.find_runs(sweep="t-clip4clip")) == 3

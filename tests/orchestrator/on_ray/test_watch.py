@@ -13,8 +13,8 @@ from ray.exceptions import RayTaskError
 
 from orchestrator.errors import ConfigError, TrialFailed
 from orchestrator.on_ray import watch
-from orchestrator.on_ray.plan import GAIN, Capacity, TrialPlan, run_name
-from orchestrator.on_ray.watch import Room, Watcher
+from orchestrator.on_ray.plan import GAIN, Capacity, SearchConfig, TrialPlan, run_name
+from orchestrator.on_ray.watch import Room, Watcher, WaveWatcher
 from orchestrator.tracking.tracker import Tracker, create_store
 
 
@@ -190,3 +190,34 @@ def test_the_watcher_says_when_there_is_more_room(plan, cluster, capsys):
     watcher.on_step_begin(1, [])
     assert lines(capsys) == ["the cluster has room for 4 trials at once now"]
     assert watcher.concurrent == 4
+
+
+# ------------------------------------------------------------------------------------------------------- waves
+
+
+def test_stretches_of_a_trial_are_one_trial_to_the_reader_and_a_stopped_one_is_closed(plan, capsys, monkeypatch):
+    monkeypatch.setattr("orchestrator.on_ray.watch.time.monotonic", lambda: 0.0)
+    create_store(plan.tracking_uri, Path(plan.root), "stream")
+    tracker = Tracker(plan.tracking_uri, Path(plan.root))
+    run = tracker.open_run("stream", "x", {}, tracker.open_sweep("s", "stream", {}), {"ctvr.trial": "s-lora-02-ab"})
+    search = SimpleNamespace(waves={"": SimpleNamespace(search=SearchConfig(trials=8))}, decide=lambda: 3)
+    watcher = WaveWatcher({"": plan}, 8, 3, 2, None, search)
+    stretch = {"row": "", "number": 2, "run": {"label": "lora-02-ab"}}
+    for name, tasks in (("a", (1,)), ("b", (1, 2, 3))):
+        watcher.on_trial_start(0, [], trial(name, **stretch))
+        for task in tasks:
+            watcher.on_trial_result(0, [], trial(name, **stretch), row(task))
+        watcher.on_trial_complete(0, [], trial(name, **stretch))
+    watcher.stopped("", 2, "lora-02-ab", 1)
+    watcher.wave_ended("", 1, 2)
+    said = lines(capsys)
+    assert [line[:19] for line in said[:3]] == [f"trial 2/8  task {task}/3" for task in (1, 2, 3)]
+    assert said[3:] == [
+        "trial 2/8  complete",
+        "trial 2/8  stopped after task 1: others do better",
+        "wave 1/2 ended after 0 s; at most 0 s to go",
+    ]
+    (found,) = tracker.find_runs(sweep="s")
+    assert (found.run_id, found.status) == (run, "FINISHED")
+    assert found.tags["ctvr.stopped"] == "halving after task 1"
+    assert watcher._left() == 3

@@ -1,0 +1,254 @@
+"""Successive halving in waves: what is suggested, run on and stopped is a function of results alone.
+
+Asynchronous halving decides by who reports first, so the same sweep on a busier machine names another winner. Here
+
+1. a wave of `search.wave` trials is suggested at once, whatever the cluster holds;
+2. those that reach a rung wait until all of the wave have reached it; trials that failed are counted out. The best
+   1 / `reduction`, and never fewer than `keep`, go on; of equal ones the first suggested. A rung that would stop nobody
+   is not stopped at;
+3. when the wave has ended the searcher is told of its trials in the order of their numbers, and suggests the next wave
+   from exactly that. A trial that was stopped is told with its values by task, as pruned (search.py).
+
+Points that train the same model are one trial: a suggestion whose settings equal a former trial's, or which differs
+from a complete one only in settings that no run reads (reuse.py notes them), is not run; another is asked for instead.
+
+Nothing here knows Ray. An interrupted sweep goes on by asking the same questions again; what the journal knows is not
+run. Source: Jamieson and Talwalkar, arXiv:1502.07943 (successive halving).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from orchestrator.config import Settings
+from orchestrator.digests import digest_of
+from orchestrator.on_ray.plan import SearchConfig, SearchSpace, TrialPlan, rungs
+
+MAX_REPEATED = 100  # suggestions in a row that are trials already: the space has no other point, as far as one can see
+
+
+class Suggests(Protocol):
+    """A searcher of Ray Tune, as far as waves need it."""
+
+    def suggest(self, trial_id: str) -> Any: ...
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None: ...
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None: ...
+
+
+@dataclass
+class WaveTrial:
+    """A point that was suggested, and what is known of it."""
+
+    number: int  # from 1, in the order of suggestions
+    point: Settings
+    settings: Settings  # all that decide, with this point's
+    name: str  # to the searcher
+    scores: dict[int, float] = field(default_factory=dict)  # finished tasks -> metric
+    reads: tuple[str, ...] = ()  # settings that had been read at the end
+    reused: int = 0  # tasks that another run had trained
+    failed: bool = False
+    stopped: int = 0  # the rung that ended it
+
+    @property
+    def label(self) -> str:
+        """The same whenever the sweep is run: what is known of a trial is found by it."""
+        return f"{self.number:02d}-{digest_of(self.settings)[:6]}"
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.failed and not self.stopped
+
+
+class Journal:
+    """What the trials of a sweep reported, in a file that an interruption leaves behind.
+
+    Args:
+        file: none: nothing is kept.
+        sources: digest of the code. What other sources reported is not believed; their commits are not either.
+    """
+
+    def __init__(self, file: Path | None, sources: str = "") -> None:
+        self.file, self.sources = file, sources
+        self.rows: dict[str, dict[str, dict[str, Any]]] = {}
+        if file is not None and file.is_file():
+            kept = json.loads(file.read_text(encoding="utf-8"))
+            self.rows = kept["rows"] if kept.get("sources") == sources else {}
+
+    def read(self, row: str, trial: WaveTrial) -> None:
+        known = self.rows.get(row, {}).get(trial.label, {})
+        trial.scores = {int(task): float(value) for task, value in known.get("scores", {}).items()}
+        trial.reads, trial.reused = tuple(known.get("reads", ())), int(known.get("reused", 0))
+
+    def write(self, row: str, trial: WaveTrial) -> None:
+        about = {"scores": trial.scores, "reads": trial.reads, "reused": trial.reused}
+        self.rows.setdefault(row, {})[trial.label] = about
+        if self.file is not None:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self.file.with_suffix(".tmp")
+            temporary.write_text(json.dumps({"sources": self.sources, "rows": self.rows}), encoding="utf-8")
+            temporary.replace(self.file)
+
+
+@dataclass(frozen=True)
+class Resolve:
+    """From a point to every setting that decides a trial's result. Plain data: Ray pickles it."""
+
+    plan: TrialPlan
+    space: SearchSpace
+
+    def __call__(self, point: Mapping[str, Any]) -> Settings:
+        from orchestrator.learning.identity import NOT_DECISIVE
+        from orchestrator.learning.resolve import resolve  # loads torch
+
+        full = {**self.plan.settings, **point, "workers": self.plan.workers}
+        made = resolve(full, self.space.stream, self.plan.presets).settings
+        return {name: value for name, value in made.items() if name not in NOT_DECISIVE}
+
+
+class Waves:
+    """One search.
+
+    Args:
+        searcher: suggests points.
+        search: how many trials, in which waves.
+        num_tasks: of the stream.
+        resolve: from a point to all settings that decide.
+        journal: what is known already; `row` is this search's name there.
+    """
+
+    def __init__(
+        self,
+        searcher: Suggests,
+        search: SearchConfig,
+        num_tasks: int,
+        resolve: Callable[[Mapping[str, Any]], Settings],
+        journal: Journal | None = None,
+        row: str = "",
+    ) -> None:
+        self.searcher, self.search, self.num_tasks, self.resolve = searcher, search, num_tasks, resolve
+        self.journal, self.row = journal or Journal(None), row
+        is_halved = search.scheduler == "halving"
+        self.rungs = rungs(search.grace_tasks, search.reduction, num_tasks) if is_halved else []
+        self.trials: list[WaveTrial] = []
+        self.repeated = 0  # suggestions that were trials already
+        self.wave: list[WaveTrial] = []
+        self.ended = 0  # waves
+        self._decided = 0  # the last rung of the wave at which it was decided
+        self._is_exhausted = False
+        self._asked = 0
+
+    # ------------------------------------------------------------------------------------------ what runs next
+
+    def due(self) -> tuple[list[WaveTrial], int]:
+        """The trials that must run now, in the order of their numbers, and until after which task.
+
+        Asked only while none of this search runs. No trial: the search is over.
+        """
+        while self.wave or self._begin_wave():
+            alive = [trial for trial in self.wave if trial.is_alive]
+            until = self._next_rung(len(alive))
+            if missing := [trial for trial in alive if until not in trial.scores]:
+                return missing, until
+            if alive and until < self.num_tasks:
+                self._decide(alive, until)
+            else:
+                self._end_wave()
+        return [], self.num_tasks
+
+    def kept(self, number: int) -> int:
+        """How many of `number` trials pass a rung."""
+        return max(math.ceil(number / self.search.reduction), min(number, self.search.keep))
+
+    def _next_rung(self, number: int) -> int:
+        is_news = (rung for rung in self.rungs if rung > self._decided and self.kept(number) < number)
+        return next(is_news, self.num_tasks)
+
+    def _decide(self, alive: list[WaveTrial], rung: int) -> None:
+        ranked = sorted(alive, key=lambda trial: (*self.loss(trial, rung), trial.number))
+        for trial in ranked[self.kept(len(alive)) :]:
+            trial.stopped = rung
+        self._decided = rung
+
+    def loss(self, trial: WaveTrial, task: int) -> tuple[bool, float]:
+        """What is smaller for the better trial; a metric without number is the worst."""
+        value = trial.scores[task]
+        return math.isnan(value), 0.0 if math.isnan(value) else value if self.search.mode == "min" else -value
+
+    # ------------------------------------------------------------------------------------------ a wave's ends
+
+    def _begin_wave(self) -> bool:
+        while not self._is_exhausted and len(self.wave) < self.search.wave and len(self.trials) < self._most():
+            trial = self._new()
+            self._is_exhausted = trial is None
+            if trial is not None:
+                self.journal.read(self.row, trial)
+                self.trials.append(trial)
+                self.wave.append(trial)
+        return bool(self.wave)
+
+    def _most(self) -> float:
+        return math.inf if self.search.searcher == "grid" else self.search.trials
+
+    def _new(self) -> WaveTrial | None:
+        """The next suggestion that is no trial yet; none if there is no other point."""
+        for _ in range(MAX_REPEATED):
+            self._asked += 1
+            name = f"{self._asked:05d}"
+            point = self.searcher.suggest(name)
+            if not isinstance(point, Mapping):
+                return None
+            trial = WaveTrial(len(self.trials) + 1, dict(point), self.resolve(point), name)
+            if not any(self._repeats(trial, other) for other in self.trials):
+                return trial
+            self.repeated += 1
+            self.searcher.on_trial_complete(name, error=True)  # which no searcher counts
+        return None
+
+    def _repeats(self, trial: WaveTrial, other: WaveTrial) -> bool:
+        """Of a trial of the same wave nobody has measured yet what it reads; a resumed search must not know either."""
+        return trial.settings == other.settings or (other not in self.wave and same_model(trial, other))
+
+    def _end_wave(self) -> None:
+        for trial in self.wave:
+            is_twin = any(same_model(trial, other) for other in self.trials[: trial.number - 1])
+            if trial.failed or is_twin:
+                self.searcher.on_trial_complete(trial.name, error=True)
+                continue
+            last = trial.stopped or self.num_tasks
+            for task in sorted(task for task in trial.scores if task <= last):
+                self.searcher.on_trial_result(trial.name, self._told(trial, task))
+            self.searcher.on_trial_complete(trial.name, self._told(trial, last))
+        self.wave, self._decided = [], 0
+        self.ended += 1
+
+    def _told(self, trial: WaveTrial, task: int) -> dict[str, Any]:
+        return {"task": task, self.search.metric: trial.scores[task]}
+
+    # ------------------------------------------------------------------------------------------ what came out
+
+    def report(self, trial: WaveTrial, result: Mapping[str, Any], until: int) -> None:
+        """Take in what a trial reported after a task."""
+        task = int(result.get("task", 0))
+        if not 0 < task <= until or self.search.metric not in result:
+            return
+        trial.scores[task] = float(result[self.search.metric])
+        trial.reused = int(result.get("reused", 0))
+        if task == self.num_tasks:
+            trial.reads = tuple(filter(None, str(result.get("reads", "")).split(",")))
+        self.journal.write(self.row, trial)
+
+    def end(self, trial: WaveTrial, until: int) -> None:
+        """A trial's process has ended; one that did not get as far as it should has failed."""
+        trial.failed = until not in trial.scores
+
+
+def same_model(trial: WaveTrial, other: WaveTrial) -> bool:
+    """Whether a trial is what a complete one is: whatever that has read is the same."""
+    return bool(other.reads) and all(trial.settings.get(name) == other.settings.get(name) for name in other.reads)

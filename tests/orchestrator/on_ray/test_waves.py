@@ -1,0 +1,267 @@
+"""Halving in waves: a function of results, whatever the load, the order of arrival or the size of the cluster."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray import cloudpickle, tune
+from ray.tune.search import Searcher
+
+from orchestrator.on_ray.plan import GAIN, SearchConfig, SearchSpace, TrialPlan
+from orchestrator.on_ray.search import Limiter, point_searcher
+from orchestrator.on_ray.wave_search import WaveSearch
+from orchestrator.on_ray.waves import Journal, Waves
+
+SPACE = SearchSpace(
+    {
+        "method.lr": tune.loguniform(1e-7, 1e-5),
+        "method.layers": tune.choice([1, 2, 4]),
+        "optim.epochs": tune.choice([1]),
+    },
+    {},
+    {"method.lr": 1e-6, "method.layers": 4, "optim.epochs": 1},
+)
+TASKS = 5
+
+
+def gain(point: Mapping[str, Any], task: int) -> float:
+    """A made-up result, best at lr = 3e-6 and few layers; its order changes with the task."""
+    return 10 - abs(math.log10(point["method.lr"] / 3e-6)) * task - 0.1 * point["method.layers"] + task
+
+
+def waves(
+    search: SearchConfig,
+    space: SearchSpace = SPACE,
+    journal: Journal | None = None,
+    row: str = "",
+    resolve: Callable[[Mapping[str, Any]], dict[str, Any]] = dict,
+) -> Waves:
+    return Waves(point_searcher(search, space, TASKS), search, TASKS, resolve, journal, row)
+
+
+def run(
+    made: dict[str, Waves],
+    room: int,
+    seed: int,
+    fails: Callable[[Mapping[str, Any], int], bool] = lambda point, task: False,
+    most: float = math.inf,
+    score: Callable[[Mapping[str, Any], int], float] = gain,
+) -> tuple[WaveSearch, list[tuple[str, int, int]]]:
+    """A cluster that holds `room` stretches, whose reports arrive in an order that `seed` decides.
+
+    Returns the search and the stretches that ended well, (row, trial, until); after `most` tasks everything is killed.
+    """
+    plan = TrialPlan("s", "/nowhere", "", "", None, "/nowhere", {"method": "lora"})
+    search = WaveSearch(made, dict.fromkeys(made, plan))
+    limiter = Limiter(search, max_concurrent=room)
+    chance, alive, trained, number = random.Random(seed), {}, 0, 0
+    ended: list[tuple[str, int, int]] = []
+    while True:
+        suggested = limiter.suggest(str(number))
+        if isinstance(suggested, dict):
+            alive[str(number)] = [suggested, 0]
+            number += 1
+            continue
+        if not alive or trained >= most:
+            assert suggested == Searcher.FINISHED or trained >= most
+            return search, ended
+        trial_id = chance.choice(list(alive))
+        point, until = alive[trial_id][0]["run"]["settings"], alive[trial_id][0]["run"]["until"] or TASKS
+        task = alive[trial_id][1] = alive[trial_id][1] + 1
+        trained += 1
+        result = {"task": task, GAIN: score(point, task), "reads": "method.lr,method.layers"}
+        if fails(point, task):
+            limiter.on_trial_complete(trial_id, error=True)
+            del alive[trial_id]
+            continue
+        limiter.on_trial_result(trial_id, result)
+        if task == until:
+            limiter.on_trial_complete(trial_id, result)
+            ended.append((alive[trial_id][0]["row"], alive[trial_id][0]["number"], until))
+            del alive[trial_id]
+
+
+def told(made: Waves) -> list[tuple[Any, ...]]:
+    """Everything that the searcher was told, trial by trial."""
+    study = made.searcher.inner._ot_study
+    return [(t.number, t.state.name, t.params, t.intermediate_values, t.values) for t in study.trials]
+
+
+def decisions(made: Waves) -> list[tuple[Any, ...]]:
+    return [(t.number, t.point, t.stopped, t.failed, max(t.scores, default=0)) for t in made.trials]
+
+
+@pytest.mark.parametrize("scheduler", ["halving", "none"])
+def test_the_same_search_decides_and_suggests_the_same_whatever_arrives_first_and_however_much_fits(scheduler):
+    search = SearchConfig(trials=14, wave=5, scheduler=scheduler)
+    found = []
+    for room, seed in [(1, 0), (2, 1), (3, 2), (16, 3)]:
+        made = {name: waves(search, row=name) for name in ("a", "b")}
+        run(made, room, seed, fails=lambda point, task: point["method.layers"] == 2 and task == 2)
+        found.append([(decisions(each), told(each)) for each in made.values()])
+    assert all(each == found[0] for each in found)
+    (first, second) = found[0]
+    assert first == second  # a row of a table searches as it would alone
+    assert len(first[0]) == 14
+    states = [state for _, state, *_ in first[1]]
+    assert {"COMPLETE", "FAIL"} <= set(states)
+    assert ("PRUNED" in states) == (scheduler == "halving")
+
+
+def test_a_wave_is_suggested_from_the_ones_before_it_told_in_the_order_of_numbers():
+    search = SearchConfig(trials=8, wave=4)
+    made = waves(search)
+    run({"": made}, 4, 1)
+    by_hand = point_searcher(search, SPACE, TASKS)
+    points = [by_hand.suggest(str(number)) for number in range(4)]
+    assert [trial.point for trial in made.trials[:4]] == points
+    for trial in made.trials[:4]:
+        last = trial.stopped or TASKS
+        for task in range(1, last + 1):
+            by_hand.on_trial_result(str(trial.number - 1), {"task": task, GAIN: gain(trial.point, task)})
+        by_hand.on_trial_complete(str(trial.number - 1), {"task": last, GAIN: gain(trial.point, last)})
+    assert [trial.point for trial in made.trials[4:]] == [by_hand.suggest(str(number)) for number in range(4, 8)]
+
+
+def scripted(values: list[float], **search: Any) -> Waves:
+    """A grid whose trials score `values`, after every task alike."""
+    space = SearchSpace({"x": tune.choice(list(range(len(values))))}, {}, {})
+    config = SearchConfig(searcher="grid", wave=len(values), **search)
+    made = waves(config, space)
+    run({"": made}, 3, 0, score=lambda point, task: values[point["x"]])
+    return made
+
+
+@pytest.mark.parametrize(
+    ("values", "search", "stopped"),
+    [
+        ([1, 8, 3, 6, 5, 4, 7, 2], {}, [1, 0, 1, 2, 2, 1, 0, 1]),
+        ([1, 8, 3, 6, 5, 4, 7, 2], {"keep": 1}, [1, 0, 1, 2, 2, 1, 4, 1]),
+        ([1, 8, 3, 6, 5, 4, 7, 2], {"reduction": 3}, [1, 0, 1, 3, 1, 1, 0, 1]),
+        ([1, 8, 3, 6, 5, 4, 7, 2], {"grace_tasks": 2}, [2, 0, 2, 4, 4, 2, 0, 2]),
+        ([1, 8, 3, 6], {"mode": "min"}, [0, 1, 0, 1]),
+        ([5, 5, 5, 5, 5], {"keep": 1}, [0, 4, 2, 1, 1]),  # of equal trials the first ones go on
+        ([math.nan, 1, 2], {"keep": 1}, [1, 2, 0]),
+        ([1, 2], {}, [0, 0]),
+        ([1, 8, 3, 6], {"scheduler": "none"}, [0, 0, 0, 0]),
+    ],
+)
+def test_the_best_share_passes_a_rung_and_of_equals_the_first(values, search, stopped):
+    assert [trial.stopped for trial in scripted(values, **search).trials] == stopped
+
+
+def test_a_rung_that_would_stop_nobody_is_not_stopped_at():
+    made = waves(SearchConfig(trials=4, wave=4))
+    due, until = made.due()
+    assert (len(due), until) == (4, 1)
+    for trial in due:
+        made.report(trial, {"task": 1, GAIN: float(trial.number)}, 1)
+    due, until = made.due()
+    assert ([trial.number for trial in due], until) == ([3, 4], TASKS)
+
+
+def test_trials_that_failed_are_counted_out():
+    made = waves(SearchConfig(trials=4, wave=4, keep=1))
+    due, until = made.due()
+    for trial in due:
+        if trial.number > 2:
+            made.report(trial, {"task": 1, GAIN: float(trial.number)}, 1)
+        made.end(trial, until)
+    due, until = made.due()
+    assert ([trial.number for trial in due], until) == ([4], TASKS)  # of the two that are left, one
+    made.end(due[0], until)
+    assert made.due() == ([], TASKS)
+    assert [trial.failed for trial in made.trials] == [True, True, False, True]
+
+
+# ------------------------------------------------------------------------------------- kills and what is known
+
+
+def test_a_search_that_was_killed_goes_on_to_the_same_end_and_runs_no_stretch_twice(tmp_path):
+    search = SearchConfig(trials=8, wave=4)
+    whole, ended = waves(search), []
+    _, needed = run({"": whole}, 2, 0)
+    for seed in range(1, 100):
+        made = waves(search, journal=Journal(tmp_path / "s" / "journal.json", "code"))
+        search_, more = run({"": made}, 2, seed, most=9)
+        ended += more
+        if not search_.outcome("", 0.0).is_interrupted:
+            break
+    assert seed > 3
+    assert sorted(ended) == sorted(needed)
+    assert decisions(made) == decisions(whole)
+    assert told(made) == told(whole)
+    finished = waves(search, journal=Journal(tmp_path / "s" / "journal.json", "code"))
+    assert run({"": finished}, 2, 0)[1] == []
+
+
+def test_what_other_sources_reported_is_not_believed(tmp_path):
+    search = SearchConfig(trials=2)
+    first = waves(search, journal=Journal(tmp_path / "journal.json", "old"))
+    run({"": first}, 1, 0)
+    assert waves(search, journal=Journal(tmp_path / "journal.json", "old")).due()[0] == []
+    assert len(waves(search, journal=Journal(tmp_path / "journal.json", "new")).due()[0]) == 2
+
+
+def test_an_interrupted_search_says_so_and_a_whole_one_counts_its_trials():
+    search = SearchConfig(trials=8, wave=4)
+    found, ended = run({"": waves(search)}, 2, 0)
+    outcome = found.outcome("", 1.0)
+    assert (outcome.trials, outcome.complete, outcome.stopped, outcome.failed) == (8, 4, 4, 0)
+    assert not outcome.is_interrupted
+    assert (outcome.tasks, len(ended)) == (4 * 1 + 4 * 5, 8 + 4)
+    found, _ = run({"": waves(search)}, 2, 0, most=9)
+    assert found.outcome("", 1.0).is_interrupted
+
+
+def test_ray_can_pickle_a_search_with_all_that_it_holds(tmp_path):
+    found, _ = run({"": waves(SearchConfig(trials=4), journal=Journal(tmp_path / "j.json"))}, 2, 0)
+    assert cloudpickle.loads(cloudpickle.dumps(found)).outcome("", 0.0) == found.outcome("", 0.0)
+
+
+# ------------------------------------------------------------------------------- points that train the same model
+
+
+def test_equal_settings_are_one_trial_and_a_space_without_another_point_ends_the_search():
+    space = SearchSpace({"method.layers": tune.choice([1, 2, 4]), "method.lr": tune.choice([1e-6])}, {}, {})
+
+    def clipped(point: Mapping[str, Any]) -> dict[str, Any]:
+        return {**point, "method.layers": min(point["method.layers"], 2)}
+
+    made = waves(SearchConfig(trials=12, wave=6), space, resolve=clipped)
+    run({"": made}, 2, 0)
+    assert sorted(trial.settings["method.layers"] for trial in made.trials) == [1, 2]
+    assert made.repeated > 0
+    assert [state for _, state, *_ in told(made)].count("COMPLETE") == 2  # nor does the searcher count it twice
+
+
+def test_what_differs_only_in_settings_that_no_run_reads_is_one_trial():
+    space = SearchSpace({**SPACE.space, "method.lr": tune.choice([1e-6]), "idle": tune.uniform(0, 1)}, {}, {})
+    made = waves(SearchConfig(trials=20, wave=4, scheduler="none"), space)
+    run({"": made}, 2, 0)
+    assert len({trial.point["method.layers"] for trial in made.trials}) == 3
+    first = {trial.point["method.layers"] for trial in made.trials[:4]}  # then it is known what runs read
+    assert not first & {trial.point["method.layers"] for trial in made.trials[4:]}
+    complete = [params for _, state, params, *_ in told(made) if state == "COMPLETE"]
+    assert len(complete) == len({params["method.layers"] for params in complete})  # nor counted twice within it
+
+
+def test_the_decided_stop_of_a_trial_is_said_once():
+    heard: list[Any] = []
+    listener = SimpleNamespace(stopped=lambda *what: heard.append(what), wave_ended=lambda *what: heard.append(what))
+    plan = TrialPlan("s", str(Path("/nowhere")), "", "", None, "/nowhere", {"method": "lora"})
+    made = waves(SearchConfig(trials=4))
+    search = WaveSearch({"": made}, {"": plan}, listener)
+    search.decide()
+    for trial in made.trials:
+        made.report(trial, {"task": 1, GAIN: float(trial.number)}, 1)
+    search.queues[""].clear()
+    search.decide(), search.decide()
+    assert [(row, number, task) for row, number, _, task in heard] == [("", 1, 1), ("", 2, 1)]
+    assert heard[0][2].startswith("lora-01-")
