@@ -7,8 +7,13 @@ SPACE = {
     "method.lr": tune.loguniform(6e-5, 6e-3),  # TempMe's section 4.1 uses 6e-4
     "method.bottleneck": tune.choice([8, 16, 64]),  # 8 gives the printed 0.26 M parameters
     "method.placement": tune.choice(["after_mlp", "beside_mlp", "after_attention"]),  # printed nowhere; ours first
-    "optim.weight_decay": tune.choice([0.0, 0.05, 0.2]),  # the paper uses 0.2
+    "optim.weight_decay": tune.choice([0.0, 0.05, 0.2]),  # section 4.1 prints none; the released code uses 0.2
 }
 PAPER = {"method.lr": 6e-4, "method.bottleneck": 8, "method.placement": "after_mlp", "optim.weight_decay": 0.2}
-UNPUBLISHED = ("method.placement",)
+UNPUBLISHED = (
+    "method.placement",
+    "method.bottleneck",
+    "optim.weight_decay",
+    "optim.warmup",
+)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -20,5 +20,10 @@ PAPER = {
     "method.tau": 0.07,
     "method.queue_size": 1440,
 }
-UNPUBLISHED = ()
+UNPUBLISHED = (
+    "optim.weight_decay",
+    "optim.warmup",
+    "data.num_frames",
+)
+DEPARTS = {"method.text_pool": "avg"}
 METRIC, MODE = "stream/t2v/r1_gain", "max"

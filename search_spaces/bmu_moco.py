@@ -30,7 +30,12 @@ PAPER = {
     "method.method_start_task": 2,
     "method.order": "enc_first",
 }
-UNPUBLISHED = ()
+UNPUBLISHED = (
+    "optim.weight_decay",
+    "optim.warmup",
+    "data.num_frames",
+)
+DEPARTS = {"method.text_pool": "avg", "method.order": "simultaneous", "method.method_start_task": 1}
 _ORDER = "method.order"
 CONFIGURATIONS = {
     "bmu_moco_local": {

@@ -25,5 +25,11 @@ PAPER = {
     "method.loss": "cross_entropy",
     "method.temperature": 1000.0,
 }
-UNPUBLISHED = ("method.temperature",)
+UNPUBLISHED = (
+    "method.temperature",
+    "method.se_reduction",
+    "method.mask_mode",
+    "optim.epochs",
+    "data.batch_size",
+)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

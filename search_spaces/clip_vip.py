@@ -11,5 +11,9 @@ SPACE = {
     "optim.weight_decay": tune.choice([0.0, 0.01, 0.2]),  # the paper uses 0.2
 }
 PAPER = {"method.lr": 1e-6, "method.num_proxies": 4, "method.proxy_init": "normal", "optim.weight_decay": 0.2}
-UNPUBLISHED = ("method.lr",)
+UNPUBLISHED = (
+    "method.lr",
+    "method.proxy_init",
+    "optim.weight_decay",
+)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -27,5 +27,12 @@ PAPER = {
     "base.m": 0.99,
     "base.tau": 0.07,
 }
-UNPUBLISHED = ("method.weight", "method.kappa", "method.kappa_teacher")
+UNPUBLISHED = (
+    "method.weight",
+    "method.kappa",
+    "method.kappa_teacher",
+    "optim.weight_decay",
+    "optim.warmup",
+    "data.num_frames",
+)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

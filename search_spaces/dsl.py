@@ -9,5 +9,10 @@ SPACE = {
     "base.lr": tune.loguniform(1e-7, 1e-5),  # CLIP4Clip uses 1e-7, CTVR's released default is 1e-6
 }
 PAPER = {"method.temperature": 1000.0, "method.gain": "batch", "base.lr": 1e-6}
-UNPUBLISHED = ("method.temperature",)
+UNPUBLISHED = (
+    "method.temperature",
+    "optim.epochs",
+    "data.batch_size",
+)
+DEPARTS = {"method.gain": "one"}
 METRIC, MODE = "stream/t2v/r1_gain", "max"

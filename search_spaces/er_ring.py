@@ -26,7 +26,7 @@ CONFIGURATIONS = {
             "base.tau": tune.choice([0.01, 0.03, 0.05, 0.07]),  # BMU-MoCo's paper uses 0.07
         },
         "PAPER": {"method.memory": 10_000, "method.ratio": 1.0, "base.lr": 5e-5, "base.m": 0.99, "base.tau": 0.07},
-        "UNPUBLISHED": ("method.ratio",),
+        "UNPUBLISHED": ("method.ratio", "optim.weight_decay", "optim.warmup", "data.num_frames"),
     },
 }
 METRIC, MODE = "stream/t2v/r1_gain", "max"

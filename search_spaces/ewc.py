@@ -9,5 +9,9 @@ SPACE = {
     "base.lr": tune.loguniform(1e-7, 1e-5),  # CTVR's released default for fine-tuning is 1e-6
 }
 PAPER = {"method.weight": 400.0, "method.decay": 1.0, "base.lr": 1e-6}
-UNPUBLISHED = ("method.weight", "base.lr")
+UNPUBLISHED = (
+    "method.weight",
+    "base.lr",
+    "method.decay",
+)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -16,7 +16,7 @@ SPACE = {
     "method.num_experts": tune.choice([1, 5, 10, 15, 20]),  # fig. 8 studies 1 to 20; the paper uses 10 and 5
     "method.ffa_layers": tune.choice([4, 6, 8, 10, 12]),  # fig. 8 studies 4 to 12; the paper uses 10 and 12
     "method.rank": tune.choice([8, 16, 32, 64]),  # the released code uses 64
-    "method.top_k": tune.choice([1, 2, 4]),  # the released code uses 2
+    "method.top_k": tune.choice([1, 2, 4]),  # TopK of section 3.4 has no number; the released code uses 2
     "method.dropout": tune.choice([0.0, 0.1, 0.2]),  # the released code uses 0.1
 }
 PAPER = {
@@ -32,5 +32,16 @@ PAPER = {
     "method.dropout": 0.1,
 }
 BLOCKS = ("method.ffa_layers",)
-UNPUBLISHED = ("method.lr_text_first", "method.rank", "method.dropout")
+UNPUBLISHED = (
+    "method.lr_text_first",
+    "method.rank",
+    "method.dropout",
+    "method.lr_vision_first",
+    "method.lr_other_first",
+    "method.top_k",
+    "method.lora_alpha",
+    "method.ffa_init",
+    "method.alpha_init",
+    "optim.weight_decay",
+)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

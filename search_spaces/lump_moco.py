@@ -25,5 +25,11 @@ PAPER = {
     "base.m": 0.99,
     "base.tau": 0.07,
 }
-UNPUBLISHED = ("method.alpha", "method.mix_level")
+UNPUBLISHED = (
+    "method.alpha",
+    "method.mix_level",
+    "optim.weight_decay",
+    "optim.warmup",
+    "data.num_frames",
+)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -19,5 +19,9 @@ PAPER = {
     "method.keep_intra": 90,
     "method.train_positions": "all",
 }
-UNPUBLISHED = ("method.train_positions",)
+UNPUBLISHED = (
+    "method.train_positions",
+    "optim.weight_decay",
+    "optim.warmup",
+)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -22,5 +22,11 @@ PAPER = {
     "method.student": "video",
     "base.lr": 1e-6,
 }
-UNPUBLISHED = ("method.weight", "method.sentences", "method.length", "base.lr")
+UNPUBLISHED = (
+    "method.weight",
+    "method.sentences",
+    "method.length",
+    "base.lr",
+    "method.student",
+)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

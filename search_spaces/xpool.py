@@ -17,5 +17,11 @@ PAPER = {
     "method.train_scale": True,
     "optim.weight_decay": 0.2,
 }
-UNPUBLISHED = ("method.lr", "method.lr_head")
+UNPUBLISHED = (
+    "method.lr",
+    "method.lr_head",
+    "method.dropout",
+    "method.train_scale",
+    "optim.weight_decay",
+)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -17,5 +17,10 @@ PAPER = {
     "method.l2": 0.0,
     "base.lr": 1e-5,
 }
-UNPUBLISHED = ("method.average_every", "base.lr")
+UNPUBLISHED = (
+    "method.average_every",
+    "base.lr",
+    "method.weight",
+    "method.l2",
+)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -39,8 +39,7 @@ def papers_of(run: RunRecord) -> list[PaperRun]:
     found: list[PaperRun] = []
     own = row_of(run.tags.get(TABLE_NAME, ""), run.tags.get(ROW, ""), benchmark)
     if own is not None:
-        number = own.source.rpartition(", ")[2]
-        found.append(PaperRun(printed_settings(own), own, f"its paper's row “{own.label}” ({number})"))
+        found.append(PaperRun(printed_settings(own), own, f"its paper's row on {own.stream}"))
     if main := paper_settings(run):
         found.append(PaperRun(main))
     others = [row for row in published_rows(benchmark, method=method) if row != own] if benchmark else []

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.tracking.values import RunRecord
 
 ROW, TABLE_NAME = "ctvr.row", "ctvr.table_name"  # tags: a row's name in its table, and a table of the package
-SHARED = "Every row differs from its paper in: {settings}."
+SHARED = "Every row differs from {what} in: {settings}."
 PRINTED = {  # what papers print beside what tables always show, and the metric that it is here
     "rsum": (Column("rsum", "R-Sum", "up"), "stream/t2v/rsum"),
     "gmacs": (Column("gmacs", "GMACs", "down", 1), "cost/video_gmacs"),
@@ -88,7 +88,9 @@ def with_differences(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
         own = {name: pair for name, pair in row.differs.items() if name not in shared}
         note = difference_note(own, row.differs_from, bool(shared))
         noted.append(replace(row, marks=(*row.marks, note)) if note else row)
-    return noted, [SHARED.format(settings=", ".join(listed(shared)))] if shared else []
+    what = {row.differs_from for row in rows}
+    named = what.pop() if len(what) == 1 else "its paper"
+    return noted, [SHARED.format(what=named, settings=", ".join(listed(shared)))] if shared else []
 
 
 def more_columns(rows: Sequence[Row], printed: Sequence[str]) -> list[Column]:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.tables.unpublished_settings import names_of
+from orchestrator.tables.unpublished_settings import departs, names_of
 from orchestrator.tracking.values import as_text
 
 if TYPE_CHECKING:
@@ -39,7 +39,9 @@ def differences(settings: Mapping[str, Any], paper: Mapping[str, Any], row: str 
 
     A setting that one side does not know is no difference: a record of an older version lacks the younger ones.
     """
-    skipped = OF_THE_RUN | set(names_of(settings, row))
+    words = departs(row or str(settings.get("method", "")))
+    followed = {name for name, word in words.items() if str(settings.get(name, "")) == word}
+    skipped = OF_THE_RUN | followed | set(names_of(settings, row))
     pairs = {name: (as_text(settings[name]), as_text(value)) for name, value in paper.items() if name in settings}
     return {name: pair for name, pair in pairs.items() if name not in skipped and not _equal(*pair)}
 

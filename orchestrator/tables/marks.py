@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestrator.tables.unpublished_settings import footnote
+from orchestrator.tables.unpublished_settings import departures, footnote
 
 if TYPE_CHECKING:
     from orchestrator.tracking.values import RunRecord
@@ -38,6 +38,8 @@ def marks_of(run: RunRecord) -> list[str]:
         marks.append(TEXTS["searched"].format(n=trials, rule=rule))
     if ours := footnote(run.settings, method_of(run)):
         marks.append(ours)
+    if theirs := departures(run.settings, method_of(run)):
+        marks.append(theirs)
     return marks
 
 

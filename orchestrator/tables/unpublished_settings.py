@@ -15,6 +15,7 @@ from typing import Any
 from methods import CONFIGURATIONS
 
 TEXT = "set by us, since no paper publishes them for this row: {settings}"
+DEPARTURES = "departs from its paper's words, as the method's file explains, in: {settings}"
 
 
 @cache
@@ -26,19 +27,31 @@ def unpublished(method: str) -> tuple[str, ...]:
     Raises:
         ValueError: if the file does not name them as a plain tuple of texts.
     """
-    method, asked = CONFIGURATIONS.get(method, (method, ""))[0], method
-    spec = find_spec(f"search_spaces.{method}") if method.isidentifier() else None
-    if spec is None or spec.origin is None:
-        return ()
-    assigned = {
-        getattr(statement.targets[0], "id", ""): statement.value
-        for statement in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
-        if isinstance(statement, ast.Assign)
-    }
-    own = _entry(_entry(assigned.get("CONFIGURATIONS"), asked), "UNPUBLISHED")
+    path, assigned = _assigned(method)
+    own = _entry(_entry(assigned.get("CONFIGURATIONS"), method), "UNPUBLISHED")
     if (found := own or assigned.get("UNPUBLISHED")) is not None:
         return tuple(ast.literal_eval(found))
-    raise ValueError(f"{spec.origin}: has no UNPUBLISHED. Write UNPUBLISHED = () if its paper prints every value.")
+    if not path:
+        return ()
+    raise ValueError(f"{path}: has no UNPUBLISHED. Write UNPUBLISHED = () if its paper prints every value.")
+
+
+@cache
+def departs(method: str) -> dict[str, str]:
+    """DEPARTS of search_spaces/<method>.py: setting -> the paper's words, where preset `paper` does not follow them."""
+    found = _assigned(method)[1].get("DEPARTS")
+    return {} if found is None else {name: str(value) for name, value in ast.literal_eval(found).items()}
+
+
+def _assigned(method: str) -> tuple[str, dict[str, ast.expr]]:
+    """The file of a method's search space and what it assigns; empty if there is none."""
+    method = CONFIGURATIONS.get(method, (method, ""))[0]
+    spec = find_spec(f"search_spaces.{method}") if method.isidentifier() else None
+    if spec is None or spec.origin is None:
+        return "", {}
+    statements = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+    assignments = [statement for statement in statements if isinstance(statement, ast.Assign)]
+    return spec.origin, {getattr(each.targets[0], "id", ""): each.value for each in assignments}
 
 
 def _entry(table: ast.expr | None, name: str) -> ast.expr | None:
@@ -65,3 +78,11 @@ def footnote(settings: Mapping[str, Any], row: str = "") -> str:
     """
     listed = [f"{name}={settings[name]}" for name in names_of(settings, row) if name in settings]
     return TEXT.format(settings=", ".join(listed)) if listed else ""
+
+
+def departures(settings: Mapping[str, Any], row: str = "") -> str:
+    """What a table says below a run whose settings are not its paper's words, though preset `paper` has them."""
+    words = departs(row or str(settings.get("method", "")))
+    differing = {name: word for name, word in words.items() if str(settings.get(name, word)) != word}
+    listed = [f"{name} {settings[name]} (paper {word})" for name, word in differing.items()]
+    return DEPARTURES.format(settings=", ".join(listed)) if listed else ""

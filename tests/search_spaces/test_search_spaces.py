@@ -12,7 +12,7 @@ from methods import METHODS, find_method
 from orchestrator.learning.experiment import GROUPS
 from orchestrator.learning.resolve import presets_of, resolve
 from orchestrator.on_ray.search import holds
-from orchestrator.tables.unpublished_settings import unpublished
+from orchestrator.tables.unpublished_settings import departs, unpublished
 
 pytestmark = pytest.mark.slow  # importing Ray Tune takes seconds
 
@@ -59,11 +59,15 @@ def test_every_point_of_the_space_is_a_legal_configuration(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_what_is_unpublished_is_searched_and_read_alike_without_ray(name):
+def test_what_is_unpublished_is_a_setting_and_read_alike_without_ray(name):
     module = importlib.import_module(f"search_spaces.{name}")
-    assert set(module.UNPUBLISHED) <= set(module.SPACE)
-    assert set(module.UNPUBLISHED) <= set(module.PAPER)  # the value it begins with
+    known = resolve({**module.FIXED, "method": name, "stream": "shapes-5"}).settings
+    assert set(module.UNPUBLISHED) <= set(known)
+    assert set(module.UNPUBLISHED) & set(module.SPACE) <= set(module.PAPER)  # the value it begins with
     assert unpublished(name) == module.UNPUBLISHED
+    for setting, words in departs(name).items():
+        assert str(known[setting]) != words  # or there is nothing to say
+        resolve({**module.FIXED, "method": name, "stream": "shapes-5", setting: words})
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -42,7 +42,7 @@ def test_a_row_with_the_papers_settings_has_its_numbers_and_no_note(method, pape
         ("data.num_frames", 8, "data.num_frames 8 (paper 12)"),
         ("backbone.weights", "random", "backbone.weights random (paper openai)"),
         ("method.beta", 0.5, "method.beta 0.5 (paper 0.6)"),
-        ("method.top_k", 3, "method.top_k 3 (paper 2)"),
+        ("method.num_experts", 5, "method.num_experts 5 (paper 10)"),
     ],
 )
 def test_one_other_setting_is_named_and_takes_the_papers_numbers_away(name, value, note):
@@ -56,8 +56,8 @@ def test_the_recommended_settings_of_an_embedded_stream_are_all_named():
     made = resolve({"method": "framefusion_moe", "stream": "s"}, {"optim.lr_scale": 50}, ("shapes",)).settings
     paper = resolve({"method": "framefusion_moe", "stream": ""}, {}, ("paper",)).settings
     found = differences(made, paper)
-    assert {"method.ffa_direction", "method.alpha_init", "method.lora_alpha", "optim.lr_scale"} <= set(found)
-    assert "method.rank" not in found  # no paper publishes it: another footnote names it
+    assert {"method.ffa_direction", "method.lr_text", "optim.lr_scale"} <= set(found)
+    assert not {"method.rank", "method.alpha_init"} & set(found)  # no paper publishes them: another footnote names them
     assert footnote({str(n): ("1", "2") for n in range(14)}).endswith("and 2 more settings (column differs of the CSV)")
 
 

@@ -5,12 +5,13 @@ import pytest
 
 from methods import METHODS
 from orchestrator.tables import unpublished_settings as module
-from orchestrator.tables.unpublished_settings import footnote, unpublished
+from orchestrator.tables.differences import differences
+from orchestrator.tables.unpublished_settings import departures, footnote, unpublished
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_says_what_of_it_is_unpublished(method):
-    assert all(name.partition(".")[0] in {"method", "base", "optim"} for name in unpublished(method))
+    assert all(name.partition(".")[0] in {"method", "base", "optim", "data"} for name in unpublished(method))
 
 
 def test_the_footnote_names_the_runs_own_values_and_nothing_that_is_published():
@@ -27,6 +28,14 @@ def test_a_strategy_names_the_settings_of_its_retriever_once():
 
 def test_a_row_of_two_published_parts_reads_the_strategys_space():
     assert unpublished("tvr_plus_cl") == unpublished("vr_lwf")
+
+
+def test_a_row_that_does_not_follow_its_papers_words_says_so_and_one_that_does_is_silent():
+    settings = {"method": "structalign", "method.pseudo": "inputs", "method.lr": "3e-06"}
+    assert departures(settings).endswith("in: method.pseudo inputs (paper shared)")
+    assert departures({**settings, "method.pseudo": "shared"}) == departures({"method": "lwf"}) == ""
+    assert differences({**settings, "method.pseudo": "shared"}, settings) == {}
+    assert differences({**settings, "method.pseudo": "clip"}, settings) == {"method.pseudo": ("clip", "inputs")}
 
 
 def test_what_is_published_or_unknown_has_no_footnote():
