@@ -23,6 +23,7 @@ DATA_AND_OPTIMISER: dict[str, dict[str, Any]] = {  # of the papers' own benchmar
     "actnet": {"preset": "paper-actnet", "data.num_frames": 24, "data.batch_size": 16, "optim.epochs": 20},
     "cvlm": {"preset": "paper", "data.batch_size": 48, "optim.epochs": 10},
 }
+FRAMES = "data.num_frames"
 SHOWN = 12  # settings in a footnote; the CSV names all
 CVLM_BACKBONE = (
     "starts from {name} ({weights}); the paper from ViT-B and BERT-B of its own pre-training, which are not public"
@@ -43,6 +44,9 @@ def differences(settings: Mapping[str, Any], paper: Mapping[str, Any], row: str 
     followed = {name for name, word in words.items() if str(settings.get(name, "")) == word}
     skipped = OF_THE_RUN | followed | set(names_of(settings, row))
     pairs = {name: (as_text(settings[name]), as_text(value)) for name, value in paper.items() if name in settings}
+    for name in pairs.keys() & {"method.num_frames", "base.num_frames"}:
+        if pairs[name] == pairs.get(FRAMES):  # it follows the data's on both sides, which is named already
+            skipped.add(name)
     return {name: pair for name, pair in pairs.items() if name not in skipped and not _equal(*pair)}
 
 

@@ -35,6 +35,8 @@ def test_a_row_that_does_not_follow_its_papers_words_says_so_and_one_that_does_i
     assert departures(settings).endswith("in: method.pseudo inputs (paper shared)")
     assert departures({**settings, "method.pseudo": "shared"}) == departures({"method": "lwf"}) == ""
     assert differences({**settings, "method.pseudo": "shared"}, settings) == {}
+    frames = ({"data.num_frames": n, "method.num_frames": n} for n in (8, 12))
+    assert differences(*frames) == {"data.num_frames": ("8", "12")}
     assert differences({**settings, "method.pseudo": "clip"}, settings) == {"method.pseudo": ("clip", "inputs")}
 
 
