@@ -1,6 +1,7 @@
 """Search space of methods/structalign.py. Where the paper prints no value, PAPER has the method's default.
 
-PAPER is the point for MSRVTT; preset `paper-actnet`, which imported ACTNET streams choose, goes before it.
+PAPER is the point for MSRVTT; preset `paper-actnet`, which imported ACTNET streams choose, goes before it. Where pseudo
+features are drawn is searched by `--space method.pseudo=inputs,shared,clip`: preset `released` needs `clip`.
 """
 
 from ray import tune
@@ -10,8 +11,6 @@ SPACE = {
     "method.lambda1": tune.loguniform(0.01, 1.0),  # eq. 18; paper 0.1, studied in fig. 6
     "method.lambda2": tune.loguniform(1.0, 100.0),  # eq. 18; paper 10
     "method.tau2": tune.loguniform(0.01, 1.0),  # eq. 17; unpublished, 2 sqrt(32) / 99.5 = 0.11 in the released code
-    # Where pseudo features are drawn: eq. 14's sentence means `shared`, a term without a gradient; the code has clip
-    "method.pseudo": tune.choice(["inputs", "shared", "clip"]),
     "method.text_rank": tune.choice([16, 32, 64]),  # 64: with vision_rank 32 the printed 33.9 M parameters
     "method.vision_rank": tune.choice([8, 16, 32]),
     "method.num_experts": tune.choice([5, 10]),  # released: 10 on MSRVTT, 5 on ACTNET
@@ -22,7 +21,6 @@ PAPER = {
     "method.lambda1": 0.1,
     "method.lambda2": 10.0,
     "method.tau2": 0.1,
-    "method.pseudo": "inputs",
     "method.text_rank": 64,
     "method.vision_rank": 32,
     "method.num_experts": 10,
