@@ -52,6 +52,17 @@ class Batch:
     categories: Tensor  # (B,) int64 global category indices
 
 
+@dataclass(frozen=True)
+class RowWise:
+    """Functions of `owner` that make row i of their result of row i of their tensors alone.
+
+    A caption may get more rows of pads beside longer ones.
+    """
+
+    owner: nn.Module
+    names: tuple[str, ...] = ("encode_video", "encode_text")
+
+
 class ParamGroup(TypedDict):
     """Parameters that share a learning rate. `lr` is the method's own, before `optim.lr_scale`."""
 
@@ -85,9 +96,9 @@ class Method(nn.Module):
     max_frames: int | None = None  # of a video; None: as many as there are
     is_transductive: bool = False  # True: a query's ranks depend on the other queries; tables say so
     contrasts_batch: ClassVar[bool] = True  # a loss called `contrastive` compares the pairs of a batch, and no others
-    # How `optim.accumulate` makes one step of several batches. features: `losses` reads frames and tokens through
-    # `encode_video` and `encode_text` alone, each once. pairs: it is a mean over pairs that know nothing of one
-    # another. None: features where `losses` and `logits` are those of this class; refused elsewhere.
+    # How `optim.accumulate` makes one step of several batches. features: `losses` reads frames and tokens through the
+    # functions of `row_wise` alone. pairs: it is a mean over pairs that know nothing of one another. None: features
+    # where `losses` and `logits` are those of this class; refused elsewhere.
     accumulates: ClassVar[Literal["features", "pairs"] | None] = None
     # Leading vision blocks whose output is the pre-trained tower's, in every task, for any video. Where there are
     # some, `Batch.frames` and `encode_video` may get the tokens (B, T, N, D) that enter the block behind them.
@@ -178,6 +189,13 @@ class Method(nn.Module):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Named, already weighted scalars; the loop minimises their sum and logs each one."""
         return {"contrastive": contrastive(self.logits(batch))}
+
+    def row_wise(self) -> RowWise | str:
+        """Through what `losses` reads frames and tokens, so that a large batch can be encoded in parts; or why not."""
+        cls = type(self)
+        if cls.accumulates == "features" or (cls.losses is Method.losses and cls.logits is Method.logits):
+            return RowWise(self)
+        return f"the loss of {cls.__name__} reads more than features"
 
     def after_step(self) -> None:
         """Called after every optimizer step: moving averages, clamping."""

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.backbone.clip import Clip
-from methods.base import Batch, Change, Method, ParamGroup, unit
+from methods.base import Batch, Change, Method, ParamGroup, RowWise, unit
 from methods.layers.dual_softmax import Gain, Reduction, dual_softmax, revise
 from methods.layers.gather import gather
 from methods.layers.language.sentences import Keywords, MaskMode, Strategy, encoder
@@ -220,8 +220,12 @@ class CAMoE(Method):
                 f"num_frames={self.config.num_frames} is less than the {frames.shape[1]} frames of a video. "
                 f"Set method.num_frames={frames.shape[1]}."
             )
-        x = self.backbone.vision(frames).float()
+        x = self._frames(frames)
         return self.mix(x, {name: expert(x) for name, expert in self.experts.items()})
+
+    def _frames(self, frames: Tensor) -> Tensor:
+        """Frame features (B, T, d)."""
+        return self.backbone.vision(frames).float()
 
     def mix(self, x: Tensor, experts: dict[str, Tensor]) -> dict[str, Tensor]:
         """Frame features x (B, T, d) and e_F, e_E, e_A (B, d) -> v_F, v_E, v_A: what has a gate is a mixture."""
@@ -236,21 +240,30 @@ class CAMoE(Method):
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         if self.config.search_with == "sentence" or self._keywords is None:
-            return unit(self.backbone.text(tokens))
+            return self._sentences(tokens)
         part = self._keywords.find(tokens)[STREAMS.index(self.config.search_with) - 1]
-        return unit(self._encode_part(self.backbone.text, tokens, part))
+        return self._parts(tokens, part)
+
+    def _sentences(self, tokens: Tensor) -> Tensor:
+        return unit(self.backbone.text(tokens))
+
+    def _parts(self, tokens: Tensor, words: Tensor) -> Tensor:
+        """Features (B, d) of the words that are marked (B, L) in captions (B, L)."""
+        return unit(self._encode_part(self.backbone.text, tokens, words))
+
+    def row_wise(self) -> RowWise | str:
+        return RowWise(self, ("_frames", "_sentences", "_parts"))
 
     def texts(self, tokens: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """s_k (B, d) of unit length and which captions have a part k at all, (B,) bool; eq. 1."""
-        whole = unit(self.backbone.text(tokens))
+        whole = self._sentences(tokens)
         everyone = torch.ones(len(tokens), dtype=torch.bool, device=tokens.device)
         if self.config.tasks == "sentence":
             return {"sentence": (whole, everyone)}
         if self._keywords is None:
             return dict.fromkeys(STREAMS, (whole, everyone))
         nouns, verbs = self._keywords.find(tokens)
-        parts = self._encode_part(self.backbone.text, tokens.repeat(2, 1), torch.cat([nouns, verbs]))
-        entity, action = unit(parts).chunk(2)
+        entity, action = self._parts(tokens.repeat(2, 1), torch.cat([nouns, verbs])).chunk(2)
         return {
             "sentence": (whole, everyone),
             "entity": (entity, nouns.any(dim=1)),

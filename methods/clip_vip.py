@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.backbone.clip import Attention, BlockSeams, Clip, TokenState, VisionTower, record
+from methods.backbone.clip import Attention, BlockSeams, Clip, TokenState, VisionTower, record, through
 from methods.base import Batch, Change, Method, ParamGroup, unit
 from methods.layers.losses import contrastive
 
@@ -81,7 +82,7 @@ class VideoProxies(nn.Module):
         state = record(TokenState(len(frames), num_frames, classes=1, protected=1 + len(self.proxies)))
         for layer, block in enumerate(tower.blocks):
             state.layer = layer
-            x = self.block(block, x, num_frames, state)
+            x = through(partial(self.block, block, num_frames), x, state)
         return tower.read(x[:, 0])
 
     def _embed(self, tower: Any, frames: Tensor) -> Tensor:
@@ -94,7 +95,7 @@ class VideoProxies(nn.Module):
         whole = torch.cat([tower.class_embedding[None], self.proxies]).to(patches.dtype) + place[0]  # (G, D)
         return tower.ln_pre(torch.cat([whole.expand(batch, -1, -1), patches.flatten(1, 2)], dim=1))
 
-    def block(self, block: Any, x: Tensor, num_frames: int, state: TokenState) -> Tensor:
+    def block(self, block: Any, num_frames: int, x: Tensor, state: TokenState) -> Tensor:
         """One of CLIP's blocks over a whole video (B, G + T*N, D), with the attention of this file's header."""
         x = x + block.ls_1(self.attend(block.attn, block.ln_1(x), num_frames, state))
         tokens, whole = x.shape[1], 1 + len(self.proxies)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from methods.base import Batch, Method
+from methods.base import Batch, Method, RowWise
 from methods.families.strategy import ReplayConfig, ReplayStrategy
 from methods.layers.memory import Policy
 from methods.layers.mixing import MixingConfig, draw_share, mixed_captions, mixed_features
@@ -49,6 +49,11 @@ class LUMP(ReplayStrategy):
 
     def __init__(self, config: LUMPConfig, base: Method) -> None:
         super().__init__(config, base)
+
+    def row_wise(self) -> RowWise | str:
+        if self.config.mix_level == "input":
+            return "with method.mix_level=input a mixed caption depends on the longest one of its batch"
+        return super().row_wise()
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         rows = self.memory.draw(len(batch.videos))

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from methods.base import Batch, Method
+from methods.base import Batch, Method, RowWise
 from methods.families.momentum import PAPER, SHAPES_WRAPPED, MomentumRetriever
 from methods.families.strategy import ReplayConfig, ReplayStrategy, momentum_base
 from methods.layers.gather import gather
@@ -52,6 +52,11 @@ class LUMPMoCo(ReplayStrategy):
 
     def __init__(self, config: LUMPMoCoConfig, base: Method) -> None:
         super().__init__(config, momentum_base(base, "lump_moco"))
+
+    def row_wise(self) -> RowWise | str:
+        if self.config.mix_level == "input":
+            return "with method.mix_level=input a mixed caption depends on the longest one of its batch"
+        return super().row_wise()
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         rows = self.memory.draw(len(batch.videos))

@@ -32,7 +32,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.backbone.clip import Attended, BlockSeams, Clip, TokenState
+from methods.backbone.clip import Attended, BlockSeams, Clip, TokenState, passes_again
 from methods.base import Batch, Change, Method, ParamGroup, Task, unit
 from methods.layers.experts import Router
 from methods.layers.gather import world_size
@@ -113,7 +113,7 @@ class Mixture(nn.Module):
     def gates(self, c: Tensor, task: int) -> Tensor:
         """(B, E) float32 of the token c (B, D): K non-zeros in each row, which sum to 1. Training counts them."""
         gates = self.routers[task](c)
-        if self.training:
+        if self.training and not passes_again():
             self.used += (gates > 0).sum(dim=0)
         return gates
 

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from methods.backbone.clip import Clip, Seams
-from methods.base import Batch, Change, Frozen, Method, ParamGroup, Task, unit
+from methods.base import Batch, Change, Frozen, Method, ParamGroup, RowWise, Task, unit
 from methods.layers.class_statistics import ClassStatistics, mean_dispersion
 from methods.layers.distillation import symmetric_distillation
 from methods.layers.etf import CategoryPrototypes, Head, make_head, misalignment
@@ -221,6 +221,11 @@ class StructAlign(Method):
         """Eqs. 4-5: (B, T, d), not normalised."""
         return self.backbone.vision(frames, self.adapters.vision_seams())
 
+    def row_wise(self) -> RowWise | str:
+        if self.config.pads_are_words:
+            return "with pads_are_words=true the features of a caption depend on the longest one of its batch"
+        return RowWise(self, ("_words", "_frames", "encode_text"))
+
     def encode_video(self, frames: Tensor) -> Tensor:
         """Unit frame features, (B, T, 3, H, W) -> (B, T, d)."""
         return unit(self._frames(frames))
@@ -250,12 +255,9 @@ class StructAlign(Method):
     # -------------------------------------------------------------------------------------- losses
 
     def scale(self) -> Tensor:
-        tau = self.config.tau
-        return (
-            self.backbone.logit_scale.exp()
-            if tau is None
-            else torch.tensor(1 / tau, device=self.prototypes.order.device)
-        )
+        if self.config.tau is None:
+            return self.backbone.logit_scale.exp()
+        return torch.tensor(1 / self.config.tau, device=self.prototypes.order.device)
 
     def _logits(self, similarity: Tensor) -> Tensor:
         """sim / tau of eqs. 19-20."""
@@ -272,9 +274,8 @@ class StructAlign(Method):
         """Eq. 18."""
         words, frames = self._features(batch)
         before = self._former_similarity(batch) if self.index > 0 else None
-        categories = gather(batch.categories)
         with torch.autocast(words.device.type, enabled=False):
-            return self._terms(words.float(), frames.float(), categories, before)
+            return self._terms(words.float(), frames.float(), gather(batch.categories), before)
 
     def _terms(self, words: Tensor, frames: Tensor, categories: Tensor, before: Tensor | None) -> dict[str, Tensor]:
         c = self.config
@@ -318,8 +319,6 @@ class StructAlign(Method):
         if self.config.crp_rows == "text":
             return distillation(now, before, temperature)
         return symmetric_distillation(now, before, temperature) / 2
-
-    # ----------------------------------------------------------------------------------- alignment
 
     def _aligned(self, words: Tensor, frames: Tensor, p: Tensor) -> Features:
         """Eqs. 10-12: words and frames pooled towards the prototypes p (B, d) of their categories, both (B, d)."""

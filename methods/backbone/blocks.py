@@ -21,11 +21,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 @dataclass
@@ -44,6 +47,10 @@ class TokenState:
     log: list[tuple[int, int, int]] = field(default_factory=list)
     # per block: attention groups of one video, tokens of a group in attention, tokens of a group in the MLP
     extra_macs: int = 0  # multiply-adds of the whole batch that seams have added to CLIP's own; a seam adds its own
+
+    def copy(self) -> TokenState:
+        """The same state, which what happens to this one leaves alone."""
+        return replace(self, log=list(self.log))
 
 
 @dataclass(frozen=True)
@@ -193,6 +200,59 @@ def record(state: TokenState) -> TokenState:
     return state
 
 
+_CHECKPOINTS: ContextVar[bool] = ContextVar("checkpoints", default=False)
+_AGAIN: ContextVar[bool] = ContextVar("again", default=False)
+
+
+@contextmanager
+def checkpointing(is_on: bool = True) -> Iterator[None]:
+    """Activation checkpointing (arXiv:1604.06174): inside, the graph keeps the input of a block and nothing within it.
+
+    The backward pass computes each block again, with the random numbers, the precision and the token state that it
+    had, so that losses and gradients are the same bit for bit. It costs one more forward pass of what is trained.
+    """
+    token = _CHECKPOINTS.set(is_on)
+    try:
+        yield
+    finally:
+        _CHECKPOINTS.reset(token)
+
+
+@contextmanager
+def passing_again() -> Iterator[None]:
+    """Inside, tokens pass that have passed before in the same step."""
+    token = _AGAIN.set(True)
+    try:
+        yield
+    finally:
+        _AGAIN.reset(token)
+
+
+def passes_again() -> bool:
+    """Whether these tokens have passed before in the same step: a seam that counts must not count them twice."""
+    return _AGAIN.get()
+
+
+def through(block: Callable[[Tensor, TokenState], Tensor], x: Tensor, state: TokenState) -> Tensor:
+    """Pass tokens x (G, N, D) through one block, whose activations are not kept inside `checkpointing`.
+
+    Every tower calls this for each of its blocks, also one that a method builds of CLIP's blocks.
+    """
+    if not (_CHECKPOINTS.get() and torch.is_grad_enabled()):
+        return block(x, state)
+    before = state.copy()  # seams change the state, and each time the block must find it as it was
+    first = [state]
+
+    def run(x: Tensor) -> Tensor:
+        if first:
+            return block(x, first.pop())
+        with passing_again():
+            return block(x, before.copy())
+
+    passed: Tensor = checkpoint(run, x, use_reentrant=False, preserve_rng_state=True)
+    return passed
+
+
 def run_blocks(blocks: nn.ModuleList, x: Tensor, seams: Seams | None, state: TokenState, causal: bool) -> Tensor:
     """Pass tokens x (G, N, D) through a tower.
 
@@ -207,5 +267,10 @@ def run_blocks(blocks: nn.ModuleList, x: Tensor, seams: Seams | None, state: Tok
                 raise ValueError(f"a seam acts in block {layer}, but stored tokens enter at block {state.start}.")
             continue
         state.layer = layer
-        x = block(x, None if seams is None else seams[layer], state, causal)
+        x = through(partial(_pass, block, None if seams is None else seams[layer], causal), x, state)
     return x
+
+
+def _pass(block: nn.Module, seams: BlockSeams | None, causal: bool, x: Tensor, state: TokenState) -> Tensor:
+    passed: Tensor = block(x, seams, state, causal)
+    return passed

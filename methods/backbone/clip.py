@@ -24,9 +24,13 @@ from methods.backbone.blocks import (
     Seam,
     Seams,
     TokenState,
+    checkpointing,
+    passes_again,
+    passing_again,
     record,
     record_tokens,
     run_blocks,
+    through,
 )
 
 __all__ = [
@@ -40,9 +44,13 @@ __all__ = [
     "TextTower",
     "TokenState",
     "VisionTower",
+    "checkpointing",
+    "passes_again",
+    "passing_again",
     "record",
     "record_tokens",
     "run_blocks",
+    "through",
 ]
 
 

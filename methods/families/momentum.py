@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from methods.backbone.clip import Clip
-from methods.base import Batch, Method, ParamGroup, Task
+from methods.base import Batch, Method, ParamGroup, RowWise, Task
 from methods.layers.gather import gather
 from methods.layers.momentum import Encoders, Momentum, Negatives, TextPool, momentum_contrast
 from methods.layers.queues import Pair
@@ -145,6 +145,9 @@ class MomentumRetriever(Method):
 
     def scale(self) -> Tensor:
         return torch.tensor(1 / self.config.tau, device=self.encoders.clip.logit_scale.device)
+
+    def row_wise(self) -> RowWise | str:
+        return RowWise(self.encoders, ("video", "text"))
 
     def queries(self, batch: Batch) -> Pair:
         """q of the global batch, eq. 7."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from methods.backbone.clip import Clip
-from methods.base import Batch, Method, ParamGroup, Task
+from methods.base import Batch, Method, ParamGroup, RowWise, Task
 from methods.families.momentum import MomentumRetriever
 from methods.layers.memory import Policy, ReplayMemory
 
@@ -81,6 +81,10 @@ class Strategy(Method):
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         return self.base.losses(batch)
+
+    def row_wise(self) -> RowWise | str:
+        """The retriever's: a strategy has no other way to features."""
+        return self.base.row_wise()
 
     def after_step(self) -> None:
         self.base.after_step()

@@ -27,6 +27,7 @@ from torch import Tensor
 from methods.backbone.clip import Clip
 from methods.base import Batch, Frozen, Method
 from methods.layers.losses import distillation
+from methods.layers.stand_in import standing_in
 
 
 def symmetric_distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -65,13 +66,9 @@ class EncodedOnce:
 
     def losses(self) -> dict[str, Tensor]:
         """The retriever's own losses; the features that it makes for them are kept."""
-        for name in ("encode_video", "encode_text"):
-            setattr(self.base, name, partial(self._keep, name, getattr(self.base, name)))
-        try:
+        names = ("encode_video", "encode_text")
+        with standing_in(self.base, **{name: partial(self._keep, name, getattr(self.base, name)) for name in names}):
             return self.base.losses(self.batch)
-        finally:
-            for name in ("encode_video", "encode_text"):
-                delattr(self.base, name)  # the class's own is back
 
     def videos(self) -> Tensor:
         """Features (B, ...) of this worker's videos."""

@@ -10,7 +10,7 @@ Shapes: B pairs, T frames, L text length, D width of the text tower, d joint emb
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from methods.backbone.clip import TextTower, TokenState
 from methods.layers.gather import world_size
+from methods.layers.stand_in import standing_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +78,11 @@ def mixed_captions(method: nn.Module, first: Tensor, second: Tensor, share: floa
     """
     towers = [module for module in method.modules() if isinstance(module, TextTower)]
     reads: list[int] = []
-    for tower in towers:
-        _put(tower, embed=partial(_embed, tower, first, second, share, reads), read=partial(_read, tower))
-    try:
-        yield
-    finally:
+    with ExitStack() as stack:
         for tower in towers:
-            _remove(tower, "embed", "read")
+            embed, read = partial(_embed, tower, first, second, share, reads), partial(_read, tower)
+            stack.enter_context(standing_in(tower, embed=embed, read=read))
+        yield
     if not reads:
         raise ValueError(
             f"mix_level=input mixes captions in the text tower, which {type(method).__name__} goes around here. "
@@ -126,11 +125,8 @@ def mixed_features(method: nn.Module, first: Tensor, second: Tensor, share: floa
         reads.append(1)
         return mix_features(encode(first, *args, **kwargs), encode(second, *args, **kwargs), share)
 
-    _put(method, **{name: mixed})
-    try:
+    with standing_in(method, **{name: mixed}):
         yield
-    finally:
-        _remove(method, name)
     if not reads:
         raise ValueError(
             f"mix_level=feature mixes what {name} returns, which the loss of {type(method).__name__} does not use. "
@@ -148,14 +144,3 @@ def mix_features(first: Tensor, second: Tensor, share: float) -> Tensor:
         first, second = (F.pad(x, (0, 0, 0, longest - x.shape[1])) for x in (first, second))
     length = share * first.norm(dim=-1, keepdim=True) + (1 - share) * second.norm(dim=-1, keepdim=True)
     return length * F.normalize(share * first + (1 - share) * second, dim=-1)
-
-
-def _put(module: nn.Module, **functions: Callable[..., object]) -> None:
-    """Let functions of the instance stand before those of its class."""
-    for name, function in functions.items():
-        setattr(module, name, function)
-
-
-def _remove(module: nn.Module, *names: str) -> None:
-    for name in names:
-        delattr(module, name)

@@ -7,13 +7,14 @@ Shapes: B or Q captions, N words, V videos, T frames (the paper's M), L tokens, 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from methods.backbone.clip import BlockSeams, Seams, TextTower, TokenState
+from methods.backbone.clip import BlockSeams, Seams, TextTower, TokenState, through
 
 CHUNK = 2**26  # word-frame cosines at a time: 256 MiB in float32
 
@@ -139,10 +140,14 @@ def hidden_with_pads(tower: TextTower, tokens: Tensor, seams: Seams | None = Non
     for layer, block in enumerate(text.blocks):
         state.layer = layer
         seam = (None if seams is None else seams[layer]) or BlockSeams()
-        y = block.ln_1(x)
-        q, k, v = (block.attn.heads_first(z) for z in block.attn.project(y, seam, state))
-        merged = F.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None]).transpose(1, 2).flatten(2)
-        out = block.attn.out(merged)
-        x = x + block.ls_1(out if seam.out is None else seam.out(merged, out, state))
-        x = x + block.ls_2(block.mlp(block.ln_2(x)))
+        x = through(partial(_block_with_pads, block, seam, visible), x, state)
     return text.ln_final(x) @ text.proj, eot
+
+
+def _block_with_pads(block: Any, seam: BlockSeams, visible: Tensor, x: Tensor, state: TokenState) -> Tensor:
+    y = block.ln_1(x)
+    q, k, v = (block.attn.heads_first(z) for z in block.attn.project(y, seam, state))
+    merged = F.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None]).transpose(1, 2).flatten(2)
+    out = block.attn.out(merged)
+    x = x + block.ls_1(out if seam.out is None else seam.out(merged, out, state))
+    return x + block.ls_2(block.mlp(block.ln_2(x)))

@@ -25,6 +25,7 @@ from orchestrator.bench.cpu import (
     bench_store,
     bench_trial,
 )
+from orchestrator.bench.memory import bench_memory
 from orchestrator.bench.work import VIT
 from orchestrator.config import suggest
 from orchestrator.errors import ConfigError
@@ -41,6 +42,7 @@ BENCHES: dict[str, Callable[[Path], list[Comparison]]] = {
     "step-vit": lambda root: bench_step(_vit(), "ViT-B/32", 2, 4, pairs=5),
     "encoder": lambda root: bench_encoder("tempme", _vit(), "ViT-B/32", 1, 12, pairs=11),
     "ranking": lambda root: bench_ranking(),
+    "memory": lambda root: bench_memory(),
     "store": bench_store,
     "features": lambda root: [
         bench_features(root, load_backbone(TINY, "shipped"), "tiny CLIP, no FFA", {"use_ffa": False}, 12, 8),

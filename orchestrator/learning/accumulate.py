@@ -1,28 +1,37 @@
 """Several batches in one optimizer step, with exactly the gradient of one large batch (GradCache, arXiv:2101.06983).
 
 A contrastive loss compares every pair of a step with every other, so the mean of the batches' own losses is another
-loss. Where a loss needs only features, the step is made in two passes:
+loss. Where a loss reads frames and tokens through functions that make each row of features of one row alone
+(`Method.row_wise`), the step is made in two passes:
 
-1. features of every batch, without a graph; the loss over all of them; its gradient with respect to the features;
-2. every batch again with the random state it had, its graph kept, and the gradient of its features sent through it.
+1. features in parts of one batch, without a graph; the loss over all of them; its gradient in the features;
+2. every part again with the random state and the precision it had, its graph kept, and the gradient of its features
+   sent through it.
 
-At most one batch's activations are in memory. It costs one more forward pass.
+At most one batch's activations are kept. It costs one more forward pass. The loss is computed once, so that teachers
+are asked, memories drawn from and queues filled once in a step; whatever else a loss reads (a head, weights that are
+held) is part of its own graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Literal
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from methods.base import Batch, Method
+from methods.backbone.blocks import passing_again
+from methods.base import Batch, Method, RowWise
+from methods.layers.stand_in import standing_in
 from orchestrator.errors import ConfigError
 
 Autocast = Callable[[], AbstractContextManager[object]]
+RandomState = tuple[Tensor, Tensor | None]
 
 
 def way_of(method: Method, accumulate: int) -> Literal["features", "pairs"]:
@@ -31,16 +40,16 @@ def way_of(method: Method, accumulate: int) -> Literal["features", "pairs"]:
     Raises:
         ConfigError: if `accumulate` batches would not be one large batch to its loss.
     """
-    cls = type(method)
-    if cls.accumulates is not None:
-        return cls.accumulates
-    if cls.losses is Method.losses and cls.logits is Method.logits:
+    if method.accumulates == "pairs":
+        return "pairs"
+    found = method.row_wise()
+    if isinstance(found, RowWise):
         return "features"
     if accumulate == 1:
         return "pairs"  # of one batch every loss is a sum
     raise ConfigError(
-        f"optim.accumulate: the loss of {cls.__name__} reads more than features, so {accumulate} batches are not one "
-        "large batch to it. Write optim.accumulate=1 and a larger data.batch_size."
+        f"optim.accumulate: {found}, so {accumulate} batches are not one large batch to {type(method).__name__}. "
+        "Write optim.accumulate=1 and a larger data.batch_size."
     )
 
 
@@ -49,83 +58,101 @@ def backward(method: Method, batches: Sequence[Batch], autocast: Autocast) -> di
 
     With several workers the gradients are averaged over them, as data-parallel training does.
     """
-    states, made = [], []
-    with torch.no_grad(), autocast():
-        for batch in batches:
-            states.append(_random_state(batch.frames.device))
-            made.append((method.encode_video(batch.frames), method.encode_text(batch.tokens)))
-    videos, texts = _joined([video for video, _ in made]), _joined([text for _, text in made])
-    terms = _backward_of_loss(method, batches, videos, texts, autocast)
-    end = _random_state(batches[0].frames.device)
-    start = 0
-    for batch, state, (video, text) in zip(batches, states, made):
-        rows = slice(start, start + len(batch.tokens))
-        start = rows.stop
-        _set_random_state(state, batch.frames.device)
-        with autocast():
-            again = method.encode_video(batch.frames), method.encode_text(batch.tokens)
-        shares = _part(videos.grad, rows, video), _part(texts.grad, rows, text)
-        pairs = [(x, grad) for x, grad in zip(again, shares) if x.requires_grad and grad is not None]
-        torch.autograd.backward([x for x, _ in pairs], [grad for _, grad in pairs])
-    _set_random_state(end, batches[0].frames.device)
-    _average(method)
-    return terms
-
-
-def _backward_of_loss(
-    method: Method, batches: Sequence[Batch], videos: Tensor, texts: Tensor, autocast: Autocast
-) -> dict[str, Tensor]:
-    """The loss over all pairs, and its gradients in `videos`, `texts` and what else it reads (a scale, a head)."""
-    whole = Batch(
-        frames=batches[0].frames,  # stands for all videos: the features are there already
-        tokens=torch.cat([batch.tokens for batch in batches]),
-        videos=torch.cat([batch.videos for batch in batches]),
-        categories=torch.cat([batch.categories for batch in batches]),
-    )
-    with autocast(), _answering(method, videos, texts):
+    whole = Batch(*(torch.cat([getattr(batch, field.name) for batch in batches]) for field in fields(Batch)))
+    with _recorded(method, len(batches[0].tokens)) as passes, autocast():
         terms = method.losses(whole)
     total = torch.stack(list(terms.values())).sum()
     if bool(torch.isfinite(total)):
         total.backward()
+    end = _random_state(whole.frames.device)
+    for made in passes:
+        made.again()
+    _set_random_state(end, whole.frames.device)
+    _average(method)
     return terms
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Rows of a call: what it was asked, and how it stood then."""
+
+    arguments: tuple[Any, ...]
+    random_state: RandomState
+    length: int  # rows
+    width: int  # the second dimension of the features
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One call of a function that makes features: its parts, and the features as a leaf of the loss's graph."""
+
+    encode: Callable[..., Tensor]
+    parts: list[_Part]
+    features: Tensor
+    precision: Autocast
+
+    def again(self) -> None:
+        """Send the gradient that has reached the features through the function."""
+        grad, start = self.features.grad, 0
+        for part in self.parts if grad is not None else ():
+            assert grad is not None
+            own = grad[start : start + part.length]
+            start += part.length
+            _set_random_state(part.random_state, grad.device)
+            with self.precision(), passing_again():
+                features = self.encode(*part.arguments)
+            if features.requires_grad:
+                features.backward(own if own.ndim < 3 else own[:, : part.width])  # without the padding
+
+
 @contextmanager
-def _answering(method: Method, videos: Tensor, texts: Tensor) -> Iterator[None]:
-    """Let a method's encoders give features that were made before."""
-    answers: dict[str, Callable[..., Tensor]] = {
-        "encode_video": lambda frames: videos,
-        "encode_text": lambda tokens, task=None: texts,
-    }
-    for name, answer in answers.items():
-        setattr(method, name, answer)
-    try:
-        yield
-    finally:
-        for name in answers:
-            delattr(method, name)  # the class's own is back
+def _recorded(method: Method, rows: int) -> Iterator[list[_Pass]]:
+    """Let a method make features of at most `rows` rows at once, without their graphs, and take note of how."""
+    through, passes = method.row_wise(), list[_Pass]()
+    assert isinstance(through, RowWise)
+    plain = {name: getattr(through.owner, name) for name in through.names}
+    with standing_in(through.owner, **{name: partial(_encode, passes, rows, own) for name, own in plain.items()}):
+        yield passes
+
+
+def _encode(passes: list[_Pass], rows: int, encode: Callable[..., Tensor], *arguments: Any, **named: Any) -> Tensor:
+    """What `encode` makes of its arguments, whose tensors are read in parts of `rows` rows."""
+    device, count = arguments[0].device, len(arguments[0])
+    precision, parts, made = _precision(device), list[_Part](), list[Tensor]()
+    # Casts that know no graph must not be kept for the loss, which may read the same weights
+    with torch.no_grad(), precision(cache_enabled=False):
+        for start in range(0, count, rows):
+            own = [x[start : start + rows] if isinstance(x, Tensor) else x for x in arguments]
+            state = _random_state(device)
+            made.append(encode(*own, **named))
+            width = made[-1].shape[1] if made[-1].ndim > 1 else 1
+            parts.append(_Part(tuple(own), state, len(made[-1]), width))
+    features = _joined(made)
+    if torch.is_grad_enabled():
+        passes.append(_Pass(partial(encode, **named), parts, features.requires_grad_(True), precision))
+    return features
+
+
+def _precision(device: torch.device) -> Callable[..., AbstractContextManager[object]]:
+    """The precision that is in force."""
+    kind = device.type
+    dtype, is_on = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+    return partial(torch.autocast, kind, dtype=dtype, enabled=is_on)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Features of all batches as a leaf; word features are padded with zeros to the longest caption."""
+    """Features of all parts; word features are padded with zeros to the longest caption."""
     if parts[0].ndim == 3:
         longest = max(part.shape[1] for part in parts)
         parts = [nn.functional.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts]
-    return torch.cat(list(parts)).requires_grad_(True)
+    return torch.cat(list(parts))
 
 
-def _part(grad: Tensor | None, rows: slice, like: Tensor) -> Tensor | None:
-    """The gradient of one batch's features, without the padding."""
-    if grad is None:
-        return None
-    return grad[rows] if like.ndim != 3 else grad[rows, : like.shape[1]]
-
-
-def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
+def _random_state(device: torch.device) -> RandomState:
     return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 
-def _set_random_state(state: tuple[Tensor, Tensor | None], device: torch.device) -> None:
+def _set_random_state(state: RandomState, device: torch.device) -> None:
     torch.set_rng_state(state[0])
     if state[1] is not None:
         torch.cuda.set_rng_state(state[1], device)

@@ -30,13 +30,14 @@ from orchestrator.data.frames import FrameSource
 from orchestrator.digests import ROOT, digest_file, digest_of, digest_sources, imported_sources, sources_below
 from orchestrator.streams.stream import Stream
 
-# Content digests stand for the names of the stream and of a weights file
+# Content digests stand for the names of the stream and of a weights file; checkpointed activations are the same bits
 NOT_DECISIVE = (
     "stream",
     "backbone.weights",
     "backbone.sha256",
     "data.load_threads",
     "data.skip_missing",
+    "optim.checkpoint_activations",
     "evaluation.batch_size",
     "evaluation.chunk",
 )

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from methods.backbone.blocks import checkpointing
 from methods.base import Batch, Method, Task
 from orchestrator.data.batches import StreamData, seed_of
 from orchestrator.errors import Diverged
@@ -102,10 +103,11 @@ class Loop:
             started = time.monotonic()
             task = self.data.task(index)
             self._begin(task)
-            self._train(task)
-            self.method.eval()
-            self._seed("end", index)
-            self.method.end_task(task, self.data.ordered_batches([index]))
+            with checkpointing(self.config.optim.checkpoint_activations):  # end_task may take gradients, too
+                self._train(task)
+                self.method.eval()
+                self._seed("end", index)
+                self.method.end_task(task, self.data.ordered_batches([index]))
             self._store_galleries(task)
             found = self._evaluate(index)
             self._commit(found, time.monotonic() - started)

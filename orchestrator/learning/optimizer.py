@@ -32,6 +32,7 @@ class OptimConfig:
     first_epoch_scale: float = 0.1  # schedule=first_epoch: factor after the first epoch (BMU-MoCo)
     grad_clip: float | None = 1.0  # norm over all trained parameters
     accumulate: int = 1  # batches per step, whose gradient is that of one large batch (accumulate.py)
+    checkpoint_activations: bool = False  # a block's activations are computed again, not kept: less memory, same bits
 
     def __post_init__(self) -> None:
         if self.epochs < 0:

@@ -364,7 +364,27 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "the scale is lost",
         ),
     ],
+    "methods/backbone/blocks.py": [
+        (
+            "return block(x, before.copy())",
+            "return block(x, state.copy())",
+            "a block is computed again from the tokens' state at the end of the tower",
+            "tests/methods/test_checkpointing.py",
+        ),
+        (
+            "passed: Tensor = checkpoint(run, x, use_reentrant=False, preserve_rng_state=True)",
+            "passed: Tensor = checkpoint(run, x, use_reentrant=False, preserve_rng_state=False)",
+            "a block is computed again with other noise",
+            "tests/methods/test_checkpointing.py",
+        ),
+    ],
     "methods/moe_adapter.py": [
+        (
+            "if self.training and not passes_again():",
+            "if self.training:",
+            "what is computed again is counted again",
+            "tests/methods/test_checkpointing.py",
+        ),
         (
             "return SCALE * self.up(F.dropout(self.down(h).relu(), self.dropout, self.training))",
             "return self.up(F.dropout(self.down(h).relu(), self.dropout, self.training))",
@@ -569,7 +589,44 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "the first epoch is as slow as the rest",
         ),
     ],
+    "orchestrator/learning/accumulate.py": [
+        (
+            "_set_random_state(part.random_state, grad.device)",
+            "pass",
+            "the second pass draws other noise than the first",
+        ),
+        (
+            "with self.precision(), passing_again():",
+            "with self.precision():",
+            "what passes twice in a step is counted twice",
+        ),
+        (
+            "for start in range(0, count, rows):",
+            "for start, rows in [(0, count)]:",
+            "the graph of a step holds all of its batches",
+        ),
+    ],
+    "methods/layers/stand_in.py": [
+        (
+            "vars(module).update(former)",
+            "pass",
+            "a stand-in takes the one below it away",
+            "tests/orchestrator/learning/test_accumulate.py",
+        ),
+    ],
     "orchestrator/learning/loop.py": [
+        (
+            'self._seed("begin", task.index)  # the same on every worker: new parameters must agree',
+            "pass",
+            "what a task adds differs in a resumed run",
+            "tests/orchestrator/learning/test_loop_steps.py",
+        ),
+        (
+            "with checkpointing(self.config.optim.checkpoint_activations):  # end_task may take gradients, too",
+            "with checkpointing(False):",
+            "activations are kept whatever the setting",
+            "tests/orchestrator/learning/test_loop_steps.py",
+        ),
         ("(total * weight).backward()", "total.backward()", "batches of one step are a sum"),
         ("self.method.after_step()", "pass", "momentum encoders and averages stand still"),
         ("if best is None or score >= best[0]:", "if best is None or score < best[0]:", "the worst epoch is kept"),

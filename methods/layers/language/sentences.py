@@ -16,13 +16,14 @@ Shapes: B captions, L tokens, D width, d joint embedding.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from methods.backbone.clip import BlockSeams, Clip, TextTower, TokenState
+from methods.backbone.clip import BlockSeams, Clip, TextTower, TokenState, through
 from methods.layers.language.tagger import AUXILIARY, NOUN, VERB, tag
 
 Strategy = Literal["muw", "rkw", "akwe"]
@@ -106,11 +107,11 @@ def encode_masked(tower: TextTower, tokens: Tensor, keywords: Tensor) -> Tensor:
     visible = (causal & kept[:, None, :])[:, None]  # (B, 1, L, L); the start is visible to all
     for layer, block in enumerate(tower.blocks):
         state.layer = layer
-        x = _block_with_mask(block, x, visible, state)
+        x = through(partial(_block_with_mask, block, visible), x, state)
     return tower.read(x, state)
 
 
-def _block_with_mask(block: Any, x: Tensor, visible: Tensor, state: TokenState) -> Tensor:
+def _block_with_mask(block: Any, visible: Tensor, x: Tensor, state: TokenState) -> Tensor:
     y = block.ln_1(x)
     q, k, v = (block.attn.heads_first(z) for z in block.attn.project(y, BlockSeams(), state))
     merged = F.scaled_dot_product_attention(q, k, v, attn_mask=visible).transpose(1, 2).flatten(2)

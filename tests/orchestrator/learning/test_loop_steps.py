@@ -1,0 +1,82 @@
+"""What the loop's steps begin with and keep: draws of a task's beginning, checkpointed activations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from methods.backbone import blocks
+from methods.backbone.load import load_backbone
+from methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from orchestrator.data.batches import StreamData
+from orchestrator.data.frames import FrameSource
+from orchestrator.data.settings import DataConfig
+from orchestrator.learning.commits import Commits
+from orchestrator.learning.evaluate import EvaluationConfig
+from orchestrator.learning.loop import Loop, LoopConfig
+from orchestrator.learning.optimizer import OptimConfig
+from orchestrator.learning.resolve import resolve
+from orchestrator.learning.run import Places
+
+
+@pytest.fixture
+def make_loop(small_stream, runs):
+    """A loop over the small stream in batches of 4 pairs."""
+    store, config, clip = (
+        Places(runs).open_store(),
+        DataConfig(num_frames=4, batch_size=4),
+        load_backbone("tiny-clip", "shipped"),
+    )
+    source = FrameSource(store, config, clip.image_size)
+    data = StreamData(small_stream, source, clip.tokenize, clip.mean, clip.std, config, torch.device("cpu"))
+
+    def make(cls: type[Clip4Clip], key: str, seed: int = 0, **optim: object) -> Loop:
+        method = cls(Clip4ClipConfig(), load_backbone("tiny-clip", "shipped"))
+        made = LoopConfig(OptimConfig(epochs=0, **optim), EvaluationConfig(), seed)
+        return Loop(method, data, made, Commits(store, key))
+
+    return make
+
+
+class Drawing(Clip4Clip):
+    """Takes note of what it draws as a task begins, and of how a task ends."""
+
+    def __init__(self, *given: object) -> None:
+        super().__init__(*given)
+        self.drawn: list[float] = []
+        self.ended: list[torch.Tensor] = []
+
+    def begin_task(self, task):
+        self.drawn.append(float(torch.rand(())))
+
+    def end_task(self, task, loader):
+        self.ended.append(self.encode_video(next(iter(loader)).frames))
+
+
+def test_what_a_task_begins_with_is_drawn_from_the_seed_and_the_task(make_loop):
+    drawn = []
+    # A run, its resumption after all tasks in another process's random state, and a run of another seed
+    for key, seed, state in (("a", 0, 1), ("a", 0, 2), ("b", 3, 1)):
+        torch.manual_seed(state)
+        made = make_loop(Drawing, key, seed)
+        made.run()
+        drawn.append(made.method.drawn)
+    first, resumed, other = drawn
+    assert len(first) == 3
+    assert first == resumed
+    assert len({*first, *other}) == 6
+
+
+def test_the_setting_checkpoints_activations_and_is_no_part_of_the_key(make_loop, small_stream, monkeypatch):
+    passed: list[int] = []
+    monkeypatch.setattr(blocks, "checkpoint", lambda *args, **more: passed.append(1) or checkpoint(*args, **more))
+    keys = set()
+    for is_on in (False, True):
+        made = make_loop(Drawing, f"kept-{int(is_on)}", checkpoint_activations=is_on)
+        made.run()
+        assert bool(passed) == is_on
+        assert all(features.requires_grad for features in made.method.ended)  # end_task may take gradients
+        given = {"method": "clip4clip", "stream": "s", "optim.checkpoint_activations": is_on}
+        keys.add(resolve(given).key(small_stream))
+    assert len(keys) == 1
