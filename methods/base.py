@@ -19,7 +19,7 @@ Shapes: B pairs, T frames, L text length, d joint embedding, Q queries, V videos
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypedDict
 
@@ -63,12 +63,24 @@ class RowWise:
     names: tuple[str, ...] = ("encode_video", "encode_text")
 
 
-class ParamGroup(TypedDict):
-    """Parameters that share a learning rate. `lr` is the method's own, before `optim.lr_scale`."""
+# Which weights decay: tensors of two dimensions and more; every one; all whose name has no "bias"; the same without
+# logit_scale
+Decay = Literal["matrices", "all", "no_bias", "no_bias_or_scale"]
 
+
+class _Group(TypedDict):
     name: str
     params: list[nn.Parameter]
     lr: float
+
+
+class ParamGroup(_Group, total=False):
+    """Parameters that share a learning rate. `lr` is the method's own, before `optim.lr_scale`.
+
+    `decay` is the method's own rule for the group, in place of `optim.decay`.
+    """
+
+    decay: Decay
 
 
 class Change(dict[str, Any]):
@@ -77,6 +89,29 @@ class Change(dict[str, Any]):
     Any other preset is a whole recipe: its values on the method's defaults and the stream's own settings. A run has one
     recipe (the one that is named, else the one that the stream recommends) and any number of changes on top of it.
     """
+
+
+class Recipe(dict[str, Any]):
+    """A whole recipe as an authors' command has it, each value with the place of the release where it stands.
+
+    `sources` says where (setting -> text), `left_out` what of the command has no counterpart for videos and captions.
+    """
+
+    def __init__(
+        self, release: str, values: Mapping[str, tuple[Any, str]], left_out: Iterable[str] = (), under: str = ""
+    ) -> None:
+        """Make a recipe.
+
+        Args:
+            release: owner/name@commit.
+            values: dotted setting -> (value, place: a file of the release, a flag of a command).
+            left_out: sentences of what is not set, and why.
+            under: the group that stands before settings called `.name`: `method` or `base`.
+        """
+        full = {(f"{under}{name}" if name.startswith(".") else name): found for name, found in values.items()}
+        super().__init__({name: value for name, (value, _) in full.items()})
+        self.release, self.left_out = release, tuple(left_out)
+        self.sources = {name: place for name, (_, place) in full.items()}
 
 
 class Method(nn.Module):

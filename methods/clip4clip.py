@@ -11,23 +11,70 @@ feature of a video can be stored and searched.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from methods.backbone.clip import Clip
-from methods.base import Batch, Change, Method, ParamGroup, unit
+from methods.base import Batch, Change, Method, ParamGroup, Recipe, unit
+from methods.layers.frozen_parts import parts
 from methods.layers.gather import gather
 from methods.layers.losses import contrastive
 from methods.layers.pooling import mean_pool
 from methods.layers.sequence_headers import FrameLSTM, FrameTransformer
+from methods.layers.temperature import ScaleConfig, bound_scale, set_scale
+
+# The command of MSR-VTT; with the change seqLSTM or seqTransf that of the other two headers.
+ORIGINAL = Recipe(
+    "ArrowLuo/CLIP4Clip@508ffa3",
+    {
+        "method.lr": (1e-7, "README: --lr 1e-4 --coef_lr 1e-3"),
+        "method.lr_head": (1e-4, "README: --lr 1e-4"),
+        "method.frame_norm": ("l2", "modules/modeling.py: every frame at unit length before the mean"),
+        "method.loss_reduction": ("mean", "modules/modeling.py: half the sum of both directions"),
+        "method.train_scale": (True, "main_task_retrieval.py: freeze_layer_num keeps logit_scale trained"),
+        "method.sim_layers": (4, "main_task_retrieval.py: --cross_num_hidden_layers"),
+        "method.frozen": (
+            (
+                "text.token_embedding",
+                "text.positional_embedding",
+                "vision.class_embedding",
+                "vision.positional_embedding",
+                "vision.conv1",
+                "vision.ln_pre",
+            ),
+            "README: --freeze_layer_num 0",
+        ),
+        "optim.name": ("bert_adam", "modules/optimization.py"),
+        "optim.betas": ((0.9, 0.98), "main_task_retrieval.py: prep_optimizer"),
+        "optim.eps": (1e-6, "main_task_retrieval.py: prep_optimizer"),
+        "optim.weight_decay": (0.2, "main_task_retrieval.py: prep_optimizer"),
+        "optim.decay": ("no_bias", "main_task_retrieval.py: LayerNorm.weight occurs in no name"),
+        "optim.schedule": ("cosine_whole", "modules/optimization.py: warmup_cosine"),
+        "optim.warmup": (0.1, "main_task_retrieval.py: --warmup_proportion"),
+        "optim.warmup_from": ("zero", "modules/optimization.py: warmup_cosine"),
+        "optim.grad_clip": (1.0, "main_task_retrieval.py: of all, then of each tensor"),
+        "optim.epochs": (5, "README: --epochs 5"),
+        "data.batch_size": (128, "README: --batch_size 128"),
+        "data.num_frames": (12, "README: --max_frames 12"),
+        "data.max_tokens": (32, "README: --max_words 32"),
+        "evaluation.select": ("best", "main_task_retrieval.py: the epoch with the best R@1 of the test set"),
+    },
+    (
+        "float16 weights, gradients and moments: 1e-7 there is no rate of float32 (docs/recipes.md)",
+        "the last batch of an epoch is dropped when it is short",
+        "over W workers the towers get 1/W of the gradient, logit_scale all of it (docs/protocol.md)",
+        "frames: one a second, then linspace, missing ones masked; here T of every video",
+        "logit_scale is clamped above at log 100 and not below; here 1 / temperature lies in [1, 200]",
+        "seqTransf's LayerNorms have eps 1e-12 (modules/until_module.py); here CLIP's 1e-5",
+        "tightTransf",
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clip4ClipConfig:
+class Clip4ClipConfig(ScaleConfig):
     """Tuned by search_spaces/clip4clip.py."""
 
     lr: float = 1e-6  # both towers
@@ -36,10 +83,11 @@ class Clip4ClipConfig:
     lr_head: float = 1e-4  # of seqLSTM and seqTransf; CLIP4Clip's rate of new modules
     frame_norm: Literal["none", "l2"] = "none"
     loss_reduction: Literal["mean", "sum"] = "mean"
-    train_scale: bool = True  # learn CLIP's temperature too, clamped to [1, 200]
     mask_same_video: bool = False  # other captions of the same video are no negatives
+    frozen: tuple[str, ...] = ()  # parts of CLIP that are not trained, such as vision.conv1 or text.blocks.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.lr < 0:
             raise ValueError(f"lr must be >= 0, got {self.lr}. Use lr=0 for the zero-shot model.")
         if self.lr_head < 0:
@@ -55,8 +103,8 @@ class Clip4Clip(Method):
     accumulates = "features"
     PRESETS = {
         "paper": {},
-        "released": {"method.loss_reduction": "sum", "optim.num_cycles": 1.0, "optim.decay_bias_and_norm": True},
-        "original": {"method.frame_norm": "l2"},  # pooling of arXiv:2104.08860
+        "released": {"method.loss_reduction": "sum", "optim.num_cycles": 1.0, "optim.decay": "all"},
+        "original": ORIGINAL,
         "seqLSTM": Change({"method.frame_norm": "l2", "method.sim_header": "seqLSTM"}),
         "seqTransf": Change({"method.frame_norm": "l2", "method.sim_header": "seqTransf"}),
         # with optim.lr_scale=50: 2e-4, which suits the small backbone, and 1e-3
@@ -66,6 +114,8 @@ class Clip4Clip(Method):
     def __init__(self, config: Clip4ClipConfig, backbone: Clip) -> None:
         super().__init__()
         self.config, self.backbone = config, backbone
+        set_scale(backbone, config)
+        self._frozen = {id(parameter) for parameter in parts(backbone, config.frozen)}
         self.header: nn.Module | None = None
         if config.sim_header == "seqLSTM":
             self.header = FrameLSTM(backbone.embed_dim)
@@ -77,7 +127,8 @@ class Clip4Clip(Method):
         parameters = [*self.backbone.vision.parameters(), *self.backbone.text.parameters()]
         if self.config.train_scale:
             parameters.append(self.backbone.logit_scale)
-        groups = [ParamGroup(name="clip", params=parameters, lr=self.config.lr)]
+        free = [parameter for parameter in parameters if id(parameter) not in self._frozen]
+        groups = [ParamGroup(name="clip", params=free, lr=self.config.lr)]
         if self.header is not None:
             groups.append(ParamGroup(name="header", params=list(self.header.parameters()), lr=self.config.lr_head))
         return groups
@@ -99,5 +150,4 @@ class Clip4Clip(Method):
         return {"contrastive": contrastive(self.logits(batch), self.config.loss_reduction, videos)}
 
     def after_step(self) -> None:
-        with torch.no_grad():
-            self.backbone.logit_scale.clamp_(0.0, math.log(200.0))
+        bound_scale(self.backbone)

@@ -28,12 +28,50 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.backbone.clip import Attention, BlockSeams, Clip, TokenState, VisionTower, record, through
-from methods.base import Batch, Change, Method, ParamGroup, unit
+from methods.base import Batch, Change, Method, ParamGroup, Recipe, unit
 from methods.layers.losses import contrastive
+from methods.layers.temperature import ScaleConfig, bound_scale, set_scale
+
+# src/configs/msrvtt_retrieval/msrvtt_retrieval_vip_base_32.json, which starts from post-pre-trained weights
+_FILE = "msrvtt_retrieval_vip_base_32.json"
+ORIGINAL = Recipe(
+    "microsoft/XPretrain@5318f2a, CLIP-ViP",
+    {
+        "method.lr": (1e-6, f"{_FILE}: learning_rate"),
+        "method.num_proxies": (3, f"{_FILE}: add_cls_num, beside the class token"),
+        "method.temporal_size": (12, f"{_FILE}: temporal_size"),
+        "method.proxy_init": ("normal", "src/modeling/CLIP_ViP.py"),
+        "method.loss_reduction": ("sum", "src/optimization/loss.py: NCELearnableTempLoss"),
+        "method.train_scale": (True, "src/modeling/VidCLIP.py"),
+        "method.start_scale": (math.exp(4.6), f"{_FILE}: logit_scale_init_value 4.60"),
+        "optim.name": ("adamw_hf", "src/optimization/adamw.py"),
+        "optim.betas": ((0.9, 0.98), f"{_FILE}: betas"),
+        "optim.eps": (1e-6, "src/optimization/adamw.py"),
+        "optim.weight_decay": (0.2, f"{_FILE}: weight_decay"),
+        "optim.decay": ("no_bias_or_scale", "src/optimization/utils.py: LayerNorm.weight occurs in no name"),
+        "optim.schedule": ("cosine_from_one", "src/optimization/sched.py; steps are counted from 1"),
+        "optim.warmup": (0.01, f"{_FILE}: warmup_ratio"),
+        "optim.warmup_from": ("first", "src/optimization/sched.py; steps are counted from 1"),
+        "optim.last_lr": (1e-8, "src/optimization/sched.py: where the curve ends in 0"),
+        "optim.grad_clip": (1.0, f"{_FILE}: grad_norm"),
+        "optim.epochs": (100, f"{_FILE}: num_train_epochs"),
+        "data.batch_size": (128, f"{_FILE}: train_batch_size 16, on 8 workers"),
+        "data.caption_sampling": ("random_per_video", "src/datasets/dataset_video_retrieval.py"),
+        "data.num_frames": (12, f"{_FILE}: train_num_frms"),
+        "data.max_tokens": (50, f"{_FILE}: max_txt_len"),
+    },
+    (
+        "the weights of the post-pre-training on HD-VILA",
+        "mixed precision (apex O2), with float32 master weights",
+        "frames from the first to the last, in training with jittered ends; pictures are squeezed to squares",
+        "the best evaluation by R@1 of the similarities revised by Dual Softmax",
+        "the clamp stands between forward and backward: one more forward pass with a value out of bounds",
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CLIPViPConfig:
+class CLIPViPConfig(ScaleConfig):
     """Tuned by search_spaces/clip_vip.py."""
 
     lr: float = 1e-6  # everything
@@ -44,9 +82,12 @@ class CLIPViPConfig:
     temporal_size: int | None = None  # time embeddings, interpolated to the frames; None: one for each frame (CTVR)
     proxy_init: Literal["normal", "copy_cls", "zeros"] = "normal"
     loss_reduction: Literal["mean", "sum"] = "mean"  # the released codes sum both directions
-    train_scale: bool = True  # clamped to [1, 200]
+    lr_scale: float | None = None  # of logit_scale; None: as the rest. CLIP-ViP on DiDeMo with ViT-B/16: 1e-5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lr_scale is not None and self.lr_scale < 0:
+            raise ValueError(f"lr_scale must be >= 0, got {self.lr_scale}. Use none for the rate of the rest.")
         if self.lr < 0:
             raise ValueError(f"lr must be >= 0, got {self.lr}. Use lr=0 to train nothing.")
         if self.num_proxies < 0:
@@ -134,31 +175,26 @@ class CLIPViP(Method):
             "method.lr": 4e-6,
             "method.proxy_init": "copy_cls",
         },  # with optim.lr_scale=50, for the small backbone
-        "released": {"method.loss_reduction": "sum", "optim.num_cycles": 1.0, "optim.decay_bias_and_norm": True},
-        "original": {  # the official configuration of ViT-B/32, which starts from post-pre-trained weights
-            "method.num_proxies": 3,
-            "method.loss_reduction": "sum",
-            "optim.betas": (0.9, 0.98),
-            "optim.weight_decay": 0.2,
-            "optim.warmup": 0.01,
-            "optim.epochs": 5,
-            "data.batch_size": 128,
-            "data.num_frames": 12,
-        },
+        "released": {"method.loss_reduction": "sum", "optim.num_cycles": 1.0, "optim.decay": "all"},
+        "original": ORIGINAL,
         "close-to-clip": Change({"method.proxy_init": "copy_cls"}),
     }
 
     def __init__(self, config: CLIPViPConfig, backbone: Clip) -> None:
         super().__init__()
         self.config, self.backbone = config, backbone
+        set_scale(backbone, config)
         self.video = VideoProxies(backbone.vision, config)
 
     def param_groups(self) -> list[ParamGroup]:
         clip = self.backbone
         parameters = [*clip.vision.parameters(), *clip.text.parameters(), *self.video.parameters()]
-        if self.config.train_scale:
+        groups = [ParamGroup(name="clip_and_proxies", params=parameters, lr=self.config.lr)]
+        if self.config.train_scale and self.config.lr_scale is None:
             parameters.append(clip.logit_scale)
-        return [ParamGroup(name="clip_and_proxies", params=parameters, lr=self.config.lr)]
+        elif self.config.train_scale and self.config.lr_scale is not None:
+            groups.append(ParamGroup(name="logit_scale", params=[clip.logit_scale], lr=self.config.lr_scale))
+        return groups
 
     def encode_video(self, frames: Tensor) -> Tensor:
         return unit(self.video(self.backbone.vision, frames))
@@ -173,5 +209,4 @@ class CLIPViP(Method):
         return {"contrastive": contrastive(self.logits(batch), self.config.loss_reduction)}
 
     def after_step(self) -> None:
-        with torch.no_grad():
-            self.backbone.logit_scale.clamp_(0.0, math.log(200.0))
+        bound_scale(self.backbone)

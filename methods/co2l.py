@@ -15,6 +15,8 @@ What we changed, so that any retriever keeps its own loss: L_asym is that loss, 
 
 Their sum is L_asym exactly where the retriever's loss is the symmetric one of methods/base.py. The teacher is
 the model at the end of the previous task. Without memory the relations are those of the batch alone.
+The original's code multiplies its L_asym by T / 0.07, 7.14 at its T of 0.5, and L_IRD by 1: that is weight=0.14 beside
+a mean of two directions (preset `original`), 0.28 beside their sum. A published weight does not transfer as it is.
 
 It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids: its rows belong
 apart from those of methods that keep features only.
@@ -29,10 +31,44 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from methods.base import Batch, Frozen, Method, Task, unit
+from methods.base import Batch, Frozen, Method, Recipe, Task, unit
+from methods.families.released_recipes import REPLAY_LEFT_OUT, sgd
 from methods.families.strategy import ReplayConfig, ReplayStrategy
 from methods.layers.distillation import EncodedOnce, RelationConfig, kept_across, kept_within
 from methods.layers.gather import gather
+
+_UNIT = 0.07 / 0.5  # the released loss is that of this file, divided by it: the rate is divided, the decay multiplied
+ORIGINAL = Recipe(
+    "chaht01/Co2L@3af7064",
+    {
+        "method.memory": (200, "run.sh: --mem_size 200"),
+        "method.weight": (_UNIT, "main.py: --distill_power 1.0 beside a loss times T / 0.07, T = 0.5"),
+        "method.kappa": (0.2, "main.py: --current_temp"),
+        "method.kappa_teacher": (0.01, "main.py: --past_temp"),
+        "method.ird": ("intra", "main.py: within one modality, without the diagonal"),
+        **sgd(
+            0.5 / _UNIT,
+            100,
+            512,
+            "run.sh: --learning_rate 0.5 of that loss, --batch_size 512, --epochs 100",
+            momentum=(0.9, "main.py: --momentum"),
+            weight_decay=(1e-4 * _UNIT, "main.py: --weight_decay 1e-4 of that loss"),
+            name=("sgd", "util.py: set_optimizer"),
+            decay=("all", "util.py: set_optimizer"),
+            grad_clip=(None, "main.py: there is none"),
+            schedule=("cosine_by_epoch", "util.py: adjust_learning_rate, --cosine"),
+            warmup=(0.1, "util.py: warmup_learning_rate, 10 epochs"),
+        ),
+        "base.start_scale": (2.0, "run.sh: --temp 0.5, fixed"),
+    },
+    (
+        *REPLAY_LEFT_OUT,
+        "500 epochs in the first task",
+        "one optimizer for all tasks: its momentum crosses them",
+        "two augmented views of an image: here its video and its caption",
+        "memory images are shuffled into the data of the task; here as many are drawn as there are pairs",
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +93,11 @@ class Co2L(ReplayStrategy):
     """Learn the batch against memory pairs; keep how all of them relate."""
 
     Config = Co2LConfig
-    PRESETS = {"paper": {}, "shapes": {"base.lr": 4e-6}}  # shapes: with optim.lr_scale=50, for the small backbone
+    PRESETS = {
+        "paper": {},
+        "original": ORIGINAL,
+        "shapes": {"base.lr": 4e-6},  # with optim.lr_scale=50, for the small backbone
+    }
     config: Co2LConfig
 
     @classmethod

@@ -8,7 +8,9 @@ task ended, of video and caption:
 
 summed over all numbers of a feature. `target=similarities` keeps S(q, v) among the memory pairs of a step
 instead. There is no retrieval loss on memory pairs. What we changed: DER writes its memory while it
-trains; here pairs enter the reservoir when their task ends.
+trains; here pairs enter the reservoir when their task ends. Its code takes the mean over the numbers of an answer
+where this is half of their sum, so a published alpha is alpha d / 2 of this one, d the width of a feature: 0.3
+there is 0.0012 here with d = 512.
 
 It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids: its rows belong
 apart from those of methods that keep features only.
@@ -23,11 +25,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from methods.base import Batch, Change, Method
+from methods.base import Batch, Change, Method, Recipe
 from methods.families.momentum import PAPER
+from methods.families.released_recipes import REPLAY_LEFT_OUT, sgd
 from methods.families.strategy import ReplayConfig, ReplayStrategy
 from methods.layers.distillation import backbone_of
 from methods.layers.memory import Policy
+
+# `der` on Split CIFAR-10 with 500 images
+ORIGINAL = Recipe(
+    "aimagelab/mammoth@e75a491",
+    {
+        "method.memory": (500, "utils/best_args.py: --buffer_size 500"),
+        "method.buffer": ("reservoir", "utils/buffer.py"),
+        "method.alpha": (2 * 0.3 / 512, "utils/best_args.py: alpha 0.3 of a mean over numbers; features of 512"),
+        "method.target": ("features", "models/der.py: the network's answers"),
+        **sgd(0.03, 50, 32, "utils/best_args.py: der on seq-cifar10"),
+    },
+    REPLAY_LEFT_OUT,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +67,7 @@ class DER(ReplayStrategy):
     Config = DERConfig
     PRESETS = {
         "paper": {},
+        "original": ORIGINAL,
         "shapes": {"base.lr": 4e-6},  # with optim.lr_scale=50, for the small backbone
         # BMU-MoCo's competitor (NeurIPS 2022, table 1): around its momentum contrast, with its memory
         "bmu-moco": Change({"method.base": "base_moco"}),

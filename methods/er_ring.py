@@ -15,10 +15,23 @@ from typing import Literal
 
 from torch import Tensor
 
-from methods.base import Batch, Change, Method
+from methods.base import Batch, Change, Method, Recipe
 from methods.families.momentum import PAPER
+from methods.families.released_recipes import REPLAY_LEFT_OUT, sgd
 from methods.families.strategy import ReplayConfig, ReplayStrategy
 from methods.layers.memory import join
+
+# `er` on Split CIFAR-10 with 500 images: the code that DER's authors published
+ORIGINAL = Recipe(
+    "aimagelab/mammoth@e75a491",
+    {
+        "method.memory": (500, "utils/best_args.py: --buffer_size 500"),
+        "method.buffer": ("reservoir", "models/er.py, utils/buffer.py"),
+        "method.ratio": (1.0, "utils/best_args.py: minibatch_size = batch_size = 32"),
+        **sgd(0.1, 50, 32, "utils/best_args.py: er on seq-cifar10"),
+    },
+    REPLAY_LEFT_OUT,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +54,7 @@ class ERRing(ReplayStrategy):
     Config = ERRingConfig
     PRESETS = {
         "paper": {},
+        "original": ORIGINAL,
         "shapes": {"base.lr": 4e-6},  # with optim.lr_scale=50, for the small backbone
         # BMU-MoCo's competitor (NeurIPS 2022, table 1): around its momentum contrast, with its memory
         "bmu-moco": Change({"method.base": "base_moco"}),

@@ -133,7 +133,7 @@ _RELEASED: dict[str, Any] = {
     "optim.name": "adamw_hf",
     "optim.eps": 1e-6,
     "optim.weight_decay": 0.2,
-    "optim.decay_bias_and_norm": True,
+    "optim.decay": "all",
     "optim.warmup": 0.1,
     "optim.warmup_tasks": "first",
     "optim.warmup_from": "zero",

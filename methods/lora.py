@@ -14,8 +14,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from methods.backbone.clip import Clip
-from methods.base import Change
+from methods.base import Change, Recipe
 from methods.families.adapted import PAPER, RELEASED, SHAPES, AdaptedClip, AdaptedConfig, JointLoRA
+
+# ToMe has no training of its own: its README patches a trained ViT. LoRA at its start is CLIP as it was.
+TOME = Recipe(
+    "facebookresearch/ToMe",
+    {
+        "method.reducer": ("tome", "tome/patch"),
+        "method.proportional": (True, "README: prop_attn for supervised models"),
+        "optim.epochs": (0, "README: off the shelf"),
+    },
+    (
+        "r of the README (13 and 16 of 197 tokens): here 2 of ViT-B/32's 50, 10 of B/16's",
+        "training is that of DeiT and MAE, for classes",
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +53,7 @@ class Lora(AdaptedClip):
         "released": RELEASED,
         "shapes": SHAPES,
         "tome": Change({"method.reducer": "tome"}),  # the row `tome`; r=None: the paper's 2 (ViT-B/32), 10 (B/16)
+        "tome-original": TOME,
     }
 
     def __init__(self, config: LoraConfig, backbone: Clip) -> None:

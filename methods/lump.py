@@ -22,10 +22,38 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from methods.base import Batch, Method, RowWise
+from methods.base import Batch, Method, Recipe, RowWise
+from methods.families.released_recipes import REPLAY_LEFT_OUT, sgd
 from methods.families.strategy import ReplayConfig, ReplayStrategy
 from methods.layers.memory import Policy
 from methods.layers.mixing import MixingConfig, draw_share, mixed_captions, mixed_features
+
+_FILE = "configs/simsiam_c10.yaml"
+ORIGINAL = Recipe(
+    "divyam3897/UCL@cfaa81d",
+    {
+        "method.memory": (256, f"{_FILE}: buffer_size"),
+        "method.buffer": ("reservoir", "utils/buffer.py"),
+        "method.alpha": (0.4, f"{_FILE}: alpha"),
+        "method.mix_level": ("input", "models/mixup.py"),
+        **sgd(
+            0.03,
+            200,
+            256,
+            f"{_FILE}: train",
+            schedule=("constant", "models/utils/continual_model.py: the schedule is made and never stepped"),
+            warmup=(0.0, "models/utils/continual_model.py: the schedule is made and never stepped"),
+            grad_clip=(None, "models/mixup.py: there is none"),
+            momentum=(0.9, f"{_FILE}: momentum"),
+            weight_decay=(5e-4, f"{_FILE}: weight_decay"),
+        ),
+    },
+    (
+        *REPLAY_LEFT_OUT,
+        "two augmented views of an image under SimSiam: here its video and its caption, and the retriever's loss",
+        "one optimizer for all tasks: its momentum crosses them",
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +72,11 @@ class LUMP(ReplayStrategy):
     """Learn between the present and the past."""
 
     Config = LUMPConfig
-    PRESETS = {"paper": {}, "shapes": {"base.lr": 4e-6}}  # shapes: with optim.lr_scale=50, for the small backbone
+    PRESETS = {
+        "paper": {},
+        "original": ORIGINAL,
+        "shapes": {"base.lr": 4e-6},  # with optim.lr_scale=50, for the small backbone
+    }
     config: LUMPConfig
 
     def __init__(self, config: LUMPConfig, base: Method) -> None:

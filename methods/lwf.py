@@ -21,10 +21,28 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from methods.base import Batch, Frozen, Method, Task
+from methods.base import Batch, Frozen, Method, Recipe, Task
+from methods.families.released_recipes import FIXED_SCALE, MTIL, MTIL_LEFT_OUT
 from methods.families.strategy import Strategy
 from methods.layers.distillation import EncodedOnce, frozen_start, symmetric_distillation
 from methods.layers.gather import gather
+
+ORIGINAL = Recipe(
+    "Thunderbeee/ZSCL@b96e714",
+    {
+        "method.weight": (1.0, "mtil/scripts/lwf.sh: --image_loss --text_loss"),
+        "method.temperature": (2.0, "mtil/src/args.py: --T"),
+        "method.student": ("video", "mtil/src/models/finetune.py: texts are the teacher's"),
+        "method.first_task": (True, "mtil/scripts/lwf.sh: the first task's teacher is the zero-shot model"),
+        "base.lr": (1e-5, "mtil/scripts/lwf.sh: --lr"),
+        "base.train_scale": FIXED_SCALE,
+        **MTIL,
+    },
+    (
+        *MTIL_LEFT_OUT,
+        "distilled images are drawn anew from the same data set, without augmentation; here they are the batch",
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +70,13 @@ class LwF(Strategy):
     """Wrap a retriever; hold it close to its former self."""
 
     Config = LwFConfig
-    # ZSCL's repository (mtil/scripts/lwf.sh), as far as it has a meaning here
     PRESETS = {
         "paper": {},
         # The weight is chosen on the validation videos of shapes-5 (R@1, two seeds): 1 and 0.3 28.1, 0.1 29.4,
         # 0.03 30.6, 0.01 33.1, fine-tuning alone 35.6; each and pair are no better. Tasks there differ by their
         # camera: the old answers about new videos are poor, so the less they are kept, the better.
         "shapes": {"method.weight": 0.01, "base.lr": 4e-6},  # the rate with optim.lr_scale=50, for the small backbone
-        "original": {"base.lr": 1e-5, "optim.weight_decay": 0.0, "data.batch_size": 64},
+        "original": ORIGINAL,
     }
     config: LwFConfig
 

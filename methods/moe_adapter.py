@@ -33,12 +33,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.backbone.clip import Attended, BlockSeams, Clip, TokenState, passes_again
-from methods.base import Batch, Change, Method, ParamGroup, Task, unit
+from methods.base import Batch, Change, Method, ParamGroup, Recipe, Task, unit
+from methods.families.released_recipes import MTIL, MTIL_LEFT_OUT
 from methods.layers.experts import Router
 from methods.layers.gather import world_size
 from methods.layers.pooling import mean_pool
 
 SCALE = 0.1  # of an expert's answer, in both codes
+_SCRIPT = "train_full_shot_router11_experts22_1000iters.sh"
+ORIGINAL = Recipe(
+    "JiazuoYu/MoE-Adapters4CL@4572d97",
+    {
+        "method.lr": (1e-3, f"{_SCRIPT}: --lr of 7 of its 11 tasks"),
+        "method.num_experts": (22, f"{_SCRIPT}: --experts_num 22"),
+        "method.top_k": (2, "mtil/clip/model.py"),
+        "method.bottleneck": (64, "mtil/clip/adapter.py: 64 rows, whatever is set"),
+        "method.dropout": (0.1, "mtil/clip/adapter.py"),
+        "method.frozen_per_task": (2, "mtil/src/models/finetune.py: the two that were chosen most"),
+        "method.text_gate": ("sot", "mtil/clip/model.py: the first token of a text"),
+        **MTIL,
+    },
+    (*MTIL_LEFT_OUT, "the autoencoders that guess the task of an image (DDAS)"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +190,7 @@ class MoEAdapter(Method):
     PRESETS = {
         "paper": {},
         "shapes": {"method.lr": 2e-4},
-        "original": {"optim.weight_decay": 0.0},
+        "original": ORIGINAL,
         "caption-gate": Change({"method.text_gate": "eot"}),
     }
 

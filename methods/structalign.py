@@ -119,7 +119,7 @@ RELEASED = {
     "method.score": "fused",
     "optim.name": "adamw_hf",
     "optim.weight_decay": 0.5,
-    "optim.decay_bias_and_norm": True,
+    "optim.decay": "all",
     "optim.warmup_tasks": "first",
     "optim.warmup_from": "zero",
     "optim.num_cycles": 1.0,

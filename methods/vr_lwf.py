@@ -24,12 +24,33 @@ import torch
 from torch import Tensor
 
 from methods.backbone.clip import Clip
-from methods.base import Batch, Change, Frozen, Method, Task
+from methods.base import Batch, Change, Frozen, Method, Recipe, Task
+from methods.families.released_recipes import FIXED_SCALE, MTIL, MTIL_LEFT_OUT
 from methods.families.strategy import Strategy
 from methods.layers.distillation import EncodedOnce, backbone_of, frozen_start, symmetric_distillation
 from methods.layers.gather import gather
 
 _AT_ONCE = 250  # sentences encoded together
+_SCRIPT = "mtil/scripts/lwf_vr.sh"
+ORIGINAL = Recipe(
+    "Thunderbeee/ZSCL@b96e714",
+    {
+        "method.weight": (1.0, f"{_SCRIPT}: --image_loss --text_loss"),
+        "method.temperature": (2.0, "mtil/src/args.py: --T"),
+        "method.sentences": (1000, f"{_SCRIPT}: --ref-sentences random"),
+        "method.length": (10, f"{_SCRIPT}: --ref-sentences random"),
+        "method.student": ("video", "mtil/src/models/finetune.py: texts are the teacher's"),
+        "method.first_task": (True, f"{_SCRIPT}: the first task's teacher is the zero-shot model"),
+        "base.lr": (1e-5, f"{_SCRIPT}: --lr"),
+        "base.train_scale": FIXED_SCALE,
+        **MTIL,
+    },
+    (
+        *MTIL_LEFT_OUT,
+        "words are drawn over all ids, both ends of text among them, and are the same in every task",
+        "distilled images are drawn anew from the same data set, without augmentation; here they are the batch",
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +87,7 @@ class VRLwF(Strategy):
         # The weight is chosen on the validation videos of shapes-5 (R@1, two seeds): 1 29.4, 0.3 32.8, 0.1 and 0.03
         # 34.1, fine-tuning alone 35.6; student=each is no better. methods/lwf.py says why.
         "shapes": {"method.weight": 0.1, "base.lr": 4e-6},  # the rate with optim.lr_scale=50, for the small backbone
+        "original": ORIGINAL,
         # A fresh CLIP-ViP starts with random proxies, which are no teacher: the first task goes without.
         "tvr-plus-cl": Change({"method.base": "clip_vip", "method.first_task": False}),
     }

@@ -25,29 +25,59 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.backbone.clip import Clip
-from methods.base import Method, ParamGroup
+from methods.base import Method, ParamGroup, Recipe
+from methods.layers.temperature import ScaleConfig, bound_scale, set_scale
 
+# The command of MSR-VTT-9k
+ORIGINAL = Recipe(
+    "layer6ai-labs/xpool@bc88718",
+    {
+        "method.lr": (1e-6, "config/all_config.py: --clip_lr"),
+        "method.lr_head": (3e-5, "README: --noclip_lr 3e-5"),
+        "method.dropout": (0.3, "README: --transformer_dropout 0.3"),
+        "method.train_scale": (True, "train.py: every parameter is in a group"),
+        "method.max_scale": (100.0, "trainer/trainer.py: clamp at log 100 after a step"),
+        "optim.name": ("adamw_hf", "modules/optimization.py"),
+        "optim.betas": ((0.9, 0.999), "modules/optimization.py"),
+        "optim.eps": (1e-6, "modules/optimization.py"),
+        "optim.weight_decay": (0.2, "config/all_config.py: --weight_decay"),
+        "optim.decay": ("all", "train.py: every group has the decay, LayerNorms and logit_scale too"),
+        "optim.schedule": ("cosine", "modules/optimization.py: get_cosine_schedule_with_warmup"),
+        "optim.warmup": (0.1, "config/all_config.py: --warmup_proportion"),
+        "optim.warmup_from": ("zero", "modules/optimization.py: get_cosine_schedule_with_warmup"),
+        "optim.grad_clip": (1.0, "trainer/trainer.py"),
+        "optim.epochs": (5, "config/all_config.py: --num_epochs"),
+        "data.batch_size": (32, "README: --batch_size 32"),
+        "data.num_frames": (12, "config/all_config.py: --num_frames"),
+        "data.augment": ("crop_flip", "datasets/model_transforms.py: crop of 0.5 to 1, flip, alike in all frames"),
+    },
+    (
+        "logit_scale has no lower bound; here 1 / temperature is at least 1",
+        "ten evaluations an epoch, and the weights with the best mean of five R@1 of the test set",
+        "crops are resized bicubically there, bilinearly here",
+    ),
+)
 CHUNK = 2**24  # numbers of r held at a time by `score`: 64 MiB
 
 
 @dataclass(frozen=True, kw_only=True)
-class XPoolConfig:
+class XPoolConfig(ScaleConfig):
     """Tuned by search_spaces/xpool.py. CTVR publishes no rates: these are the defaults of both papers' code."""
 
     lr: float = 1e-6  # both towers and the temperature
     lr_head: float = 1e-5  # X-Pool on MSR-VTT-9k: 3e-5
     dropout: float = 0.3
-    train_scale: bool = True
     max_scale: float = 100.0  # of 1 / temperature
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_scale < 1:
+            raise ValueError(f"max_scale must be >= 1, got {self.max_scale}. The paper uses 100.")
         for name in ("lr", "lr_head"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 to train none of it.")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}. The paper uses 0.3.")
-        if self.max_scale < 1:
-            raise ValueError(f"max_scale must be >= 1, got {self.max_scale}. The paper uses 100.")
 
 
 class Pooling(nn.Module):
@@ -88,19 +118,13 @@ class XPool(Method):
     PRESETS = {
         "paper": {},
         "shapes": {"method.lr": 4e-6, "method.lr_head": 4e-6},  # with optim.lr_scale=50, for the small backbone
-        "original": {  # MSR-VTT-9k, not continual
-            "method.lr_head": 3e-5,
-            "optim.epochs": 5,
-            "optim.weight_decay": 0.2,
-            "optim.warmup": 0.1,
-            "data.batch_size": 32,
-            "data.num_frames": 12,
-        },
+        "original": ORIGINAL,
     }
 
     def __init__(self, config: XPoolConfig, backbone: Clip) -> None:
         super().__init__()
         self.config, self.backbone = config, backbone
+        set_scale(backbone, config)
         self.pooling = Pooling(backbone.embed_dim, config.dropout)
 
     def param_groups(self) -> list[ParamGroup]:
@@ -138,5 +162,4 @@ class XPool(Method):
         return self.backbone.logit_scale.exp()
 
     def after_step(self) -> None:
-        with torch.no_grad():
-            self.backbone.logit_scale.clamp_(0.0, math.log(self.config.max_scale))
+        bound_scale(self.backbone, self.config.max_scale)

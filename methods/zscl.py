@@ -14,8 +14,9 @@ the method is in evaluation mode, theta^ is what is read.
 What we changed: an image is a video of one frame. The paper takes ImageNet images and CC3M captions;
 without them the reference set is a small drawn one, and results are not comparable with the paper's. It
 trains 1000 steps for each task and averages every 100; CTVR's tasks have 200 to 1600 steps and its
-interval is unpublished: 10 gives nearly the same mean and serves short tasks too. The original fixes
-CLIP's factor: base.train_scale=false with base=clip4clip.
+interval is unpublished: 10 gives nearly the same mean and serves short tasks too. Preset `original` is the
+released command, where l2 and the average act together (the paper's ablation takes them for alternatives),
+the factor is fixed (base.train_scale=false) and snapshots are those after 1, 1 + I, 1 + 2I, ... steps.
 """
 
 from __future__ import annotations
@@ -23,18 +24,37 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from methods.base import Batch, Change, Frozen, Method, Task
+from methods.base import Batch, Change, Frozen, Method, Recipe, Task
+from methods.families.released_recipes import FIXED_SCALE, MTIL, MTIL_LEFT_OUT
 from methods.families.strategy import Strategy
 from methods.layers.distillation import backbone_of, frozen_start, symmetric_distillation
 from methods.layers.gather import gather
 from methods.layers.reference import ReferenceSet, load_reference
 
 _AT_ONCE = 250  # texts encoded together
+_SCRIPT = "mtil/scripts/ZSCL.sh"
+ORIGINAL = Recipe(
+    "Thunderbeee/ZSCL@b96e714",
+    {
+        "method.weight": (1.0, f"{_SCRIPT}: --image_loss --text_loss"),
+        "method.temperature": (2.0, "mtil/src/args.py: --T"),
+        "method.average_every": (100, f"{_SCRIPT}: --we --avg_freq 100"),
+        "method.average_from": ("first", "mtil/src/models/finetune.py: iteration % avg_freq == 0, after the step"),
+        "method.l2": (1.0, f"{_SCRIPT}: --l2 1"),
+        "base.lr": (1e-5, f"{_SCRIPT}: --lr"),
+        "base.train_scale": FIXED_SCALE,
+        **MTIL,
+    },
+    (
+        *MTIL_LEFT_OUT,
+        "reference images of ImageNet, captions of Conceptual Captions' validation set: name them by method.reference",
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +69,8 @@ class ZSCLConfig:
     reference_frames: int = 1  # frames of an image's video; a retriever of a fixed number of frames needs that number
     reference_texts: int = 1000  # R; the first ones of the set
     average_every: int = 10  # I, steps; 0 averages nothing
+    # Snapshots come after I, 2I, .. steps, or as in the released code after 1, 1 + I, 1 + 2I, ..
+    average_from: Literal["interval", "first"] = "interval"
     l2: float = 0.0  # of the distance to the task's start ("WC" in the paper's ablation); a sum over all weights
 
     def __post_init__(self) -> None:
@@ -71,12 +93,8 @@ class ZSCL(Strategy):
     PRESETS = {
         "paper": {},
         "shapes": {"base.lr": 4e-6},  # with optim.lr_scale=50, for the small backbone
-        "original": {  # ZSCL's repository, as far as it has a meaning here
-            "method.average_every": 100,
-            "base.lr": 1e-5,
-            "optim.weight_decay": 0.0,
-            "data.batch_size": 64,
-        },
+        "original": ORIGINAL,
+        # mtil/scripts/wc.sh, which has no distillation either: add method.weight=0
         "weight-consolidation": Change({"method.l2": 1.0, "method.average_every": 0}),
     }
     config: ZSCLConfig
@@ -120,10 +138,12 @@ class ZSCL(Strategy):
 
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
         self.eval()  # theta^ is in place, and stays
-        if self._steps and self._average and not self._averaged:
+        kept = self._averaged - self._offset  # snapshots behind the first step
+        if self._average and self._steps > self._averaged and not kept:
+            learned = "half of its first step" if self._offset else "nothing"
             warnings.warn(
                 f"{task.name} took {self._steps} steps and the weights are averaged every {self.config.average_every}: "
-                "it has learned nothing. Lower method.average_every, or use 0.",
+                f"it has learned {learned}. Lower method.average_every, or use 0.",
                 stacklevel=2,
             )
         self._average, self._start, self._aside = [], [], None
@@ -178,7 +198,7 @@ class ZSCL(Strategy):
     def after_step(self) -> None:
         super().after_step()
         self._steps += 1
-        if self._average and self._steps % self.config.average_every == 0:
+        if self._average and self._steps % self.config.average_every == self._offset % self.config.average_every:
             self._averaged += 1
             for average, now in zip(self._average, self._trained(), strict=True):
                 average += (now - average) / (self._averaged + 1)
@@ -193,6 +213,11 @@ class ZSCL(Strategy):
             self._put(self._aside)
             self._aside = None
         return self
+
+    @property
+    def _offset(self) -> int:
+        """Steps before the first snapshot, but for whole intervals."""
+        return int(self.config.average_from == "first")
 
     def _trained(self) -> list[nn.Parameter]:
         return [parameter for group in self.base.param_groups() for parameter in group["params"]]

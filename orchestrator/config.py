@@ -87,7 +87,8 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
     if isinstance(value, str):
         if value.strip().lower() in {"none", "null"} and type(None) in typing.get_args(hint):
             return None
-        if typing.get_origin(hint) is tuple:
+        holds_tuple = any(typing.get_origin(kind) is tuple for kind in (hint, *typing.get_args(hint)))
+        if typing.get_origin(hint) is tuple or (holds_tuple and "," in value):
             value = [part.strip() for part in value.strip("()[] ").split(",") if part.strip()]
     try:
         typed = TypeAdapter(hint, config=ConfigDict(strict=False, coerce_numbers_to_str=True)).validate_python(value)

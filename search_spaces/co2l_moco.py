@@ -11,7 +11,8 @@ FIXED = {
 }
 SPACE = {
     "method.memory": tune.choice([64, 256, 1024, 10_000]),  # the paper uses 10,000
-    "method.weight": tune.choice([0.1, 0.5, 1.0, 2.0]),  # Co2L's code uses 1
+    # Co2L's code uses 1 beside a loss times T / 0.07, which is 0.28 beside base_moco's sum of two directions
+    "method.weight": tune.choice([0.1, 0.28, 0.5, 1.0, 2.0]),
     "method.kappa": tune.choice([0.1, 0.2]),  # Co2L's code uses 0.2
     "method.kappa_teacher": tune.choice([0.01, 0.05, 0.1]),  # Co2L's code uses 0.01
     "base.lr": tune.loguniform(1e-6, 1e-4),  # first epoch; BMU-MoCo's paper uses 5e-5

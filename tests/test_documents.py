@@ -11,7 +11,15 @@ import yaml
 from methods import CONFIGURATIONS, METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ["CONTRIBUTING.md", "REPRODUCIBILITY.md", "SECURITY.md", "README.md", "docs/architecture.md"]
+DOCUMENTS = [
+    "CONTRIBUTING.md",
+    "REPRODUCIBILITY.md",
+    "SECURITY.md",
+    "README.md",
+    "docs/architecture.md",
+    "docs/recipes.md",
+    "docs/protocol.md",
+]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 

@@ -31,7 +31,7 @@ from methods.layers.reducers import ReducerConfig, combine, make_reducer
 PAPER: dict[str, Any] = {
     "optim.name": "adamw",
     "optim.weight_decay": 0.2,
-    "optim.decay_bias_and_norm": True,
+    "optim.decay": "all",
     "optim.epochs": 5,
     "optim.warmup": 0.1,
     "optim.schedule": "cosine",

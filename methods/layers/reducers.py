@@ -36,7 +36,9 @@ class ReducerConfig:
     """Where and how many tokens are merged. None and () are filled in from the backbone and the frames."""
 
     reducer: ReducerName = "none"
-    r: int | None = None  # tokens merged in each frame and block; None: the paper's 2 of 49, 10 of 196 patches
+    # Tokens merged in each frame and block; None: the paper's 2 of 49, 10 of 196 patches. Several: of the first blocks,
+    # the others merge nothing; what is beyond the last block does not count
+    r: int | tuple[int, ...] | None = None
     proportional: bool = True  # attention weighs a token by the patches it stands for
     num_frames: int = 12  # tempme only: T; must be data.num_frames
     keep_cross: int | None = None  # R_C in percent; None: 70 up to 64 patches a frame (B/32), else 60 (B/16)
@@ -47,8 +49,11 @@ class ReducerConfig:
     positions: Literal["always", "merging", "none"] = "always"  # clip positions; merging: the released code's habit
 
     def __post_init__(self) -> None:
-        if self.r is not None and self.r < 0:
+        numbers = self.r if isinstance(self.r, tuple) else () if self.r is None else (self.r,)
+        if any(number < 0 for number in numbers):
             raise ValueError(f"r must be >= 0, got {self.r}. Write r=0 to merge nothing within frames.")
+        if isinstance(self.r, tuple) and self.reducer == "tempme":
+            raise ValueError(f"r={','.join(map(str, self.r))}: with reducer=tempme, r is one number.")
         if self.num_frames < 1:
             raise ValueError(f"num_frames must be >= 1, got {self.num_frames}.")
         for name in ("keep_cross", "keep_intra"):
@@ -77,16 +82,30 @@ class Step:
     intra: int = 0  # tokens merged between attention and MLP, compared by their keys
 
 
-def tome_steps(blocks: int, tokens: int, r: int | Sequence[int]) -> list[Step]:
-    """Merge `r` patches of every frame in every block, as many as there are left.
+def tome_schedule(blocks: int, r: int | Sequence[int], inflection: float = 0.0) -> list[int]:
+    """How many tokens each block merges, as ToMe's code reads its r: a number, a list, a pair (r, inflection).
+
+    A list is cut, or filled up with zeros. With an inflection c the numbers go in a straight line from
+    int(r (1 - c)) to the number as far from r on its other side, cut to whole numbers.
+    """
+    if not isinstance(r, int):
+        return [*r, *[0] * blocks][:blocks]
+    low = int(r * (1 - inflection))
+    step = (2 * r - 2 * low) / max(1, blocks - 1)
+    return [int(low + step * block) for block in range(blocks)]
+
+
+def tome_steps(blocks: int, tokens: int, r: int | Sequence[int], inflection: float = 0.0) -> list[Step]:
+    """Merge patches of every frame in every block, as many as there are left.
 
     Args:
         blocks: of the tower.
         tokens: N of a frame, the class token included.
-        r: one number, or one for each block.
+        r: see `tome_schedule`.
+        inflection: see `tome_schedule`.
     """
     steps = []
-    for wanted in [r] * blocks if isinstance(r, int) else r:
+    for wanted in tome_schedule(blocks, r, inflection):
         steps.append(Step(intra=min(wanted, most_mergeable(tokens, 1))))
         tokens -= steps[-1].intra
     return steps
@@ -109,7 +128,7 @@ def tempme_steps(config: ReducerConfig, blocks: int, tokens: int) -> list[Step]:
     if clip_blocks and not 0 <= clip_blocks[0] <= clip_blocks[-1] < blocks:
         raise ValueError(f"clip_blocks={clip_blocks}: the backbone has blocks 0..{blocks - 1}.")
     small = tokens <= 65
-    r = default_r(blocks, tokens) if config.r is None else config.r
+    r = config.r if isinstance(config.r, int) else default_r(blocks, tokens)
     cross = 100 - ((70 if small else 60) if config.keep_cross is None else config.keep_cross)
     intra = 100 - ((90 if small else 80) if config.keep_intra is None else config.keep_intra)
     factor = dict(zip(clip_blocks, groups))
@@ -260,7 +279,8 @@ def make_reducer(config: ReducerConfig, vision: VisionTower) -> Reducer:
         return Reducer([Step()] * blocks, vision.width)
     r = default_r(blocks, tokens) if config.r is None else config.r
     shared = config.reducer == "tome_shared"
-    return Reducer(tome_steps(blocks, tokens, r), vision.width, shared=shared, proportional=config.proportional)
+    steps = tome_steps(blocks, tokens, r)
+    return Reducer(steps, vision.width, shared=shared, proportional=config.proportional)
 
 
 def combine(outer: Seams, inner: Seams) -> list[BlockSeams]:

@@ -31,6 +31,7 @@ def _table(arguments: argparse.Namespace) -> str:
 def add_methods(commands: Any) -> None:
     parser = commands.add_parser("methods", help="list the methods, or one method's settings and presets")
     parser.add_argument("name", nargs="?", help="show this method's settings")
+    parser.add_argument("--preset", metavar="PRESET", help="what it changes of the recommended settings, with sources")
     parser.add_argument("--cost", action="store_true", help="multiply-adds and parameters beside the papers' figures")
     parser.set_defaults(run=_methods)
 
@@ -40,6 +41,10 @@ def _methods(arguments: argparse.Namespace) -> str:
 
     if arguments.cost:
         return catalogue.cost_text()
+    if arguments.preset and not arguments.name:
+        raise ConfigError("methods: --preset is of a method. Write ctvr methods NAME --preset PRESET.")
+    if arguments.preset:
+        return catalogue.preset_text(arguments.name, arguments.preset)
     return catalogue.method_text(arguments.name) if arguments.name else catalogue.methods_text()
 
 

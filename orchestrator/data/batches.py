@@ -185,12 +185,24 @@ class StreamData:
         for chosen, videos in _ahead(read, order, self.config.load_threads):
             yield Batch(
                 frames=self._finish(videos, augment),
-                tokens=self._tokenize([caption for _, caption in chosen]).to(self.device),
+                tokens=self._tokens([caption for _, caption in chosen]).to(self.device),
                 videos=torch.tensor([self._number(item) for item, _ in chosen], device=self.device),
                 categories=torch.tensor(
                     [self.stream.category_index(item.category) for item, _ in chosen], device=self.device
                 ),
             )
+
+    def _tokens(self, captions: list[str]) -> Tensor:
+        """Captions (N, L) int64, cut to `data.max_tokens` with the end of text kept."""
+        tokens = self._tokenize(captions)
+        longest = self.config.max_tokens
+        if longest is None or longest >= tokens.shape[1]:
+            return tokens
+        end = tokens.argmax(dim=1)  # the largest id of the vocabulary, and all behind it are pads
+        cut = tokens.clone()
+        cut[:, longest:] = 0
+        cut[:, longest - 1] = torch.where(end >= longest, tokens.amax(dim=1), cut[:, longest - 1])
+        return cut
 
     def _read(self, items: Sequence[Item], is_augmented: bool) -> Tensor:
         """Raw frames (B, T, H, W, 3) uint8, or tokens (B, T, N, D) float, on the CPU."""
@@ -238,7 +250,7 @@ class StreamData:
         captions = [(row, number, text) for row, item in enumerate(items) for number, text in enumerate(item.captions)]
         twins = [place.get(items[row].twin or "", -1) for row, _, _ in captions]
         return Queries(
-            tokens=self._tokenize([text for _, _, text in captions]),
+            tokens=self._tokens([text for _, _, text in captions]),
             target=torch.tensor([row for row, _, _ in captions]),
             twin=torch.tensor(twins),
             names=tuple(f"{items[row].video}#{number}" for row, number, _ in captions),

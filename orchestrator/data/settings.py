@@ -15,6 +15,7 @@ class DataConfig:
     batch_size: int = 8  # pairs of one step, over all workers
     augment: Literal["none", "crop_flip", "gray_jitter"] = "none"  # flips mirror "left" and "right": off by default
     caption_sampling: Literal["all", "random_per_video"] = "all"  # every caption, or one per video and epoch
+    max_tokens: int | None = None  # of a caption, its two ends included; none: as many as the backbone reads
     unique_videos: bool = False  # no batch holds two captions of one video
     load_threads: int = 0  # background threads that read the store; 0 reads in line
     decoder: Literal["auto", "decord", "pyav"] = "auto"
@@ -25,5 +26,7 @@ class DataConfig:
         for name in ("num_frames", "image_size", "batch_size"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}.")
+        if self.max_tokens is not None and self.max_tokens < 2:
+            raise ValueError(f"max_tokens counts a caption's two ends and must be >= 2, got {self.max_tokens}.")
         if self.load_threads < 0:
             raise ValueError(f"load_threads must be >= 0, got {self.load_threads}. Use 0 to read in line.")

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from methods import CONFIGURATIONS, METHODS
-from methods.base import Change
+from methods.base import Change, Recipe
 from orchestrator.config import Settings, flatten
 from orchestrator.errors import ConfigError
 from orchestrator.learning.experiment import GROUPS
-from orchestrator.learning.resolve import find, presets_of, with_recipe
+from orchestrator.learning.resolve import configured, find, presets_of, resolve, with_recipe
 from orchestrator.on_ray.plan import GAIN, MEAN
 from orchestrator.streams.stream import Stream
 
@@ -77,6 +77,33 @@ def method_text(name: str) -> str:
                 f"{k}={v}" + (f" (not {defaults[k]})" if defaults.get(k, v) != v else "") for k, v in values.items()
             ]
             lines.append(f"  {preset}: " + (", ".join(changed) or "the defaults above"))
+    return "\n".join(lines)
+
+
+def preset_text(name: str, preset: str) -> str:
+    """What a preset makes different from the recommended settings, line by line, each with its source.
+
+    Recommended is what `ctvr run` takes on a stream that recommends the recipe `paper`.
+
+    Raises:
+        ConfigError: for an unknown method or preset.
+    """
+    plain = {"method": name, "stream": "any"}
+    recommended = resolve(plain, {}, with_recipe(name, (), {"preset": "paper"})).settings
+    chosen = resolve(plain, {}, with_recipe(name, (preset,), {"preset": "paper"})).settings
+    values = presets_of(name).get(preset, {})
+    sources = values.sources if isinstance(values, Recipe) else {}
+    release = values.release if isinstance(values, Recipe) else f"methods/{configured(name, ())[0]}.py"
+    differing = [key for key in chosen if chosen[key] != recommended.get(key)]
+    width = min(48, max([len(f"{key}={chosen[key]}") for key in differing] or [0]))
+    lines = [f"{name}, preset {preset}: {release}", "", "different from what is recommended (in brackets)"]
+    for key in differing:
+        setting = f"{key}={chosen[key]}"
+        lines.append(f"  {setting:<{width}}  ({recommended.get(key, 'not set')})  {sources.get(key, '')}".rstrip())
+    same = [f"{key}={chosen[key]}" for key in values if key not in differing]
+    lines += ["", "set, and the same in both: " + ", ".join(same)] if same else []
+    if isinstance(values, Recipe) and values.left_out:
+        lines += ["", "of the command, but without a counterpart here", *(f"  {text}" for text in values.left_out)]
     return "\n".join(lines)
 
 

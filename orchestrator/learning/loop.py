@@ -151,7 +151,7 @@ class Loop:
         if not parameters or not optim.epochs:
             return
         way_of(self.method, optim.accumulate)  # refused before anything is trained
-        optimizer = make_optimizer(groups, optim)
+        optimizer = make_optimizer(groups, optim, self.method)
         tasks = list(range(task.index + 1)) if self.method.trains_on == "seen" else [task.index]
         losses: nn.Module = Losses(self.method)
         if self.workers.size > 1:
@@ -221,7 +221,8 @@ class Loop:
             if not bool(torch.isfinite(norm)):
                 raise Diverged(f"{task.name}, epoch {epoch + 1}: the gradient is no finite number. {REMEDY}")
             step = epoch * per_epoch + number // optim.accumulate
-            set_rates(optimizer, lr_factor(step, optim.epochs * per_epoch, per_epoch, task.index == 0, optim))
+            factor = lr_factor(step, optim.epochs * per_epoch, per_epoch, task.index == 0, optim)
+            set_rates(optimizer, factor, optim.last_lr)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             self.method.after_step()

@@ -3,31 +3,53 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from methods.base import ParamGroup
+from methods.base import Decay, ParamGroup
+from orchestrator.learning.updates import AdamWHF, BertAdam
+
+# The factor of every peak rate at step k = 0, 1, .. of K behind W steps of warm-up; docs/recipes.md says who has which.
+#   cosine           (1 + cos(pi (k - W) / (K - W))) / 2
+#   cosine_whole     (1 + cos(pi k / K)) / 2: the curve of the whole run, never 1; W is not rounded
+#   cosine_from_one  as cosine, with k + 1 for k
+#   cosine_to_end    (1 + cos(pi (k - W) / (K - 1 - W))) / 2: the last step has rate 0
+#   cosine_by_epoch  constant within an epoch, from 1 down to 1/1000; the warm-up begins at 1/50
+Schedule = Literal[
+    "cosine",
+    "cosine_whole",
+    "cosine_from_one",
+    "cosine_to_end",
+    "cosine_by_epoch",
+    "constant",
+    "first_epoch",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
     """How the tasks of a stream are optimised. Defaults: CTVR (arXiv:2503.10111), section 5.1."""
 
-    name: Literal["adamw", "adamw_hf"] = "adamw"  # adamw_hf: the old AdamW of the released CTVR code
+    # adamw_hf: the AdamW of the old transformers library; bert_adam: CLIP4Clip's (updates.py); sgd: with `momentum`
+    name: Literal["adamw", "adamw_hf", "bert_adam", "sgd"] = "adamw"
     epochs: int = 20  # per task
     lr_scale: float = 1.0  # multiplies every learning rate of the method
     weight_decay: float = 0.2
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-6
-    decay_bias_and_norm: bool = False  # True decays every tensor, as the released CTVR code does
+    momentum: float = 0.0  # of sgd
+    # Which tensors decay. matrices: of two dimensions and more. all. no_bias: all whose name has no "bias" (so gains of
+    # LayerNorms, too). no_bias_or_scale: the same without logit_scale
+    decay: Decay = "matrices"
     warmup: float = 0.1  # fraction of a task's steps
     warmup_tasks: Literal["first", "all"] = "all"
     warmup_from: Literal["first", "zero"] = "first"  # step i of w: (i + 1) / w, or i / w as released
-    schedule: Literal["cosine", "constant", "first_epoch"] = "cosine"
+    schedule: Schedule = "cosine"  # behind the warm-up; the forms of the cosine stand above
+    last_lr: float = 0.0  # rate of a step where the schedule says 0 (CLIP-ViP: 1e-8)
     num_cycles: float = 0.5  # 0.5: down to 0 once. The released CTVR code uses 1.0: down and up again
     first_epoch_scale: float = 0.1  # schedule=first_epoch: factor after the first epoch (BMU-MoCo)
     grad_clip: float | None = 1.0  # norm over all trained parameters
@@ -45,6 +67,10 @@ class OptimConfig:
             raise ValueError(f"weight_decay must be a number >= 0, got {self.weight_decay}. Use 0 for none.")
         if not (0 <= self.lr_scale < math.inf and math.isfinite(self.num_cycles)):
             raise ValueError(f"lr_scale must be >= 0, got {self.lr_scale}. Use 1 for the method's own rates.")
+        if not (0 <= self.momentum < 1 and 0 <= self.last_lr < math.inf):
+            raise ValueError(
+                f"momentum must lie in [0, 1) and last_lr be >= 0, got {self.momentum} and {self.last_lr}. Use 0."
+            )
         if not 0 <= self.warmup < 1:
             raise ValueError(f"warmup is a fraction of the steps in [0, 1), got {self.warmup}. Use 0.1 for 10 %.")
         if self.grad_clip is not None and self.grad_clip <= 0:
@@ -53,62 +79,73 @@ class OptimConfig:
             raise ValueError(f"accumulate counts batches per step and must be >= 1, got {self.accumulate}.")
 
 
-class AdamWHF(torch.optim.Optimizer):
-    """AdamW as the transformers library had it and the released CTVR code uses it.
+def make_optimizer(
+    groups: Iterable[ParamGroup], config: OptimConfig, method: nn.Module | None = None
+) -> torch.optim.Optimizer:
+    """An optimizer over a method's groups; each torch group keeps its peak rate as `peak`.
 
-    It differs from torch's: eps is added to sqrt(v) before the bias correction, and the decay is taken
-    after the step, from the updated weights.
+    Args:
+        groups: `Method.param_groups()`.
+        config: which optimizer, and which tensors decay where a group has no rule of its own.
+        method: whose parameters these are; rules of decay that go by names need it.
     """
-
-    def __init__(self, params: Any, betas: tuple[float, float], eps: float) -> None:
-        super().__init__(params, {"lr": 0.0, "betas": betas, "eps": eps, "weight_decay": 0.0})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            beta1, beta2 = group["betas"]
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                if not state:
-                    state.update(step=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
-                state["step"] += 1
-                state["m"].mul_(beta1).add_(p.grad, alpha=1 - beta1)
-                state["v"].mul_(beta2).addcmul_(p.grad, p.grad, value=1 - beta2)
-                correction = math.sqrt(1 - beta2 ** state["step"]) / (1 - beta1 ** state["step"])
-                p.addcdiv_(state["m"], state["v"].sqrt().add_(group["eps"]), value=-group["lr"] * correction)
-                if group["weight_decay"]:
-                    p.add_(p, alpha=-group["lr"] * group["weight_decay"])
-
-
-def make_optimizer(groups: Iterable[ParamGroup], config: OptimConfig) -> torch.optim.Optimizer:
-    """An optimizer over a method's groups; each torch group keeps its peak rate as `peak`."""
+    names = {} if method is None else {id(parameter): name for name, parameter in method.named_parameters()}
     torch_groups: list[dict[str, Any]] = []
     for group in groups:
-        matrices = [p for p in group["params"] if config.decay_bias_and_norm or p.ndim > 1]
-        vectors = [p for p in group["params"] if not config.decay_bias_and_norm and p.ndim <= 1]
-        for params, decay in ((matrices, config.weight_decay), (vectors, 0.0)):
+        rule = group.get("decay", config.decay)
+        decayed = [p for p in group["params"] if _decays(rule, p, names.get(id(p)))]
+        chosen = {id(p) for p in decayed}
+        rest = [p for p in group["params"] if id(p) not in chosen]
+        for params, decay in ((decayed, config.weight_decay), (rest, 0.0)):
             if params:
                 torch_groups.append(
                     {"params": params, "peak": group["lr"] * config.lr_scale, "weight_decay": decay, "lr": 0.0}
                 )
     if config.name == "adamw_hf":
         return AdamWHF(torch_groups, config.betas, config.eps)
+    if config.name == "bert_adam":
+        return BertAdam(torch_groups, config.betas, config.eps, config.grad_clip)
+    if config.name == "sgd":
+        return torch.optim.SGD(torch_groups, momentum=config.momentum, foreach=False)
     return torch.optim.AdamW(torch_groups, betas=config.betas, eps=config.eps, foreach=False)
+
+
+def _decays(rule: Decay, parameter: nn.Parameter, name: str | None) -> bool:
+    if rule in {"matrices", "all"}:
+        return rule == "all" or parameter.ndim > 1
+    if name is None:
+        raise ValueError(f"optim.decay={rule} goes by names: hand over the method whose parameters these are.")
+    return "bias" not in name and not (rule == "no_bias_or_scale" and "logit_scale" in name)
 
 
 def lr_factor(step: int, steps: int, steps_per_epoch: int, is_first_task: bool, config: OptimConfig) -> float:
     """Multiplier of every peak rate at optimizer step `step` (0-based) of `steps` in one task."""
-    warm = 0 if config.warmup_tasks == "first" and not is_first_task else int(config.warmup * steps)
+    share = 0.0 if config.warmup_tasks == "first" and not is_first_task else config.warmup
+    warm = share * steps if config.schedule == "cosine_whole" else int(share * steps)
+    if config.schedule == "cosine_by_epoch":
+        return _by_epoch(step, steps, steps_per_epoch, int(warm))
     if step < warm:
-        return (step + (config.warmup_from == "first")) / warm
+        return min(1.0, (step + (config.warmup_from == "first")) / warm)
     if config.schedule == "constant":
         return 1.0
     if config.schedule == "first_epoch":
         return 1.0 if step < steps_per_epoch else config.first_epoch_scale
-    progress = min(1.0, (step - warm) / max(1, steps - warm))
+    if config.schedule == "cosine_whole":
+        warm = 0
+    last = steps - (config.schedule == "cosine_to_end")
+    progress = min(1.0, (step + (config.schedule == "cosine_from_one") - warm) / max(1, last - warm))
     return max(0.0, 0.5 * (1 + math.cos(2 * math.pi * config.num_cycles * progress)))
+
+
+def _by_epoch(step: int, steps: int, steps_per_epoch: int, warm: int) -> float:
+    """Co2L's: the cosine of whole epochs, counted from 1, and a warm-up by steps towards where it is then."""
+
+    def at(epoch: float) -> float:
+        return 1e-3 + (1 - 1e-3) * 0.5 * (1 + math.cos(math.pi * epoch * steps_per_epoch / steps))
+
+    if step >= warm:
+        return at(step // steps_per_epoch + 1)
+    return 0.02 + step / warm * (at(warm / steps_per_epoch) - 0.02)
 
 
 def shares(sizes: Sequence[int], accumulate: int) -> list[float]:
@@ -126,10 +163,10 @@ def shares(sizes: Sequence[int], accumulate: int) -> list[float]:
     return [size / sum(group) for group in groups for size in group]
 
 
-def set_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Put every group at `factor` of its peak rate."""
+def set_rates(optimizer: torch.optim.Optimizer, factor: float, last_lr: float = 0.0) -> None:
+    """Put every group at `factor` of its peak rate; at `last_lr` where that factor is 0."""
     for group in optimizer.param_groups:
-        group["lr"] = group["peak"] * factor
+        group["lr"] = group["peak"] * factor if factor else last_lr
 
 
 def train_only(module: nn.Module, groups: Iterable[ParamGroup]) -> list[nn.Parameter]:

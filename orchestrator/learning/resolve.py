@@ -5,12 +5,13 @@ Settings come from the command line, presets and streams as flat `group.name` wo
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from methods import CONFIGURATIONS, find_method
-from methods.base import Change, Method
+from methods.base import Change, Method, Recipe
 from orchestrator.config import Settings, build, flatten, suggest, under
 from orchestrator.data.settings import DataConfig
 from orchestrator.errors import ConfigError
@@ -26,11 +27,13 @@ def presets_of(method: str) -> dict[str, dict[str, Any]]:
     known = {"paper": {}, **cls.PRESETS}
     if not own:
         return known
-    found = {}
-    for name, settings in known.items():
-        if name != own and not name.startswith(f"{own}-"):
-            meant = known.get(f"{own}-{name}", settings)
-            found[name] = (Change if isinstance(meant, Change) else dict)({**known[own], **meant})
+    found: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(name.removeprefix(f"{own}-") for name in known if name != own):
+        meant = copy.copy(known.get(f"{own}-{name}", known.get(name, {})))  # a recipe keeps its sources
+        if isinstance(meant, Recipe) and "method.base" in known[own]:
+            continue  # of the authors' command, around another retriever than the row's
+        found[name] = meant
+        meant.update({**known[own], **meant})
     return {name: settings for name, settings in found.items() if settings.items() >= known[own].items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from orchestrator.tables.float16_rates import float16_note
 from orchestrator.tables.unpublished_settings import departures, footnote
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def marks_of(run: RunRecord) -> list[str]:
         marks.append(ours)
     if theirs := departures(run.settings, method_of(run)):
         marks.append(theirs)
+    if half := float16_note(run.settings):
+        marks.append(half)
     return marks
 
 

@@ -51,6 +51,15 @@ def test_all_of_clip_is_handed_over_once(small_clip):
         assert (id(small_clip.logit_scale) in ids) == is_trained
 
 
+def test_frozen_parts_are_not_handed_over_and_the_temperature_begins_where_it_is_told(small_clip):
+    method = make(small_clip, frozen=("vision.conv1", "text.token_embedding", "vision.blocks.0"), start_scale=50.0)
+    handed = {id(p) for group in method.param_groups() for p in group["params"]}
+    left = {name for name, p in small_clip.named_parameters() if id(p) not in handed}
+    assert {"vision.conv1.weight", "text.token_embedding.weight"} <= left
+    assert all(name.startswith(("vision.conv1", "text.token_embedding", "vision.blocks.0.")) for name in left)
+    assert float(method.scale().detach()) == pytest.approx(50.0)
+
+
 def test_equal_features_cost_log_b(small_clip, batch):
     same = dataclasses.replace(
         batch, frames=batch.frames[:1].expand(6, -1, -1, -1, -1), tokens=batch.tokens[:1].expand(6, -1)
@@ -126,7 +135,11 @@ def test_a_sequential_header_sees_the_order_of_frames_and_is_trained(header):
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"lr_head": -1.0}, "lr_head must be >= 0"), ({"sim_layers": 0}, "sim_layers must be >= 1, got 0")],
+    [
+        ({"lr_head": -1.0}, "lr_head must be >= 0"),
+        ({"sim_layers": 0}, "sim_layers must be >= 1, got 0"),
+        ({"start_scale": 0.0}, "start_scale is 1 / temperature and must be > 0"),
+    ],
 )
 def test_wrong_settings_of_a_header_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):

@@ -1,11 +1,18 @@
 import copy
 import dataclasses
+import warnings
+from pathlib import Path
 
+import numpy as np
+import open_clip
 import pytest
 import torch
 
+from methods.backbone.clip import Clip
+from methods.base import Batch
 from methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from methods.zscl import ZSCL, ZSCLConfig
+from orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates, train_only
 from tests.methods.conftest import make_batch, make_task
 from tests.methods.steps import (
     begin,
@@ -209,3 +216,96 @@ def test_the_distance_to_the_tasks_start_counts_as_often_as_it_is_told(make):
         terms[l2] = float(method.losses(make_batch(4, 2))["l2"].detach())
     assert terms[0.3] == pytest.approx(3 * terms[0.1], rel=1e-4)
     assert terms[0.1] > 0
+
+
+# ------------------------------------------------------------------------------- the released program
+
+
+class Classifier(Clip4Clip):
+    """What ZSCL's program trains: pictures are videos of one frame; one direction, smoothed labels."""
+
+    def losses(self, batch):
+        logits = self.scale() * self.encode_video(batch.frames) @ self.encode_text(batch.tokens).mT
+        return {"contrastive": torch.nn.functional.cross_entropy(logits, batch.categories, label_smoothing=0.2)}
+
+
+def test_preset_original_takes_the_released_steps_and_averages_the_released_weights():
+    """Thunderbeee/ZSCL@b96e714, eight steps of its own loop with an interval of 3: weights and their mean to 1e-5."""
+    file = np.load(Path(__file__).parent / "fixtures" / "zscl_released.npz")
+    base = Classifier(Clip4ClipConfig(**own(ZSCL.PRESETS["original"], "base")), released_clip(file))
+    method = ZSCL(
+        ZSCLConfig(**{**own(ZSCL.PRESETS["original"], "method"), "weight": 0.0, "l2": 0.0, "average_every": 3}), base
+    )
+    method.begin_task(make_task())
+    optim = OptimConfig(**{**own(ZSCL.PRESETS["original"], "optim"), "warmup": 2 / 8, "lr_scale": 20.0})
+    groups = method.param_groups()
+    train_only(method, groups)
+    optimizer = make_optimizer(groups, optim, method)
+    method.train()
+    images = torch.from_numpy(file["images"]).float()[:, :, None] / 127.5 - 1
+    for number, expected in enumerate(file["run/losses"]):
+        part = number % 4
+        loss = sum(
+            method.losses(
+                Batch(
+                    frames=images[part],
+                    tokens=torch.from_numpy(file["tokens"]),
+                    videos=torch.arange(6),
+                    categories=torch.from_numpy(file["labels"][part]),
+                )
+            ).values()
+        )
+        assert float(loss.detach()) == pytest.approx(expected, abs=2e-5), number
+        optimizer.zero_grad()
+        loss.backward()
+        set_rates(optimizer, lr_factor(number, 8, 8, True, optim), optim.last_lr)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(file["run/rates"][number], abs=1e-12)
+        optimizer.step()
+        method.after_step()
+        if number == 2:
+            assert_projections(base.backbone, file, "after3")
+    method.eval()
+    assert_projections(base.backbone, file, "saved")
+
+
+def own(settings, group):
+    return {name.partition(".")[2]: value for name, value in settings.items() if name.startswith(f"{group}.")}
+
+
+def assert_projections(clip, file, when):
+    for ours, theirs in ((clip.vision.proj, "visual.proj"), (clip.text.proj, "text_projection")):
+        expected = torch.from_numpy(file[f"run/{when}/{theirs}"])
+        torch.testing.assert_close(ours.detach(), expected, rtol=0, atol=1e-5)
+
+
+def released_clip(file) -> Clip:
+    source = open_clip.CLIP(
+        embed_dim=32,
+        quick_gelu=True,
+        vision_cfg={"layers": 2, "width": 64, "head_width": 64, "patch_size": 8, "image_size": 32},
+        text_cfg={"context_length": 77, "vocab_size": 512, "width": 64, "heads": 1, "layers": 2},
+    )
+    state = {name[6:]: torch.from_numpy(file[name]).float() for name in file if name.startswith("state/")}
+    unknown = source.load_state_dict(state, strict=False)
+    assert unknown.unexpected_keys == []
+    return Clip(source, lambda texts: torch.zeros(len(texts), 77, dtype=torch.int64), (0.5,) * 3, (0.5,) * 3)
+
+
+def test_snapshots_begin_where_the_setting_says_and_the_warning_says_what_was_learned(make):
+    first, late = make(weight=0.0, average_every=100, average_from="first"), make(weight=0.0, average_every=100)
+    method = begin(first).train()
+    start = weights(method.base)
+    parameters = [p for group in method.param_groups() for p in group["params"]]
+    step(method, parameters, make_batch(seed=0))
+    one = weights(method.base)
+    step(method, parameters, make_batch(seed=1))
+    method.eval()
+    with pytest.warns(UserWarning, match="it has learned half of its first step"):
+        method.end_task(make_task(0), iter([]))
+    torch.testing.assert_close(weights(method.base), (start + one) / 2)
+    with pytest.warns(UserWarning, match="it has learned nothing"):
+        train_stream(late, tasks=1)
+    enough = make(weight=0.0, average_every=2, average_from="first")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train_stream(enough, tasks=1)

@@ -174,7 +174,7 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "the start of a task is not in the mean of its weights",
         ),
         (
-            "if self._average and self._steps % self.config.average_every == 0:",
+            "if self._average and self._steps % self.config.average_every == self._offset % self.config.average_every:",
             "if self._average:",
             "average_every is ignored",
         ),
@@ -569,14 +569,9 @@ LINES: dict[str, list[tuple[str, ...]]] = {
     "orchestrator/learning/optimizer.py": [
         ("if step < warm:", "if step > warm:", "there is no warm-up"),
         (
-            'matrices = [p for p in group["params"] if config.decay_bias_and_norm or p.ndim > 1]',
-            'matrices = list(group["params"])',
+            'return rule == "all" or parameter.ndim > 1',
+            "return True",
             "biases and norms decay",
-        ),
-        (
-            'p.add_(p, alpha=-group["lr"] * group["weight_decay"])',
-            'p.add_(p, alpha=-group["weight_decay"])',
-            "the decay does not follow the rate",
         ),
         (
             "return max(0.0, 0.5 * (1 + math.cos(2 * math.pi * config.num_cycles * progress)))",
@@ -612,6 +607,20 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "pass",
             "a stand-in takes the one below it away",
             "tests/orchestrator/learning/test_accumulate.py",
+        ),
+    ],
+    "orchestrator/learning/updates.py": [
+        (
+            'p.add_(p, alpha=-group["lr"] * group["weight_decay"])',
+            'p.add_(p, alpha=-group["weight_decay"])',
+            "the decay does not follow the rate",
+            "tests/orchestrator/learning/test_optimizer.py",
+        ),
+        (
+            'p.add_(update.add_(p, alpha=group["weight_decay"]), alpha=-group["lr"])',
+            'p.add_(update, alpha=-group["lr"])',
+            "BertAdam forgets the decay",
+            "tests/orchestrator/learning/test_released_recipes.py",
         ),
     ],
     "orchestrator/learning/loop.py": [

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,11 @@ from methods.layers.reducers import (
     spread_factors,
     tempme_steps,
     token_log,
+    tome_schedule,
     tome_steps,
 )
+from methods.lora import LoraConfig
+from orchestrator.config import build, flatten
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 
@@ -49,6 +53,26 @@ def test_vit_b_16_and_64_frames_take_the_paths_of_the_paper():
     assert tempme(tokens=197)[-4:] == [(6, 141, 113), (3, 136, 109), (1, 197, 158), (1, 158, 127)]
     assert tempme(num_frames=64)[-4:] == [(16, 96, 87), (4, 244, 220), (1, 616, 555), (1, 555, 500)]
     assert tempme(tokens=197, num_frames=64)[-1] == (1, 830, 664)
+
+
+def test_tomes_schedules_are_those_of_its_code_a_number_a_list_or_a_pair():
+    """facebookresearch/ToMe: its table of parse_r."""
+    table = json.loads((FIXTURES / "recipes_released.json").read_text())["tome"]["parse_r"]
+    assert len(table) > 60
+    for row in table:
+        blocks, r = row["layers"], row["r"]
+        is_pair = isinstance(r, list) and len(r) == 2 and isinstance(r[1], float)
+        found = tome_schedule(blocks, *r) if is_pair else tome_schedule(blocks, r)
+        assert found == row["out"][:blocks], row  # beyond the last block its code has no use for them
+    assert [step.intra for step in tome_steps(4, 17, (5, 0, 4))] == [5, 0, 4, 0]
+
+
+def test_a_list_is_a_setting():
+    made = build(LoraConfig, {"reducer": "tome", "r": "5,0,4"}, "method")
+    assert (made.r, build(LoraConfig, {"reducer": "tome", "r": "3"}, "method").r) == ((5, 0, 4), 3)
+    assert build(LoraConfig, flatten(made), "method") == made
+    with pytest.raises(ValueError, match=r"r=5,0,4: with reducer=tempme, r is one number"):
+        ReducerConfig(reducer="tempme", r=(5, 0, 4))
 
 
 def test_tome_leaves_26_and_77_tokens_of_each_frame():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -105,6 +106,23 @@ def test_batches_have_the_contracts_shapes(data):
     assert batch.tokens.shape == (4, 32)
     assert batch.tokens.dtype == batch.videos.dtype == batch.categories.dtype == torch.int64
     assert batch.frames.abs().max() <= 2.0 + 1e-6  # (x - 0.5) / 0.25
+
+
+def test_captions_are_cut_with_their_end_kept(data):
+    whole = data.queries(0, "test").tokens
+    data.config = replace(data.config, max_tokens=5)
+    cut, ends = data.queries(0, "test").tokens, whole.argmax(dim=1)
+    assert cut.shape == whole.shape
+    assert int(ends.max()) > 4
+    for before, after, end in zip(whole, cut, ends):
+        kept = min(int(end), 4)
+        assert torch.equal(after[:kept], before[:kept])
+        assert after[kept] == before[end]
+        assert not after[kept + 1 :].any()
+    batch = next(data.train_batches([0], seed=0, task=0, epoch=0))
+    assert int(batch.tokens.argmax(dim=1).max()) <= 4
+    with pytest.raises(ValueError, match="max_tokens counts a caption's two ends and must be >= 2, got 1"):
+        DataConfig(max_tokens=1)
 
 
 def test_workers_share_a_batch_without_overlap(data):

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.errors import ConfigError
 from orchestrator.importers.ctvr import ACTNET_SETTINGS
-from orchestrator.jobs.methods import default_presets, search_space
+from orchestrator.jobs.methods import default_presets, preset_text, search_space
 
 
 def test_the_streams_preset_is_taken_where_the_method_has_it(small_stream):
@@ -24,6 +24,23 @@ def test_a_preset_for_other_numbers_of_frames_is_not_taken_on_the_streams_word(s
     assert default_presets("framefusion_moe", stream, ()) == ("paper-actnet",)
     assert default_presets("tempme", stream, ()) == ("paper",)  # its own for ActivityNet has 64 frames
     assert default_presets("tempme", stream, ("paper-actnet",)) == ("paper-actnet",)
+
+
+def test_a_preset_is_shown_as_what_it_changes_with_its_source():
+    text = preset_text("clip4clip", "original")
+    lines = text.splitlines()
+    assert lines[0] == "clip4clip, preset original: ArrowLuo/CLIP4Clip@508ffa3"
+    assert [line.split() for line in lines if line.strip().startswith("optim.name")] == [
+        ["optim.name=bert_adam", "(adamw)", "modules/optimization.py"]
+    ]
+    assert "set, and the same in both: " in text
+    assert "  tightTransf" in lines
+    changed = {line.split("=")[0].strip() for line in lines if "  (" in line}
+    assert {"optim.schedule", "optim.decay", "method.frozen", "data.max_tokens"} <= changed
+    assert "optim.weight_decay" not in changed  # 0.2 in both
+    assert "method.sim_header=seqLSTM" in preset_text("clip4clip", "seqLSTM")
+    with pytest.raises(ConfigError, match="preset: zscl has none called 'orignal'"):
+        preset_text("zscl", "orignal")
 
 
 def test_a_method_without_a_search_space_cannot_be_searched():

@@ -74,7 +74,7 @@ def test_biases_and_norms_are_decayed_only_if_asked():
     group = [ParamGroup(name="g", params=[vector, matrix], lr=1.0)]
     decays = {id(p): g["weight_decay"] for g in make_optimizer(group, OptimConfig()).param_groups for p in g["params"]}
     assert decays == {id(vector): 0.0, id(matrix): 0.2}
-    released = make_optimizer(group, OptimConfig(decay_bias_and_norm=True)).param_groups
+    released = make_optimizer(group, OptimConfig(decay="all")).param_groups
     assert [g["weight_decay"] for g in released] == [0.2]
 
 
@@ -114,6 +114,7 @@ def test_a_tensor_handed_over_twice_or_from_elsewhere_is_refused():
         ({"epochs": -1}, "epochs must be >= 0, got -1"),
         ({"warmup": 1.5}, "warmup is a fraction"),
         ({"grad_clip": 0.0}, "grad_clip"),
+        ({"momentum": 1.0}, "momentum must lie in"),
     ],
 )
 def test_settings_out_of_range_say_what_to_write(settings, message):

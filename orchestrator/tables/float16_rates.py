@@ -1,0 +1,26 @@
+"""A footnote below rows that ran with a published rate of float16 weights (docs/protocol.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# method -> its setting -> the published rate
+FLOAT16: Mapping[str, Mapping[str, float]] = {
+    "clip4clip": {"lr": 1e-7},
+    "camoe": {"lr": 1e-7},
+}
+TEXT = "{settings}: published with float16 weights; in float32 such a rate moves them far less (docs/protocol.md)"
+
+
+def float16_note(settings: Mapping[str, Any]) -> str:
+    """What a table says below a run with these flat settings; empty if it has no such rate."""
+    found = []
+    for group, method in (("method", settings.get("method")), ("base", settings.get("method.base"))):
+        for name, rate in FLOAT16.get(str(method), {}).items():
+            try:
+                if float(settings.get(f"{group}.{name}", 0)) == rate:
+                    found.append(f"{group}.{name}={rate:g}")
+            except (TypeError, ValueError):  # an old record
+                continue
+    return TEXT.format(settings=", ".join(found)) if found else ""

@@ -1,0 +1,241 @@
+"""The presets `original` train as the released codes did: optimizers, rates, decay, bounds (tests/methods/fixtures)."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+
+from methods import CONFIGURATIONS, METHODS, find_method
+from methods.backbone.clip import Clip
+from methods.base import Method, ParamGroup, Recipe
+from methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from methods.clip_vip import CLIPViP, CLIPViPConfig
+from methods.xpool import XPool, XPoolConfig
+from orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates
+from orchestrator.learning.resolve import presets_of, resolve
+
+FIXTURES = Path(__file__).parents[2] / "methods" / "fixtures"
+FILE = np.load(FIXTURES / "recipes_released.npz")
+FACTS = json.loads((FIXTURES / "recipes_released.json").read_text())
+ROWS = (
+    "clip4clip",
+    "xpool",
+    "clip_vip",
+    "zscl",
+    "lwf",
+    "vr_lwf",
+    "moe_adapter",
+    "er_ring",
+    "der",
+    "co2l",
+    "lump",
+    "tome",
+)
+
+
+def optim_of(name: str, **changed: Any) -> OptimConfig:
+    """`optim.*` of a preset `original`, at the sizes of a fixture."""
+    settings = presets_of(name)["original"]
+    found = {key.removeprefix("optim."): value for key, value in settings.items() if key.startswith("optim.")}
+    return OptimConfig(**{**found, **changed})
+
+
+def factors(optim: OptimConfig, steps: int, per_epoch: int | None = None) -> list[float]:
+    return [lr_factor(step, steps, per_epoch or steps, True, optim) for step in range(steps)]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_an_original_is_a_legal_recipe_whose_every_value_names_its_place(name):
+    recipe = presets_of(name)["original"]
+    assert isinstance(recipe, Recipe)
+    assert "@" in recipe.release or name == "tome"  # ToMe's release has no recipe of its own
+    method = CONFIGURATIONS.get(name, (name, ""))[0]
+    assert {key for key in recipe if not recipe.sources.get(key)} <= {"method.reducer"}, method
+    made = resolve({"method": name, "stream": "any"}, presets=["original"]).settings
+    for key, value in recipe.items():
+        assert made[key] == (list(value) if isinstance(value, tuple) else value), key
+
+
+# ------------------------------------------------------------------------------------- optimizers
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "key", "after"),
+    [
+        ("clip4clip", {"warmup": 0.25}, "bert_adam", "cosine"),
+        ("xpool", {"warmup": 0.0, "schedule": "constant"}, "adamw_hf", "after"),
+    ],
+)
+def test_weights_after_every_step_are_those_of_the_released_optimizer(name, changed, key, after):
+    weight = torch.nn.Parameter(torch.from_numpy(FILE[f"{key}/p0"]).clone())
+    module = torch.nn.ParameterDict({"weight": weight})
+    optim = optim_of(name, **changed)
+    optimizer = make_optimizer([ParamGroup(name="g", params=[weight], lr=0.05)], optim, module)
+    grads = FILE[f"{key}/grads"]
+    for step, (gradient, expected) in enumerate(zip(grads, FILE[f"{key}/{after}"], strict=True)):
+        weight.grad = torch.from_numpy(gradient).clone()
+        set_rates(optimizer, lr_factor(step, len(grads), len(grads), True, optim), optim.last_lr)
+        optimizer.step()
+        torch.testing.assert_close(weight.detach(), torch.from_numpy(expected), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "lr"), [("er_ring", 0.2), ("der", 0.2), ("lump", 3 * 6 / 256)])
+def test_steps_of_the_replay_codes_are_plain_descent_and_momentum_on_every_weight(name, lr):
+    """From the released gradient of the second step; the first one follows from the weights before and behind it."""
+    key = name.removesuffix("_ring")
+    optim = optim_of(name)
+    weight = torch.nn.Parameter(torch.from_numpy(FILE[f"{key}/step0"]).clone())
+    gradients = [torch.from_numpy(FILE[f"{key}/grad1"])]
+    if name == "lump":
+        weight.data = torch.from_numpy(FILE["lump/start"]).clone()
+        first = (weight.data - torch.from_numpy(FILE["lump/step0"])) / lr - optim.weight_decay * weight.data
+        gradients.insert(0, first)
+    optimizer = make_optimizer([ParamGroup(name="g", params=[weight], lr=lr)], optim)
+    for gradient in gradients:
+        weight.grad = gradient.clone()
+        set_rates(optimizer, lr_factor(0, 10, 10, True, optim))
+        optimizer.step()
+    torch.testing.assert_close(weight.detach(), torch.from_numpy(FILE[f"{key}/step1"]), rtol=0, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------- rates
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "scale", "per_epoch"),
+    [
+        ("clip4clip", "clip4clip/schedule_20", 1.0, None),
+        ("xpool", "xpool/schedule_2_of_20", 1.0, None),
+        ("zscl", "zscl/schedule_1000_100", 1.0, None),
+        ("lwf", "zscl/schedule_1000_100", 1.0, None),
+        ("vr_lwf", "zscl/schedule_1000_100", 1.0, None),
+        ("moe_adapter", "zscl/schedule_1000_100", 1.0, None),
+        ("co2l", "co2l/schedule", 0.5, 2),
+    ],
+)
+def test_the_rate_of_every_step_is_that_of_the_released_schedule(name, key, scale, per_epoch):
+    table = FILE[key]
+    steps = 20 if len(table) == 21 else len(table)  # two tables go one step beyond the end
+    assert [scale * f for f in factors(optim_of(name), steps, per_epoch)] == pytest.approx(table[:steps], abs=1e-12)
+
+
+def test_clip_vip_counts_its_steps_from_one_and_ends_at_its_own_least_rate():
+    steps, warm = 300, 3
+    optim = optim_of("clip_vip")
+    released = [
+        k / warm if k < warm else (1 + math.cos(math.pi * (k - warm) / (steps - warm))) / 2 for k in range(1, 301)
+    ]
+    assert factors(optim, steps) == pytest.approx(released, abs=1e-12)
+    module = torch.nn.Linear(1, 1)
+    optimizer = make_optimizer([ParamGroup(name="g", params=list(module.parameters()), lr=1e-6)], optim, module)
+    set_rates(optimizer, factors(optim, steps)[-1], optim.last_lr)
+    assert {group["lr"] for group in optimizer.param_groups} == {1e-8}
+
+
+# ------------------------------------------------------------------------------------- decay, frozen parts, bounds
+
+
+def released_shape() -> Clip:
+    shape = FACTS["clip4clip"]["shape"]
+    source = open_clip.CLIP(
+        embed_dim=shape["embed"],
+        quick_gelu=True,
+        vision_cfg={
+            "layers": shape["vision_layers"],
+            "width": shape["vision_width"],
+            "head_width": shape["vision_width"] // shape["vision_heads"],
+            "patch_size": shape["patch"],
+            "image_size": shape["image"],
+        },
+        text_cfg={
+            "context_length": shape["context"],
+            "vocab_size": shape["vocab"],
+            "width": shape["text_width"],
+            "heads": shape["text_heads"],
+            "layers": shape["text_layers"],
+        },
+    )
+    return Clip(source, lambda texts: torch.zeros(len(texts), 20, dtype=torch.int64), (0.5,) * 3, (0.5,) * 3)
+
+
+def method_of(name: str, config: Any, cls: Any, **changed: Any) -> Method:
+    settings = presets_of(name)["original"]
+    own = {key.removeprefix("method."): value for key, value in settings.items() if key.startswith("method.")}
+    made: Method = cls(config(**{**own, **changed}), released_shape())
+    return made
+
+
+def our_name(theirs: str) -> str:
+    """A parameter of the authors' CLIP4Clip under its name here."""
+    name = theirs.replace("transformerClip.resblocks", "header.blocks")
+    name = name.replace("frame_position_embeddings.weight", "header.positions")
+    name = name.replace("clip.visual.", "backbone.vision.").replace("transformer.resblocks", "blocks")
+    name = name.replace("clip.logit_scale", "backbone.logit_scale").replace("clip.", "backbone.text.")
+    name = name.replace("in_proj_", "in_").replace("out_proj", "out").replace("text.text_projection", "text.proj")
+    return name
+
+
+def test_clip4clip_freezes_decays_and_rates_the_tensors_that_the_release_does():
+    method = method_of("clip4clip", Clip4ClipConfig, Clip4Clip, sim_header="seqTransf", sim_layers=2)
+    names = {id(parameter): name for name, parameter in method.named_parameters()}
+    found = {}
+    for group in make_optimizer(method.param_groups(), optim_of("clip4clip"), method).param_groups:
+        found |= {names[id(p)]: (group["weight_decay"], group["peak"]) for p in group["params"]}
+    frozen = {our_name(name) for name in FACTS["clip4clip"]["frozen"]}
+    groups = FACTS["clip4clip"]["optimizer_groups"]
+    rates = {0.0002: 1e-7, 0.002: 1e-4}  # those of the run, and those of the command
+    expected = {our_name(name): (g["weight_decay"], rates[g["lr"]]) for g in groups for name in g["names"]}
+    assert frozen <= set(expected)
+    assert found == {name: value for name, value in expected.items() if name not in frozen}
+
+
+def test_xpool_decays_every_tensor_and_clip_vip_all_but_biases_and_the_temperature():
+    xpool = method_of("xpool", XPoolConfig, XPool)
+    groups = make_optimizer(xpool.param_groups(), optim_of("xpool"), xpool).param_groups
+    released = FACTS["xpool"]["optimizer_groups"]
+    assert [(len(g["params"]), g["weight_decay"]) for g in groups] == [(g["n"], g["weight_decay"]) for g in released]
+    vip = method_of("clip_vip", CLIPViPConfig, CLIPViP, lr_scale=1e-5)
+    names = {id(parameter): name for name, parameter in vip.named_parameters()}
+    groups = make_optimizer(vip.param_groups(), optim_of("clip_vip"), vip).param_groups
+    free = {names[id(p)] for g in groups if not g["weight_decay"] for p in g["params"]}
+    assert free == {name for name in names.values() if name.endswith("bias")} | {"backbone.logit_scale"}
+    assert sorted({g["peak"] for g in groups}) == [1e-6, 1e-5]  # the temperature may have a rate of its own
+
+
+def test_a_group_may_have_its_own_rule_and_a_rule_by_names_needs_them():
+    matrix, bias = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))
+    groups = [ParamGroup(name="g", params=[matrix, bias], lr=1.0, decay="all")]
+    (group,) = make_optimizer(groups, OptimConfig(decay="no_bias")).param_groups
+    assert (len(group["params"]), group["weight_decay"]) == (2, 0.2)
+    with pytest.raises(ValueError, match=r"optim\.decay=no_bias goes by names"):
+        make_optimizer([ParamGroup(name="g", params=[bias], lr=1.0)], OptimConfig(decay="no_bias"))
+
+
+def test_the_temperature_begins_as_released():
+    vip: Any = method_of("clip_vip", CLIPViPConfig, CLIPViP)
+    assert float(vip.backbone.logit_scale) == pytest.approx(4.60, abs=1e-6)
+
+
+def test_a_part_that_clip_has_not_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"frozen: the backbone has no part called 'vision\.conv2'\. Did you mean"):
+        Clip4Clip(Clip4ClipConfig(frozen=("vision.conv2",)), released_shape())
+
+
+def test_every_method_has_recipes_that_a_search_can_copy():
+    """A recipe travels to other processes with its sources."""
+    import pickle
+
+    for name in METHODS:
+        for settings in find_method(name).PRESETS.values():
+            again = pickle.loads(pickle.dumps(settings))
+            assert (again, vars(again) if isinstance(settings, Recipe) else {}) == (
+                settings,
+                vars(settings) if isinstance(settings, Recipe) else {},
+            )
