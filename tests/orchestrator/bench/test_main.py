@@ -19,7 +19,7 @@ def test_an_unknown_comparison_is_one_line(capsys: pytest.CaptureFixture[str]) -
     assert bench.main(["--only", "rankin"]) == 2
     assert capsys.readouterr().err == (
         "bench: --only rankin: is no comparison. Did you mean 'ranking'? "
-        "All: step, step-vit, encoder, ranking, store, features, trial.\n"
+        "All: step, step-vit, encoder, ranking, memory, store, features, trial.\n"
     )
 
 
