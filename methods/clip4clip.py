@@ -34,7 +34,10 @@ ORIGINAL = Recipe(
         "method.frame_norm": ("l2", "modules/modeling.py: every frame at unit length before the mean"),
         "method.loss_reduction": ("mean", "modules/modeling.py: half the sum of both directions"),
         "method.train_scale": (True, "main_task_retrieval.py: freeze_layer_num keeps logit_scale trained"),
+        "method.max_scale": (100.0, "main_task_retrieval.py: clamp at log 100 after a step"),
+        "method.min_scale": (0.0, "main_task_retrieval.py: no lower bound"),
         "method.sim_layers": (4, "main_task_retrieval.py: --cross_num_hidden_layers"),
+        "method.sim_eps": (1e-12, "modules/until_module.py: eps of the header's LayerNorms"),
         "method.frozen": (
             (
                 "text.token_embedding",
@@ -66,8 +69,6 @@ ORIGINAL = Recipe(
         "the last batch of an epoch is dropped when it is short",
         "over W workers the towers get 1/W of the gradient, logit_scale all of it (docs/protocol.md)",
         "frames: one a second, then linspace, missing ones masked; here T of every video",
-        "logit_scale is clamped above at log 100 and not below; here 1 / temperature lies in [1, 200]",
-        "seqTransf's LayerNorms have eps 1e-12 (modules/until_module.py); here CLIP's 1e-5",
         "tightTransf",
     ),
 )
@@ -84,6 +85,7 @@ class Clip4ClipConfig(ScaleConfig):
     frame_norm: Literal["none", "l2"] = "none"
     loss_reduction: Literal["mean", "sum"] = "mean"
     mask_same_video: bool = False  # other captions of the same video are no negatives
+    sim_eps: float | None = None  # of seqTransf's LayerNorms; None: as in CLIP's text tower, 1e-5
     frozen: tuple[str, ...] = ()  # parts of CLIP that are not trained, such as vision.conv1 or text.blocks.0
 
     def __post_init__(self) -> None:
@@ -94,6 +96,8 @@ class Clip4ClipConfig(ScaleConfig):
             raise ValueError(f"lr_head must be >= 0, got {self.lr_head}.")
         if self.sim_layers < 1:
             raise ValueError(f"sim_layers must be >= 1, got {self.sim_layers}. Use sim_header=meanP for none.")
+        if self.sim_eps is not None and self.sim_eps <= 0:
+            raise ValueError(f"sim_eps must be > 0, got {self.sim_eps}. CLIP4Clip's code uses 1e-12.")
 
 
 class Clip4Clip(Method):
@@ -120,7 +124,7 @@ class Clip4Clip(Method):
         if config.sim_header == "seqLSTM":
             self.header = FrameLSTM(backbone.embed_dim)
         elif config.sim_header == "seqTransf":
-            self.header = FrameTransformer(backbone.text, backbone.embed_dim, config.sim_layers)
+            self.header = FrameTransformer(backbone.text, backbone.embed_dim, config.sim_layers, config.sim_eps)
             self.max_frames = len(self.header.positions)
 
     def param_groups(self) -> list[ParamGroup]:
@@ -150,4 +154,4 @@ class Clip4Clip(Method):
         return {"contrastive": contrastive(self.logits(batch), self.config.loss_reduction, videos)}
 
     def after_step(self) -> None:
-        bound_scale(self.backbone)
+        bound_scale(self.backbone, self.config)

@@ -44,6 +44,8 @@ ORIGINAL = Recipe(
         "method.loss_reduction": ("sum", "src/optimization/loss.py: NCELearnableTempLoss"),
         "method.train_scale": (True, "src/modeling/VidCLIP.py"),
         "method.start_scale": (math.exp(4.6), f"{_FILE}: logit_scale_init_value 4.60"),
+        "method.min_scale": (1.0, "src/tasks/run_video_retrieval.py: clamp to [0, log 200]"),
+        "method.max_scale": (200.0, "src/tasks/run_video_retrieval.py: clamp to [0, log 200]"),
         "optim.name": ("adamw_hf", "src/optimization/adamw.py"),
         "optim.betas": ((0.9, 0.98), f"{_FILE}: betas"),
         "optim.eps": (1e-6, "src/optimization/adamw.py"),
@@ -209,4 +211,4 @@ class CLIPViP(Method):
         return {"contrastive": contrastive(self.logits(batch), self.config.loss_reduction)}
 
     def after_step(self) -> None:
-        bound_scale(self.backbone)
+        bound_scale(self.backbone, self.config)

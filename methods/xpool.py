@@ -37,6 +37,7 @@ ORIGINAL = Recipe(
         "method.dropout": (0.3, "README: --transformer_dropout 0.3"),
         "method.train_scale": (True, "train.py: every parameter is in a group"),
         "method.max_scale": (100.0, "trainer/trainer.py: clamp at log 100 after a step"),
+        "method.min_scale": (0.0, "trainer/trainer.py: no lower bound"),
         "optim.name": ("adamw_hf", "modules/optimization.py"),
         "optim.betas": ((0.9, 0.999), "modules/optimization.py"),
         "optim.eps": (1e-6, "modules/optimization.py"),
@@ -52,7 +53,6 @@ ORIGINAL = Recipe(
         "data.augment": ("crop_flip", "datasets/model_transforms.py: crop of 0.5 to 1, flip, alike in all frames"),
     },
     (
-        "logit_scale has no lower bound; here 1 / temperature is at least 1",
         "ten evaluations an epoch, and the weights with the best mean of five R@1 of the test set",
         "crops are resized bicubically there, bilinearly here",
     ),
@@ -67,12 +67,10 @@ class XPoolConfig(ScaleConfig):
     lr: float = 1e-6  # both towers and the temperature
     lr_head: float = 1e-5  # X-Pool on MSR-VTT-9k: 3e-5
     dropout: float = 0.3
-    max_scale: float = 100.0  # of 1 / temperature
+    max_scale: float = 100.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_scale < 1:
-            raise ValueError(f"max_scale must be >= 1, got {self.max_scale}. The paper uses 100.")
         for name in ("lr", "lr_head"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 to train none of it.")
@@ -162,4 +160,4 @@ class XPool(Method):
         return self.backbone.logit_scale.exp()
 
     def after_step(self) -> None:
-        bound_scale(self.backbone, self.config.max_scale)
+        bound_scale(self.backbone, self.config)

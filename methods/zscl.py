@@ -94,8 +94,8 @@ class ZSCL(Strategy):
         "paper": {},
         "shapes": {"base.lr": 4e-6},  # with optim.lr_scale=50, for the small backbone
         "original": ORIGINAL,
-        # mtil/scripts/wc.sh, which has no distillation either: add method.weight=0
-        "weight-consolidation": Change({"method.l2": 1.0, "method.average_every": 0}),
+        # mtil/scripts/wc.sh: l2 alone, no distillation
+        "weight-consolidation": Change({"method.l2": 1.0, "method.average_every": 0, "method.weight": 0.0}),
     }
     config: ZSCLConfig
 

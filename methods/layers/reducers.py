@@ -39,6 +39,7 @@ class ReducerConfig:
     # Tokens merged in each frame and block; None: the paper's 2 of 49, 10 of 196 patches. Several: of the first blocks,
     # the others merge nothing; what is beyond the last block does not count
     r: int | tuple[int, ...] | None = None
+    inflection: float = 0.0  # of ToMe's schedules: numbers fall from 2 r to 0 (-1), stay (0) or rise to 2 r (1)
     proportional: bool = True  # attention weighs a token by the patches it stands for
     num_frames: int = 12  # tempme only: T; must be data.num_frames
     keep_cross: int | None = None  # R_C in percent; None: 70 up to 64 patches a frame (B/32), else 60 (B/16)
@@ -52,8 +53,12 @@ class ReducerConfig:
         numbers = self.r if isinstance(self.r, tuple) else () if self.r is None else (self.r,)
         if any(number < 0 for number in numbers):
             raise ValueError(f"r must be >= 0, got {self.r}. Write r=0 to merge nothing within frames.")
-        if isinstance(self.r, tuple) and self.reducer == "tempme":
-            raise ValueError(f"r={','.join(map(str, self.r))}: with reducer=tempme, r is one number.")
+        if not -1 <= self.inflection <= 1:
+            raise ValueError(f"inflection must lie in [-1, 1], got {self.inflection}. Use 0 for one r in every block.")
+        if isinstance(self.r, tuple) and (self.inflection or self.reducer == "tempme"):
+            raise ValueError(f"r={','.join(map(str, self.r))}: with inflection or reducer=tempme, r is one number.")
+        if self.inflection and self.reducer == "tempme":
+            raise ValueError("inflection is a setting of reducer=tome, and reducer is 'tempme'.")
         if self.num_frames < 1:
             raise ValueError(f"num_frames must be >= 1, got {self.num_frames}.")
         for name in ("keep_cross", "keep_intra"):
@@ -279,7 +284,7 @@ def make_reducer(config: ReducerConfig, vision: VisionTower) -> Reducer:
         return Reducer([Step()] * blocks, vision.width)
     r = default_r(blocks, tokens) if config.r is None else config.r
     shared = config.reducer == "tome_shared"
-    steps = tome_steps(blocks, tokens, r)
+    steps = tome_steps(blocks, tokens, r, config.inflection)
     return Reducer(steps, vision.width, shared=shared, proportional=config.proportional)
 
 

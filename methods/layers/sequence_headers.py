@@ -39,12 +39,13 @@ class FrameTransformer(nn.Module):
         text: whose first blocks and positions are copied.
         width: d of the joint embedding.
         layers: blocks; all of the text tower's where it has fewer.
+        eps: of the copied LayerNorms, 1e-12 in the released code; None: as they are.
 
     Raises:
         ValueError: if the text tower is not as wide as the joint embedding.
     """
 
-    def __init__(self, text: TextTower, width: int, layers: int = 4) -> None:
+    def __init__(self, text: TextTower, width: int, layers: int = 4, eps: float | None = None) -> None:
         super().__init__()
         if text.width != width:
             raise ValueError(
@@ -53,6 +54,9 @@ class FrameTransformer(nn.Module):
             )
         self.positions = nn.Parameter(text.positional_embedding.detach().clone())  # (context, d)
         self.blocks = nn.ModuleList(copy.deepcopy(block) for block in text.blocks[:layers])
+        for module in self.blocks.modules():
+            if isinstance(module, nn.LayerNorm) and eps is not None:
+                module.eps = eps
 
     def forward(self, frames: Tensor) -> Tensor:
         """(B, T, d) -> (B, T, d), not normalised; T at most as many as there are positions."""

@@ -1,4 +1,4 @@
-"""CLIP's temperature as a setting: where 1 / temperature = exp(logit_scale) begins, and whether it learns."""
+"""CLIP's temperature as a setting: where 1 / temperature = exp(logit_scale) begins, its bounds, whether it learns."""
 
 from __future__ import annotations
 
@@ -12,12 +12,20 @@ from methods.backbone.clip import Clip
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleConfig:
-    """Settings of retrievers that train all of CLIP."""
+    """Settings of retrievers that train all of CLIP. The bounds are those of CTVR's released code."""
 
     train_scale: bool = True  # learn CLIP's temperature too
     start_scale: float | None = None  # 1 / temperature at the start; None: CLIP's own, 100
+    min_scale: float = 1.0  # least and greatest 1 / temperature after a step; 0: no lower bound
+    max_scale: float = 200.0
 
     def __post_init__(self) -> None:
+        if self.max_scale < 1:
+            raise ValueError(f"max_scale must be >= 1, got {self.max_scale}. CLIP uses 100.")
+        if not 0 <= self.min_scale <= self.max_scale:
+            raise ValueError(
+                f"min_scale must lie between 0 and max_scale={self.max_scale}, got {self.min_scale}. Use 0 for none."
+            )
         if self.start_scale is not None and not 0 < self.start_scale < math.inf:
             raise ValueError(f"start_scale is 1 / temperature and must be > 0, got {self.start_scale}. CLIP's is 100.")
 
@@ -29,7 +37,8 @@ def set_scale(clip: Clip, config: ScaleConfig) -> None:
             clip.logit_scale.fill_(math.log(config.start_scale))
 
 
-def bound_scale(clip: Clip, greatest: float = 200.0) -> None:
-    """Bring 1 / temperature back between 1 and `greatest`."""
+def bound_scale(clip: Clip, config: ScaleConfig) -> None:
+    """Bring the temperature back between its bounds."""
     with torch.no_grad():
-        clip.logit_scale.clamp_(0.0, math.log(greatest))
+        least = math.log(config.min_scale) if config.min_scale else -math.inf
+        clip.logit_scale.clamp_(least, math.log(config.max_scale))

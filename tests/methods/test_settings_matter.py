@@ -42,12 +42,14 @@ BESIDE: dict[str, dict[str, Any]] = {
     "camoe.test_temperature": {"revise": True},
     **{f"{name}.{setting}": {"reducer": "tempme"} for name in ADAPTED for setting in SHARES},
     **{f"{name}.r": {"reducer": "tome"} for name in ADAPTED},
+    **{f"{name}.inflection": {"reducer": "tome"} for name in (*ADAPTED, "tempme")},
     "tempme.lr_clip": {"adaptation": "full"},
 }
 # method.setting -> a test file and function that shows what it does
 ELSEWHERE: dict[str, str] = {
     # the small backbone's towers differ in width, and its features fit no text block
     "clip4clip.sim_layers": "layers/test_sequence_headers.py::test_the_transformer_is_a_copy_of_the_text_tower",
+    "clip4clip.sim_eps": "layers/test_sequence_headers.py::test_the_copied_layer_norms_have_the_eps_that_is_asked_for",
     # a video must have as many frames as the schedule is made for
     **{
         f"{name}.num_frames": "layers/test_reducers.py::test_another_number_of_frames_is_refused_with_the_remedy"
@@ -62,7 +64,8 @@ VALUES: dict[str, Any] = {
     "structalign.fusion_layers": 1,
     "camoe.filler": 7,
     "tempme.r": 1,
-    "xpool.max_scale": 2.0,
+    "*.max_scale": 2.0,
+    "*.min_scale": 50.0,
     "zscl.reference_texts": 5,
     "zscl.average_every": 1,
     "*.memory": 3,  # fewer than there are pairs

@@ -309,3 +309,8 @@ def test_snapshots_begin_where_the_setting_says_and_the_warning_says_what_was_le
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train_stream(enough, tasks=1)
+
+
+def test_weight_consolidation_is_the_authors_script_without_distillation(make):
+    settings = own(ZSCL.PRESETS["weight-consolidation"], "method")
+    assert set(begin(make(**settings)).train().losses(make_batch())) == {"contrastive", "l2"}

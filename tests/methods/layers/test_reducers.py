@@ -67,12 +67,16 @@ def test_tomes_schedules_are_those_of_its_code_a_number_a_list_or_a_pair():
     assert [step.intra for step in tome_steps(4, 17, (5, 0, 4))] == [5, 0, 4, 0]
 
 
-def test_a_list_is_a_setting():
+def test_a_list_and_an_inflection_are_settings(small_clip):
     made = build(LoraConfig, {"reducer": "tome", "r": "5,0,4"}, "method")
     assert (made.r, build(LoraConfig, {"reducer": "tome", "r": "3"}, "method").r) == ((5, 0, 4), 3)
     assert build(LoraConfig, flatten(made), "method") == made
-    with pytest.raises(ValueError, match=r"r=5,0,4: with reducer=tempme, r is one number"):
+    steps = make_reducer(ReducerConfig(reducer="tome", r=2, inflection=-1), small_clip.vision).steps
+    assert [step.intra for step in steps] == [4, 2, 1, 0]
+    with pytest.raises(ValueError, match=r"r=5,0,4: with inflection or reducer=tempme, r is one number"):
         ReducerConfig(reducer="tempme", r=(5, 0, 4))
+    with pytest.raises(ValueError, match=r"inflection must lie in \[-1, 1\], got 2"):
+        ReducerConfig(reducer="tome", inflection=2)
 
 
 def test_tome_leaves_26_and_77_tokens_of_each_frame():

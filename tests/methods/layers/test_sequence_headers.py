@@ -31,6 +31,18 @@ def test_the_parameters_are_those_of_the_papers_code():
     assert sum(p.numel() for p in transformer.parameters()) == 12_648_960
 
 
+def test_the_copied_layer_norms_have_the_eps_that_is_asked_for(clip, frames):
+    """CLIP4Clip's code: 1e-12, beside CLIP's 1e-5; small frames tell the two apart."""
+    plain, released = FrameTransformer(clip.text, 32), FrameTransformer(clip.text, 32, eps=1e-12)
+    norms = [module.eps for module in released.modules() if isinstance(module, torch.nn.LayerNorm)]
+    assert set(norms) == {1e-12}
+    assert {module.eps for module in clip.text.modules() if isinstance(module, torch.nn.LayerNorm)} == {1e-5}
+    for header in (plain, released):
+        header.positions.data.zero_()
+    assert not torch.allclose(plain(0.003 * frames), released(0.003 * frames), atol=1e-3)
+    assert torch.allclose(plain(frames), released(frames), atol=1e-3)
+
+
 def test_blocks_that_add_nothing_leave_twice_the_frames_and_their_positions(clip, frames):
     header = FrameTransformer(clip.text, 32)
     with torch.no_grad():

@@ -36,7 +36,7 @@ def test_a_preset_is_shown_as_what_it_changes_with_its_source():
     assert "set, and the same in both: " in text
     assert "  tightTransf" in lines
     changed = {line.split("=")[0].strip() for line in lines if "  (" in line}
-    assert {"optim.schedule", "optim.decay", "method.frozen", "data.max_tokens"} <= changed
+    assert {"optim.schedule", "optim.decay", "method.frozen", "method.max_scale", "data.max_tokens"} <= changed
     assert "optim.weight_decay" not in changed  # 0.2 in both
     assert "method.sim_header=seqLSTM" in preset_text("clip4clip", "seqLSTM")
     with pytest.raises(ConfigError, match="preset: zscl has none called 'orignal'"):

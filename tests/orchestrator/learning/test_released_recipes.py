@@ -218,9 +218,19 @@ def test_a_group_may_have_its_own_rule_and_a_rule_by_names_needs_them():
         make_optimizer([ParamGroup(name="g", params=[bias], lr=1.0)], OptimConfig(decay="no_bias"))
 
 
-def test_the_temperature_begins_as_released():
+def test_the_temperature_begins_and_is_bounded_as_released():
+    for name, config, cls in (("clip4clip", Clip4ClipConfig, Clip4Clip), ("xpool", XPoolConfig, XPool)):
+        method: Any = method_of(name, config, cls)
+        for start, kept in FACTS[name]["logit_scale_after_a_step"].items():
+            method.backbone.logit_scale.data.fill_(float(start.removeprefix("from_")))
+            method.after_step()
+            assert float(method.backbone.logit_scale) == pytest.approx(kept, abs=1e-6), (name, start)
     vip: Any = method_of("clip_vip", CLIPViPConfig, CLIPViP)
     assert float(vip.backbone.logit_scale) == pytest.approx(4.60, abs=1e-6)
+    for start, kept in ((9.0, math.log(200)), (-0.5, 0.0)):
+        vip.backbone.logit_scale.data.fill_(start)
+        vip.after_step()
+        assert float(vip.backbone.logit_scale) == pytest.approx(kept, abs=1e-6)
 
 
 def test_a_part_that_clip_has_not_is_refused_by_name():
