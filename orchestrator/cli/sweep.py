@@ -39,6 +39,11 @@ def add_sweep(commands: Any) -> None:
     parser.add_argument("--trials", type=int, help="of the search, for each row of a table (8); 0: only reruns")
     parser.add_argument("--searcher", help="tpe, random or grid (tpe)")
     parser.add_argument("--scheduler", help="halving, asha (decides by arrival) or none (halving)")
+    parser.add_argument(
+        "--confirm",
+        type=int,
+        help="best trials that must beat the recommended settings on validation videos; 0: none (2)",
+    )
     parser.add_argument("--space", action="append", default=[], metavar="name=v1,v2", help="search these values only")
     parser.add_argument("--top", type=int, default=1, help="winners to rerun (%(default)s)")
     parser.add_argument("--seeds", type=int, help="of the rerun; 0 only searches (3)")
@@ -79,14 +84,14 @@ def _sweep(arguments: argparse.Namespace) -> str:
 
 def _beside_resume(arguments: argparse.Namespace) -> list[str]:
     """Words that would change what is resumed."""
-    options = ["method", "stream", "preset", "rows", "trials", "searcher", "scheduler", "space", "seeds", "baselines"]
-    options.append("direction")
-    return [*arguments.overrides, *(f"--{name}" for name in options if getattr(arguments, name) not in (None, "", []))]
+    options = "method stream preset rows trials searcher scheduler confirm space seeds baselines direction"
+    names = options.split()
+    return [*arguments.overrides, *(f"--{name}" for name in names if getattr(arguments, name) not in (None, "", []))]
 
 
 def _search_settings(arguments: argparse.Namespace, overrides: dict[str, Any]) -> dict[str, Any]:
     """What was said of the search, by options and by `search.*` words, which are taken out of `overrides`."""
-    names = ("trials", "searcher", "scheduler")
+    names = ("trials", "searcher", "scheduler", "confirm")
     search = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     for word in [word for word in overrides if word.startswith("search.")]:
         name, value = word.removeprefix("search."), overrides.pop(word)

@@ -7,28 +7,35 @@ complete is not run again.
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from orchestrator.config import Settings
 from orchestrator.console import say
 from orchestrator.digests import digest_of
 from orchestrator.errors import ConfigError, FailedRuns
+from orchestrator.jobs.again import (
+    RULES,
+    Rerun,
+    best_trials,
+    not_complete,
+    over_seeds,
+    run_all,
+    selection,
+    used_seeds,
+)
+from orchestrator.jobs.confirm import CONFIRMS, read_verdict
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.methods import default_presets
 from orchestrator.jobs.ready import make_all_ready
 from orchestrator.jobs.session import check_machine, connected, interruptible, send_waiting, trial_plan
 from orchestrator.jobs.table import table
+from orchestrator.jobs.verdict import Verdict, winner
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.resolve import find, presets_of, resolve
-from orchestrator.learning.run import trains
-from orchestrator.on_ray.plan import GAIN, MEAN, ListedRun, TrialPlan, label_of, read_plan
-from orchestrator.on_ray.tune import run_listed
-from orchestrator.on_ray.wave_search import NUMBER
+from orchestrator.on_ray.plan import read_plan
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
 from orchestrator.tables.build import Direction, seconds_of
@@ -36,75 +43,7 @@ from orchestrator.tables.presets import split_row
 from orchestrator.tracking.tracker import Tracker
 from orchestrator.tracking.values import RunRecord
 
-FIRST_SEED = 1  # of reruns; trials of a search use seed 0, and a seed that one used is left out
-RULES = {GAIN: "R@1 gain over zero-shot", MEAN: "R@1, the mean over tasks"}
 OVERRIDES = "ctvr.overrides"  # tag of a sweep's parent run: what its user gave, as JSON
-
-
-@dataclass(frozen=True)
-class Rerun:
-    """One run of a rerun, and what its record says beside the settings."""
-
-    experiment: Experiment
-    tags: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def label(self) -> str:
-        return label_of(self.experiment.settings, self.experiment.name)
-
-    def listed(self) -> ListedRun:
-        return ListedRun(self.label, self.experiment.settings, self.experiment.presets, self.tags)
-
-
-# --------------------------------------------------------------------------------------------- the winners
-
-
-def last_value(run: RunRecord, key: str) -> float:
-    """A metric's value at its last step; NaN if it was never recorded."""
-    last = run.last(key)
-    return last[1] if last else float("nan")
-
-
-def selection(sweep: RunRecord) -> tuple[str, str]:
-    """What a sweep's winner is the best by: (metric, "max" or "min")."""
-    return str(sweep.settings.get("search.metric", GAIN)), str(sweep.settings.get("search.mode", "max"))
-
-
-def best_trials(tracker: Tracker, sweep_name: str, top: int) -> list[RunRecord]:
-    """The best complete trials of a sweep, by the metric it was searched for, after the last task.
-
-    Raises:
-        ConfigError: if the sweep is unknown or has no complete trial.
-    """
-    sweep = tracker.find_sweep(sweep_name)
-    if sweep is None:
-        raise ConfigError(
-            f"sweep: none is called {sweep_name!r} in {tracker.uri.split('@')[-1]}. `ctvr ui` lists them."
-        )
-    complete = tracker.find_runs(sweep=sweep_name, tags={"ctvr.complete": "true"})
-    if not complete:
-        raise ConfigError(f"sweep {sweep_name}: no trial is complete. Resume it: ctvr sweep --resume {sweep_name}")
-    metric, mode = selection(sweep)
-
-    def best_first(run: RunRecord) -> tuple[float, str]:
-        """Of equal trials the one that was suggested first; under ASHA, which numbers none, by the settings."""
-        value = last_value(run, metric)
-        rank = math.inf if math.isnan(value) else value if mode == "min" else -value
-        settings = digest_of({name: str(setting) for name, setting in run.settings.items()})
-        return rank, run.tags.get(NUMBER, "~") + settings
-
-    return sorted(complete, key=best_first)[:top]
-
-
-def winner(run: RunRecord) -> Experiment:
-    """The configuration of a complete trial, as MLflow has it."""
-    presets = [name for name in run.tags.get("ctvr.presets", "").split(",") if name]
-    return resolve(_as_given(run.settings), None, presets)
-
-
-def _as_given(settings: Mapping[str, Any]) -> Settings:
-    """Settings as MLflow keeps them, lists written as on the command line."""
-    return {name: str(value).strip("[]") if str(value).startswith("[") else value for name, value in settings.items()}
 
 
 def common(overrides: Mapping[str, Any]) -> Settings:
@@ -147,27 +86,6 @@ def baseline_rows(words: Sequence[str]) -> list[str]:
     return rows
 
 
-def used_seeds(trials: Sequence[RunRecord]) -> frozenset[int]:
-    """The seeds of trials."""
-    return frozenset(int(run.settings["seed"]) for run in trials if "seed" in run.settings)
-
-
-def over_seeds(found: Sequence[Rerun], seeds: int, workers: int, used: frozenset[int] = frozenset()) -> list[Rerun]:
-    """Each over fresh seeds on test videos, once where nothing is trained; what is listed twice runs once.
-
-    `used` are the seeds of the trials that were chosen among: none of them is taken.
-    """
-    free = itertools.islice((seed for seed in itertools.count(FIRST_SEED) if seed not in used), seeds)
-    fresh_seeds = list(free)
-    runs: dict[str, Rerun] = {}
-    for each in found:
-        for seed in fresh_seeds if trains(each.experiment) else fresh_seeds[:1]:
-            fresh = {"evaluation.split": "test", "seed": seed, "workers": workers}
-            made = resolve({**each.experiment.settings, **fresh}, None, each.experiment.presets)
-            runs[digest_of(made.settings)] = replace(each, experiment=made)  # a winner's tags stay, not a baseline's
-    return list(runs.values())
-
-
 def searched_tags(method: str, trials: Sequence[RunRecord], metric: str) -> dict[str, str]:
     """What a winner's reruns say of its search: how many trials it had, how long they took, how it was chosen."""
     split = next((run.tags["ctvr.split"] for run in trials if "ctvr.split" in run.tags), "val")
@@ -190,12 +108,25 @@ def beside_winners(
     metric: str,
     seeds: int,
     workers: int,
+    verdict: Verdict | None = None,
+    confirmation: Sequence[RunRecord] = (),
 ) -> list[Rerun]:
-    """Every run of a sweep's rerun: the baselines first, then the winners among `trials`, each over its seeds."""
+    """Every run of a sweep's rerun, each over its seeds: baselines, recommended settings, winners among `trials`.
+
+    Args:
+        verdict: of the sweep's confirmation. Without one there is no row of the recommended settings.
+        confirmation: its runs, none of whose seeds is taken.
+    """
     found = [Rerun(each, unsearched_tags(each.name)) for each in baselines]
-    for best in map(winner, winners):
-        found.append(Rerun(best, searched_tags(best.name, trials, metric)))
-    return over_seeds(found, seeds, workers, used_seeds(trials))
+    chosen = [winner(run) for run in winners]
+    if verdict is not None:
+        found.append(Rerun(verdict.recommended, {**unsearched_tags(verdict.recommended.name), **verdict.tags(False)}))
+        first = next((each for each, run in zip(chosen, winners) if run.name == verdict.trial), verdict.searched)
+        chosen = [first, *(each for each in chosen if each.settings != first.settings)][: max(1, len(winners))]
+    for place, best in enumerate(chosen):
+        tags = searched_tags(best.name, trials, metric)
+        found.append(Rerun(best, tags | (verdict.tags(True) if verdict is not None and place == 0 else {})))
+    return over_seeds(found, seeds, workers, used_seeds([*trials, *confirmation]))
 
 
 # ----------------------------------------------------------------------------------------------- the rerun
@@ -230,7 +161,8 @@ def rerun(
     shared = common(given or {})
     beside = [baseline(word, stream, stream_name, shared, where.workers) for word in baseline_rows(baselines)]
     trials = tracker.find_runs(sweep=sweep_name)
-    runs = beside_winners(beside, winners, trials, selection(sweep)[0], seeds, where.workers)
+    verdict, confirmation = read_verdict(tracker, sweep_name), tracker.find_runs(tags={CONFIRMS: sweep_name})
+    runs = beside_winners(beside, winners, trials, selection(sweep)[0], seeds, where.workers, verdict, confirmation)
     again = f"ctvr rerun --sweep {sweep_name} --top {top} --seeds {seeds}"
     again += f" --baselines {','.join(baselines)}" if baselines else ""
     again += f" --direction {direction}" if direction != "t2v" else ""
@@ -279,7 +211,7 @@ def run_again(
                 if not there.gpus_per_trial:
                     make_all_ready([run.experiment for run in left], there, ("train", "test"), curve=True)
                 plan = replace(trial_plan(there, name, tracker), parent=parent, tags=tags, keep_model=keep_model)
-                failed = _run_all(plan, left, len(stream.tasks), there)
+                failed = run_all(plan, left, len(stream.tasks), there)
     tracker.close(parent, "FAILED" if failed else "FINISHED")
     if waiting := send_waiting(tracker):
         raise FailedRuns(
@@ -292,22 +224,6 @@ def run_again(
     if failed:
         raise FailedRuns(f"{text}\n{failed} runs failed and are missing in the table. `ctvr ui` shows why.")
     return text
-
-
-def _run_all(plan: TrialPlan, runs: Sequence[Rerun], num_tasks: int, where: Deployment) -> int:
-    """Run experiments on the connected cluster; returns how many failed."""
-    listed = [run.listed() for run in runs]
-    outcome = run_listed(plan, num_tasks, listed, where.max_concurrent)
-    if outcome.is_interrupted:  # Ray Tune ends in order on Ctrl-C, and returns
-        raise KeyboardInterrupt
-    return outcome.failed
-
-
-def not_complete(runs: Sequence[Rerun], name: str, tracker: Tracker) -> list[Rerun]:
-    """The runs of the rerun `name` that have no complete record."""
-    complete = tracker.find_runs(sweep=name, tags={"ctvr.complete": "true"})
-    done = {run.tags.get("ctvr.trial") for run in complete}
-    return [run for run in runs if f"{name}-{run.label}" not in done]
 
 
 def _overrides_of(sweep: RunRecord, where: Deployment) -> Settings | None:

@@ -16,10 +16,13 @@ from methods.base import Change
 from orchestrator.config import Settings, build
 from orchestrator.console import say
 from orchestrator.errors import ConfigError, FailedRuns
+from orchestrator.jobs.again import RULES, best_trials
+from orchestrator.jobs.announce import confirm_text, schedule_text, videos_text
+from orchestrator.jobs.confirm import candidates, confirm
 from orchestrator.jobs.deployment import Deployment, find_manifest
 from orchestrator.jobs.methods import block_counts, chosen_by, default_presets, search_space
 from orchestrator.jobs.ready import make_ready, searched_splits
-from orchestrator.jobs.rerun import OVERRIDES, RULES, baseline, baseline_rows, best_trials, common, last_value, rerun
+from orchestrator.jobs.rerun import OVERRIDES, baseline, baseline_rows, common, rerun
 from orchestrator.jobs.session import (
     check_machine,
     connected,
@@ -30,6 +33,7 @@ from orchestrator.jobs.session import (
     send_waiting,
     trial_plan,
 )
+from orchestrator.jobs.verdict import last_value, sight_text
 from orchestrator.learning.assemble import load_clip
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.resolve import find, preset_settings, presets_of, resolve
@@ -79,6 +83,11 @@ class Sweep:
         for name in point.keys() & set(block_counts(self.request.method)):
             point[name] = min(point[name], max(self.space[name].categories))
         return point
+
+    def unsearched(self, workers: int) -> Experiment:
+        """The recommended settings as the search's first trial has them."""
+        full = {**self.given, **self.recommended, "workers": workers}
+        return resolve(full, self.stream.settings, self.experiment.presets)
 
     @property
     def searched(self) -> SearchSpace:
@@ -270,6 +279,12 @@ def _conclude(planned: Sweep, where: Deployment, tracker: Tracker, outcome: Outc
         f"{best.tags.get('ctvr.split')} videos"
     )
     lines += [f"  {name} = {best.settings.get(name)}" for name in planned.space]
+    if planned.search.confirm:
+        listed = candidates(tracker, request.name, planned.unsearched(where.workers), planned.search)
+        say("\n".join(lines) if listed else "confirmation: the search has no complete trial but the recommended one")
+        again = f"ctvr sweep --resume {request.name}"
+        verdicts = confirm(request.name, listed, where, tracker, planned.search, again)
+        lines += [verdict.text for verdict in verdicts.values()]
     if request.seeds:
         lines.append(rerun(request.name, where, request.top, request.seeds, request.baselines, request.direction))
     return "\n".join(lines)
@@ -296,6 +311,8 @@ def _plan_text(planned: Sweep, room: Capacity, decoded: int, where: Deployment, 
         f"  trials     {trials}; {room.concurrent} at once",
         f"  resources  {resources_text(where, room)}",
         f"  searches   {', '.join(planned.space)} on {planned.experiment.evaluation.split} videos",
+        f"  sees       {sight_text(stream, planned.experiment.evaluation.split)}",
+        f"  confirms   {confirm_text(search)}",
         f"  presets    {', '.join(planned.experiment.presets) or 'paper'}; their values are tried first",
         f"  stream     recommends {recommended or 'nothing'}",
         f"  videos     {videos_text(decoded)}",
@@ -314,17 +331,6 @@ def _num_trials(planned: Sweep) -> int:
         return planned.search.trials
     _, param_space = search_algorithm(planned.search, planned.searched, len(planned.stream.tasks))
     return count_trials(planned.search, param_space)
-
-
-def schedule_text(search: SearchConfig) -> str:
-    """How trials are run and stopped."""
-    if not search.is_in_waves:
-        return "scheduler asha"
-    return f"scheduler {search.scheduler} in waves of {search.wave} (points that train the same model are one trial)"
-
-
-def videos_text(decoded: int) -> str:
-    return f"{decoded} decoded now, the rest was in the store" if decoded else "0 decoded: all are in the store"
 
 
 def _what_follows(request: SweepRequest) -> str:

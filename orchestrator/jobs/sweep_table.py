@@ -8,27 +8,17 @@ waiting. A row that fails does not end the table.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from orchestrator.config import Settings, build
 from orchestrator.console import say
 from orchestrator.errors import ConfigError, FailedRuns, Interrupted
+from orchestrator.jobs.again import RULES, Rerun, best_trials, over_seeds, used_seeds
+from orchestrator.jobs.announce import confirm_text, schedule_text, videos_text
+from orchestrator.jobs.confirm import CONFIRMS, candidates, confirm
 from orchestrator.jobs.deployment import Deployment, find_manifest
-from orchestrator.jobs.methods import default_presets
 from orchestrator.jobs.ready import make_all_ready, searched_splits
-from orchestrator.jobs.rerun import (
-    RULES,
-    Rerun,
-    best_trials,
-    last_value,
-    over_seeds,
-    run_again,
-    searched_tags,
-    unsearched_tags,
-    used_seeds,
-    winner,
-)
+from orchestrator.jobs.rerun import run_again, searched_tags, unsearched_tags
 from orchestrator.jobs.session import (
     check_machine,
     connected,
@@ -40,131 +30,20 @@ from orchestrator.jobs.session import (
     trial_plan,
 )
 from orchestrator.jobs.sweep import (
-    Sweep,
-    SweepRequest,
     check_new,
     close_search,
     flat_search,
-    plan_sweep,
-    refuse_seed,
-    schedule_text,
-    videos_text,
 )
-from orchestrator.learning.experiment import Experiment
-from orchestrator.learning.resolve import find, resolve
+from orchestrator.jobs.table_plan import PlannedRow, PlannedTable, TableRequest, plan_table, stream_names
+from orchestrator.jobs.verdict import Verdict, last_value, winner
 from orchestrator.on_ray.capacity import capacity
-from orchestrator.on_ray.plan import GAIN, MEAN, Capacity, Outcome, RowPlan, SearchConfig, TrialPlan, write_plan
+from orchestrator.on_ray.plan import Capacity, Outcome, RowPlan, TrialPlan, write_plan
 from orchestrator.on_ray.tune import can_resume, run_rows
-from orchestrator.streams.load import load_stream
-from orchestrator.streams.stream import Stream
 from orchestrator.tables.beside_paper import ROW, TABLE_NAME
-from orchestrator.tables.build import Direction
 from orchestrator.tables.marks import NOTES
-from orchestrator.tables.presets import TablePreset, TableRow, as_data, parse_preset
+from orchestrator.tables.presets import as_data, parse_preset
 from orchestrator.tracking.tracker import Tracker
-
-
-@dataclass(frozen=True)
-class TableRequest:
-    """What `ctvr sweep --preset TABLE` was asked for. Words of the command line are in the preset already."""
-
-    name: str
-    stream: str
-    preset: TablePreset
-    overrides: Settings  # of all rows
-    direction: Direction = "t2v"  # what the table shows
-
-
-@dataclass(frozen=True)
-class PlannedRow:
-    """A row that was checked."""
-
-    row: TableRow
-    experiment: Experiment  # of a trial, but for what is searched; of a rerun, where nothing is
-    sweep: Sweep | None  # None: not searched
-
-
-@dataclass(frozen=True)
-class PlannedTable:
-    """A request that was checked."""
-
-    request: TableRequest
-    stream: Stream
-    search: SearchConfig  # of no meaning where no row is searched
-    rows: tuple[PlannedRow, ...]
-
-    @property
-    def searched(self) -> list[PlannedRow]:
-        return [row for row in self.rows if row.sweep is not None]
-
-
-def plan_table(request: TableRequest, where: Deployment) -> PlannedTable:
-    """Check every row before anything starts.
-
-    Raises:
-        ConfigError: for whatever could not run; the message names the row.
-    """
-    preset = request.preset
-    if preset.seeds < 0:
-        raise ConfigError(f"--seeds: must be >= 0, got {preset.seeds}.")
-    trials = build(_Trials, {"trials": preset.search.get("trials", SearchConfig().trials)}, "search").trials
-    if not trials and not preset.seeds:
-        raise ConfigError("table: without trials and without seeds nothing is run. Write --seeds 3.")
-    refuse_seed(request.overrides)
-    search = build(SearchConfig, {**preset.search, "trials": trials or 1}, "search")
-    if search.searcher == "grid":
-        raise ConfigError("search.searcher: the rows of a table get equally many trials. Write tpe or random.")
-    places = where.places()
-    stream = load_stream(request.stream, places.root, places.videos)
-    if "metric" not in preset.search:  # one rule for all rows
-        search = replace(search, metric=MEAN if stream.protocol == "cvlm" else GAIN)
-    if preset.protocol not in {"any", stream.protocol}:
-        raise ConfigError(
-            f"--stream: {stream.name} is evaluated as {stream.protocol}, this table's rows are {preset.protocol} "
-            f"methods. Choose a stream such as {preset.stream}."
-        )
-    names = stream_names(stream)
-    if not any(row.is_for(names) for row in preset.rows):
-        raise ConfigError(f"--stream: none of the table's rows can run on {stream.name}. Choose {preset.stream}.")
-    rows = []
-    for row in preset.rows:
-        if not row.is_for(names):
-            continue
-        try:
-            rows.append(_plan_row(request, row, stream, search, bool(trials), where))
-        except ConfigError as error:
-            raise ConfigError(f"row {row.name}: {error}") from error
-    return PlannedTable(request, stream, search, tuple(rows))
-
-
-def stream_names(stream: Stream) -> list[str]:
-    """What a stream is called, and the published benchmark that it is."""
-    return [stream.name, *([stream.paper] if stream.paper else [])]
-
-
-@dataclass(frozen=True)
-class _Trials:
-    trials: int
-
-    def __post_init__(self) -> None:
-        if self.trials < 0:
-            raise ValueError(f"trials must be >= 0, got {self.trials}. 0 reruns the recommended presets alone.")
-
-
-def _plan_row(
-    request: TableRequest, row: TableRow, stream: Stream, search: SearchConfig, is_searched: bool, where: Deployment
-) -> PlannedRow:
-    find(row.method)
-    overrides = {**request.preset.settings_of(row, stream_names(stream)), **request.overrides}
-    if row.searched and is_searched:
-        asked = SweepRequest(
-            row.method, request.stream, f"{request.name}-{row.slug}", overrides, row.presets, asdict(search)
-        )
-        sweep = plan_sweep(asked, where)
-        return PlannedRow(row, sweep.experiment, sweep)
-    full = {**overrides, "method": row.method, "stream": request.stream, "workers": where.workers}
-    return PlannedRow(row, resolve(full, stream.settings, default_presets(row.method, stream, row.presets)), None)
-
+from orchestrator.tracking.values import RunRecord
 
 # ----------------------------------------------------------------------------------------------- running
 
@@ -257,33 +136,28 @@ def _row_plan(row: PlannedRow, plan: TrialPlan, stream: str, table: PlannedTable
 def _conclude(
     planned: PlannedTable, outcomes: Mapping[str, Outcome], where: Deployment, tracker: Tracker, parent: str
 ) -> str:
-    """What the searches found, then the rerun of all rows and their table."""
-    request, metric = planned.request, planned.search.metric
-    lines, runs, failed, searched = [], [], [], []
-    for place, row in enumerate(planned.rows):
-        tags = {"ctvr.place": f"{place:03d}", "ctvr.table": request.preset.title}
-        tags |= {ROW: row.row.name} | ({TABLE_NAME: request.preset.name} if request.preset.name else {})
-        tags |= {"ctvr.note": NOTES.join(row.row.notes)} if row.row.notes else {}
-        experiment = row.experiment
-        if row.sweep is not None:
-            outcome, name = outcomes[row.row.name], row.sweep.request.name
-            searched.append(name)
-            found = f"{outcome.complete} complete, {outcome.stopped} stopped early, {outcome.failed} failed"
-            if not outcome.complete:
-                failed.append(row.row.name)
-                lines.append(f"{row.row.name}: {found}; no trial is complete, so there is no winner")
-                continue
-            best = best_trials(tracker, name, 1)[0]
-            experiment = winner(best)
-            lines.append(f"{row.row.name}: {found}; best {RULES.get(metric, metric)} {last_value(best, metric):+.2f}")
-            tags |= searched_tags(experiment.name, tracker.find_runs(sweep=name), metric)
+    """What the searches found and what was confirmed, then the rerun of all rows and their table."""
+    lines, failed, best = [], [], {}
+    for row in planned.searched:
+        assert row.sweep is not None
+        outcome, name = outcomes[row.row.name], row.sweep.request.name
+        found = f"{outcome.complete} complete, {outcome.stopped} stopped early, {outcome.failed} failed"
+        if outcome.complete:
+            best[name] = best_trials(tracker, name, 1)[0]
+            value = f"{last_value(best[name], planned.search.metric):+.2f}"
+            found += f"; best {RULES.get(planned.search.metric, planned.search.metric)} {value}"
         else:
-            tags |= unsearched_tags(experiment.name)
-        runs.append(Rerun(experiment, tags))
+            failed.append(row.row.name)
+            found += "; no trial is complete, so there is no winner"
+        lines.append(f"{row.row.name}: {found}")
     say("\n".join(lines))
-    used = frozenset[int]().union(*(used_seeds(tracker.find_runs(sweep=name)) for name in searched))
     try:
-        text = _rerun(planned, over_seeds(runs, request.preset.seeds, where.workers, used), where, tracker)
+        verdicts = _confirm(planned, best, where, tracker)
+        lines += [f"{verdict.sweep}: {verdict.text}" for verdict in verdicts.values()]
+        runs = [_rerun_of(planned, place, best, verdicts, tracker) for place in range(len(planned.rows))]
+        used = _used(planned, tracker)
+        seeds = planned.request.preset.seeds
+        text = _rerun(planned, over_seeds([run for run in runs if run], seeds, where.workers, used), where, tracker)
     except (FailedRuns, Interrupted) as error:
         tracker.close(parent, "KILLED" if isinstance(error, Interrupted) else "FAILED")
         raise type(error)("\n".join([str(error), *_failures(failed)])) from None
@@ -291,6 +165,58 @@ def _conclude(
     if failed:
         raise FailedRuns("\n".join([text, *_failures(failed)]))
     return "\n".join([*lines, text])
+
+
+def _confirm(
+    planned: PlannedTable, best: Mapping[str, RunRecord], where: Deployment, tracker: Tracker
+) -> dict[str, Verdict]:
+    """Of every row with a winner, in one list of runs: the best trials and the recommended settings."""
+    name, search = planned.request.name, planned.search
+    listed = []
+    for row in planned.searched:
+        if search.confirm and row.sweep is not None and row.sweep.request.name in best:
+            listed += candidates(tracker, row.sweep.request.name, row.sweep.unsearched(where.workers), search)
+    return confirm(name, listed, where, tracker, search, f"ctvr sweep --resume {name}")
+
+
+def _rerun_of(
+    planned: PlannedTable,
+    place: int,
+    best: Mapping[str, RunRecord],
+    verdicts: Mapping[str, Verdict],
+    tracker: Tracker,
+) -> Rerun | None:
+    """A row as it is rerun: its winner, or the recommended settings where they kept their place; None without one."""
+    row = planned.rows[place]
+    tags = {"ctvr.place": f"{place:03d}", "ctvr.table": planned.request.preset.title}
+    preset = planned.request.preset
+    tags |= {ROW: row.row.name} | ({TABLE_NAME: preset.name} if preset.name else {})
+    notes, experiment = list(row.row.notes), row.experiment
+    if row.sweep is None:
+        more = unsearched_tags(experiment.name)
+    elif (name := row.sweep.request.name) not in best:
+        return None
+    else:
+        verdict, trials = verdicts.get(name), tracker.find_runs(sweep=name)
+        experiment = verdict.chosen if verdict else winner(best[name])
+        more = searched_tags(experiment.name, trials, planned.search.metric)
+        if verdict:
+            notes.append(verdict.note)
+        if verdict and not verdict.is_confirmed:
+            more = unsearched_tags(experiment.name)
+            notes[-1] = f"the recommended settings; the best of {len(trials)} trials is {verdict.note}"
+    tags |= {"ctvr.note": NOTES.join(notes)} if notes else {}
+    return Rerun(experiment, tags | more)
+
+
+def _used(planned: PlannedTable, tracker: Tracker) -> frozenset[int]:
+    """Every seed that a trial or a confirmation had."""
+    found = frozenset[int]()
+    for row in planned.searched:
+        assert row.sweep is not None
+        name = row.sweep.request.name
+        found |= used_seeds([*tracker.find_runs(sweep=name), *tracker.find_runs(tags={CONFIRMS: name})])
+    return found
 
 
 def _rerun(planned: PlannedTable, runs: list[Rerun], where: Deployment, tracker: Tracker) -> str:
@@ -326,6 +252,7 @@ def _plan_text(planned: PlannedTable, room: Capacity, decoded: int, where: Deplo
         f"  presets    {', '.join(unsearched) or 'no row'} (not searched)",
         f"  trials     {budget}",
         f"  chosen by  {RULES.get(search.metric, search.metric)} on {split} videos",
+        f"  confirms   {confirm_text(search) if searched else 'nothing is searched'}",
         f"  then       all rows over {request.preset.seeds} seeds on test videos: {len(runs)} runs in one rerun",
         f"  resources  {resources_text(where, room)}",
         f"  videos     {videos_text(decoded)}",

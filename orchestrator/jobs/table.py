@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import lru_cache
 
 from orchestrator.config import Settings
 from orchestrator.errors import ConfigError
 from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.verdict import CHOICE, gained
 from orchestrator.learning.resolve import presets_of, resolve, with_recipe
 from orchestrator.tables.beside_paper import ROW, TABLE_NAME, PaperRun
 from orchestrator.tables.build import Direction, build
@@ -15,6 +17,7 @@ from orchestrator.tables.differences import of_benchmark
 from orchestrator.tables.formats import to_markdown
 from orchestrator.tables.marks import method_of
 from orchestrator.tables.paper_numbers import PublishedRow, published_rows, row_of
+from orchestrator.tables.significance import read_ranks
 from orchestrator.tables.write import write
 from orchestrator.tracking.values import RunRecord
 
@@ -28,6 +31,9 @@ def table(where: Deployment, sweep: str | None = None, stream: str | None = None
             f"table: no runs of {sweep or stream!r} in {tracker.uri.split('@')[-1]}. `ctvr ui` lists them."
         )
     made = build(tracker, runs, papers_of, direction)
+    ranks = {run.run_id: found for run in runs if run.tags.get(CHOICE) and (found := read_ranks(tracker, run.run_id))}
+    notes = gained(runs, ranks) if sweep is not None else []
+    made = [replace(each, notes=(*notes, *each.notes)) for each in made]
     folder = where.runs.resolve() / "tables" / (sweep or stream or "all")
     files = write(made, folder)
     return f"{to_markdown(made)}\n\nwritten: {', '.join(str(file) for file in files)}"

@@ -757,11 +757,65 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "a trial is compared with itself",
         ),
     ],
-    "orchestrator/jobs/rerun.py": [
+    "orchestrator/jobs/again.py": [
         (
             'return rank, run.tags.get(NUMBER, "~") + settings',
             "return rank, settings",
             "of equal winners not the first that was suggested",
+            "tests/orchestrator/jobs/test_rerun.py",
+        ),
+        (
+            "return list(itertools.islice((seed for seed in itertools.count(first) if seed not in used), count))",
+            "return list(itertools.islice(itertools.count(first), count))",
+            "a rerun has seeds that a trial had",
+            "tests/orchestrator/jobs/test_rerun.py",
+        ),
+    ],
+    "orchestrator/jobs/rerun.py": [
+        (
+            "return over_seeds(found, seeds, workers, used_seeds([*trials, *confirmation]))",
+            "return over_seeds(found, seeds, workers, used_seeds(trials))",
+            "a rerun has seeds that the confirmation had",
+            "tests/orchestrator/jobs/test_confirm.py",
+        ),
+    ],
+    "orchestrator/jobs/confirm.py": [
+        (
+            "seeds = fresh_seeds(search.confirm_seeds, used, FIRST_CONFIRMATION)",
+            "seeds = fresh_seeds(search.confirm_seeds, used)",
+            "a confirmation takes the seeds of the rerun",
+        ),
+        (
+            "known = {digest_of(recommended.settings)}",
+            "known = set[str]()",
+            "the recommended settings challenge themselves",
+        ),
+    ],
+    "orchestrator/jobs/verdict.py": [
+        (
+            "winning = [better * each.value > 0 and each.p < LEVEL for each in corrected]",
+            "winning = [each.p < LEVEL for each in corrected]",
+            "a worse challenger wins",
+        ),
+        (
+            "winning = [better * each.value > 0 and each.p < LEVEL for each in corrected]",
+            "winning = [better * each.value > 0 for each in corrected]",
+            "any difference confirms",
+        ),
+        (
+            "corrected = [replace(each, p=p) for each, p in zip(seen, holm([each.p for each in seen]))]",
+            "corrected = list(seen)",
+            "many challengers are not corrected for",
+        ),
+        (
+            "independent = min(queries, videos)",
+            "independent = queries",
+            "captions of one video show small differences",
+        ),
+        (
+            "return (seen.high - seen.low) / 2 * _beyond()",
+            "return (seen.high - seen.low) / 2",
+            "half of the differences are overlooked",
         ),
     ],
 }

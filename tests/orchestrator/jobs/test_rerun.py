@@ -10,24 +10,20 @@ import pytest
 
 from orchestrator.errors import ConfigError
 from orchestrator.jobs import rerun as rerun_job
+from orchestrator.jobs.again import Rerun, best_trials, not_complete, over_seeds
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.rerun import (
     OVERRIDES,
-    Rerun,
-    _as_given,
     baseline,
     baseline_rows,
     beside_winners,
-    best_trials,
     common,
-    not_complete,
-    over_seeds,
     rerun,
     searched_tags,
-    trains,
-    winner,
 )
+from orchestrator.jobs.verdict import _as_given, winner
 from orchestrator.learning.resolve import resolve
+from orchestrator.learning.run import trains
 from orchestrator.on_ray.plan import GAIN, label_of
 from orchestrator.on_ray.wave_search import NUMBER
 from orchestrator.streams.load import load_stream

@@ -13,8 +13,16 @@ from orchestrator.jobs import session
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.resume import resume
 from orchestrator.jobs.session import trial_plan
-from orchestrator.jobs.sweep import SweepRequest, _conclude, _num_trials, plan_sweep, read_request, sweep
-from orchestrator.on_ray.plan import GAIN, Outcome, write_plan
+from orchestrator.jobs.sweep import (
+    SweepRequest,
+    _conclude,
+    _num_trials,
+    _plan_text,
+    plan_sweep,
+    read_request,
+    sweep,
+)
+from orchestrator.on_ray.plan import GAIN, Capacity, Outcome, write_plan
 from orchestrator.tracking.tracker import Tracker
 from tests.small_stream import write_stream
 
@@ -160,7 +168,8 @@ def test_a_request_of_another_version_is_refused_in_one_line():
 
 
 def test_a_finished_sweep_waits_for_mlflow_and_says_what_to_do_where_it_stays_away(few, where, monkeypatch):
-    planned, outcome = plan_sweep(request(few), where), Outcome(2, 2, 0, 0, 0, 9.0)
+    planned = plan_sweep(request(few, search={"confirm": 0}), where)
+    outcome = Outcome(2, 2, 0, 0, 0, 9.0)
     tracker = where.tracker("small")
     parent = tracker.open_sweep("s", "small", {}, {})
     run = tracker.open_run("small", "a", {"method.lr": 1}, parent, {"ctvr.complete": "true"})
@@ -207,3 +216,21 @@ def test_more_blocks_than_the_tower_has_are_not_searched(few, where):
     assert planned.recommended["method.ffa_layers"] == 4  # 10 are all of them
     asked = plan_sweep(request(few, method="framefusion_moe", space=("method.ffa_layers=3,4,12",)), where)
     assert asked.space["method.ffa_layers"].categories == [3, 4]
+
+
+def test_what_is_confirmed_and_what_the_videos_can_show_is_said_before(few, where):
+    planned = plan_sweep(request(few), where)
+    text = _plan_text(planned, Capacity(2, 0, 2), 0, replace(where, gpus_per_trial=0), where.tracker("small"))
+    assert "the best 2 and the recommended settings over 3 fresh seeds on the same videos" in text
+    assert "by 2 queries of 2 val videos in 2 tasks" in text
+    off = plan_sweep(request(few, search={"confirm": 0, "scheduler": "asha"}), where)
+    text = _plan_text(off, Capacity(2, 0, 2), 0, replace(where, gpus_per_trial=0), where.tracker("small"))
+    assert "confirms   nothing: the best trial is believed" in text
+    assert "8 by tpe, scheduler asha; 2 at once" in text
+
+
+def test_the_unsearched_candidate_is_the_searchs_first_trial(few, where):
+    planned = plan_sweep(request(few, method="framefusion_moe"), where)
+    unsearched = planned.unsearched(1)
+    assert unsearched.settings == {**planned.experiment.settings, "method.ffa_layers": 4}  # 10 are all four of them
+    assert unsearched.evaluation.split == "val"

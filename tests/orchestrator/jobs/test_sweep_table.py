@@ -10,12 +10,16 @@ import pytest
 
 from orchestrator.errors import ConfigError, FailedRuns, Interrupted
 from orchestrator.jobs import sweep_table as table_jobs
+from orchestrator.jobs.confirm import CONFIRMS
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.resume import resume
 from orchestrator.jobs.session import trial_plan
 from orchestrator.jobs.sweep_table import PlannedTable, TableRequest, plan_table, sweep_table
+from orchestrator.jobs.verdict import Verdict
+from orchestrator.learning.resolve import resolve
 from orchestrator.on_ray.plan import GAIN, Capacity, Outcome, read_plan, write_plan
 from orchestrator.tables.presets import TablePreset, as_data, parse_preset
+from orchestrator.tables.table import Difference
 from orchestrator.tracking.tracker import Tracker
 from tests.small_stream import write_stream
 
@@ -33,7 +37,14 @@ def where(tmp_path: Path) -> Deployment:
 
 
 def preset(**more: object) -> TablePreset:
-    data = {"title": "T", "protocol": "ctvr", "stream": "shapes-5", "rows": ROWS, "seeds": 2, "search": {"trials": 3}}
+    data = {
+        "title": "T",
+        "protocol": "ctvr",
+        "stream": "shapes-5",
+        "rows": ROWS,
+        "seeds": 2,
+        "search": {"trials": 3, "confirm": 0},
+    }
     return parse_preset({**data, **more})
 
 
@@ -111,6 +122,7 @@ def test_what_will_happen_is_said_before(few, where):
     assert "searched   clip4clip, tvr_plus_cl" in text
     assert "zero_shot (not searched)" in text
     assert "3 for each row, 6 in all, by tpe, scheduler halving in waves of 8 (points that train" in text
+    assert "confirms   nothing: the best trial is believed" in text
     assert "chosen by  R@1 gain over zero-shot on val videos" in text
     assert "all rows over 2 seeds on test videos: 5 runs in one rerun" in text
     cheap = plan_table(request(few, preset(search={"trials": 0})), where)
@@ -185,6 +197,45 @@ def test_all_winners_and_seeds_are_one_rerun(few, where, reruns):
     found = tracker.find_sweep("t")
     assert found is not None
     assert found.status == "FINISHED"
+
+
+def verdict_of(planned: PlannedTable, row: int, is_confirmed: bool) -> Verdict:
+    experiment = planned.rows[row].experiment
+    best = resolve({**experiment.settings, "optim.weight_decay": 0.1}, None, experiment.presets)
+    name = planned.rows[row].sweep.request.name
+    return Verdict(name, experiment, best, "trial", is_confirmed, Difference(4.0, 1.0, 7.0, 0.01), 1, 3, 4.5)
+
+
+def test_a_row_is_rerun_as_it_was_confirmed_over_seeds_that_no_confirmation_had(few, where, reruns, monkeypatch):
+    planned = plan_table(request(few, preset(search={"trials": 3, "confirm": 1})), where)
+    tracker, parent = searched(planned, where, {"clip4clip": [1.0, 3.0], "tvr_plus_cl": [0.5, 1.5]})
+    asked: list = []
+
+    def confirm(name, listed, where, tracker, search, again):
+        asked.extend(listed)
+        made = tracker.open_sweep("t-confirm", "small", {})
+        tracker.open_run("small", "c", {"seed": 2}, made, {CONFIRMS: "t-clip4clip"})
+        verdicts = [verdict_of(planned, 1, True), verdict_of(planned, 2, False)]
+        return {verdict.sweep: verdict for verdict in verdicts}
+
+    monkeypatch.setattr(table_jobs, "confirm", confirm)
+    text = table_jobs._conclude(planned, {"clip4clip": outcome(2), "tvr_plus_cl": outcome(2)}, where, tracker, parent)
+    assert [(each.sweep, each.name) for each in asked] == [
+        ("t-clip4clip", "recommended"),
+        ("t-clip4clip", "clip4clip-1"),
+        ("t-tvr_plus_cl", "recommended"),
+        ("t-tvr_plus_cl", "tvr_plus_cl-1"),
+    ]
+    ((_, runs, *_),) = reruns
+    assert [run.experiment.run.seed for run in runs[1:]] == [1, 3, 1, 3]
+    assert [run.experiment.optim.weight_decay for run in (runs[1], runs[3])] == [
+        0.1,
+        planned.rows[2].experiment.optim.weight_decay,
+    ]
+    assert (runs[1].tags["ctvr.searched"], runs[3].tags["ctvr.searched"]) == ("clip4clip:2", "tvr_plus_cl:0")
+    assert runs[1].tags["ctvr.note"].startswith("confirmed; against them 4.00 [1.00, 7.00] p=0.010* on validation")
+    assert "a | b | the recommended settings; the best of 2 trials is NOT confirmed" in runs[3].tags["ctvr.note"]
+    assert "t-clip4clip: confirmation: trial against the recommended settings: 4.00" in text
 
 
 def test_a_row_without_a_winner_does_not_end_the_table_and_is_said_in_the_end(few, where, reruns):

@@ -1,0 +1,144 @@
+"""A winner is confirmed before it is believed.
+
+The best of many trials is partly the luckiest: one seed, on the videos that it was chosen by. So the best few and the
+recommended settings run again on *validation* videos, over seeds that neither the trials had nor the rerun on test
+videos will have. The recommendation keeps its place unless a challenger wins (verdict.py).
+
+Everything is read back from MLflow (tags `ctvr.confirmation` of the sweep, `ctvr.confirms` and `ctvr.candidate` of the
+runs), so that `ctvr rerun` knows it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from orchestrator.config import Settings
+from orchestrator.console import say
+from orchestrator.digests import digest_of
+from orchestrator.errors import FailedRuns
+from orchestrator.jobs.again import (
+    FIRST_CONFIRMATION,
+    Rerun,
+    best_trials,
+    fresh_seeds,
+    not_complete,
+    run_all,
+    selection,
+    used_seeds,
+)
+from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.session import connected, interruptible, send_waiting, trial_plan
+from orchestrator.jobs.verdict import RECOMMENDED, Verdict, judge, winner
+from orchestrator.learning.experiment import Experiment
+from orchestrator.learning.resolve import resolve
+from orchestrator.learning.run import trains
+from orchestrator.on_ray.plan import GAIN, SearchConfig
+from orchestrator.tables.significance import read_ranks
+from orchestrator.tracking.tracker import Tracker
+from orchestrator.tracking.values import RunRecord
+
+CONFIRMS = "ctvr.confirms"  # tag of a confirmation's runs: the sweep
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What is confirmed: the recommended settings, or a trial."""
+
+    sweep: str
+    name: str  # RECOMMENDED, or the trial's
+    experiment: Experiment
+
+    def runs(self, seeds: Sequence[int], workers: int) -> list[Rerun]:
+        tags = {CONFIRMS: self.sweep, "ctvr.candidate": self.name}
+        settings = self.experiment.settings
+        made = [
+            resolve({**settings, "seed": seed, "workers": workers}, None, self.experiment.presets)
+            for seed in (seeds if trains(self.experiment) else seeds[:1])
+        ]
+        return [Rerun(each, tags) for each in made]
+
+
+# ----------------------------------------------------------------------------------------------- candidates
+
+
+def candidates(tracker: Tracker, sweep_name: str, recommended: Experiment, search: SearchConfig) -> list[Candidate]:
+    """The recommended settings, then the best trials of a search that are others; nothing if there is no other."""
+    found = [Candidate(sweep_name, RECOMMENDED, recommended)]
+    known = {digest_of(recommended.settings)}
+    for run in best_trials(tracker, sweep_name, None):
+        experiment = winner(run)
+        if len(found) <= search.confirm and (digest := digest_of(experiment.settings)) not in known:
+            known.add(digest)
+            found.append(Candidate(sweep_name, run.name, experiment))
+    return found if len(found) > 1 else []
+
+
+def confirm(
+    name: str, listed: Sequence[Candidate], where: Deployment, tracker: Tracker, search: SearchConfig, again: str
+) -> dict[str, Verdict]:
+    """Run candidates of one search, or of all rows of a table, over fresh seeds on validation videos.
+
+    Args:
+        name: of the sweep or table.
+        listed: of every search the recommended settings and its challengers.
+        again: the command that goes on after an interruption; what is complete is not run again.
+
+    Returns:
+        Sweep -> verdict; searches whose recommended settings or challengers all failed are missing.
+    """
+    if not listed:
+        return {}
+    sweeps = list(dict.fromkeys(candidate.sweep for candidate in listed))
+    used = frozenset[int]().union(*(used_seeds(tracker.find_runs(sweep=sweep)) for sweep in sweeps))
+    seeds = fresh_seeds(search.confirm_seeds, used, FIRST_CONFIRMATION)
+    runs = list({run.label: run for each in listed for run in each.runs(seeds, where.workers)}.values())
+    parent_name = f"{name}-confirm-{digest_of([[run.tags, run.experiment.settings] for run in runs])[:6]}"
+    stream = listed[0].experiment.run.stream
+    settings: Settings = {"confirms": name, "seeds": ",".join(map(str, seeds)), "candidates": len(listed)}
+    stream_name = str(next(iter(tracker.find_runs(sweep=sweeps[0]))).tags.get("ctvr.stream", stream))
+    parent = tracker.open_sweep(parent_name, stream_name, settings, {"ctvr.role": "confirmation"})
+    with interruptible(f"confirmation {parent_name}", again, where, tracker, [parent]):
+        left = not_complete(runs, parent_name, tracker)
+        say(f"confirmation {parent_name}: {len(runs)} runs, {len(runs) - len(left)} of them complete already")
+        failed = 0
+        if left:
+            with connected(where, tracker) as there:
+                plan = replace(trial_plan(there, parent_name, tracker), parent=parent)
+                plan = replace(plan, tags={"ctvr.role": "confirmation"})
+                failed = run_all(plan, left, _num_tasks(tracker, sweeps[0]), there)
+    tracker.close(parent, "FAILED" if failed else "FINISHED")
+    if waiting := send_waiting(tracker):
+        raise FailedRuns(
+            f"{waiting} records wait because MLflow does not answer, so nothing is confirmed. Start it again, then: "
+            f"ctvr sync; {again}"
+        )
+    for sweep in sweeps:
+        if found := tracker.find_sweep(sweep):
+            tracker.set_tags(found.run_id, {"ctvr.confirmation": parent_name})
+    verdicts = {sweep: read_verdict(tracker, sweep) for sweep in sweeps}
+    return {sweep: verdict for sweep, verdict in verdicts.items() if verdict is not None}
+
+
+def _num_tasks(tracker: Tracker, sweep: str) -> int:
+    return max(len(run.metrics.get(GAIN, [])) for run in tracker.find_runs(sweep=sweep))
+
+
+# ----------------------------------------------------------------------------------------------- the verdict
+
+
+def read_verdict(tracker: Tracker, sweep_name: str) -> Verdict | None:
+    """What the confirmation of a sweep says, as MLflow has it; None where there was none, or it failed."""
+    sweep = tracker.find_sweep(sweep_name)
+    if sweep is None or "ctvr.confirmation" not in sweep.tags:
+        return None
+    tags = {"ctvr.complete": "true", CONFIRMS: sweep_name}
+    groups: dict[str, list[RunRecord]] = {}
+    for run in tracker.find_runs(sweep=sweep.tags["ctvr.confirmation"], tags=tags):
+        groups.setdefault(run.tags["ctvr.candidate"], []).append(run)
+    if RECOMMENDED not in groups or len(groups) < 2:
+        return None
+    runs = [run for group in groups.values() for run in group]
+    ranks = {run.run_id: found for run in runs if (found := read_ranks(tracker, run.run_id))}
+    order = [run.name for run in best_trials(tracker, sweep_name, None)]
+    return judge(sweep_name, groups, ranks, selection(sweep), order)
