@@ -12,13 +12,12 @@ import torch
 from open_clip.tokenizer import SimpleTokenizer
 from torch import Tensor, nn
 
+from methods.backbone.architectures import TINY, TINY_FOLDER
 from methods.backbone.clip import Clip
 from methods.backbone.weights import read_weights
 from methods.paths import named_path
 
 VERSION: str = open_clip.__version__  # of the library that defines the towers
-TINY = "tiny-clip"
-TINY_FOLDER = Path(__file__).parent / "tiny_clip"
 
 
 def load_backbone(name: str, weights: str = "openai", seed: int = 0, sha256: str = "") -> Clip:

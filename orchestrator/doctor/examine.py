@@ -5,10 +5,8 @@ Nothing is decoded, rendered or trained here, and neither torch nor Ray is impor
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import re
 import shutil
 import tempfile
 import threading
@@ -19,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from methods.backbone.architectures import image_size
 from orchestrator.digests import cache_folder, source_digest
 from orchestrator.doctor import machine, network, records
 from orchestrator.doctor.findings import Finding, listed
@@ -139,16 +138,8 @@ def frame_bytes(stream: Stream) -> int:
     """Bytes of a stream's decoded frames: videos x frames x size x size x 3."""
     settings = stream.settings
     videos = sum(len(getattr(task, split)) for task in stream.tasks for split in SPLITS)
-    size = settings.get("data.image_size") or _image_size(str(settings.get("backbone.name", "")))
+    size = settings.get("data.image_size") or image_size(str(settings.get("backbone.name", ""))) or IMAGE_SIZE
     return videos * int(settings.get("data.num_frames", NUM_FRAMES)) * int(size) ** 2 * 3
-
-
-def _image_size(backbone: str) -> int:
-    if backbone == "tiny-clip":
-        file = Path(__file__).parents[2] / "methods" / "backbone" / "tiny_clip" / "config.json"
-        return int(json.loads(file.read_text())["model"]["vision_cfg"]["image_size"])
-    named = re.search(r"-(\d{3})(?:-|$)", backbone)  # ViT-L-14-336
-    return int(named.group(1)) if named else IMAGE_SIZE
 
 
 def _disk(place: Examined) -> Iterator[Finding]:

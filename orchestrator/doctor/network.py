@@ -12,13 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.doctor.findings import Finding, Level
+from orchestrator.on_ray.files import cluster_file, token_file
 
 PORTS = {8265: "Ray's dashboard", 6379: "Ray's control service", 10001: "Ray's client server", 5000: "MLflow"}
-
-
-def ray_file() -> Path:
-    """Where Ray notes the address of the cluster that this machine is part of."""
-    return Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
 
 
 def _answers(address: str) -> bool:
@@ -35,7 +31,7 @@ def _answers(address: str) -> bool:
 
 def cluster_address() -> str:
     """The address in Ray's file of this machine's cluster; empty if there is none."""
-    file = ray_file()
+    file = cluster_file()
     return file.read_text().strip() if file.is_file() else ""
 
 
@@ -52,8 +48,8 @@ def ray_state() -> Iterator[Finding]:
         yield Finding("error", "Ray", f"nothing answers at RAY_ADDRESS={wanted}", remedy)
     if known and not _answers(known):
         level: Level = "error" if wanted == "auto" else "warning"
-        text = f"{ray_file()} names the cluster {known}, which no longer answers"
-        yield Finding(level, "Ray", text, f"`ray stop`, or remove the file: rm {ray_file()}")
+        text = f"{cluster_file()} names the cluster {known}, which no longer answers"
+        yield Finding(level, "Ray", text, f"`ray stop`, or remove the file: rm {cluster_file()}")
         known = ""
     if joins or known:
         yield from _token()
@@ -63,15 +59,11 @@ def ray_state() -> Iterator[Finding]:
 
 def _uses_token() -> bool:
     mode = os.environ.get("RAY_AUTH_MODE")
-    return mode == "token" or (mode is None and _token_file().is_file())
-
-
-def _token_file() -> Path:
-    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token").expanduser()
+    return mode == "token" or (mode is None and token_file().is_file())
 
 
 def _token() -> Iterator[Finding]:
-    file = _token_file()
+    file = token_file()
     secret = "RAY_AUTH_MODE=token on every node, with one ~/.ray/auth_token (`bash cluster/setup.sh secrets`)"
     if not _uses_token():
         text = "the cluster asks for no token: whoever reaches its ports can run commands as you"

@@ -12,13 +12,13 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import ray
 
 from orchestrator.errors import ConfigError
 from orchestrator.on_ray.capacity import ask_for_room, fit_count
+from orchestrator.on_ray.files import cluster_file, token_file
 from orchestrator.on_ray.internals import bind_to_loopback
 from orchestrator.on_ray.nodes import await_nodes, await_sources
 from orchestrator.on_ray.plan import TrialPlan
@@ -101,7 +101,7 @@ def connect(address: str | None = None, local_cpus: int | None = None) -> bool:
 
 
 def _wanted(address: str | None) -> str:
-    return address or os.environ.get("RAY_ADDRESS") or ("auto" if _is_cluster_node() else "local")
+    return address or os.environ.get("RAY_ADDRESS") or ("auto" if cluster_file().is_file() else "local")
 
 
 def _quiet() -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool
 def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 3) -> None:
     """Start a cluster on this machine. Ray gives itself 30 s, too little where all processors are busy."""
     bind_to_loopback(True)
-    if not _token_file().is_file():  # Ray asks for a token by itself, and would write a new one into the home folder
+    if not token_file().is_file():  # Ray asks for a token by itself, and would write a new one into the home folder
         os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
     for attempt in range(1, attempts + 1):
         port = _free_port()
@@ -154,16 +154,8 @@ def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 
             raise
 
 
-def _token_file() -> Path:
-    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token").expanduser()
-
-
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
-def _is_cluster_node() -> bool:
-    return Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster").is_file()
 
 
 def _free_port() -> int:

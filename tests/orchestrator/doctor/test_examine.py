@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -175,6 +176,9 @@ def test_the_disk_must_hold_the_frames_of_the_stream(runs, monkeypatch):
     stream = doctor.load_stream(path, runs)
     assert doctor.frame_bytes(stream) == 6 * 4 * 64 * 64 * 3
     assert about(look(runs, stream=str(path)), "disk")[0].text.endswith("take up to 0.00029 GB")
+    for name, size in (("ViT-L-14-336", 336), ("RN50x4", 288), ("nobody's", 224)):
+        settings = {"backbone.name": name, "data.num_frames": 4}
+        assert doctor.frame_bytes(replace(stream, settings=settings)) == 6 * 4 * size**2 * 3
     monkeypatch.setattr(doctor, "frame_bytes", lambda stream: 10**18)
     assert about(look(runs, stream=str(path)), "disk", "warning")
     monkeypatch.setattr(doctor, "NO_DISK", 10**18)
@@ -207,7 +211,7 @@ def test_a_clock_that_disagrees_with_the_file_server_is_found(runs, monkeypatch)
 
 def test_the_file_of_a_dead_cluster_is_found(runs):
     assert "starts one" in about(look(runs), "Ray", "ok")[0].text
-    file = network.ray_file()
+    file = network.cluster_file()
     file.parent.mkdir(parents=True)
     file.write_text("127.0.0.1:9")
     stale = about(look(runs), "Ray")
