@@ -23,15 +23,13 @@ sweep: $(READY)  ## the main job on the embedded stream: search, rerun over seed
 
 # Tests run in children of pytest's own process, which loads no package: see tests/conftest.py.
 WORKERS ?= 2
-PYTEST  := $(BIN)/python -m pytest --dist loadfile
-ON_RAY  := tests/orchestrator/on_ray
+PYTEST  := $(BIN)/python -m pytest --dist worksteal
 test: $(READY)  ## quick tests (WORKERS=2 processes)
 	$(PYTEST) -n $(WORKERS) -m "not slow" $(ARGS)
 
-test-all: $(READY)  ## all tests: the quick ones, the slow ones, then those that run Ray in one process
-	$(PYTEST) -n $(WORKERS) -m "not slow" --durations=25 $(ARGS)
-	$(PYTEST) -n $(WORKERS) -m "slow and not fault" --ignore $(ON_RAY) --durations=25 $(ARGS)
-	$(PYTEST) -n 1 -m "slow and not fault" --durations=25 $(ARGS) $(ON_RAY)
+test-all: $(READY)  ## all tests: the quick and slow ones, then those that run Ray in one process
+	$(PYTEST) -n $(WORKERS) -m "not ray and not fault" --durations=25 $(ARGS)
+	$(PYTEST) -n 1 -m "ray and not fault" --durations=25 $(ARGS) tests/orchestrator/on_ray
 
 test-faults: $(READY)  ## kill a sweep on Ray, over and over, and lose a node; on an otherwise idle machine
 	$(PYTEST) -n 1 -m fault $(ARGS) tests/faults/test_node_loss.py tests/chaos/test_sweeps.py tests/cluster/test_three_hosts.py

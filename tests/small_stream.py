@@ -31,20 +31,20 @@ def write_clip(path: Path, colour: tuple[int, int, int], seed: int) -> None:
         file.mux(stream.encode())
 
 
-def write_stream(folder: Path, num_tasks: int = 3, train: int = 4, searched: int = 3) -> Path:
-    """A manifest `small.json` with its videos: one colour a task, a validation and a test split.
+def write_stream(folder: Path, num_tasks: int = 3, train: int = 4, searched: int = 3, has_val: bool = True) -> Path:
+    """A manifest `small.json` with its videos: one colour a task, a test split and, if it `has_val`, a validation one.
 
     They are written in a child: FFmpeg is not loaded here, where Ray may run.
     """
-    return Path(apart(_write_stream, folder, num_tasks, train, searched))
+    return Path(apart(_write_stream, folder, num_tasks, {"train": train, "val": searched * has_val, "test": searched}))
 
 
-def _write_stream(folder: Path, num_tasks: int, train: int, searched: int) -> Path:
+def _write_stream(folder: Path, num_tasks: int, videos: dict[str, int]) -> Path:
     (folder / "videos").mkdir(parents=True, exist_ok=True)
     tasks = []
     for index, (name, colour) in enumerate(list(COLOURS.items())[:num_tasks]):
         task: dict[str, object] = {"name": f"task_{index + 1:02d}", "categories": [name]}
-        for split, count in (("train", train), ("val", searched), ("test", searched)):
+        for split, count in videos.items():
             items = []
             for number in range(count):
                 video = f"{name}_{split}_{number}"

@@ -22,6 +22,7 @@ from orchestrator.store.store import Store
 from tests.chaos.faults import WHENS
 from tests.chaos.life import (
     TASKS,
+    VIDEOS,
     Kill,
     Points,
     Story,
@@ -37,8 +38,8 @@ from tests.chaos.life import (
     run_child,
     stored_metrics,
     waiting_metrics,
-    write_stream,
 )
+from tests.small_stream import write_stream
 
 METHODS = ("framefusion_moe", "vr_lwf", "bmu_moco")  # experts that are added; a teacher and a memory; queues
 MOST_KILLS = 4  # in one story: the third hits a recovery from a recovery
@@ -77,7 +78,7 @@ class Engine:
 
     def __init__(self, folder: Path, seed: int, methods: tuple[str, ...]) -> None:
         self.folder, self.seed, self.methods = folder, seed, methods
-        self.manifest = folder / "stream.json"
+        self.manifest = folder / "small.json"
         self.unbroken: dict[str, Unbroken] = {}
 
     # ------------------------------------------------------------------------------------ preparation
@@ -85,7 +86,7 @@ class Engine:
     def prepare(self) -> None:
         """Render and decode the stream, make MLflow's database, and run every method once unharmed."""
         quiet(self.folder)
-        write_stream(self.manifest)
+        write_stream(self.folder, TASKS, **VIDEOS)
         run_child(make_database, self.folder)
         home = self._unharmed(Story(-1, self.methods[0], "away", True, ()))
         shutil.copytree(home / "store" / "frames", self._frames())

@@ -7,7 +7,6 @@ once the end is reached; `log`, whatever it said.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import multiprocessing
 import os
@@ -20,7 +19,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from torch import Tensor
 
 from methods.base import Method
@@ -33,12 +31,12 @@ from orchestrator.streams.load import load_stream
 from orchestrator.tracking.recorder import Recorder
 from orchestrator.tracking.server import new_client
 from orchestrator.tracking.tracker import Tracker, create_store
-from tests.apart import apart
 from tests.chaos.faults import Call, When, counted, killed_at
 
 Tracked = Literal["away", "back", "sqlite"]  # MLflow: never there; back when all is over; a file that is there
 Points = dict[str, float | None]  # "key step" of a metric -> its value; None: a time, which differs
-TASKS, TRAIN, TEST = 3, 3, 2  # videos of a task
+VIDEOS = {"train": 3, "searched": 2, "has_val": False}  # of a task
+TASKS = 3
 SETTINGS: dict[str, Any] = {
     "backbone.name": "tiny-clip",
     "backbone.weights": "shipped",
@@ -173,37 +171,7 @@ def last_line(log_file: Path) -> str:
     return lines[-1] if lines else "it said nothing"
 
 
-# ---------------------------------------------------------------------------------------- stream and metrics
-
-
-def write_stream(manifest: Path, num_tasks: int = TASKS) -> None:
-    """A stream of a few categories of the painted world, one a task, a few videos each, and its manifest.
-
-    It is rendered in a child: FFmpeg is not loaded here, where Ray may run.
-    """
-    apart(_write_stream, manifest, num_tasks)
-
-
-def _write_stream(manifest: Path, num_tasks: int) -> None:
-    from orchestrator.shapes.files import Film, render_files
-    from orchestrator.shapes.scenes import CATEGORIES, draw_scene
-
-    clips, tasks = [], []
-    for index in range(num_tasks):
-        category = CATEGORIES[index].name
-        task: dict[str, Any] = {"name": f"task_{index + 1:02d}", "categories": [category]}
-        for split, count in (("train", TRAIN), ("test", TEST)):
-            task[split] = []
-            for number in range(count):
-                scene = draw_scene(index, np.random.default_rng([index, len(split), number]))
-                path = f"{split}/{category}_{number}.mp4"
-                clips.append(Film(path, scene, backward=False))
-                item = {"video": path, "path": path, "category": category, "captions": [scene.captions[False]]}
-                task[split].append(item)
-        tasks.append(task)
-    render_files(manifest.parent / "videos", clips, workers=1, progress=False)
-    content = {"format": 1, "name": "chaos", "protocol": "ctvr", "videos": "videos", "tasks": tasks}
-    manifest.write_text(json.dumps(content))
+# ---------------------------------------------------------------------------------------- metrics
 
 
 def make_database(folder: Path) -> None:

@@ -27,8 +27,9 @@ import numpy as np
 
 from orchestrator.store.store import Store
 from orchestrator.tracking.tracker import create_store
-from tests.chaos.life import TIMED, write_stream
+from tests.chaos.life import TIMED, VIDEOS
 from tests.chaos.watch import Server, Watch, below, wait_for
+from tests.small_stream import write_stream
 
 Metrics = dict[tuple[str, str, int], tuple[float, int]]
 Victim = Literal["worker", "trial", "driver", "server"]
@@ -75,7 +76,7 @@ class Sweeps:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.seed = folder, seed
-        self.manifest = folder / "stream.json"
+        self.manifest = folder / "small.json"
         self.server = Server(folder)
         self.commits: dict[str, Any] = {}  # of the unbroken sweep
         self.metrics: Metrics = {}
@@ -84,8 +85,8 @@ class Sweeps:
 
     def prepare(self) -> None:
         """Render the stream, start MLflow, and run the sweep that nobody kills."""
-        write_stream(self.manifest, TASKS)
-        create_store(f"sqlite:///{self.folder / 'mlflow.db'}", self.folder, "chaos")
+        write_stream(self.folder, TASKS, **VIDEOS)
+        create_store(f"sqlite:///{self.folder / 'mlflow.db'}", self.folder, "small")
         self.server.start()
         self.server.await_answer()
         told = self.tell(-1, ())

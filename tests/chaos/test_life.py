@@ -9,20 +9,15 @@ import pytest
 import torch
 
 from orchestrator.learning.commits import Record
-from orchestrator.streams.load import load_stream
 from orchestrator.tracking.tracker import Tracker, create_store
 from tests.chaos.life import (
     NOWHERE,
-    TASKS,
-    TEST,
-    TRAIN,
     digest_of_run,
     note,
     read_events,
     run_child,
     stored_metrics,
     waiting_metrics,
-    write_stream,
 )
 
 
@@ -37,17 +32,6 @@ def test_the_digest_holds_numbers_and_tensors_but_no_times():
         digest_of_run(record, torch.nn.Linear(2, 2), galleries),  # type: ignore[arg-type]
     ]
     assert len({digest, *others}) == 4
-
-
-def test_the_stream_has_its_videos_and_is_the_same_each_time(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        write_stream(tmp_path / name / "stream.json")
-    stream = load_stream(tmp_path / "a" / "stream.json", tmp_path)
-    assert [len(stream.items(task, "train")) for task in range(TASKS)] == [TRAIN] * TASKS
-    assert [len(stream.items(task, "test")) for task in range(TASKS)] == [TEST] * TASKS
-    assert all(Path(item.path).is_file() for task in range(TASKS) for item in stream.items(task, "test"))
-    assert stream.digest == load_stream(tmp_path / "b" / "stream.json", tmp_path).digest
 
 
 def test_events_are_read_in_order(tmp_path):

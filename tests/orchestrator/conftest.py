@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,15 +52,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-@pytest.fixture(scope="module")
-def two_cpus() -> Iterator[None]:
-    """A Ray of two CPUs, of the test module's own."""
-    import ray
-
-    from orchestrator.on_ray.connection import connect
-
-    connect("local", 2)
-    yield
-    ray.shutdown()

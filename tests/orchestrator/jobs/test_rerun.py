@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -27,17 +26,6 @@ from orchestrator.learning.run import trains
 from orchestrator.on_ray.plan import GAIN, label_of
 from orchestrator.on_ray.wave_search import NUMBER
 from orchestrator.streams.load import load_stream
-from tests.small_stream import write_stream
-
-
-@pytest.fixture(scope="module")
-def few(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_stream(tmp_path_factory.mktemp("few"), num_tasks=2, train=2, searched=1))
-
-
-@pytest.fixture
-def where(tmp_path: Path) -> Deployment:
-    return Deployment(runs=tmp_path / "runs", local_cpus=2)
 
 
 def finished(where: Deployment, few: str, gains: dict[str, float | None], **settings: object) -> list[str]:

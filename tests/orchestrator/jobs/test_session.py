@@ -8,14 +8,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import Interrupted
-from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.session import interruptible, kept_where, trial_plan
 from orchestrator.tracking.tracker import Tracker
-
-
-@pytest.fixture
-def where(tmp_path: Path) -> Deployment:
-    return Deployment(runs=tmp_path / "runs", local_cpus=2)
 
 
 def test_a_resumed_sweep_keeps_its_trials_and_takes_the_cluster_of_today(where):

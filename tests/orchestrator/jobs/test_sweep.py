@@ -10,7 +10,6 @@ import pytest
 
 from orchestrator.errors import ConfigError, FailedRuns
 from orchestrator.jobs import session
-from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.resume import resume
 from orchestrator.jobs.session import trial_plan
 from orchestrator.jobs.sweep import (
@@ -24,17 +23,6 @@ from orchestrator.jobs.sweep import (
 )
 from orchestrator.on_ray.plan import GAIN, Capacity, Outcome, write_plan
 from orchestrator.tracking.tracker import Tracker
-from tests.small_stream import write_stream
-
-
-@pytest.fixture(scope="module")
-def few(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_stream(tmp_path_factory.mktemp("few"), num_tasks=2, train=2, searched=1))
-
-
-@pytest.fixture
-def where(tmp_path: Path) -> Deployment:
-    return Deployment(runs=tmp_path / "runs", local_cpus=2)
 
 
 def request(stream: str, **more: object) -> SweepRequest:

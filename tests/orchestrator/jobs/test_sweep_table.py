@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -21,19 +20,8 @@ from orchestrator.on_ray.plan import GAIN, Capacity, Outcome, read_plan, write_p
 from orchestrator.tables.presets import TablePreset, as_data, parse_preset
 from orchestrator.tables.table import Difference
 from orchestrator.tracking.tracker import Tracker
-from tests.small_stream import write_stream
 
 ROWS = [{"name": "zero_shot", "searched": False}, "clip4clip", {"name": "tvr_plus_cl", "notes": ["a", "b"]}]
-
-
-@pytest.fixture(scope="module")
-def few(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_stream(tmp_path_factory.mktemp("few"), num_tasks=2, train=2, searched=1))
-
-
-@pytest.fixture
-def where(tmp_path: Path) -> Deployment:
-    return Deployment(runs=tmp_path / "runs", local_cpus=2)
 
 
 def preset(**more: object) -> TablePreset:

@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
-import ipaddress
-import json
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -179,95 +168,3 @@ def test_an_autoscaler_that_does_not_answer_does_not_end_a_sweep(monkeypatch, ca
     monkeypatch.setattr("ray.autoscaler.sdk.request_resources", fail)
     connection.ask_for_room(plan(), 1)
     assert "the cluster was not asked to grow: away" in caplog.text
-
-
-# --------------------------------------------------------------------------------------------- what listens
-
-
-def listening(processes: set[int]) -> dict[str, str]:
-    """Address:port that any of these processes listens on -> its command, as the kernel has it."""
-    sockets = {}
-    for pid in processes:
-        with contextlib.suppress(OSError):
-            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(OSError):
-                    sockets[os.readlink(descriptor)] = Path(f"/proc/{pid}/cmdline").read_bytes()
-    found = {}
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
-            words = line.split()
-            command = sockets.get(f"socket:[{words[9]}]")
-            if command is not None and words[3] == "0A":
-                address, _, port = words[1].partition(":")
-                swapped = b"".join(bytes.fromhex(address)[i : i + 4][::-1] for i in range(0, len(address) // 2, 4))
-                where = ipaddress.ip_address(swapped)
-                where = getattr(where, "ipv4_mapped", None) or where
-                found[f"{where}:{int(port, 16)}"] = command.replace(b"\0", b" ").decode(errors="replace").strip()
-    return found
-
-
-def descendants(pid: int) -> set[int]:
-    """A process and all below it."""
-    listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    parents = {int(child): int(parent) for child, parent in (line.split() for line in listed.splitlines())}
-    found, new = {pid}, {pid}
-    while new:
-        new = {child for child, parent in parents.items() if parent in new}
-        found |= new
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_a_sweep_on_this_machine_opens_no_port_to_any_network_and_wants_a_token(manifest, runs):
-    """Every socket that the command or a process below it listens on, looked at twice a second."""
-    ray_folder = Path(tempfile.mkdtemp(prefix="ro", dir="/tmp"))
-    words = ["--runs", str(runs), "--method", "clip4clip", "--stream", manifest, "--searcher", "grid", "--seeds", "0"]
-    words += ["--space", "method.lr=0,4e-6", "--scheduler", "none", "--local-cpus", "2", "optim.weight_decay=0.2"]
-    words += ["method.train_scale=true", "method.frame_norm=none", "optim.epochs=20"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment |= {"RAY_TMPDIR": str(ray_folder), "HOME": str(ray_folder), "PYTHONPATH": str(REPOSITORY)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator", "sweep", *words],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    found: dict[str, str] = {}
-    refused: dict[str, int] = {}
-    try:
-        while process.poll() is None:
-            found |= listening(descendants(process.pid))
-            for address, command in found.items():
-                if "dashboard" in command.lower() and not refused.get(address):
-                    refused[address] = offer_job(address, f"touch {runs / 'owned'}")
-            time.sleep(0.5)
-        said, _ = process.communicate()
-        assert process.returncode == 0, said
-    finally:
-        if process.poll() is None:
-            process.kill()
-        shutil.rmtree(ray_folder, ignore_errors=True)
-    assert any("raylet" in command for command in found.values())
-    assert any("RayTrainWorker" in command for command in found.values())
-    open_to_all = {where: command for where, command in found.items() if not where.startswith(("127.", "::1:"))}
-    assert open_to_all == {}
-    assert 401 in refused.values()  # of the dashboard; what gives metrics to anybody on this machine answers 200
-    assert not (runs / "owned").exists()
-
-
-def offer_job(address: str, command: str) -> int:
-    """What a server answers to somebody who offers it a job for Ray; 0 if it does not speak HTTP."""
-    request = urllib.request.Request(
-        f"http://{address}/api/jobs/",
-        json.dumps({"entrypoint": command}).encode(),
-        {"Content-Type": "application/json"},
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=5) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-    except (OSError, http.client.HTTPException):
-        return 0

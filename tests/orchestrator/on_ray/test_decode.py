@@ -16,7 +16,6 @@ from orchestrator.errors import ConfigError, StoreError
 from orchestrator.jobs.cache import build_cache
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.on_ray import decode
-from orchestrator.on_ray.connection import connect
 from orchestrator.on_ray.decode import decode_on_nodes
 from orchestrator.store.store import Store
 
@@ -101,7 +100,6 @@ def two_nodes(tmp_path_factory) -> Iterator[object]:
     yield cluster
     ray.shutdown()
     cluster.shutdown()
-    connect("local", 2)
 
 
 def test_a_node_that_is_lost_takes_no_video_with_it(items, tmp_path, two_nodes):
