@@ -11,6 +11,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.ready import make_ready
 from orchestrator.learning.resolve import resolve
+from orchestrator.learning.run import execute
 
 
 @pytest.fixture
@@ -42,3 +43,24 @@ def test_only_the_splits_that_a_run_reads_are_decoded(where, manifest, small_str
     assert make_ready(resolve(settings, small_stream.settings), other).decoded == 3 * (4 + 3)  # train, test
     best = {**settings, "evaluation.select": "best"}
     assert make_ready(resolve(best, small_stream.settings), other).decoded == 3 * 3  # val, to choose on
+
+
+def test_the_curve_is_the_one_that_a_run_on_a_cpu_looks_for_and_is_left_to_runs_elsewhere(
+    where, manifest, small_stream, monkeypatch
+):
+    """A run on a GPU has another key: there, `curve=False`."""
+    experiment = resolve({"method": "zero_shot", "stream": manifest, "precision": "bf16"}, small_stream.settings)
+    store = where.places().open_store()
+
+    def curves() -> set[str]:
+        return {name.partition("/")[0] for name in store.list("commits") if name.startswith("zero-")}
+
+    before = curves()
+    make_ready(experiment, where, curve=False)
+    assert curves() == before
+    make_ready(experiment, where)
+    made = curves()
+    assert len(made - before) == 1
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    execute(experiment, where.places())
+    assert curves() == made
