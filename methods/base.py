@@ -1,6 +1,6 @@
 """The contract between a method and the loop that trains it.
 
-The loop calls, in this order, for every task of a stream::
+The loop calls `method.read_pairs_from(source)` once and then, in this order, for every task of a stream::
 
     method.begin_task(task)             # may add parameters; names and shapes depend on task.index alone
     for batch in loader:                # as many epochs as the settings say
@@ -19,14 +19,15 @@ Shapes: B pairs, T frames, L text length, d joint embedding, Q queries, V videos
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypedDict
+from typing import Any, ClassVar, Literal, Protocol, TypedDict
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from methods.layers.by_task import by_task
 from methods.layers.gather import gather
 from methods.layers.losses import contrastive
 
@@ -50,6 +51,19 @@ class Batch:
     tokens: Tensor  # (B, L) int64, zeros after the end-of-text token
     videos: Tensor  # (B,) int64; equal numbers are the same video
     categories: Tensor  # (B,) int64 global category indices
+    pairs: Tensor | None = None  # (B,) int64 numbers by which `PairSource` finds them again; None: it does not
+    tasks: Tensor | None = None  # (B,) int64 indices of the tasks they come from; None: all from the present one
+
+
+class PairSource(Protocol):
+    """Training pairs of any task, read again: a memory keeps their numbers and not their frames."""
+
+    def pairs(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Frames (R, T, 3, H, W) and tokens (R, L) of the pairs with these `Batch.pairs`.
+
+        They are what `end_task` was given: not augmented, bit for bit the same every time.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -167,6 +181,9 @@ class Method(nn.Module):
         """
         return ""
 
+    def read_pairs_from(self, source: PairSource) -> None:
+        """Get the source of former pairs; only a method that replays them keeps it. It is no part of the state."""
+
     def begin_task(self, task: Task) -> None:
         """Get ready to learn `task`. The only place that adds or removes parameters."""
 
@@ -194,6 +211,15 @@ class Method(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} must say how a caption is encoded.")
 
+    def own_texts(self, batch: Batch, encode: Callable[..., Tensor] | None = None) -> Tensor:
+        """Features (B, ...) of a batch's captions, each as it searches the videos of the task that it comes from.
+
+        Args:
+            batch: of the present task, or of several where `batch.tasks` says so.
+            encode: stands for `encode_text`, with its arguments.
+        """
+        return by_task(encode or self.encode_text, batch.tokens, batch.tasks if self.prompts_by_task else None)
+
     def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
         """Similarities (Q, V) of caption and video features; a cosine where both are unit vectors (., d)."""
         return queries @ gallery.mT
@@ -216,7 +242,7 @@ class Method(nn.Module):
 
     def logits(self, batch: Batch) -> Tensor:
         """Scaled similarities (B, B), captions x videos, over the pairs of all workers."""
-        queries = gather(self.encode_text(batch.tokens))
+        queries = gather(self.own_texts(batch))
         videos = gather(self.encode_video(batch.frames))
         with torch.autocast(videos.device.type, enabled=False):  # similarities are float32 whatever the towers are
             return self.scale().float() * self.score(queries.float(), videos.float())

@@ -128,7 +128,7 @@ class Co2L(ReplayStrategy):
         if self.teacher is not None:
             taught = [
                 Features(
-                    gather(self.teacher("encode_text", group.tokens)),
+                    gather(self.teacher("own_texts", group)),
                     gather(self.teacher("encode_video", group.frames)),
                 )
                 for group in groups
@@ -137,7 +137,7 @@ class Co2L(ReplayStrategy):
         return terms
 
     def _features(self, group: Batch) -> Features:
-        return Features(gather(self.base.encode_text(group.tokens)), gather(self.base.encode_video(group.frames)))
+        return Features(gather(self.base.own_texts(group)), gather(self.base.encode_video(group.frames)))
 
     def negatives(self, anchors: Features, memory: Features, same: Tensor) -> Tensor:
         """What memory pairs (M, ...) add to the contrastive loss of the batch (B, ...).

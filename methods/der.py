@@ -83,7 +83,7 @@ class DER(ReplayStrategy):
         super().__init__(config, base)
 
     def kept_features(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return self.base.encode_video(batch.frames).float(), self._texts(batch.tokens)
+        return self.base.encode_video(batch.frames).float(), self._texts(batch)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         terms = self.base.losses(batch)
@@ -94,7 +94,7 @@ class DER(ReplayStrategy):
     def distil(self, rows: Tensor) -> Tensor:
         """How far memory pairs `rows` have gone from what they were."""
         pairs = self.memory.batch(rows)
-        video, text = self.base.encode_video(pairs.frames).float(), self._texts(pairs.tokens)
+        video, text = self.base.encode_video(pairs.frames).float(), self._texts(pairs)
         kept_video, kept_text = self.memory.video_features[rows], self.memory.text_features[rows]
         with torch.autocast(video.device.type, enabled=False):
             if self.config.target == "similarities":
@@ -102,8 +102,8 @@ class DER(ReplayStrategy):
             far = (video - kept_video).flatten(1).square().sum(-1) + (text - kept_text).flatten(1).square().sum(-1)
             return far.mean() / 2
 
-    def _texts(self, tokens: Tensor) -> Tensor:
-        """Features of captions; word features (B, N, d) get zero rows up to one length for all batches."""
-        texts = self.base.encode_text(tokens).float()
+    def _texts(self, batch: Batch) -> Tensor:
+        """Features of captions, each for its own task; of words (B, N, d) with zero rows up to one length for all."""
+        texts = self.base.own_texts(batch).float()
         missing = backbone_of(self.base).text.context_length - texts.shape[1] if texts.ndim == 3 else 0
         return F.pad(texts, (0, 0, 0, missing)) if missing else texts

@@ -67,4 +67,4 @@ class ERRing(ReplayStrategy):
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         rows = self.memory.draw(round(self.config.ratio * len(batch.videos)))
-        return self.base.losses(join(batch, self.memory.batch(rows)) if len(rows) else batch)
+        return self.base.losses(join(batch, self.memory.batch(rows), self.index) if len(rows) else batch)

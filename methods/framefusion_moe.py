@@ -290,7 +290,7 @@ class FrameFusionMoE(Method):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Eq. 9: (1 - beta) (L_v2t + L_t2v) / 2 + beta L_CT; task 1 has no L_CT."""
         config = self.config
-        queries, videos = gather(self.encode_text(batch.tokens)), gather(self.encode_video(batch.frames))
+        queries, videos = gather(self.own_texts(batch)), gather(self.encode_video(batch.frames))
         index = 0 if self._task is None else self._task.index
         with torch.autocast(videos.device.type, enabled=False):
             scale = self.scale().float()

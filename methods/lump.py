@@ -9,8 +9,8 @@ for each batch:
 
 A mixed pair counts as the one that it holds more of: as that one's video, category and number of words. What we
 changed: LUMP writes its memory while it trains; here pairs enter the reservoir when their task ends, so mixing
-starts with the second task. Retrievers that rewrite captions before they read them (methods/camoe.py with
-sentences=rkw) need mix_level=feature.
+starts with the second task. A mixed caption is read for the present task. Retrievers that rewrite captions before
+they read them (methods/camoe.py with sentences=rkw) need mix_level=feature.
 
 It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids: its rows belong
 apart from those of methods that keep features only.
@@ -91,7 +91,8 @@ class LUMP(ReplayStrategy):
         rows = self.memory.draw(len(batch.videos))
         if not len(rows):
             return self.base.losses(batch)
-        return self.mixed(batch, self.memory.batch(rows), draw_share(self.config.alpha, batch.frames.device))
+        memory = replace(self.memory.batch(rows), tasks=None)  # half a caption has no task of its own
+        return self.mixed(batch, memory, draw_share(self.config.alpha, batch.frames.device))
 
     def mixed(self, batch: Batch, memory: Batch, share: float) -> dict[str, Tensor]:
         """The retriever's losses of `share` of `batch` and the rest of `memory`, pair by pair.

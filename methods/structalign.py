@@ -264,7 +264,7 @@ class StructAlign(Method):
         return similarity * self.scale() / (len(similarity) ** 0.5 if self.config.divide_by_batch else 1.0)
 
     def _features(self, batch: Batch) -> Features:
-        words = self._words(batch.tokens, self.adapters.text_seams(self.index))
+        words = self.own_texts(batch, lambda x, task=self.index: self._words(x, self.adapters.text_seams(task)))
         return gather(words), gather(self._frames(batch.frames))
 
     def logits(self, batch: Batch) -> Tensor:
@@ -302,11 +302,11 @@ class StructAlign(Method):
 
     def _former_similarity(self, batch: Batch) -> Tensor:
         """Eq. 16: similarities (B, B) under the previous model, or under zero-shot CLIP."""
-        text, vision = None, None
-        if self.teacher is not None:
-            text, vision = self.teacher.module.text_seams(self.index - 1), self.teacher.module.vision_seams()
+        former = None if self.teacher is None else self.teacher.module
+        seams = (lambda _: None) if former is None else former.text_seams
         with torch.no_grad():
-            words, frames = self._words(batch.tokens, text), self.backbone.vision(batch.frames, vision)
+            words = self.own_texts(batch, lambda x, task=self.index: self._words(x, seams(min(task, self.index - 1))))
+            frames = self.backbone.vision(batch.frames, former and former.vision_seams())
             return frame_word_similarity(gather(words), gather(frames))
 
     def _relations(self, now: Tensor, before: Tensor) -> Tensor:

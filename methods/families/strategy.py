@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from methods.backbone.clip import Clip
-from methods.base import Batch, Method, ParamGroup, RowWise, Task
+from methods.base import Batch, Method, PairSource, ParamGroup, RowWise, Task
 from methods.families.momentum import MomentumRetriever
 from methods.layers.memory import Policy, ReplayMemory
 
@@ -45,6 +44,9 @@ class Strategy(Method):
         self.prompts_by_task = base.prompts_by_task
         self.is_transductive = base.is_transductive
         self.max_frames = base.max_frames
+
+    def read_pairs_from(self, source: PairSource) -> None:
+        self.base.read_pairs_from(source)
 
     def begin_task(self, task: Task) -> None:
         self.base.begin_task(task)
@@ -100,7 +102,7 @@ class Strategy(Method):
 class ReplayConfig:
     """Settings of every memory; see `ReplayMemory`. BMU-MoCo's paper keeps 10,000 pairs, a tenth of a task."""
 
-    memory: int = 256  # pairs in total, 1.8 MB each at 12 frames of 224 x 224; part of every checkpoint
+    memory: int = 256  # pairs in total; their frames stay in the store
     buffer: Policy = "ring"  # a place for each task; reservoir: one uniform sample of all pairs so far
 
     def __post_init__(self) -> None:
@@ -109,13 +111,23 @@ class ReplayConfig:
 
 
 class ReplayStrategy(Strategy):
-    """A strategy that keeps pairs of every finished task, as the wrapped retriever leaves them."""
+    """A strategy that keeps the numbers of pairs of every finished task and reads the pairs again.
+
+    They come back without augmentation. Captions of a retriever that reads them by task are read for their own task.
+    """
 
     def __init__(self, config: Any, base: Method, quota: Literal["dynamic", "static"] = "dynamic") -> None:
         super().__init__(config, base)
-        clip = next((module for module in base.modules() if isinstance(module, Clip)), None)
-        mean, std = (None, None) if clip is None else (clip.mean, clip.std)
-        self.memory = ReplayMemory(config.memory, config.buffer, quota, mean, std)
+        self.memory = ReplayMemory(config.memory, config.buffer, quota)
+        self.index = 0  # of the present task
+
+    def read_pairs_from(self, source: PairSource) -> None:
+        super().read_pairs_from(source)
+        self.memory.source = source
+
+    def begin_task(self, task: Task) -> None:
+        self.index = task.index
+        super().begin_task(task)
 
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
         batches = self.memory.observe(task, loader, self.kept_features)

@@ -4,10 +4,10 @@ Two policies. `ring` (Chaudhry et al., "tiny episodic memories", arXiv:1902.1048
 its own, in which it keeps a uniform sample of its pairs; the places of former tasks shrink as tasks arrive.
 `reservoir` (Vitter 1985; DER, arXiv:2004.07211): one sample, uniform over all pairs so far.
 
-The memory is written at the end of a task, so it never holds pairs of the task being learned. It is all
-state (buffers), and equal on every worker, because all workers write with the same random numbers.
-Frames are kept as 8-bit levels where that restores them bit for bit, which holds for whatever was decoded
-from a video; otherwise as float16. A pair of 12 frames at 224 x 224 takes 1.8 MB: size the memory by that.
+The memory is written at the end of a task, so it never holds pairs of the task being learned. It keeps the numbers
+of pairs, and what cannot be had again: the features that they once had. Frames and captions are read from the source
+when they are replayed, each worker its own rows. All of this is state (buffers), and equal on every worker, because
+all workers write with the same random numbers.
 
 Shapes: B pairs, M pairs kept, T frames, L text length, d joint embedding.
 """
@@ -21,10 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.base import Batch, Task
+from methods.base import Batch, PairSource, Task
 
 Policy = Literal["ring", "reservoir"]
-_FIELDS = ("frames", "tokens", "videos", "categories", "tasks", "video_features", "text_features")
+_FIELDS = ("pairs", "videos", "categories", "tasks", "video_features", "text_features")
 
 
 class ReplayMemory(nn.Module):
@@ -34,11 +34,12 @@ class ReplayMemory(nn.Module):
         capacity: pairs in total; 0 keeps nothing and draws no random number.
         policy: see above.
         quota: of `ring`: `dynamic` deals the capacity to the tasks so far, `static` to all of the stream.
-        mean, std: what frames were normalised with, (3,) each; without them frames are kept as float16.
+
+    Attributes:
+        source: gives frames and captions of pairs by their numbers.
     """
 
-    frames: Tensor  # (M, T, 3, H, W) uint8 levels or float16
-    tokens: Tensor  # (M, L)
+    pairs: Tensor  # (M,) numbers of `Batch.pairs`
     videos: Tensor  # (M,)
     categories: Tensor  # (M,)
     tasks: Tensor  # (M,) index of the task each pair came from
@@ -46,19 +47,12 @@ class ReplayMemory(nn.Module):
     text_features: Tensor  # (M, d)
     seen: Tensor  # () pairs offered so far
 
-    def __init__(
-        self,
-        capacity: int,
-        policy: Policy = "ring",
-        quota: Literal["dynamic", "static"] = "dynamic",
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-    ) -> None:
+    def __init__(self, capacity: int, policy: Policy = "ring", quota: Literal["dynamic", "static"] = "dynamic") -> None:
         super().__init__()
         if capacity < 0:
             raise ValueError(f"memory counts pairs and must be >= 0, got {capacity}. Use 0 for no replay.")
         self.capacity, self.policy, self.quota = capacity, policy, quota
-        self.mean, self.std = mean, std
+        self.source: PairSource | None = None
         for name in _FIELDS:
             self.register_buffer(name, torch.empty(0))
         self.register_buffer("seen", torch.tensor(0))
@@ -76,8 +70,16 @@ class ReplayMemory(nn.Module):
         return torch.cat(rounds or [torch.empty(0, dtype=torch.int64)])[:count].to(self.videos.device)
 
     def batch(self, rows: Tensor) -> Batch:
-        """The pairs at `rows` as they were offered."""
-        return Batch(self._unpack(self.frames[rows]), self.tokens[rows], self.videos[rows], self.categories[rows])
+        """The pairs at `rows` as they were offered.
+
+        Raises:
+            ValueError: if nobody has said where pairs are read from.
+        """
+        if self.source is None:
+            raise ValueError("a memory of numbers cannot be replayed without its pairs: call read_pairs_from() first.")
+        pairs = self.pairs[rows]
+        frames, tokens = self.source.pairs(pairs.tolist())
+        return Batch(frames, tokens, self.videos[rows], self.categories[rows], pairs, self.tasks[rows])
 
     # -------------------------------------------------------------------------------------- writing
 
@@ -90,6 +92,9 @@ class ReplayMemory(nn.Module):
             task: the task that ends.
             loader: its pairs, each once.
             features: video and text features (B, d) to keep with a batch's pairs.
+
+        Raises:
+            ValueError: if the pairs of a batch have no numbers.
         """
         if not self.capacity:
             yield from loader
@@ -124,11 +129,13 @@ class ReplayMemory(nn.Module):
         self, task: Task, batch: Batch, features: Callable[[Batch], tuple[Tensor, Tensor]] | None
     ) -> tuple[Tensor, ...]:
         """A batch in the form and order of `_FIELDS`."""
-        none = batch.frames.new_empty(len(batch.videos), 0)
+        if batch.pairs is None:
+            raise ValueError("a memory keeps numbers of pairs, and these have none: set Batch.pairs.")
+        none = torch.empty(len(batch.videos), 0, device=batch.videos.device)
         with torch.no_grad():
             kept = features(batch) if features is not None else (none, none)
         tasks = torch.full_like(batch.videos, task.index)
-        return self._pack(batch.frames), batch.tokens, batch.videos, batch.categories, tasks, *kept
+        return batch.pairs, batch.videos, batch.categories, tasks, *kept
 
     def _quotas(self, task: Task) -> list[int]:
         """Pairs that each task so far may keep; their sum is at most the capacity."""
@@ -154,42 +161,12 @@ class ReplayMemory(nn.Module):
             return
         places = sorted(fresh)
         for number, name in enumerate(_FIELDS):
-            values = [fresh[place][number] for place in places]
-            if name == "frames" and len({value.dtype for value in values}) > 1:
-                values = [self._half(value) for value in values]
-            new, old = _stack(values), getattr(self, name)
+            new, old = torch.stack([fresh[place][number] for place in places]), getattr(self, name)
             if not len(old):
                 old = new[:0]
-            if name == "frames" and old.dtype != new.dtype:
-                old, new = self._half(old), self._half(new)
-            if name == "tokens":
-                old, new = (F.pad(x, (0, max(old.shape[1], new.shape[1]) - x.shape[1])) for x in (old, new))
             whole = torch.cat([old, new[len([place for place in places if place < len(old)]) :]])
             whole[torch.tensor(places, device=whole.device)] = new
             setattr(self, name, whole)
-
-    # ------------------------------------------------------------------------------------- packing
-
-    def _scale(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        mean, std = (torch.tensor(x, device=like.device)[:, None, None] for x in (self.mean, self.std))
-        return mean, std
-
-    def _pack(self, frames: Tensor) -> Tensor:
-        if self.mean is not None and self.std is not None:
-            mean, std = self._scale(frames)
-            levels = ((frames * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
-            if torch.equal(self._unpack(levels), frames.float()):
-                return levels
-        return frames.half()
-
-    def _unpack(self, stored: Tensor) -> Tensor:
-        if stored.dtype != torch.uint8:
-            return stored.float()
-        mean, std = self._scale(stored)
-        return (stored.float() / 255 - mean) / std
-
-    def _half(self, stored: Tensor) -> Tensor:
-        return self._unpack(stored).half()
 
 
 def reservoir_place(offered: int, room: int) -> int | None:
@@ -203,21 +180,21 @@ def reservoir_place(offered: int, room: int) -> int | None:
     return place if place < room else None
 
 
-def _stack(values: Sequence[Tensor]) -> Tensor:
-    """Rows as one tensor; captions (L,) of different lengths are padded with zeros."""
-    if values[0].ndim == 1 and not values[0].is_floating_point():
-        longest = max(len(value) for value in values)
-        values = [F.pad(value, (0, longest - len(value))) for value in values]
-    return torch.stack(list(values))
+def join(first: Batch, second: Batch, task: int) -> Batch:
+    """The pairs of both, `first` before `second`; captions are padded with zeros to one length.
 
-
-def join(first: Batch, second: Batch) -> Batch:
-    """The pairs of both, `first` before `second`; captions are padded with zeros to one length."""
+    Args:
+        first: pairs of the present task.
+        second: pairs of a memory.
+        task: index of the present task.
+    """
     longest = max(first.tokens.shape[1], second.tokens.shape[1])
     tokens = [F.pad(batch.tokens, (0, longest - batch.tokens.shape[1])) for batch in (first, second)]
+    present = torch.full_like(first.videos, task)
     return Batch(
         torch.cat([first.frames, second.frames]),
         torch.cat(tokens),
         torch.cat([first.videos, second.videos]),
         torch.cat([first.categories, second.categories]),
+        tasks=present if second.tasks is None else torch.cat([present, second.tasks]),
     )

@@ -52,7 +52,8 @@ def time_step(
     rank = dist.get_rank() if workers > 1 else 0
     method = second_task(name, backbone).to(device)
     whole = random_batch(backbone, pairs, frames)
-    batch = Batch(*(getattr(whole, field.name)[rank::workers].to(device) for field in fields(Batch)))
+    given = {field.name: getattr(whole, field.name) for field in fields(Batch)}
+    batch = Batch(**{name: x[rank::workers].to(device) for name, x in given.items() if x is not None})
     groups = method.param_groups()
     train_only(method, groups)
     optimizer = make_optimizer(groups, OptimConfig())

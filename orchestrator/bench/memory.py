@@ -60,8 +60,9 @@ def _measure(way: Way, method: str, backbone: str, pairs: int, frames: int) -> S
     made = second_task(method, clip).train()
     train_only(made, made.param_groups())
     whole = random_batch(clip, pairs, frames)
-    columns = [getattr(whole, field.name).chunk(way.parts) for field in fields(Batch)]
-    batches, before, times = [Batch(*row) for row in zip(*columns)], _resident(), []
+    given = {field.name: getattr(whole, field.name) for field in fields(Batch)}
+    columns = {name: x.chunk(way.parts) for name, x in given.items() if x is not None}
+    batches, before, times = [Batch(**dict(zip(columns, row))) for row in zip(*columns.values())], _resident(), []
     for _ in range(2):
         made.zero_grad(set_to_none=True)
         started = time.perf_counter()

@@ -1,27 +1,39 @@
 """Augmentation of whole batches on the device, one draw for all frames of a video.
 
+`crop_and_flip` has the areas, aspect ratios and mirroring of the released codes of CTVR and StructAlign. What it crops
+is not theirs: they cut from the whole frame, of whatever shape; frames are stored as their central squares here, so
+that a video is decoded once, and the crop is of that square. Of a frame of 16:9 it never sees the outer 44 %.
+
 Shapes: B videos, T frames, H = W image size.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+TRIES = 10  # of a crop to fit into the frame; then it is the whole frame
+
 
 def crop_and_flip(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Random resized crop (area 0.5 to 1, square) and mirroring with p = 0.5; one draw for all frames of a video.
+    """Random resized crop (area 0.5 to 1, aspect ratio 3/4 to 4/3) and mirroring with p = 0.5; see the header.
 
-    Takes and returns (B, T, 3, H, W) in [0, 1]. The released CTVR code trains with these.
+    Takes and returns (B, T, 3, H, W) in [0, 1]. One draw for all frames of a video.
     """
     batch, _, _, height, width = x.shape
-    draw = torch.rand(batch, 4, generator=generator, device=x.device)
-    side = (0.5 + 0.5 * draw[:, 0]).sqrt()  # of the crop, relative
-    flip = torch.where(draw[:, 3] < 0.5, -1.0, 1.0)
-    shift = (1 - side)[:, None] * (2 * draw[:, 1:3] - 1)  # centre in [-1, 1] coordinates
+    draw = torch.rand(batch, 3 + 2 * TRIES, generator=generator, device=x.device)
+    area = 0.5 + 0.5 * draw[:, 3 : 3 + TRIES]
+    ratio = (math.log(4 / 3) * (2 * draw[:, 3 + TRIES :] - 1)).exp()
+    tried = torch.stack([(area * ratio).sqrt(), (area / ratio).sqrt()], dim=-1)  # (B, TRIES, 2), relative to the frame
+    fits = (tried <= 1).all(dim=-1)
+    first = tried[torch.arange(batch, device=x.device), fits.int().argmax(dim=1)]
+    sides = torch.where(fits.any(dim=1)[:, None], first, 1.0)  # (B, 2) width and height
     theta = x.new_zeros(batch, 2, 3)
-    theta[:, 0, 0], theta[:, 1, 1] = side * flip, side
-    theta[:, :, 2] = shift
+    theta[:, 0, 0] = sides[:, 0] * torch.where(draw[:, 0] < 0.5, -1.0, 1.0)
+    theta[:, 1, 1] = sides[:, 1]
+    theta[:, :, 2] = (1 - sides) * (2 * draw[:, 1:3] - 1)  # centre in [-1, 1] coordinates
     out = []
     for video, matrix in zip(x, theta):
         grid = torch.nn.functional.affine_grid(matrix.expand(len(video), 2, 3), list(video.shape), align_corners=False)

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -106,8 +107,13 @@ class StreamData:
         self._tokenize = tokenize
         self._mean = torch.tensor(mean, device=device).view(3, 1, 1)
         self._std = torch.tensor(std, device=device).view(3, 1, 1)
-        videos = (item.video for index in range(len(stream.tasks)) for item in stream.items(index, "train"))
+        items = [stream.items(index, "train") for index in range(len(stream.tasks))]
+        videos = (item.video for task in items for item in task)
         self._numbers = {video: number for number, video in enumerate(dict.fromkeys(videos))}
+        # A pair's number is its place among the pairs of all tasks
+        self._all = [(item, caption) for task in items for item in task for caption in item.captions]
+        counts = (sum(len(item.captions) for item in task) for task in items)
+        self._first = list(accumulate(counts, initial=0))  # of each task
         self._features: FrozenFeatures | None = None
 
     def with_features(self, features: FrozenFeatures | None) -> StreamData:
@@ -125,10 +131,21 @@ class StreamData:
         categories = tuple(self.stream.category_index(name) for name in task.categories)
         return Task(index, task.name, len(self.stream.tasks), categories, len(self.stream.categories))
 
-    def _pairs(self, tasks: Sequence[int]) -> list[tuple[Item, str]]:
-        return [
-            (item, caption) for task in tasks for item in self.stream.items(task, "train") for caption in item.captions
-        ]
+    def _pairs(self, tasks: Sequence[int]) -> list[int]:
+        """Numbers of the training pairs of `tasks`, in order."""
+        return [pair for task in tasks for pair in range(self._first[task], self._first[task + 1])]
+
+    def pairs(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Frames (R, T, 3, H, W), or tokens of a frozen tower, and captions (R, L) of training pairs of any task.
+
+        They are those of `ordered_batches`: not augmented.
+
+        Args:
+            numbers: of `Batch.pairs`.
+        """
+        chosen = [self._all[number] for number in numbers]
+        videos = self._finish(self._read([item for item, _ in chosen], is_augmented=False), None)
+        return videos.contiguous(), self._tokenize([caption for _, caption in chosen]).to(self.device)
 
     def _number(self, item: Item) -> int:
         return self._numbers[item.video]
@@ -141,12 +158,12 @@ class StreamData:
         """Pairs, over all workers, of each batch that `train_batches` yields for the same arguments."""
         return [len(batch) for batch in self._order(self._pairs(tasks), seed, task, epoch, workers)]
 
-    def _order(self, pairs: list[tuple[Item, str]], seed: int, task: int, epoch: int, workers: int) -> list[list[int]]:
+    def _order(self, pairs: list[int], seed: int, task: int, epoch: int, workers: int) -> list[list[int]]:
         return self._batches(pairs, seed_of(seed, "order", task, epoch), self.config.batch_size, workers)
 
-    def _batches(self, pairs: list[tuple[Item, str]], seed: int, size: int, workers: int) -> list[list[int]]:
+    def _batches(self, pairs: list[int], seed: int, size: int, workers: int) -> list[list[int]]:
         batches = index_batches(
-            [self._number(item) for item, _ in pairs],
+            [self._number(self._all[pair][0]) for pair in pairs],
             size,
             seed,
             self.config.unique_videos,
@@ -172,17 +189,16 @@ class StreamData:
         order = [list(range(start, min(start + size, len(pairs)))) for start in range(0, len(pairs), size)]
         yield from self._make(pairs, order, None)
 
-    def _make(
-        self, pairs: list[tuple[Item, str]], order: list[list[int]], augment: torch.Generator | None
-    ) -> Iterator[Batch]:
+    def _make(self, pairs: list[int], order: list[list[int]], augment: torch.Generator | None) -> Iterator[Batch]:
         if self.config.augment == "none":
             augment = None
 
-        def read(batch: list[int]) -> tuple[list[tuple[Item, str]], Tensor]:
-            chosen = [pairs[index] for index in batch]
-            return chosen, self._read([item for item, _ in chosen], is_augmented=augment is not None)
+        def read(batch: list[int]) -> tuple[list[int], Tensor]:
+            numbers = [pairs[index] for index in batch]
+            return numbers, self._read([self._all[pair][0] for pair in numbers], is_augmented=augment is not None)
 
-        for chosen, videos in _ahead(read, order, self.config.load_threads):
+        for numbers, videos in _ahead(read, order, self.config.load_threads):
+            chosen = [self._all[pair] for pair in numbers]
             yield Batch(
                 frames=self._finish(videos, augment),
                 tokens=self._tokens([caption for _, caption in chosen]).to(self.device),
@@ -190,6 +206,7 @@ class StreamData:
                 categories=torch.tensor(
                     [self.stream.category_index(item.category) for item, _ in chosen], device=self.device
                 ),
+                pairs=torch.tensor(numbers, device=self.device),
             )
 
     def _tokens(self, captions: list[str]) -> Tensor:

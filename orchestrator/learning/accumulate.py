@@ -58,7 +58,8 @@ def backward(method: Method, batches: Sequence[Batch], autocast: Autocast) -> di
 
     With several workers the gradients are averaged over them, as data-parallel training does.
     """
-    whole = Batch(*(torch.cat([getattr(batch, field.name) for batch in batches]) for field in fields(Batch)))
+    columns = {field.name: [getattr(batch, field.name) for batch in batches] for field in fields(Batch)}
+    whole = Batch(**{name: torch.cat(column) for name, column in columns.items() if column[0] is not None})
     with _recorded(method, len(batches[0].tokens)) as passes, autocast():
         terms = method.losses(whole)
     total = torch.stack(list(terms.values())).sum()

@@ -92,6 +92,7 @@ class Loop:
         self.galleries: list[Tensor] = []  # on the CPU, one (V, ...) for each finished task
         self.selection: list[Tensor] = []  # the same of the split that epochs are chosen on, if that is another
         self._pretrained = backbone_state(method)
+        method.read_pairs_from(data)
 
     def run(self) -> Record:
         """Learn the stream from its last commit on; returns the record of the whole run."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import open_clip
 import pytest
@@ -52,11 +53,27 @@ def make_batch(pairs: int = 6, frames: int = 3, seed: int = 0, categories: tuple
     tokens[:, 0] = 98
     tokens[torch.arange(pairs), lengths] = 99
     return Batch(
+        pairs=torch.arange(pairs) + 100 * (frames + 10 * (pairs + 100 * seed)),
         frames=torch.randn(pairs, frames, 3, 32, 32, generator=generator),
         tokens=tokens,
         videos=torch.arange(pairs),
         categories=torch.tensor([categories[i % len(categories)] for i in range(pairs)]),
     )
+
+
+class MadeAgain:
+    """The source of all pairs of `make_batch`: a pair's number says how it was made."""
+
+    def pairs(self, numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = []
+        for number in numbers:
+            rest, row = divmod(number, 100)
+            rest, frames = divmod(rest, 10)
+            seed, pairs = divmod(rest, 100)
+            batch = make_batch(pairs, frames, seed)
+            rows.append((batch.frames[row], batch.tokens[row]))
+        frames_of, tokens_of = zip(*rows)
+        return torch.stack(frames_of), torch.stack(tokens_of)
 
 
 def make_task(index: int = 0, num_tasks: int = 3) -> Task:

@@ -9,7 +9,7 @@ import torch
 
 from methods.backbone.blocks import checkpointing
 from orchestrator.learning.optimizer import train_only
-from tests.methods.conftest import make_batch, make_task
+from tests.methods.conftest import MadeAgain, make_batch, make_task
 from tests.methods.test_contract import CASES, make
 
 LOWER = [(name, torch.bfloat16) for name in ("framefusion_moe", "moe_adapter", "prompt", "tempme")]
@@ -30,6 +30,7 @@ class Kept:
 def test_checkpointed_activations_change_no_bit_of_a_step_and_are_not_kept(name, dtype):
     method = make(name)
     former, batch = make_batch(4, 4, seed=1), make_batch(4, 4, seed=2)
+    method.read_pairs_from(MadeAgain())
     for index in range(2):  # so that memories, queues, statistics and teachers are there
         torch.manual_seed(index)
         method.begin_task(make_task(index))

@@ -18,7 +18,7 @@ from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.optimizer import OptimConfig, make_optimizer, set_rates, train_only
 from orchestrator.learning.resolve import presets_of, resolve
 from orchestrator.learning.weights import backbone_state, changed_state, load_state
-from tests.methods.conftest import make_batch, make_small_clip, make_task
+from tests.methods.conftest import MadeAgain, make_batch, make_small_clip, make_task
 
 TASKS = 3
 # Strategies that mix or compare features themselves: also around a retriever whose videos, and one whose captions,
@@ -39,6 +39,7 @@ def make(name: str) -> Method:
 def learn(method: Method, index: int, steps: int = 2) -> list[float]:
     """One task as the loop runs it; returns the losses of its steps."""
     task = make_task(index, TASKS)
+    method.read_pairs_from(MadeAgain())
     torch.manual_seed(100 + index)
     method.begin_task(task)
     groups = method.param_groups()

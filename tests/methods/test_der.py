@@ -7,7 +7,7 @@ from methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from methods.der import DER, DERConfig
 from methods.structalign import StructAlign, StructAlignConfig
 from methods.xpool import XPool, XPoolConfig
-from tests.methods.conftest import make_batch, make_task
+from tests.methods.conftest import MadeAgain, make_batch, make_task
 from tests.methods.steps import moved, train_stream, train_task
 
 TARGETS = ["features", "similarities"]
@@ -26,6 +26,7 @@ def bases(small_clip):
 @pytest.mark.parametrize("name", ["clip4clip", "xpool", "structalign"])
 def test_pairs_that_have_not_moved_cost_nothing_and_moved_ones_do(bases, name, target):
     method = DER(DERConfig(memory=6, target=target), bases[name])
+    method.read_pairs_from(MadeAgain())
     method.begin_task(make_task(0))
     method.eval()
     method.end_task(make_task(0), iter([make_batch(4, 2, seed=i) for i in range(2)]))
@@ -68,6 +69,7 @@ def test_what_moved_pairs_cost_is_computed_by_hand_and_weighted(bases, target):
     terms = {}
     for alpha in (0.5, 2.0):
         method = DER(DERConfig(memory=4, target=target, alpha=alpha), copy.deepcopy(bases["clip4clip"]))
+        method.read_pairs_from(MadeAgain())
         method.begin_task(make_task(0))
         method.eval()
         pairs = make_batch(4, 2)

@@ -42,9 +42,10 @@ def test_a_step_sees_the_batch_and_ratio_times_as_many_memory_pairs(base, ratio,
     torch.manual_seed(3)
     method.losses(batch)
     torch.manual_seed(3)
-    expected = join(batch, method.memory.batch(method.memory.draw(count)))
+    expected = join(batch, method.memory.batch(method.memory.draw(count)), 1)
     assert len(seen[0].videos) == 4 + count
     assert torch.equal(seen[0].frames, expected.frames)
+    assert seen[0].tasks.tolist() == [1] * 4 + [0] * count
 
 
 def test_a_negative_ratio_is_refused():

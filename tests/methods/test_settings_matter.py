@@ -23,7 +23,7 @@ import torch
 from methods import METHODS, find_method
 from methods.base import Method
 from orchestrator.learning.optimizer import OptimConfig, make_optimizer, set_rates, train_only
-from tests.methods.conftest import make_batch, make_small_clip, make_task
+from tests.methods.conftest import MadeAgain, make_batch, make_small_clip, make_task
 
 TESTS = Path(__file__).parent
 NUMBERS = (int, float)
@@ -136,6 +136,7 @@ def build(name: str, config: Any, beside: dict[str, Any]) -> Method:
 def run(name: str, config: Any, beside: dict[str, Any]) -> Iterator[torch.Tensor]:
     """Everything that two tasks of two steps compute, as numbers: what comes first is yielded first."""
     method = build(name, config, beside)
+    method.read_pairs_from(MadeAgain())
     for index in range(2):
         task = make_task(index, 2)
         torch.manual_seed(100 + index)

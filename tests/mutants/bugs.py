@@ -281,14 +281,48 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "the reservoir forgets the past",
         ),
         (
-            "return (stored.float() / 255 - mean) / std",
-            "return (stored.float() / 255 - mean) * std",
-            "stored frames come back scaled",
+            "frames, tokens = self.source.pairs(pairs.tolist())",
+            "frames, tokens = self.source.pairs(rows.tolist())",
+            "the pairs at a place of the memory are read in place of those that it keeps",
+        ),
+        (
+            "tasks=present if second.tasks is None else torch.cat([present, second.tasks]),",
+            "tasks=None,",
+            "old captions are read for the present task",
+            "tests/methods/test_er_ring.py",
+            "tests/methods/test_replay.py",
         ),
         (
             'shares = task.num_tasks if self.quota == "static" else task.index + 1',
             "shares = task.num_tasks",
             "quota is ignored",
+        ),
+    ],
+    "orchestrator/data/augment.py": [
+        (
+            "tried = torch.stack([(area * ratio).sqrt(), (area / ratio).sqrt()], dim=-1)  # (B, TRIES, 2), relative to the frame",  # noqa: E501
+            "tried = torch.stack([area.sqrt(), area.sqrt()], dim=-1)",
+            "every crop is a square",
+        ),
+    ],
+    "orchestrator/data/batches.py": [
+        (
+            "return [pair for task in tasks for pair in range(self._first[task], self._first[task + 1])]",
+            "return [pair for task in tasks for pair in range(self._first[task + 1] - self._first[task])]",
+            "the numbers of pairs begin anew in every task",
+        ),
+        (
+            "return videos.contiguous(), self._tokenize([caption for _, caption in chosen]).to(self.device)",
+            "return videos, self._tokenize([caption for _, caption in chosen]).to(self.device)",
+            "replayed frames lie in memory as others do, and round otherwise",
+        ),
+    ],
+    "methods/layers/by_task.py": [
+        (
+            "return torch.cat(parts)[torch.cat(rows).argsort()]",
+            "return torch.cat(parts)",
+            "captions of several tasks come back in another order than their videos",
+            "tests/methods/test_replay.py",
         ),
     ],
     "methods/upper_bound.py": [

@@ -1,9 +1,12 @@
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 import torch
 
 from methods.base import Batch
 from methods.layers.memory import ReplayMemory, join, reservoir_place
-from tests.methods.conftest import make_batch, make_task
+from tests.methods.conftest import make_task
 
 
 def pairs(start: int, count: int, length: int = 4) -> list[Batch]:
@@ -15,9 +18,18 @@ def pairs(start: int, count: int, length: int = 4) -> list[Batch]:
             part[:, None].expand(-1, length).contiguous(),
             part,
             part % 2,
+            pairs=part,
         )
         for part in numbers.split(3)
     ]
+
+
+class Numbered:
+    """The source of all `pairs`."""
+
+    def pairs(self, numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        made = [pairs(number, 1)[0] for number in numbers]
+        return torch.cat([batch.frames for batch in made]), torch.cat([batch.tokens for batch in made])
 
 
 def chi_square(counts: torch.Tensor, expected: float, kept: float) -> float:
@@ -85,6 +97,7 @@ def test_a_static_ring_leaves_room_for_all_tasks_of_the_stream():
 
 def test_all_fields_of_a_pair_stay_together():
     memory = ReplayMemory(5, "reservoir")
+    memory.source = Numbered()
     for index in range(3):
         memory.write(
             make_task(index),
@@ -95,6 +108,7 @@ def test_all_fields_of_a_pair_stay_together():
     assert torch.equal(batch.frames[:, 0, 0, 0, 0], memory.videos.float())
     assert torch.equal(batch.tokens[:, 0], memory.videos)
     assert torch.equal(batch.categories, memory.videos % 2)
+    assert torch.equal(batch.tasks, memory.videos // 7)
     assert torch.equal(memory.tasks, memory.videos // 7)
     assert torch.equal(memory.video_features[:, 0], memory.videos * 2.0)
     assert torch.equal(memory.text_features[:, 0], memory.videos * 3.0)
@@ -127,28 +141,22 @@ def test_no_capacity_keeps_nothing_and_draws_no_random_number():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_decoded_frames_are_kept_in_8_bits_and_come_back_bit_for_bit():
-    mean, std = (0.481, 0.458, 0.408), (0.269, 0.261, 0.276)
-    raw = torch.randint(0, 256, (4, 2, 3, 5, 5), dtype=torch.uint8)
-    frames = (raw.float() / 255 - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
-    like = make_batch(4)
-    memory = ReplayMemory(4, mean=mean, std=std)
-    memory.write(make_task(), [Batch(frames, like.tokens, like.videos, like.categories)])
-    assert memory.frames.dtype == torch.uint8
-    assert torch.equal(memory.batch(torch.arange(4)).frames, frames)
+def test_the_memory_keeps_numbers_and_reads_the_pairs_again():
+    memory = ReplayMemory(4)
+    memory.write(make_task(0), pairs(0, 7))
+    assert sum(buffer.numel() for buffer in memory.buffers()) == 4 * 4 + 1  # no frame among them
+    with pytest.raises(ValueError, match=r"cannot be replayed without its pairs: call read_pairs_from\(\) first"):
+        memory.batch(torch.arange(4))
+    memory.source = Numbered()
+    batch = memory.batch(torch.tensor([3, 1]))
+    assert torch.equal(batch.pairs, memory.pairs[[3, 1]])
+    assert torch.equal(batch.frames[:, 0, 0, 0, 0].long(), batch.videos)
+    assert not any("source" in name for name in memory.state_dict())
 
 
-def test_other_frames_are_kept_as_float16_beside_8_bit_ones():
-    memory = ReplayMemory(8, mean=(0.5,) * 3, std=(0.25,) * 3)
-    eight_bit, other = make_batch(4, seed=1), make_batch(4, seed=2)
-    levels = torch.randint(0, 256, eight_bit.frames.shape).float()
-    eight_bit = Batch((levels / 255 - 0.5) / 0.25, eight_bit.tokens, eight_bit.videos, eight_bit.categories)
-    memory.write(make_task(0), [eight_bit])
-    assert memory.frames.dtype == torch.uint8
-    memory.write(make_task(1), [other])
-    assert memory.frames.dtype == torch.float16
-    back = memory.batch(torch.arange(8)).frames
-    torch.testing.assert_close(back, torch.cat([eight_bit.frames, other.frames]), rtol=1e-3, atol=1e-3)
+def test_pairs_without_numbers_are_refused():
+    with pytest.raises(ValueError, match=r"these have none: set Batch\.pairs"):
+        ReplayMemory(4).write(make_task(), [replace(pairs(0, 3)[0], pairs=None)])
 
 
 def test_all_of_the_memory_is_state():
@@ -172,10 +180,11 @@ def test_another_reader_of_the_same_batches_sees_them_all():
 
 def test_joined_batches_are_padded_to_one_length():
     first, second = pairs(0, 3, 4)[0], pairs(3, 2, 6)[0]
-    both = join(first, second)
+    both = join(first, replace(second, tasks=torch.tensor([0, 1])), task=2)
     assert both.tokens.shape == (5, 6)
     assert both.tokens[:3, 4:].abs().sum() == 0
     assert both.videos.tolist() == [0, 1, 2, 3, 4]
+    assert both.tasks.tolist() == [2, 2, 2, 0, 1]
 
 
 def test_a_negative_capacity_is_refused():

@@ -18,3 +18,25 @@ def test_augmentation_draws_once_per_video_and_stays_in_range(augment):
     torch.testing.assert_close(out, out[:, :1].expand_as(out))  # every frame of a video alike
     assert not torch.allclose(out, still)
     assert torch.equal(out, augment(still.contiguous(), torch.Generator().manual_seed(1)))
+
+
+def test_crops_have_the_released_codes_areas_and_aspect_ratios_inside_the_frame():
+    videos, size = 400, 32
+    place = (torch.arange(size) + 0.5) / size
+    frame = torch.stack([place.expand(size, size), place[:, None].expand(size, size), torch.zeros(size, size)])
+    out = crop_and_flip(frame.expand(videos, 1, 3, size, size).contiguous(), torch.Generator().manual_seed(0))[:, 0]
+    inner = out[:, :, 8:-8, 8:-8]  # away from the border, where a pixel's value is its place in the frame
+    width = (inner[:, 0, :, 1:] - inner[:, 0, :, :-1]).mean(dim=(1, 2)) * size
+    height = (inner[:, 1, 1:] - inner[:, 1, :-1]).mean(dim=(1, 2)) * size
+    area, ratio = (width * height).abs(), (width / height).abs()
+    assert area.min() > 0.5 - 1e-3
+    assert area.max() < 1 + 1e-3
+    assert ratio.min() > 3 / 4 - 1e-3
+    assert ratio.max() < 4 / 3 + 1e-3
+    assert area.min() < 0.51
+    assert ratio.min() < 0.77
+    assert ratio.max() > 1.3
+    assert 0.4 < (width < 0).float().mean() < 0.6  # mirrored
+    centre = inner.mean(dim=(2, 3))[:, :2]
+    room = (1 - torch.stack([width.abs(), height], dim=1)) / 2
+    assert ((centre - 0.5).abs() <= room + 1e-3).all()

@@ -141,6 +141,22 @@ def test_background_reading_changes_nothing(data, small_stream, runs):
         assert torch.equal(a.tokens, b.tokens)
 
 
+@pytest.mark.parametrize("augment", ["none", "crop_flip"])
+def test_a_pair_is_read_again_by_its_number_as_its_task_ended(data, augment):
+    data.config = replace(data.config, augment=augment)
+    offered = [batch for task in range(3) for batch in data.ordered_batches([task])]
+    numbers = torch.cat([batch.pairs for batch in offered])
+    assert numbers.tolist() == list(range(24))  # over all tasks
+    asked = torch.tensor([23, 3, 3, 8])
+    frames, tokens = data.pairs(asked.tolist())
+    assert torch.equal(frames, torch.cat([batch.frames for batch in offered])[asked])
+    assert torch.equal(tokens, torch.cat([batch.tokens for batch in offered])[asked])
+    assert frames.is_contiguous()  # one layout, whatever they are joined with
+    for rank in range(2):  # every worker's batches name the pairs that they hold
+        for batch in data.train_batches([1], 0, 1, 0, rank, 2):
+            assert torch.equal(data.pairs(batch.pairs.tolist())[1], batch.tokens)
+
+
 def test_every_caption_is_a_query_for_its_own_video(data):
     queries = data.queries(1, "test")
     assert queries.target.tolist() == [0, 1, 2]

@@ -18,7 +18,7 @@ from orchestrator.learning.accumulate import backward, way_of
 from orchestrator.learning.assemble import make_method
 from orchestrator.learning.optimizer import train_only
 from orchestrator.learning.resolve import resolve
-from tests.methods.conftest import make_batch, make_small_clip, make_task
+from tests.methods.conftest import MadeAgain, make_batch, make_small_clip, make_task
 
 # What cannot be exact, and what the refusal names; StructAlign's is a setting of the released code
 REFUSED = {"lump": "mix_level=input", "lump_moco": "mix_level=input", "structalign": "pads_are_words=true"}
@@ -42,6 +42,7 @@ def made(name: str, task: int = 1, **more: object):
     settings |= {} if name != "vr_lwf" else {"method.sentences": 20}
     torch.manual_seed(0)
     method = make_method(resolve(settings), make_small_clip())
+    method.read_pairs_from(MadeAgain())
     for index in range(task + 1):
         method.begin_task(make_task(index))
         train_only(method, method.param_groups())
@@ -59,8 +60,9 @@ def made(name: str, task: int = 1, **more: object):
 
 
 def parts(batch: Batch, *sizes: int) -> list[Batch]:
-    columns = [getattr(batch, f.name).split(sizes) for f in fields(Batch)]
-    return [Batch(*row) for row in zip(*columns)]
+    given = {f.name: getattr(batch, f.name) for f in fields(Batch)}
+    columns = {name: x.split(sizes) for name, x in given.items() if x is not None}
+    return [Batch(**dict(zip(columns, row))) for row in zip(*columns.values())]
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -24,6 +24,7 @@ from orchestrator.learning.evaluate import EvaluationConfig, metrics_of
 from orchestrator.learning.optimizer import OptimConfig
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, Result, execute
+from orchestrator.learning.weights import backbone_state, load_state
 from orchestrator.learning.workers import Workers
 from orchestrator.store.store import Store
 from orchestrator.streams.load import load_stream
@@ -75,6 +76,25 @@ def unbroken_and_resumed(experiment, runs: Path) -> tuple[Result, Result]:
     assert numbers(resumed.record) == numbers(unbroken.record)
     assert same_weights(resumed, unbroken)
     return unbroken, resumed
+
+
+def test_replayed_pairs_are_read_from_the_store_and_no_commit_holds_a_frame(manifest, small_stream, runs):
+    experiment = resolve(settings(manifest, "der", method__memory=6), small_stream.settings)
+    unbroken, resumed = unbroken_and_resumed(experiment, runs)
+    weights, _ = Commits(Places(runs).open_store(), resumed.key).load(3)
+    kept = {name: value for name, value in weights.items() if name.startswith("memory.")}
+    assert sum(value.nbytes for value in kept.values()) < 6 * 4 * 64 * 64 * 3 / 10  # uint8 frames of 6 videos
+    data = unbroken.method.memory.source
+    for pair, video in zip(kept["memory.pairs"].tolist(), kept["memory.videos"].tolist()):
+        assert any(
+            torch.equal(batch.videos[batch.pairs == pair], torch.tensor([video]))
+            for task in range(3)
+            for batch in data.ordered_batches([task])
+        )
+    old = {**weights, "memory.frames": torch.zeros(6, 4, 3, 64, 64, dtype=torch.uint8)}
+    with pytest.raises(ValueError, match=r"1 unknown and 0 missing tensors, for example memory\.frames") as error:
+        load_state(unbroken.method, old, backbone_state(unbroken.method))
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("method", ["clip4clip", "framefusion_moe", "upper_bound"])
