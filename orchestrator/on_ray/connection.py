@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import shlex
 import socket
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -137,7 +139,7 @@ def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 
                 dashboard_host="127.0.0.1",
                 dashboard_port=port,
                 object_store_memory=200 * 2**20,
-                runtime_env={"env_vars": environment},
+                runtime_env=_of_workers(environment),
                 **_quiet(),
             )
             _await_dashboard(port)
@@ -152,6 +154,18 @@ def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 
         except BaseException:  # Ctrl-C
             ray.shutdown()
             raise
+
+
+def _of_workers(environment: Mapping[str, str]) -> dict[str, Any]:
+    """What workers of a cluster on this machine run under.
+
+    Ray writes the interpreter's path into a shell command as it is: below a folder with a space in its name no worker
+    would ever start, and nothing would say so.
+    """
+    runtime: dict[str, Any] = {"env_vars": dict(environment)}
+    if (quoted := shlex.quote(sys.executable)) != sys.executable:
+        runtime["py_executable"] = quoted
+    return runtime
 
 
 def _first_line(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -168,3 +169,18 @@ def test_an_autoscaler_that_does_not_answer_does_not_end_a_sweep(monkeypatch, ca
     monkeypatch.setattr("ray.autoscaler.sdk.request_resources", fail)
     connection.ask_for_room(plan(), 1)
     assert "the cluster was not asked to grow: away" in caplog.text
+
+
+def test_an_interpreter_below_a_folder_with_a_space_starts_workers(monkeypatch, tmp_path):
+    """Ray hands the command of a worker to bash with the interpreter's path as it is."""
+    python = tmp_path / "my folder" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\necho started\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(connection.sys, "executable", str(python))
+    runtime = connection._of_workers({"A": "b"})
+    assert runtime["env_vars"] == {"A": "b"}
+    command = ["bash", "-c", f"exec {runtime['py_executable']}"]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "started\n"
+    monkeypatch.setattr(connection.sys, "executable", "/usr/bin/python3")
+    assert connection._of_workers({}) == {"env_vars": {}}
