@@ -196,6 +196,7 @@ ALLOWED = {
         "orchestrator/on_ray/search.py",
         "cloudpickle.loads",
     ),  # Tune's state of a table's search
+    ("orchestrator/on_ray/state.py", "pickle.loads"),  # Tune's state of this sweep, which Tune loads right after
     ("orchestrator/on_ray/watch.py", "cloudpickle.loads"),  # the error of a trial that this process has just written
 }
 
