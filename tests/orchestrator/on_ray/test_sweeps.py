@@ -110,7 +110,7 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, w
         stream=manifest,
         name="s",
         overrides={"optim.weight_decay": "0.2", "method.train_scale": "true", "method.frame_norm": "none"},
-        search={"searcher": "grid", "scheduler": "asha"},
+        search={"searcher": "grid", "scheduler": "asha", "confirm": 1, "confirm_seeds": 1},
         space=("method.lr=0,1e-6,1e-3,3e-3",),  # with optim.lr_scale=50 the last two destroy the backbone
         seeds=1,
         baselines=("zero_shot",),
@@ -145,7 +145,7 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, w
 
     # The same rerun again has nothing to do, and makes the same table
     again = rerun("s", where, 1, 1, ("zero_shot",))
-    assert "2 runs, 2 of them complete already" in capsys.readouterr().err
+    assert "3 runs, 3 of them complete already" in capsys.readouterr().err  # zero-shot, recommended, searched
     assert again in text
 
 
