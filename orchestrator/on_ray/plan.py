@@ -47,7 +47,10 @@ class SearchConfig:
                 hint = suggest(getattr(self, name), known)
                 raise ValueError(f"{name}: {getattr(self, name)!r} is none of {', '.join(known)}.{hint}")
         if min(self.trials, self.grace_tasks, self.wave, self.keep) < 1 or self.reduction < 2:
-            raise ValueError("trials, grace_tasks, wave and keep must be >= 1, reduction >= 2.")
+            raise ValueError(
+                f"trials, grace_tasks, wave and keep must be >= 1 and reduction >= 2, got {self.trials}, "
+                f"{self.grace_tasks}, {self.wave}, {self.keep} and {self.reduction}."
+            )
         if self.confirm < 0 or self.confirm_seeds < 2:
             raise ValueError("confirm must be >= 0 (0 confirms nothing), confirm_seeds >= 2.")
 

@@ -43,7 +43,10 @@ def ctvr(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, s
         (["sweep", "optim.epochs"], "'optim.epochs' is not a setting. Write name=value"),
         (["sweep", "optim.epochs=1", "optim.epochs=2"], "optim.epochs: given twice"),
         (["sweep", "--method", "clip4clpi"], "method: no method called 'clip4clpi'. Did you mean clip4clip?"),
-        (["sweep", "--trials", "0"], "search: trials and grace_tasks must be >= 1"),
+        (
+            ["sweep", "--trials", "0"],
+            "search: trials, grace_tasks, wave and keep must be >= 1 and reduction >= 2, got 0",
+        ),
         (["sweep", "--searcher", "bayes"], "searcher: 'bayes' is none of tpe, random, grid"),
         (["sweep", "--workers", "0"], "--workers: must be >= 1, got 0"),
         (["sweep", "--gpus-per-trial", "-1"], "--gpus-per-trial: must be >= 0"),

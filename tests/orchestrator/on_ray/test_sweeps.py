@@ -110,7 +110,7 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, w
         stream=manifest,
         name="s",
         overrides={"optim.weight_decay": "0.2", "method.train_scale": "true", "method.frame_norm": "none"},
-        search={"searcher": "grid", "scheduler": "asha", "confirm": 1, "confirm_seeds": 1},
+        search={"searcher": "grid", "scheduler": "asha", "confirm": 1, "confirm_seeds": 2},
         space=("method.lr=0,1e-6,1e-3,3e-3",),  # with optim.lr_scale=50 the last two destroy the backbone
         seeds=1,
         baselines=("zero_shot",),
