@@ -15,6 +15,6 @@ UNPUBLISHED = (
     "method.bottleneck",
     "optim.weight_decay",
     "optim.warmup",
-    "optim.decay_bias_and_norm",
+    "optim.decay",
 )
 METRIC, MODE = "stream/t2v/r1_gain", "max"

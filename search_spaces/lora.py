@@ -12,7 +12,7 @@ PAPER = {"method.lr": 6e-4, "method.rank": 8, "optim.weight_decay": 0.2}
 UNPUBLISHED = (
     "optim.weight_decay",
     "optim.warmup",
-    "optim.decay_bias_and_norm",
+    "optim.decay",
 )
 CONFIGURATIONS = {
     "tome": {  # for a ViT-B/32; with a ViT-B/16 the paper's r is 10

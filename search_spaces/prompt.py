@@ -14,6 +14,6 @@ UNPUBLISHED = (
     "method.num_prompts",
     "optim.weight_decay",
     "optim.warmup",
-    "optim.decay_bias_and_norm",
+    "optim.decay",
 )
 METRIC, MODE = "stream/t2v/r1_gain", "max"
