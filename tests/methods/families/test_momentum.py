@@ -8,7 +8,7 @@ import torch.multiprocessing as mp
 from methods.base import Batch, Method
 from methods.bmu_moco import BMUMoCo, BMUMoCoConfig
 from methods.co2l_moco import Co2LMoCo, Co2LMoCoConfig
-from tests.methods.conftest import make_batch, make_small_clip, make_task
+from tests.methods.conftest import MadeAgain, make_batch, make_small_clip, make_task
 
 WORKERS = 2
 
@@ -19,8 +19,14 @@ def make(strategy: bool) -> Method:
     return Co2LMoCo(Co2LMoCoConfig(memory=4), base) if strategy else base
 
 
+def rows_of(batch: Batch, rows: torch.Tensor) -> Batch:
+    """Some pairs of a batch, with all that it says about them."""
+    return Batch(**{name: None if field is None else field[rows] for name, field in vars(batch).items()})
+
+
 def train(method: Method, rank: int = 0, size: int = 1) -> list[torch.Tensor]:
     """Two tasks of two steps on this worker's rows; returns the whole state."""
+    method.read_pairs_from(MadeAgain())
     for index in range(2):
         torch.manual_seed(index)
         method.begin_task(make_task(index))
@@ -28,7 +34,7 @@ def train(method: Method, rank: int = 0, size: int = 1) -> list[torch.Tensor]:
         batches = [make_batch(6, 2, seed=10 * index + i) for i in range(2)]
         for batch in batches:
             rows = torch.arange(6).chunk(size)[rank]
-            part = Batch(batch.frames[rows], batch.tokens[rows], batch.videos[rows], batch.categories[rows])
+            part = rows_of(batch, rows)
             method.zero_grad()
             torch.stack(list(method.losses(part).values())).sum().backward()
             learning = [p for p in parameters if p.grad is not None]
