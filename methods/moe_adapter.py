@@ -40,7 +40,7 @@ from methods.layers.gather import world_size
 from methods.layers.pooling import mean_pool
 
 SCALE = 0.1  # of an expert's answer, in both codes
-_SCRIPT = "train_full_shot_router11_experts22_1000iters.sh"
+_SCRIPT = "mtil/scripts/train/train_full_shot_router11_experts22_1000iters.sh"
 ORIGINAL = Recipe(
     "JiazuoYu/MoE-Adapters4CL@4572d97",
     {

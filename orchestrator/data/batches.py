@@ -145,7 +145,7 @@ class StreamData:
         """
         chosen = [self._all[number] for number in numbers]
         videos = self._finish(self._read([item for item, _ in chosen], is_augmented=False), None)
-        return videos.contiguous(), self._tokenize([caption for _, caption in chosen]).to(self.device)
+        return videos.contiguous(), self._tokens([caption for _, caption in chosen]).to(self.device)
 
     def _number(self, item: Item) -> int:
         return self._numbers[item.video]

@@ -33,7 +33,7 @@ from orchestrator.jobs.verdict import RECOMMENDED, Verdict, judge, winner
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import trains
-from orchestrator.on_ray.plan import GAIN, SearchConfig
+from orchestrator.on_ray.plan import SearchConfig
 from orchestrator.tables.significance import read_ranks
 from orchestrator.tracking.tracker import Tracker
 from orchestrator.tracking.values import RunRecord
@@ -75,13 +75,20 @@ def candidates(tracker: Tracker, sweep_name: str, recommended: Experiment, searc
 
 
 def confirm(
-    name: str, listed: Sequence[Candidate], where: Deployment, tracker: Tracker, search: SearchConfig, again: str
+    name: str,
+    listed: Sequence[Candidate],
+    num_tasks: int,
+    where: Deployment,
+    tracker: Tracker,
+    search: SearchConfig,
+    again: str,
 ) -> dict[str, Verdict]:
     """Run candidates of one search, or of all rows of a table, over fresh seeds on validation videos.
 
     Args:
         name: of the sweep or table.
         listed: of every search the recommended settings and its challengers.
+        num_tasks: of their stream.
         again: the command that goes on after an interruption; what is complete is not run again.
 
     Returns:
@@ -106,7 +113,7 @@ def confirm(
             with connected(where, tracker) as there:
                 plan = replace(trial_plan(there, parent_name, tracker), parent=parent)
                 plan = replace(plan, tags={"ctvr.role": "confirmation"})
-                failed = run_all(plan, left, _num_tasks(tracker, sweeps[0]), there)
+                failed = run_all(plan, left, num_tasks, there)
     tracker.close(parent, "FAILED" if failed else "FINISHED")
     if waiting := send_waiting(tracker):
         raise FailedRuns(
@@ -118,10 +125,6 @@ def confirm(
             tracker.set_tags(found.run_id, {"ctvr.confirmation": parent_name})
     verdicts = {sweep: read_verdict(tracker, sweep) for sweep in sweeps}
     return {sweep: verdict for sweep, verdict in verdicts.items() if verdict is not None}
-
-
-def _num_tasks(tracker: Tracker, sweep: str) -> int:
-    return max(len(run.metrics.get(GAIN, [])) for run in tracker.find_runs(sweep=sweep))
 
 
 # ----------------------------------------------------------------------------------------------- the verdict

@@ -283,7 +283,7 @@ def _conclude(planned: Sweep, where: Deployment, tracker: Tracker, outcome: Outc
         listed = candidates(tracker, request.name, planned.unsearched(where.workers), planned.search)
         say("\n".join(lines) if listed else "confirmation: the search has no complete trial but the recommended one")
         again = f"ctvr sweep --resume {request.name}"
-        verdicts = confirm(request.name, listed, where, tracker, planned.search, again)
+        verdicts = confirm(request.name, listed, len(planned.stream.tasks), where, tracker, planned.search, again)
         lines += [verdict.text for verdict in verdicts.values()]
     if request.seeds:
         lines.append(rerun(request.name, where, request.top, request.seeds, request.baselines, request.direction))

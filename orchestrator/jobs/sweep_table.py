@@ -176,7 +176,7 @@ def _confirm(
     for row in planned.searched:
         if search.confirm and row.sweep is not None and row.sweep.request.name in best:
             listed += candidates(tracker, row.sweep.request.name, row.sweep.unsearched(where.workers), search)
-    return confirm(name, listed, where, tracker, search, f"ctvr sweep --resume {name}")
+    return confirm(name, listed, len(planned.stream.tasks), where, tracker, search, f"ctvr sweep --resume {name}")
 
 
 def _rerun_of(

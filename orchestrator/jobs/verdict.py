@@ -75,6 +75,8 @@ class Verdict:
         said = f"{self.trial} against the recommended settings: {self.on_validation}{many}"
         end = "it takes their place" if self.is_confirmed else "not confirmed: the recommended settings keep theirs"
         sight = f"this comparison sees a difference of {self.detectable:.1f} points in 4 of 5 cases"
+        if not math.isfinite(self.detectable):
+            sight = "what this comparison can see is not known: nothing differs between its seeds"
         return f"confirmation: {said}; {end} ({sight})"
 
     def tags(self, is_searched: bool) -> dict[str, str]:
@@ -146,7 +148,7 @@ def over_seeds_alone(base: Sequence[float], other: Sequence[float]) -> Differenc
     parts = [float(np.var(each, ddof=1)) / len(each) for each in (base, other) if len(each) > 1]
     variance = sum(parts)
     if not variance > 0 or not math.isfinite(value):
-        return Difference(value, value, value, 1.0)  # a difference without a known spread convinces nobody
+        return Difference(value, -math.inf, math.inf, 1.0)  # a difference without a known spread convinces nobody
     df = variance**2 / sum(part**2 / (len(each) - 1) for part, each in zip(parts, (base, other)))
     error = math.sqrt(variance)
     half = quantile(LEVEL, df) * error

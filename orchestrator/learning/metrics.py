@@ -42,8 +42,8 @@ def video_ranks(scores: Tensor, target: Tensor) -> Tensor:
     """
     scores = torch.nan_to_num(scores, nan=-math.inf, posinf=math.inf, neginf=-math.inf)
     captioned, group = target.unique(return_inverse=True)  # (V',), (Q,)
-    best = scores.new_full((len(captioned), len(captioned)), -math.inf)
-    best.index_reduce_(0, group, scores[:, captioned], "amax")  # captions' videos x searching videos
+    best = scores.new_full((len(captioned), len(captioned)), -math.inf)  # captions' videos x searching videos
+    best.scatter_reduce_(0, group[:, None].expand(-1, len(captioned)), scores[:, captioned], "amax")
     return ranks(best.mT, torch.arange(len(captioned), device=scores.device))
 
 

@@ -52,7 +52,10 @@ class SearchConfig:
                 f"{self.grace_tasks}, {self.wave}, {self.keep} and {self.reduction}."
             )
         if self.confirm < 0 or self.confirm_seeds < 2:
-            raise ValueError("confirm must be >= 0 (0 confirms nothing), confirm_seeds >= 2.")
+            raise ValueError(
+                "confirm must be >= 0 (0 confirms nothing) and confirm_seeds >= 2, "
+                f"got {self.confirm} and {self.confirm_seeds}."
+            )
 
     @property
     def is_in_waves(self) -> bool:

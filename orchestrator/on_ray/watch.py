@@ -208,11 +208,12 @@ class WaveWatcher(Watcher):
         tags = {"ctvr.stopped": f"{self.search.waves[row].search.scheduler} after task {task}"}
         self._close_run(plan, f"{plan.sweep}-{label}", "FINISHED", tags)
 
-    def wave_ended(self, row: str, wave: int, waves: int) -> None:
-        """Say how long it took, and what is left at most."""
+    def wave_ended(self, row: str, wave: int, waves: int | None) -> None:
+        """Say how long it took, and what is left at most where the number of waves is known."""
         taken = time.monotonic() - self._started
-        left = f"; at most {duration(taken / wave * (waves - wave))} to go" if 0 < wave < waves else ""
-        say(f"{row} wave {wave}/{waves} ended after {duration(taken)}{left}".lstrip(), with_time=True)
+        left = f"; at most {duration(taken / wave * (waves - wave))} to go" if waves and 0 < wave < waves else ""
+        number = f"{wave}/{waves}" if waves else wave
+        say(f"{row} wave {number} ended after {duration(taken)}{left}".lstrip(), with_time=True)
 
 
 def _reason(trial: Any) -> str:

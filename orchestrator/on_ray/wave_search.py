@@ -25,7 +25,7 @@ class Listener(Protocol):
 
     def stopped(self, row: str, number: int, label: str, task: int) -> None: ...
 
-    def wave_ended(self, row: str, wave: int, waves: int) -> None: ...
+    def wave_ended(self, row: str, wave: int, waves: int | None) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,9 @@ class WaveSearch(Searcher):
                 self._told.add((row, trial.number))
                 self.listener.stopped(row, trial.number, label_of_trial(self.plans[row], trial), trial.stopped)
         if self.listener and waves.ended > ended:
-            number = waves.search.trials
-            self.listener.wave_ended(row, waves.ended, -(-number // waves.search.wave))
+            is_known = waves.search.searcher != "grid"  # a grid is counted by walking it
+            total = -(-waves.search.trials // waves.search.wave) if is_known else None
+            self.listener.wave_ended(row, waves.ended, total)
 
     def suggest(self, trial_id: str) -> Any:
         if not self.decide():

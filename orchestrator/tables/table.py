@@ -47,6 +47,8 @@ class Difference:
     def __str__(self) -> str:
         star = "*" if self.p < LEVEL else ""
         p = "p<0.001" if self.p < 0.001 else f"p={self.p:.3f}"
+        if math.isinf(self.low):
+            return f"{_fixed(self.value, 2)} [interval not known]"
         return f"{_fixed(self.value, 2)} [{_fixed(self.low, 2)}, {_fixed(self.high, 2)}] {p}{star}"
 
 

@@ -141,9 +141,9 @@ def test_background_reading_changes_nothing(data, small_stream, runs):
         assert torch.equal(a.tokens, b.tokens)
 
 
-@pytest.mark.parametrize("augment", ["none", "crop_flip"])
-def test_a_pair_is_read_again_by_its_number_as_its_task_ended(data, augment):
-    data.config = replace(data.config, augment=augment)
+@pytest.mark.parametrize(("augment", "max_tokens"), [("none", None), ("crop_flip", 5)])
+def test_a_pair_is_read_again_by_its_number_as_its_task_ended(data, augment, max_tokens):
+    data.config = replace(data.config, augment=augment, max_tokens=max_tokens)
     offered = [batch for task in range(3) for batch in data.ordered_batches([task])]
     numbers = torch.cat([batch.pairs for batch in offered])
     assert numbers.tolist() == list(range(24))  # over all tasks

@@ -78,13 +78,13 @@ def test_a_challenger_is_run_beside_the_recommended_settings_and_takes_their_pla
     ]
     assert candidates(tracker, "s", recommended, replace(SEARCH, confirm=1)) == listed[:2]
 
-    made = confirm("s", listed, where, tracker, SEARCH, "again")["s"]
+    made = confirm("s", listed, 2, where, tracker, SEARCH, "again")["s"]
     assert trained == [[(rate, seed) for rate in (0.2, 0.1, 0.3) for seed in (1001, 1002, 1003)]]
     assert (made.trial, made.is_confirmed, made.challengers, made.seeds) == ("s-0.3", True, 2, 3)
     assert made.against.value == pytest.approx(30, abs=2)
 
     # Resumed, nothing is trained; and everybody reads the same verdict from MLflow
-    assert confirm("s", listed, where, tracker, SEARCH, "again")["s"] == made
+    assert confirm("s", listed, 2, where, tracker, SEARCH, "again")["s"] == made
     assert len(trained) == 1
     assert read_verdict(tracker, "s") == made
 
@@ -107,5 +107,5 @@ def test_where_the_recommended_settings_alone_are_complete_nothing_is_confirmed(
     tracker = where.tracker("few")
     searched(tracker, {0.2: 5.0})
     assert candidates(tracker, "s", experiment(0.2), SEARCH) == []
-    assert confirm("s", [], where, tracker, SEARCH, "again") == {}
+    assert confirm("s", [], 2, where, tracker, SEARCH, "again") == {}
     assert read_verdict(tracker, "s") is None

@@ -199,7 +199,7 @@ def test_a_row_is_rerun_as_it_was_confirmed_over_seeds_that_no_confirmation_had(
     tracker, parent = searched(planned, where, {"clip4clip": [1.0, 3.0], "tvr_plus_cl": [0.5, 1.5]})
     asked: list = []
 
-    def confirm(name, listed, where, tracker, search, again):
+    def confirm(name, listed, num_tasks, where, tracker, search, again):
         asked.extend(listed)
         made = tracker.open_sweep("t-confirm", "small", {})
         tracker.open_run("small", "c", {"seed": 2}, made, {CONFIRMS: "t-clip4clip"})

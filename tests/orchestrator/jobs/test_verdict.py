@@ -87,6 +87,12 @@ def test_another_metric_is_compared_over_seeds_and_in_its_own_direction():
     assert not judge("s", groups, {}, ("bwf", "max"), ["a"]).is_confirmed
     assert over_seeds_alone([1.0], [2.0]).p == 1.0  # one seed convinces nobody
     assert over_seeds_alone([1.0, 1.0], [2.0, 2.0]).p == 1.0
+    assert detectable(over_seeds_alone([1.0, 1.0], [2.0, 2.0])) == np.inf  # nor is it known what would
+    blind = judge(
+        "s", {RECOMMENDED: lost(RECOMMENDED, (5.0, 5.0)), "a": lost("a", (1.0, 1.0))}, {}, ("bwf", "min"), ["a"]
+    )
+    assert "what this comparison can see is not known" in blind.text
+    assert blind.on_validation.startswith("-4.00 [interval not known] on validation")
 
 
 def test_what_can_be_seen_is_seen_in_four_of_five_cases():

@@ -210,12 +210,14 @@ def test_stretches_of_a_trial_are_one_trial_to_the_reader_and_a_stopped_one_is_c
         watcher.on_trial_complete(0, [], trial(name, **stretch))
     watcher.stopped("", 2, "lora-02-ab", 1)
     watcher.wave_ended("", 1, 2)
+    watcher.wave_ended("", 1, None)
     said = lines(capsys)
     assert [line[:19] for line in said[:3]] == [f"trial 2/8  task {task}/3" for task in (1, 2, 3)]
     assert said[3:] == [
         "trial 2/8  complete",
         "trial 2/8  stopped after task 1: others do better",
         "wave 1/2 ended after 0 s; at most 0 s to go",
+        "wave 1 ended after 0 s",
     ]
     (found,) = tracker.find_runs(sweep="s")
     assert (found.run_id, found.status) == (run, "FINISHED")
