@@ -53,6 +53,7 @@ class Batch:
     categories: Tensor  # (B,) int64 global category indices
     pairs: Tensor | None = None  # (B,) int64 numbers by which `PairSource` finds them again; None: it does not
     tasks: Tensor | None = None  # (B,) int64 indices of the tasks they come from; None: all from the present one
+    plain_videos: tuple[int, ...] | None = None  # `videos`, where frames of equal numbers are equal; None: who knows
 
 
 class PairSource(Protocol):
@@ -75,6 +76,7 @@ class RowWise:
 
     owner: nn.Module
     names: tuple[str, ...] = ("encode_video", "encode_text")
+    counts: bool = False  # they count their rows, so that equal ones must all pass
 
 
 # Which weights decay: tensors of two dimensions and more; every one; all whose name has no "bias"; the same without

@@ -105,7 +105,7 @@ class LUMP(ReplayStrategy):
         if self.config.mix_level == "input":
             pixels = share * batch.frames + (1 - share) * memory.frames
             with mixed_captions(self.base, batch.tokens, memory.tokens, share):
-                return self.base.losses(replace(batch, frames=pixels))
+                return self.base.losses(replace(batch, frames=pixels, plain_videos=None))
         with (
             mixed_features(self.base, batch.frames, memory.frames, share, "encode_video"),
             mixed_features(self.base, batch.tokens, memory.tokens, share, "encode_text"),

@@ -16,6 +16,7 @@ through Z alone: in the released code it also learns through Z*, and drifts whil
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -26,6 +27,7 @@ from methods.families.released_recipes import FIXED_SCALE, MTIL, MTIL_LEFT_OUT
 from methods.families.strategy import Strategy
 from methods.layers.distillation import EncodedOnce, frozen_start, symmetric_distillation
 from methods.layers.gather import gather
+from methods.layers.kept_videos import KeptVideos
 
 ORIGINAL = Recipe(
     "Thunderbeee/ZSCL@b96e714",
@@ -87,8 +89,10 @@ class LwF(Strategy):
     def __init__(self, config: LwFConfig, base: Method) -> None:
         super().__init__(config, base)
         self.teacher: Frozen | None = None
+        self._taught = KeptVideos()  # videos by the teacher
 
     def begin_task(self, task: Task) -> None:
+        self._taught = KeptVideos()
         if task.index > 0 and self.config.weight:
             self.teacher = Frozen(self.base)
         super().begin_task(task)
@@ -109,7 +113,7 @@ class LwF(Strategy):
         batch, kind, temperature = encoded.batch, self.config.student, self.config.temperature
         videos = gather(encoded.videos())
         texts = gather(encoded.texts()) if kind != "video" else None
-        old_videos = gather(self.teacher("encode_video", batch.frames))
+        old_videos = gather(self._taught.of(batch, partial(self.teacher, "encode_video")))
         old_texts = gather(self.teacher("encode_text", batch.tokens))
         with torch.autocast(videos.device.type, enabled=False):
             scale = self.base.scale().float()

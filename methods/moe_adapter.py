@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.backbone.clip import Attended, BlockSeams, Clip, TokenState, passes_again
-from methods.base import Batch, Change, Method, ParamGroup, Recipe, Task, unit
+from methods.base import Batch, Change, Method, ParamGroup, Recipe, RowWise, Task, unit
 from methods.families.released_recipes import MTIL, MTIL_LEFT_OUT
 from methods.layers.experts import Router
 from methods.layers.gather import world_size
@@ -233,6 +233,10 @@ class MoEAdapter(Method):
         """Unit features (B, d) of captions (B, L) that search the videos of `task`; None: the present task."""
         index = task if task is not None and self.prompts_by_task else self._index
         return unit(self.backbone.text(tokens, self._seams(self.text, index, self.config.text_gate)))
+
+    def row_wise(self) -> RowWise | str:
+        """Experts count the videos and captions that choose them."""
+        return RowWise(self, counts=True)
 
     def scale(self) -> Tensor:
         return self.backbone.logit_scale.exp()

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -35,6 +36,7 @@ from methods.layers.class_statistics import ClassStatistics, mean_dispersion
 from methods.layers.distillation import symmetric_distillation
 from methods.layers.etf import CategoryPrototypes, Head, make_head, misalignment
 from methods.layers.gather import gather
+from methods.layers.kept_videos import KeptVideos
 from methods.layers.losses import contrastive, distillation
 from methods.layers.structalign_adapters import TaskAwareAdapters, make_adapters
 from methods.layers.word_features import (
@@ -181,6 +183,7 @@ class StructAlign(Method):
         self.index = task.index
         if task.index > 0 and self.config.teacher == "previous":  # theta_{k-1} of eq. 16
             self.teacher = Frozen(self.adapters)
+        self._former_videos = KeptVideos()  # by theta_{k-1}, which a task does not change
         self.adapters.begin_task(task.index)
         self.prototypes.begin(task.name, task.categories, task.num_categories)
 
@@ -245,11 +248,7 @@ class StructAlign(Method):
         return torch.stack([frame_word_similarity(queries[:, 1:], gallery), whole], dim=-1)
 
     def calibrate(self, scores: Tensor) -> Tensor:
-        """Make final scores (Q, V) of what `score` says about all stored videos.
-
-        `fused`: the mean of both columns' z-scores over a query's whole row, so that a score depends on
-        every video in the gallery. Otherwise nothing.
-        """
+        """`fused`: the mean of both columns' z-scores over a query's whole row, so over all stored videos."""
         return scores if self.config.score == "words" else mean_z_score(scores)
 
     # -------------------------------------------------------------------------------------- losses
@@ -306,8 +305,8 @@ class StructAlign(Method):
         seams = (lambda _: None) if former is None else former.text_seams
         with torch.no_grad():
             words = self.own_texts(batch, lambda x, task=self.index: self._words(x, seams(min(task, self.index - 1))))
-            frames = self.backbone.vision(batch.frames, former and former.vision_seams())
-            return frame_word_similarity(gather(words), gather(frames))
+            encode = partial(self.backbone.vision, seams=former and former.vision_seams())
+            return frame_word_similarity(gather(words), gather(self._former_videos.of(batch, encode)))
 
     def _relations(self, now: Tensor, before: Tensor) -> Tensor:
         """L_CRP, eq. 17: zero, with zero gradient, where `now` equals `before`."""

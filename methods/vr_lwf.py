@@ -18,6 +18,7 @@ CTVR's row "TVR + CL" is this strategy on methods/clip_vip.py: preset `tvr-plus-
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -29,6 +30,7 @@ from methods.families.released_recipes import FIXED_SCALE, MTIL, MTIL_LEFT_OUT
 from methods.families.strategy import Strategy
 from methods.layers.distillation import EncodedOnce, backbone_of, frozen_start, symmetric_distillation
 from methods.layers.gather import gather
+from methods.layers.kept_videos import KeptVideos
 
 _AT_ONCE = 250  # sentences encoded together
 _SCRIPT = "mtil/scripts/lwf_vr.sh"
@@ -106,6 +108,7 @@ class VRLwF(Strategy):
                 f"of a caption. Use at most {clip.text.context_length - 2}."
             )
         self.teacher: Frozen | None = None
+        self._videos = KeptVideos()  # by the teacher
         self.sentences: Tensor | None = None  # (R, L); drawn anew, and alike on all workers, by `begin_task`
         self._taught: Tensor | None = None  # (R, ...) the teacher's features of them
 
@@ -113,6 +116,7 @@ class VRLwF(Strategy):
         if task.index > 0 and self.config.weight:
             self.teacher = Frozen(self.base)
         super().begin_task(task)
+        self._videos = KeptVideos()
         if task.index == 0 and self.config.weight and self.config.first_task:
             self.teacher = frozen_start(self.base)
         if self.teacher is not None:
@@ -124,21 +128,21 @@ class VRLwF(Strategy):
             return super().losses(batch)
         encoded = EncodedOnce(self.base, batch)
         terms = encoded.losses()
-        terms["distillation"] = self.config.weight * self.distil(batch.frames, encoded.videos())
+        terms["distillation"] = self.config.weight * self.distil(batch, encoded.videos())
         return terms
 
-    def distil(self, frames: Tensor, videos: Tensor) -> Tensor:
+    def distil(self, batch: Batch, videos: Tensor) -> Tensor:
         """What the student has lost of the teacher's answers to the sentences.
 
-        Takes this worker's frames (B, T, 3, H, W) and the student's features of them (B, ...).
+        Takes this worker's pairs and the student's features (B, ...) of their videos.
         """
         assert self.teacher is not None
-        sentences = self.taught(frames.device)
-        videos, old_videos = gather(videos), gather(self.teacher("encode_video", frames))
+        sentences = self.taught(batch.frames.device)
+        videos, old_videos = gather(videos), gather(self._videos.of(batch, partial(self.teacher, "encode_video")))
         own = None
         if self.config.student == "each" and self.sentences is not None:
-            own = self.base.encode_text(self.sentences.to(frames.device))
-        with torch.autocast(frames.device.type, enabled=False):
+            own = self.base.encode_text(self.sentences.to(batch.frames.device))
+        with torch.autocast(batch.frames.device.type, enabled=False):
             scale = self.base.scale().float()
             old = scale.detach() * self.teacher("score", sentences, old_videos).float()  # Z*
             loss = symmetric_distillation(

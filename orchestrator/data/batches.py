@@ -199,14 +199,16 @@ class StreamData:
 
         for numbers, videos in _ahead(read, order, self.config.load_threads):
             chosen = [self._all[pair] for pair in numbers]
+            which = tuple(self._number(item) for item, _ in chosen)
             yield Batch(
                 frames=self._finish(videos, augment),
                 tokens=self._tokens([caption for _, caption in chosen]).to(self.device),
-                videos=torch.tensor([self._number(item) for item, _ in chosen], device=self.device),
+                videos=torch.tensor(which, device=self.device),
                 categories=torch.tensor(
                     [self.stream.category_index(item.category) for item, _ in chosen], device=self.device
                 ),
                 pairs=torch.tensor(numbers, device=self.device),
+                plain_videos=which if augment is None else None,
             )
 
     def _tokens(self, captions: list[str]) -> Tensor:

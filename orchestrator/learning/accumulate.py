@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -29,9 +30,10 @@ from methods.backbone.blocks import passing_again
 from methods.base import Batch, Method, RowWise
 from methods.layers.stand_in import standing_in
 from orchestrator.errors import ConfigError
+from orchestrator.learning.random_state import random_state, set_random_state
+from orchestrator.learning.repeats import encoding_once
 
 Autocast = Callable[[], AbstractContextManager[object]]
-RandomState = tuple[Tensor, Tensor | None]
 
 
 def way_of(method: Method, accumulate: int) -> Literal["features", "pairs"]:
@@ -58,19 +60,27 @@ def backward(method: Method, batches: Sequence[Batch], autocast: Autocast) -> di
 
     With several workers the gradients are averaged over them, as data-parallel training does.
     """
-    columns = {field.name: [getattr(batch, field.name) for batch in batches] for field in fields(Batch)}
-    whole = Batch(**{name: torch.cat(column) for name, column in columns.items() if column[0] is not None})
-    with _recorded(method, len(batches[0].tokens)) as passes, autocast():
+    whole = joined(batches)
+    with _recorded(method, len(batches[0].tokens)) as passes, encoding_once(method, whole), autocast():
         terms = method.losses(whole)
     total = torch.stack(list(terms.values())).sum()
     if bool(torch.isfinite(total)):
         total.backward()
-    end = _random_state(whole.frames.device)
+    end = random_state(whole.frames.device)
     for made in passes:
         made.again()
-    _set_random_state(end, whole.frames.device)
+    set_random_state(end, whole.frames.device)
     _average(method)
     return terms
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """The pairs of several batches as one."""
+    columns = {field.name: [getattr(batch, field.name) for batch in batches] for field in fields(Batch)}
+    known: dict[str, Any] = {name: parts for name, parts in columns.items() if all(part is not None for part in parts)}
+    for name, parts in known.items():
+        known[name] = torch.cat(parts) if isinstance(parts[0], Tensor) else tuple(chain.from_iterable(parts))
+    return Batch(**known)
 
 
 @dataclass(frozen=True)
@@ -78,7 +88,7 @@ class _Part:
     """Rows of a call: what it was asked, and how it stood then."""
 
     arguments: tuple[Any, ...]
-    random_state: RandomState
+    random_state: tuple[Tensor, ...]
     length: int  # rows
     width: int  # the second dimension of the features
 
@@ -99,7 +109,7 @@ class _Pass:
             assert grad is not None
             own = grad[start : start + part.length]
             start += part.length
-            _set_random_state(part.random_state, grad.device)
+            set_random_state(part.random_state, grad.device)
             with self.precision(), passing_again():
                 features = self.encode(*part.arguments)
             if features.requires_grad:
@@ -124,7 +134,7 @@ def _encode(passes: list[_Pass], rows: int, encode: Callable[..., Tensor], *argu
     with torch.no_grad(), precision(cache_enabled=False):
         for start in range(0, count, rows):
             own = [x[start : start + rows] if isinstance(x, Tensor) else x for x in arguments]
-            state = _random_state(device)
+            state = random_state(device)
             made.append(encode(*own, **named))
             width = made[-1].shape[1] if made[-1].ndim > 1 else 1
             parts.append(_Part(tuple(own), state, len(made[-1]), width))
@@ -147,16 +157,6 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
         longest = max(part.shape[1] for part in parts)
         parts = [nn.functional.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts]
     return torch.cat(list(parts))
-
-
-def _random_state(device: torch.device) -> RandomState:
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-
-def _set_random_state(state: RandomState, device: torch.device) -> None:
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state(state[1], device)
 
 
 def _average(method: Method) -> None:

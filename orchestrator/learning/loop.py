@@ -33,6 +33,7 @@ from orchestrator.learning.evaluate import (
     metrics_of,
 )
 from orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates, shares, train_only
+from orchestrator.learning.repeats import encoding_once
 from orchestrator.learning.reuse import Reads
 from orchestrator.learning.weights import backbone_state, changed_state, load_state
 from orchestrator.learning.workers import Workers
@@ -66,7 +67,8 @@ class Losses(nn.Module):
         self.method = method
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        return self.method.losses(batch)
+        with encoding_once(self.method, batch):
+            return self.method.losses(batch)
 
 
 class Loop:

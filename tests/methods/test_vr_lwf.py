@@ -39,7 +39,7 @@ def make(base):
 
 
 def distil(method, batch):
-    return method.distil(batch.frames, method.base.encode_video(batch.frames))
+    return method.distil(batch, method.base.encode_video(batch.frames))
 
 
 def test_the_vocabulary_is_the_tokenizers_own():

@@ -135,8 +135,8 @@ LINES: dict[str, list[tuple[str, ...]]] = {
     ],
     "methods/vr_lwf.py": [
         (
-            'terms["distillation"] = self.config.weight * self.distil(batch.frames, encoded.videos())',
-            'terms["distillation"] = self.distil(batch.frames, encoded.videos())',
+            'terms["distillation"] = self.config.weight * self.distil(batch, encoded.videos())',
+            'terms["distillation"] = self.distil(batch, encoded.videos())',
             "weight is ignored",
         ),
         (

@@ -1,0 +1,54 @@
+"""A video that stands several times in a batch passes the towers once.
+
+A stream of 20 captions a video fills a batch of 32 pairs with about 14 videos. Where nothing random differs between
+them (no augmentation, no dropout on the way), the rows of their features are equal, and so is the sum of the gradients
+that reach the video: only the order of additions differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from methods.base import Batch, Method, RowWise
+from methods.layers.stand_in import standing_in
+from orchestrator.learning.random_state import random_state, set_random_state
+
+# Functions of a method that drew random numbers for frames: every row is another one
+_RANDOM: WeakKeyDictionary[Method, set[str]] = WeakKeyDictionary()
+
+
+@contextmanager
+def encoding_once(method: Method, batch: Batch) -> Iterator[None]:
+    """Let `method` encode equal videos of `batch` once while it computes its losses."""
+    through, numbers = method.row_wise(), batch.plain_videos
+    if numbers is None or len(set(numbers)) == len(numbers) or not isinstance(through, RowWise) or through.counts:
+        yield
+        return
+    first = {number: row for row, number in reversed(list(enumerate(numbers)))}
+    rows = sorted(first.values())
+    place = {numbers[row]: index for index, row in enumerate(rows)}
+    device = batch.frames.device
+    distinct, back = (torch.tensor(x, device=device) for x in (rows, [place[number] for number in numbers]))
+    random = _RANDOM.setdefault(method, set())
+
+    def encode(name: str, plain: Callable[..., Tensor], *arguments: Any, **named: Any) -> Tensor:
+        if arguments[0] is not batch.frames or name in random:
+            return plain(*arguments, **named)
+        before = random_state(device)
+        features = plain(batch.frames[distinct], *arguments[1:], **named)
+        if all(torch.equal(a, b) for a, b in zip(before, random_state(device))):
+            return features[back]
+        random.add(name)
+        set_random_state(before, device)
+        return plain(*arguments, **named)
+
+    names = {name: partial(encode, name, getattr(through.owner, name)) for name in through.names}
+    with standing_in(through.owner, **names):
+        yield
