@@ -98,6 +98,16 @@ class CLIPViPConfig(ScaleConfig):
             raise ValueError(f"temporal_size counts time embeddings and must be >= 1, got {self.temporal_size}.")
 
 
+def between(size: int, num_frames: int, device: torch.device) -> Tensor:
+    """Linear interpolation as a matrix (T, S): rows of S time embeddings -> T, as `F.interpolate` has it.
+
+    A product, since the backward pass of `F.interpolate` adds in no fixed order on CUDA. The ends are not aligned:
+    frame t lies at (t + 1/2) S / T - 1/2, and what lies outside the embeddings is the nearest of them.
+    """
+    place = (torch.arange(num_frames, device=device) + 0.5) * (size / num_frames) - 0.5
+    return (1 - (place.clamp(0, size - 1)[:, None] - torch.arange(size, device=device)).abs()).clamp(min=0)
+
+
 class VideoProxies(nn.Module):
     """What is added to the image tower, and the video tower that results."""
 
@@ -116,7 +126,8 @@ class VideoProxies(nn.Module):
         """tau (1, T, D), linearly interpolated where T is not its own length."""
         if num_frames == self.time.shape[1]:
             return self.time
-        return F.interpolate(self.time.mT, size=num_frames, mode="linear").mT
+        with torch.autocast(self.time.device.type, enabled=False):
+            return between(self.time.shape[1], num_frames, self.time.device) @ self.time
 
     def forward(self, tower: VisionTower, frames: Tensor) -> Tensor:
         """One joint embedding for each video: (B, T, 3, H, W) -> (B, d), not normalised."""

@@ -8,6 +8,7 @@
         ├── MissingObject (KeyError)     1    no such object in the store, or it was damaged and has been removed
         ├── StoreError    (RuntimeError) 1    the store cannot do its work: disk full, server away
         ├── Diverged      (RuntimeError) 1    the training loss is no number any more
+        ├── OutOfMemory   (RuntimeError) 1    a step does not fit the device's memory
         ├── TrialFailed   (RuntimeError) 1    a trial on Ray ended without its result
         ├── FailedRuns    (RuntimeError) 1    some runs of a job did not succeed
         └── Interrupted   (RuntimeError) 130  the user stopped a job; it can be resumed
@@ -78,6 +79,12 @@ class StoreError(CtvrError, RuntimeError):
 
 class Diverged(CtvrError, RuntimeError):
     """The training loss is no number any more."""
+
+    is_final = True
+
+
+class OutOfMemory(CtvrError, RuntimeError):
+    """A step does not fit the memory of the device."""
 
     is_final = True
 

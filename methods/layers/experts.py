@@ -40,7 +40,8 @@ class Router(nn.Module):
             eps = torch.randn_like(logits) if eps is None else eps
             logits = logits + eps * (F.softplus(F.linear(u, self.noise).float()) + 0.01)
         best, chosen = logits.topk(self.top_k, dim=-1)
-        return torch.zeros_like(logits).scatter(1, chosen, best.softmax(dim=-1))
+        places = F.one_hot(chosen, logits.shape[1]).to(best.dtype)  # (B, K, E); a scatter is sorted first on CUDA
+        return (places * best.softmax(dim=-1)[..., None]).sum(dim=1)
 
 
 class SharedLoRAExperts(nn.Module):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 
+import torch
 from torch import Tensor, nn
 
 from methods.backbone.clip import TextTower, TokenState, run_blocks
@@ -26,6 +27,9 @@ class FrameLSTM(nn.Module):
 
     def forward(self, frames: Tensor) -> Tensor:
         """(B, T, d) -> (B, T, d), not normalised."""
+        self.lstm.train(
+            self.training or torch.is_grad_enabled()
+        )  # cuDNN has a backward pass of its training mode alone
         return frames + self.lstm(frames)[0]
 
 

@@ -52,6 +52,12 @@ def add_where(parser: argparse.ArgumentParser, resources: bool = False) -> None:
         help="may be a fraction: 0.5 puts two on a GPU (one per worker if there are GPUs)",
     )
     group.add_argument(
+        "--patience",
+        type=float,
+        default=24.0,
+        help="hours that a trial's workers wait for one another, for one may decode a whole stream first (%(default)g)",
+    )
+    group.add_argument(
         "--no-reuse",
         dest="reuse",
         action="store_false",
@@ -90,7 +96,7 @@ def get_where(arguments: argparse.Namespace) -> Any:
     from orchestrator.jobs.deployment import Deployment
 
     names: tuple[str, ...] = ("runs", "store", "videos", "address", "nodes", "local_cpus", "storage", "workers")
-    names += ("cpus_per_worker", "gpus_per_trial", "max_concurrent", "reuse")
+    names += ("cpus_per_worker", "gpus_per_trial", "patience", "max_concurrent", "reuse")
     given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
     return Deployment(**given)
 

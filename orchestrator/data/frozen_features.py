@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from methods.backbone.clip import Clip, VisionTower
 from methods.backbone.load import VERSION
 from methods.base import Method
+from orchestrator.data.device import numerics
 from orchestrator.digests import canonical, digest_of, digest_sources, sources_below
 from orchestrator.errors import MissingObject, StoreError
 from orchestrator.store.store import Store
@@ -55,7 +56,7 @@ class FrozenFeatures:
 
     @property
     def maker(self) -> str:
-        """Digest of all that decides the tokens but the frames: weights, architecture, code, precision, processor."""
+        """Digest of all that decides the tokens but the frames: weights, architecture, code, precision, device."""
         if not self._maker:
             device = self.tower.class_embedding.device
             cpu = torch.backends.cpu.get_cpu_capability()
@@ -68,6 +69,7 @@ class FrozenFeatures:
                     "precision": self.precision,
                     "processor": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
                     "torch": torch.__version__,
+                    **numerics(device),
                     "open_clip": VERSION,
                     "code": [digest_sources(sources_below(room)) for room in ("methods/backbone", "orchestrator/data")],
                 }

@@ -27,6 +27,7 @@ class Deployment:
     workers: int = 1
     cpus_per_worker: float = 0.9
     gpus_per_trial: float | None = None  # none: one for each worker if the cluster has GPUs
+    patience: float = 24.0  # hours that workers of a trial wait for one another
     max_concurrent: int | None = None
     reuse: bool = True  # take over tasks of other runs where the results cannot differ
 
@@ -60,6 +61,8 @@ class Deployment:
                 raise ConfigError(f"--{option.replace('_', '-')}: must be >= 1, got {value}.")
         if self.cpus_per_worker <= 0:
             raise ConfigError(f"--cpus-per-worker: must be > 0, got {self.cpus_per_worker:g}.")
+        if not 0 < self.patience <= 1e4:
+            raise ConfigError(f"--patience: hours above 0 and at most 10000, got {self.patience:g}. Write 24.")
         gpus = self.gpus_per_trial or 0.0
         if gpus < 0:
             raise ConfigError(f"--gpus-per-trial: must be >= 0, got {gpus:g}. Write 0 to train on CPUs.")

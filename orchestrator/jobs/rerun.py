@@ -51,7 +51,7 @@ def common(overrides: Mapping[str, Any]) -> Settings:
     return {
         name: value
         for name, value in overrides.items()
-        if name.split(".")[0] in {"backbone", "data", "optim", "evaluation", "precision", "threads"}
+        if name.split(".")[0] in {"backbone", "data", "optim", "evaluation", "precision", "repeatable", "threads"}
     }
 
 

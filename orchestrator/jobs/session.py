@@ -77,6 +77,7 @@ def trial_plan(where: Deployment, name: str, tracker: Tracker) -> TrialPlan:
         cpus_per_worker=where.cpus_per_worker,
         gpus_per_worker=(where.gpus_per_trial or 0.0) / where.workers,
         reuse=where.reuse,
+        patience=where.patience,
     )
 
 

@@ -34,6 +34,7 @@ class RunConfig:
     stream: str
     seed: int = 0
     precision: Literal["fp32", "bf16"] = "fp32"
+    repeatable: bool = True  # on a GPU only by kernels that give the same numbers twice; false is another key
     workers: int = 1  # processes that train one model together
     threads: int = 1  # of torch on a CPU
 

@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from orchestrator.config import Settings
 from orchestrator.data.batches import StreamData
+from orchestrator.data.device import prepare_device
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.frozen_features import WORTH, frozen_features
 from orchestrator.errors import ConfigError
@@ -38,6 +39,7 @@ class Featurizer:
         experiment = resolve(settings)
         if not experiment.data.cache_features:
             raise ConfigError("--features: data.cache_features=false keeps none. Leave one of them out.")
+        prepare_device(device, experiment.run.repeatable)
         stream = load_stream(experiment.run.stream, places.root, places.videos)
         clip, store = load_clip(experiment.backbone), places.open_store()
         method = make_method(experiment, clip).to(device)

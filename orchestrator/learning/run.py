@@ -7,7 +7,6 @@ process group).
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ from methods import find_method
 from methods.backbone.clip import Clip
 from methods.base import Method
 from orchestrator.data.batches import StreamData, check_pairs
+from orchestrator.data.device import memory_of, prepare_device
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.frozen_features import frozen_features
 from orchestrator.data.prepare import prepare_stream
@@ -46,6 +46,7 @@ SEEN_UNTRAINED = (
     "data.cache_features",
     "evaluation.split",
     "precision",
+    "repeatable",
 )
 
 
@@ -124,8 +125,9 @@ def execute(
     reads.note("workers")  # they are counted by `workers.size`, not by the setting
     if workers.device.type == "cpu":
         torch.set_num_threads(experiment.run.threads)
-    else:
-        _make_cuda_repeatable()
+    prepare_device(workers.device, experiment.run.repeatable)
+    if not experiment.run.repeatable:
+        log.warning("repeatable=false: on a GPU a second run gives other numbers, and a run that was killed does, too")
     store = places.open_store()
     stream = stream or load_stream(experiment.run.stream, places.root, places.videos)
     backbone = load_clip(experiment.backbone)
@@ -140,7 +142,9 @@ def execute(
     if workers.rank == 0 and (taken := commits.take_over(len(stream.tasks))):
         log.info("%d tasks are taken over from a run that did the same so far", taken)
     workers.agree(None)
-    zero_shot = workers.agree(zero_shot_curve(experiment, stream, data, backbone, store) if workers.rank == 0 else None)
+    with memory_of(workers.device):
+        found = zero_shot_curve(experiment, stream, data, backbone, store) if workers.rank == 0 else None
+    zero_shot = workers.agree(found)
     method = make_method(experiment, backbone).to(workers.device)
     data = data.with_features(frozen_features(method, store, experiment.run.precision))
     config = LoopConfig(experiment.optim, experiment.evaluation, experiment.run.seed, experiment.run.precision)
@@ -149,7 +153,8 @@ def execute(
         on_ready(key, method, data, commits)
     resumed = commits.finished(len(stream.tasks))
     reused = min(commits.reused, resumed)
-    return Result(key, loop.run(), method, stream, resumed, reused)
+    with memory_of(workers.device):
+        return Result(key, loop.run(), method, stream, resumed, reused)
 
 
 def _open_data(
@@ -178,18 +183,6 @@ def _check_agreement(workers: Workers, made_of: dict[str, str]) -> None:
             f"workers: they differ in {', '.join(differing)}. Share --videos and --store, install the same versions, "
             "and use machines of one kind."
         )
-
-
-def _make_cuda_repeatable() -> None:
-    """Ask CUDA for kernels that give the same numbers twice, in full float32.
-
-    `CUBLAS_WORKSPACE_CONFIG` must be set before CUDA starts. Ray gives it to its workers as they start
-    (`on_ray.connection.worker_environment`); a process of its own has used no CUDA before this.
-    """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.allow_tf32 = False
 
 
 def _nonce() -> str:

@@ -10,6 +10,7 @@ import ray
 import torch
 
 from orchestrator.config import Settings
+from orchestrator.data.device import require_gpu
 from orchestrator.errors import StoreError
 from orchestrator.learning.featurize import Featurize, Featurizer, Progress
 from orchestrator.learning.run import Places
@@ -41,7 +42,7 @@ def featurize_on_nodes(settings: Settings, places: Places, gpus: float = 0.0) ->
         for block in share_out(
             len(items),
             _Tower,
-            fn_constructor_args=(settings, places, list(items)),
+            fn_constructor_args=(settings, places, list(items), gpus > 0),
             num_cpus=0.9,  # the job that feeds it needs the rest
             num_gpus=gpus or None,
             concurrency=max(1, min(room, num_blocks(len(items)))),
@@ -56,9 +57,12 @@ def featurize_on_nodes(settings: Settings, places: Places, gpus: float = 0.0) ->
 class _Tower:
     """Runs on a node, as an actor."""
 
-    def __init__(self, settings: Settings, places: Places, items: list[Item]) -> None:
+    def __init__(self, settings: Settings, places: Places, items: list[Item], has_gpu: bool) -> None:
+        """`has_gpu`: one was given to this actor. Ray hides no GPU from an actor without one."""
         torch.set_num_threads(1)  # one tower on each CPU
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if has_gpu:
+            require_gpu()
+        device = torch.device("cuda" if has_gpu else "cpu")
         self._featurize, self._items = Featurizer(settings, places, device), items
 
     def __call__(self, block: Columns) -> Columns:

@@ -99,6 +99,7 @@ class TrialPlan:
     cpus_per_worker: float = 1.0
     gpus_per_worker: float = 0.0
     max_failures: int = 3
+    patience: float = 24.0  # hours that workers wait for one another before they take the others for lost
     keep_model: bool = False
     reuse: bool = True  # take over tasks that another trial has finished where the results cannot differ
     tags: dict[str, str] = field(default_factory=dict)

@@ -40,8 +40,6 @@ def train_worker(config: dict[str, Any]) -> None:
     A worker that starts again after a failure goes on from the last commit; the finished tasks are
     reported again, which schedulers ignore and the tracker does not store twice.
     """
-    import torch
-
     from orchestrator.learning.resolve import resolve
     from orchestrator.learning.run import execute
     from orchestrator.learning.workers import Workers
@@ -55,8 +53,7 @@ def train_worker(config: dict[str, Any]) -> None:
     stream = load_stream(config["settings"]["stream"], places.root, places.videos)
     experiment = resolve(config["settings"], stream.settings, config["presets"])
     context = ray.train.get_context()
-    has_gpu = plan.gpus_per_worker > 0 and torch.cuda.is_available()
-    workers = Workers(context.get_world_rank(), context.get_world_size(), _gpu() if has_gpu else torch.device("cpu"))
+    workers = Workers(context.get_world_rank(), context.get_world_size(), _device(plan))
     reports = _Reports(plan, experiment, config["name"], workers, config.get("until"))
     on_ready, reuse = reports.ready, plan.reuse
     try:
@@ -66,9 +63,17 @@ def train_worker(config: dict[str, Any]) -> None:
     reports.conclude(result.record, result.resumed == len(result.stream.tasks))
 
 
-def _gpu() -> torch.device:
+def _device(plan: TrialPlan) -> torch.device:
+    """Where a worker computes; what the plan gave it, and never a CPU in a GPU's stead."""
+    if not plan.gpus_per_worker:
+        import torch
+
+        return torch.device("cpu")
     from ray.train.torch import get_device
 
+    from orchestrator.data.device import require_gpu
+
+    require_gpu()
     return get_device()
 
 
@@ -155,8 +160,10 @@ def _backend(plan: TrialPlan) -> BackendConfig:
         return BackendConfig()
     from ray.train.torch import TorchConfig
 
-    # NCCL wants a GPU for each process. Asked of the plan: the driver of a trial may see no GPU itself
-    return TorchConfig(backend="nccl" if plan.gpus_per_worker >= 1 else "gloo")
+    # NCCL wants a GPU for each process. Asked of the plan: the driver of a trial may see no GPU itself. What lies on
+    # the CPU (objects, galleries) goes by gloo. Rank 0 may decode a whole stream while the others wait for it
+    has_own = plan.gpus_per_worker >= 1
+    return TorchConfig(backend="cpu:gloo,cuda:nccl" if has_own else "gloo", timeout_s=round(3600 * plan.patience))
 
 
 class _EndOnMistake(UserCallback):
@@ -220,10 +227,17 @@ def run_trial(
         raise explain(error) from None
 
 
+# What torch says, as a plain RuntimeError, of a fault of the program: tensors of two devices or types, and an operator
+# that has no kernel which gives the same numbers twice
+_FAULTS = ("on the same device", "same dtype", "expected scalar type", "does not have a deterministic implementation")
+
+
 def is_final(error: BaseException) -> bool:
     """Whether an error of a worker would come again: a mistake in settings, data or code, or a loss without number."""
     if isinstance(error, CtvrError):
         return error.is_final
+    if isinstance(error, RuntimeError) and any(text in str(error) for text in _FAULTS):
+        return True
     return isinstance(error, (ValueError, TypeError, AttributeError, NotImplementedError))
 
 

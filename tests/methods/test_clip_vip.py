@@ -1,11 +1,12 @@
 import dataclasses
+from itertools import product
 
 import pytest
 import torch
 
 from methods.backbone.clip import TokenState, record_tokens
 from methods.base import unit
-from methods.clip_vip import CLIPViP, CLIPViPConfig, VideoProxies
+from methods.clip_vip import CLIPViP, CLIPViPConfig, VideoProxies, between
 from tests.methods.conftest import make_batch, make_task
 from tests.methods.steps import train_stream
 
@@ -100,6 +101,10 @@ def test_time_embeddings_are_interpolated_to_other_lengths(small_clip):
     video.time.data = torch.tensor([0.0, 1.0, 2.0, 3.0])[None, :, None].expand(1, 4, 32).clone()
     eight = video.time_embedding(8)[0, :, 0]
     assert eight.shape == (8,)
+    for size, frames in product((1, 3, 4, 12), (1, 2, 5, 8, 12)):
+        tau = torch.randn(1, size, 6)
+        expected = torch.nn.functional.interpolate(tau.mT, size=frames, mode="linear").mT
+        torch.testing.assert_close(between(size, frames, tau.device) @ tau, expected)
     assert (eight.diff() >= 0).all()
     assert video.time_embedding(1).shape == (1, 1, 32)
     for frames in (1, 2, 7):

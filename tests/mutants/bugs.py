@@ -360,8 +360,8 @@ LINES: dict[str, list[tuple[str, ...]]] = {
     ],
     "methods/layers/experts.py": [
         (
-            "return torch.zeros_like(logits).scatter(1, chosen, best.softmax(dim=-1))",
-            "return torch.zeros_like(logits).scatter(1, chosen, logits.softmax(dim=-1).gather(1, chosen))",
+            "return (places * best.softmax(dim=-1)[..., None]).sum(dim=1)",
+            "return (places * logits.softmax(dim=-1).gather(1, chosen)[..., None]).sum(dim=1)",
             "gates of the chosen do not sum to one",
         ),
         (

@@ -61,6 +61,16 @@ def test_an_lstm_without_weights_leaves_the_frames(frames):
         assert torch.equal(header(frames), frames)
 
 
+def test_an_lstm_keeps_what_cudnns_backward_needs_wherever_a_gradient_is_taken(frames):
+    """EWC takes gradients in evaluation mode, which cuDNN refuses an LSTM."""
+    header = FrameLSTM(32).eval()
+    header(frames)
+    assert header.lstm.training
+    with torch.no_grad():
+        header(frames)
+    assert not header.lstm.training
+
+
 def test_both_see_the_order_of_frames(clip, frames):
     for header in headers(clip):
         turned = header(frames.flip(1)).flip(1)

@@ -11,16 +11,26 @@ from types import SimpleNamespace
 
 import pytest
 import ray.train
+import torch
 from ray.exceptions import ActorDiedError
 from ray.train import ControllerError, WorkerGroupError
 from ray.train.backend import BackendConfig
 from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, WorkerGroupStartupTimeoutError
 
-from orchestrator.errors import ConfigError, Diverged, TrialFailed
+from orchestrator.errors import ConfigError, Diverged, OutOfMemory, TrialFailed
 from orchestrator.learning.commits import Record
 from orchestrator.learning.workers import Workers
 from orchestrator.on_ray.plan import TrialPlan
-from orchestrator.on_ray.trial import _backend, _check_sources, _EndOnMistake, _Enough, _Reports, explain, is_final
+from orchestrator.on_ray.trial import (
+    _backend,
+    _check_sources,
+    _device,
+    _EndOnMistake,
+    _Enough,
+    _Reports,
+    explain,
+    is_final,
+)
 
 
 def test_a_stretch_ends_after_its_task_and_the_next_one_goes_on_with_the_reports(monkeypatch, small_stream):
@@ -75,6 +85,9 @@ def wrapped(error: Exception) -> UserExceptionWithTraceback:
         (ConfigError("x"), True),
         (Diverged("x"), True),
         (TypeError("x"), True),
+        (OutOfMemory("x"), True),
+        (RuntimeError("Expected all tensors to be on the same device, but got cpu and cuda:0"), True),
+        (RuntimeError("median CUDA does not have a deterministic implementation"), True),
         (RuntimeError("connection closed by peer"), False),
         (OSError("disk"), False),
         (MemoryError(), False),
@@ -150,11 +163,20 @@ def test_a_worker_on_another_host_with_other_sources_refuses():
         _check_sources(plan(host="elsewhere", sources="0123456789ab"))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_worker_that_was_given_a_gpu_never_takes_the_cpu_in_its_stead():
+    assert _device(plan()) == torch.device("cpu")
+    with pytest.raises(ConfigError, match="torch finds no GPU on"):
+        _device(plan(gpus_per_worker=1))
+
+
 def test_a_single_process_meets_nobody():
     """Its trial starts without torch; and where torch's processes meet, it listens on every interface."""
     assert type(_backend(plan())) is BackendConfig
     assert _backend(plan(workers=2)).backend == "gloo"
-    assert _backend(plan(workers=2, gpus_per_worker=1)).backend == "nccl"
+    assert _backend(plan(workers=2, gpus_per_worker=1)).backend == "cpu:gloo,cuda:nccl"  # objects go by gloo
+    assert _backend(plan(workers=2, patience=0.5)).timeout_s == 1800
+    assert _backend(plan(workers=2)).timeout_s == 24 * 3600  # rank 0 may decode for hours
     assert _backend(plan(workers=2, gpus_per_worker=0.5)).backend == "gloo"  # NCCL wants a GPU of its own
 
 

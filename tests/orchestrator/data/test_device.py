@@ -1,0 +1,53 @@
+"""One way to set a GPU up, and what is said where it cannot be used. No GPU is needed to ask for these."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+
+from orchestrator.data.device import memory_of, numerics, prepare_device, require_gpu
+from orchestrator.errors import ConfigError, OutOfMemory
+
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture
+def flags():
+    """They belong to the process: what is set here is set back."""
+    kept = torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = kept
+
+
+def test_a_gpu_gets_full_float32_and_errors_where_a_kernel_is_free(flags, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    before = numerics(CUDA)
+    prepare_device(torch.device("cpu"))
+    assert numerics(CUDA) == before
+    prepare_device(CUDA)
+    assert numerics(CUDA) == {**dict.fromkeys(before, False), "deterministic": True}
+    assert torch.get_deterministic_debug_mode() == 2  # an error; 1 would warn and leave attention's backward free
+    assert not torch.utils.deterministic.fill_uninitialized_memory
+    prepare_device(CUDA, is_repeatable=False)
+    assert numerics(CUDA) == dict.fromkeys(before, False) != before
+    assert numerics(torch.device("cpu")) == {}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_torch_cannot_use_is_an_error_with_the_nodes_name(monkeypatch):
+    monkeypatch.setattr("platform.node", lambda: "node7")
+    with pytest.raises(ConfigError, match="--gpus-per-trial: torch finds no GPU on node7"):
+        require_gpu()
+
+
+def test_memory_that_is_too_small_is_said_once_with_the_remedy():
+    remedy = "data.batch_size: the memory of .* optim.checkpoint_activations=true"
+    with pytest.raises(OutOfMemory, match=remedy) as error, memory_of(CUDA):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
+    again = pickle.loads(pickle.dumps(error.value))
+    assert again.is_final
+    assert "\n" not in str(again)
