@@ -81,22 +81,18 @@ def encode_texts(
 ) -> Tensor:
     """Caption features (Q, ...) on the CPU; word features are padded with zeros to the longest.
 
-    A frozen text tower encodes a chunk of captions once: after every task all captions so far search again.
+    Captions of about one length are encoded together, since a pass is as long as its longest caption, and equal ones
+    once. A frozen text tower encodes a caption once in a run: after every task all captions so far search again.
     """
-
-    def encode(part: Tensor) -> Tensor:
-        if not method.frozen_text:
-            return method.encode_text(part.to(device), task).float().cpu()
-        known, chunk = _KNOWN_TEXTS.setdefault(method, {}), part.numpy().tobytes()
-        if chunk not in known:
-            known[chunk] = method.encode_text(part.to(device), task).float().cpu()
-        return known[chunk]
-
-    parts = [encode(part) for part in tokens.split(config.batch_size)]
-    if parts and parts[0].ndim == 3:
-        longest = max(part.shape[1] for part in parts)
-        parts = [torch.nn.functional.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts]
-    return torch.cat(parts)
+    keys = [row.numpy().tobytes() for row in tokens]
+    known: dict[bytes, Tensor] = _KNOWN_TEXTS.setdefault(method, {}) if method.frozen_text else {}
+    new = {key: row for row, key in enumerate(keys) if key not in known}
+    rows = torch.tensor(list(new.values()), dtype=torch.int64)
+    rows = rows[tokens[rows].argmax(dim=1).argsort(stable=True)]  # by the position of the end of text
+    for part in rows.split(config.batch_size) if len(rows) else ():
+        features = method.encode_text(tokens[part].to(device), task).float().cpu()
+        known.update((keys[row], feature) for row, feature in zip(part.tolist(), features))
+    return torch.nn.utils.rnn.pad_sequence([known[key] for key in keys], batch_first=True)
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from orchestrator.learning.evaluate import (
     EvaluationConfig,
     add_history,
     all_scores,
+    encode_texts,
     final_scores,
     metrics_of,
 )
@@ -50,6 +51,38 @@ def two_tasks():
     features = torch.nn.functional.normalize(torch.randn(12, 8, generator=torch.Generator().manual_seed(1)), dim=-1)
     noisy = features + 0.3 * torch.randn(12, 8, generator=torch.Generator().manual_seed(2))
     return noisy, [features[:5], features[5:]], [queries(0, 5), queries(5, 7)]
+
+
+class Words(Method):
+    """A caption's words (B, N, 2) up to the longest of the pass, as word features are made; keeps what was asked."""
+
+    def __init__(self, frozen_text: bool) -> None:
+        super().__init__()
+        self.frozen_text, self.passes = frozen_text, list[tuple[int, int]]()
+
+    def encode_text(self, tokens: torch.Tensor, task: int | None = None) -> torch.Tensor:
+        tokens = tokens[:, : int(tokens.argmax(dim=1).max())]
+        tokens = tokens * (tokens < 99)
+        self.passes.append(tuple(tokens.shape))
+        return torch.stack([tokens, tokens**2], dim=-1)
+
+
+@pytest.mark.parametrize("frozen_text", [False, True])
+def test_captions_of_one_length_are_encoded_together_and_equal_ones_once(frozen_text):
+    lengths = [7, 2, 5, 2, 7, 3]
+    tokens = torch.zeros(6, 9, dtype=torch.int64)
+    for row, length in enumerate(lengths):
+        tokens[row, :length], tokens[row, length] = row + 1, 99
+    tokens = torch.cat([tokens, tokens[:2]])
+    method = Words(frozen_text)
+    expected = torch.zeros(8, 7, 2)
+    for row, words in enumerate(tokens):
+        one = Words(False).encode_text(words[None])[0]
+        expected[row, : len(one)] = one
+    assert torch.equal(encode_texts(method, tokens, None, EvaluationConfig(batch_size=2), CPU), expected)
+    assert method.passes == [(2, 2), (2, 5), (2, 7)]
+    assert torch.equal(encode_texts(method, tokens[1:], None, EvaluationConfig(batch_size=2), CPU), expected[1:])
+    assert len(method.passes) == (3 if frozen_text else 6)
 
 
 def test_scores_do_not_depend_on_chunks(two_tasks):
