@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from methods import CONFIGURATIONS, METHODS
-
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [
     "CONTRIBUTING.md",
@@ -25,17 +23,6 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 def targets() -> set[str]:
     return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-
-
-def test_every_method_says_what_was_verified_and_by_which_test():
-    rows = re.findall(
-        r"^\| `(\w+)` \| (\w+) \| (.*?) \| (.*?) \|", (ROOT / "REPRODUCIBILITY.md").read_text(), re.MULTILINE
-    )
-    assert sorted(name for name, *_ in rows) == sorted({*METHODS, *CONFIGURATIONS})
-    for name, grade, tests, against in rows:
-        assert grade in {"code", "paper", "ours"}, name
-        assert re.findall(r"`tests/\S+\.py`", tests), name
-        assert against.strip(), name
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

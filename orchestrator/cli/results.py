@@ -32,6 +32,8 @@ def add_methods(commands: Any) -> None:
     parser = commands.add_parser("methods", help="list the methods, or one method's settings and presets")
     parser.add_argument("name", nargs="?", help="show this method's settings")
     parser.add_argument("--preset", metavar="PRESET", help="what it changes of the recommended settings, with sources")
+    parser.add_argument("--verified", action="store_true", help="what equals the authors' code, and by which test")
+    parser.add_argument("--write", action="store_true", help="with --verified: bring REPRODUCIBILITY.md up to date")
     parser.add_argument("--cost", action="store_true", help="multiply-adds and parameters beside the papers' figures")
     parser.set_defaults(run=_methods)
 
@@ -39,6 +41,10 @@ def add_methods(commands: Any) -> None:
 def _methods(arguments: argparse.Namespace) -> str:
     from orchestrator.jobs import methods as catalogue
 
+    if arguments.write and not arguments.verified:
+        raise ConfigError("methods: --write is of --verified. Write ctvr methods --verified --write.")
+    if arguments.verified:
+        return _verified(arguments.write)
     if arguments.cost:
         return catalogue.cost_text()
     if arguments.preset and not arguments.name:
@@ -46,6 +52,13 @@ def _methods(arguments: argparse.Namespace) -> str:
     if arguments.preset:
         return catalogue.preset_text(arguments.name, arguments.preset)
     return catalogue.method_text(arguments.name) if arguments.name else catalogue.methods_text()
+
+
+def _verified(write: bool) -> str:
+    from orchestrator.jobs.verified import write_page
+    from orchestrator.tables.verified import text
+
+    return write_page() if write else text()
 
 
 def add_ui(commands: Any) -> None:

@@ -19,19 +19,7 @@ from orchestrator.learning.experiment import GROUPS
 from orchestrator.learning.resolve import configured, find, presets_of, resolve, with_recipe
 from orchestrator.on_ray.plan import GAIN, MEAN
 from orchestrator.streams.stream import Stream
-
-CHECKED = {  # beyond the contract tests and the invariants of the papers, which every method passes
-    "zero_shot": "parity with open_clip",
-    "clip4clip": "parity with open_clip; parameter count",
-    "framefusion_moe": "released code (preset released): features, gates, losses to 1e-5; parameter count",
-    "structalign": "released code (preset released): words, frames, losses to 1e-5; parameter count",
-    "tempme": "released code (preset released): features, token sizes, loss to 1e-5; multiply-adds, parameter count",
-    "lora": "multiply-adds, parameter count",
-    "prompt": "multiply-adds, parameter count",
-    "adapter": "multiply-adds, parameter count",
-    "xpool": "parameter count",
-    "clip_vip": "parameter count",
-}
+from orchestrator.tables.verified import equals, of_method
 
 
 def methods_text() -> str:
@@ -42,7 +30,8 @@ def methods_text() -> str:
         module = inspect.getmodule(find(name))
         first = (inspect.getdoc(module) or "").split("\n\n")[0].replace("\n", " ")
         lines.append(f"{name:<{width}}  {first}")
-        lines.append(f"{'':<{width}}    checked against: {CHECKED.get(name, 'the equations of its paper (no code)')}")
+        found = "; ".join(map(equals, of_method(name))) or "the equations of its paper (no code)"
+        lines.append(f"{'':<{width}}    checked against: {found}")
     lines += [f"{name:<{width}}  {method} with preset {own}" for name, (method, own) in CONFIGURATIONS.items()]
     lines.append(
         "No published number was reproduced here: neither the pre-trained weights nor the data sets were at hand."

@@ -10,6 +10,7 @@ from orchestrator.config import Settings
 from orchestrator.errors import ConfigError
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.verdict import CHOICE, gained
+from orchestrator.jobs.verified import with_verified
 from orchestrator.learning.resolve import presets_of, resolve, with_recipe
 from orchestrator.tables.beside_paper import ROW, TABLE_NAME, PaperRun
 from orchestrator.tables.build import Direction, build
@@ -30,7 +31,7 @@ def table(where: Deployment, sweep: str | None = None, stream: str | None = None
         raise ConfigError(
             f"table: no runs of {sweep or stream!r} in {tracker.uri.split('@')[-1]}. `ctvr ui` lists them."
         )
-    made = build(tracker, runs, papers_of, direction)
+    made = [with_verified(each, runs) for each in build(tracker, runs, papers_of, direction)]
     ranks = {run.run_id: found for run in runs if run.tags.get(CHOICE) and (found := read_ranks(tracker, run.run_id))}
     notes = gained(runs, ranks) if sweep is not None else []
     made = [replace(each, notes=(*notes, *each.notes)) for each in made]

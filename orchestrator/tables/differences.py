@@ -47,10 +47,11 @@ def differences(settings: Mapping[str, Any], paper: Mapping[str, Any], row: str 
     for name in pairs.keys() & {"method.num_frames", "base.num_frames"}:
         if pairs[name] == pairs.get(FRAMES):  # it follows the data's on both sides, which is named already
             skipped.add(name)
-    return {name: pair for name, pair in pairs.items() if name not in skipped and not _equal(*pair)}
+    return {name: pair for name, pair in pairs.items() if name not in skipped and not is_equal(*pair)}
 
 
-def _equal(a: str, b: str) -> bool:
+def is_equal(a: str, b: str) -> bool:
+    """Whether two settings, as text, are the same; numbers by their value."""
     try:
         return float(a) == float(b)
     except ValueError:

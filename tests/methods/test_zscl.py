@@ -4,16 +4,15 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-import open_clip
 import pytest
 import torch
 
-from methods.backbone.clip import Clip
 from methods.base import Batch
 from methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from methods.zscl import ZSCL, ZSCLConfig
 from orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates, train_only
 from tests.methods.conftest import make_batch, make_task
+from tests.methods.released import continual_clip
 from tests.methods.steps import (
     begin,
     distilled_by_hand,
@@ -232,7 +231,7 @@ class Classifier(Clip4Clip):
 def test_preset_original_takes_the_released_steps_and_averages_the_released_weights():
     """Thunderbeee/ZSCL@b96e714, eight steps of its own loop with an interval of 3: weights and their mean to 1e-5."""
     file = np.load(Path(__file__).parent / "fixtures" / "zscl_released.npz")
-    base = Classifier(Clip4ClipConfig(**own(ZSCL.PRESETS["original"], "base")), released_clip(file))
+    base = Classifier(Clip4ClipConfig(**own(ZSCL.PRESETS["original"], "base")), continual_clip(moved=True))
     method = ZSCL(
         ZSCLConfig(**{**own(ZSCL.PRESETS["original"], "method"), "weight": 0.0, "l2": 0.0, "average_every": 3}), base
     )
@@ -276,19 +275,6 @@ def assert_projections(clip, file, when):
     for ours, theirs in ((clip.vision.proj, "visual.proj"), (clip.text.proj, "text_projection")):
         expected = torch.from_numpy(file[f"run/{when}/{theirs}"])
         torch.testing.assert_close(ours.detach(), expected, rtol=0, atol=1e-5)
-
-
-def released_clip(file) -> Clip:
-    source = open_clip.CLIP(
-        embed_dim=32,
-        quick_gelu=True,
-        vision_cfg={"layers": 2, "width": 64, "head_width": 64, "patch_size": 8, "image_size": 32},
-        text_cfg={"context_length": 77, "vocab_size": 512, "width": 64, "heads": 1, "layers": 2},
-    )
-    state = {name[6:]: torch.from_numpy(file[name]).float() for name in file if name.startswith("state/")}
-    unknown = source.load_state_dict(state, strict=False)
-    assert unknown.unexpected_keys == []
-    return Clip(source, lambda texts: torch.zeros(len(texts), 77, dtype=torch.int64), (0.5,) * 3, (0.5,) * 3)
 
 
 def test_snapshots_begin_where_the_setting_says_and_the_warning_says_what_was_learned(make):

@@ -1,0 +1,75 @@
+"""What was verified: printed, written into REPRODUCIBILITY.md, and said below the rows of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from orchestrator.errors import ConfigError
+from orchestrator.learning.resolve import presets_of
+from orchestrator.tables.differences import is_equal
+from orchestrator.tables.marks import method_of
+from orchestrator.tables.table import Table
+from orchestrator.tables.verified import Verified, document, equals, of_method
+from orchestrator.tracking.values import RunRecord, as_text
+
+MARKS = ("<!-- from orchestrator/tables/verified.json: ctvr methods --verified --write -->", "<!-- end -->")
+SHOWN = 6  # settings of a footnote
+
+
+def with_verified(table: Table, runs: Sequence[RunRecord]) -> Table:
+    """The table with a footnote below each row whose method was held against its authors' code."""
+    by_id = {run.run_id: run for run in runs}
+    rows = []
+    for row in table.rows:
+        run = by_id.get(row.runs[0]) if row.runs else None
+        note = verified_note(run) if run is not None else ""
+        rows.append(replace(row, marks=(*row.marks, note)) if note else row)
+    return replace(table, rows=tuple(rows))
+
+
+def verified_note(run: RunRecord) -> str:
+    """What a table says below a run: what equals which release, and what of its recipe does not; empty without one."""
+    return "; ".join(f"{equals(entry)}; {_recipe(run, entry)}" for entry in of_method(method_of(run)))
+
+
+def _recipe(run: RunRecord, entry: Verified) -> str:
+    try:
+        recipe = presets_of(entry.method).get(entry.preset, {})
+    except ConfigError:  # a record of a method that is gone
+        recipe = {}
+    known = {name: value for name, value in recipe.items() if name in run.settings}
+    pairs = {name: (as_text(run.settings[name]), as_text(value)) for name, value in known.items()}
+    found = [f"{name} {ours} ({entry.preset} {its})" for name, (ours, its) in pairs.items() if not is_equal(ours, its)]
+    if not found:
+        return f"recipe: preset {entry.preset}"
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return f"recipe differs in: {', '.join(found[:SHOWN])}{more} (ctvr methods {entry.method} --preset {entry.preset})"
+
+
+def updated(page: str) -> str:
+    """A page whose part between the two marks is the generated one.
+
+    Raises:
+        ConfigError: if a mark is missing.
+    """
+    head, begin, rest = page.partition(MARKS[0])
+    _, end, tail = rest.partition(MARKS[1])
+    if not begin or not end:
+        raise ConfigError(
+            f"methods --write: the page has no line {MARKS[0] if not begin else MARKS[1]!r}. Put it back."
+        )
+    return f"{head}{begin}\n\n{document()}\n\n{end}{tail}"
+
+
+def write_page(path: Path = Path("REPRODUCIBILITY.md")) -> str:
+    """Bring the page of this checkout up to date.
+
+    Raises:
+        ConfigError: if it is not there.
+    """
+    if not path.is_file():
+        raise ConfigError(f"methods --write: there is no {path} here. Go to the root of a checkout.")
+    path.write_text(updated(path.read_text(encoding="utf-8")), encoding="utf-8")
+    return f"written: {path}"

@@ -1,0 +1,138 @@
+"""What was held against the authors' own code, as data: verified.json beside this file.
+
+An entry is one method under one preset, with the release that was run (unmodified, on small seeded weights) and its
+checks: what was compared, how many tensors, tables or numbers, to which tolerance, by which test. A check `in_clone`
+has its reference among the fixtures of the repository; another one runs where the whole reference files are
+(folder `reference/` of CTVR_SHARED) and is skipped elsewhere. `open` says what could not be compared, and why.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).parent / "verified.json"
+# evaluation: metrics and revised similarities; recipe: groups of the optimizer, decay, frozen parts, clamps
+WHAT = ("forward", "loss", "gradients", "steps", "schedule", "recipe", "evaluation")
+GRADES = ("code", "paper", "ours")
+PROVES_CODE = {"forward", "loss", "gradients"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing that was compared."""
+
+    what: str  # one of WHAT
+    cases: int
+    tolerance: float  # largest absolute difference; 0: equal digit for digit
+    test: str  # path::function
+    in_clone: bool = True  # else only where the whole reference files are
+
+    def __post_init__(self) -> None:
+        if self.what not in WHAT:
+            raise ValueError(f"what: {self.what!r} is none of {', '.join(WHAT)}.")
+        if self.cases < 1 or self.tolerance < 0:
+            raise ValueError(f"cases and tolerance: {self.cases} cases to {self.tolerance} prove nothing.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """One method beside one release."""
+
+    method: str
+    preset: str
+    source: str  # owner/name@commit
+    checks: tuple[Check, ...]
+    open: str = ""  # what could not be compared, and why
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What a method's row of REPRODUCIBILITY.md says beside its entries."""
+
+    method: str
+    grade: str  # without a release: paper or ours
+    tests: tuple[str, ...]
+    against: str
+    note: str = ""
+
+
+@cache
+def read() -> tuple[tuple[Standing, ...], tuple[Verified, ...]]:
+    """All rows and all entries of the file, in its order.
+
+    Raises:
+        ValueError: for an entry that breaks the format.
+    """
+    data: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    rows = tuple(Standing(**{**row, "tests": tuple(row["tests"])}) for row in data["methods"])
+    return rows, tuple(
+        Verified(**{**entry, "checks": tuple(Check(**check) for check in entry["checks"])})
+        for entry in data["verified"]
+    )
+
+
+def of_method(method: str) -> tuple[Verified, ...]:
+    """The entries of a method or configuration."""
+    return tuple(entry for entry in read()[1] if entry.method == method)
+
+
+def checks_of(test: str) -> dict[tuple[str, str], Check]:
+    """(method, what) -> the check that this test makes."""
+    return {(entry.method, check.what): check for entry in read()[1] for check in entry.checks if check.test == test}
+
+
+def equals(entry: Verified) -> str:
+    """`forward, loss and gradients equal owner/name@commit to 1e-05 on seeded weights`, for a footnote."""
+    names = list(dict.fromkeys(check.what for check in sorted(entry.checks, key=lambda check: WHAT.index(check.what))))
+    listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    worst = max(check.tolerance for check in entry.checks)
+    return f"{listed} equal {entry.source} to {worst:g} on seeded weights"
+
+
+def grade_of(row: Standing) -> str:
+    """`code` where features, losses or gradients are held against a release in every clone."""
+    checks = [check for entry in of_method(row.method) for check in entry.checks]
+    return "code" if any(check.in_clone and check.what in PROVES_CODE for check in checks) else row.grade
+
+
+# --- what is printed and written ------------------------------------------------------------------------------
+
+
+def text() -> str:
+    """Every entry with its checks, for a terminal."""
+    lines = []
+    for entry in read()[1]:
+        lines.append(f"{entry.method}, preset {entry.preset}: {entry.source}")
+        for check in entry.checks:
+            where = "" if check.in_clone else "  (where the reference files are)"
+            lines.append(f"  {check.what:<10}  {check.cases:>4} cases to {check.tolerance:g}  {check.test}{where}")
+        if entry.open:
+            lines.append(f"  not compared: {entry.open}")
+    entries = read()[1]
+    total = sum(check.cases for entry in entries for check in entry.checks)
+    clone = sum(check.cases for entry in entries for check in entry.checks if check.in_clone)
+    lines.append("")
+    lines.append(f"{total} cases of {len({e.method for e in entries})} methods, {clone} of them in every clone.")
+    return "\n".join(lines)
+
+
+def document() -> str:
+    """The generated part of REPRODUCIBILITY.md: one table of methods, one of releases."""
+    lines = ["| method | grade | test | against | could not be verified, or differs |", "|---|---|---|---|---|"]
+    for row in read()[0]:
+        checked = (check.test.partition("::")[0] for entry in of_method(row.method) for check in entry.checks)
+        tests = ", ".join(f"`{test}`" for test in dict.fromkeys([*row.tests, *checked]))
+        lines.append(f"| `{row.method}` | {grade_of(row)} | {tests} | {row.against} | {row.note} |")
+    lines += ["", "## Equal to the authors' code", ""]
+    lines += ["| method, preset | release | compared: cases, tolerance | not compared |", "|---|---|---|---|"]
+    for entry in read()[1]:
+        checks = "; ".join(
+            f"{check.what} {check.cases}, {check.tolerance:g}{'' if check.in_clone else '*'}" for check in entry.checks
+        )
+        lines.append(f"| `{entry.method}`, {entry.preset} | {entry.source} | {checks} | {entry.open} |")
+    lines += ["", "\\* only where the whole reference files are (folder `reference/` of `CTVR_SHARED`)."]
+    return "\n".join(lines)

@@ -1,0 +1,99 @@
+"""What is called verified is: every entry names a test that is there and runs, and the page says what the data say."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from methods import CONFIGURATIONS, METHODS
+from orchestrator.cli.main import main
+from orchestrator.errors import ConfigError
+from orchestrator.jobs.table import paper_settings
+from orchestrator.jobs.verified import updated, verified_note, with_verified
+from orchestrator.learning.resolve import presets_of
+from orchestrator.tables.build import tables
+from orchestrator.tables.verified import GRADES, Check, equals, grade_of, of_method, read, text
+from tests.orchestrator.tables.test_differences import run
+
+ROOT = Path(__file__).parents[3]
+ROWS, ENTRIES = read()
+
+
+@cache
+def functions(path: str) -> dict[str, ast.FunctionDef]:
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def needs(path: str, name: str) -> set[str]:
+    """Fixtures of a function, and theirs where they are of the same file."""
+    known = functions(path)
+    found = {argument.arg for argument in known[name].args.args} if name in known else set()
+    return found.union(*(needs(path, each) for each in found if each in known))
+
+
+def is_skipped(path: str, name: str) -> bool:
+    node = functions(path)[name]
+    return any("skip" in ast.unparse(part) for part in [*node.decorator_list, *node.body])
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.method}-{entry.preset}")
+def test_an_entry_names_a_preset_and_tests_that_are_there_and_run_where_it_says(entry):
+    assert entry.preset in presets_of(entry.method)
+    assert entry.source
+    for check in entry.checks:
+        path, _, name = check.test.partition("::")
+        assert name in functions(path), check.test
+        assert not is_skipped(path, name), check.test
+        assert ("shared" in needs(path, name)) != check.in_clone, check.test
+    keys = [(check.test, check.what) for check in entry.checks]
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_test_that_was_renamed_or_is_skipped_would_be_found():
+    assert "test_gone" not in functions("tests/methods/test_tempme.py")
+    assert "shared" in needs("tests/methods/test_tempme.py", "test_ablations_equal_the_released_code")
+    with pytest.raises(ValueError, match="prove nothing"):
+        Check(what="loss", cases=0, tolerance=1e-5, test="")
+    with pytest.raises(ValueError, match="none of forward, loss"):
+        Check(what="speed", cases=1, tolerance=1e-5, test="")
+
+
+def test_every_method_has_one_row_with_tests_and_the_page_is_up_to_date():
+    assert sorted(row.method for row in ROWS) == sorted({*METHODS, *CONFIGURATIONS})
+    for row in ROWS:
+        assert grade_of(row) in GRADES
+        assert row.against.strip(), row.method
+        assert row.tests, row.method
+        assert all((ROOT / test).is_file() for test in row.tests), row.method
+    page = (ROOT / "REPRODUCIBILITY.md").read_text(encoding="utf-8")
+    assert page == updated(page), "run: ctvr methods --verified --write"
+    with pytest.raises(ConfigError, match="has no line"):
+        updated(page.replace("<!-- end -->", ""))
+
+
+def test_it_is_printed_and_writing_needs_it(capsys):
+    assert main(["methods", "--verified"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.strip() == text()
+    assert "clip4clip, preset original: ArrowLuo/CLIP4Clip@508ffa3" in shown
+    assert main(["methods", "--write"]) == 2
+    assert "--write is of --verified" in capsys.readouterr().err
+
+
+def test_a_row_says_what_equals_the_release_and_what_of_its_recipe_does_not():
+    record = run("clip4clip", "msrvtt-10")
+    note = verified_note(record)
+    assert note.startswith("forward, loss, gradients, steps, schedule, recipe and evaluation equal ArrowLuo/CLIP4Clip@")
+    assert "to 5e-05 on seeded weights; recipe differs in: method.lr 1e-06 (original 1e-07)," in note
+    assert note.endswith("more (ctvr methods clip4clip --preset original)")
+    (table,) = tables([record])
+    assert with_verified(table, [record]).rows[0].marks[-1] == note
+    settings = {**(paper_settings(record) or {}), **presets_of("clip4clip")["original"]}
+    own = run("clip4clip", "msrvtt-10", **{name: value for name, value in settings.items() if name != "method"})
+    assert verified_note(own).endswith("recipe: preset original")
+    assert verified_note(run("upper_bound", "msrvtt-10")) == ""
+    assert equals(of_method("lump")[0]) == "steps equal divyam3897/UCL@cfaa81d to 1e-05 on seeded weights"
