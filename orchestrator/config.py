@@ -11,7 +11,8 @@ import dataclasses
 import difflib
 import math
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -44,6 +45,41 @@ def parse_overrides(words: Iterable[str]) -> Settings:
             raise ConfigError(f"{name}: given twice, as {settings[name]!r} and {value!r}. Keep one of them.")
         settings[name] = value
     return settings
+
+
+def read_settings(path: Path) -> Settings:
+    """Settings of a YAML file, flat and dotted: `optim.epochs: 8`, or `optim:` with `epochs: 8` below it.
+
+    `method` is a name, or a mapping of the method's settings with its `name` among them.
+
+    Raises:
+        ConfigError: if it cannot be read, is no mapping, or says a setting twice.
+    """
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config {path}: cannot be read ({error.strerror}).") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path}: is no YAML ({' '.join(str(error).split())}).") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"--config {path}: holds no settings. Write lines such as optim.epochs: 8.")
+    settings: Settings = {}
+    for name, value in _flat(found):
+        name = "method" if name == "method.name" else name
+        if name in settings:
+            raise ConfigError(f"--config {path}: {name} is given twice. Keep one of them.")
+        settings[name] = value
+    return settings
+
+
+def _flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def under(settings: Mapping[str, Any], prefix: str) -> Settings:
@@ -97,6 +133,11 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
     if isinstance(typed, float) and math.isnan(typed):  # compares as false with every limit
         raise ConfigError(f"{name}: {value!r} is no number. Write one, or leave the setting out.")
     return typed
+
+
+def schema_of(hint: Any) -> dict[str, Any]:
+    """The JSON schema of a field's type."""
+    return dict(TypeAdapter(hint).json_schema())
 
 
 def flatten(instance: Any, prefix: str = "") -> Settings:

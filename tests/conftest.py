@@ -44,3 +44,16 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("the real files are not on this machine (set CTVR_SHARED)")
     return folder
+
+
+@pytest.fixture(scope="session")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A runs folder with complete runs of zero_shot and framefusion_moe on `small/small.json`: read it only."""
+    import ctvr
+    from tests.small_stream import write_stream
+
+    root = tmp_path_factory.mktemp("learned")
+    manifest = write_stream(root / "small", num_tasks=2)
+    for method in ("zero_shot", "framefusion_moe"):
+        ctvr.run(method, manifest, settings={"optim.epochs": 1}, runs=root, keep_model=method != "zero_shot")
+    return root

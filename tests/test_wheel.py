@@ -18,7 +18,7 @@ from tests.small_stream import write_stream
 pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-PACKAGES = ("orchestrator", "methods", "search_spaces")
+PACKAGES = ("ctvr", "orchestrator", "methods", "search_spaces")
 NO_PART_OF_IT = {"ruff.toml"}  # settings of the linter
 
 
@@ -55,7 +55,7 @@ def run(elsewhere: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=300)
 
 
-def test_every_file_of_the_three_packages_is_in_the_wheel(wheel):
+def test_every_file_of_the_packages_is_in_the_wheel(wheel):
     files = {
         path.relative_to(REPOSITORY).as_posix()
         for name in PACKAGES
@@ -71,7 +71,7 @@ def test_every_file_of_the_three_packages_is_in_the_wheel(wheel):
 
 def test_the_installed_command_lists_the_methods_and_learns_a_stream(elsewhere):
     where = run(
-        elsewhere, "python", "-c", "import orchestrator, methods; print(orchestrator.__file__, methods.__file__)"
+        elsewhere, "python", "-c", "import ctvr, orchestrator, methods; print(orchestrator.__file__, methods.__file__)"
     )
     assert where.stdout.count(str(elsewhere / "env")) == 2, where.stderr
     listed = run(elsewhere, "ctvr", "methods")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from orchestrator.cli.options import add_settings, add_where, get_where
+from orchestrator.cli.options import add_settings, add_where, get_where, settings_of
 from orchestrator.cli.sweep import MAIN_JOB
 from orchestrator.config import parse_overrides
 
@@ -52,7 +52,7 @@ def add_cache(commands: Any) -> None:
     parser = commands.add_parser("cache", help="decode a stream into the store; list, check and clean the store")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     build = actions.add_parser("build", help="decode every video of a stream that is not in the store")
-    build.add_argument("--stream", default=MAIN_JOB["stream"], help="(%(default)s)")
+    build.add_argument("--stream", help=f"({MAIN_JOB['stream']})")
     build.add_argument("--cluster", action="store_true", help="decode on all nodes of the Ray cluster (or --address)")
     build.add_argument(
         "--features",
@@ -83,8 +83,9 @@ def add_cache(commands: Any) -> None:
 def _cache_build(arguments: argparse.Namespace) -> str:
     from orchestrator.jobs.cache import build_cache
 
-    overrides = parse_overrides(arguments.overrides)
-    return build_cache(arguments.stream, overrides, get_where(arguments), arguments.cluster, arguments.features)
+    overrides = settings_of(arguments)
+    stream = arguments.stream or MAIN_JOB["stream"]
+    return build_cache(stream, overrides, get_where(arguments), arguments.cluster, arguments.features)
 
 
 def _cache_ls(arguments: argparse.Namespace) -> str:

@@ -11,10 +11,11 @@ import errno
 import logging
 import signal
 import sys
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 from orchestrator.cli.data import add_cache, add_streams
 from orchestrator.cli.results import add_doctor, add_explain, add_methods, add_sync, add_table, add_ui
+from orchestrator.cli.search import add_schema, add_search
 from orchestrator.cli.sweep import add_rerun, add_sweep
 from orchestrator.cli.train import add_run
 from orchestrator.console import say
@@ -27,10 +28,20 @@ log = logging.getLogger(__name__)
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
 
+    exits: ClassVar[bool] = True
+
     def error(self, message: str) -> NoReturn:
+        if not self.exits:
+            raise ConfigError(f"{message}.")
         if message.startswith("unrecognized arguments") and "=" in message and "--" not in message:
             message += " (write all name=value words together, after the options)"
         self.exit(2, f"{self.prog}: {message}. See {self.prog} --help\n")
+
+
+class RaisingParser(Parser):
+    """Says it as an exception, for those who call from Python."""
+
+    exits = False
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -67,16 +78,21 @@ def _set_up_logging() -> None:
     logging.getLogger("root").addFilter(lambda record: "No pretrained weights loaded" not in record.getMessage())
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="ctvr", description="Continual text-to-video retrieval experiments.")
+def make_parser(exits: bool = True) -> argparse.ArgumentParser:
+    """The parser of all commands; what it cannot parse ends the process, or is a ConfigError where not `exits`."""
+    parser = (Parser if exits else RaisingParser)(
+        prog="ctvr", description="Continual text-to-video retrieval experiments."
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_sweep(commands)
     add_run(commands)
     add_rerun(commands)
     add_table(commands)
+    add_search(commands)
     add_streams(commands)
     add_cache(commands)
     add_methods(commands)
+    add_schema(commands)
     add_ui(commands)
     add_doctor(commands)
     add_explain(commands)

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
+from orchestrator.config import parse_overrides, read_settings
 from orchestrator.console import say
 from orchestrator.errors import ConfigError
 
@@ -89,7 +90,25 @@ def _number(variable: str, default: Any, kind: type[int] | type[float]) -> Any:
 
 def add_settings(parser: argparse.ArgumentParser, preset: str = "named settings of the method, e.g. released") -> None:
     parser.add_argument("--preset", default="", help=f"{preset}; several by comma")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="settings from a YAML file; words here go before it"
+    )
     parser.add_argument("overrides", nargs="*", metavar="name=value", help="e.g. optim.epochs=8 method.beta=0.4")
+
+
+def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings of --config with those of the command line over them; `method`, `stream`, `preset` become options.
+
+    Raises:
+        ConfigError: for a word or a file that holds no settings.
+    """
+    settings = read_settings(arguments.config) if arguments.config else {}
+    for name in ("method", "stream", "preset"):
+        if name in settings and hasattr(arguments, name):
+            value = settings.pop(name)
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            setattr(arguments, name, getattr(arguments, name) or text)
+    return {**settings, **parse_overrides(arguments.overrides)}
 
 
 def get_where(arguments: argparse.Namespace) -> Any:

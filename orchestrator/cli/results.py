@@ -23,8 +23,6 @@ def add_table(commands: Any) -> None:
 def _table(arguments: argparse.Namespace) -> str:
     from orchestrator.jobs.table import table
 
-    if not arguments.sweep and not arguments.stream:
-        raise ConfigError("table: of what? Add --sweep NAME or --stream NAME.")
     return table(get_where(arguments), arguments.sweep, arguments.stream, get_direction(arguments))
 
 

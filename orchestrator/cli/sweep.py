@@ -16,9 +16,9 @@ from orchestrator.cli.options import (
     check_first,
     get_direction,
     get_where,
+    settings_of,
     words_of,
 )
-from orchestrator.config import parse_overrides
 from orchestrator.errors import ConfigError
 
 MAIN_JOB = {"method": "framefusion_moe", "stream": "shapes-5"}
@@ -71,7 +71,7 @@ def _sweep(arguments: argparse.Namespace) -> str:
             )
         check_first(arguments, None)
         return resume(arguments.resume, where)
-    overrides = parse_overrides(arguments.overrides)
+    overrides = settings_of(arguments)
     if arguments.smoke:
         arguments.trials, arguments.seeds = 1, min(1 if arguments.seeds is None else arguments.seeds, 1)
         arguments.baselines = arguments.baselines if names_table(arguments.preset) else "zero_shot"
@@ -84,7 +84,7 @@ def _sweep(arguments: argparse.Namespace) -> str:
 
 def _beside_resume(arguments: argparse.Namespace) -> list[str]:
     """Words that would change what is resumed."""
-    options = "method stream preset rows trials searcher scheduler confirm space seeds baselines direction"
+    options = "config method stream preset rows trials searcher scheduler confirm space seeds baselines direction"
     names = options.split()
     return [*arguments.overrides, *(f"--{name}" for name in names if getattr(arguments, name) not in (None, "", []))]
 

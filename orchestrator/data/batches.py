@@ -127,9 +127,7 @@ class StreamData:
 
     def task(self, index: int) -> Task:
         """What a method may know of task `index` (0-based)."""
-        task = self.stream.tasks[index]
-        categories = tuple(self.stream.category_index(name) for name in task.categories)
-        return Task(index, task.name, len(self.stream.tasks), categories, len(self.stream.categories))
+        return task_of(self.stream, index)
 
     def _pairs(self, tasks: Sequence[int]) -> list[int]:
         """Numbers of the training pairs of `tasks`, in order."""
@@ -145,7 +143,7 @@ class StreamData:
         """
         chosen = [self._all[number] for number in numbers]
         videos = self._finish(self._read([item for item, _ in chosen], is_augmented=False), None)
-        return videos.contiguous(), self._tokens([caption for _, caption in chosen]).to(self.device)
+        return videos.contiguous(), self.tokens([caption for _, caption in chosen]).to(self.device)
 
     def _number(self, item: Item) -> int:
         return self._numbers[item.video]
@@ -202,7 +200,7 @@ class StreamData:
             which = tuple(self._number(item) for item, _ in chosen)
             yield Batch(
                 frames=self._finish(videos, augment),
-                tokens=self._tokens([caption for _, caption in chosen]).to(self.device),
+                tokens=self.tokens([caption for _, caption in chosen]).to(self.device),
                 videos=torch.tensor(which, device=self.device),
                 categories=torch.tensor(
                     [self.stream.category_index(item.category) for item, _ in chosen], device=self.device
@@ -211,7 +209,7 @@ class StreamData:
                 plain_videos=which if augment is None else None,
             )
 
-    def _tokens(self, captions: list[str]) -> Tensor:
+    def tokens(self, captions: list[str]) -> Tensor:
         """Captions (N, L) int64, cut to `data.max_tokens` with the end of text kept."""
         tokens = self._tokenize(captions)
         longest = self.config.max_tokens
@@ -269,11 +267,18 @@ class StreamData:
         captions = [(row, number, text) for row, item in enumerate(items) for number, text in enumerate(item.captions)]
         twins = [place.get(items[row].twin or "", -1) for row, _, _ in captions]
         return Queries(
-            tokens=self._tokens([text for _, _, text in captions]),
+            tokens=self.tokens([text for _, _, text in captions]),
             target=torch.tensor([row for row, _, _ in captions]),
             twin=torch.tensor(twins),
             names=tuple(f"{items[row].video}#{number}" for row, number, _ in captions),
         )
+
+
+def task_of(stream: Stream, index: int) -> Task:
+    """What a method may know of task `index` (0-based)."""
+    task = stream.tasks[index]
+    categories = tuple(stream.category_index(name) for name in task.categories)
+    return Task(index, task.name, len(stream.tasks), categories, len(stream.categories))
 
 
 def check_pairs(stream: Stream, config: DataConfig, workers: int) -> None:

@@ -46,6 +46,17 @@ class Deployment:
         create_store(uri, self.runs.resolve(), stream)
         return Tracker(uri, self.runs.resolve())
 
+    def existing_tracker(self) -> Tracker:
+        """The tracker of records that are there, for who only reads; nothing is made where there are none.
+
+        Raises:
+            ConfigError: if the runs folder holds no records, or the server does not answer.
+        """
+        uri = default_uri(self.runs)
+        if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
+            raise ConfigError(f"--runs {self.runs}: holds no runs (no mlflow.db). Name the folder of earlier runs.")
+        return self.tracker()
+
     def folder(self, name: str) -> Path:
         return self.runs.resolve() / "sweeps" / name
 

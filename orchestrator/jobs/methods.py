@@ -44,7 +44,7 @@ def method_text(name: str) -> str:
     cls = find(name)
     module = inspect.getmodule(cls)
     lines = [(inspect.getdoc(module) or "").strip(), "", "settings"]
-    comments = _comments(cls.Config)
+    comments = comments_of(cls.Config)
     if dataclasses.fields(cls.Config):
         for setting, value in flatten(cls.Config(), "method").items():
             note = comments.get(setting.removeprefix("method."), "")
@@ -96,7 +96,7 @@ def preset_text(name: str, preset: str) -> str:
     return "\n".join(lines)
 
 
-def _comments(config: type) -> dict[str, str]:
+def comments_of(config: type) -> dict[str, str]:
     """The remark beside each field in the source, where there is one."""
     found = {}
     for cls in reversed(config.__mro__):

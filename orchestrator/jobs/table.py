@@ -19,13 +19,29 @@ from orchestrator.tables.formats import to_markdown
 from orchestrator.tables.marks import method_of
 from orchestrator.tables.paper_numbers import PublishedRow, published_rows, row_of
 from orchestrator.tables.significance import read_ranks
+from orchestrator.tables.table import Table
 from orchestrator.tables.write import write
 from orchestrator.tracking.values import RunRecord
 
 
 def table(where: Deployment, sweep: str | None = None, stream: str | None = None, direction: Direction = "t2v") -> str:
     """Write and return the table of a sweep's complete runs (or of every complete run of a stream)."""
-    tracker = where.tracker()
+    made = made_tables(where, sweep, stream, direction)
+    files = write(made, where.runs.resolve() / "tables" / (sweep or stream or "all"))
+    return f"{to_markdown(made)}\n\nwritten: {', '.join(str(file) for file in files)}"
+
+
+def made_tables(
+    where: Deployment, sweep: str | None = None, stream: str | None = None, direction: Direction = "t2v"
+) -> list[Table]:
+    """The tables of a sweep's complete runs, or of every complete run of a stream; one for each stream.
+
+    Raises:
+        ConfigError: if there are no such runs, or none of them is complete.
+    """
+    if not sweep and not stream:
+        raise ConfigError("table: of what? Add --sweep NAME or --stream NAME.")
+    tracker = where.existing_tracker()
     runs = tracker.find_runs(stream=stream, sweep=sweep)
     if not runs:
         raise ConfigError(
@@ -34,10 +50,7 @@ def table(where: Deployment, sweep: str | None = None, stream: str | None = None
     made = [with_verified(each, runs) for each in build(tracker, runs, papers_of, direction)]
     ranks = {run.run_id: found for run in runs if run.tags.get(CHOICE) and (found := read_ranks(tracker, run.run_id))}
     notes = gained(runs, ranks) if sweep is not None else []
-    made = [replace(each, notes=(*notes, *each.notes)) for each in made]
-    folder = where.runs.resolve() / "tables" / (sweep or stream or "all")
-    files = write(made, folder)
-    return f"{to_markdown(made)}\n\nwritten: {', '.join(str(file) for file in files)}"
+    return [replace(each, notes=(*notes, *each.notes)) for each in made]
 
 
 def papers_of(run: RunRecord) -> list[PaperRun]:

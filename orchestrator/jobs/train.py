@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from methods.base import Task
 from orchestrator.config import Settings
@@ -12,6 +13,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.jobs.deployment import Deployment, find_manifest
 from orchestrator.jobs.methods import default_presets
 from orchestrator.learning.commits import Record
+from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.resolve import find, resolve, with_recipe
 from orchestrator.learning.run import execute
 from orchestrator.on_ray.plan import GAIN
@@ -19,10 +21,47 @@ from orchestrator.streams.load import embedded_settings, load_stream
 from orchestrator.tracking.recorder import Recorder
 
 
+@dataclass(frozen=True)
+class CompleteRun:
+    """A complete run: what was run, its record, and where MLflow has it."""
+
+    experiment: Experiment
+    stream: str  # its name
+    record: Record
+    run_id: str
+
+
 def run(
     settings: Settings, presets: Sequence[str], where: Deployment, fresh: bool = False, keep_model: bool = False
 ) -> str:
-    """Train one method over one stream in this process, tracked by MLflow."""
+    """Train one method over one stream in this process, tracked by MLflow; returns its last metrics as text."""
+    done = train(settings, presets, where, fresh, keep_model)
+    say(f"ask it: ctvr search 'a red square moves left' --model {done.run_id[:8]}{_runs(where)}")
+    last = done.record.metrics[-1]
+    lines = [f"{key.removeprefix('stream/'):<16}{last[key]:8.2f}" for key in sorted(last) if key.startswith("stream/")]
+    experiment = done.experiment
+    return "\n".join([f"{experiment.run.method} on {done.stream}, {experiment.evaluation.split} videos", *lines])
+
+
+def _runs(where: Deployment) -> str:
+    return "" if str(where.runs) == "runs" else f" --runs {where.runs}"
+
+
+def train(
+    settings: Settings, presets: Sequence[str], where: Deployment, fresh: bool = False, keep_model: bool = False
+) -> CompleteRun:
+    """Train one method over one stream in this process, tracked by MLflow.
+
+    Args:
+        settings: flat dotted names, `method` and `stream` among them.
+        presets: a recipe, and changes on top of it.
+        where: folders.
+        fresh: train what had been finished before, too.
+        keep_model: upload the trained model to MLflow.
+
+    Raises:
+        ConfigError: for whatever could not run, before anything is trained.
+    """
     where.check()
     settings = {**settings, "stream": find_manifest(str(settings.get("stream", "")))}
     find(str(settings.get("method", "")))
@@ -51,6 +90,4 @@ def run(
     if result.resumed == len(result.stream.tasks):
         recorder.complete(result.record)
         say("every task had been finished before; nothing was trained (--fresh trains again)")
-    last = result.record.metrics[-1]
-    lines = [f"{key.removeprefix('stream/'):<16}{last[key]:8.2f}" for key in sorted(last) if key.startswith("stream/")]
-    return "\n".join([f"{experiment.run.method} on {stream.name}, {experiment.evaluation.split} videos", *lines])
+    return CompleteRun(experiment, stream.name, result.record, recorder.run_id)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from methods import find_method
 from methods.backbone.clip import Clip
@@ -13,9 +15,10 @@ from methods.backbone.load import load_backbone
 from methods.base import Method, Task
 from orchestrator.config import Settings
 from orchestrator.errors import ConfigError
+from orchestrator.learning.commits import Commits
 from orchestrator.learning.experiment import BackboneConfig, Experiment
 from orchestrator.learning.resolve import resolve
-from orchestrator.learning.weights import load_state, read_model
+from orchestrator.learning.weights import backbone_state, load_state, read_model
 
 
 def load_clip(config: BackboneConfig) -> Clip:
@@ -56,12 +59,52 @@ def load_model(folder: Path) -> tuple[Method, Settings]:
         FileNotFoundError: if the folder holds no model.
         ValueError: if it does not fit this version.
     """
+    trained = read_trained(folder)
+    return trained.method, trained.experiment.settings
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained method in evaluation mode, and what it was made of."""
+
+    method: Method
+    experiment: Experiment
+    clip: Clip  # its backbone: the tokenizer and the normalisation of frames
+    galleries: tuple[
+        Tensor, ...
+    ] = ()  # of each task (V, ...), as they were stored when it was learned; () where unknown
+
+
+def read_trained(folder: Path) -> Trained:
+    """As `load_model`, with the backbone."""
     weights, description = read_model(folder)
-    settings = description["settings"]
-    experiment = resolve(settings)
+    experiment = resolve(description["settings"])
     clip = load_clip(replace(experiment.backbone, weights="random", sha256=""))  # every tensor is in the folder
     method = make_method(experiment, clip)
     for task in description["tasks"]:
         method.begin_task(Task(**{**task, "categories": tuple(task["categories"])}))
     load_state(method, weights, {})
-    return method.eval(), settings
+    return Trained(method.eval(), experiment, clip)
+
+
+def restore_trained(experiment: Experiment, commits: Commits, tasks: Sequence[Task]) -> Trained:
+    """The model that a run's last commit holds, and the galleries that it stored.
+
+    Args:
+        experiment: of the run.
+        commits: of the run.
+        tasks: of its stream.
+
+    Raises:
+        MissingObject: if the run has no commit of its last task, or `ctvr cache gc` has removed its weights.
+    """
+    weights, galleries = commits.load(len(tasks))
+    clip = load_clip(experiment.backbone)
+    method = make_method(experiment, clip)
+    pretrained = backbone_state(method)
+    for task, gallery in zip(tasks, galleries):
+        method.eval()
+        method.begin_task(task)
+        method.remember(task, gallery)
+    load_state(method, weights, pretrained)
+    return Trained(method.eval(), experiment, clip, tuple(galleries))

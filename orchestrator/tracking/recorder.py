@@ -45,6 +45,7 @@ class Recorder:
         tags = {
             "ctvr.method": self.experiment.name,
             "ctvr.result": key,
+            "ctvr.commits": commits.run,
             "ctvr.split": self.experiment.evaluation.split,
             "ctvr.select": self.experiment.evaluation.select,
             "ctvr.select_split": self.experiment.evaluation.selects_on(stream.has_val) or "",

@@ -58,9 +58,12 @@ def ctvr(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, s
         (["rerun", "--sweep", "monday"], "sweep: none is called 'monday'"),
         (["rerun"], "the following arguments are required: --sweep"),
         (["table"], "table: of what? Add --sweep NAME or --stream NAME"),
-        (["table", "--sweep", "monday"], "table: no runs of 'monday'"),
+        (["table", "--sweep", "monday"], "--runs runs: holds no runs (no mlflow.db)"),
+        (["search", "a square", "--model", "best-shapes-5"], "--runs runs: holds no runs (no mlflow.db)"),
+        (["run", "--config", "none.yaml"], "--config none.yaml: cannot be read (No such file or directory)"),
+        (["schema", "clip4clpi"], "method: no method called 'clip4clpi'"),
         (["run", "--method", "clip4clip", "--stream", "shapse-5"], "shapse-5"),
-        (["run", "--method", "clip4clip"], "the following arguments are required: --stream"),
+        (["run", "--method", "clip4clip"], "run: --stream is required. `ctvr streams` lists them"),
         (["methods", "clip4clpi"], "no method called 'clip4clpi'. Did you mean clip4clip?"),
         (["streams", "check", "nothing.json"], "nothing.json"),
         (["cache", "biuld"], "invalid choice: 'biuld'"),
@@ -105,7 +108,7 @@ def test_a_sweep_that_fits_no_machine_is_refused(capsys, manifest, runs):
 
 def test_a_folder_that_cannot_be_written_is_one_line(capsys, tmp_path):
     (tmp_path / "file").touch()
-    status, out, err = ctvr(capsys, "table", "--runs", tmp_path / "file" / "runs", "--stream", "x")
+    status, out, err = ctvr(capsys, "run", "--runs", tmp_path / "file" / "runs", "--method", "lora", "--stream", "x")
     assert (status, out) == (2, "")
     assert "cannot be written" in err
     assert len(err.splitlines()) == 1

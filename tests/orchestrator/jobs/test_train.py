@@ -45,9 +45,12 @@ def test_a_run_that_cannot_be_is_one_line(where, manifest, settings, message):
 
 
 def test_a_table_is_of_complete_runs(where, manifest):
-    with pytest.raises(ConfigError, match="table: no runs of 'small'"):
+    with pytest.raises(ConfigError, match="holds no runs"):
         table(where, stream="small")
+    assert not (where.runs / "mlflow.db").exists()
     run({"method": "zero_shot", "stream": manifest}, (), where)
+    with pytest.raises(ConfigError, match="table: no runs of 'large'"):
+        table(where, stream="large")
     text = table(where, stream="small")
     assert "| zero\\_shot" in text
     files = [Path(name) for name in text.rpartition("written: ")[2].split(", ")]

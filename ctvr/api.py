@@ -1,0 +1,289 @@
+"""The functions of `ctvr`. Each does what the command of its name does, and gives back objects instead of text.
+
+Frames are pandas data frames where pandas is installed, else lists of dictionaries.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from orchestrator.errors import ConfigError
+
+if TYPE_CHECKING:
+    from orchestrator.jobs.deployment import Deployment
+    from orchestrator.retrieval.model import Model
+    from orchestrator.streams.stream import Stream
+
+Words = str | Sequence[str]
+Place = str | Path
+
+
+@dataclass(frozen=True)
+class Run:
+    """A complete run. Percentages; T tasks."""
+
+    run_id: str  # of MLflow
+    method: str
+    stream: str
+    settings: dict[str, Any]  # every setting, flat and dotted
+    metrics: dict[str, float]  # after the last task, as in MLflow
+    own: list[list[float]]  # R@1 of task i among its own videos after task t: own[t][i], i <= t
+    union: list[list[float]]  # the same among all stored videos
+    ranks: dict[str, float]  # query "<video>#<number of the caption>" -> rank, 1 is found first
+    history: list[dict[str, float]]  # metrics after each task
+    where: Deployment
+
+    def frame(self) -> Any:
+        """A row for each task learned, a column for each metric."""
+        return _frame([{"task": number, **row} for number, row in enumerate(self.history, 1)])
+
+    def model(self) -> Model:
+        """The trained model, ready to be asked."""
+        from orchestrator.jobs.trained import load as find
+
+        return find(self.run_id, self.where)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A finished sweep. `text` is what the command prints: the winner, its confirmation, the table."""
+
+    name: str
+    text: str
+    where: Deployment
+
+    def trials(self) -> Any:
+        """A row for each trial with the metric that was searched for, best first: settings, R@1, run id."""
+        from orchestrator.jobs.again import best_trials, selection
+
+        sweep = self.where.tracker().find_sweep(self.name)
+        metric = selection(sweep)[0] if sweep else ""
+        rows = []
+        for run in best_trials(self.where.tracker(), self.name, None):
+            values = {key: last[1] for key in (metric, "stream/t2v/r1") if (last := run.last(key))}
+            rows.append({"run_id": run.run_id, "name": run.name, **values, **run.settings})
+        return _frame(rows)
+
+    def model(self) -> Model:
+        """The model of the best trial, which has seed 0 and was judged on validation videos."""
+        from orchestrator.jobs.trained import load as find
+
+        return find(self.name, self.where)
+
+
+def run(
+    method: str,
+    stream: str | Path = "shapes-5",
+    *,
+    settings: Mapping[str, Any] | None = None,
+    preset: Words = (),
+    config: Place | None = None,
+    runs: Place = "runs",
+    store: str = "",
+    videos: Place | None = None,
+    fresh: bool = False,
+    keep_model: bool = False,
+) -> Run:
+    """Train one method over one stream in this process (`ctvr run`); what is finished already is not trained again.
+
+    Args:
+        method: a name of `ctvr.methods()`.
+        stream: a name of `ctvr.streams()`, or a manifest file.
+        settings: flat and dotted, such as `{"optim.epochs": 8, "method.beta": 0.4}`.
+        preset: a recipe and changes on top of it.
+        config: a YAML file of settings; `settings` go before it.
+        runs: folder of everything that is written.
+        store: object store of frames and commits, if not below `runs`.
+        videos: folder of the videos, if not the manifest's own.
+        fresh: train what has been finished before, too.
+        keep_model: upload the trained model to MLflow.
+
+    Raises:
+        ConfigError: for whatever could not run, before anything is trained.
+    """
+    from orchestrator.config import read_settings
+    from orchestrator.jobs.train import train
+
+    given = {**(read_settings(Path(config)) if config else {}), **(settings or {})}
+    chosen = preset or given.pop("preset", ())
+    given = {**{k: v for k, v in given.items() if k != "preset"}, "method": method, "stream": str(stream)}
+    where = _where(runs, store, videos)
+    done = train(given, _words(chosen), where, fresh, keep_model)
+    record = done.record
+    return Run(
+        done.run_id,
+        done.experiment.name,
+        done.stream,
+        dict(done.experiment.settings),
+        dict(record.metrics[-1]),
+        record.own,
+        record.union,
+        dict(record.ranks),
+        [dict(row) for row in record.metrics],
+        where,
+    )
+
+
+def sweep(
+    method: str | None = None,
+    stream: str | Path | None = None,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    preset: Words = (),
+    config: Place | None = None,
+    runs: Place = "runs",
+    store: str = "",
+    videos: Place | None = None,
+    name: str | None = None,
+    space: Mapping[str, Sequence[Any]] | None = None,
+    baselines: Words | None = None,
+    **options: Any,
+) -> Sweep:
+    """Search a method's settings on Ray, rerun the best over seeds, tabulate (`ctvr sweep`).
+
+    Args:
+        method, stream, settings, preset, config, runs, store, videos: as of `run`; `preset` may name a whole table.
+        name: of the sweep.
+        space: setting -> the values to search, in place of the method's own range.
+        baselines: methods beside the winner.
+        options: every other option of `ctvr sweep --help`, with _ for -: `trials=8, seeds=3, confirm=2, smoke=True`.
+
+    Raises:
+        ConfigError: for whatever could not run, before anything is trained.
+    """
+    import time
+
+    from orchestrator.cli.main import make_parser
+    from orchestrator.jobs.deployment import Deployment
+
+    text, chosen = ",".join(_words(preset)), name or options.get("resume")
+    if chosen is None:
+        chosen = f"{text or method or 'sweep'}-{Path(str(stream or 'shapes-5')).stem}-{time.strftime('%m%d-%H%M%S')}"
+    listed = {"method": method, "stream": stream, "preset": text, "config": config, "runs": runs, "store": store}
+    listed |= {"videos": videos, "name": None if "resume" in options else chosen, **options}
+    listed["baselines"] = None if baselines is None else ",".join(_words(baselines))
+    words = ["sweep"]
+    for option, value in listed.items():
+        if value is True:
+            words.append(f"--{option.replace('_', '-')}")
+        elif value is not None and value is not False and value != "":
+            words.append(f"--{option.replace('_', '-')}={value}")
+    for setting, values in (space or {}).items():
+        words.append(f"--space={setting}={','.join(map(str, values))}")
+    words += [f"{setting}={_text(value)}" for setting, value in (settings or {}).items()]
+    arguments = make_parser(exits=False).parse_args(words)
+    return Sweep(str(chosen), arguments.run(arguments), Deployment(runs=Path(runs), store=store))
+
+
+def table(
+    sweep: str | None = None,
+    stream: str | None = None,
+    *,
+    direction: Literal["t2v", "v2t", "both"] = "t2v",
+    runs: Place = "runs",
+) -> Any:
+    """The table of a sweep's (or a stream's) complete runs as a frame: a row for each method, mean and `... std`.
+
+    `.attrs["notes"]` of a data frame holds the footnotes. Files are written by `ctvr table` alone.
+
+    Raises:
+        ConfigError: if there are no such runs, or none of them is complete.
+    """
+    from orchestrator.jobs.table import made_tables
+
+    rows: list[dict[str, Any]] = []
+    notes: list[str] = []
+    for made in made_tables(_where(runs), sweep, stream, direction):
+        notes += made.notes
+        for row in made.rows:
+            entry: dict[str, Any] = {"stream": made.stream, "method": row.label, "seeds": len(row.seeds)}
+            for column in made.columns:
+                if value := row.values.get(column.key):
+                    entry |= {column.title: value.mean, f"{column.title} std": value.std}
+            rows.append({**entry, "trials": row.trials, "marks": "; ".join(row.marks), "runs": ",".join(row.runs)})
+    frame = _frame(rows)
+    if hasattr(frame, "attrs"):
+        frame.attrs["notes"] = notes
+    return frame
+
+
+def load(name: Place, *, runs: Place = "runs", store: str = "", videos: Place | None = None) -> Model:
+    """A trained model, ready to be asked: `model.search("a red square moves left")`.
+
+    Args:
+        name: a folder with a saved model; the beginning of an MLflow run id; the name of a run; `best-STREAM`, the
+            complete run with the highest R@1 on that stream; a sweep (its best trial); a method (its newest run).
+        runs, store, videos: as of `run`.
+
+    Raises:
+        ConfigError: if nothing is called so, or what it left is gone.
+    """
+    from orchestrator.jobs.trained import load as find
+
+    return find(str(name), _where(runs, store, videos))
+
+
+def streams(*, runs: Place = "runs") -> list[str]:
+    """Names of the streams: the embedded ones, then those imported into `runs`."""
+    from orchestrator.streams.load import available_streams
+
+    return available_streams(Path(runs))
+
+
+def stream(name: Place, *, runs: Place = "runs", videos: Place | None = None) -> Stream:
+    """A stream by its name or manifest: its tasks, their videos and captions. An embedded one is rendered once.
+
+    Raises:
+        ConfigError: for an unknown name or a manifest that breaks the format.
+    """
+    from orchestrator.streams.load import load_stream
+
+    return load_stream(str(name), Path(runs).resolve(), Path(videos) if videos else None)
+
+
+def methods() -> list[str]:
+    """Names of the methods, and of the configurations that have a name of their own."""
+    from methods import CONFIGURATIONS, METHODS
+
+    return [*METHODS, *CONFIGURATIONS]
+
+
+def schema(method: str = "") -> dict[str, Any]:
+    """Every setting as a JSON schema (`ctvr schema`): of all methods, or of one.
+
+    Raises:
+        ConfigError: for an unknown method.
+    """
+    from orchestrator.jobs.schema import schema as made
+
+    return made(method)
+
+
+def _where(runs: Place, store: str = "", videos: Place | None = None) -> Deployment:
+    from orchestrator.jobs.deployment import Deployment
+
+    return Deployment(runs=Path(runs), store=store, videos=Path(videos) if videos else None)
+
+
+def _words(given: Words) -> tuple[str, ...]:
+    if isinstance(given, str):
+        return tuple(word.strip() for word in given.split(",") if word.strip())
+    if not all(isinstance(word, str) for word in given):
+        raise ConfigError(f"preset: {given!r} holds what is no name. Write names.")
+    return tuple(given)
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _frame(rows: list[dict[str, Any]]) -> Any:
+    try:
+        pandas = importlib.import_module("pandas")
+    except ImportError:
+        return rows
+    return pandas.DataFrame(rows)

@@ -1,0 +1,45 @@
+"""`ctvr search` and `ctvr schema`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from orchestrator.cli.options import add_where, get_where
+
+
+def add_search(commands: Any) -> None:
+    parser = commands.add_parser(
+        "search",
+        help="ask a trained model for the videos that fit a text",
+        description="The videos are those of the stream that the model has learned, or those of --in.",
+    )
+    parser.add_argument("text", nargs="+", help="what is to be seen; each quoted text is a query of its own")
+    parser.add_argument(
+        "--model",
+        required=True,
+        help="a folder, run id, run, sweep (its best trial), method (its newest run), best-STREAM",
+    )
+    parser.add_argument("--in", dest="among", type=Path, metavar="FOLDER", help="search the videos of this folder")
+    parser.add_argument("-k", type=int, default=10, help="how many videos of each query (%(default)s)")
+    add_where(parser)
+    parser.set_defaults(run=_search)
+
+
+def _search(arguments: argparse.Namespace) -> str:
+    from orchestrator.jobs.search import search
+
+    return search(arguments.text, arguments.model, get_where(arguments), arguments.k, arguments.among)
+
+
+def add_schema(commands: Any) -> None:
+    parser = commands.add_parser("schema", help="print every setting as a JSON schema, for editors of --config files")
+    parser.add_argument("method", nargs="?", default="", help="of this method alone")
+    parser.set_defaults(run=_schema)
+
+
+def _schema(arguments: argparse.Namespace) -> str:
+    from orchestrator.jobs.schema import schema_text
+
+    return schema_text(arguments.method)

@@ -1,0 +1,143 @@
+"""A trained model by what a person calls it: a folder, a run of MLflow, a sweep, a method, `best-STREAM`."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from pathlib import Path
+
+from methods import CONFIGURATIONS, METHODS
+from orchestrator.config import suggest
+from orchestrator.data.batches import task_of
+from orchestrator.errors import ConfigError, MissingObject
+from orchestrator.jobs.again import best_trials
+from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.verdict import last_value
+from orchestrator.learning.assemble import Trained, read_trained, restore_trained
+from orchestrator.learning.commits import Commits
+from orchestrator.learning.resolve import find, resolve
+from orchestrator.retrieval.model import Model
+from orchestrator.store.store import Store
+from orchestrator.streams.load import load_stream
+from orchestrator.streams.stream import Stream
+from orchestrator.tracking.values import RunRecord
+
+BEST = "best-"
+
+
+def load(name: str, where: Deployment) -> Model:
+    """A trained model, ready to be asked.
+
+    Args:
+        name: a folder that holds a saved model; or the beginning of an MLflow run id; the name of a run; `best-STREAM`,
+            the complete run with the highest R@1 that kept to the protocol (no upper bound); the name of a sweep: its
+            best trial; the name of a method: its newest complete run.
+        where: the runs folder, and the folder of the videos.
+
+    Raises:
+        ConfigError: if nothing is called so, or what it left is gone.
+    """
+    folder = Path(name).expanduser()
+    if (folder / "model.json").is_file():
+        return _ask(name, _read(folder), where, None)
+    run = find_run(name, where)
+    stream = _stream_of(run, where)
+    return _ask(name, _of_run(run, where, stream), where, stream)
+
+
+def find_run(name: str, where: Deployment) -> RunRecord:
+    """The complete run that `name` stands for (see `load`).
+
+    Raises:
+        ConfigError: with what there is.
+    """
+    tracker = where.existing_tracker()
+    complete = tracker.find_runs(tags={"ctvr.complete": "true"})
+    if re.fullmatch("[0-9a-f]{6,32}", name) and (found := [run for run in complete if run.run_id.startswith(name)]):
+        return found[0]
+    if found := [run for run in complete if run.name == name]:
+        return found[-1]
+    if name.startswith(BEST):
+        return _best(name, complete)
+    if name in METHODS or name in CONFIGURATIONS:
+        if found := [run for run in complete if run.tags.get("ctvr.method") == name]:
+            return found[-1]
+        raise ConfigError(f"model: no run of {name} is complete. Train one: ctvr run --method {name} --stream shapes-5")
+    if tracker.find_sweep(name) is not None:
+        return best_trials(tracker, name, 1)[0]
+    known = [*dict.fromkeys(run.tags.get("ctvr.method", "") for run in complete), *(run.name for run in complete)]
+    known += [BEST + stream for stream in dict.fromkeys(run.tags.get("ctvr.stream", "") for run in complete)]
+    raise ConfigError(
+        f"model: {name!r} is no folder with a model.json, run id, run, sweep or method of {where.runs}."
+        f"{suggest(name, known)} Known: {', '.join(sorted(known)[:8]) or 'nothing yet'}."
+    )
+
+
+def _best(name: str, complete: list[RunRecord]) -> RunRecord:
+    stream = name.removeprefix(BEST)
+    kept = [run for run in complete if run.tags.get("ctvr.stream") == stream and not _is_joint(run)]
+    on_test = [run for run in kept if run.tags.get("ctvr.split") == "test"]
+    if not kept:
+        streams = ", ".join(sorted({run.tags.get("ctvr.stream", "") for run in complete})) or "none yet"
+        raise ConfigError(f"model {name}: no complete run is of stream {stream!r}. Streams with runs: {streams}.")
+    return max(on_test or kept, key=lambda run: last_value(run, "stream/t2v/r1"))
+
+
+def _is_joint(run: RunRecord) -> bool:
+    """Whether a run broke the protocol on purpose: the upper bound encodes all videos anew after every task."""
+    method = str(run.settings.get("method", ""))
+    return method in METHODS and find(method).reencodes_gallery
+
+
+def _stream_of(run: RunRecord, where: Deployment) -> Stream | None:
+    places = where.places()
+    try:
+        stream = load_stream(str(run.settings["stream"]), places.root, places.videos)
+    except ConfigError:
+        return None  # a manifest that was moved: one's own videos can still be searched
+    return stream if stream.digest == run.tags.get("ctvr.stream_digest") else None
+
+
+def _of_run(run: RunRecord, where: Deployment, stream: Stream | None) -> Trained:
+    """What a run has left: its commits in the store, else the model that it uploaded (--keep-model)."""
+    tracker = where.existing_tracker()
+    if stream is not None:
+        settings = json.loads(tracker.download(run.run_id, "config.json").read_text())
+        presets = [name for name in run.tags.get("ctvr.presets", "").split(",") if name]
+        experiment = resolve(settings, None, presets)
+        key = run.tags.get("ctvr.commits") or run.tags.get("ctvr.result", "")
+        tasks = [task_of(stream, index) for index in range(len(stream.tasks))]
+        try:
+            return restore_trained(experiment, Commits(where.places().open_store(), key), tasks)
+        except MissingObject:
+            pass
+    try:
+        return _read(tracker.download(run.run_id, "model"))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"model: run {run.name} has left none: its commits are not in the store, or its stream has changed, and it "
+            "ran without --keep-model. Run it again."
+        ) from error
+
+
+def _read(folder: Path) -> Trained:
+    try:
+        return read_trained(folder)
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"model {folder}: {error}") from error
+
+
+def _ask(name: str, trained: Trained, where: Deployment, stream: Stream | None) -> Model:
+    root = where.runs.resolve()
+    if stream is None and root.is_dir():
+        try:
+            stream = load_stream(trained.experiment.run.stream, root, where.places().videos)
+        except ConfigError:
+            stream = None
+    if root.is_dir():
+        return Model(name, trained, where.places().open_store(), stream)
+    folder = tempfile.TemporaryDirectory(prefix="ctvr-")  # a folder alone makes no runs folder
+    model = Model(name, trained, Store.open(folder.name), stream)
+    model.__dict__["_folder"] = folder  # removed with the model
+    return model

@@ -1,0 +1,243 @@
+"""A trained model that is asked: texts and videos to features, a sentence to the videos that fit it best.
+
+Shapes: N texts, V videos, d joint embedding. Features are (., d) for most methods; some keep a row for every frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from orchestrator.data.batches import StreamData
+from orchestrator.data.frames import FrameSource
+from orchestrator.data.settings import DataConfig
+from orchestrator.errors import ConfigError
+from orchestrator.learning.assemble import Trained
+from orchestrator.learning.evaluate import score_block
+from orchestrator.store.store import Store
+from orchestrator.streams.stream import Item, Stream, StreamTask
+from orchestrator.streams.videos import VIDEO_SUFFIXES, VideoPlaces
+
+Videos = str | Path | Sequence[str | Path]  # a folder, a file or files
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One video that was found. `rank` 1 fits best; `score` is the method's similarity, a cosine for most."""
+
+    rank: int
+    score: float
+    video: str
+    path: str
+    segment: tuple[float, float] | None = None  # seconds of the file
+    task: str = ""  # of the stream; empty for one's own videos
+    captions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Block:
+    """Videos that are searched, and their features under which they are found."""
+
+    items: tuple[Item, ...]
+    features: Tensor  # (V, ...) on the CPU
+    task: int | None = None  # 0-based; None: one's own videos
+    name: str = ""
+
+
+@dataclass
+class Model:
+    """A trained method with what it takes to ask it: `model.search("a red square moves left")`.
+
+    Without `videos`, the videos of its stream are searched: under the features that were stored when their task was
+    learned, where the run still has them, else as the model encodes them now.
+
+    Attributes:
+        name: what it was found by.
+        trained: the method, its settings and its backbone.
+        store: keeps decoded frames, so that a video is decoded once.
+        stream: on which it was trained; None where it cannot be found here.
+    """
+
+    name: str
+    trained: Trained
+    store: Store
+    stream: Stream | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    _own: list[Block] = field(default_factory=list, repr=False)
+    _others: dict[tuple[str, ...], Block] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.trained.method.to(self.device)
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Every setting of its run, flat and dotted."""
+        return dict(self.trained.experiment.settings)
+
+    @property
+    def method(self) -> str:
+        """The name of its method, as in `ctvr methods`."""
+        return self.trained.experiment.name
+
+    def encode_text(self, texts: str | Sequence[str], task: int | None = None) -> Tensor:
+        """Features of texts, (N, ...) float32 on the CPU; one text is N = 1.
+
+        Args:
+            texts: in words.
+            task: 0-based number of the task whose videos are searched, for methods that prompt by task; None: the last.
+
+        Raises:
+            ConfigError: for a text without words, or a task that the model has not learned.
+        """
+        found = [texts] if isinstance(texts, str) else list(texts)
+        if not found or not all(text.strip() for text in found):
+            raise ConfigError("search: the text is empty. Write what is to be seen, such as 'a red square moves left'.")
+        return self._texts(self._data(()).tokens(found), task)
+
+    def encode_video(self, videos: Videos) -> Tensor:
+        """Features of video files, (V, ...) float32 on the CPU, in the order given (a folder: by name).
+
+        Raises:
+            ConfigError: if there is no such file, or the folder holds none.
+            VideoError: if a file is no video that can be read.
+        """
+        return self._encode(videos_of(videos))
+
+    @overload
+    def search(self, query: str, k: int = 10, videos: Videos | None = None) -> list[Hit]: ...  # type: ignore
+
+    @overload
+    def search(self, query: Sequence[str], k: int = 10, videos: Videos | None = None) -> list[list[Hit]]: ...
+
+    def search(
+        self, query: str | Sequence[str], k: int = 10, videos: Videos | None = None
+    ) -> list[Hit] | list[list[Hit]]:
+        """The k videos that fit a text best, best first; for several texts a list for each.
+
+        Methods that are transductive (dual softmax) let texts that are searched together help each other.
+
+        Args:
+            query: a text or several.
+            k: how many videos of each, >= 1.
+            videos: a folder, a file or files of one's own; None: the videos of the stream.
+
+        Raises:
+            ConfigError: for an empty text, k < 1, or videos that are not there.
+        """
+        if k < 1:
+            raise ConfigError(f"search: k counts videos and must be >= 1, got {k}.")
+        texts = [query] if isinstance(query, str) else list(query)
+        blocks = self.gallery() if videos is None else [self._others_of(videos)]
+        scores = self.scores(texts, blocks)
+        places = [(block, item) for block in blocks for item in block.items]
+        found = []
+        for row in scores:
+            best = row.topk(min(k, len(places)))
+            chosen = zip(best.values.tolist(), best.indices.tolist())
+            found.append([_hit(rank, score, *places[place]) for rank, (score, place) in enumerate(chosen, 1)])
+        return found[0] if isinstance(query, str) else found
+
+    def gallery(self) -> list[Block]:
+        """What is searched without `videos`: a block for each task of the stream.
+
+        Raises:
+            ConfigError: if the stream is not here.
+        """
+        if self.stream is None:
+            raise ConfigError(
+                f"model {self.name}: its stream {self.trained.experiment.run.stream} is not here. Name the videos that "
+                "are to be searched: --in FOLDER."
+            )
+        split, stored = self.trained.experiment.evaluation.split, self.trained.galleries
+        if not self._own:
+            items = [self.stream.items(index, split) for index in range(len(self.stream.tasks))]
+            if [len(each) for each in items] != [len(each) for each in stored]:
+                stored = tuple(self._encode(each) for each in items)
+            names = [task.name for task in self.stream.tasks]
+            parts = zip(items, stored, names)
+            self._own = [Block(each, features, index, name) for index, (each, features, name) in enumerate(parts)]
+        return self._own
+
+    @torch.no_grad()
+    def scores(self, texts: Sequence[str], blocks: Sequence[Block]) -> Tensor:
+        """Similarities (N, V) of texts and the videos of blocks, on the CPU, calibrated by the method.
+
+        Methods that prompt by task encode a text anew for each task's videos (CTVR, section 4.2).
+        """
+        method, evaluation = self.trained.method, self.trained.experiment.evaluation
+        by_task, found = method.prompts_by_task, []
+        features = None if by_task else self.encode_text(texts)
+        for block in blocks:
+            queries = self.encode_text(texts, block.task) if features is None else features
+            found.append(score_block(method, queries, block.features, evaluation, self.device))
+        return method.calibrate(torch.cat(found, dim=1))
+
+    @torch.no_grad()
+    def _texts(self, tokens: Tensor, task: int | None) -> Tensor:
+        method = self.trained.method
+        if task is None and method.prompts_by_task and self.stream is not None:
+            task = len(self.stream.tasks) - 1
+        with self._precision():
+            return method.encode_text(tokens.to(self.device), task).float().cpu()
+
+    @torch.no_grad()
+    def _encode(self, items: Sequence[Item]) -> Tensor:
+        data, size = self._data(items), self.trained.experiment.evaluation.batch_size
+        _, broken = data.frames.decode_missing(
+            [item for item, key in data.frames.keys(items)[0].items() if not self.store.has("frames", key)]
+        )
+        if broken:
+            raise broken[0][1]
+        with self._precision():
+            parts = data.videos(0, "test", range(len(items)), size)
+            return torch.cat([self.trained.method.encode_video(part).float().cpu() for part in parts])
+
+    def _others_of(self, videos: Videos) -> Block:
+        items = videos_of(videos)
+        names = tuple(item.path for item in items)
+        if names not in self._others:
+            self._others[names] = Block(items, self._encode(items))
+        return self._others[names]
+
+    def _data(self, items: Sequence[Item]) -> StreamData:
+        """Items as tensors, made of their files as those of the run were."""
+        config: DataConfig = self.trained.experiment.data
+        clip = self.trained.clip
+        stream = Stream("videos", (StreamTask("videos", (), (), (), tuple(items)),), "ctvr", has_val=False)
+        source = FrameSource(self.store, config, clip.image_size)
+        return StreamData(stream, source, clip.tokenize, clip.mean, clip.std, config, self.device)
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if self.trained.experiment.run.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+
+def videos_of(videos: Videos) -> tuple[Item, ...]:
+    """Files as items; a folder stands for the videos in it, by name.
+
+    Raises:
+        ConfigError: if there is no such file, or the folder holds none.
+    """
+    paths = [Path(each).expanduser() for each in ([videos] if isinstance(videos, str | Path) else videos)]
+    if len(paths) == 1 and paths[0].is_dir():
+        folder = paths[0]
+        paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in VIDEO_SUFFIXES)
+        if not paths:
+            raise ConfigError(f"videos: {folder} holds no video ({' '.join(VIDEO_SUFFIXES)}).")
+    if missing := [path for path in paths if not path.is_file()]:
+        raise ConfigError(f"videos: {missing[0]} is no file and no folder of videos.")
+    if not paths:
+        raise ConfigError("videos: none are given. Name a folder or files.")
+    return tuple(Item(path.stem, str(path.resolve()), None, "", ()) for path in paths)
+
+
+def _hit(rank: int, score: float, block: Block, item: Item) -> Hit:
+    path = VideoPlaces(Path("/")).find(item.path)
+    return Hit(rank, score, item.video, path, item.segment, block.name, item.captions)

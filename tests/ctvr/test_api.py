@@ -1,0 +1,127 @@
+"""`import ctvr`: the same runs, tables and mistakes as those of the command line, as objects."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ctvr
+from ctvr import api
+
+
+@pytest.fixture(scope="module")
+def manifest(learned) -> Path:
+    return learned / "small" / "small.json"
+
+
+@pytest.mark.parametrize("name", ctvr.__all__)
+def test_a_public_name_is_handed_on_and_documented(name):
+    found = getattr(ctvr, name)
+    assert found.__module__ == ctvr._PUBLIC[name], "name the file that defines it"
+    assert found is getattr(importlib.import_module(ctvr._PUBLIC[name]), name)
+    assert found.__doc__
+
+
+def test_an_unknown_name_is_refused_with_those_that_there_are():
+    assert sorted(ctvr._PUBLIC) == dir(ctvr) == sorted(ctvr.__all__)
+    with pytest.raises(AttributeError, match=r"no attribute 'laod'\. Public names: .*load"):
+        ctvr.laod  # noqa: B018
+
+
+def test_a_run_gives_what_mlflow_has(learned, manifest):
+    run = ctvr.run("zero_shot", manifest, settings={"optim.epochs": 1}, runs=learned)  # finished: nothing is trained
+    (kept,) = (r for r in run.where.tracker().find_runs(tags={"ctvr.method": "zero_shot"}) if r.run_id == run.run_id)
+    assert {name: kept.last(name)[1] for name in run.metrics} == pytest.approx(run.metrics)
+    assert len(run.ranks) == 6
+    assert [len(row) for row in run.own] == [1, 2]
+    assert list(run.frame()["stream/t2v/r1"]) == [row["stream/t2v/r1"] for row in run.history]
+    assert run.settings["method"] == run.method == "zero_shot"
+
+
+def test_a_table_has_the_rows_and_the_numbers_of_the_command(learned):
+    table = ctvr.table(stream="small", runs=learned).set_index("method")
+    assert set(table.index) == {"zero_shot", "framefusion_moe"}
+    run = ctvr.run("zero_shot", learned / "small" / "small.json", settings={"optim.epochs": 1}, runs=learned)
+    assert table.loc["zero_shot", "R@1"] == pytest.approx(run.metrics["stream/t2v/r1"])
+    assert any(note.startswith("Mean and sample") for note in table.attrs["notes"])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ctvr.run("clip4clpi"), "method: no method called 'clip4clpi'. Did you mean clip4clip?"),
+        (lambda: ctvr.run("clip4clip", "shapse-5"), "stream: no stream called 'shapse-5'"),
+        (lambda: ctvr.run("clip4clip", settings={"optim.epohcs": 1}), "optim.epohcs: no such setting. Did you mean"),
+        (lambda: ctvr.run("clip4clip", preset="papr"), "none called 'papr'. Did you mean 'paper'"),
+        (lambda: ctvr.run("clip4clip", config="no.yaml"), "--config no.yaml: cannot be read"),
+        (lambda: ctvr.sweep("clip4clpi"), "method: no method called 'clip4clpi'"),
+        (lambda: ctvr.sweep(trails=3), "unrecognized arguments: --trails=3."),
+        (lambda: ctvr.sweep(trials="x"), "argument --trials: invalid int value: 'x'."),
+        (lambda: ctvr.sweep(name="a/b"), "--name 'a/b': letters, digits"),
+        (lambda: ctvr.table(), "table: of what?"),
+        (lambda: ctvr.table("monday"), "--runs runs: holds no runs"),
+        (lambda: ctvr.load("monday", runs="nowhere"), "--runs nowhere: holds no runs"),
+        (lambda: ctvr.stream("shapse-5"), "stream: no stream called 'shapse-5'"),
+        (lambda: ctvr.schema("clip4clpi"), "method: no method called"),
+    ],
+)
+def test_a_mistake_is_the_one_line_of_the_command(tmp_path, monkeypatch, call, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ctvr.ConfigError) as caught:
+        call()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_sweep_is_asked_for_as_on_the_command_line(tmp_path, monkeypatch):
+    from orchestrator.jobs import sweep as jobs
+
+    asked = []
+    monkeypatch.setattr(jobs, "sweep", lambda request, where: asked.append((request, where)) or "text")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.yaml").write_text(
+        "method: {name: structalign, lambda1: 0.2}\noptim.epochs: 3\nsearch: {trials: 5}\n"
+    )
+    options = {"seeds": 2, "confirm": 0, "name": "n", "max_concurrent": 1, "baselines": ["zero_shot", "lora"]}
+    space = {"method.lambda2": [0.1, 0.2]}
+    done = ctvr.sweep(config="s.yaml", settings={"optim.epochs": 4}, space=space, runs="r", **options)
+    ((request, where),) = asked
+    assert (done.name, done.text, where.runs, where.max_concurrent) == ("n", "text", Path("r"), 1)
+    assert (request.method, request.stream, request.name) == ("structalign", "shapes-5", "n")
+    assert request.overrides == {"method.lambda1": 0.2, "optim.epochs": "4"}
+    assert request.search == {"trials": 5, "confirm": 0}
+    assert (request.seeds, request.baselines, request.space) == (2, ("zero_shot", "lora"), ("method.lambda2=0.1,0.2",))
+
+
+def test_the_schema_knows_every_setting_that_a_run_has_and_no_other(learned, manifest):
+    """What a run resolved is valid under its method's schema; a misspelt name is not among the properties."""
+    of_one = ctvr.schema("framefusion_moe")
+    run = ctvr.run("framefusion_moe", manifest, settings={"optim.epochs": 1}, runs=learned)
+    assert set(run.settings) - {"method"} <= set(of_one["properties"])
+    flat = {name for name in of_one["properties"] if "." in name}
+    assert flat == {name for name in run.settings if "." in name}
+    assert of_one["additionalProperties"] is False
+    beta = of_one["properties"]["method.beta"]
+    assert (beta["type"], beta["default"]) == ("number", 0.6)
+    assert of_one["properties"]["data.augment"]["enum"] == ["none", "crop_flip", "gray_jitter"]
+    everything = ctvr.schema()
+    assert {rule["if"]["properties"]["method"]["const"] for rule in everything["allOf"]} == set(ctvr.methods())
+    json.dumps(everything)
+
+
+def test_the_package_costs_nothing_until_it_is_used():
+    code = (
+        "import sys, ctvr; dir(ctvr); print(sorted({'torch', 'numpy', 'pydantic', 'ray', 'mlflow'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_without_pandas_a_frame_is_a_list(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert api._frame([{"a": 1}]) == [{"a": 1}]

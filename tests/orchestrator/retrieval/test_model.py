@@ -1,0 +1,97 @@
+"""A trained model that is asked finds what the evaluation found, in the stored gallery and in plain files."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from orchestrator.errors import ConfigError, VideoError
+from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.trained import load
+from orchestrator.retrieval.model import Model
+
+
+@pytest.fixture(scope="module")
+def where(learned) -> Deployment:
+    return Deployment(runs=learned)
+
+
+@pytest.fixture(scope="module", params=["zero_shot", "framefusion_moe"])
+def model(request, where) -> Model:
+    return load(request.param, where)
+
+
+def captions(model: Model) -> dict[str, str]:
+    items = [item for block in model.gallery() for item in block.items]
+    return {f"{item.video}#{n}": text for item in items for n, text in enumerate(item.captions)}
+
+
+def test_a_caption_finds_its_video_at_the_rank_that_the_run_has_stored(model, where):
+    """framefusion_moe reads a caption anew for each task; the weights come from the store, as of the last task."""
+    from orchestrator.tables.significance import read_ranks
+
+    tracker = where.tracker()
+    stored = read_ranks(tracker, tracker.find_runs(tags={"ctvr.method": model.method})[-1].run_id)
+    texts = captions(model)
+    found = model.search(list(texts.values()), k=100)
+    assert {query: next(hit.rank for hit in hits if hit.video == query.partition("#")[0])
+            for query, hits in zip(texts, found)} == stored.of  # fmt: skip
+    one = model.search(next(iter(texts.values())), k=2)
+    assert [hit.video for hit in one] == [hit.video for hit in found[0][:2]]
+    assert [hit.score for hit in one] == pytest.approx([hit.score for hit in found[0][:2]])
+    assert one[0].score >= one[1].score
+    assert one[0].captions[0].startswith("a ")
+
+
+def test_the_same_videos_as_plain_files_have_the_same_features(model):
+    block = model.gallery()[-1]
+    features = model.encode_video([item.path for item in block.items])
+    torch.testing.assert_close(features, block.features, rtol=0, atol=1e-5)
+    texts = model.encode_text(["a red circle", "a blue star"])
+    assert texts.shape == (2, 96)
+    torch.testing.assert_close(model.encode_text("a blue star"), texts[1:], rtol=0, atol=1e-5)
+    folder = block.items[0].path.rpartition("/")[0]
+    assert {hit.path.rpartition("/")[0] for hit in model.search("a blue star", k=3, videos=folder)} == {folder}
+
+
+def test_every_name_of_a_run_leads_to_it(where, tmp_path):
+    run = where.tracker().find_runs(tags={"ctvr.method": "framefusion_moe"})[0]
+    uploaded = where.tracker().download(run.run_id, "model")
+    names = [run.run_id, run.run_id[:8], run.name, str(uploaded)]
+    video = next(iter(uploaded.parent.parent.parent.glob("small/videos/*.mp4")))
+    found = [load(name, where).encode_video(video) for name in names]
+    found.append(load(str(uploaded), Deployment(runs=tmp_path / "none")).encode_video(video))
+    assert all(torch.equal(each, found[0]) for each in found)
+    assert not (tmp_path / "none").exists(), "a folder alone makes no runs folder"
+    by_r1 = {r.run_id: r.last("stream/t2v/r1")[1] for r in where.tracker().find_runs()}
+    best = load("best-small", where)
+    assert best.settings["method"] in {r.settings["method"] for r in where.tracker().find_runs() if
+                                       by_r1[r.run_id] == max(by_r1.values())}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("zero_shto", r"model: 'zero_shto' is no folder .* Did you mean 'zero_shot'\? Known: .*best-small"),
+        ("best-smal", r"model best-smal: no complete run is of stream 'smal'. Streams with runs: small\."),
+        ("lora", "model: no run of lora is complete. Train one: ctvr run --method lora"),
+    ],
+)
+def test_a_model_that_is_not_there_is_one_line(where, name, message):
+    with pytest.raises(ConfigError, match=message):
+        load(name, where)
+
+
+def test_what_cannot_be_searched_is_one_line(model, tmp_path):
+    (tmp_path / "broken.mp4").write_bytes(b"no video")
+    (tmp_path / "empty").mkdir()
+    for call, message in (
+        (lambda: model.search(" "), "search: the text is empty"),
+        (lambda: model.search("a", k=0), "search: k counts videos and must be >= 1, got 0"),
+        (lambda: model.search("a", videos=tmp_path / "empty"), "holds no video"),
+        (lambda: model.search("a", videos=tmp_path / "gone.mp4"), "gone.mp4 is no file and no folder"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            call()
+    with pytest.raises(VideoError, match=r"broken\.mp4"):
+        model.search("a", videos=tmp_path)
