@@ -57,7 +57,7 @@ ORIGINAL = Recipe(
         "crops are resized bicubically there, bilinearly here",
     ),
 )
-CHUNK = 2**24  # numbers of r held at a time by `score`: 64 MiB
+CHUNK = 2**22  # numbers held at a time by `score`: 16 MiB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +108,39 @@ class Pooling(nn.Module):
         a = self.ln_2(self.attention(asked, keys) @ values)
         return self.ln_3(a + F.dropout(self.linear(a), self.dropout, self.training))
 
+    def cosines(self, asked: Tensor, unit: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """cos(q, r) (V, Q) without dropout, and without r: a pair needs sums over T numbers, not over d.
+
+        With frame weights w (T,) all behind them is linear but two LayerNorms and the norm, and those are quadratic
+        forms of w. c are the values without their mean over d, W the residual layer, g and b of LN2 and LN3:
+
+            s^2 = w (c c' / d) w' + eps,  r before LN3 = u M,  u = (w / s, 1),  M = [(c g_2) (1 + W)'; b_2 + W b_2 + b]
+            N = (M - mean over d) g_3,  r = u N / s_3 + b_3,  s_3^2 = u (N/g_3)(N/g_3)' u' / d + eps
+
+        Args:
+            asked, keys, values: as of `pool`.
+            unit: (Q, d) captions of length 1.
+        """
+        d, first, last = values.shape[-1], self.ln_2, self.ln_3
+        centred = values - values.mean(dim=-1, keepdim=True)  # c (V, T, d)
+        bent, bias = centred * first.weight, first.bias  # behind LN2, but for 1 / s
+        rest = (bias + self.linear(bias)).expand(len(values), 1, d)
+        m = torch.cat([bent + F.linear(bent, self.linear.weight), rest], dim=1)  # M (V, T + 1, d)
+        m = m - m.mean(dim=-1, keepdim=True)
+        n = m * last.weight  # N
+        w = self.attention(asked, keys)  # (V, Q, T)
+        w = w / (quadratic(w, centred @ centred.mT / d) + first.eps).sqrt()[..., None]
+        u = torch.cat([w, torch.ones_like(w[..., :1])], dim=-1)  # (V, Q, T + 1)
+        s3 = (quadratic(u, m @ m.mT / d) + last.eps).sqrt()
+        along = (u * (unit @ n.mT)).sum(dim=-1) / s3 + unit @ last.bias
+        square = quadratic(u, n @ n.mT) / s3**2 + 2 * (u @ (n @ last.bias)[..., None])[..., 0] / s3
+        return along / (square + last.bias @ last.bias).clamp(min=1e-24).sqrt()
+
+
+def quadratic(x: Tensor, form: Tensor) -> Tensor:
+    """x A x' for every row: x (V, Q, T) and A (V, T, T) -> (V, Q)."""
+    return ((x @ form) * x).sum(dim=-1)
+
 
 class XPool(Method):
     """CLIP with text-conditioned pooling, all of it trained."""
@@ -148,13 +181,17 @@ class XPool(Method):
         with torch.autocast(queries.device.type, enabled=False):
             queries = queries.float()
             asked, unit = self.pooling.ask(queries), F.normalize(queries, dim=-1)
-            rows = max(1, CHUNK // max(1, len(gallery) * gallery.shape[-1]))
             keys, values = self.pooling.read(gallery.float())
+            numbers = gallery.shape[-1] if self.training else gallery.shape[1] + 1  # of a pair
+            videos = max(1, CHUNK // max(1, len(queries) * numbers))
             parts = []
-            for a, u in zip(asked.split(rows), unit.split(rows), strict=True):
-                pooled = F.normalize(self.pooling.pool(a, keys, values), dim=-1)  # (V, Q', d)
-                parts.append((pooled * u).sum(dim=-1).mT)
-            return torch.cat(parts)
+            for k, v in zip(keys.split(videos), values.split(videos), strict=True):
+                if self.training:  # dropout acts on r
+                    pooled = F.normalize(self.pooling.pool(asked, k, v), dim=-1)  # (V', Q, d)
+                    parts.append((pooled * unit).sum(dim=-1))
+                else:
+                    parts.append(self.pooling.cosines(asked, unit, k, v))
+            return torch.cat(parts).mT
 
     def scale(self) -> Tensor:
         return self.backbone.logit_scale.exp()

@@ -456,6 +456,11 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "return (asked @ keys.mT / math.sqrt(keys.shape[-1])).softmax(dim=-2)",
             "captions share frames instead of frames a caption",
         ),
+        (
+            "square = quadratic(u, n @ n.mT) / s3**2 + 2 *",
+            "square = quadratic(u, n @ n.mT) / s3**2 +",
+            "the norm of r is wrong",
+        ),
     ],
     "methods/camoe.py": [
         (
