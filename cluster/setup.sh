@@ -4,8 +4,12 @@
 #   setup.sh secrets                 on one's own machine: the two secrets of a cluster, in ~/.ctvr, for nobody else
 #   setup.sh node NAME=VALUE ...     on a node: environment, installation, settings for every later shell
 #   setup.sh add PACKAGE ...         on a node: more packages, of the tested versions
-#   setup.sh mount HOST:/PATH DIR    on a node: a shared NFS folder (needs sudo)
+#   setup.sh mount HOST:/PATH DIR    on a node: a shared NFS folder (needs sudo), there again after every start
+#   setup.sh again                   on a node, before each start of Ray: Ray runs the steps above once in a machine's
+#                                    life, and leaves them out where it was stopped and started or code was edited
 #
+# CTVR_TORCH_BACKEND chooses the build of torch, as uv names it: auto (by the driver that is there), cpu, cu126, ...
+# Without it the build of constraints.txt is installed, which wants a recent driver (docs/cluster.md).
 # Settings (CTVR_STORE, CTVR_RUNS, ...) are public: Ray shows them. Keys of an object store that has no machine
 # roles belong into ~/.ctvr_keys on each node, as `export NAME=VALUE` lines, mode 0600.
 set -euo pipefail
@@ -15,7 +19,10 @@ VENV=${CTVR_VENV:-$HOME/ctvr_venv}
 UV=${CTVR_UV:-$HOME/ctvr_uv}
 PYTHON_VERSION=3.11 # what constraints.txt was made with
 SETTINGS="CTVR_STORE CTVR_STORAGE CTVR_RUNS CTVR_VIDEOS CTVR_NODES CTVR_GPUS_PER_TRIAL CTVR_CACHE CTVR_CACHE_GB
-CTVR_ARTIFACTS CTVR_S3_INSTANCE_ROLE AWS_REGION AWS_ENDPOINT_URL MLFLOW_TRACKING_URI"
+CTVR_ARTIFACTS CTVR_S3_INSTANCE_ROLE AWS_REGION AWS_ENDPOINT_URL MLFLOW_TRACKING_URI CTVR_TORCH_BACKEND
+CTVR_MAX_NODES CTVR_BUDGET_HOURS"
+FSTAB=${CTVR_FSTAB:-/etc/fstab}
+NFS_OPTIONS=nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport
 
 fail() {
   echo "setup.sh: $*" >&2
@@ -40,16 +47,26 @@ random() { # $1 bytes, written in hexadecimal
 
 mount_shared() {
   [ $# -eq 2 ] || fail "mount: write HOST:/PATH DIR."
+  command -v mount.nfs4 >/dev/null || install_debian nfs-common
+  # nofail: a machine whose file system is away still starts, and says so below
+  grep -qs "^$1 $2 " "$FSTAB" || echo "$1 $2 nfs4 $NFS_OPTIONS,_netdev,nofail 0 0" | sudo tee -a "$FSTAB" >/dev/null
+  grep -qsx "$1 $2" "$HOME/.ctvr_mounts" || echo "$1 $2" >>"$HOME/.ctvr_mounts"
+  bring_mount "$1" "$2"
+}
+
+bring_mount() {
   if ! mountpoint -q "$2"; then
-    command -v mount.nfs4 >/dev/null || {
-      sudo apt-get -q -o DPkg::Lock::Timeout=300 update
-      sudo apt-get -q -y -o DPkg::Lock::Timeout=300 install nfs-common
-    }
     sudo mkdir -p "$2"
-    sudo mount -t nfs4 -o nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport "$1" "$2" ||
+    sudo mount -t nfs4 -o "$NFS_OPTIONS" "$1" "$2" ||
       fail "mount: $1 cannot be mounted at $2. Does its security group let this machine in on port 2049?"
   fi
   [ -w "$2" ] || sudo chown "$(id -u):$(id -g)" "$2"
+}
+
+install_debian() {
+  command -v apt-get >/dev/null || fail "$1 is not installed, and this machine has no apt-get. Install it."
+  sudo apt-get -q -o DPkg::Lock::Timeout=300 update
+  sudo apt-get -q -y -o DPkg::Lock::Timeout=300 install "$1"
 }
 
 write_settings() {
@@ -85,22 +102,62 @@ check_secrets() {
   done
 }
 
+prepare() { # what settings name is there; what is installed is what the files ask for
+  [ ! -f "$HOME/.ctvr_env" ] || . "$HOME/.ctvr_env"
+  [ -z "${CTVR_VIDEOS:-}" ] || mkdir -p "$CTVR_VIDEOS" || fail "node: CTVR_VIDEOS=$CTVR_VIDEOS cannot be made."
+  install_package
+}
+
 install_package() {
-  local stamp
-  stamp=$(cat "$HERE/pyproject.toml" "$HERE/constraints.txt" | sha256sum | cut -d' ' -f1)
+  local stamp kept=()
+  stamp=$({ cat "$HERE/pyproject.toml" "$HERE/constraints.txt"; printf %s "${CTVR_TORCH_BACKEND:-}"; } |
+    sha256sum | cut -d' ' -f1)
   [ "$(cat "$VENV/.ctvr_stamp" 2>/dev/null)" != "$stamp" ] || return 0
   if [ ! -x "$UV/bin/uv" ]; then
-    python3 -m venv "$UV" || fail "node: python3 has no venv. Install it: sudo apt-get install python3-venv."
+    python3 -m venv "$UV" || { install_debian python3-venv && python3 -m venv "$UV"; } ||
+      fail "node: python3 has no venv. Install it: sudo apt-get install python3-venv."
     "$UV/bin/pip" install -q --disable-pip-version-check "$(grep -i '^uv==' "$HERE/constraints.txt")"
   fi
   [ -x "$VENV/bin/python" ] || "$UV/bin/uv" venv -q --seed --python "$PYTHON_VERSION" "$VENV"
-  add_packages -e "$HERE"
+  [ ! -f "$VENV/.ctvr_added" ] || mapfile -t kept < <(sort -u "$VENV/.ctvr_added")
+  install_with_uv -e "$HERE" ${kept[@]+"${kept[@]}"}
   "$VENV/bin/python" -c "import orchestrator.cli.main, methods, ray, torch" || fail "node: the installation is broken."
   echo "$stamp" >"$VENV/.ctvr_stamp"
 }
 
 add_packages() {
-  "$UV/bin/uv" pip install -q --python "$VENV/bin/python" -c "$HERE/constraints.txt" "$@"
+  [ ! -f "$HOME/.ctvr_env" ] || . "$HOME/.ctvr_env"
+  install_with_uv "$@"
+  printf '%s\n' "$@" >>"$VENV/.ctvr_added" # for the day on which the files ask for other versions
+}
+
+install_with_uv() {
+  local constraints=$HERE/constraints.txt backend=()
+  if [ -n "${CTVR_TORCH_BACKEND:-}" ]; then # the pinned CUDA libraries belong to the pinned build
+    constraints=$VENV/.ctvr_constraints
+    grep -Eiv '^(nvidia-|cuda-|triton)' "$HERE/constraints.txt" >"$constraints"
+    backend=(--torch-backend "$CTVR_TORCH_BACKEND")
+  fi
+  "$UV/bin/uv" pip install -q --python "$VENV/bin/python" ${backend[@]+"${backend[@]}"} -c "$constraints" "$@"
+}
+
+refuse_while_a_sweep_runs() {
+  local folder pid
+  for folder in "$HOME"/ctvr_drivers/*/; do
+    [ -f "$folder/pid" ] && [ ! -f "$folder/status" ] || continue
+    pid=$(cat "$folder/pid")
+    if tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline" | grep -q orchestrator.cli.detached; then
+      fail "again: a sweep is running here (process $pid), and this would end it. Wait, or end it in order first:" \
+        "ray exec YAML 'ctvr attach --stop'. Its finished tasks are kept."
+    fi
+  done
+}
+
+again() {
+  local from to
+  refuse_while_a_sweep_runs
+  while read -r from to; do bring_mount "$from" "$to"; done < <(cat "$HOME/.ctvr_mounts" 2>/dev/null)
+  prepare
 }
 
 case "${1:-}" in
@@ -109,8 +166,9 @@ case "${1:-}" in
   node)
     check_secrets
     write_settings "${@:2}"
-    install_package
+    prepare
     ;;
   add) add_packages "${@:2}" ;;
-  *) fail "write secrets, node, add or mount." ;;
+  again) again ;;
+  *) fail "write secrets, node, add, mount or again." ;;
 esac

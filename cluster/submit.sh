@@ -3,11 +3,14 @@
 #
 #   bash cluster/submit.sh cluster/onprem.yaml --method framefusion_moe --stream msrvtt-10
 #
-# After an edit, `ray up` copies the sources again; without it the head refuses the sweep and says so.
+# After an edit, `ray up` copies the sources again; without it the head refuses the sweep and says so. The sweep outlives
+# this connection: `ray exec YAML 'ctvr attach'` shows it again.
 set -euo pipefail
 [ $# -ge 1 ] && [ -f "$1" ] || {
   echo "submit.sh: write the cluster's YAML file first, then the arguments of \`ctvr sweep\`." >&2
   exit 2
 }
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-exec ray submit "$1" "$here/orchestrator/sweep.py" -- --code "$(python3 "$here/orchestrator/digests.py")" "${@:2}"
+words=() # Ray joins them with spaces, and a shell on the head reads them again
+for word in --code "$(python3 "$here/orchestrator/digests.py")" "${@:2}"; do words+=("$(printf %q "$word")"); done
+exec ray submit "$1" "$here/orchestrator/sweep.py" -- "${words[@]}"

@@ -2,6 +2,8 @@
 
 Ray copies this one file to the head node and runs it there, so it imports the installed package by
 absolute names. Arguments are those of `ctvr sweep`; without any, the main job runs on the embedded stream.
+There the sweep gets a session of its own, so that it goes on where the connection is lost: see
+orchestrator/cli/detached.py.
 """
 
 from __future__ import annotations
@@ -19,13 +21,22 @@ def main() -> int:
     if (root / "orchestrator" / "cli" / "main.py").is_file() and str(root) not in sys.path:
         sys.path.insert(0, str(root))
     try:
+        from orchestrator.cli.detached import submit
         from orchestrator.cli.main import main as ctvr
     except ModuleNotFoundError as error:
         sys.stderr.write(
             f"sweep.py: {error.name} is not installed on this machine. Install the project: pip install -e .\n"
         )
         return 2
-    return ctvr(["sweep", *sys.argv[1:]])
+    words = sys.argv[1:]
+    if _is_submitted() and not {"-h", "--help"} & set(words):
+        return submit(words)
+    return ctvr(["sweep", *words])
+
+
+def _is_submitted() -> bool:
+    """Whether this copy stands where `ray submit` puts it: its connection may be lost, and the sweep must not be."""
+    return Path(__file__).resolve().parent == Path.home().resolve()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import ClassVar, NoReturn
 from orchestrator.cli.data import add_cache, add_streams
 from orchestrator.cli.results import add_doctor, add_explain, add_methods, add_sync, add_table, add_ui
 from orchestrator.cli.search import add_schema, add_search
-from orchestrator.cli.sweep import add_rerun, add_sweep
+from orchestrator.cli.sweep import add_attach, add_rerun, add_sweep
 from orchestrator.cli.train import add_run
 from orchestrator.console import say
 from orchestrator.errors import ConfigError, CtvrError, Interrupted
@@ -48,7 +48,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; every mistake of the user becomes one line and exit status 2."""
     _set_up_logging()
     with contextlib.suppress(ValueError):  # not the main thread
-        signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+        for number in (signal.SIGTERM, signal.SIGHUP):  # a scheduler's end, a terminal that is closed
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, lambda caught, frame: signal.raise_signal(signal.SIGINT))
     try:
         arguments = make_parser().parse_args(argv)
         with contextlib.redirect_stdout(sys.stderr):  # whatever libraries print is no result
@@ -97,6 +99,7 @@ def make_parser(exits: bool = True) -> argparse.ArgumentParser:
     add_doctor(commands)
     add_explain(commands)
     add_sync(commands)
+    add_attach(commands)
     return parser
 
 

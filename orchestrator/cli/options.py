@@ -65,6 +65,18 @@ def add_where(parser: argparse.ArgumentParser, resources: bool = False) -> None:
         help="train every task of every trial, also those that another trial has trained with the same settings",
     )
     group.add_argument("--max-concurrent", type=int, help="upper limit of trials at once (computed from the cluster)")
+    group.add_argument(
+        "--max-nodes",
+        type=int,
+        default=_number("CTVR_MAX_NODES", None, int),
+        help="upper limit of machines that the cluster is asked for, the head counts (the cluster's own limit)",
+    )
+    group.add_argument(
+        "--budget-hours",
+        type=float,
+        default=_number("CTVR_BUDGET_HOURS", None, float),
+        help="end in order after so many hours and take the request for machines back; --resume goes on (no limit)",
+    )
 
 
 def add_direction(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +127,7 @@ def get_where(arguments: argparse.Namespace) -> Any:
     from orchestrator.jobs.deployment import Deployment
 
     names: tuple[str, ...] = ("runs", "store", "videos", "address", "nodes", "local_cpus", "storage", "workers")
-    names += ("cpus_per_worker", "gpus_per_trial", "patience", "max_concurrent", "reuse")
+    names += ("cpus_per_worker", "gpus_per_trial", "patience", "max_concurrent", "max_nodes", "reuse")
     given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
     return Deployment(**given)
 

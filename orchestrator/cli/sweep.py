@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -59,6 +60,7 @@ def add_sweep(commands: Any) -> None:
 
 def _sweep(arguments: argparse.Namespace) -> str:
     from orchestrator.jobs.resume import resume
+    from orchestrator.jobs.session import within_budget
     from orchestrator.tables.presets import names_table
 
     check_code(arguments.code)
@@ -70,7 +72,8 @@ def _sweep(arguments: argparse.Namespace) -> str:
                 f"{others[0]} out, or start a new sweep."
             )
         check_first(arguments, None)
-        return resume(arguments.resume, where)
+        with within_budget(arguments.budget_hours):
+            return resume(arguments.resume, where)
     overrides = settings_of(arguments)
     if arguments.smoke:
         arguments.trials, arguments.seeds = 1, min(1 if arguments.seeds is None else arguments.seeds, 1)
@@ -101,6 +104,7 @@ def _search_settings(arguments: argparse.Namespace, overrides: dict[str, Any]) -
 
 
 def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> str:
+    from orchestrator.jobs.session import within_budget
     from orchestrator.jobs.sweep import SweepRequest, sweep
     from orchestrator.learning.resolve import presets_of
     from orchestrator.tables.presets import known_tables
@@ -127,10 +131,12 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
         baselines=words_of(BASELINES if arguments.baselines is None else arguments.baselines),
         direction=get_direction(arguments),
     )
-    return sweep(request, get_where(arguments))
+    with within_budget(arguments.budget_hours):
+        return sweep(request, get_where(arguments))
 
 
 def _sweep_table(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> str:
+    from orchestrator.jobs.session import within_budget
     from orchestrator.jobs.sweep_table import TableRequest, sweep_table
     from orchestrator.tables.presets import load_preset
 
@@ -150,7 +156,22 @@ def _sweep_table(arguments: argparse.Namespace, search: dict[str, Any], override
     table, stream = Path(arguments.preset).stem, Path(arguments.stream).stem
     name = arguments.name or f"{table}-{stream}-{time.strftime('%m%d-%H%M%S')}"
     request = TableRequest(name, arguments.stream, preset, overrides, get_direction(arguments))
-    return sweep_table(request, get_where(arguments))
+    with within_budget(arguments.budget_hours):
+        return sweep_table(request, get_where(arguments))
+
+
+def add_attach(commands: Any) -> None:
+    parser = commands.add_parser("attach", help="watch a sweep that was submitted to this machine, or end it in order")
+    parser.add_argument("name", nargs="?", help="a folder of ~/ctvr_drivers (the sweep that runs, else the last one)")
+    parser.add_argument("--stop", action="store_true", help="end it in order; `ctvr sweep --resume` goes on with it")
+    parser.set_defaults(run=_attach)
+
+
+def _attach(arguments: argparse.Namespace) -> str:
+    from orchestrator.cli import detached
+
+    place = detached.find(arguments.name)
+    sys.exit((detached.stop if arguments.stop else detached.follow)(place))
 
 
 def add_rerun(commands: Any) -> None:
@@ -166,7 +187,9 @@ def add_rerun(commands: Any) -> None:
 
 def _rerun(arguments: argparse.Namespace) -> str:
     from orchestrator.jobs.rerun import rerun
+    from orchestrator.jobs.session import within_budget
 
     where = get_where(arguments)
     baselines, direction = words_of(arguments.baselines), get_direction(arguments)
-    return rerun(arguments.sweep, where, arguments.top, arguments.seeds, baselines, direction)
+    with within_budget(arguments.budget_hours):
+        return rerun(arguments.sweep, where, arguments.top, arguments.seeds, baselines, direction)

@@ -29,6 +29,7 @@ class Deployment:
     gpus_per_trial: float | None = None  # none: one for each worker if the cluster has GPUs
     patience: float = 24.0  # hours that workers of a trial wait for one another
     max_concurrent: int | None = None
+    max_nodes: int | None = None  # machines that may be asked for
     reuse: bool = True  # take over tasks of other runs where the results cannot differ
 
     def places(self) -> Places:
@@ -66,10 +67,15 @@ class Deployment:
         Raises:
             ConfigError: one line that names the option.
         """
-        for option in ("workers", "nodes", "local_cpus", "max_concurrent"):
+        for option in ("workers", "nodes", "local_cpus", "max_concurrent", "max_nodes"):
             value = getattr(self, option)
             if value is not None and value < 1:
                 raise ConfigError(f"--{option.replace('_', '-')}: must be >= 1, got {value}.")
+        if self.max_nodes is not None and self.max_nodes < self.nodes:
+            raise ConfigError(
+                f"--max-nodes: {self.max_nodes} machines may be asked for, but --nodes waits for {self.nodes}. Raise "
+                "the first or lower the second."
+            )
         if self.cpus_per_worker <= 0:
             raise ConfigError(f"--cpus-per-worker: must be > 0, got {self.cpus_per_worker:g}.")
         if not 0 < self.patience <= 1e4:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +14,7 @@ from typing import Any
 
 from orchestrator.config import Settings
 from orchestrator.console import say
-from orchestrator.errors import Interrupted
+from orchestrator.errors import ConfigError, Interrupted
 from orchestrator.jobs.deployment import Deployment, absolute
 from orchestrator.on_ray.capacity import choose_gpus
 from orchestrator.on_ray.connection import check_local, cluster
@@ -19,6 +22,7 @@ from orchestrator.on_ray.plan import Capacity, TrialPlan, below
 from orchestrator.tracking.server import default_uri
 from orchestrator.tracking.tracker import Tracker
 
+MAX_HOURS = 10_000  # more than a year
 MLFLOW_SECONDS = 120.0  # how long a finished sweep waits for a server that is away
 
 
@@ -78,6 +82,7 @@ def trial_plan(where: Deployment, name: str, tracker: Tracker) -> TrialPlan:
         gpus_per_worker=(where.gpus_per_trial or 0.0) / where.workers,
         reuse=where.reuse,
         patience=where.patience,
+        max_nodes=where.max_nodes,
     )
 
 
@@ -95,8 +100,34 @@ def connected(where: Deployment, tracker: Tracker) -> Iterator[Deployment]:
 
 def portable(where: Deployment) -> Settings:
     """What a resumed sweep takes from the first command, if it is not given anew."""
-    names = ("address", "nodes", "local_cpus", "max_concurrent")
+    names = ("address", "nodes", "local_cpus", "max_concurrent", "max_nodes")
     return {name: getattr(where, name) for name in names}
+
+
+@contextmanager
+def within_budget(hours: float | None) -> Iterator[None]:
+    """Ends what is inside after so many hours, in order, as Ctrl-C does: what is finished is kept.
+
+    Raises:
+        ConfigError: for a number of hours that is no time.
+    """
+    if hours is None:
+        yield
+        return
+    if not 0 < hours < MAX_HOURS:
+        raise ConfigError(f"--budget-hours: must be > 0 and at most {MAX_HOURS}, got {hours:g}.")
+    timer = threading.Timer(hours * 3600, _end_of_budget, [hours])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _end_of_budget(hours: float) -> None:
+    say(f"--budget-hours: the {hours:g} hours are over, so this ends in order", with_time=True)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def kept_where(where: Deployment, plan: TrialPlan, kept: Mapping[str, Any]) -> Deployment:

@@ -241,6 +241,7 @@ def _search(planned: Sweep, where: Deployment, plan: TrialPlan | None) -> str:
         settings = {**planned.experiment.settings, **flat_search(planned.search)}
         parent = tracker.open_sweep(request.name, stream.name, settings, {OVERRIDES: json.dumps(request.overrides)})
         plan = replace(plan, parent=parent, root=str(there.places().root), tracking_uri=tracker.uri)
+        plan = replace(plan, max_nodes=there.max_nodes)
         if goes_on := can_resume(plan):
             say("resumed: finished tasks are kept")
         kept = {"request": asdict(request), "num_tasks": len(stream.tasks), "where": portable(there)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import ray
 
@@ -14,6 +15,7 @@ from orchestrator.on_ray.plan import Capacity, TrialPlan
 log = logging.getLogger(__name__)
 
 DRIVER_CPU = 0.1  # a trial driver only waits for its workers
+EVERY_TRIAL = 10**6  # more than any number of nodes has room for
 
 
 def capacity(plan: TrialPlan, max_concurrent: int | None = None) -> Capacity:
@@ -31,16 +33,48 @@ def capacity(plan: TrialPlan, max_concurrent: int | None = None) -> Capacity:
 def ask_for_room(plan: TrialPlan, trials: int) -> None:
     """Ask the cluster's autoscaler for room for so many trials; a fixed cluster takes no notice.
 
-    The request stands until the next one; 0 trials take it back, and idle machines may go.
+    The request stands until the next one; 0 trials take it back, and idle machines may go. It never asks for more
+    machines than `plan.max_nodes`.
     """
     from ray.autoscaler.sdk import request_resources
 
     worker = {"CPU": plan.cpus_per_worker, **({"GPU": plan.gpus_per_worker} if plan.gpus_per_worker else {})}
-    bundles = [worker] * (trials * plan.workers) + [{"CPU": DRIVER_CPU}] * trials
+    workers = trials * plan.workers
+    if trials and plan.max_nodes is not None:
+        nodes = [node.get("Resources", {}) for node in ray.nodes() if node.get("Alive")]
+        trials, workers = within(plan, trials, nodes, plan.max_nodes)
+    bundles = [worker] * workers + [{"CPU": DRIVER_CPU}] * trials
     try:
         request_resources(bundles=bundles)
     except Exception as error:  # an interface that Ray calls experimental must not end a sweep
         log.warning("the cluster was not asked to grow: %s", error)
+
+
+def ask_for_nodes(plan: TrialPlan, count: int) -> None:
+    """Ask for as many machines as make `count` nodes of the cluster."""
+    ask_for_room(replace(plan, max_nodes=count), EVERY_TRIAL)
+
+
+def within(plan: TrialPlan, trials: int, nodes: Sequence[Mapping[str, float]], most: int) -> tuple[int, int]:
+    """How many of the trials, and of their workers, a request may name so that it is met by `most` nodes.
+
+    Args:
+        plan: of the trials.
+        trials: that want room.
+        nodes: resources of those that are there. New ones are taken to be like the smallest that holds a worker; before
+            there is one, one worker is asked for.
+        most: nodes in all, those on which no worker fits included.
+    """
+    able = [node for node in nodes if _slots(plan, node, 1)]
+    places = most - (len(nodes) - len(able))
+    if not able or places < 1:
+        return (1, 1) if places > 0 else (0, 0)
+    smallest = min(able, key=lambda node: _slots(plan, node, 1))
+    try:
+        trials = min(trials, fit_count(plan, [smallest] * places))
+    except ConfigError:  # said where the cluster's capacity is asked for
+        return 0, 0
+    return trials, trials * plan.workers
 
 
 def choose_gpus(asked: float | None, workers: int) -> float:
@@ -58,8 +92,8 @@ def choose_gpus(asked: float | None, workers: int) -> float:
         log.warning("the cluster has GPUs, but its torch cannot use them: trials run on CPUs")
         return 0.0
     raise ConfigError(
-        "--gpus-per-trial: the cluster's GPUs are of no use to its torch, which is built without CUDA or finds no "
-        "driver. Install a CUDA build there, or write --gpus-per-trial 0."
+        f"--gpus-per-trial: the cluster's GPUs are of no use to its torch: {_why_no_cuda(share)}. Set "
+        "CTVR_TORCH_BACKEND=auto for the nodes (docs/cluster.md) and run `ray up`, or write --gpus-per-trial 0."
     )
 
 
@@ -72,6 +106,26 @@ def _sees_cuda(gpus: float) -> bool:
         return torch.cuda.is_available()
 
     return bool(ray.get(ray.remote(num_cpus=0, num_gpus=min(1.0, gpus))(ask).remote()))
+
+
+def _why_no_cuda(gpus: float) -> str:
+    """The build of torch and the driver, of a process that Ray gave `gpus` GPUs."""
+
+    def ask() -> str:
+        import re
+        from pathlib import Path
+
+        import torch
+
+        built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
+        try:
+            about = Path("/proc/driver/nvidia/version").read_text()
+            driver = "the driver is " + (re.findall(r"Module\s+(?:for \S+\s+)?([\d.]+)", about) or ["unreadable"])[0]
+        except OSError:
+            driver = "there is no NVIDIA driver"
+        return f"{torch.__version__} {built}, and {driver}"
+
+    return str(ray.get(ray.remote(num_cpus=0, num_gpus=min(1.0, gpus))(ask).remote()))
 
 
 def fit_count(plan: TrialPlan, nodes: Sequence[Mapping[str, float]]) -> int:

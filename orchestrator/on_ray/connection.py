@@ -19,15 +19,17 @@ from typing import Any
 import ray
 
 from orchestrator.errors import ConfigError
-from orchestrator.on_ray.capacity import ask_for_room, fit_count
+from orchestrator.on_ray.capacity import ask_for_nodes, ask_for_room, fit_count
 from orchestrator.on_ray.files import cluster_file, token_file
 from orchestrator.on_ray.internals import bind_to_loopback
-from orchestrator.on_ray.nodes import await_nodes, await_sources
+from orchestrator.on_ray.nodes import await_nodes, await_sources, is_started_here
 from orchestrator.on_ray.plan import TrialPlan
+from orchestrator.on_ray.taken_back import watch_over
 
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_SECONDS = "300"  # a legitimate start took 40 s and more on a loaded machine
+REPLACEMENT_SECONDS = "1800"  # the same on a cluster, where a lost machine's successor boots and installs first
 POLL_SECONDS = "0.2"  # how often the controller looks for reports; its default of 2.0 s throttles short tasks
 _TOKEN = secrets.token_hex(32)  # of the clusters that this process starts; Ray reads it once in a process
 QUIET = {
@@ -40,14 +42,14 @@ QUIET = {
 }
 
 
-def worker_environment() -> dict[str, str]:
+def worker_environment(start_timeout: str = START_TIMEOUT_SECONDS) -> dict[str, str]:
     """Environment of every Ray process of a sweep. No credentials: Ray shows these in its dashboard."""
     return {
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": os.environ.get("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", POLL_SECONDS),
         # A process for each trial that warns workers of a machine's end; ours have committed every finished task
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": os.environ.get("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0"),
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": os.environ.get(
-            "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", START_TIMEOUT_SECONDS
+            "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", start_timeout
         ),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),  # the same numbers twice
@@ -64,17 +66,25 @@ def cluster(
     Args:
         address, local_cpus: see `connect`.
         nodes: wait until the cluster has so many.
-        plan: of the trials to come; a cluster that starts its machines on demand is asked for room for one.
+        plan: of the trials to come; a cluster that starts its machines on demand is asked for so many nodes. The
+            request is taken back at the end of the block, and where this process dies, by another.
 
     Raises:
         ConfigError: see `connect`, `await_nodes` and `await_sources`.
     """
     mine = connect(address, local_cpus)
+    asks = plan if mine and not is_started_here() else None
+    keeper = None if asks is None else watch_over(ray.get_runtime_context().gcs_address)
     try:
-        await_nodes(nodes, ask=None if plan is None else partial(ask_for_room, plan, 1))
+        await_nodes(nodes, ask=None if plan is None else partial(ask_for_nodes, plan, nodes))
         await_sources()
         yield
     finally:
+        if asks is not None:
+            ask_for_room(asks, 0)
+        if keeper is not None:
+            keeper.terminate()
+            keeper.wait()
         if mine:
             ray.shutdown()
 
@@ -94,9 +104,9 @@ def connect(address: str | None = None, local_cpus: int | None = None) -> bool:
         return False
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    environment = worker_environment()
-    os.environ.update(environment)
     wanted = _wanted(address)
+    environment = worker_environment(START_TIMEOUT_SECONDS if wanted == "local" else REPLACEMENT_SECONDS)
+    os.environ.update(environment)
     if wanted == "local" or not _joined(wanted, environment, is_asked=bool(address or os.environ.get("RAY_ADDRESS"))):
         _start(environment, local_cpus)
     return True

@@ -12,30 +12,36 @@ from orchestrator.digests import source_digest
 from orchestrator.errors import ConfigError
 
 
-def await_nodes(count: int, seconds: float = 900, ask: Callable[[], object] | None = None) -> None:
+def await_nodes(count: int, seconds: float = 1800, ask: Callable[[], object] | None = None) -> None:
     """Wait until the cluster has `count` nodes; `ray up` returns before its workers have joined.
 
     Args:
         count: of nodes.
         seconds: to wait for them.
-        ask: called once if some are missing; a cluster that starts its machines on demand begins to grow by it.
+        ask: called while some are missing, whenever others have come or gone; a cluster that starts its machines on
+            demand grows by it.
 
     Raises:
         ConfigError: after `seconds`, with the number of nodes that came.
     """
-    until = time.monotonic() + seconds
+    until, before = time.monotonic() + seconds, -1
     while True:
         alive = sum(1 for node in ray.nodes() if node["Alive"])
         if alive >= count:
             return
-        if ask is not None:
+        if ask is not None and alive != before:
             ask()
-            ask = None
+            before = alive
         if time.monotonic() > until:
             raise ConfigError(
                 f"--nodes: {alive} of {count} joined within {seconds:.0f} s. Look at `ray status`, or lower --nodes."
             )
         time.sleep(2)
+
+
+def is_started_here() -> bool:
+    """Whether the cluster was started by a sweep on this machine: it is this machine alone, and ends with the sweep."""
+    return ray.get_runtime_context().gcs_address.startswith("127.0.0.1:")
 
 
 def await_sources(seconds: float = 60) -> None:

@@ -98,7 +98,8 @@ class TrialPlan:
     workers: int = 1
     cpus_per_worker: float = 1.0
     gpus_per_worker: float = 0.0
-    max_failures: int = 3
+    max_failures: int = 3  # since the last finished task; lost nodes do not count
+    max_nodes: int | None = None  # machines that may be asked for, all nodes of the cluster counted
     patience: float = 24.0  # hours that workers wait for one another before they take the others for lost
     keep_model: bool = False
     reuse: bool = True  # take over tasks that another trial has finished where the results cannot differ

@@ -18,6 +18,7 @@ from ray.train.backend import BackendConfig
 from orchestrator.config import Settings
 from orchestrator.errors import ConfigError, CtvrError, TrialFailed
 from orchestrator.on_ray.internals import Trainer, cause_of
+from orchestrator.on_ray.nodes import is_started_here
 from orchestrator.on_ray.plan import TrialPlan
 from orchestrator.redaction import redact
 
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
     from orchestrator.learning.commits import Commits, Record
     from orchestrator.learning.experiment import Experiment
     from orchestrator.learning.workers import Workers
+
+NODE_DIED = "its node has died"  # in what Ray says of an actor; there is no class of error for it
+# To start a group of workers, each as long as RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S allows: machines of a cluster
+# come and go, this one does not
+ATTEMPTS_OF_A_CLUSTER, ATTEMPTS_HERE = 20, 2
 
 
 # ----------------------------------------------------------------------------------------------- a worker
@@ -167,11 +173,20 @@ def _backend(plan: TrialPlan) -> BackendConfig:
 
 
 class _EndOnMistake(UserCallback):
-    """Ends a run at once on an error that would come again; Train would try as often as after a lost node.
+    """Ends a run at once on an error that would come again, and on too many others since the last finished task.
+
+    Train itself would try as often after a mistake as after a lost node, and would count both for the whole run. Lost
+    nodes are not counted: on machines that come and go a long trial loses many.
 
     The same where the trial's driver has ended, stopped by the scheduler or lost: workers die with it, and a
     controller that starts others in the moment before its own end leaves their placement group to nobody.
     """
+
+    def __init__(self, max_failures: int = 3) -> None:
+        self.max_failures, self.failures = max_failures, 0
+
+    def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
+        self.failures = 0
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         for error in worker_exceptions.values():
@@ -179,6 +194,11 @@ class _EndOnMistake(UserCallback):
                 raise ControllerError(TrialFailed("the trial's driver has ended"))
             if is_final(cause_of(error)):
                 raise ControllerError(TrialFailed(_line(cause_of(error)), is_final=True))
+        if any(is_lost_node(error) for error in worker_exceptions.values()):
+            return
+        self.failures += 1
+        if self.failures > self.max_failures:
+            raise ControllerError(explain(WorkerGroupError("", worker_exceptions)))
 
 
 def run_trial(
@@ -207,6 +227,7 @@ def run_trial(
     if plan.gpus_per_worker:
         resources["GPU"] = plan.gpus_per_worker
     chosen = plan.presets if presets is None else presets
+    attempts = ATTEMPTS_HERE if is_started_here() else ATTEMPTS_OF_A_CLUSTER
     trainer = Trainer(
         train_worker,
         train_loop_config={"settings": full, "plan": plan, "name": name, "presets": chosen, "until": until},
@@ -217,14 +238,19 @@ def run_trial(
         run_config=RunConfig(
             name=name,
             storage_path=plan.storage,
-            callbacks=[*callbacks, _EndOnMistake()],  # type: ignore[list-item]
-            failure_config=FailureConfig(max_failures=plan.max_failures, controller_failure_limit=2),  # type: ignore[call-arg]
+            callbacks=[*callbacks, _EndOnMistake(plan.max_failures)],  # type: ignore[list-item]
+            failure_config=FailureConfig(max_failures=-1, controller_failure_limit=attempts),  # type: ignore[call-arg]
         ),
     )
     try:
         trainer.fit()
     except (WorkerGroupError, ControllerError) as error:
         raise explain(error) from None
+
+
+def is_lost_node(error: BaseException) -> bool:
+    """Whether an actor died with its node, which a machine that was taken away does to all of them."""
+    return any(getattr(each, "preempted", False) or NODE_DIED in str(each) for each in (error, cause_of(error)))
 
 
 # What torch says, as a plain RuntimeError, of a fault of the program: tensors of two devices or types, and an operator

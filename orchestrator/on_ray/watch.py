@@ -15,6 +15,7 @@ from orchestrator.console import duration, say
 from orchestrator.errors import ConfigError, TrialFailed
 from orchestrator.on_ray.capacity import ask_for_room, capacity
 from orchestrator.on_ray.plan import GAIN, TrialPlan, run_name
+from orchestrator.on_ray.trial import is_lost_node
 from orchestrator.redaction import redact
 from orchestrator.tracking.tracker import Tracker
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 Plans = Mapping[str, TrialPlan]  # row of a table -> what its trials share; "" where there are no rows
 LOOK_SECONDS = 10.0  # how often it is looked whether nodes came or went
+MOST_LOST_NODES = 50  # that one trial's driver may lose
+ASK_SECONDS = 60.0  # how often the request for machines is made anew: other sweeps on the cluster overwrite it
 
 
 class Room:
@@ -37,7 +40,7 @@ class Room:
 
     def __init__(self, plan: TrialPlan, limiter: Any, most: int | None = None) -> None:
         self.plan, self.limiter, self.most = plan, limiter, most
-        self._asked = -1
+        self._asked, self._asked_at = -1, -math.inf
         self._looked = -math.inf
 
     def look(self, left: int) -> int | None:
@@ -47,9 +50,9 @@ class Room:
             return None
         self._looked = now
         wanted = min(left, self.most or left)
-        if wanted != self._asked:
+        if wanted != self._asked or now - self._asked_at >= ASK_SECONDS:
             ask_for_room(self.plan, wanted)
-            self._asked = wanted
+            self._asked, self._asked_at = wanted, now
         try:
             concurrent = capacity(self.plan, self.most).concurrent
         except ConfigError:  # the last node that fits went away; what runs is tried again elsewhere
@@ -128,6 +131,11 @@ class Watcher(tune.Callback):
         elif trial.trial_id in self._begun:
             self._longest = max(self._longest, time.monotonic() - self._begun[trial.trial_id])
             say(f"{self._label(trial)}  complete after {duration(self._longest)}{self._outlook()}", with_time=True)
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Tune counts every end of a trial's driver; the end of its machine is not the trial's failure."""
+        if is_lost_node(_error(trial)) and trial.max_failures < MOST_LOST_NODES:
+            trial.max_failures += 1
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self.ended.add(trial.trial_id)
@@ -216,15 +224,24 @@ class WaveWatcher(Watcher):
         say(f"{row} wave {number} ended after {duration(taken)}{left}".lstrip(), with_time=True)
 
 
-def _reason(trial: Any) -> str:
-    """Why a trial failed, in one line; read where this process wrote it, which may be ahead of the storage."""
+NO_REASON = "no reason was recorded"
+
+
+def _error(trial: Any) -> BaseException:
+    """What ended a trial; read where this process wrote it, which may be ahead of the storage."""
     try:
-        error: Any = cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
+        error = cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
     except (OSError, TypeError, ValueError, AttributeError, ImportError, EOFError, cloudpickle.pickle.PickleError):
-        return "no reason was recorded"
+        return TrialFailed(NO_REASON)
+    return error if isinstance(error, BaseException) else TrialFailed(NO_REASON)
+
+
+def _reason(trial: Any) -> str:
+    """Why a trial failed, in one line."""
+    error: Any = _error(trial)
     while isinstance(getattr(error, "cause", None), BaseException):
         error = error.cause
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, TrialFailed):
-        return lines[0][:400] if lines else "no reason was recorded"
+        return lines[0][:400] if lines else NO_REASON
     return f"{type(error).__name__}: {redact(lines[0])[:300]}" if lines else type(error).__name__

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-FILES = sorted((REPOSITORY / "cluster").glob("*.yaml"))
+FILES = [REPOSITORY / "cluster" / f"{name}.yaml" for name in ("a100", "local", "onprem")]
 PACKAGES = ("orchestrator", "methods", "search_spaces")
 SETUP, SERVICES, SUBMIT = (REPOSITORY / "cluster" / f"{name}.sh" for name in ("setup", "services", "submit"))
 
@@ -61,7 +61,9 @@ def node_mistakes(cluster: Cluster) -> str:
     shape = botocore.session.get_session().get_service_model("ec2").operation_model("RunInstances").input_shape
     try:
         for kind in cluster["available_node_types"].values():
-            validate_parameters({**kind["node_config"], "MinCount": 1, "MaxCount": 1}, shape)
+            given = dict(kind["node_config"])
+            given["SubnetId"] = given.pop("SubnetIds")[0]  # Ray takes one after the other
+            validate_parameters({**given, "MinCount": 1, "MaxCount": 1}, shape)
     except Exception as error:
         return str(error)
     return ""
@@ -79,10 +81,6 @@ def limit_mistakes(cluster: Cluster) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------ is it well formed
-
-
-def test_all_three_places_have_a_file() -> None:
-    assert [path.stem for path in FILES] == ["a100", "local", "onprem"]
 
 
 def test_ray_accepts_the_file(cluster: Cluster) -> None:
@@ -122,13 +120,15 @@ def test_no_node_type_exceeds_the_clusters_limit(a100: Cluster) -> None:
     assert limit_mistakes(a100) == ["a100"]
 
 
-def test_the_sweep_waits_for_every_machine_that_is_sure_to_come(cluster: Cluster) -> None:
-    wanted = int(re.findall(r"CTVR_NODES=(\d+)", " ".join(commands(cluster)))[0])
+def test_the_sweep_waits_for_every_machine_of_a_list_and_asks_a_cloud_for_no_more_than_it_may(cluster: Cluster) -> None:
+    given = dict(re.findall(r"(CTVR_\w+)=(\d+)", " ".join(commands(cluster))))
     if cluster["provider"]["type"] == "local":
-        assert wanted == 1 + len(cluster["provider"]["worker_ips"])
-    else:
-        types = cluster["available_node_types"]
-        assert wanted == 1 + sum(kind.get("min_workers", 0) for kind in types.values())
+        assert int(given["CTVR_NODES"]) == 1 + len(cluster["provider"]["worker_ips"])
+        return
+    assert 2 <= int(given["CTVR_NODES"]) <= int(given["CTVR_MAX_NODES"]) <= 1 + cluster["max_workers"]
+    assert float(given["CTVR_BUDGET_HOURS"]) > 0
+    types = cluster["available_node_types"]  # no machine runs unless a sweep asks
+    assert not any(kind.get("min_workers", 0) for name, kind in types.items() if name != cluster["head_node_type"])
 
 
 # ------------------------------------------------------------------------------- does the project arrive
@@ -273,6 +273,73 @@ def test_a_node_is_set_up_once_however_often_it_is_asked(node: Path) -> None:
     assert all(stat.S_IMODE((node / name).stat().st_mode) == 0o600 for name in (".ray/auth_token", ".ctvr_env"))
 
 
+def test_a_start_brings_back_what_a_machine_had(node: Path) -> None:
+    """Ray leaves the setup out where a machine was stopped and started, or where only files changed."""
+    programs = node / "programs"
+    programs.mkdir()
+    asked = node / "asked"
+    for name, does in {
+        "sudo": 'if [ "$1" = tee ]; then exec "$@"; fi; if [ "$1" = mkdir ]; then exec "$@"; fi; echo "$@" >>'
+        + str(asked),
+        "mountpoint": "exit 1",
+        "mount.nfs4": "exit 0",
+    }.items():
+        (programs / name).write_text(f"#!/bin/bash\n{does}\n")
+        (programs / name).chmod(0o755)
+    shared, table = node / "mnt", node / "fstab"
+    more = {"CTVR_UV": str(node / "uv"), "CTVR_VENV": str(node / "venv"), "CTVR_FSTAB": str(table)}
+    more["PATH"] = f"{programs}:{os.environ['PATH']}"
+    for _ in range(2):
+        assert script(node, SETUP, "mount", "fs-1:/", str(shared), **more).returncode == 0
+    (entry,) = table.read_text().splitlines()
+    assert re.fullmatch(rf"fs-1:/ {shared} nfs4 \S+,_netdev,nofail 0 0", entry)
+    videos = shared / "videos"
+    assert script(node, SETUP, "node", f"CTVR_VIDEOS={videos}", **more).returncode == 0
+    assert script(node, SETUP, "add", "boto3", **more).returncode == 0
+    assert videos.is_dir()  # a sweep without it is refused
+    videos.rmdir()
+    asked.unlink()
+    assert script(node, SETUP, "again", **more).returncode == 0
+    assert f"mount -t nfs4 -o {entry.split()[3].removesuffix(',_netdev,nofail')} fs-1:/ {shared}" in asked.read_text()
+    assert "pip install" not in asked.read_text()  # what is installed is what the files ask for
+    assert videos.is_dir()
+    (node / "venv" / ".ctvr_stamp").write_text("of other files")
+    assert script(node, SETUP, "again", **more).returncode == 0
+    assert re.search(r"pip install .* -e \S+ boto3$", asked.read_text(), re.MULTILINE)
+
+
+def test_the_build_of_torch_can_be_that_of_an_older_driver(node: Path) -> None:
+    for word, pinned in (("CTVR_TORCH_BACKEND=cu126", False), ("CTVR_NODES=1", True)):
+        done = set_up(node, word)
+        assert done.returncode == 0, done.stderr
+        asked = (node / "asked").read_text().splitlines()[-1].split()
+        assert ("--torch-backend" in asked) != pinned
+        constraints = Path(asked[asked.index("-c") + 1]).read_text()
+        assert "torch==" in constraints
+        assert ("nvidia-cublas==" in constraints) == pinned
+
+
+def test_a_node_is_not_started_again_below_a_sweep(node: Path) -> None:
+    driver = node / "ctvr_drivers" / "20260101-000000"
+    driver.mkdir(parents=True)
+    words = [sys.executable, "-c", "import time; time.sleep(600)", "orchestrator.cli.detached"]
+    with subprocess.Popen(words) as running:
+        (driver / "pid").write_text(str(running.pid))
+        more = {"CTVR_UV": str(node / "uv"), "CTVR_VENV": str(node / "venv")}
+        refused = script(node, SETUP, "again", **more)
+        running.kill()
+    assert refused.returncode == 2
+    assert "a sweep is running here" in refused.stderr
+    assert script(node, SETUP, "again", **more).returncode == 0
+
+
+def test_every_start_of_ray_brings_the_node_back_first(cluster: Cluster) -> None:
+    for kind in ("head_start_ray_commands", "worker_start_ray_commands"):
+        given = cluster[kind]
+        assert given[0] == "bash ~/ctvr_src/cluster/setup.sh again"
+        assert "ray start" in given[-1]
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [
@@ -328,7 +395,10 @@ def test_a_backup_of_the_database_can_be_opened(tmp_path: Path) -> None:
 PROVIDER = {  # what only a cloud has, or only a list of machines
     *("cluster_name", "provider", "auth", "max_workers", "head_node_type", "available_node_types"),
 }
-CLOUD_SETTINGS = {"CTVR_S3_INSTANCE_ROLE", "AWS_REGION", "CTVR_CACHE"}  # keys by the machine's role, its own disk
+CLOUD_SETTINGS = {
+    *("CTVR_S3_INSTANCE_ROLE", "AWS_REGION", "CTVR_CACHE"),  # keys by the machine's role, its own disk
+    *("CTVR_MAX_NODES", "CTVR_BUDGET_HOURS"),  # machines on demand, by the hour
+}
 
 
 def settings_of(cluster: Cluster) -> tuple[str, set[str]]:
@@ -368,10 +438,13 @@ def test_what_is_submitted_carries_the_digest_of_these_sources(tmp_path: Path) -
     ray.chmod(0o755)
     path = f"{ray.parent}:{os.environ['PATH']}"
     onprem = REPOSITORY / "cluster" / "onprem.yaml"
-    done = script(tmp_path, SUBMIT, str(onprem), "--method", "lwf", "--name", "a b", PATH=path)
+    done = script(tmp_path, SUBMIT, str(onprem), "--method", "lwf", "--space", "a=(1, 2)", "it's", PATH=path)
     sweep = REPOSITORY / "orchestrator" / "sweep.py"
-    expected = ["submit", onprem, sweep, "--", "--code", source_digest(), "--method", "lwf", "--name", "a b"]
-    assert done.stdout.splitlines() == [str(word) for word in expected]
+    handed = done.stdout.splitlines()
+    assert handed[:4] == ["submit", str(onprem), str(sweep), "--"]
+    there = " ".join(handed[4:])  # as Ray joins them, for a shell on the head
+    read = subprocess.run(["bash", "-c", f'printf "%s\\n" {there}'], capture_output=True, text=True, check=True).stdout
+    assert read.splitlines() == ["--code", source_digest(), "--method", "lwf", "--space", "a=(1, 2)", "it's"]
     done = script(tmp_path, SUBMIT, "--method", "lwf", PATH=path)
     assert done.returncode == 2
     assert "write the cluster's YAML file first" in done.stderr

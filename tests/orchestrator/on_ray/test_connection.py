@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from orchestrator.errors import ConfigError
 from orchestrator.on_ray import connection
-from orchestrator.on_ray.capacity import DRIVER_CPU, choose_gpus, fit_count
+from orchestrator.on_ray.capacity import DRIVER_CPU, choose_gpus, fit_count, within
 from orchestrator.on_ray.connection import check_local
 from orchestrator.on_ray.plan import TrialPlan
 
@@ -106,7 +108,9 @@ def test_gpus_are_used_where_there_are_any_and_torch_can(monkeypatch, asked, wor
 def test_gpus_that_were_asked_for_and_cannot_be_used_are_an_error(monkeypatch):
     monkeypatch.setattr("ray.cluster_resources", lambda: {"GPU": 1.0})
     monkeypatch.setattr("orchestrator.on_ray.capacity._sees_cuda", lambda share: False)
-    with pytest.raises(ConfigError, match="--gpus-per-trial: the cluster's GPUs are of no use to its torch"):
+    why = "2.15.0 is built for CUDA 13.2, and the driver is 535.54.03"
+    monkeypatch.setattr("orchestrator.on_ray.capacity._why_no_cuda", lambda share: why)
+    with pytest.raises(ConfigError, match=f"of no use to its torch: {why}. Set CTVR_TORCH_BACKEND=auto"):
         choose_gpus(0.5, 1)
 
 
@@ -160,6 +164,56 @@ def test_an_autoscaler_is_asked_for_whole_trials(monkeypatch):
     assert asked[1] == [{"CPU": 0.9}, {"CPU": DRIVER_CPU}]
     connection.ask_for_room(plan(), 0)
     assert asked[2] == []
+
+
+A100, HEAD = {"CPU": 96.0, "GPU": 8.0}, {"CPU": 16.0}
+
+
+@pytest.mark.parametrize(
+    ("workers", "trials", "nodes", "most", "asked"),
+    [
+        (1, 32, [HEAD, A100], 2, (8, 8)),  # no further machine
+        (1, 32, [HEAD, A100], 3, (16, 16)),
+        (1, 3, [HEAD, A100], 3, (3, 3)),
+        (8, 32, [HEAD, A100, A100], 3, (2, 16)),
+        (16, 4, [HEAD, A100], 3, (1, 16)),  # a trial that spans two
+        (1, 32, [HEAD], 2, (1, 1)),  # nobody knows yet what a machine holds
+        (1, 32, [HEAD], 1, (0, 0)),
+        (1, 32, [HEAD, A100, A100], 1, (0, 0)),  # somebody else's
+    ],
+)
+def test_no_more_machines_are_asked_for_than_may_be(workers, trials, nodes, most, asked):
+    assert within(plan(workers=workers, gpus=1.0), trials, nodes, most) == asked
+
+
+def test_as_many_machines_are_asked_for_as_are_waited_for(monkeypatch):
+    asked: list[list[dict]] = []
+    monkeypatch.setattr("ray.autoscaler.sdk.request_resources", lambda bundles: asked.append(bundles))
+    monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": size} for size in (HEAD, A100)])
+    connection.ask_for_nodes(plan(gpus=1.0), 4)
+    assert asked[0].count({"CPU": 0.9, "GPU": 1.0}) == 24
+
+
+def test_a_driver_that_is_killed_has_its_request_taken_back(tmp_path):
+    """The process beside it acts when the driver is gone, whatever ended it, and not before."""
+    done = tmp_path / "taken back"
+    code = (
+        "import sys, time; from orchestrator.on_ray import taken_back as t; "
+        "print(t.watch_over('', tuple(sys.argv[1:])).pid, flush=True); time.sleep(600)"
+    )
+    words = [sys.executable, "-c", code, "touch", str(done)]
+    driver = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    try:
+        assert driver.stdout
+        keeper = int(driver.stdout.readline())
+        assert not done.exists()
+    finally:
+        driver.kill()
+        driver.wait()
+    until = time.monotonic() + 120
+    while not done.exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert done.exists(), keeper
 
 
 def test_an_autoscaler_that_does_not_answer_does_not_end_a_sweep(monkeypatch, caplog):

@@ -58,10 +58,14 @@ def test_nodes_that_do_not_come_are_counted(cluster):
         await_nodes(4, 0)
 
 
-def test_missing_nodes_are_asked_for_once(cluster):
+def test_missing_nodes_are_asked_for_once_for_each_that_comes(cluster, monkeypatch):
     asked: list[int] = []
     await_nodes(3, 0, lambda: asked.append(1))
     assert not asked
     with pytest.raises(ConfigError, match="3 of 4 joined"):
         await_nodes(4, 0, lambda: asked.append(1))
     assert asked == [1]
+    joining = [{**cluster.nodes[0], "NodeID": f"n{i}"} for i in (3, 4)]
+    monkeypatch.setattr(ray_nodes.time, "sleep", lambda seconds: cluster.nodes.append(joining.pop(0)))
+    await_nodes(5, 60, lambda: asked.append(len(cluster.nodes)))
+    assert asked == [1, 3, 4]

@@ -109,6 +109,21 @@ def test_a_lost_worker_is_tried_again():
     _EndOnMistake().after_exception(None, {0: wrapped(RuntimeError("gloo")), 1: ActorDiedError()})
 
 
+def test_lost_nodes_are_no_failures_and_others_count_since_the_last_finished_task():
+    callback = _EndOnMistake(1)
+    lost = RuntimeError("The actor died because its node has died. Node Id: 5f")  # as Ray's GCS words it
+    for _ in range(20):
+        callback.after_exception(None, {0: wrapped(RuntimeError("gloo")), 1: wrapped(lost)})
+    for _ in range(3):
+        callback.after_exception(None, {0: wrapped(RuntimeError("gloo"))})
+        callback.after_report(None, [{}], None)
+    callback.after_exception(None, {0: wrapped(RuntimeError("gloo"))})
+    with pytest.raises(ControllerError) as raised:
+        callback.after_exception(None, {0: wrapped(RuntimeError("gloo"))})
+    found = explain(pickle.loads(pickle.dumps(raised.value)))
+    assert (str(found), found.is_final) == ("RuntimeError: gloo", False)
+
+
 @pytest.mark.parametrize(
     ("error", "reason", "final"),
     [

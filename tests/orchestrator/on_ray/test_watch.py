@@ -92,6 +92,15 @@ def test_a_stopped_and_a_failed_trial_are_closed_in_mlflow(plan, capsys):
     ]
 
 
+def test_a_driver_that_is_lost_with_its_node_is_not_counted(plan, tmp_path):
+    node, process = "The actor died because its node has died. Node Id: 5f", "The actor died unexpectedly."
+    for text, allowed in ((node, 2), (process, 1)):
+        lost = trial("a", kept(RuntimeError(text), tmp_path))
+        lost.max_failures = 1
+        Watcher(plan, 1, 3, 1).on_trial_recover(0, [], lost)
+        assert lost.max_failures == allowed
+
+
 def test_a_tracking_server_that_is_away_does_not_end_the_sweep(plan):
     away = replace(plan, tracking_uri="http://127.0.0.1:9")
     watcher = Watcher(away, 1, 3, 1)
@@ -175,11 +184,11 @@ def test_nodes_that_join_are_used_and_nodes_that_leave_are_not_waited_for(plan, 
 
 def test_an_autoscaler_is_asked_for_the_trials_that_are_left_and_in_the_end_for_nothing(plan, cluster):
     room = Room(plan, SimpleNamespace(max_concurrent=2), most=3)
-    for seconds, left in [(0, 8), (20, 8), (40, 2), (60, 2)]:
+    for seconds, left in [(0, 8), (20, 8), (40, 2), (60, 2), (110, 2)]:
         cluster.now = float(seconds)
         room.look(left)
     room.close()
-    assert cluster.asked == [3, 2, 0]  # the same is not asked twice
+    assert cluster.asked == [3, 2, 2, 0]  # the same is asked again after a minute: another sweep may have asked
 
 
 def test_the_watcher_says_when_there_is_more_room(plan, cluster, capsys):

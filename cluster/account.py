@@ -1,0 +1,182 @@
+"""Makes what an AWS account needs before `ray up`, and writes the names that come out of it into cluster/a100.yaml.
+
+    python cluster/account.py create --ssh-from 203.0.113.7/32     once; again when your address has changed
+    python cluster/account.py fill --into cluster/other.yaml       of a stack that is there: its names into a file
+    python cluster/account.py delete                               bucket and file system stay: they hold results
+
+Runs on one's own machine with one's own AWS credentials; needs `pip install boto3`, as `ray up` does. The template
+beside this file says what is made. The lines that are filled in keep their comments; nothing else of the file changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+IMAGE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
+
+
+def main(words: list[str] | None = None) -> int:
+    arguments = _parser().parse_args(words)
+    try:
+        import boto3
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError:
+        return _fail("boto3 is not installed here, and `ray up` needs it too: pip install boto3")
+    session = boto3.Session(region_name=arguments.region)
+    try:
+        if arguments.command == "delete":
+            return _delete(session, arguments.stack)
+        if arguments.command == "create":
+            _create(session, arguments)
+        names = _outputs(session, arguments.stack)
+        names |= {"Region": arguments.region, "Image": _image(session)}
+        arguments.into.write_text(fill(arguments.into.read_text(), names))
+        print(f"{arguments.into} has the names of stack {arguments.stack}. Now: ray up {arguments.into}")
+    except (BotoCoreError, ClientError, ValueError, OSError) as error:
+        return _fail(str(error))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="bucket, file system, security groups and profiles of the cluster")
+    parser.add_argument("command", choices=("create", "fill", "delete"))
+    parser.add_argument("--ssh-from", metavar="CIDR", help="addresses that may reach the machines, e.g. 203.0.113.7/32")
+    parser.add_argument("--region", default="us-east-1", help="(%(default)s)")
+    parser.add_argument("--worker-type", default="p4d.24xlarge", help="(%(default)s)")
+    parser.add_argument("--vpc", help="(the default VPC)")
+    parser.add_argument("--stack", default="ctvr", help="(%(default)s)")
+    parser.add_argument("--into", type=Path, default=HERE / "a100.yaml", help="the cluster file (%(default)s)")
+    return parser
+
+
+def _fail(reason: str) -> int:
+    sys.stderr.write(f"account.py: {reason}\n")
+    return 2
+
+
+def _create(session: Any, arguments: argparse.Namespace) -> None:
+    vpc, subnets = _network(session, arguments.vpc, arguments.worker_type)
+    parameters = {
+        "SshFrom": _addresses(arguments.ssh_from),
+        "Vpc": vpc,
+        "Subnets": ",".join(subnets),
+        "WorkerType": arguments.worker_type,
+    }
+    formation = session.client("cloudformation")
+    request = {
+        "StackName": arguments.stack,
+        "TemplateBody": (HERE / "account.yaml").read_text(),
+        "Parameters": [{"ParameterKey": name, "ParameterValue": value} for name, value in parameters.items()],
+        "Capabilities": ["CAPABILITY_NAMED_IAM"],
+    }
+    if _exists(formation, arguments.stack):
+        try:
+            formation.update_stack(**request)
+        except formation.exceptions.ClientError as error:
+            if "No updates are to be performed" not in str(error):
+                raise
+            return
+        formation.get_waiter("stack_update_complete").wait(StackName=arguments.stack)
+    else:
+        print("CloudFormation makes the stack; this takes some minutes")
+        formation.create_stack(**request)
+        formation.get_waiter("stack_create_complete").wait(StackName=arguments.stack)
+
+
+def _addresses(text: str | None) -> str:
+    """An address or a range of them as a CIDR block; the whole world is refused."""
+    if not text:
+        raise ValueError("--ssh-from: write who may reach the machines, e.g. 203.0.113.7/32 (your own public address).")
+    network = ipaddress.ip_network(text, strict=False)
+    if network.version != 4 or network.prefixlen < 8:
+        raise ValueError(f"--ssh-from {text}: write a range of IPv4 addresses, at most a /8; yours alone ends in /32.")
+    return str(network)
+
+
+def _network(session: Any, vpc: str | None, worker_type: str) -> tuple[str, list[str]]:
+    """A VPC and two of its public subnets, in zones that have the workers' machines."""
+    ec2 = session.client("ec2")
+    if vpc is None:
+        found = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
+        if not found:
+            raise ValueError("--vpc: this region has no default VPC. Name one with two public subnets.")
+        vpc = str(found[0]["VpcId"])
+    offered = ec2.describe_instance_type_offerings(
+        LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": [worker_type]}]
+    )["InstanceTypeOfferings"]
+    zones = {offer["Location"] for offer in offered}
+    subnets = ec2.describe_subnets(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["Subnets"]
+    by_zone = {
+        subnet["AvailabilityZone"]: str(subnet["SubnetId"])
+        for subnet in sorted(subnets, key=lambda each: each["SubnetId"], reverse=True)
+        if subnet["AvailabilityZone"] in zones and subnet["MapPublicIpOnLaunch"]
+    }
+    if len(by_zone) < 2:
+        raise ValueError(
+            f"{vpc} has public subnets in {len(by_zone)} zones that have {worker_type} ({', '.join(sorted(zones))}); "
+            "two are needed. Choose another --region or --vpc, or add a subnet."
+        )
+    return vpc, [by_zone[zone] for zone in sorted(by_zone)[:2]]
+
+
+def _exists(formation: Any, stack: str) -> bool:
+    try:
+        (found,) = formation.describe_stacks(StackName=stack)["Stacks"]
+    except formation.exceptions.ClientError:
+        return False
+    if found["StackStatus"] in ("ROLLBACK_COMPLETE", "ROLLBACK_FAILED"):  # it can only be removed
+        raise ValueError(f"stack {stack} failed before ({found['StackStatus']}). Run: python cluster/account.py delete")
+    return True
+
+
+def _outputs(session: Any, stack: str) -> dict[str, str]:
+    (found,) = session.client("cloudformation").describe_stacks(StackName=stack)["Stacks"]
+    return {output["OutputKey"]: output["OutputValue"] for output in found.get("Outputs", [])}
+
+
+def _image(session: Any) -> str:
+    """The image of today, by its own name: `latest` would give machines of one cluster different drivers."""
+    return str(session.client("ssm").get_parameter(Name=IMAGE)["Parameter"]["Value"])
+
+
+def _delete(session: Any, stack: str) -> int:
+    formation = session.client("cloudformation")
+    kept = _outputs(session, stack)
+    formation.delete_stack(StackName=stack)
+    formation.get_waiter("stack_delete_complete").wait(StackName=stack)
+    print(f"stack {stack} is gone. Kept, with everything in them: {kept.get('Bucket')}, {kept.get('FileSystem')}")
+    return 0
+
+
+def fill(text: str, names: Mapping[str, str]) -> str:
+    """A cluster file with the names of a stack in it.
+
+    Raises:
+        ValueError: if the file has no place for one of them.
+    """
+    subnets = ", ".join(names["Subnets"].split(","))
+    for pattern, value in (
+        (r"(?m)^(  region: )\S+", names["Region"]),
+        (r"(AWS_REGION=)\S+", names["Region"]),
+        (r"(CTVR_STORE=s3://)[^/\s]+", names["Bucket"]),
+        (r"(setup\.sh mount )\S+", f"{names['FileSystem']}.efs.{names['Region']}.amazonaws.com:/"),
+        (r"(SecurityGroupIds: )\[[^\]]*\]", f"[{names['SecurityGroup']}]"),
+        (r"(SubnetIds: )\[[^\]]*\]", f"[{subnets}]"),
+        (r"(ImageId: )\S+", names["Image"]),
+        (r"(InstanceType: )p\S+", names["WorkerType"]),
+    ):
+        text, found = re.subn(pattern, lambda match, value=value: match[1] + value, text)
+        if not found:
+            raise ValueError(f"the cluster file has no line for {value}: {pattern} is not found in it.")
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""What an AWS account needs is made by one template, in moto's account; Ray then finds everything in a100.yaml.
+
+moto is no AWS: it shows that the template is complete and that the names arrive, not that AWS grants what is asked.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+CLUSTER = Path(__file__).resolve().parents[2] / "cluster"
+TEMPLATE = CLUSTER / "account.yaml"
+pytestmark = pytest.mark.slow
+
+
+def test_cloudformation_would_take_the_template() -> None:
+    from cfnlint.api import lint_file
+
+    assert lint_file(TEMPLATE) == []
+    assert lint_file(TEMPLATE.with_name("a100.yaml"))  # which is none
+
+
+@pytest.fixture(scope="module")
+def account() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("account", CLUSTER / "account.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def made(account: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """a100.yaml as `account.py create` leaves it in an empty account of moto, and a session there."""
+    import boto3
+    from moto import mock_aws
+
+    folder = tmp_path_factory.mktemp("account")
+    filled = folder / "a100.yaml"
+    filled.write_text((CLUSTER / "a100.yaml").read_text())
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.setenv(name, "testing")
+        patch.setenv("HOME", str(folder))
+        patch.setattr(account, "_image", lambda session: "ami-0123456789abcdef0")  # moto has no public parameters of it
+        with mock_aws():
+            words = ["create", "--ssh-from", "203.0.113.7", "--into", str(filled)]
+            assert account.main(words) == 0
+            assert account.main(words) == 0  # again changes nothing
+            yield {"file": filled, "session": boto3.Session(region_name="us-east-1"), "folder": folder}
+
+
+def test_the_stack_fills_in_every_line_that_is_to_be_edited(made: dict[str, Any]) -> None:
+    text = made["file"].read_text()
+    assert not [line for line in text.splitlines() if "000000000" in line or "EDIT-bucket" in line]
+    before, after = ((CLUSTER / "a100.yaml").read_text().splitlines(), text.splitlines())
+    changed = [old for old, new in zip(before, after, strict=True) if old != new]
+    assert all("EDIT" in line or "CTVR_STORE" in line for line in changed)
+    store = made["session"].client("s3").list_buckets()["Buckets"][0]["Name"]
+    assert f"CTVR_STORE=s3://{store}/ctvr" in text
+    (system,) = made["session"].client("efs").describe_file_systems()["FileSystems"]
+    assert f"setup.sh mount {system['FileSystemId']}.efs.us-east-1.amazonaws.com:/ /mnt/ctvr" in text
+
+
+def test_only_given_addresses_reach_the_machines_and_only_machines_the_file_system(made: dict[str, Any]) -> None:
+    ec2 = made["session"].client("ec2")
+    cluster = yaml.safe_load(made["file"].read_text())
+    (group,) = cluster["available_node_types"]["a100"]["node_config"]["SecurityGroupIds"]
+    by_id = {found["GroupId"]: found for found in ec2.describe_security_groups()["SecurityGroups"]}
+    world = [rule["CidrIp"] for rules in by_id[group]["IpPermissions"] for rule in rules.get("IpRanges", [])]
+    assert world == ["203.0.113.7/32"]
+    efs = made["session"].client("efs")
+    (system,) = efs.describe_file_systems()["FileSystems"]
+    targets = efs.describe_mount_targets(FileSystemId=system["FileSystemId"])["MountTargets"]
+    subnets = cluster["available_node_types"]["a100"]["node_config"]["SubnetIds"]
+    assert sorted(target["SubnetId"] for target in targets) == sorted(subnets)  # one in each zone that has machines
+    for target in targets:
+        (server,) = efs.describe_mount_target_security_groups(MountTargetId=target["MountTargetId"])["SecurityGroups"]
+        (rule,) = by_id[server]["IpPermissions"]
+        assert (rule["FromPort"], rule["ToPort"], rule["IpRanges"]) == (2049, 2049, [])
+        assert [pair["GroupId"] for pair in rule["UserIdGroupPairs"]] == [group]
+
+
+def test_no_machine_may_do_more_than_it_needs(made: dict[str, Any]) -> None:
+    iam = made["session"].client("iam")
+    roles = {name: iam.get_instance_profile(InstanceProfileName=name) for name in ("ctvr-head", "ctvr-worker")}
+    allowed: dict[str, list[dict[str, Any]]] = {}
+    for name, profile in roles.items():
+        (role,) = profile["InstanceProfile"]["Roles"]
+        names = iam.list_role_policies(RoleName=role["RoleName"])["PolicyNames"]
+        inline = [iam.get_role_policy(RoleName=role["RoleName"], PolicyName=each)["PolicyDocument"] for each in names]
+        managed = [
+            iam.get_policy_version(PolicyArn=arn, VersionId="v1")["PolicyVersion"]["Document"]
+            for arn in (
+                each["PolicyArn"]
+                for each in iam.list_attached_role_policies(RoleName=role["RoleName"])["AttachedPolicies"]
+            )
+        ]
+        documents = [ast.literal_eval(each) if isinstance(each, str) else each for each in [*inline, *managed]]
+        allowed[name] = [statement for document in documents for statement in document["Statement"]]
+    assert "*" not in json.dumps([statement["Action"] for each in allowed.values() for statement in each])
+    everywhere = [s for each in allowed.values() for s in each if s["Resource"] == "*"]
+    assert all(action.startswith("ec2:Describe") for s in everywhere for action in s["Action"])
+    worker = {action for statement in allowed["ctvr-worker"] for action in statement["Action"]}
+    assert {action.split(":")[0] for action in worker} == {"s3"}
+    assert "s3:AbortMultipartUpload" in worker
+    ends = next(s for s in allowed["ctvr-head"] if "ec2:TerminateInstances" in s["Action"])
+    assert ends["Condition"]["StringEquals"] == {"aws:ResourceTag/ray-cluster-name": "ctvr"}
+
+
+def test_ray_takes_the_file_as_it_is_and_opens_nothing(made: dict[str, Any]) -> None:
+    """Ray's own bootstrap, as `ray up` runs it: what is named exists, and no group of Ray's default is made."""
+    from ray.autoscaler._private.aws.config import bootstrap_aws
+    from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
+    from ray.autoscaler._private.util import prepare_config
+
+    cluster = prepare_config(yaml.safe_load(made["file"].read_text()))
+    before = copy.deepcopy(cluster["available_node_types"])
+    cluster = AWSNodeProvider.fillout_available_node_types_resources(cluster)
+    done = bootstrap_aws(cluster)
+    for name, kind in done["available_node_types"].items():
+        for key in ("SecurityGroupIds", "SubnetIds", "ImageId", "IamInstanceProfile"):
+            assert kind["node_config"][key] == before[name]["node_config"][key]
+    resources = done["available_node_types"]["a100"]["resources"]  # known before the first machine is there
+    assert (resources["CPU"], resources["GPU"]) == (96, 8)
+    groups = made["session"].client("ec2").describe_security_groups()["SecurityGroups"]
+    assert not [group["GroupName"] for group in groups if "ray" in group["GroupName"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["create"], "--ssh-from: write who may reach the machines"),
+        (["create", "--ssh-from", "0.0.0.0/0"], "--ssh-from 0.0.0.0/0: write a range"),
+        (["create", "--ssh-from", "203.0.113.7", "--worker-type", "p9z.huge"], "in 0 zones that have p9z.huge"),
+        (["fill", "--stack", "none", "--ssh-from", "x"], "none"),
+    ],
+)
+def test_a_mistake_is_one_line(made: dict[str, Any], account: ModuleType, capsys: Any, words: Any, reason: str) -> None:
+    assert account.main([*words, "--into", str(made["file"])]) == 2
+    said = capsys.readouterr().err
+    assert reason in said
+    assert said.count("\n") == 1
+
+
+def test_a_file_without_a_place_for_a_name_is_refused(account: ModuleType) -> None:
+    names = dict.fromkeys(("Region", "Bucket", "FileSystem", "SecurityGroup", "Subnets", "Image", "WorkerType"), "x")
+    with pytest.raises(ValueError, match="no line for x"):
+        account.fill("cluster_name: ctvr\n", names)

@@ -1,0 +1,65 @@
+"""A submitted sweep goes on where its connection is lost, and is found again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli import detached
+from orchestrator.errors import ConfigError
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+FOLLOW = "import sys; from orchestrator.cli import detached; sys.exit(detached.follow(detached.find(None)))"
+
+
+def wait_for(condition) -> None:
+    until = time.monotonic() + 120
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert condition()
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    return tmp_path
+
+
+def test_a_lost_connection_loses_nothing(home, capfdbinary):
+    with pytest.raises(ConfigError, match="no sweep was submitted"):
+        detached.find(None)
+    driver = (
+        "import pathlib, sys, time; print('first'); go = pathlib.Path(sys.argv[1])\n"
+        "while not go.exists(): time.sleep(0.05)\n"
+        "print('second'); sys.exit(3)"
+    )
+    place = detached.start([sys.executable, "-c", driver, str(home / "go")])
+    watching = subprocess.Popen([sys.executable, "-c", FOLLOW], stdout=subprocess.PIPE, start_new_session=True)
+    assert watching.stdout
+    assert watching.stdout.readline() == b"first\n"
+    os.killpg(watching.pid, signal.SIGHUP)  # what the end of an ssh connection does
+    assert watching.wait() == -signal.SIGHUP
+    assert detached.runs(place)
+    (home / "go").touch()
+    assert detached.follow(detached.find(None)) == 3
+    assert capfdbinary.readouterr().out == b"first\nsecond\n"
+    wait_for(lambda: not detached.runs(place))
+
+
+def test_a_driver_is_ended_in_order_and_one_that_was_killed_says_so(home, capfdbinary):
+    driver = "import time\ntry: print('on', flush=True); time.sleep(600)\nexcept KeyboardInterrupt: print('in order')"
+    place = detached.start([sys.executable, "-c", driver])
+    wait_for(lambda: (place / "log").read_bytes())
+    assert detached.stop(place) == 0
+    assert b"in order" in capfdbinary.readouterr().out
+    place = detached.start([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"])
+    assert detached.follow(place) == 128 + signal.SIGKILL
+    assert b"ended by SIGKILL. Finished tasks are kept" in capfdbinary.readouterr().out
+    assert detached.find(place.name) == place
