@@ -98,11 +98,12 @@ class Recorder:
         num_tasks = len(data.stream.tasks)
         frames = next(data.videos(0, self.experiment.evaluation.split, [0], 1))
         self.tracker.log_task(self.run_id, num_tasks, measure(method, frames))
+        split = self.experiment.evaluation.split
         for name in ("own", "union"):
             matrix = getattr(record, name)
             self.tracker.log_json(self.run_id, f"matrix_{name}.json", matrix)
-            self.tracker.log_heatmap(self.run_id, f"matrix_{name}", matrix)
-        split = self.experiment.evaluation.split
+            if split == "test":  # pictures of a search's many trials would cost more than a small trial itself
+                self.tracker.log_heatmap(self.run_id, f"matrix_{name}", matrix)
         task_of = {item.video: task for task in range(num_tasks) for item in data.stream.items(task, split)}
         tasks = [task_of[query.rpartition("#")[0]] for query in record.ranks]
         ranks = {"query ids": list(record.ranks), "ranks": list(record.ranks.values()), "tasks": tasks}

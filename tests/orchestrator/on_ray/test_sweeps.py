@@ -141,7 +141,7 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, w
         assert steps(tracker, run, GAIN) == steps(tracker, run, "stream/t2v/bwf") == [1, 2, 3]
         assert steps(tracker, run, "task_02/t2v/r1") == [2, 3]
         names = {file.path for file in tracker.client.list_artifacts(run.run_id)}
-        assert {"config.json", "environment.json", "matrix_own.json", "matrix_union.png", "ranks.json"} <= names
+        assert {"config.json", "environment.json", "matrix_own.json", "matrix_union.json", "ranks.json"} <= names
 
     # The same rerun again has nothing to do, and makes the same table
     again = rerun("s", where, 1, 1, ("zero_shot",))
