@@ -170,6 +170,11 @@ class Method(nn.Module):
         return None
 
     @classmethod
+    def leaves_out_missing(cls, config: Any) -> bool:
+        """For a retriever: whether frames (3, H, W) of zeros at a video's end count as missing under these settings."""
+        return False
+
+    @classmethod
     def reads_by_task(cls, config: Any) -> bool:
         """For a retriever: whether it sets `prompts_by_task` under these settings."""
         return False

@@ -21,6 +21,7 @@ from methods.base import Batch, Change, Method, ParamGroup, Recipe, unit
 from methods.layers.frozen_parts import parts
 from methods.layers.gather import gather
 from methods.layers.losses import contrastive
+from methods.layers.missing_frames import without_missing
 from methods.layers.pooling import mean_pool
 from methods.layers.sequence_headers import FrameLSTM, FrameTransformer
 from methods.layers.temperature import ScaleConfig, bound_scale, set_scale
@@ -60,7 +61,9 @@ ORIGINAL = Recipe(
         "optim.grad_clip": (1.0, "main_task_retrieval.py: of all, then of each tensor"),
         "optim.epochs": (5, "README: --epochs 5"),
         "data.batch_size": (128, "README: --batch_size 128"),
+        "method.mask_missing": (True, "modules/modeling.py: the mean over the frames of the video mask"),
         "data.num_frames": (12, "README: --max_frames 12"),
+        "data.sampling": ("one_per_second", "README: --feature_framerate 1 --slice_framepos 2"),
         "data.max_tokens": (32, "README: --max_words 32"),
         "evaluation.select": ("best", "main_task_retrieval.py: the epoch with the best R@1 of the test set"),
     },
@@ -68,7 +71,6 @@ ORIGINAL = Recipe(
         "float16 weights, gradients and moments: 1e-7 there is no rate of float32 (docs/recipes.md)",
         "the last batch of an epoch is dropped when it is short",
         "over W workers the towers get 1/W of the gradient, logit_scale all of it (docs/protocol.md)",
-        "frames: one a second, then linspace, missing ones masked; here T of every video",
         "tightTransf",
     ),
 )
@@ -86,6 +88,7 @@ class Clip4ClipConfig(ScaleConfig):
     loss_reduction: Literal["mean", "sum"] = "mean"
     mask_same_video: bool = False  # other captions of the same video are no negatives
     sim_eps: float | None = None  # of seqTransf's LayerNorms; None: as in CLIP's text tower, 1e-5
+    mask_missing: bool = False  # frames of zeros at a video's end are none: those of data.sampling=one_per_second
     frozen: tuple[str, ...] = ()  # parts of CLIP that are not trained, such as vision.conv1 or text.blocks.0
 
     def __post_init__(self) -> None:
@@ -137,7 +140,14 @@ class Clip4Clip(Method):
             groups.append(ParamGroup(name="header", params=list(self.header.parameters()), lr=self.config.lr_head))
         return groups
 
+    @classmethod
+    def leaves_out_missing(cls, config: Clip4ClipConfig) -> bool:
+        return config.mask_missing
+
     def encode_video(self, frames: Tensor) -> Tensor:
+        return without_missing(frames, self._encode) if self.config.mask_missing else self._encode(frames)
+
+    def _encode(self, frames: Tensor) -> Tensor:
         features = self.backbone.vision(frames)
         if self.header is not None:
             features = self.header(features)

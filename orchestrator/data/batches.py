@@ -27,6 +27,7 @@ from orchestrator.data.settings import DataConfig
 from orchestrator.digests import digest_of
 from orchestrator.errors import ConfigError
 from orchestrator.streams.stream import Item, Stream
+from orchestrator.video.sampling import missing_frame
 
 log = logging.getLogger(__name__)
 
@@ -238,13 +239,17 @@ class StreamData:
         return self._normalise(videos, augment) if videos.dtype == torch.uint8 else videos
 
     def _normalise(self, raw: Tensor, augment: torch.Generator | None) -> Tensor:
-        """(B, T, H, W, 3) uint8 -> (B, T, 3, H, W) float, augmented if a generator is given."""
+        """(B, T, H, W, 3) uint8 -> (B, T, 3, H, W) float, augmented if a generator is given; missing frames are 0."""
         x = raw.permute(0, 1, 4, 2, 3).float() / 255
         if augment is not None and self.config.augment == "crop_flip":
             x = crop_and_flip(x, augment)
         elif augment is not None and self.config.augment == "gray_jitter":
             x = gray_and_jitter(x, augment)
-        return (x - self._mean) / self._std
+        x = (x - self._mean) / self._std
+        if self.config.sampling != "one_per_second":
+            return x
+        missing = torch.from_numpy(np.array(missing_frame(raw.shape[2]))).to(raw.device)
+        return x.masked_fill((raw == missing).flatten(2).all(-1)[..., None, None, None], 0.0)
 
     def num_videos(self, task: int, split: str) -> int:
         return len(self.stream.items(task, split))

@@ -42,7 +42,7 @@ class FrameSource:
                 f"Write data.image_size={image_size} or leave it out."
             )
         self.store = store
-        self.sampling = Sampling(num_frames=config.num_frames, size=image_size)
+        self.sampling = Sampling(num_frames=config.num_frames, size=image_size, rule=config.sampling)
         self.decoder = config.decoder
         self.version = decoder_version(config.decoder)
         self._keys: dict[Item, str] = {}
@@ -55,6 +55,7 @@ class FrameSource:
                     "file": _digest_path(Path(item.path)),
                     "segment": item.segment,
                     "num_frames": self.sampling.num_frames,
+                    "rule": self.sampling.rule,
                     "size": self.sampling.size,
                     "decoder": self.version,
                 }

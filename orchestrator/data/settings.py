@@ -11,6 +11,9 @@ class DataConfig:
     """How pairs are made of a stream. Defaults: CTVR (arXiv:2503.10111), section 5.1, MSRVTT."""
 
     num_frames: int = 12
+    # Which frames: the middles of equal parts (CTVR, X-Pool), from the first to the last (CLIP-ViP), one a second and
+    # missing ones masked (CLIP4Clip); see orchestrator/video/sampling.py
+    sampling: Literal["segments", "linspace", "one_per_second"] = "segments"
     image_size: int | None = None  # pixels of a side; none: what the backbone sees
     batch_size: int = 8  # pairs of one step, over all workers
     augment: Literal["none", "crop_flip", "gray_jitter"] = "none"  # flips mirror "left" and "right": off by default

@@ -239,6 +239,12 @@ def _build_method(cls: type[Method], settings: Settings, data: DataConfig, prefi
             f"{prefix}.num_frames: {cls.only_frames(made)} is not data.num_frames={data.num_frames}, the frames of a "
             "video. Leave it out, or change data.num_frames."
         )
+    if data.sampling == "one_per_second" and not cls.wraps and not cls.leaves_out_missing(made):
+        remedy = f"{prefix}.mask_missing=true, or " if hasattr(made, "mask_missing") else ""
+        raise ConfigError(
+            "data.sampling: one_per_second leaves places of short videos empty, and this retriever reads all of them. "
+            f"Write {remedy}data.sampling=segments or linspace."
+        )
     return made
 
 

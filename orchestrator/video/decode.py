@@ -1,7 +1,6 @@
 """One video file, or one folder of frames, becomes a clip of uint8 frames with their timestamps, in this process.
 
-Which frames: `num_frames` equal parts of the film (or of a time segment), the frame in the middle of each; if there
-are fewer frames than wanted, the last one is repeated (benchmark protocol of CTVR). The index of frames comes from
+Which frames: `choose_frames` of sampling.py, of the film or of a time segment. The index of frames comes from
 the container's packets in presentation order, so that both decoders are asked for the same frames and the
 timestamps are those of the file, also at a variable frame rate. decord decodes first; PyAV takes over where decord
 cannot read the file or does not see the same frames. The resize is one piece of code behind both.
@@ -30,7 +29,16 @@ from PIL import Image
 from orchestrator.digests import digest_sources, imported_sources
 from orchestrator.errors import ConfigError, VideoError
 from orchestrator.video.index import Index, Limits, Watch, check_size, frame_seconds, named_errors, opened, read_index
-from orchestrator.video.sampling import SLACK, Frames, Sampling, checked_segment, choose_frames, resize_and_crop
+from orchestrator.video.sampling import (
+    MISSING,
+    SLACK,
+    Frames,
+    Sampling,
+    checked_segment,
+    choose_frames,
+    missing_frame,
+    resize_and_crop,
+)
 
 log = logging.getLogger(__name__)
 
@@ -75,17 +83,19 @@ def decode(
         return _decode_folder(path, sampling, limits, watch)
     index = read_index(path, limits, watch)
     try:
-        chosen = choose_frames(index.times, sampling.num_frames, checked_segment(path, segment))
+        segment = checked_segment(path, segment)
+        chosen = choose_frames(index.times, sampling.num_frames, segment, sampling.rule, index.fps)
     except ValueError as error:
         raise error if isinstance(error, VideoError) else VideoError(str(path), str(error)) from None
-    wanted = sorted(set(chosen.tolist()))
+    wanted = sorted({*chosen.tolist()} - {MISSING})
     for name in order:
         try:
             read = _read_decord if name == "decord" else _read_pyav
             if limits.strict and name == "decord":  # decord patches damage up without a word
                 _check_by_pyav(path, index, wanted, limits, watch)
             small = {i: resize_and_crop(image, sampling.size) for i, image in read(path, index, wanted, limits, watch)}
-            return Frames(np.stack([small[i] for i in chosen.tolist()]), index.times[chosen], name)
+            times = np.where(chosen == MISSING, np.nan, index.times[chosen])
+            return Frames(_stacked(small, chosen, sampling.size), times, name)
         except VideoError as error:
             if name == order[-1]:
                 raise
@@ -244,12 +254,18 @@ def _ask_decord(decord: Any, path: Path, index: Index, wanted: list[int], watch:
 
 def _decode_folder(folder: Path, sampling: Sampling, limits: Limits, watch: Watch) -> Frames:
     files = _frame_files(folder)
-    chosen = choose_frames(np.arange(len(files), dtype=np.float64), sampling.num_frames).tolist()
+    # The images count as one a second
+    chosen = choose_frames(np.arange(len(files), dtype=np.float64), sampling.num_frames, rule=sampling.rule)
     small: dict[int, np.ndarray] = {}
-    for i in sorted(set(chosen)):
+    for i in sorted({*chosen.tolist()} - {MISSING}):
         watch.check()
         small[i] = resize_and_crop(_open_image(folder, files[i], limits), sampling.size)
-    return Frames(np.stack([small[i] for i in chosen]), np.full(sampling.num_frames, np.nan), "images")
+    return Frames(_stacked(small, chosen, sampling.size), np.full(sampling.num_frames, np.nan), "images")
+
+
+def _stacked(small: dict[int, np.ndarray], chosen: np.ndarray, size: int) -> np.ndarray:
+    """The chosen frames, one behind the other: (T, size, size, 3)."""
+    return np.stack([missing_frame(size) if i == MISSING else small[i] for i in chosen.tolist()])
 
 
 def _frame_files(folder: Path) -> list[Path]:

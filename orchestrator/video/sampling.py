@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from PIL import Image
@@ -12,15 +14,18 @@ from PIL import Image
 from orchestrator.errors import VideoError
 from orchestrator.video.index import frame_seconds
 
+Rule = Literal["segments", "linspace", "one_per_second"]
+MISSING = -1  # in place of a number of a frame: the video has no more
 SLACK = 1e-3  # seconds; Matroska rounds timestamps to milliseconds
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Which frames, and how large: `num_frames` frames of `size` x `size` pixels."""
+    """Which frames, and how large: `num_frames` frames of `size` x `size` pixels, chosen by `rule`."""
 
     num_frames: int = 12
     size: int = 224
+    rule: Rule = "segments"
 
     def __post_init__(self) -> None:
         if self.num_frames < 1:
@@ -32,25 +37,38 @@ class Sampling:
 @dataclass(frozen=True)
 class Frames:
     """frames (T, H, W, 3) uint8 RGB, upright; timestamps (T,) float64 seconds since the first frame of the film,
-    NaN for a folder of frames; decoder: the one that produced them ("decord", "pyav", "images")."""
+    NaN for a folder of frames and for missing ones (`missing_frame`); decoder: the one that produced them ("decord",
+    "pyav", "images")."""
 
     frames: np.ndarray
     timestamps: np.ndarray
     decoder: str
 
 
-def choose_frames(times: np.ndarray, num_frames: int, segment: tuple[float, float] | None = None) -> np.ndarray:
-    """The middle frame of each of `num_frames` equal parts.
+def choose_frames(
+    times: np.ndarray,
+    num_frames: int,
+    segment: tuple[float, float] | None = None,
+    rule: Rule = "segments",
+    fps: float = 1.0,
+) -> np.ndarray:
+    """Numbers of frames by one of the published rules.
 
-    At a constant rate this is the rule of the benchmark: frames [int(start * fps), min(int(end * fps), N)) are
+    segments: the middle frame of each of `num_frames` equal parts (CTVR, X-Pool); of too few the last repeats.
+    linspace: from the first to the last frame, int(linspace) (CLIP-ViP at test); frames repeat if there are too few.
+    one_per_second: the first frame of each second, at the rate truncated to an integer; of too many int(linspace),
+    of too few the rest is MISSING (CLIP4Clip, `slice_framepos 2`).
+
+    At a constant rate `segments` is the rule of the benchmark: frames [int(start * fps), min(int(end * fps), N)) are
     cut at `linspace` points truncated to integers. Real timestamps replace index / fps: the first frame is the one on
     screen at `start`, the last lies before the one on screen at `end`; at least one frame is kept.
 
     Args:
         times: (N,) increasing seconds, N >= 1.
+        fps: frames a second, for one_per_second.
 
     Returns:
-        (num_frames,) int64 non-decreasing indices into `times`; the last repeats if there are too few frames.
+        (num_frames,) int64 non-decreasing indices into `times`, behind them MISSING under one_per_second.
 
     Raises:
         ValueError: if the segment starts behind the last frame.
@@ -63,10 +81,32 @@ def choose_frames(times: np.ndarray, num_frames: int, segment: tuple[float, floa
         after_end = segment[1] > times[-1] + frame_seconds(times)
         stop = stop if after_end else int(np.searchsorted(times, segment[1] + SLACK, side="right")) - 1
         stop = max(stop, first + 1)
+    if rule == "linspace":
+        return first + np.linspace(0, stop - first - 1, num_frames).astype(np.int64)
+    if rule == "one_per_second":
+        last = stop if stop == len(times) else stop + 1  # the frame that begins the second of the end counts
+        return _thinned(np.arange(first, last, max(1, int(fps))), num_frames)
     parts = min(num_frames, stop - first)
     edges = np.linspace(first, stop, parts + 1).astype(np.int64)
     middles = (edges[:-1] + edges[1:] - 1) // 2
     return np.concatenate([middles, np.full(num_frames - parts, middles[-1])])
+
+
+def _thinned(chosen: np.ndarray, num_frames: int) -> np.ndarray:
+    if len(chosen) > num_frames:
+        return chosen[np.linspace(0, len(chosen) - 1, num_frames).astype(np.int64)]
+    return np.concatenate([chosen, np.full(num_frames - len(chosen), MISSING)]).astype(np.int64)
+
+
+@cache
+def missing_frame(size: int) -> np.ndarray:
+    """What is stored in place of a frame that a video does not have, (size, size, 3) uint8: noise that no film shows.
+
+    Batches hold zeros in its place, behind the normalisation (orchestrator/data/batches.py).
+    """
+    noise = np.random.RandomState(20210418).randint(0, 256, (size, size, 3)).astype(np.uint8)
+    noise.setflags(write=False)
+    return noise
 
 
 def resize_and_crop(image: np.ndarray, size: int) -> np.ndarray:

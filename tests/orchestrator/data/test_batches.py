@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from methods.backbone.load import load_backbone
+from methods.layers.missing_frames import frames_there
 from orchestrator.data.batches import StreamData, check_pairs, index_batches, seed_of
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.settings import DataConfig
@@ -106,6 +107,21 @@ def test_batches_have_the_contracts_shapes(data):
     assert batch.tokens.shape == (4, 32)
     assert batch.tokens.dtype == batch.videos.dtype == batch.categories.dtype == torch.int64
     assert batch.frames.abs().max() <= 2.0 + 1e-6  # (x - 0.5) / 0.25
+
+
+def test_places_of_a_video_that_has_no_more_frames_are_zeros_behind_the_normalisation(data, small_stream, runs):
+    config = DataConfig(num_frames=4, batch_size=4, sampling="one_per_second", augment="crop_flip")
+    source = FrameSource(Places(runs).open_store(), config, 64)
+    other = StreamData(
+        small_stream, source, lambda texts: torch.zeros(len(texts), 3), (0.4,) * 3, (0.2,) * 3, config, CPU
+    )
+    batch = next(other.train_batches([0], seed=0, task=0, epoch=0))
+    whole = next(data.train_batches([0], seed=0, task=0, epoch=0)).frames
+    there = frames_there(batch.frames)
+    assert there.max() < 4 == frames_there(whole).min()  # films of the stream are shorter than four seconds
+    for video, count in zip(batch.frames, there.tolist()):
+        assert video[:count].flatten(1).any(dim=1).all()
+        assert not video[count:].any()
 
 
 def test_captions_are_cut_with_their_end_kept(data):

@@ -34,9 +34,10 @@ def test_the_key_changes_with_everything_that_decides_the_frames(small_stream, r
         FrameSource(store, DataConfig(num_frames=5), 64).key(item),
         FrameSource(store, DataConfig(num_frames=4), 32).key(item),
         FrameSource(store, DataConfig(num_frames=4, decoder="pyav"), 64).key(item),
+        FrameSource(store, DataConfig(num_frames=4, sampling="linspace"), 64).key(item),
         FrameSource(store, DataConfig(num_frames=4), 64).key(small_stream.items(0, "train")[1]),
     }
-    assert len(keys) == 5
+    assert len(keys) == 6
 
 
 def test_frames_of_another_size_than_the_backbone_sees_are_refused(runs):

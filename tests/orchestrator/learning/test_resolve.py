@@ -75,6 +75,14 @@ def test_complete_settings_resolve_to_themselves():
             {"method": "lwf", "stream": "s", "method.base": "tempme", "base.num_frames": 8, "data.num_frames": 4},
             "base.num_frames: 8 is not data.num_frames=4",
         ),
+        (
+            {"method": "xpool", "stream": "s", "data.sampling": "one_per_second"},
+            "data.sampling: one_per_second leaves places of short videos empty, and this retriever reads all of them",
+        ),
+        (
+            {"method": "lwf", "stream": "s", "method.base": "clip4clip", "data.sampling": "one_per_second"},
+            "Write base.mask_missing=true, or data.sampling=segments",
+        ),
         *(
             (
                 {"method": name, "stream": "s", "method.base": "structalign", "base.score": "fused", **more},

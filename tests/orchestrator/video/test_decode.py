@@ -12,7 +12,7 @@ from PIL import Image
 from orchestrator.errors import ConfigError, VideoError
 from orchestrator.video.decode import decoder_version, probe
 from orchestrator.video.index import Limits
-from orchestrator.video.sampling import Sampling, choose_frames, resize_and_crop
+from orchestrator.video.sampling import Sampling, choose_frames, missing_frame, resize_and_crop
 from tests.orchestrator.video.clips import decode_apart, read_number, write_film
 
 DECODERS = [
@@ -37,6 +37,32 @@ def released_rule(num_frames, length, first=0):
 @pytest.mark.parametrize("length", [1, 2, 11, 12, 13, 60, 325, 1001])
 def test_frames_are_the_middles_of_equal_parts(length):
     assert choose_frames(np.arange(length) / 25, 12).tolist() == released_rule(12, length)
+
+
+def clip4clip_rule(num_frames, length, fps, start=None, end=None):
+    """CLIP4Clip's extractor (framerate 1) and loader (slice_framepos 2), a second after the other; -1: masked."""
+    rate = int(fps)
+    total = (length + rate - 1) // rate
+    first, last = (0, total) if start is None else (start, min(end, total))
+    read = [second * rate for second in range(first, last + 1) if second * rate < length]
+    if len(read) > num_frames:
+        read = [read[int(place)] for place in np.linspace(0, len(read) - 1, num_frames)]
+    return read + [-1] * (num_frames - len(read))
+
+
+@pytest.mark.parametrize("fps", [25, 29.97, 7.5])
+@pytest.mark.parametrize("length", [1, 24, 25, 26, 301, 325, 1001])
+def test_one_frame_a_second_and_from_first_to_last_are_the_released_rules(length, fps):
+    times = np.arange(length) / fps
+    assert choose_frames(times, 12, None, "one_per_second", fps).tolist() == clip4clip_rule(12, length, fps)
+    ends = [int(place) for place in np.linspace(0, length - 1, 12)]  # CLIP-ViP, at test
+    assert choose_frames(times, 12, None, "linspace").tolist() == ends
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 3), (2, 9), (4, 30)])
+def test_a_segment_of_whole_seconds_has_its_first_frames_both_ends_included(start, end):
+    chosen = choose_frames(np.arange(250) / 25, 6, (start, end), "one_per_second", 25.0)
+    assert chosen.tolist() == clip4clip_rule(6, 250, 25, start, end)
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 1.3), (1, 3), (2.52, 9.9), (5, 400)])
@@ -203,6 +229,9 @@ def test_a_folder_of_frames_is_sorted_by_number_and_thinned_uniformly(tmp_path, 
     assert [round(f.mean() / 10) for f in more.frames] == [*range(1, 13), 12, 12]
     assert np.isnan(six.timestamps).all()
     assert probe(tmp_path).frames == 12
+    short = decode_apart(tmp_path, Sampling(14, 16, "one_per_second"))
+    np.testing.assert_array_equal(short.frames[:12], twelve.frames)
+    assert [(frame == missing_frame(16)).all() for frame in short.frames[11:]] == [False, True, True]
 
 
 def test_a_damaged_frame_in_a_folder_is_named(tmp_path):
