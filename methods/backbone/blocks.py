@@ -69,7 +69,8 @@ class BlockSeams:
     """The additions of one block; None leaves a place as CLIP made it.
 
     qkv, q, k, v, out: (input, projected, state) -> projected; qkv (G, N, 3D) acts before the other three.
-    beside: (y, attention, state) -> attention. before, after: (x, state) -> x.
+    mix: (q, k, v, bias, state) -> mixed, heads first (G, H, N, D/H), in place of the fused attention; it is slow, for
+    searches that need its probabilities. beside: (y, attention, state) -> attention. before, after: (x, state) -> x.
     between: (x, attended, state) -> x. mlp: (y, output, state) -> output.
     `wants_keys` and `wants_class_row` say what `between` reads of the attention. `needs_alignment`: token i
     of neighbouring frames must be the same place of the image; `breaks_alignment`: from here on it is not.
@@ -81,6 +82,7 @@ class BlockSeams:
     k: Seam | None = None
     v: Seam | None = None
     out: Seam | None = None
+    mix: Seam | None = None
     beside: Seam | None = None
     between: Seam | None = None
     mlp: Seam | None = None
@@ -132,7 +134,10 @@ class Attention(nn.Module):
         bias = None  # (G, 1, 1, N)
         if state.sizes is not None and state.proportional:
             bias = state.sizes.log()[:, None, None, :, 0].to(q.dtype)
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=causal)
+        if seams.mix is None:
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=causal)
+        else:
+            mixed = seams.mix(q, k, v, bias, state)
         merged = mixed.transpose(1, 2).flatten(2)
         out = self.out(merged)
         if seams.out is not None:

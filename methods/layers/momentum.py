@@ -87,13 +87,14 @@ class Encoders(nn.Module):
 
 @torch.no_grad()
 def move(target: nn.Module, source: nn.Module, share: float) -> None:
-    """target <- (1 - share) target + share source, in place; buffers are copied unless `share` is 0.
+    """target <- (1 - share) target + share source, in place; buffers are copied where `share` is 1.
 
-    Where both agree nothing changes, bit for bit; so it does for `share` 0.
+    Where both agree nothing changes, bit for bit; so it does for `share` 0. In between a key encoder has running
+    statistics of its own, as in MoCo's code (facebookresearch/moco@132aea9).
     """
     for mine, other in zip(target.parameters(), source.parameters()):
         mine.lerp_(other, share)
-    if share:
+    if share == 1:
         for kept, copied in zip(target.buffers(), source.buffers()):
             kept.copy_(copied)
 
@@ -111,7 +112,11 @@ def review(encoders: nn.Module, momentum: nn.Module, m_hat: float) -> None:
 
 
 class Momentum(nn.Module):
-    """A pair of momentum encoders and the queue of its keys. Never trained, always in evaluation mode."""
+    """A pair of momentum encoders and the queue of its keys.
+
+    Never trained, and in evaluation mode but for batch normalisation: MoCo's keys of a training step are normalised by
+    their own batch. CLIP has none.
+    """
 
     def __init__(self, encoders: Encoders, queue_size: int) -> None:
         super().__init__()
@@ -119,7 +124,11 @@ class Momentum(nn.Module):
         self.queue = KeyQueue(queue_size, encoders.clip.embed_dim)
 
     def train(self, mode: bool = True) -> Momentum:
-        return super().train(False)
+        super().train(False)
+        for module in self.encoders.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.train(mode)
+        return self
 
     def restart(self, encoders: Encoders) -> None:
         """theta_m <- theta."""

@@ -100,24 +100,29 @@ def tome_schedule(blocks: int, r: int | Sequence[int], inflection: float = 0.0) 
     return [int(low + step * block) for block in range(blocks)]
 
 
-def tome_steps(blocks: int, tokens: int, r: int | Sequence[int], inflection: float = 0.0) -> list[Step]:
+def tome_steps(
+    blocks: int, tokens: int, r: int | Sequence[int], inflection: float = 0.0, classes: int = 1
+) -> list[Step]:
     """Merge patches of every frame in every block, as many as there are left.
 
     Args:
         blocks: of the tower.
-        tokens: N of a frame, the class token included.
+        tokens: N of a frame, class tokens included.
         r: see `tome_schedule`.
         inflection: see `tome_schedule`.
+        classes: class tokens of a frame; UMT's tower has none.
     """
     steps = []
     for wanted in tome_schedule(blocks, r, inflection):
-        steps.append(Step(intra=min(wanted, most_mergeable(tokens, 1))))
+        steps.append(Step(intra=min(wanted, most_mergeable(tokens, classes))))
         tokens -= steps[-1].intra
     return steps
 
 
-def tempme_steps(config: ReducerConfig, blocks: int, tokens: int) -> list[Step]:
+def tempme_steps(config: ReducerConfig, blocks: int, tokens: int, classes: int = 1) -> list[Step]:
     """The schedule of TempMe: ImgMe blocks, then ClipMe blocks; what follows merges within clips only.
+
+    Takes the tokens of a frame, `classes` class tokens included.
 
     Raises:
         ValueError: if the clip blocks do not fit the tower or the groups.
@@ -132,12 +137,12 @@ def tempme_steps(config: ReducerConfig, blocks: int, tokens: int) -> list[Step]:
         )
     if clip_blocks and not 0 <= clip_blocks[0] <= clip_blocks[-1] < blocks:
         raise ValueError(f"clip_blocks={clip_blocks}: the backbone has blocks 0..{blocks - 1}.")
-    small = tokens <= 65
-    r = config.r if isinstance(config.r, int) else default_r(blocks, tokens)
+    small = tokens - classes <= 64
+    r = config.r if isinstance(config.r, int) else default_r(blocks, tokens, classes)
     cross = 100 - ((70 if small else 60) if config.keep_cross is None else config.keep_cross)
     intra = 100 - ((90 if small else 80) if config.keep_intra is None else config.keep_intra)
     factor = dict(zip(clip_blocks, groups))
-    steps, classes = [], 1
+    steps = []
     for block in range(blocks):
         if not clip_blocks or block < clip_blocks[0]:
             step = Step(intra=min(r, most_mergeable(tokens, classes)))
@@ -152,9 +157,9 @@ def tempme_steps(config: ReducerConfig, blocks: int, tokens: int) -> list[Step]:
     return steps
 
 
-def default_r(blocks: int, tokens: int) -> int:
+def default_r(blocks: int, tokens: int, classes: int = 1) -> int:
     """The paper's r for a tower of 12 blocks (2 of 49 patches, 10 of 196), in proportion for any other."""
-    patches = tokens - 1
+    patches = tokens - classes
     share = 2 / 49 if patches <= 64 else 10 / 196
     return max(1, round(share * patches * 12 / blocks))
 
@@ -311,6 +316,8 @@ def combine(outer: Seams, inner: Seams) -> list[BlockSeams]:
             )
         if a.between is not None and b.between is not None:
             raise ValueError(f"both parts change the tokens of block {block} after attention; use one reducer.")
+        if a.mix is not None and b.mix is not None:
+            raise ValueError(f"both parts replace the attention of block {block}; use one of them.")
     return [_combine_block(a, b) for a, b in pairs]
 
 

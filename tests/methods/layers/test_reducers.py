@@ -14,6 +14,7 @@ from methods.layers.reducers import (
     ReducerConfig,
     Step,
     combine,
+    default_r,
     make_reducer,
     spread_factors,
     tempme_steps,
@@ -53,6 +54,17 @@ def test_vit_b_16_and_64_frames_take_the_paths_of_the_paper():
     assert tempme(tokens=197)[-4:] == [(6, 141, 113), (3, 136, 109), (1, 197, 158), (1, 158, 127)]
     assert tempme(num_frames=64)[-4:] == [(16, 96, 87), (4, 244, 220), (1, 616, 555), (1, 555, 500)]
     assert tempme(tokens=197, num_frames=64)[-1] == (1, 830, 664)
+
+
+def test_a_tower_without_class_tokens_merges_what_one_with_them_does():
+    """UMT has none: the same patches have the same rates."""
+    for patches in (49, 64, 65, 196):
+        config = ReducerConfig(reducer="tempme", num_frames=12)
+        with_class, without = tempme_steps(config, 12, patches + 1), tempme_steps(config, 12, patches, classes=0)
+        assert default_r(12, patches, 0) == default_r(12, patches + 1)
+        assert [step.intra for step in without[:8]] == [step.intra for step in with_class[:8]]
+    assert [step.intra for step in tome_steps(3, 9, 4, classes=0)] == [4, 2, 1]
+    assert [step.intra for step in tome_steps(3, 9, 4)] == [4, 2, 1]
 
 
 def test_tomes_schedules_are_those_of_its_code_a_number_a_list_or_a_pair():

@@ -196,6 +196,20 @@ def test_clip4clip_freezes_decays_and_rates_the_tensors_that_the_release_does():
     assert found == {name: value for name, value in expected.items() if name not in frozen}
 
 
+def test_of_vit_b_32_the_release_freezes_27_736_320_weights_and_trains_123_540_993():
+    """Counts of ArrowLuo/CLIP4Clip@508ffa3 at --freeze_layer_num 0; no weight is made here."""
+    with torch.device("meta"):
+        source = open_clip.CLIP(**open_clip.get_model_config("ViT-B-32-quickgelu"))
+        clip = Clip(source, lambda texts: torch.zeros(1), (0.5,) * 3, (0.5,) * 3)
+    settings = presets_of("clip4clip")["original"]
+    own = {key.removeprefix("method."): value for key, value in settings.items() if key.startswith("method.")}
+    own |= {"start_scale": None}
+    method = Clip4Clip(Clip4ClipConfig(**own), clip)
+    trained = sum(p.numel() for group in method.param_groups() for p in group["params"])
+    total = sum(p.numel() for p in clip.parameters())
+    assert (total, trained, total - trained) == (151_277_313, 123_540_993, 27_736_320)
+
+
 def test_xpool_decays_every_tensor_and_clip_vip_all_but_biases_and_the_temperature():
     xpool = method_of("xpool", XPoolConfig, XPool)
     groups = make_optimizer(xpool.param_groups(), optim_of("xpool"), xpool).param_groups

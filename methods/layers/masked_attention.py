@@ -1,0 +1,45 @@
+"""Attention whose keys carry a factor in [0, 1], with a gradient where it is 0: for searches of compression rates.
+
+DiffRate (Chen et al., arXiv:2305.17997) trains how many tokens stay. Its released code keeps all of them and writes
+
+    A_ij = (e_ij Q_ij + eps / N) / (sum_j e_ij Q_ij + eps),   e_ij = exp(l_ij - max_j l_ij),   Q_ij = P_j, Q_ii = 1
+
+so that dA / dP_j = e_ij / sum at P_j = 0: a bias of log P has none there. It holds the matrix of probabilities, which
+the fused kernel never makes: fill the seam `mix` of `BlockSeams` with it for a search, and nothing else.
+
+Shapes: G groups, H heads, N tokens, c width of a head.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+EPS = 1e-6
+
+
+def masked_probabilities(logits: Tensor, kept: Tensor, eps: float = EPS) -> Tensor:
+    """A (G, H, N, N), rows sum to 1.
+
+    Args:
+        logits: (G, H, N, N) scaled products of queries and keys, the bias of sizes included.
+        kept: P (G, N), the factor of each key; a token always attends to itself.
+        eps: keeps a row of zeros finite.
+    """
+    tokens = logits.shape[-1]
+    e = (logits - logits.amax(dim=-1, keepdim=True)).exp()
+    own = torch.eye(tokens, dtype=logits.dtype, device=logits.device)
+    policy = kept[:, None, None].to(logits.dtype)  # (G, 1, 1, N)
+    weighed = e * (policy * (1 - own) + own)
+    return (weighed + eps / tokens) / (weighed.sum(dim=-1, keepdim=True) + eps)
+
+
+def masked_attention(
+    q: Tensor, k: Tensor, v: Tensor, kept: Tensor, bias: Tensor | None = None, eps: float = EPS
+) -> tuple[Tensor, Tensor]:
+    """Mixed values (G, H, N, c) of q, k, v (G, H, N, c), and what the class token pays each, (G, N)."""
+    logits = q @ k.mT / math.sqrt(q.shape[-1])
+    weights = masked_probabilities(logits if bias is None else logits + bias, kept, eps)
+    return weights @ v, weights[:, :, 0].mean(dim=1)
