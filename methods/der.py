@@ -30,6 +30,7 @@ from methods.families.momentum import PAPER
 from methods.families.released_recipes import REPLAY_LEFT_OUT, sgd
 from methods.families.strategy import ReplayConfig, ReplayStrategy
 from methods.layers.distillation import backbone_of
+from methods.layers.gather import gather
 from methods.layers.memory import Policy
 
 # `der` on Split CIFAR-10 with 500 images
@@ -96,6 +97,8 @@ class DER(ReplayStrategy):
         pairs = self.memory.batch(rows)
         video, text = self.base.encode_video(pairs.frames).float(), self._texts(pairs)
         kept_video, kept_text = self.memory.video_features[rows], self.memory.text_features[rows]
+        if self.config.target == "similarities":  # over the memory pairs of all workers
+            video, text, kept_video, kept_text = (gather(x) for x in (video, text, kept_video, kept_text))
         with torch.autocast(video.device.type, enabled=False):
             if self.config.target == "similarities":
                 return (self.base.score(text, video) - self.base.score(kept_text, kept_video)).square().mean()

@@ -10,15 +10,17 @@ apart from those of methods that keep features only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from methods.base import Batch, Change, Method, Recipe
 from methods.families.momentum import PAPER
 from methods.families.released_recipes import REPLAY_LEFT_OUT, sgd
 from methods.families.strategy import ReplayConfig, ReplayStrategy
+from methods.layers.gather import uneven_rows, world_size
 from methods.layers.memory import join
 
 # `er` on Split CIFAR-10 with 500 images: the code that DER's authors published
@@ -40,7 +42,7 @@ class ERRingConfig(ReplayConfig):
 
     base: str = "clip4clip"  # any retriever; its settings are base.*
     quota: Literal["dynamic", "static"] = "dynamic"  # a ring is dealt to the tasks so far, or to all of the stream
-    ratio: float = 1.0  # memory pairs for each pair of the batch; the step costs 1 + ratio times as much
+    ratio: float = 1.0  # memory pairs for each pair of the step; the step costs 1 + ratio times as much
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,5 +68,22 @@ class ERRing(ReplayStrategy):
         super().__init__(config, base, config.quota)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        rows = self.memory.draw(round(self.config.ratio * len(batch.videos)))
-        return self.base.losses(join(batch, self.memory.batch(rows), self.index) if len(rows) else batch)
+        sizes = self.replayed(len(batch.videos))
+        if not len(self.memory) or not sum(sizes):
+            return self.base.losses(batch)
+        rows = self.memory.draw(sizes)
+        if len(rows):
+            both = join(batch, self.memory.batch(rows), self.index)
+        else:  # of a step with fewer memory pairs than workers
+            both = replace(batch, tasks=torch.full_like(batch.videos, self.index), pairs=None)
+        with uneven_rows([len(batch.videos) + size for size in sizes]):
+            return self.base.losses(both)
+
+    def replayed(self, pairs: int) -> list[int]:
+        """Memory pairs of every worker, for so many new ones of each: as many as one worker would take of the step.
+
+        At least one in all, where `ratio` asks for any.
+        """
+        workers = world_size()
+        count = max(round(self.config.ratio * pairs * workers), int(self.config.ratio > 0))
+        return [count * (rank + 1) // workers - count * rank // workers for rank in range(workers)]

@@ -84,7 +84,7 @@ class LUMP(ReplayStrategy):
 
     def row_wise(self) -> RowWise | str:
         if self.config.mix_level == "input":
-            return "with method.mix_level=input a mixed caption depends on the longest one of its batch"
+            return "with method.mix_level=input captions are mixed within the text tower, a whole batch at once"
         return super().row_wise()
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:

@@ -25,7 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.backbone.clip import Clip
-from methods.base import Method, ParamGroup, Recipe
+from methods.base import Method, ParamGroup, Recipe, Task
+from methods.layers.gather import world_size
 from methods.layers.temperature import ScaleConfig, bound_scale, set_scale
 
 # The command of MSR-VTT-9k
@@ -86,6 +87,7 @@ class Pooling(nn.Module):
         self.q, self.k, self.v, self.out, self.linear = (nn.Linear(width, width) for _ in range(5))
         self.ln_1, self.ln_2, self.ln_3 = (nn.LayerNorm(width) for _ in range(3))
         self.dropout = dropout
+        self.seed = 0  # of masks that all workers share
         for linear in (self.q, self.k, self.v, self.out, self.linear):
             nn.init.eye_(linear.weight)
             nn.init.zeros_(linear.bias)
@@ -106,7 +108,16 @@ class Pooling(nn.Module):
     def pool(self, asked: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """r (V, Q, d): every video as every caption sees it."""
         a = self.ln_2(self.attention(asked, keys) @ values)
-        return self.ln_3(a + F.dropout(self.linear(a), self.dropout, self.training))
+        return self.ln_3(a + self._dropped(self.linear(a)))
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        """Dropout. Several workers compute this for all of their pairs, so they drop the same numbers."""
+        if world_size() == 1 or not self.training:
+            return F.dropout(x, self.dropout, self.training)
+        self.seed += 1
+        with torch.random.fork_rng([x.device] if x.device.type == "cuda" else []):
+            torch.manual_seed(self.seed)
+            return F.dropout(x, self.dropout)
 
     def cosines(self, asked: Tensor, unit: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """cos(q, r) (V, Q) without dropout, and without r: a pair needs sums over T numbers, not over d.
@@ -157,6 +168,9 @@ class XPool(Method):
         self.config, self.backbone = config, backbone
         set_scale(backbone, config)
         self.pooling = Pooling(backbone.embed_dim, config.dropout)
+
+    def begin_task(self, task: Task) -> None:
+        self.pooling.seed = torch.initial_seed() % 2**62  # the same on every worker as a task begins
 
     def param_groups(self) -> list[ParamGroup]:
         clip = [*self.backbone.vision.parameters(), *self.backbone.text.parameters()]

@@ -21,6 +21,7 @@ the factor is fixed (base.train_scale=false) and snapshots are those after 1, 1 
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from methods.base import Batch, Change, Frozen, Method, Recipe, Task
 from methods.families.released_recipes import FIXED_SCALE, MTIL, MTIL_LEFT_OUT
 from methods.families.strategy import Strategy
 from methods.layers.distillation import backbone_of, frozen_start, symmetric_distillation
-from methods.layers.gather import gather
+from methods.layers.gather import deal, gather, world_size
 from methods.layers.reference import ReferenceSet, load_reference
 
 _AT_ONCE = 250  # texts encoded together
@@ -65,7 +66,8 @@ class ZSCLConfig:
     weight: float = 1.0  # of both distillation terms
     temperature: float = 2.0  # T
     reference: str = "embedded"  # or a folder of images with captions.txt, or a .safetensors file
-    reference_images: int | None = None  # images in a step, on each worker; none: as many as pairs
+    # Images in a step, over all workers (rounded up to a multiple of them); none: as many as pairs
+    reference_images: int | None = None
     reference_frames: int = 1  # frames of an image's video; a retriever of a fixed number of frames needs that number
     reference_texts: int = 1000  # R; the first ones of the set
     average_every: int = 10  # I, steps; 0 averages nothing
@@ -154,9 +156,10 @@ class ZSCL(Strategy):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         terms = super().losses(batch)
         if self.teacher is not None and self.reference is not None:
-            count = self.config.reference_images or len(batch.videos)
-            rows = torch.randint(len(self.reference), (count,)).tolist()
-            images = self.reference.images(rows, batch.frames.device)
+            size = world_size()
+            count = size * math.ceil((self.config.reference_images or len(batch.videos) * size) / size)
+            rows = deal(torch.randint(len(self.reference), (count,)), batch.frames.device)
+            images = self.reference.images(rows.tolist(), batch.frames.device)
             images = images.expand(-1, self.config.reference_frames, -1, -1, -1)
             terms["distillation"] = self.config.weight * self.distil(images)
         if self._start:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from methods.backbone.clip import Clip
 from methods.base import Batch, Method, ParamGroup, RowWise, Task
-from methods.layers.gather import gather
+from methods.layers.gather import gather, world_size
 from methods.layers.momentum import Encoders, Momentum, Negatives, TextPool, momentum_contrast
 from methods.layers.queues import Pair
 
@@ -158,7 +158,12 @@ class MomentumRetriever(Method):
         return [momentum.keys(batch.frames, batch.tokens) for momentum in self.momenta]
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        return {"contrastive": self.contrast(self.queries(batch), self.keys(batch), gather(batch.videos))}
+        queries, keys, videos = self.queries(batch), self.keys(batch), gather(batch.videos)
+        if batch.tasks is not None and world_size() > 1:  # replayed pairs behind all others, as one worker has them
+            order = gather((batch.tasks != self.task_index).long()).argsort(stable=True)
+            queries, *keys = (Pair(pair.video[order], pair.text[order]) for pair in (queries, *keys))
+            videos = videos[order]
+        return {"contrastive": self.contrast(queries, keys, videos)}
 
     def contrast(
         self,

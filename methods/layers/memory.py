@@ -6,8 +6,8 @@ its own, in which it keeps a uniform sample of its pairs; the places of former t
 
 The memory is written at the end of a task, so it never holds pairs of the task being learned. It keeps the numbers
 of pairs, and what cannot be had again: the features that they once had. Frames and captions are read from the source
-when they are replayed, each worker its own rows. All of this is state (buffers), and equal on every worker, because
-all workers write with the same random numbers.
+when they are replayed, each worker its own rows of one draw for all. All of this is state (buffers), and equal on
+every worker, because all workers write with the same random numbers.
 
 Shapes: B pairs, M pairs kept, T frames, L text length, d joint embedding.
 """
@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.base import Batch, PairSource, Task
+from methods.layers.gather import deal, world_size
 
 Policy = Literal["ring", "reservoir"]
 _FIELDS = ("pairs", "videos", "categories", "tasks", "video_features", "text_features")
@@ -62,12 +63,22 @@ class ReplayMemory(nn.Module):
 
     # -------------------------------------------------------------------------------------- reading
 
-    def draw(self, count: int) -> Tensor:
-        """Rows (count,) drawn uniformly, none twice unless fewer than `count` pairs are kept; none if empty."""
+    def draw(self, count: int | Sequence[int]) -> Tensor:
+        """Rows for this worker, drawn uniformly; none if empty.
+
+        They are drawn for all workers at once, as one worker draws them: none twice in a step, unless fewer pairs are
+        kept than all workers ask for.
+
+        Args:
+            count: of each worker; of every worker, where they differ.
+        """
         if not len(self):
             return torch.empty(0, dtype=torch.int64, device=self.videos.device)
-        rounds = [torch.randperm(len(self)) for _ in range(-(-count // len(self)))]
-        return torch.cat(rounds or [torch.empty(0, dtype=torch.int64)])[:count].to(self.videos.device)
+        sizes = [count] * world_size() if isinstance(count, int) else count
+        of_all = sum(sizes)
+        rounds = [torch.randperm(len(self)) for _ in range(-(-of_all // len(self)))]
+        drawn = torch.cat(rounds or [torch.empty(0, dtype=torch.int64)])[:of_all]
+        return deal(drawn, self.videos.device, sizes).to(self.videos.device)
 
     def batch(self, rows: Tensor) -> Batch:
         """The pairs at `rows` as they were offered.

@@ -58,13 +58,20 @@ class MixedState(TokenState):
 def embed_mixed(tower: TextTower, first: Tensor, second: Tensor, share: float) -> tuple[Tensor, MixedState]:
     """`TextTower.embed` of `share` of the captions `first` (B, L) and the rest of `second` (B, L).
 
-    Returns (B, L', D), L' the longest caption of both.
+    Returns (B, L', D), L' the longest caption of both. Behind its end a caption has nothing to mix, whatever stands
+    beside it in the batch.
     """
     (a, at), (b, bt) = TextTower.embed(tower, first), TextTower.embed(tower, second)
     length = max(a.shape[1], b.shape[1])
-    a, b = (F.pad(x, (0, 0, 0, length - x.shape[1])) for x in (a, b))
+    a, b = (F.pad(_own(x, state), (0, 0, 0, length - x.shape[1])) for x, state in ((a, at), (b, bt)))
     state = MixedState(len(a), eot=at.eot, protected=length, other_eot=bt.eot, share=share)
     return share * a + (1 - share) * b, state
+
+
+def _own(x: Tensor, state: TokenState) -> Tensor:
+    """Embeddings (B, L, D) of captions alone: zero rows behind the end of text."""
+    assert state.eot is not None
+    return x * (torch.arange(x.shape[1], device=x.device) <= state.eot[:, None])[..., None]
 
 
 @contextmanager

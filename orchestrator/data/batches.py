@@ -179,7 +179,11 @@ class StreamData:
         pairs = self._pairs(tasks)
         order = self._order(pairs, seed, task, epoch, workers)
         augment = torch.Generator(device=self.device).manual_seed(seed_of(seed, "augment", task, epoch, rank))
-        yield from self._make(pairs, [batch[rank::workers] for batch in order], augment)
+        own = []  # a block of each batch: gathered rows are then in the batch's order
+        for batch in order:
+            count = len(batch) // workers
+            own.append(batch[rank * count : (rank + 1) * count])
+        yield from self._make(pairs, own, augment)
 
     def ordered_batches(self, tasks: Sequence[int]) -> Iterator[Batch]:
         """The training pairs once, in order, without augmentation."""

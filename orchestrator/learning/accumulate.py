@@ -32,6 +32,7 @@ from methods.layers.stand_in import standing_in
 from orchestrator.errors import ConfigError
 from orchestrator.learning.random_state import random_state, set_random_state
 from orchestrator.learning.repeats import encoding_once
+from orchestrator.learning.workers import everywhere
 
 Autocast = Callable[[], AbstractContextManager[object]]
 
@@ -64,7 +65,7 @@ def backward(method: Method, batches: Sequence[Batch], autocast: Autocast) -> di
     with _recorded(method, len(batches[0].tokens)) as passes, encoding_once(method, whole), autocast():
         terms = method.losses(whole)
     total = torch.stack(list(terms.values())).sum()
-    if bool(torch.isfinite(total)):
+    if everywhere(torch.isfinite(total)):
         total.backward()
     end = random_state(whole.frames.device)
     for made in passes:

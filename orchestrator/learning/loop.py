@@ -36,7 +36,7 @@ from orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimiz
 from orchestrator.learning.repeats import encoding_once
 from orchestrator.learning.reuse import Reads
 from orchestrator.learning.weights import backbone_state, changed_state, load_state
-from orchestrator.learning.workers import Workers
+from orchestrator.learning.workers import Workers, everywhere
 
 log = logging.getLogger(__name__)
 Precision = Literal["fp32", "bf16"]
@@ -209,8 +209,9 @@ class Loop:
                     terms = losses(batch)
             group = []
             total = torch.stack(list(terms.values())).sum()
-            if not bool(torch.isfinite(total)):
+            if not everywhere(torch.isfinite(total)):  # all workers stop, or none: the others would wait for this one
                 names = ", ".join(name for name, term in terms.items() if not bool(torch.isfinite(term)))
+                names = names or "of another worker"
                 raise Diverged(f"{task.name}, epoch {epoch + 1}: the loss ({names}) is no finite number. {REMEDY}")
             if not exact:
                 (total * weight).backward()
@@ -230,6 +231,7 @@ class Loop:
             optimizer.zero_grad(set_to_none=True)
             self.method.after_step()
             self.record.steps += 1
+        sums = self.workers.mean(sums)  # a term may be a mean over a worker's own pairs
         return {f"train/{name}": value / count for name, value in sums.items()} if count else {}
 
     def _keep_best(self, task: Task, best: tuple[float, dict[str, Tensor]] | None) -> tuple[float, dict[str, Tensor]]:

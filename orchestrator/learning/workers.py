@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+
+def everywhere(is_so: Tensor) -> bool:
+    """Whether something, a scalar of bools, is true on every worker of the process group."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        counted = is_so.to(torch.int32)
+        dist.all_reduce(counted, op=dist.ReduceOp.MIN)
+        return bool(counted)
+    return bool(is_so)
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,16 @@ class Workers:
         box = [value]
         dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    def mean(self, values: Mapping[str, float]) -> dict[str, float]:
+        """The mean over workers of every number; all workers have the same names."""
+        if self.size == 1 or not values:
+            return dict(values)
+        names = sorted(values)
+        whole = torch.tensor([values[name] for name in names], dtype=torch.float64, device=self.device)
+        dist.all_reduce(whole)
+        found = dict(zip(names, (whole / self.size).tolist()))
+        return {name: found[name] for name in values}
 
     def union(self, names: set[str]) -> set[str]:
         """The names that any worker has, on every worker."""

@@ -48,6 +48,20 @@ def test_a_step_sees_the_batch_and_ratio_times_as_many_memory_pairs(base, ratio,
     assert seen[0].tasks.tolist() == [1] * 4 + [0] * count
 
 
+@pytest.mark.parametrize(
+    ("ratio", "pairs", "workers", "sizes"),
+    [(1.0, 4, 2, [4, 4]), (0.25, 2, 3, [0, 1, 1]), (0.5, 1, 8, [0, 1] * 4), (0.1, 1, 2, [0, 1]), (0.0, 4, 2, [0, 0])],
+)
+def test_as_many_pairs_are_replayed_as_one_worker_replays_and_never_none(
+    base, ratio, pairs, workers, sizes, monkeypatch
+):
+    monkeypatch.setattr("methods.er_ring.world_size", lambda: workers)
+    found = make(base, ratio=ratio).replayed(pairs)
+    monkeypatch.setattr("methods.er_ring.world_size", lambda: 1)
+    assert found == sizes
+    assert make(base, ratio=ratio).replayed(pairs * workers) == [sum(sizes)]
+
+
 def test_a_negative_ratio_is_refused():
     with pytest.raises(ValueError, match="ratio must be >= 0, got -1"):
         ERRingConfig(ratio=-1)

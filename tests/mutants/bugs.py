@@ -199,8 +199,8 @@ LINES: dict[str, list[tuple[str, ...]]] = {
     ],
     "methods/er_ring.py": [
         (
-            "rows = self.memory.draw(round(self.config.ratio * len(batch.videos)))",
-            "rows = self.memory.draw(len(batch.videos))",
+            "count = max(round(self.config.ratio * pairs * workers), int(self.config.ratio > 0))",
+            "count = pairs * workers",
             "ratio is ignored",
         ),
     ],
@@ -312,8 +312,8 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "the numbers of pairs begin anew in every task",
         ),
         (
-            "return videos.contiguous(), self._tokenize([caption for _, caption in chosen]).to(self.device)",
-            "return videos, self._tokenize([caption for _, caption in chosen]).to(self.device)",
+            "return videos.contiguous(), self.tokens([caption for _, caption in chosen]).to(self.device)",
+            "return videos, self.tokens([caption for _, caption in chosen]).to(self.device)",
             "replayed frames lie in memory as others do, and round otherwise",
         ),
     ],
@@ -457,8 +457,8 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "captions share frames instead of frames a caption",
         ),
         (
-            "square = quadratic(u, n @ n.mT) / s3**2 + 2 *",
-            "square = quadratic(u, n @ n.mT) / s3**2 +",
+            "square = quadratic(u, n @ n.mT) / s3**2 + 2 * (u @ (n @ last.bias)[..., None])[..., 0] / s3",
+            "square = quadratic(u, n @ n.mT) / s3**2 + (u @ (n @ last.bias)[..., None])[..., 0] / s3",
             "the norm of r is wrong",
         ),
     ],
@@ -625,7 +625,7 @@ LINES: dict[str, list[tuple[str, ...]]] = {
     ],
     "orchestrator/learning/accumulate.py": [
         (
-            "_set_random_state(part.random_state, grad.device)",
+            "set_random_state(part.random_state, grad.device)",
             "pass",
             "the second pass draws other noise than the first",
         ),

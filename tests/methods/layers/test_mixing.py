@@ -5,7 +5,7 @@ import torch
 
 from methods.backbone.clip import TextTower
 from methods.clip4clip import Clip4Clip, Clip4ClipConfig
-from methods.layers.mixing import MixingConfig, draw_share, mix_features, mixed_captions, mixed_features
+from methods.layers.mixing import MixingConfig, draw_share, embed_mixed, mix_features, mixed_captions, mixed_features
 from tests.methods.conftest import make_batch
 
 
@@ -38,6 +38,20 @@ def test_all_of_one_caption_is_that_caption(small_clip, captions):
     first, second = captions
     torch.testing.assert_close(mixed(small_clip, first, second, 1.0), small_clip.text(first))
     torch.testing.assert_close(mixed(small_clip, first, second, 0.0), small_clip.text(second))
+
+
+def test_a_mixed_caption_knows_nothing_of_longer_ones_beside_it(small_clip, captions):
+    first, second = captions
+    order = torch.maximum(first.argmax(dim=-1), second.argmax(dim=-1)).argsort()
+    shortest = order[:1]
+    alone = mixed(small_clip, first[shortest], second[shortest], 0.6)
+    torch.testing.assert_close(alone, mixed(small_clip, first, second, 0.6)[shortest], atol=1e-6, rtol=1e-5)
+    (longest,) = order[-1:].tolist()  # the tower's own embeddings, where no kernel can round otherwise
+    together, _ = embed_mixed(small_clip.text, first, second, 0.6)
+    own, _ = embed_mixed(small_clip.text, first[shortest], second[shortest], 0.6)
+    assert longest != int(shortest)
+    assert torch.equal(together[shortest, : own.shape[1]], own)
+    assert not together[shortest, own.shape[1] :].any()
 
 
 def test_swapping_captions_and_share_changes_nothing(small_clip, captions):

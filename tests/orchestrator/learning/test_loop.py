@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from methods.backbone.load import load_backbone
 from methods.base import Method, ParamGroup
@@ -25,7 +24,6 @@ from orchestrator.learning.optimizer import OptimConfig
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, Result, execute
 from orchestrator.learning.weights import backbone_state, load_state
-from orchestrator.learning.workers import Workers
 from orchestrator.store.store import Store
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
@@ -405,35 +403,3 @@ def test_other_footage_under_the_same_names_is_another_run(manifest, small_strea
     after = train(manifest, small_stream, runs)
     assert after.key != before.key
     assert after.resumed == 0
-
-
-def _worker(rank: int, port: int, given: dict[str, object], runs: str, out: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    stream = load_stream(str(given["stream"]), Path(runs))
-    experiment = resolve({**given, "workers": 2}, stream.settings)
-    result = execute(experiment, Places(Path(runs)), Workers(rank, 2))
-    torch.save({"state": result.method.state_dict(), "own": result.record.own}, f"{out}/{rank}.pt")
-    dist.destroy_process_group()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "more"),
-    [
-        ("clip4clip", {}),
-        # 6 + 2 pairs in a step, 3 + 1 of them on each worker
-        ("clip4clip", {"data.batch_size": 6, "optim.accumulate": 2, "evaluation.select": "best"}),
-        ("framefusion_moe", {}),
-    ],
-)
-def test_two_workers_learn_what_one_does(method, more, manifest, small_stream, runs, tmp_path, free_port):
-    given = {"method": method, "stream": manifest, **more}
-    torch.multiprocessing.spawn(_worker, (free_port, given, str(runs), str(tmp_path)), nprocs=2)
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
-    assert first["own"] == second["own"]
-    assert all(torch.equal(value, second["state"][name]) for name, value in first["state"].items())
-    if method == "clip4clip":  # dropout and routing noise differ by worker; without them, so do only roundings
-        alone = execute(resolve(given, small_stream.settings), Places(runs)).method.state_dict()
-        for name, value in first["state"].items():
-            torch.testing.assert_close(value, alone[name], atol=1e-4, rtol=1e-3)

@@ -1,0 +1,217 @@
+"""What is trained: a method with settings, and what a worker says of it afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from methods import find_method
+from methods.backbone.clip import Clip
+from methods.base import Method, Task
+from methods.layers import gather
+from orchestrator.errors import Diverged
+from orchestrator.learning import loop
+from orchestrator.learning.commits import Commits
+from orchestrator.learning.evaluate import EvaluationConfig
+from orchestrator.learning.optimizer import OptimConfig
+from orchestrator.learning.resolve import resolve
+from orchestrator.learning.workers import Workers
+from orchestrator.store.store import Store
+from tests.methods.conftest import make_small_clip
+from tests.workers.stream import make_data
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run. Its name is that of the method, or of the method and what is special."""
+
+    method: str
+    settings: dict[str, Any] = field(default_factory=dict)  # dotted
+    presets: tuple[str, ...] = ()
+    random: bool = False  # dropout, routing noise and augmentation, other on each worker
+    fault: str = ""  # a name of FAULTS
+    after: int = 0  # goes on behind the first task of a run on so many workers
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of the method and all that is special."""
+        settings = [f"{name.rpartition('.')[2]}={value}" for name, value in self.settings.items()]
+        words = [self.method, *self.presets, *settings, self.label, self.fault]
+        words += ["random"] * self.random + [f"after {self.after}"] * bool(self.after)
+        return " ".join(word for word in words if word)
+
+    def group(self, name: str) -> dict[str, Any]:
+        """The settings of a group, without its name."""
+        return {key.partition(".")[2]: value for key, value in self.settings.items() if key.startswith(f"{name}.")}
+
+
+def make_method(case: Case) -> tuple[Method, Clip]:
+    """The method on the small CLIP, all of whose parts learn at one rate."""
+    made = resolve({"method": case.method, "stream": "s", "data.num_frames": 4, **case.settings}, presets=case.presets)
+    torch.manual_seed(5)
+    clip, cls = make_small_clip(layers=2), find_method(made.run.method)
+    method = cls(made.method, find_method(made.method.base)(made.base, clip) if cls.wraps else clip)
+    plain = method.param_groups
+    method.param_groups = lambda: [{**group, "lr": 0.02} for group in plain()]  # type: ignore[method-assign]
+    return method, clip
+
+
+class Watched(loop.Loop):
+    """A loop that takes note of every tensor as training found it."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.start: dict[str, Tensor] = {}
+
+    def _begin(self, task: Task) -> None:
+        super()._begin(task)
+        for name, value in self.method.state_dict().items():
+            self.start.setdefault(name, value.clone())
+
+
+def _key(case: Case, size: int) -> str:
+    """Of a run's commits."""
+    words = f"{case.name} {size}".replace("=", " ").replace(",", " ")
+    return "-".join(words.split())
+
+
+def run(case: Case, workers: Workers, folder: str) -> dict[str, Any]:
+    """Train a case; returns what this worker knows of it. The same bits of all workers have the same `bits`.
+
+    Args:
+        folder: of the store, which runs on other numbers of workers share.
+    """
+    method, clip = make_method(case)
+    common = {"epochs": 1, "schedule": "constant", "warmup": 0.0, "grad_clip": None}
+    common["eps"] = 1.0  # with the usual one AdamW would not see a gradient that is W times too large
+    optim = OptimConfig(**common | case.group("optim"))  # type: ignore[arg-type]
+    evaluation = EvaluationConfig(**{"batch_size": 3} | case.group("evaluation"))  # type: ignore[arg-type]
+    augment = {"augment": "crop_flip"} if case.random else {}
+    store, key = Store.open(folder), _key(case, workers.size)
+    if case.after and workers.rank == 0:
+        former = store.get_json("commits", f"{_key(replace(case, after=0), case.after)}/task_001")
+        store.put_json("commits", f"{key}/task_001", former)
+    workers.agree(None)
+    data = make_data(clip, **case.group("data"), **augment)
+    made = Watched(method, data, loop.LoopConfig(optim, evaluation), Commits(store, key), workers)
+    behind: list[bytes] = []
+    with ExitStack() as stack:
+        for switched in (None if case.random else quiet(), gradients(behind)):
+            if switched is not None:
+                stack.enter_context(switched)
+        if case.fault:
+            stack.enter_context(FAULTS[case.fault](workers.rank, method))
+        try:
+            record = made.run()
+        except Diverged as error:
+            return {"diverged": str(error), "bits": "", "behind": ""}
+    state = method.state_dict()
+    told = {"metrics": record.metrics, "training": record.training, "own": record.own, "steps": record.steps}
+    bits = hashlib.sha256(repr(told).encode())
+    for value in [*state.values(), *made.galleries]:
+        bits.update(value.numpy().tobytes())
+    found = {"bits": bits.hexdigest(), "behind": hashlib.sha256(b"".join(behind)).hexdigest(), **told}
+    if workers.rank == 0:
+        found |= {"state": {name: value.clone() for name, value in state.items()}, "start": made.start}
+        found["galleries"] = made.galleries
+    return found
+
+
+# ---------------------------------------------------------------------------------------- what is switched
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what is drawn on each worker apart: dropout and routing noise."""
+    with (
+        mock.patch.object(nn.functional, "dropout", lambda x, *args, **named: x),
+        mock.patch.object(torch, "randn_like", torch.zeros_like),
+    ):
+        yield
+
+
+@contextmanager
+def gradients(seen: list[bytes]) -> Iterator[None]:
+    """Note every gradient that comes back to `gather`: behind it all workers compute the same."""
+    plain = gather._AllGather.backward
+
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        seen.append(grad.numpy().tobytes())
+        return plain(ctx, grad)
+
+    with mock.patch.object(gather._AllGather, "backward", staticmethod(backward)):
+        yield
+
+
+@contextmanager
+def no_sum(rank: int, method: Method) -> Iterator[None]:
+    """A worker's rows get the gradient of its own loss alone."""
+
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        start = dist.get_rank() * ctx.rows
+        return grad[start : start + ctx.rows]
+
+    with mock.patch.object(gather._AllGather, "backward", staticmethod(backward)):
+        yield
+
+
+@contextmanager
+def times_workers(rank: int, method: Method) -> Iterator[None]:
+    """Gradients are summed over workers and not averaged."""
+
+    def sum_up(optimizer: torch.optim.Optimizer, *given: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad *= dist.get_world_size()
+
+    planted = register_optimizer_step_pre_hook(sum_up)
+    try:
+        yield
+    finally:
+        planted.remove()
+
+
+@contextmanager
+def one_waits(rank: int, method: Method) -> Iterator[None]:
+    """The last worker waits for a word that nobody says."""
+    plain = method.losses
+
+    def waiting(batch: Any) -> dict[str, Tensor]:
+        if rank == dist.get_world_size() - 1:
+            dist.recv(torch.zeros(()), src=0)
+        return plain(batch)
+
+    with mock.patch.object(method, "losses", waiting):
+        yield
+
+
+@contextmanager
+def one_diverges(rank: int, method: Method) -> Iterator[None]:
+    """A term of the last worker, which no other has a part in, is no number."""
+    plain = method.losses
+
+    def broken(batch: Any) -> dict[str, Tensor]:
+        nothing = float("nan") if rank == dist.get_world_size() - 1 else 0.0
+        return plain(batch) | {"own": torch.tensor(nothing)}
+
+    with mock.patch.object(method, "losses", broken):
+        yield
+
+
+FAULTS: dict[str, Callable[..., Any]] = {
+    "no sum": no_sum,
+    "times workers": times_workers,
+    "one waits": one_waits,
+    "one diverges": one_diverges,
+}

@@ -1,0 +1,81 @@
+"""Plain gloo processes that train one case after the other; one that waits for ever is a failure."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from multiprocessing import get_context
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from orchestrator.learning.workers import Workers
+from tests.workers.cases import Case, run
+
+LIMIT = 60.0  # seconds without any news
+SHORT = 3.0  # where that is what is wanted
+START = 300.0  # seconds until the first, which comes behind the imports
+
+
+class Hang(AssertionError):
+    """Some workers have not come back."""
+
+
+def _work(rank: int, size: int, cases: Sequence[Case], folder: str, store: str, news: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{size}", rank=rank, world_size=size)
+    for number, case in enumerate(cases):
+        news.put((rank, number, False, ""))
+        try:
+            found = run(case, Workers(rank, size), store)
+        except Exception:
+            news.put((rank, number, False, traceback.format_exc()))
+            raise
+        torch.save(found, f"{folder}/{size}-{number}-{rank}.pt")
+        news.put((rank, number, True, ""))
+    dist.destroy_process_group()
+
+
+def together(
+    size: int, cases: Sequence[Case], folder: Path, store: Path, found: dict[str, list[Any]], limit: float = LIMIT
+) -> None:
+    """Put case -> what each of `size` workers says of it into `found`.
+
+    Raises:
+        Hang: if nothing is heard for `limit` seconds; it names the case and the workers that have not come back.
+        AssertionError: if a worker fails.
+    """
+    folder.mkdir(exist_ok=True)
+    context = get_context("forkserver")  # torch is loaded once for all of them
+    context.set_forkserver_preload(["tests.workers.cases"])
+    news = context.Queue()
+    arguments = (size, cases, str(folder), str(store), news)
+    children = [context.Process(target=_work, args=(rank, *arguments), daemon=True) for rank in range(size)]
+    for child in children:
+        child.start()
+    back, is_on = [-1] * size, False
+    try:
+        while min(back) < len(cases) - 1:
+            case = cases[min(back) + 1]
+            patience = START if not is_on else SHORT if case.fault == "one waits" else limit
+            try:
+                rank, number, is_done, error = news.get(timeout=patience)
+            except Empty:
+                out = [rank for rank in range(size) if back[rank] == min(back)]
+                raise Hang(f"{case.name}: workers {out} of {size} wait for ever") from None
+            if error:
+                raise AssertionError(f"{cases[number].name}, worker {rank} of {size}:\n{error}")
+            is_on = True
+            if is_done:
+                back[rank] = number
+                if min(back) == number:
+                    paths = [folder / f"{size}-{number}-{each}.pt" for each in range(size)]
+                    found[cases[number].name] = [torch.load(path, weights_only=False) for path in paths]
+    finally:
+        for child in children:
+            if min(back) < len(cases) - 1:
+                child.kill()
+            child.join()

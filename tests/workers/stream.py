@@ -1,0 +1,59 @@
+"""A stream of two tasks in memory: 12 pairs in a step, a last batch that no number of workers divides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from methods.backbone.clip import Clip
+from orchestrator.data.batches import StreamData
+from orchestrator.data.settings import DataConfig
+from orchestrator.streams.stream import Item, Stream, StreamTask
+
+TASKS, FRAMES, SIZE = 2, 4, 32
+BATCH, DEALT = 12, 6  # 19 pairs are 12 and 7, of which one, two and three workers take 6
+WORDS = ["a", "man", "plays", "red", "guitar", "in", "the", "dark", "kitchen", "while", "dogs", "sing"]
+
+
+class Frames:
+    """Frames of a video, made of its name."""
+
+    def load(self, item: Item) -> np.ndarray:
+        seed = [*item.video.encode()]
+        return np.random.default_rng(seed).integers(0, 256, (FRAMES, SIZE, SIZE, 3), dtype=np.uint8)
+
+
+def _items(task: int, split: str, videos: int, captions: int) -> tuple[Item, ...]:
+    """Videos of two categories; captions of two to ten words."""
+    found = []
+    for video in range(videos):
+        name = f"{split}-{task}-{video}"
+        rng = np.random.default_rng([*name.encode()])
+        texts = [" ".join(rng.choice(WORDS, size=rng.integers(2, 11))) for _ in range(captions)]
+        found.append(Item(name, "", None, f"c{2 * task + video % 2}", tuple(texts)))
+    return tuple(found)
+
+
+def make_stream() -> Stream:
+    """19 and 18 training pairs, and 7 searched videos a task; neither 19 nor 37 nor 7 can be dealt out evenly."""
+    tasks = []
+    for task in range(TASKS):
+        train = (*_items(task, "train", 9, 2), *_items(task, "alone", 1 - task, 1))
+        names = (f"c{2 * task}", f"c{2 * task + 1}")
+        tasks.append(StreamTask(f"task_{task + 1:02d}", names, train, (), _items(task, "test", 7, 1)))
+    return Stream("workers", tuple(tasks), "ctvr", has_val=False)
+
+
+class Dealt(StreamData):
+    """One worker gets what several would: batches cut as for six."""
+
+    def _batches(self, pairs: list[int], seed: int, size: int, workers: int) -> list[list[int]]:
+        return super()._batches(pairs, seed, size, DEALT if workers == 1 else workers)
+
+
+def make_data(clip: Clip, **settings: object) -> StreamData:
+    config = DataConfig(**{"num_frames": FRAMES, "batch_size": BATCH, **settings})  # type: ignore[arg-type]
+    mean: Sequence[float] = clip.mean
+    return Dealt(make_stream(), Frames(), clip.tokenize, mean, clip.std, config, torch.device("cpu"))  # type: ignore[arg-type]

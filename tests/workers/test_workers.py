@@ -1,0 +1,101 @@
+"""Runs on two and three plain processes learn what one process learns, by the project's own loop.
+
+With randomness off: the loss, every tensor, the galleries and R@1 are those of one worker, but for roundings. With
+randomness on: all workers hold the same bits, and a run twice gives the same. A new method is tested by its line in
+METHODS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from methods import CONFIGURATIONS, METHODS
+from orchestrator.learning.workers import Workers
+from tests.workers.cases import Case, run
+from tests.workers.compare import apart
+from tests.workers.group import Hang, together
+
+FEW = [
+    Case("clip4clip"),
+    Case("clip4clip", {"optim.accumulate": 2, "evaluation.select": "best"}),
+    Case("der", {"method.target": "similarities", "method.memory": 8}),
+    Case("er_ring", {"method.ratio": 0.25}),  # three memory pairs in a step, and one or two in the last
+    Case("lump"),
+]
+MORE = [
+    Case("der_moco", {"method.target": "similarities"}),
+    Case("er_ring", {"method.base": "structalign", "method.ratio": 0.25}),
+    Case("co2l", {"method.base": "xpool"}),
+    Case("lump", {"method.mix_level": "feature"}),
+    Case("zscl", {"method.reference_images": 6, "method.average_every": 1}),
+]
+GO_ON = ("er_ring", "der", "ewc", "bmu_moco", "framefusion_moe", "structalign")  # memories, queues, Fisher, experts
+RANDOM = ("clip4clip", "framefusion_moe", "structalign", "xpool", "moe_adapter", "lora", "er_ring", "lump_moco")
+QUEUE = 20  # keys; no multiple of what a step adds
+
+
+def case_of(name: str, **more: Any) -> Case:
+    """A method or configuration, whose queue is full and overwritten within the two tasks."""
+    if name in {"base_moco", "bmu_moco", "bmu_fixed", "bmu_ensemble", "bmu_moco_local"}:
+        return Case(name, {"method.queue_size": QUEUE}, **more)
+    return Case(name, {"base.queue_size": QUEUE} if name.endswith("_moco") else {}, **more)
+
+
+def alone(cases: Sequence[Case], folder: Path) -> dict[str, dict[str, Any]]:
+    """What one worker learns."""
+    return {case.name: run(case, Workers(), str(folder / "store")) for case in cases}
+
+
+def differing(found: dict[str, list[Any]], expected: dict[str, dict[str, Any]]) -> list[str]:
+    """Sentences about cases whose workers are not one another's copies, or not what one worker is."""
+    said = []
+    for name, workers in found.items():
+        if len({one["bits"] for one in workers}) > 1:
+            said.append(f"{name}: workers hold other bits")
+        if len({one["behind"] for one in workers}) > 1:
+            said.append(f"{name}: what is behind gather differs by worker")
+        one = expected.get(name.partition(" after")[0])
+        said += [f"{name}: {sentence}" for sentence in (apart(workers[0], one) if one is not None else ())]
+    return said
+
+
+def test_a_few_methods_are_equal_on_two_workers_and_planted_faults_are_not(tmp_path):
+    faults = [Case("clip4clip", fault=fault) for fault in ("no sum", "times workers", "one diverges", "one waits")]
+    found: dict[str, list[Any]] = {}
+    with pytest.raises(Hang, match=r"^clip4clip one waits: workers \[0, 1\] of 2 wait for ever"):
+        together(2, [*FEW, *faults], tmp_path, tmp_path / "store", found)
+    expected = alone(FEW, tmp_path)
+    assert differing({case.name: found[case.name] for case in FEW}, expected) == []
+    for fault in ("no sum", "times workers"):
+        assert apart(found[f"clip4clip {fault}"][0], expected["clip4clip"]), fault
+    first, second = (one["diverged"] for one in found["clip4clip one diverges"])  # both stop, and only one knows why
+    assert first.startswith("task_01, epoch 1: the loss (of another worker) is no finite number.")
+    assert second.startswith("task_01, epoch 1: the loss (own) is no finite number.")
+
+
+@pytest.mark.slow
+def test_every_method_is_equal_on_one_two_and_three_workers(tmp_path):
+    every = [case_of(name) for name in (*METHODS, *CONFIGURATIONS) if name != "zero_shot"]
+    every = [Case("zscl", {"method.average_every": 1}) if case.method == "zscl" else case for case in every]
+    drawn = [case_of(name, random=True, label=label) for name in RANDOM for label in ("", "again")]
+    expected = alone([*every, *MORE], tmp_path)
+    said = []
+    for size in (2, 3):
+        found: dict[str, list[Any]] = {}
+        behind = [case_of(name, after=1) for name in GO_ON] if size == 2 else []
+        together(
+            size, [*every, *MORE, *behind, *(drawn if size == 2 else drawn[:4])], tmp_path, tmp_path / "store", found
+        )
+        said += [f"{size} workers: {sentence}" for sentence in differing(found, expected)]
+        for case in drawn:
+            if case.label and case.name in found:
+                first = replace(case, label="").name
+                said += [f"{first}: another run, other bits"] * (found[first][0]["bits"] != found[case.name][0]["bits"])
+    again = alone([case_of(name, after=2) for name in GO_ON], tmp_path)
+    said += [f"1 worker: {each}" for each in differing({name: [one] for name, one in again.items()}, expected)]
+    assert said == []
