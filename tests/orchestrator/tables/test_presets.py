@@ -13,12 +13,14 @@ from orchestrator.errors import ConfigError
 from orchestrator.importers.ctvr import ACTNET_SETTINGS, MSRVTT_SETTINGS
 from orchestrator.importers.cvlm import ALONE, CVLM_SETTINGS
 from orchestrator.learning.assemble import load_clip, make_method
-from orchestrator.learning.resolve import resolve, with_recipe
+from orchestrator.learning.resolve import presets_of, resolve, with_recipe
 from orchestrator.on_ray.plan import SearchConfig
 from orchestrator.streams.load import RENDERED, embedded_settings
 from orchestrator.tables.paper_numbers import paper_numbers, published_rows, published_tables
 from orchestrator.tables.presets import as_data, load_preset, names_table, parse_preset, preset_names
+from orchestrator.tracking.values import as_text
 
+ORIGINALS = "ctvr-table1-originals"
 GOOD = {"title": "t", "protocol": "ctvr", "stream": "shapes-5", "rows": [{"name": "lwf"}]}
 
 
@@ -27,8 +29,8 @@ def test_a_shipped_table_names_registered_rows_and_a_search_that_exists(name):
     preset = load_preset(name)
     assert {row.method for row in preset.rows} <= {*METHODS, *CONFIGURATIONS}
     search = build(SearchConfig, {**preset.search, "trials": preset.search["trials"] or 1}, "search")
-    is_ablation = name in published_tables()
-    assert (preset.search["trials"], preset.seeds) == (0 if is_ablation else 8, 3)
+    is_searched = name not in published_tables() and name != ORIGINALS
+    assert (preset.search["trials"], preset.seeds) == (8 if is_searched else 0, 3)
     assert search.trials >= 1
     assert preset.stream in RENDERED
     assert parse_preset(json.loads(json.dumps(as_data(preset)))) == preset
@@ -38,6 +40,30 @@ def test_the_shipped_tables_are_complete_and_in_the_papers_order():
     assert [row.name for row in load_preset("ctvr-table1").rows] == [*paper_numbers("msrvtt-10")["methods"]]
     assert [row.name for row in load_preset("cvlm-table1").rows] == [*paper_numbers("cvlm")["methods"]]
     assert [row.name for row in load_preset("ctvr-table1").rows if not row.searched] == ["zero_shot"]
+
+
+@pytest.mark.parametrize("stream", ["shapes-5", "msrvtt-10"])
+def test_every_row_with_a_release_is_there_with_our_recipe_and_with_its_authors(stream):
+    table = load_preset(ORIGINALS)
+    theirs = {row.method: row for row in table.rows if row.presets}
+    ours = {row.method: row for row in table.rows if not row.presets}
+    of_paper = {row.method for row in load_preset("ctvr-table1").rows}
+    assert set(theirs) == {name for name in of_paper if {"original", "released"} & set(presets_of(name))}
+    assert set(ours) - set(theirs) == {"zero_shot"}
+    settings = embedded_settings(stream) or MSRVTT_SETTINGS
+    made = resolved(table, stream, settings)
+    for method, row in theirs.items():
+        recipe = presets_of(method)[row.presets[0]]
+        allowed = set(table.settings_of(row, [stream]))
+        found = made[row.name].settings
+        wrong = {
+            k: (v, found.get(k)) for k, v in recipe.items() if k not in allowed and as_text(found[k]) != as_text(v)
+        }
+        assert not wrong, row.name
+        assert found != made[ours[method].name].settings
+        if stream == "shapes-5":  # it can be built there
+            make_method(made[row.name], load_clip(made[row.name].backbone))
+    assert made["clip4clip:original"].data.sampling == ("segments" if stream == "shapes-5" else "one_per_second")
 
 
 def test_a_word_is_a_table_by_its_name_or_as_a_file():
