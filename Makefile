@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED = 0
 export MLFLOW_DISABLE_TELEMETRY = true
 
-.PHONY: help sweep test test-all test-faults wheel lint format bench bench-gpu null-simulation chaos ui clean mutants
+.PHONY: help sweep test test-all test-faults test-cluster wheel lint format bench bench-gpu null-simulation chaos ui clean mutants
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -33,6 +33,9 @@ test-all: $(READY)  ## all tests: the quick and slow ones, then those that run R
 
 test-faults: $(READY)  ## kill a sweep on Ray, over and over, and lose a node; on an otherwise idle machine
 	$(PYTEST) -n 1 -m fault $(ARGS) tests/faults/test_node_loss.py tests/chaos/test_sweeps.py tests/cluster/test_three_hosts.py
+
+test-cluster: $(READY)  ## cluster files, a stack in moto's account, hosts made of network namespaces, a Slurm of two nodes
+	$(PYTEST) -n 1 -m "slow or not slow" --durations=25 $(ARGS) tests/cluster
 
 wheel: $(READY)  ## build it into dist/, install it elsewhere and run it from there
 	rm -rf build

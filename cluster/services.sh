@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
 # MLflow on the head node, for every node of the cluster and nobody else.
 #
-#   services.sh start      start it unless it answers, and tell every later shell its address
+#   services.sh start      start it unless it answers (after `restore`), and tell every later shell its address
 #   services.sh stop
-#   services.sh backup     copy its database to the shared folder
+#   services.sh backup     copy its database to the shared folder (CTVR_BACKUPS); the newest 24 copies are kept
+#   services.sh restore    take the newest copy where there is no database: a new head, another node
+#   services.sh around COMMAND ...    start, run the command with its address, backup, stop
 #
+# While it runs, a copy is made every CTVR_BACKUP_SECONDS (an hour).
 # Its pages, from one's own machine: ssh -L 5000:ADDRESS:5000 USER@HEAD (`start` prints ADDRESS), then
 # http://localhost:5000; name and password stand in ~/.ctvr/mlflow_credentials.
 #
@@ -26,6 +29,8 @@ RUNS=${CTVR_RUNS:-$HOME/runs}
 PORT=${CTVR_MLFLOW_PORT:-5000}
 ADDRESS=${CTVR_HEAD_IP:-$(own_address)}
 DATABASE=$FOLDER/mlflow.db
+BACKUPS=${CTVR_BACKUPS:-$RUNS/backup}
+ADDRESS_FILE=${CTVR_SERVICES:-$HOME/.ctvr_services}
 
 fail() {
   echo "services.sh: $*" >&2
@@ -49,7 +54,7 @@ admin_username = $(credential username)
 authorization_function = mlflow.server.auth:authenticate_request_basic_auth
 auth_cache_ttl_seconds = 60
 END
-  echo "export MLFLOW_TRACKING_URI=http://$ADDRESS:$PORT" >"$HOME/.ctvr_services"
+  echo "export MLFLOW_TRACKING_URI=http://$ADDRESS:$PORT" >"$ADDRESS_FILE"
 }
 
 credential() { # $1: username or password
@@ -62,6 +67,7 @@ start() {
     echo "MLflow answers at http://$ADDRESS:$PORT"
     return
   fi
+  restore
   # setsid: the server outlives the ssh connection that `ray up` made
   MLFLOW_AUTH_CONFIG_PATH="$FOLDER/auth.ini" \
     MLFLOW_AUTH_ADMIN_PASSWORD="$(credential password)" \
@@ -77,9 +83,11 @@ start() {
   echo $! >"$FOLDER/pid"
   for _ in $(seq 90); do
     if answers; then
+      setsid nohup bash "$0" copies >>"$FOLDER/copies.log" 2>&1 </dev/null &
       echo "MLflow started at http://$ADDRESS:$PORT"
       return
     fi
+    kill -0 "$(cat "$FOLDER/pid")" 2>/dev/null || fail "MLflow ended while it started: $(tail -1 "$FOLDER/server.log")"
     sleep 2
   done
   fail "MLflow does not answer at http://$ADDRESS:$PORT after 3 minutes. See $FOLDER/server.log."
@@ -92,19 +100,62 @@ stop() {
 }
 
 backup() {
-  mkdir -p "$RUNS/backup"
-  python - "$DATABASE" "$RUNS/backup/mlflow-$(date +%Y%m%d-%H%M%S).db" <<'END'
-import sqlite3, sys
+  mkdir -p "$BACKUPS"
+  python - "$DATABASE" "$BACKUPS" <<'END'
+import os, pathlib, sqlite3, sys, time
 source, target = sqlite3.connect(f"file:{sys.argv[1]}?mode=ro", uri=True), sqlite3.connect(":memory:")
 source.backup(target)
-open(sys.argv[2], "wb").write(target.serialize())
-print(sys.argv[2])
+folder = pathlib.Path(sys.argv[2])
+copy = folder / time.strftime("mlflow-%Y%m%d-%H%M%S.db")
+with (folder / "new").open("wb") as file:  # a copy that was cut short has another name
+    file.write(target.serialize())
+    file.flush()
+    os.fsync(file.fileno())
+(folder / "new").replace(copy)
+for old in sorted(folder.glob("mlflow-*.db"))[:-24]:
+    old.unlink()
+print(copy)
 END
+}
+
+restore() {
+  local newest
+  newest=$(find "$BACKUPS" -name 'mlflow-*.db' 2>/dev/null | sort | tail -1) || true
+  [ ! -e "$DATABASE" ] && [ -n "$newest" ] || return 0
+  mkdir -p "$FOLDER"
+  cp "$newest" "$DATABASE"
+  echo "MLflow's database is that of $newest"
+}
+
+copies() { # for as long as the server runs
+  while kill -0 "$(cat "$FOLDER/pid" 2>/dev/null)" 2>/dev/null; do
+    sleep "${CTVR_BACKUP_SECONDS:-3600}" || return
+    kill -0 "$(cat "$FOLDER/pid" 2>/dev/null)" 2>/dev/null && backup >/dev/null
+  done
+}
+
+around() {
+  local status=0
+  start >&2
+  . "$ADDRESS_FILE"
+  set -m # a process group of its own, in which SIGINT is not ignored
+  "$@" &
+  set +m
+  trap "kill -INT -- -$!" TERM INT # the end of a pod: the sweep ends in order, and the database is kept
+  while kill -0 $! 2>/dev/null; do
+    wait $! && status=0 || status=$?
+  done
+  backup >&2
+  stop
+  return "$status"
 }
 
 case "${1:-}" in
   start) start ;;
   stop) stop ;;
   backup) backup ;;
-  *) fail "write start, stop or backup." ;;
+  restore) restore ;;
+  copies) copies ;;
+  around) around "${@:2}" ;;
+  *) fail "write start, stop, backup, restore or around." ;;
 esac

@@ -20,7 +20,7 @@ import yaml
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FILES = [REPOSITORY / "cluster" / f"{name}.yaml" for name in ("a100", "local", "onprem")]
-PACKAGES = ("orchestrator", "methods", "search_spaces")
+PACKAGES = ("ctvr", "orchestrator", "methods", "search_spaces")
 SETUP, SERVICES, SUBMIT = (REPOSITORY / "cluster" / f"{name}.sh" for name in ("setup", "services", "submit"))
 
 Cluster = dict[str, Any]
@@ -387,6 +387,40 @@ def test_a_backup_of_the_database_can_be_opened(tmp_path: Path) -> None:
     copied = Path(done.stdout.strip())
     assert copied.parent == tmp_path / "runs" / "backup"
     assert sqlite3.connect(copied).execute("select name from runs").fetchall() == [("kept",)]
+    (tmp_path / "ctvr_mlflow" / "mlflow.db").unlink()  # a new head
+    copied.with_name("mlflow-20200101-000000.db").write_text("older")
+    for _ in range(2):  # a database that is there is left alone
+        assert script(tmp_path, SERVICES, "restore", PATH=path, CTVR_HEAD_IP="127.0.0.1").returncode == 0
+        with sqlite3.connect(tmp_path / "ctvr_mlflow" / "mlflow.db") as database:
+            assert database.execute("select name from runs").fetchall() == [("kept",)]
+        copied.write_text("newer")
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_command_that_is_started_again_goes_on(tmp_path: Path, begun: bool) -> None:
+    """As Slurm and Kubernetes start it: the same words every time."""
+    ctvr = tmp_path / "bin" / "ctvr"
+    ctvr.parent.mkdir()
+    ctvr.write_text('#!/bin/bash\necho "$@"\n')
+    ctvr.chmod(0o755)
+    if begun:
+        (tmp_path / "sweeps" / "mine").mkdir(parents=True)
+        (tmp_path / "sweeps" / "mine" / "plan.json").touch()
+    words = ["mine", "--address", "10.0.0.1:6379", "--method", "lwf", "--nodes=2", "optim.epochs=3"]
+    more = {"PATH": f"{ctvr.parent}:{os.environ['PATH']}", "CTVR_RUNS": str(tmp_path)}
+    done = script(tmp_path, REPOSITORY / "cluster" / "go_on.sh", *words, **more)
+    anew = "sweep --name mine --address 10.0.0.1:6379 --method lwf --nodes=2 optim.epochs=3"
+    assert done.stdout.strip() == ("sweep --resume mine --address 10.0.0.1:6379 --nodes=2" if begun else anew)
+
+
+def test_a_slurm_job_ends_before_its_time_and_is_queued_again() -> None:
+    batch = (REPOSITORY / "cluster" / "slurm.sbatch").read_text()
+    asked = dict(re.findall(r"(?m)^#SBATCH --([a-z-]+)=?(.*)$", batch))
+    assert re.fullmatch(r"B:USR1@\d+", asked["signal"])  # to the batch script alone
+    assert {"requeue", "open-mode"} <= set(asked)
+    assert subprocess.run(["bash", "-n", str(REPOSITORY / "cluster" / "slurm.sbatch")], check=False).returncode == 0
+    refused = subprocess.run(["bash", str(REPOSITORY / "cluster" / "slurm.sbatch")], capture_output=True, check=False)
+    assert (refused.returncode, b"this runs under Slurm" in refused.stderr) == (2, True)
 
 
 # ------------------------------------------------------------------------------------ one cluster, two providers

@@ -47,6 +47,7 @@ NOISE = re.compile(
     r"video/s|INFO|WARN|ensure this mount|\.py$|rsync|bytes|incremental|known hosts|ssh -|total size|connection to"
 )
 PARTS = (
+    "ctvr",
     "orchestrator",
     "methods",
     "search_spaces",

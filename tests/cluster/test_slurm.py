@@ -1,0 +1,166 @@
+"""cluster/slurm.sbatch under a real Slurm of two nodes on this machine: the end of its time, the queue, going on.
+
+Both nodes are this machine, so Ray's two halves share it; only root may start Slurm's daemons. `make test-cluster`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from orchestrator.store.store import Store
+from tests.small_stream import write_stream
+
+pytestmark = [pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(2400)]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PATIENCE = 900  # seconds that anything may take on a loaded machine
+SBIN = f"{os.environ['PATH']}:/usr/sbin"
+CONFIGURATION = """ClusterName=t
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+AuthType=auth/munge
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+ReturnToService=2
+MpiDefault=none
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=1000
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=1000
+PartitionName=p Nodes=n1,n2 Default=YES MaxTime=2:00:00 State=UP
+"""
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < until, what
+        time.sleep(0.5)
+
+
+def free_ports(count: int) -> list[int]:
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(probe.getsockname()[1]) for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+@dataclass
+class Slurm:
+    folder: Path
+    environment: dict[str, str]
+
+    def run(self, *words: str) -> str:
+        done = subprocess.run(words, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False)
+        assert not done.returncode, done.stderr
+        return done.stdout
+
+    def state(self, job: str) -> str:
+        return dict(re.findall(r"(\w+)=(\S+)", self.run("scontrol", "show", "job", job)))["JobState"]
+
+    def log(self, job: str) -> str:
+        file = self.folder / f"ctvr-{job}.log"
+        return file.read_text() if file.exists() else ""
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    missing = [name for name in ("slurmctld", "slurmd", "munged", "sbatch") if not shutil.which(name, path=SBIN)]
+    if missing or os.geteuid():
+        pytest.skip(f"not here: {', '.join(missing) or 'root'} (apt-get install slurmctld slurmd slurm-client munge)")
+    if not importlib.util.find_spec("flask_wtf"):
+        pytest.skip("MLflow's passwords want Flask-WTF: pip install -c constraints.txt Flask-WTF")
+    folder = tmp_path_factory.mktemp("slurm")
+    (folder / "home").mkdir()
+    text = CONFIGURATION.format(folder=folder, host=platform.node().split(".")[0], ports=free_ports(3))
+    (folder / "slurm.conf").write_text(text)
+    environment = {**os.environ, "PATH": SBIN, "SLURM_CONF": str(folder / "slurm.conf"), "HOME": str(folder / "home")}
+    environment |= {"CTVR_SRC": str(REPOSITORY), "CTVR_VENV": sys.prefix, "CTVR_RUNS": str(folder / "runs")}
+    environment |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    started = Slurm(folder, environment)
+    munge = None
+    if subprocess.run(["munge", "-n"], capture_output=True, check=False).returncode:
+        started.run("bash", "-c", "mkdir -p /run/munge && chown munge /run/munge")
+        munge = subprocess.Popen(["su", "-s", "/bin/sh", "munge", "-c", "exec munged --foreground"])
+        wait_for(lambda: not subprocess.run(["munge", "-n"], capture_output=True, check=False).returncode, "munge")
+    for words in (["slurmctld"], ["slurmd", "-N", "n1"], ["slurmd", "-N", "n2"]):
+        started.run(*words)
+    try:
+        wait_for(lambda: started.run("sinfo", "-h", "-o", "%T %D").strip() == "idle 2", "two idle nodes")
+        yield started
+    finally:
+        for job in started.run("squeue", "-h", "-o", "%A").split():
+            started.run("scancel", "--full", job)
+        wait_for(lambda: not started.run("squeue", "-h"), "the end of all jobs")
+        for file in folder.glob("*.pid"):
+            os.kill(int(file.read_text()), signal.SIGTERM)
+        if munge:
+            munge.terminate()
+            munge.wait()
+
+
+def test_a_job_whose_time_runs_out_is_queued_again_and_goes_on(slurm: Slurm, tmp_path: Path) -> None:
+    search = ["--searcher", "grid", "--space", "method.lr=0,4e-6", "--scheduler", "none", "--seeds", "0"]
+    fixed = ["optim.weight_decay=0.2", "method.train_scale=true", "method.frame_norm=none", "optim.epochs=60"]
+    words = [
+        "--method",
+        "clip4clip",
+        "--stream",
+        str(write_stream(tmp_path, 4)),
+        *search,
+        "--gpus-per-trial",
+        "0",
+        *fixed,
+    ]
+    size = ["--nodes=2", "--cpus-per-task=1", "--gpus-per-node=0", "--time=60"]
+    said = slurm.run("sbatch", *size, str(REPOSITORY / "cluster" / "slurm.sbatch"), *words)
+    job = said.split()[-1]
+    folder = slurm.folder / "runs" / "store"
+
+    def committed() -> dict[str, list[float]]:
+        """Commit -> seconds of every task up to it, which another training of them would not repeat."""
+        if not folder.is_dir():
+            return {}
+        store = Store.open(folder)
+        keys = [key for key in store.list("commits") if not key.startswith("zero-")]
+        return {key: store.get_json("commits", key)["record"]["seconds"] for key in keys}
+
+    wait_for(committed, slurm.log(job))
+    slurm.run("scancel", "--signal=USR1", "--batch", job)  # what Slurm sends before the time is over
+    wait_for(lambda: slurm.state(job) == "PENDING", slurm.log(job))
+    first = committed()
+    assert len(first) < 8
+    assert "is not finished; its finished tasks are kept" in slurm.log(job)
+    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm would wait two minutes
+    wait_for(lambda: slurm.state(job) not in ("PENDING", "RUNNING", "COMPLETING"), slurm.log(job))
+    log = slurm.log(job)
+    assert slurm.state(job) == "COMPLETED", log
+    assert f"job {job}, start 2, 2 nodes" in log
+    assert "resumed: finished tasks are kept" in log
+    assert "2 complete, 0 stopped early, 0 failed" in log
+    assert {key: seconds for key, seconds in committed().items() if key in first} == first
+    assert list((slurm.folder / "runs" / "slurm" / job / "backup").glob("mlflow-*.db"))
+    assert not Path("/tmp", f"ctvr-{job}").exists()
