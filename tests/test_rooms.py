@@ -34,6 +34,7 @@ MAY: dict[str, set[str]] = {
     "sweep": {"cli"},
     "cli": {"jobs", "doctor", "importers", "streams", "tables", "tracking", "learning"},
     "jobs": {
+        "pages",
         "retrieval",
         "on_ray",
         "tables",
@@ -50,6 +51,7 @@ MAY: dict[str, set[str]] = {
     "doctor": {"on_ray", "tracking", "streams", "store", "methods"},
     "tables": {"tracking", "streams", "methods", "search_spaces"},
     "tracking": {"learning", "data", "methods"},
+    "pages": {"retrieval", "tables", "video"},
     "retrieval": {"learning", "data", "streams", "store", "methods"},
     "learning": {"data", "streams", "store", "methods"},
     "data": {"streams", "video", "store", "methods"},

@@ -23,6 +23,7 @@ def add_search(commands: Any) -> None:
     )
     parser.add_argument("--in", dest="among", type=Path, metavar="FOLDER", help="search the videos of this folder")
     parser.add_argument("-k", type=int, default=10, help="how many videos of each query (%(default)s)")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with pictures of them, too")
     add_where(parser)
     parser.set_defaults(run=_search)
 
@@ -30,7 +31,7 @@ def add_search(commands: Any) -> None:
 def _search(arguments: argparse.Namespace) -> str:
     from orchestrator.jobs.search import search
 
-    return search(arguments.text, arguments.model, get_where(arguments), arguments.k, arguments.among)
+    return search(arguments.text, arguments.model, get_where(arguments), arguments.k, arguments.among, arguments.html)
 
 
 def add_schema(commands: Any) -> None:

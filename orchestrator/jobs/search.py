@@ -5,22 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from orchestrator.console import say
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.trained import load
+from orchestrator.pages.html import write_page
+from orchestrator.pages.sheet import contact_sheet
 from orchestrator.retrieval.model import Hit
 
 
-def search(texts: Sequence[str], name: str, where: Deployment, k: int = 10, among: Path | None = None) -> str:
+def search(
+    texts: Sequence[str], name: str, where: Deployment, k: int = 10, among: Path | None = None, html: Path | None = None
+) -> str:
     """Ask the model that `name` stands for (`jobs.trained.load`) for the k videos that fit each text best.
 
     Args:
         among: a folder of videos to search; None: the videos of the model's stream.
+        html: a file to write the contact sheet to, too.
 
     Raises:
         ConfigError: for an unknown model, an empty text, or videos that are not there.
     """
     model = load(name, where)
     found = [(text, model.search(text, k, among)) for text in texts]
+    if html is not None:
+        asked = f"{model.method}, trained on {model.settings['stream']} ({name})"
+        say(f"written: {write_page(html, contact_sheet(found, asked))}")
     return "\n\n".join(hits_text(text, hits) for text, hits in found)
 
 

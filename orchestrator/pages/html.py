@@ -1,0 +1,56 @@
+"""The frame of every page: one file, no script, nothing from a network, light and dark as the reader's system is."""
+
+from __future__ import annotations
+
+import os
+from html import escape
+from pathlib import Path
+
+from orchestrator.errors import ConfigError
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1f2328; --soft: #59636e; --line: #d1d9e0; --card: #f6f8fa; --page: #fff;
+  --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #cc79a7; --c4: #a66f00; --c5: #3d9fd6; --c6: #777; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9198a1; --line: #3d444d; --card: #151b23;
+  --page: #0d1117; --c0: #4ea8de; --c1: #ff8c42; --c2: #2ecc9a; --c3: #e59ac8; --c4: #e6b84d; --c5: #8ccbf2; } }
+* { box-sizing: border-box } body { margin: 0 auto; padding: 1rem; max-width: 72rem; color: var(--ink);
+  background: var(--page); font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere }
+h1 { font-size: 1.5rem; line-height: 1.25 } h2 { font-size: 1.2rem; margin-top: 2rem; border-top: 1px solid var(--line);
+  padding-top: 1rem } h3 { font-size: 1rem } small, .soft { color: var(--soft) } code { font-size: .9em }
+.scroll { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem }
+th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap }
+th:first-child, td:first-child { text-align: left } .best { font-weight: 700 }
+.grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 17rem), 1fr)); gap: 1rem }
+.card { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: .6rem; margin: 0 }
+.card img { width: 100%; height: auto; border-radius: 4px; display: block } .card p { margin: .4rem 0 0 }
+svg { max-width: 100%; height: auto } svg text { fill: var(--soft); font: 11px system-ui, sans-serif }
+pre { white-space: pre-wrap; background: var(--card); padding: .8rem; border-radius: 6px; font-size: .85rem }
+details > summary { cursor: pointer; font-weight: 600; padding: .3rem 0 }
+"""
+
+
+def page(title: str, body: str) -> str:
+    """A complete document. `title` is text, `body` is HTML."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style></head>\n<body>\n"
+        f"<h1>{escape(title)}</h1>\n{body}\n</body></html>\n"
+    )
+
+
+def write_page(path: Path, text: str) -> Path:
+    """Write a page whole or not at all; returns its absolute path.
+
+    Raises:
+        ConfigError: if it cannot be written there.
+    """
+    path = path.expanduser().absolute()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ConfigError(f"{path}: the page cannot be written ({error.strerror}). Choose another file.") from error
+    return path
