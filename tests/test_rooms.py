@@ -86,6 +86,7 @@ TORCH_FREE = (
     "streams",
     "video",
     "store",
+    "jobs.list_methods",
     "on_ray.files",
     "on_ray.plan",
     "on_ray.trial",

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import open_clip
 import torch
 from torch import Tensor, nn
 
@@ -59,7 +58,9 @@ class VisionTower(nn.Module):
 
     def __init__(self, source: Any) -> None:
         super().__init__()
-        if not isinstance(source, open_clip.transformer.VisionTransformer) or source.attn_pool is not None:
+        from open_clip.transformer import VisionTransformer  # seconds to import: here, where a tower is made
+
+        if not isinstance(source, VisionTransformer) or source.attn_pool is not None:
             raise ValueError(
                 f"the image tower is a {type(source).__name__}; only plain open_clip ViT towers have seams. "
                 "Use a backbone such as ViT-B-32-quickgelu."

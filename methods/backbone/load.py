@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 from collections.abc import Callable
 from pathlib import Path
 
-import open_clip
 import torch
-from open_clip.tokenizer import SimpleTokenizer
 from torch import Tensor, nn
 
 from methods.backbone.architectures import TINY, TINY_FOLDER
@@ -17,7 +16,7 @@ from methods.backbone.clip import Clip
 from methods.backbone.weights import read_weights
 from methods.paths import named_path
 
-VERSION: str = open_clip.__version__  # of the library that defines the towers
+VERSION: str = importlib.metadata.version("open_clip_torch")  # of the library that defines the towers
 
 
 def load_backbone(name: str, weights: str = "openai", seed: int = 0, sha256: str = "") -> Clip:
@@ -50,13 +49,16 @@ def _tiny_clip(
 ) -> tuple[nn.Module, Callable[[list[str]], Tensor], list[float], list[float]]:
     if weights not in {"shipped", "random"} and not _is_path(weights):
         raise ValueError(f"tiny-clip has no weights called {weights!r}. Write shipped, random or a file.")
+    from open_clip import CLIP  # takes seconds: commands that train nothing load no tower
+    from open_clip.tokenizer import SimpleTokenizer
+
     config = json.loads((TINY_FOLDER / "config.json").read_text())
     tokenizer = SimpleTokenizer(
         bpe_path=str(TINY_FOLDER / "bpe.txt.gz"), context_length=config["model"]["text_cfg"]["context_length"]
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        source = open_clip.CLIP(**config["model"])
+        source = CLIP(**config["model"])
     if weights == "shipped":
         file = TINY_FOLDER / "weights.safetensors"
         if hashlib.sha256(file.read_bytes()).hexdigest() != config["sha256"]:
@@ -70,6 +72,8 @@ def _tiny_clip(
 def _open_clip(
     name: str, weights: str, seed: int, sha256: str
 ) -> tuple[nn.Module, Callable[[list[str]], Tensor], list[float], list[float]]:
+    import open_clip
+
     if name not in open_clip.list_models():
         raise ValueError(f"no backbone called {name!r}. Write tiny-clip or one of open_clip.list_models().")
     is_tag = weights != "random" and not _is_path(weights)

@@ -37,6 +37,10 @@ def add_methods(commands: Any) -> None:
 
 
 def _methods(arguments: argparse.Namespace) -> str:
+    from orchestrator.jobs.list_methods import methods_text
+
+    if not (arguments.name or arguments.cost or arguments.preset):
+        return methods_text()
     from orchestrator.jobs import methods as catalogue
 
     if arguments.write and not arguments.verified:
@@ -49,7 +53,7 @@ def _methods(arguments: argparse.Namespace) -> str:
         raise ConfigError("methods: --preset is of a method. Write ctvr methods NAME --preset PRESET.")
     if arguments.preset:
         return catalogue.preset_text(arguments.name, arguments.preset)
-    return catalogue.method_text(arguments.name) if arguments.name else catalogue.methods_text()
+    return catalogue.method_text(arguments.name)
 
 
 def _verified(write: bool) -> str:

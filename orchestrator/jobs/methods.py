@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from methods import CONFIGURATIONS, METHODS
+from methods import CONFIGURATIONS
 from methods.base import Change, Recipe
 from orchestrator.config import Settings, flatten
 from orchestrator.errors import ConfigError
@@ -19,24 +19,6 @@ from orchestrator.learning.experiment import GROUPS
 from orchestrator.learning.resolve import configured, find, presets_of, resolve, with_recipe
 from orchestrator.on_ray.plan import GAIN, MEAN
 from orchestrator.streams.stream import Stream
-from orchestrator.tables.verified import equals, of_method
-
-
-def methods_text() -> str:
-    """One line for each method: its name, the first sentence of its file, and what it was checked against."""
-    width = max(map(len, [*METHODS, *CONFIGURATIONS]))
-    lines = []
-    for name in METHODS:
-        module = inspect.getmodule(find(name))
-        first = (inspect.getdoc(module) or "").split("\n\n")[0].replace("\n", " ")
-        lines.append(f"{name:<{width}}  {first}")
-        found = "; ".join(map(equals, of_method(name))) or "the equations of its paper (no code)"
-        lines.append(f"{'':<{width}}    checked against: {found}")
-    lines += [f"{name:<{width}}  {method} with preset {own}" for name, (method, own) in CONFIGURATIONS.items()]
-    lines.append(
-        "No published number was reproduced here: neither the pre-trained weights nor the data sets were at hand."
-    )
-    return "\n".join([*lines, "", "Settings of one: ctvr methods NAME"])
 
 
 def method_text(name: str) -> str:

@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import open_clip
 import torch
 from torch import Tensor, nn
 
@@ -163,6 +162,8 @@ def _time(method: Method, frames: Tensor, seconds: float) -> tuple[float, float]
 @functools.cache
 def sizes_only(name: str = "ViT-B-32-quickgelu") -> Clip:
     """An open_clip architecture without weights: shapes can be counted, nothing can be computed."""
+    import open_clip
+
     config = open_clip.get_model_config(name)
     if config is None:
         raise ValueError(f"no architecture called {name!r}. Write one of open_clip.list_models().")

@@ -8,7 +8,8 @@ import pytest
 
 from methods import CONFIGURATIONS, METHODS, find_method
 from orchestrator.errors import ConfigError
-from orchestrator.jobs.methods import method_text, methods_text
+from orchestrator.jobs.list_methods import methods_text
+from orchestrator.jobs.methods import method_text
 from orchestrator.learning.resolve import configured, find, presets_of, resolve
 from orchestrator.tables.unpublished_settings import footnote, unpublished
 

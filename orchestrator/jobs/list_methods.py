@@ -1,0 +1,35 @@
+"""The list that `ctvr methods` prints. It reads the sources and loads neither them nor torch: it answers at once."""
+
+from __future__ import annotations
+
+import ast
+from importlib.util import find_spec
+from pathlib import Path
+
+from methods import CONFIGURATIONS, METHODS
+from orchestrator.tables.verified import equals, of_method
+
+
+def methods_text() -> str:
+    """One line for each method: its name, the first sentence of its file, and what it was checked against."""
+    width = max(map(len, [*METHODS, *CONFIGURATIONS]))
+    lines = []
+    for name in METHODS:
+        first = _first_sentence(METHODS[name].partition(":")[0])
+        lines.append(f"{name:<{width}}  {first}")
+        found = "; ".join(map(equals, of_method(name))) or "the equations of its paper (no code)"
+        lines.append(f"{'':<{width}}    checked against: {found}")
+    lines += [f"{name:<{width}}  {method} with preset {own}" for name, (method, own) in CONFIGURATIONS.items()]
+    lines.append(
+        "No published number was reproduced here: neither the pre-trained weights nor the data sets were at hand."
+    )
+    return "\n".join([*lines, "", "Settings of one: ctvr methods NAME"])
+
+
+def _first_sentence(module: str) -> str:
+    """The first paragraph of a module's docstring, in one line."""
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        return "(its source is not here)"
+    text = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
+    return text.split("\n\n")[0].replace("\n", " ")
