@@ -246,10 +246,10 @@ def stream(name: Place, *, runs: Place = "runs", videos: Place | None = None) ->
 
 
 def methods() -> list[str]:
-    """Names of the methods, and of the configurations that have a name of their own."""
-    from methods import CONFIGURATIONS, METHODS
+    """Names of the methods, of the configurations that have a name of their own, and of other packages' methods."""
+    from methods import CONFIGURATIONS, METHODS, plugins
 
-    return [*METHODS, *CONFIGURATIONS]
+    return [*METHODS, *CONFIGURATIONS, *plugins()]
 
 
 def schema(method: str = "") -> dict[str, Any]:

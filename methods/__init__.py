@@ -5,8 +5,12 @@ To add a method: its file, one line here, `search_spaces/<name>.py`, `tests/meth
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
+import importlib.metadata
+import os
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -56,16 +60,64 @@ CONFIGURATIONS = {
 }
 
 
-def find_method(name: str) -> type[Method]:
-    """The class of a method, or of the method that a configuration names.
+def plugins() -> dict[str, str]:
+    """Name -> `module:Class` of the methods of other installed packages: their entry points `ctvr.methods`.
+
+    A name of ours is never replaced.
+    """
+    found = {point.name: point.value for point in importlib.metadata.entry_points(group="ctvr.methods")}
+    return {name: value for name, value in found.items() if name not in METHODS and name not in CONFIGURATIONS}
+
+
+def place_of(name: str) -> str:
+    """`module:Class` of a method: of ours, of another package, or as `name` itself says it.
 
     Raises:
         ValueError: for an unknown name; the message suggests a known one.
     """
-    name, asked = CONFIGURATIONS.get(name, (name, ""))[0], name
-    if name not in METHODS:
-        close = difflib.get_close_matches(name, [*METHODS, *CONFIGURATIONS], n=1)
-        hint = f"Did you mean {close[0]}? " if close else ""
-        raise ValueError(f"no method called {asked!r}. {hint}All: `ctvr methods`.")
-    module, _, cls = METHODS[name].partition(":")
-    return getattr(importlib.import_module(module), cls)
+    own = CONFIGURATIONS.get(name, (name, ""))[0]
+    if own in METHODS:
+        return METHODS[own]
+    others = plugins()
+    if name in others:
+        return others[name]
+    if ":" in name:
+        return name
+    close = difflib.get_close_matches(name, [*METHODS, *CONFIGURATIONS, *others], n=1)
+    hint = f"Did you mean {close[0]}? " if close else ""
+    raise ValueError(f"no method called {name!r}. {hint}All: `ctvr methods`.")
+
+
+def find_method(name: str) -> type[Method]:
+    """The class of a method, or of the method that a configuration names.
+
+    Args:
+        name: of METHODS, CONFIGURATIONS or an entry point `ctvr.methods`, or `package.module:Class`.
+
+    Raises:
+        ValueError: for an unknown name, or what is no method.
+    """
+    place = place_of(name)
+    module, _, cls = place.partition(":")
+    if place in METHODS.values():
+        return getattr(importlib.import_module(module), cls)
+    return _of_others(name, module, cls)
+
+
+def _of_others(name: str, module: str, cls: str) -> type[Method]:
+    """A class of another package, or of a file in the present folder."""
+    from methods.base import Method
+
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)  # last: nothing that is installed is replaced
+    try:
+        found = getattr(importlib.import_module(module), cls, None)
+    except ImportError as error:
+        raise ValueError(
+            f"{name}: {module} cannot be imported ({error}). Install its package, or put its folder on PYTHONPATH."
+        ) from error
+    if not (
+        isinstance(found, type) and issubclass(found, Method) and dataclasses.is_dataclass(vars(found).get("Config"))
+    ):
+        raise ValueError(f"{name}: {cls} of {module} is no methods.base.Method with a dataclass Config.")
+    return found

@@ -117,7 +117,7 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
         raise ConfigError(f"--preset: {unknown[0]!r} is no table and no preset of {method}. {known_tables(unknown[0])}")
     arguments.stream = stream
     check_first(arguments, arguments.stream)
-    name = arguments.name or f"{method}-{Path(stream).stem}-{time.strftime('%m%d-%H%M%S')}"
+    name = arguments.name or f"{method.replace(':', '-')}-{Path(stream).stem}-{time.strftime('%m%d-%H%M%S')}"
     request = SweepRequest(
         method=method,
         stream=stream,

@@ -6,7 +6,7 @@ import ast
 from importlib.util import find_spec
 from pathlib import Path
 
-from methods import CONFIGURATIONS, METHODS
+from methods import CONFIGURATIONS, METHODS, plugins
 from orchestrator.tables.verified import equals, of_method
 
 
@@ -20,6 +20,7 @@ def methods_text() -> str:
         found = "; ".join(map(equals, of_method(name))) or "the equations of its paper (no code)"
         lines.append(f"{'':<{width}}    checked against: {found}")
     lines += [f"{name:<{width}}  {method} with preset {own}" for name, (method, own) in CONFIGURATIONS.items()]
+    lines += [f"{name}  {place}, of another package" for name, place in plugins().items()]
     lines.append(
         "No published number was reproduced here: neither the pre-trained weights nor the data sets were at hand."
     )

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from methods import CONFIGURATIONS
+from methods import CONFIGURATIONS, METHODS
 from methods.base import Change, Recipe
 from orchestrator.config import Settings, flatten
 from orchestrator.errors import ConfigError
@@ -129,6 +129,8 @@ def block_counts(method: str) -> tuple[str, ...]:
 
 def _search_file(method: str) -> dict[str, Any]:
     method, asked = CONFIGURATIONS.get(method, (method, ""))[0], method
+    if method not in METHODS:
+        return _search_of_others(method)
     try:
         module = importlib.import_module(f"search_spaces.{method}")
     except ModuleNotFoundError as error:
@@ -136,6 +138,16 @@ def _search_file(method: str) -> dict[str, Any]:
             raise
         raise ConfigError(f"method: {method} has nothing to search (no search_spaces/{method}.py).") from error
     return {**vars(module), **getattr(module, "CONFIGURATIONS", {}).get(asked, {})}
+
+
+def _search_of_others(method: str) -> dict[str, Any]:
+    """What a method of another package searches: SPACE, and what else it has, of the module of its class."""
+    found = {"FIXED": {}, "METRIC": GAIN, "MODE": "max", **vars(inspect.getmodule(find(method)) or object)}
+    if not isinstance(found.get("SPACE"), dict):
+        raise ConfigError(
+            f"method: {method} has nothing to search. Give its module SPACE (see search_spaces/), or --space."
+        )
+    return found
 
 
 def default_presets(method: str, stream: Stream, asked: Sequence[str]) -> tuple[str, ...]:

@@ -60,9 +60,9 @@ def find_run(name: str, where: Deployment) -> RunRecord:
         return found[-1]
     if name.startswith(BEST):
         return _best(name, complete)
+    if found := [run for run in complete if run.tags.get("ctvr.method") == name]:
+        return found[-1]
     if name in METHODS or name in CONFIGURATIONS:
-        if found := [run for run in complete if run.tags.get("ctvr.method") == name]:
-            return found[-1]
         raise ConfigError(f"model: no run of {name} is complete. Train one: ctvr run --method {name} --stream shapes-5")
     if tracker.find_sweep(name) is not None:
         return best_trials(tracker, name, 1)[0]
@@ -86,8 +86,7 @@ def _best(name: str, complete: list[RunRecord]) -> RunRecord:
 
 def _is_joint(run: RunRecord) -> bool:
     """Whether a run broke the protocol on purpose: the upper bound encodes all videos anew after every task."""
-    method = str(run.settings.get("method", ""))
-    return method in METHODS and find(method).reencodes_gallery
+    return find(str(run.settings["method"])).reencodes_gallery
 
 
 def _stream_of(run: RunRecord, where: Deployment) -> Stream | None:

@@ -19,11 +19,13 @@ like it. Elsewhere it is trained anew under another key.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
 
-from methods import CONFIGURATIONS, METHODS
+from methods import CONFIGURATIONS, METHODS, place_of
 from methods.backbone.load import TINY, TINY_FOLDER, VERSION
 from methods.paths import files_below, named_path
 from orchestrator.data.frames import FrameSource
@@ -89,13 +91,30 @@ def environment(device: str) -> dict[str, str]:
     return {"torch": torch.__version__, "open_clip": VERSION, "device": device, **capability}
 
 
+def _sources_of_others(method: str) -> list[Path]:
+    """The file of a method that is not ours, or every source of its package."""
+    module = place_of(method).partition(":")[0]
+    top = find_spec(module.partition(".")[0])
+    if top is not None and top.submodule_search_locations:
+        return sorted(file for folder in top.submodule_search_locations for file in Path(folder).rglob("*.py"))
+    return [Path(top.origin)] if top is not None and top.origin else []
+
+
+def _of_others(method: str) -> str:
+    """One digest of the sources of a method that is not ours, wherever its package lies."""
+    return digest_of([[file.name, digest_file(file)] for file in _sources_of_others(method)])
+
+
 def code_digests(method: str, base: str | None = None) -> dict[str, str]:
     """One digest of the sources of each room, and one of the method (and its base) with what they import."""
     rooms = {room: sources_below(room, ROOT) for room in ROOMS}
     shared = [file for room, files in rooms.items() if room.startswith("methods/") for file in files]
     classes = [CONFIGURATIONS.get(name, (name, ""))[0] for name in (method, base) if name]
-    own = [ROOT / f"{METHODS[name].partition(':')[0].replace('.', '/')}.py" for name in classes]
+    own = [ROOT / f"{METHODS[name].partition(':')[0].replace('.', '/')}.py" for name in classes if name in METHODS]
+    others = {f"code of {name}": _of_others(name) for name in classes if name not in METHODS}
+    own += [file for name in classes if name not in METHODS for file in _sources_of_others(name)]
     return {
+        **others,
         **{f"code of {room}": digest_sources(files, ROOT) for room, files in rooms.items()},
         "code of the method": digest_sources(imported_sources([*own, *shared], "methods", ROOT), ROOT),
     }

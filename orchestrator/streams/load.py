@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
     if name in RENDERED:
         return _load_rendered(name, root)
     path = Path(name).expanduser()
+    if name in (others := plugins()) and not (root / "streams" / f"{name}.json").is_file():
+        path = _manifest_of_others(others[name])
     if path.suffix != ".json" and len(path.parts) == 1:
         path = root / "streams" / f"{name}.json"
         if not path.is_file():
@@ -37,10 +40,25 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
     return parse_manifest(data, source=str(path), base=path.parent, videos=videos)
 
 
+def plugins() -> dict[str, EntryPoint]:
+    """Streams of other packages: entry points `ctvr.streams`, each a manifest's path or what returns it."""
+    return {point.name: point for point in entry_points(group="ctvr.streams") if point.name not in RENDERED}
+
+
+def _manifest_of_others(point: EntryPoint) -> Path:
+    try:
+        found = point.load()
+        return Path(found() if callable(found) else found)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"stream: {point.name} of {point.value} cannot be loaded ({error}). Install it again."
+        ) from error
+
+
 def available_streams(root: Path) -> list[str]:
     """Names that `load_stream` accepts: the embedded streams, then the manifests of `<root>/streams`."""
     found = sorted(path.stem for path in (Path(root) / "streams").glob("*.json"))
-    return [*RENDERED, *(name for name in found if name not in RENDERED)]
+    return [*RENDERED, *sorted({*found, *plugins()} - set(RENDERED))]
 
 
 def embedded_settings(name: str) -> dict[str, Any] | None:

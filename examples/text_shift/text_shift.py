@@ -1,0 +1,51 @@
+"""A method of another package: zero-shot CLIP whose captions learn one shift of the embedding.
+
+q = unit(CLIP(caption) + s),   s (d,) zero at first: the untrained method is zero-shot CLIP
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from methods.backbone.clip import Clip
+from methods.base import Method, ParamGroup, unit
+from methods.layers.pooling import mean_pool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextShiftConfig:
+    """What `ctvr methods text_shift` prints, and what is set as method.lr=0.1."""
+
+    lr: float = 1e-2  # of the shift
+
+
+class TextShift(Method):
+    """Frozen CLIP and d trained numbers."""
+
+    Config = TextShiftConfig
+
+    def __init__(self, config: TextShiftConfig, backbone: Clip) -> None:
+        super().__init__()
+        self.config, self.backbone = config, backbone
+        self.shift = nn.Parameter(torch.zeros(backbone.embed_dim))
+
+    def param_groups(self) -> list[ParamGroup]:
+        return [{"name": "shift", "params": [self.shift], "lr": self.config.lr}]
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        return mean_pool(self.backbone.vision(frames), "none")
+
+    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
+        return unit(self.backbone.text(tokens).float() + self.shift)
+
+    def scale(self) -> Tensor:
+        return self.backbone.logit_scale.exp()
+
+
+def manifest() -> str:
+    """Where the manifest of the stream `two_colours` lies."""
+    return os.environ["TWO_COLOURS"]
