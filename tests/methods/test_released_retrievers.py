@@ -235,6 +235,9 @@ def test_all_of_xpool_equals_the_released_code(compared, shared):
         return f"pool_frames.linear_proj.{rest}" if module == "linear" else released_name(ours)
 
     gradient_norms_equal(compared, method, "xpool", FACTS["xpool"]["grad_norms"], name)
+    method.train()  # dropout of 0.3, as the command has it
+    torch.manual_seed(31)
+    compared("xpool", "loss", method.losses(batch)["contrastive"], FACTS["xpool"]["loss_dropout_seed31"], 5e-5)
 
 
 # ------------------------------------------------------------------------------------- CLIP-ViP
