@@ -99,7 +99,8 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     (folder / "slurm.conf").write_text(text)
     environment = {**os.environ, "PATH": SBIN, "SLURM_CONF": str(folder / "slurm.conf"), "HOME": str(folder / "home")}
     environment |= {"CTVR_SRC": str(REPOSITORY), "CTVR_VENV": sys.prefix, "CTVR_RUNS": str(folder / "runs")}
-    environment |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+    environment |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     started = Slurm(folder, environment)
     munge = None
     if subprocess.run(["munge", "-n"], capture_output=True, check=False).returncode:
@@ -125,16 +126,8 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 def test_a_job_whose_time_runs_out_is_queued_again_and_goes_on(slurm: Slurm, tmp_path: Path) -> None:
     search = ["--searcher", "grid", "--space", "method.lr=0,4e-6", "--scheduler", "none", "--seeds", "0"]
     fixed = ["optim.weight_decay=0.2", "method.train_scale=true", "method.frame_norm=none", "optim.epochs=60"]
-    words = [
-        "--method",
-        "clip4clip",
-        "--stream",
-        str(write_stream(tmp_path, 4)),
-        *search,
-        "--gpus-per-trial",
-        "0",
-        *fixed,
-    ]
+    words = ["--method", "clip4clip", "--stream", str(write_stream(tmp_path, 4)), *search]
+    words += ["--confirm", "0", "--gpus-per-trial", "0", *fixed]
     size = ["--nodes=2", "--cpus-per-task=1", "--gpus-per-node=0", "--time=60"]
     said = slurm.run("sbatch", *size, str(REPOSITORY / "cluster" / "slurm.sbatch"), *words)
     job = said.split()[-1]
