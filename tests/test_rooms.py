@@ -51,7 +51,7 @@ MAY: dict[str, set[str]] = {
     "doctor": {"on_ray", "tracking", "streams", "store", "methods"},
     "tables": {"tracking", "streams", "methods", "search_spaces"},
     "tracking": {"learning", "data", "methods"},
-    "pages": {"retrieval", "tables", "video"},
+    "pages": {"retrieval", "tables", "streams", "video"},
     "retrieval": {"learning", "data", "streams", "store", "methods"},
     "learning": {"data", "streams", "store", "methods"},
     "data": {"streams", "video", "store", "methods"},

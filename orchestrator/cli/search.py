@@ -1,4 +1,4 @@
-"""`ctvr search` and `ctvr schema`."""
+"""`ctvr search`, `ctvr page` and `ctvr schema`."""
 
 from __future__ import annotations
 
@@ -32,6 +32,22 @@ def _search(arguments: argparse.Namespace) -> str:
     from orchestrator.jobs.search import search
 
     return search(arguments.text, arguments.model, get_where(arguments), arguments.k, arguments.among, arguments.html)
+
+
+def add_page(commands: Any) -> None:
+    parser = commands.add_parser(
+        "page", help="write one HTML file of a sweep, a rerun or a stream's runs, to look at and mail"
+    )
+    parser.add_argument("name", help="of a sweep, a rerun (NAME-final-...) or a stream")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="(<runs>/pages/NAME.html)")
+    add_where(parser)
+    parser.set_defaults(run=_page)
+
+
+def _page(arguments: argparse.Namespace) -> str:
+    from orchestrator.jobs.page import page
+
+    return page(arguments.name, get_where(arguments), arguments.html)
 
 
 def add_schema(commands: Any) -> None:

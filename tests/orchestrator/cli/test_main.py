@@ -60,6 +60,7 @@ def ctvr(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, s
         (["table"], "table: of what? Add --sweep NAME or --stream NAME"),
         (["table", "--sweep", "monday"], "--runs runs: holds no runs (no mlflow.db)"),
         (["search", "a square", "--model", "best-shapes-5"], "--runs runs: holds no runs (no mlflow.db)"),
+        (["page", "shapes-5"], "--runs runs: holds no runs (no mlflow.db)"),
         (["run", "--config", "none.yaml"], "--config none.yaml: cannot be read (No such file or directory)"),
         (["schema", "clip4clpi"], "method: no method called 'clip4clpi'"),
         (["run", "--method", "clip4clip", "--stream", "shapse-5"], "shapse-5"),

@@ -1,0 +1,104 @@
+"""`ctvr page`: what a sweep, a rerun or a stream's runs have shown, as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import CtvrError, MissingObject
+from orchestrator.jobs.again import best_trials
+from orchestrator.jobs.confirm import read_verdict
+from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.table import made_tables
+from orchestrator.jobs.trained import load
+from orchestrator.learning.commits import Commits
+from orchestrator.pages.forgetting import Lost, Memory, lost_names
+from orchestrator.pages.html import write_page
+from orchestrator.pages.report import report
+from orchestrator.retrieval.model import Model
+from orchestrator.tables.table import Table
+from orchestrator.tracking.tracker import Tracker
+from orchestrator.tracking.values import RunRecord
+
+
+def page(name: str, where: Deployment, html: Path | None = None) -> str:
+    """Write the page of a sweep, of a rerun, or of all complete runs of a stream; returns where it is.
+
+    Args:
+        name: of a sweep, a rerun (NAME-final-...) or a stream.
+        html: the file; None: `<runs>/pages/<name>.html`.
+
+    Raises:
+        ConfigError: if nothing of that name is complete.
+    """
+    tracker = where.existing_tracker()
+    sweep = tracker.find_sweep(name)
+    tables = made_tables(where, name, None) if sweep else made_tables(where, None, name)
+    facts = _facts(name, sweep, tracker)
+    memories, names = _memories(tables, tracker, where)
+    text = report(name, facts, tables, memories, names)
+    return f"written: {write_page(html or where.runs / 'pages' / f'{Path(name).stem}.html', text)}"
+
+
+def _facts(name: str, sweep: RunRecord | None, tracker: Tracker) -> list[tuple[str, str]]:
+    """The question, the budget, the winner and its confirmation, as far as MLflow has them."""
+    if sweep is None:
+        return [("Shown", f"every complete run of the stream {name}")]
+    settings, stream = sweep.settings, sweep.tags.get("ctvr.stream", "")
+    trials = sweep.tags.get("ctvr.trials")
+    if trials is None:
+        return [("Question", f"How do these methods compare on the test videos of {stream}, over fresh seeds?")]
+    facts = [
+        ("Question", f"Which settings of {settings.get('method')} are best on {stream}?"),
+        ("Budget", f"{trials} trials, {sweep.tags.get('ctvr.complete_trials')} of them complete; "
+                   f"searched by {settings.get('search.searcher')}, {settings.get('search.scheduler')}"),
+    ]  # fmt: skip
+    best = best_trials(tracker, name, 1)[0]
+    facts.append(("Winner of the search", f"{best.name}, run {best.run_id}"))
+    verdict = read_verdict(tracker, name)
+    facts.append(("Confirmation", verdict.text if verdict else "none was run, or it has not ended"))
+    return facts
+
+
+def _memories(tables: Sequence[Table], tracker: Tracker, where: Deployment) -> tuple[list[Memory], Sequence[str]]:
+    """What the first run of each row has lost; rows of the first table's stream alone."""
+    runs = {run.run_id: run for run in tracker.find_runs(tags={"ctvr.complete": "true"})}
+    memories, names = [], list[str]()
+    for row in tables[0].rows:
+        run = runs[row.runs[0]]
+        label = f"{row.label}, seed {row.seeds[0]}"
+        try:
+            model = load(run.run_id, where)
+            memories.append(_memory(label, model, run, where))
+            names = names or [block.name for block in model.gallery()]
+        except MissingObject:
+            memories.append(Memory(label, 0, (), "its commits are no longer in the store, so nothing is known of it"))
+        except CtvrError as error:
+            memories.append(Memory(label, 0, (), str(error)))
+    return memories, names
+
+
+def _memory(label: str, model: Model, run: RunRecord, where: Deployment) -> Memory:
+    key = run.tags.get("ctvr.commits") or run.tags.get("ctvr.result", "")
+    commits, blocks = Commits(where.places().open_store(), key), model.gallery()
+    history: list[Mapping[str, float]] = [commits.record(done).ranks for done in range(1, len(blocks) + 1)]
+    queries = {
+        f"{item.video}#{number}": (index, item, text)
+        for index, block in enumerate(blocks)
+        for item in block.items
+        for number, text in enumerate(item.captions)
+    }
+    found, lost = lost_names(history, {name: index for name, (index, _, _) in queries.items()})
+    scores = model.scores([text for _, _, text in queries.values()], blocks)
+    rows = {name: row for row, name in enumerate(queries)}
+    places: list[Any] = [(index, item) for index, block in enumerate(blocks) for item in block.items]
+    listed = []
+    for name in lost:
+        task, item, text = queries[name]
+        row = scores[rows[name]].clone()
+        if model.stream is not None and model.stream.protocol == "cvlm":  # a query searches its own task's videos
+            row[[place for place, (index, _) in enumerate(places) if index != task]] = -float("inf")
+        winner_task, winner = places[int(row.argmax())]
+        listed.append(Lost(text, item, task, history[-1][name], winner, winner_task))
+    return Memory(label, found, tuple(listed))

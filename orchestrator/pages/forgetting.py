@@ -1,0 +1,101 @@
+"""The forgetting explorer: which queries were found when their task was learned and are lost now, and to which video.
+
+A rank can fall because the gallery has grown or because the model has changed. The video in its place says which: where
+it was in the gallery then, too, the query was *forgotten*; where it came with a later task, *outnumbered*.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from orchestrator.pages.pictures import image, strips
+from orchestrator.streams.stream import Item
+
+SHOWN = 12  # lost queries of a run, with pictures
+
+
+@dataclass(frozen=True)
+class Lost:
+    """One query that was found first after its own task, and is not after the last."""
+
+    text: str
+    item: Item  # its video
+    task: int  # 0-based: of the query
+    now: float  # its rank after the last task
+    winner: Item  # the video that is found first now
+    winner_task: int
+
+    @property
+    def is_forgotten(self) -> bool:
+        """The video in its place was searched then, too: nothing but the model has changed between the two."""
+        return self.winner_task <= self.task
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What one run has kept of the queries that it had found."""
+
+    label: str
+    found: int  # queries that were found first after their own task, but for the last task's
+    lost: tuple[Lost, ...]
+    reason: str = ""  # why nothing is known, where nothing is
+
+
+def lost_names(history: Sequence[Mapping[str, float]], task_of: Mapping[str, int]) -> tuple[int, list[str]]:
+    """How many queries of earlier tasks were found first after their own task, and which of them are not now.
+
+    Args:
+        history: query -> rank after each task.
+        task_of: query -> its task, 0-based.
+    """
+    earlier = [name for name in history[-1] if task_of[name] < len(history) - 1]
+    found = [name for name in earlier if history[task_of[name]].get(name) == 1]
+    lost = [name for name in found if history[-1][name] > 1]
+    return len(found), sorted(lost, key=lambda name: (-history[-1][name], name))
+
+
+def explorer(memories: Sequence[Memory], names: Sequence[str]) -> str:
+    """The explorer as HTML. `names`: of the tasks."""
+    shown = [lost for memory in memories for lost in memory.lost[:SHOWN]]
+    pictures = strips((item.path, item.segment) for lost in shown for item in (lost.item, lost.winner))
+    parts = [
+        "<h2>What was found, and is lost</h2>",
+        '<p class="soft">Captions that found their own video first when their task was learned, and do not after the '
+        "last task. <b>Forgotten</b>: the video in its place was searched then, too, so the model has changed. "
+        "<b>Outnumbered</b>: it came with a later task.</p>",
+    ]
+    for memory in memories:
+        if memory.reason:
+            parts.append(f'<p class="soft">{escape(memory.label)}: {escape(memory.reason)}</p>')
+            continue
+        forgotten = sum(lost.is_forgotten for lost in memory.lost)
+        parts.append(
+            f"<h3>{escape(memory.label)}</h3><p>{memory.found} were found, {len(memory.lost)} of them are lost: "
+            f"{forgotten} forgotten, {len(memory.lost) - forgotten} outnumbered. {_by_category(memory)}</p>"
+        )
+        cards = "\n".join(_card(lost, names, pictures) for lost in memory.lost[:SHOWN])
+        if cards:
+            more = f", the {SHOWN} that fell furthest" if len(memory.lost) > SHOWN else ""
+            parts.append(f'<details open><summary>lost{more}</summary><div class="grid">{cards}</div></details>')
+    return "\n".join(parts)
+
+
+def _by_category(memory: Memory) -> str:
+    counts = Counter(lost.item.category for lost in memory.lost).most_common()
+    return escape("By category: " + ", ".join(f"{name} {count}" for name, count in counts) + ".") if counts else ""
+
+
+def _card(lost: Lost, names: Sequence[str], pictures: dict[tuple[str, tuple[float, float] | None], str]) -> str:
+    word = "forgotten" if lost.is_forgotten else "outnumbered"
+    own, other = ((item.path, item.segment) for item in (lost.item, lost.winner))
+    said = lost.winner.captions[0] if lost.winner.captions else lost.winner.video
+    return (
+        f'<figure class="card"><p><b>{escape(lost.text)}</b></p>'
+        f"<p><small>{escape(names[lost.task])}, {escape(lost.item.category)}: "
+        f"rank 1, now {lost.now:g} ({word})</small></p>"
+        f"{image(own, pictures, lost.text)}<p><small>now first, of {escape(names[lost.winner_task])}: "
+        f"{escape(said)}</small></p>{image(other, pictures, said)}</figure>"
+    )

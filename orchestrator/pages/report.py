@@ -1,0 +1,88 @@
+"""The page of a sweep, a rerun or a stream's runs: to look at, and to mail to somebody who has nothing of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from orchestrator.pages.forgetting import Memory, explorer
+from orchestrator.pages.html import page
+from orchestrator.tables.table import Row, Table, Value, number
+
+COLOURS = 7
+
+
+def report(title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table], memories: Sequence[Memory],
+           names: Sequence[str]) -> str:  # fmt: skip
+    """A complete document.
+
+    Args:
+        title: what was run.
+        facts: (what, text): the question, the budget, the winner and its confirmation.
+        tables: of the complete runs.
+        memories: of the rows' first runs.
+        names: of the stream's tasks.
+    """
+    said = "".join(f"<p><b>{escape(what)}</b><br>{escape(text)}</p>" for what, text in facts)
+    parts = [said]
+    for table in tables:
+        parts += [f"<h2>{escape(table.heading)}</h2>", table_html(table), curves_html(table)]
+    if memories:
+        parts.append(explorer(memories, names))
+    return page(title, "\n".join(parts))
+
+
+def table_html(table: Table) -> str:
+    """The table with every footnote below it."""
+    heads = ["Method", *(column.title for column in table.columns), *table.verdict_title, "Seeds"]
+    rows = "".join(_row(table, row) for row in table.rows)
+    notes = [*table.notes, *(f"{row.label}: {mark}" for row in table.rows for mark in row.marks)]
+    listed = "".join(f"<li><small>{escape(note)}</small></li>" for note in notes)
+    head = "".join(f"<th>{escape(text)}</th>" for text in heads)
+    return f'<div class="scroll"><table><tr>{head}</tr>{rows}</table></div><ul>{listed}</ul>'
+
+
+def _row(table: Table, row: Row) -> str:
+    cells = [f"<td>{escape(row.label)}</td>"]
+    for column in table.columns:
+        best = ' class="best"' if table.is_best(row, column) else ""
+        cells.append(f"<td{best}>{escape(number(row.values.get(column.key, Value()), column.digits))}</td>")
+    cells += [f"<td>{escape(text)}</td>" for text in (*table.verdict(row), str(len(row.seeds)))]
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def curves_html(table: Table) -> str:
+    """R@1 after each task, a line for each row, as inline SVG with its legend."""
+    rows = [row for row in table.rows if len(row.curve) > 1]
+    if not rows:
+        return ""
+    width, height, left, bottom = 640, 300, 40, 30
+    steps = sorted({step for row in rows for step, _, _ in row.curve})
+    values = [mean for row in rows for _, mean, _ in row.curve]
+    low, high = min(values), max(max(values), min(values) + 1e-6)
+
+    def place(step: int, value: float) -> tuple[float, float]:
+        x = left + (step - steps[0]) / max(1, steps[-1] - steps[0]) * (width - left - 10)
+        return round(x, 1), round(10 + (high - value) / (high - low) * (height - bottom - 20), 1)
+
+    parts = []
+    for tick in (low, (low + high) / 2, high):
+        y = place(steps[0], tick)[1]
+        parts.append(f'<path d="M{left} {y}H{width}" stroke="var(--line)"/><text x="0" y="{y + 4}">{tick:.1f}</text>')
+    parts += [f'<text x="{place(step, low)[0] - 3}" y="{height - 5}">{step}</text>' for step in steps]
+    legend = []
+    for index, row in enumerate(rows):
+        colour = f"var(--c{index % COLOURS})"
+        dash = ["", ' stroke-dasharray="6 3"', ' stroke-dasharray="2 3"'][index // COLOURS % 3]
+        points = [place(step, mean) for step, mean, _ in row.curve]
+        line = " ".join(f"{x},{y}" for x, y in points)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
+        parts += [f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>' for x, y in points]
+        legend.append(f'<span style="color:{colour}">&#9679;</span> {escape(row.label)}')
+    alt = f"R@1 in percent after each task: {', '.join(row.label for row in rows)}"
+    return (
+        f'<figure style="margin:0"><svg viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="{escape(alt, quote=True)}">'
+        f"{''.join(parts)}</svg><figcaption><small>R@1 (%) after each task: {' &nbsp; '.join(legend)}</small>"
+        "</figcaption></figure>"
+    )

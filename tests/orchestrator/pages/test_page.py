@@ -1,0 +1,53 @@
+"""The page of a stream's runs: what the table says, and which queries were forgotten and which outnumbered."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+import ctvr
+from orchestrator.errors import ConfigError
+from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.page import page
+from orchestrator.pages.forgetting import Lost, Memory, explorer, lost_names
+from orchestrator.streams.stream import Item
+
+
+def test_a_query_is_lost_if_it_was_first_after_its_own_task_and_is_not_after_the_last():
+    history = [
+        {"a": 1.0, "b": 2.0},
+        {"a": 3.0, "b": 1.0, "c": 1.0, "d": 1.0},
+        {"a": 1.0, "b": 5.0, "c": 4.0, "d": 9.0, "e": 7.0},
+    ]
+    task_of = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2}
+    assert lost_names(history, task_of) == (3, ["d", "c"])  # a came back, b was not found then, e has no later task
+    assert lost_names(history[:1], task_of) == (0, [])
+
+
+def test_a_video_that_was_there_makes_forgotten_and_one_that_came_later_outnumbered():
+    item = Item("v", "/none.mp4", None, "ocean", ("a <boat>",))
+    lost = [Lost("a <boat>", item, 1, 4.0, item, winner) for winner in (0, 1, 2)]
+    assert [each.is_forgotten for each in lost] == [True, True, False]
+    text = explorer([Memory("m", 9, tuple(lost)), Memory("n", 0, (), "its commits are gone")], ["one", "two", "three"])
+    assert "9 were found, 3 of them are lost: 2 forgotten, 1 outnumbered. By category: ocean 3." in text
+    assert "n: its commits are gone" in text
+    assert "<boat>" not in text
+
+
+def test_the_page_of_a_stream_needs_nothing_else_and_zero_shot_forgets_nothing(learned, tmp_path):
+    said = page("small", Deployment(runs=learned), tmp_path / "page.html")
+    assert said == f"written: {tmp_path / 'page.html'}"
+    text = (tmp_path / "page.html").read_text()
+    assert not re.search(r"https?://|<script|url\(", text)
+    for row in ctvr.table(stream="small", runs=learned).itertuples():
+        assert f"<td>{row.method}</td>" in text
+    assert "Mean and sample standard deviation over seeds" in text
+    for label in ("zero_shot", "framefusion_moe"):
+        assert re.search(rf"<h3>{label}, seed 0</h3><p>\d+ were found, ", text), "its commits hold every rank"
+    assert re.search(r"<h3>zero_shot, seed 0</h3><p>\d+ were found, \d+ of them are lost: 0 forgotten", text)
+    (drawing,) = re.findall(r"<svg.*?</svg>", text)
+    assert len(ElementTree.fromstring(drawing).findall("polyline")) == 2
+    with pytest.raises(ConfigError, match="table: no runs of 'large'"):
+        page("large", Deployment(runs=learned))
