@@ -272,8 +272,11 @@ class Method(nn.Module):
         """Numbers that a finished task is logged with; they decide nothing."""
         return {}
 
-    def monitored(self) -> dict[str, float]:
-        """Numbers of the last batch that an epoch is logged with, averaged over its batches; they decide nothing."""
+    def monitored(self) -> dict[str, float | Tensor]:
+        """Numbers of the last batch that an epoch is logged with, averaged over its batches; they decide nothing.
+
+        Scalars of the device stay there: reading one in every step would make the host wait.
+        """
         return {}
 
 

@@ -32,6 +32,7 @@ from methods.layers.dual_softmax import Gain, Reduction, dual_softmax, revise
 from methods.layers.gather import gather
 from methods.layers.language.sentences import Keywords, MaskMode, Strategy, encoder
 from methods.layers.losses import contrastive
+from methods.layers.transfer import to_device
 
 STREAMS = ("sentence", "entity", "action")
 Stream = Literal["sentence", "entity", "action"]
@@ -242,7 +243,7 @@ class CAMoE(Method):
         if self.config.search_with == "sentence" or self._keywords is None:
             return self._sentences(tokens)
         part = self._keywords.find(tokens)[STREAMS.index(self.config.search_with) - 1]
-        return self._parts(tokens, part)
+        return self._parts(tokens, to_device(part, tokens.device))
 
     def _sentences(self, tokens: Tensor) -> Tensor:
         return unit(self.backbone.text(tokens))
@@ -255,15 +256,15 @@ class CAMoE(Method):
         return RowWise(self, ("_frames", "_sentences", "_parts"))
 
     def texts(self, tokens: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """s_k (B, d) of unit length and which captions have a part k at all, (B,) bool; eq. 1."""
+        """s_k (B, d) of unit length and which captions have a part k at all, (B,) bool on the CPU; eq. 1."""
         whole = self._sentences(tokens)
-        everyone = torch.ones(len(tokens), dtype=torch.bool, device=tokens.device)
+        everyone = torch.ones(len(tokens), dtype=torch.bool, device="cpu")
         if self.config.tasks == "sentence":
             return {"sentence": (whole, everyone)}
         if self._keywords is None:
             return dict.fromkeys(STREAMS, (whole, everyone))
         nouns, verbs = self._keywords.find(tokens)
-        entity, action = self._parts(tokens.repeat(2, 1), torch.cat([nouns, verbs])).chunk(2)
+        entity, action = self._parts(tokens.repeat(2, 1), to_device(torch.cat([nouns, verbs]), tokens.device)).chunk(2)
         return {
             "sentence": (whole, everyone),
             "entity": (entity, nouns.any(dim=1)),
@@ -279,7 +280,7 @@ class CAMoE(Method):
         terms = {}
         for name, (text, has_part) in texts.items():
             queries, gallery = gather(text), gather(unit(views[name]))
-            kept = gather(has_part.long()).bool()
+            kept = to_device(gather(has_part.long()).nonzero()[:, 0], queries.device)  # on the CPU: no wait
             with torch.autocast(queries.device.type, enabled=False):
                 logits = self.scale().float() * queries[kept] @ gallery[kept].mT
                 terms[name] = self._matching(logits, videos[kept])

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from methods.backbone.clip import Attended, BlockSeams, Clip, TokenState, passes_again
 from methods.base import Batch, Change, Method, ParamGroup, Recipe, RowWise, Task, unit
 from methods.families.released_recipes import MTIL, MTIL_LEFT_OUT
-from methods.layers.experts import Router
+from methods.layers.experts import Chosen, Router
 from methods.layers.gather import world_size
 from methods.layers.pooling import mean_pool
 
@@ -98,7 +98,7 @@ class Expert(nn.Module):
         return SCALE * self.up(F.dropout(self.down(h).relu(), self.dropout, self.training))
 
 
-class Mixture(nn.Module):
+class Mixture(Chosen):
     """The experts of one block and its routers, one for each task of the stream."""
 
     frozen: Tensor  # (E,) bool
@@ -114,15 +114,17 @@ class Mixture(nn.Module):
         self.register_buffer("frozen", torch.zeros(config.num_experts, dtype=torch.bool))
         self.register_buffer("used", torch.zeros(config.num_experts, dtype=torch.int64), persistent=False)
 
+    def by_expert(self) -> Iterable[Iterable[nn.Parameter]]:
+        return (expert.parameters() for expert in self.experts)
+
     def add_routers(self, count: int) -> None:
         for _ in range(count):
             router = Router(self.width, self.config.num_experts, self.config.top_k)
             nn.init.zeros_(router.route)
             self.routers.append(router.train(self.training))
 
-    def trained(self, task: int) -> list[nn.Parameter]:
-        """Experts that no task has kept for itself, and the router of `task`."""
-        frozen = [False] * len(self.experts) if self.frozen.is_meta else self.frozen.tolist()
+    def trained(self, task: int, frozen: Sequence[bool]) -> list[nn.Parameter]:
+        """Experts that no task has kept for itself, as `frozen` (E,) says, and the router of `task`."""
         free = [e for e, is_frozen in zip(self.experts, frozen) if not is_frozen]
         return [p for module in (*free, self.routers[task]) for p in module.parameters()]
 
@@ -134,10 +136,34 @@ class Mixture(nn.Module):
         return gates
 
     def forward(self, h: Tensor, gates: Tensor) -> Tensor:
-        """sum_e gates_e E_e(h) of groups (G, N, D) with gates (G, E). Only the chosen experts run."""
-        y = torch.zeros_like(h)
+        """sum_e gates_e E_e(h) of groups (G, N, D) with gates (B, E), G a multiple of B. Chosen experts alone run."""
         if h.is_meta:  # sizes only
-            return y
+            return torch.zeros_like(h)
+        if h.device.type == "cpu":
+            return self.one_by_one(h, gates.repeat_interleave(len(h) // len(gates), dim=0))
+        self.note(gates)
+        return self.side_by_side(h, gates)
+
+    def side_by_side(self, h: Tensor, gates: Tensor) -> Tensor:
+        """`forward` for a GPU, whose host need not know which experts were chosen: each sample fetches its own.
+
+        H is the width of a bottleneck, K the experts of a sample.
+        """
+        x = h.unflatten(0, (len(gates), -1)).flatten(1, 2)  # (B, G / B * N, D)
+        best, chosen = gates.topk(min(self.config.top_k, gates.shape[1]), dim=-1)  # (B, K)
+        down, up, low, high = (
+            torch.stack([getattr(getattr(expert, layer), what) for expert in self.experts])[chosen]
+            for layer, what in (("down", "weight"), ("up", "weight"), ("down", "bias"), ("up", "bias"))
+        )  # (B, K, H, D), (B, K, D, H), (B, K, H), (B, K, D)
+        inner = (x @ down.flatten(1, 2).mT.to(x.dtype) + low.flatten(1)[:, None].to(x.dtype)).relu()
+        inner = F.dropout(inner, self.config.dropout, self.training).unflatten(-1, down.shape[1:3])
+        inner = (inner * best[:, None, :, None].to(inner.dtype)).flatten(2)  # (B, ., K H)
+        y = inner @ up.mT.flatten(1, 2).to(inner.dtype) + (best[..., None] * high).sum(dim=1)[:, None].to(inner.dtype)
+        return (SCALE * y).to(h.dtype).unflatten(1, (-1, h.shape[1])).flatten(0, 1)
+
+    def one_by_one(self, h: Tensor, gates: Tensor) -> Tensor:
+        """`forward` for a CPU, of groups (G, N, D) with gates (G, E)."""
+        y = torch.zeros_like(h)
         for e in (gates > 0).any(dim=0).nonzero()[:, 0].tolist():
             rows = (gates[:, e] > 0).nonzero()[:, 0]
             answer = self.experts[e](h[rows]) * gates[rows, e, None, None].to(h.dtype)
@@ -165,7 +191,7 @@ class _Beside:
 
     def listen(self, h: Tensor, attended: Attended, state: TokenState) -> Tensor:
         gates = self.mixture.gates(self.token(h, state), self.task)  # (B, E)
-        self.answer = self.mixture(h, gates.repeat_interleave(len(h) // state.batch, dim=0))
+        self.answer = self.mixture(h, gates)
         chosen = self.mixture.config.top_k * self.mixture.config.bottleneck
         state.extra_macs += 2 * h.numel() * chosen
         return h
@@ -222,7 +248,10 @@ class MoEAdapter(Method):
             mixture.freeze_most_used()
 
     def param_groups(self) -> list[ParamGroup]:
-        parameters = [p for mixture in self.mixtures for p in mixture.trained(self._index)]
+        kept = torch.stack([mixture.frozen for mixture in self.mixtures])  # read at once
+        frozen = [[False] * row.numel() for row in kept] if kept.is_meta else kept.tolist()
+        trained = (mixture.trained(self._index, row) for mixture, row in zip(self.mixtures, frozen))
+        parameters = [p for of_block in trained for p in of_block]
         return [ParamGroup(name="experts_and_router", params=parameters, lr=self.config.lr)]
 
     def encode_video(self, frames: Tensor) -> Tensor:

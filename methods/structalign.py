@@ -256,7 +256,7 @@ class StructAlign(Method):
     def scale(self) -> Tensor:
         if self.config.tau is None:
             return self.backbone.logit_scale.exp()
-        return torch.tensor(1 / self.config.tau, device=self.prototypes.order.device)
+        return torch.full((), 1 / self.config.tau, device=self.prototypes.order.device)
 
     def _logits(self, similarity: Tensor) -> Tensor:
         """sim / tau of eqs. 19-20."""
@@ -343,6 +343,6 @@ class StructAlign(Method):
         """After a task: (P1)-(P3) of section 4.1 over the categories so far, and the last weight of L_ETF."""
         return {"etf_weight": float(self._weight), **self.statistics.geometry()}
 
-    def monitored(self) -> dict[str, float]:
+    def monitored(self) -> dict[str, float | Tensor]:
         """Within the last batch: eq. 22 (MICD) of the aligned texts and videos, as fig. 8 follows it over training."""
-        return dict(zip(("micd_text", "micd_video"), self._spread.tolist()))
+        return dict(zip(("micd_text", "micd_video"), self._spread.unbind()))

@@ -31,6 +31,7 @@ from methods.families.strategy import Strategy
 from methods.layers.distillation import EncodedOnce, backbone_of, frozen_start, symmetric_distillation
 from methods.layers.gather import gather
 from methods.layers.kept_videos import KeptVideos
+from methods.layers.transfer import to_device
 
 _AT_ONCE = 250  # sentences encoded together
 _SCRIPT = "mtil/scripts/lwf_vr.sh"
@@ -141,7 +142,7 @@ class VRLwF(Strategy):
         videos, old_videos = gather(videos), gather(self._videos.of(batch, partial(self.teacher, "encode_video")))
         own = None
         if self.config.student == "each" and self.sentences is not None:
-            own = self.base.encode_text(self.sentences.to(batch.frames.device))
+            own = self.base.encode_text(to_device(self.sentences, batch.frames.device))
         with torch.autocast(batch.frames.device.type, enabled=False):
             scale = self.base.scale().float()
             old = scale.detach() * self.teacher("score", sentences, old_videos).float()  # Z*
@@ -159,7 +160,7 @@ class VRLwF(Strategy):
             assert self.teacher is not None
             assert self.sentences is not None
             # All sentences are equally long, so that word features need no pads
-            parts = [self.teacher("encode_text", part.to(device)) for part in self.sentences.split(_AT_ONCE)]
+            parts = [self.teacher("encode_text", to_device(part, device)) for part in self.sentences.split(_AT_ONCE)]
             self._taught = torch.cat(parts)
         return self._taught
 

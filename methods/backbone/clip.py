@@ -31,6 +31,7 @@ from methods.backbone.blocks import (
     run_blocks,
     through,
 )
+from methods.layers.transfer import cut
 
 __all__ = [
     "Attended",
@@ -138,9 +139,12 @@ class TextTower(nn.Module):
         self.context_length = int(self.positional_embedding.shape[0])
 
     def embed(self, tokens: Tensor) -> tuple[Tensor, TokenState]:
-        """Token ids (B, L) as embeddings (B, L', D), L' the longest caption: attention is causal, pads come last."""
+        """Token ids (B, L) as embeddings (B, L', D); attention is causal, pads come last.
+
+        L' is the longest caption on the CPU and L on a device, where whoever brings captions cuts them before.
+        """
+        tokens = cut(tokens)
         eot = tokens.argmax(dim=-1)  # the first maximum: the end-of-text id is the largest of the vocabulary
-        tokens = tokens[:, : int(eot.max()) + 1]
         x = self.token_embedding(tokens) + self.positional_embedding[: tokens.shape[1]]
         return x, TokenState(len(tokens), eot=eot, protected=tokens.shape[1])
 

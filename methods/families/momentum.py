@@ -144,7 +144,7 @@ class MomentumRetriever(Method):
         return self.encoders.text(tokens)
 
     def scale(self) -> Tensor:
-        return torch.tensor(1 / self.config.tau, device=self.encoders.clip.logit_scale.device)
+        return torch.full((), 1 / self.config.tau, device=self.encoders.clip.logit_scale.device)
 
     def row_wise(self) -> RowWise | str:
         return RowWise(self.encoders, ("video", "text"))

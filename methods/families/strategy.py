@@ -94,7 +94,7 @@ class Strategy(Method):
     def diagnostics(self) -> dict[str, float]:
         return self.base.diagnostics()
 
-    def monitored(self) -> dict[str, float]:
+    def monitored(self) -> dict[str, float | Tensor]:
         return self.base.monitored()
 
 

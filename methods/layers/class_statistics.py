@@ -25,9 +25,13 @@ def dispersion(features: Tensor) -> Tensor:
 
 def mean_dispersion(features: Tensor, categories: Tensor) -> Tensor:
     """Eq. 22 within one batch: the mean of `dispersion` over the categories (B,) with several features (B, d)."""
-    groups = [features[categories == c] for c in categories.unique()]
-    found = [dispersion(group) for group in groups if len(group) > 1]
-    return torch.stack(found).mean() if found else features.new_tensor(0.0)
+    same = (categories[:, None] == categories).to(features.dtype)  # (B, B)
+    pairs = same.sum(dim=1)  # (B,) of each row's category
+    x = unit(features).to(features.dtype)
+    inner = same @ (same * (x @ x.mT)).sum(dim=1)  # of each row's category: |sum of its features|^2
+    found = 1 - (inner - pairs) / (pairs * (pairs - 1)).clamp(min=1)
+    weight = (pairs > 1) / pairs  # a category counts once
+    return (weight * found).sum() / weight.sum().clamp(min=0.5)
 
 
 class ClassStatistics(nn.Module):

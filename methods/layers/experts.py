@@ -6,14 +6,17 @@ Shapes: B captions, L tokens, D width in, O width out, E experts, K of them chos
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.backbone.clip import BlockSeams, TokenState
+from methods.layers.gather import world_size
 
 PLACES = ("q", "k", "v", "out")  # the projections of a text block that task-aware experts adapt
 
@@ -44,7 +47,28 @@ class Router(nn.Module):
         return (places * best.softmax(dim=-1)[..., None]).sum(dim=1)
 
 
-class SharedLoRAExperts(nn.Module):
+class Chosen(nn.Module):
+    """Experts of which a step chooses some; on a GPU it is written down which, for `drop_unchosen`."""
+
+    chosen: Tensor | None = None  # (E,) bool, since the last step
+
+    def by_expert(self) -> Iterable[Iterable[nn.Parameter]]:
+        """The parameters of each expert, in order."""
+        raise NotImplementedError
+
+    def note(self, gates: Tensor) -> None:
+        """Take note of the gates (., E) of a pass with a gradient."""
+        if torch.is_grad_enabled() and gates.device.type == "cuda":
+            used = (gates > 0).any(dim=0)
+            self.chosen = used if self.chosen is None else self.chosen | used
+
+    def note_first(self, num_experts: int, device: torch.device) -> None:
+        """The same of a pass through expert 0 alone."""
+        if device.type == "cuda":
+            self.note(torch.arange(num_experts, device=device)[None] == 0)
+
+
+class SharedLoRAExperts(Chosen):
     """Eq. 5 with its factor: scale * sum_i w_i B_i A x."""
 
     def __init__(
@@ -61,15 +85,23 @@ class SharedLoRAExperts(nn.Module):
 
         Each caption's experts are merged into one matrix sum_i w_i B_i before they meet its tokens. An
         expert that no caption of the step chose takes no part in it: its gradient is None, so an
-        optimizer neither moves nor decays it, as in the released code.
+        optimizer neither moves nor decays it, as in the released code. On a GPU it is None only once
+        `drop_unchosen` has been called (see `Chosen`).
         """
         down = F.linear(F.dropout(x, self.dropout, self.training), self.A)  # (B, L, r)
         if gates is None:
+            self.note_first(len(self.B), x.device)
             return self.scale * F.linear(down, self.B[0])
-        used = _used(gates)
-        up = torch.stack([self.B[i] for i in used])  # (used, O, r)
-        merged = torch.einsum("be,eor->bor", gates[:, used].to(down.dtype), up)
+        self.note(gates)
+        up, kept = torch.stack(tuple(self.B)), gates
+        if _reads(gates):
+            used = (gates > 0).any(dim=0).nonzero()[:, 0].tolist()
+            up, kept = torch.stack([self.B[i] for i in used]), gates[:, used]  # (used, O, r)
+        merged = torch.einsum("be,eor->bor", kept.to(down.dtype), up)
         return self.scale * (down @ merged.mT.to(down.dtype))
+
+    def by_expert(self) -> Iterable[Iterable[nn.Parameter]]:
+        return ([expert] for expert in self.B)
 
     @torch.no_grad()
     def copy_first(self) -> None:
@@ -83,11 +115,30 @@ class SharedLoRAExperts(nn.Module):
         self.B.extend(first.clone() for _ in range(num_experts - len(self.B)))
 
 
-def _used(gates: Tensor) -> list[int]:
-    """Experts that any caption chose; all of them where nothing is trained, to save the device a wait."""
-    if not torch.is_grad_enabled():
-        return list(range(gates.shape[1]))
-    return (gates > 0).any(dim=0).nonzero()[:, 0].tolist()
+def _reads(gates: Tensor) -> bool:
+    """Whether the host looks which experts were chosen: on a CPU, in training, where it costs nothing."""
+    return torch.is_grad_enabled() and gates.device.type == "cpu"
+
+
+def drop_unchosen(method: nn.Module) -> None:
+    """Before an optimizer's step: no gradient for experts that no sample of the step chose, on any worker.
+
+    The choices of all layers are read at once, where reading them one by one would make the host wait for each.
+    """
+    layers = [module for module in method.modules() if isinstance(module, Chosen) and module.chosen is not None]
+    masks = [module.chosen for module in layers if module.chosen is not None]
+    if not masks:
+        return
+    whole = torch.cat(masks).to(torch.int32)
+    if world_size() > 1:
+        dist.all_reduce(whole, op=dist.ReduceOp.MAX)
+    is_chosen = iter(whole.tolist())
+    for module in layers:
+        module.chosen = None
+        for parameters in module.by_expert():
+            if not next(is_chosen):
+                for parameter in parameters:
+                    parameter.grad = None
 
 
 class TaskAwareExperts(nn.Module):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from methods.base import Batch
+from methods.layers.transfer import to_device
 
 
 class KeptVideos:
@@ -34,6 +35,6 @@ class KeptVideos:
             return encode(batch.frames)
         fresh = {number: row for row, number in enumerate(numbers) if number not in self._features}
         if fresh:
-            rows = torch.tensor(list(fresh.values()), device=batch.frames.device)
+            rows = to_device(list(fresh.values()), batch.frames.device)
             self._features.update(zip(fresh, encode(batch.frames[rows]).unbind()))
         return torch.stack([self._features[number] for number in numbers])

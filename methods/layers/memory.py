@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from methods.base import Batch, PairSource, Task
 from methods.layers.gather import deal, world_size
+from methods.layers.transfer import to_device
 
 Policy = Literal["ring", "reservoir"]
 _FIELDS = ("pairs", "videos", "categories", "tasks", "video_features", "text_features")
@@ -78,7 +79,7 @@ class ReplayMemory(nn.Module):
         of_all = sum(sizes)
         rounds = [torch.randperm(len(self)) for _ in range(-(-of_all // len(self)))]
         drawn = torch.cat(rounds or [torch.empty(0, dtype=torch.int64)])[:of_all]
-        return deal(drawn, self.videos.device, sizes).to(self.videos.device)
+        return to_device(deal(drawn, self.videos.device, sizes), self.videos.device)
 
     def batch(self, rows: Tensor) -> Batch:
         """The pairs at `rows` as they were offered.

@@ -22,6 +22,11 @@ class Pair(NamedTuple):
     text: Tensor  # (B, d)
 
 
+def _forget_count(queue: nn.Module, missing: object) -> None:
+    """A loaded queue is as full as its state says."""
+    queue._count = None  # type: ignore[assignment]
+
+
 class KeyQueue(nn.Module):
     """The newest keys of both modalities with the numbers of their videos. All of it is state."""
 
@@ -41,9 +46,13 @@ class KeyQueue(nn.Module):
         self.register_buffer("videos", torch.full((size,), -1))
         self.register_buffer("pointer", torch.tensor(0))  # the place that is written next
         self.register_buffer("filled", torch.tensor(0))  # R
+        self._count: int | None = None  # the same where the host knows it; None: it has to read
+        self.register_load_state_dict_post_hook(_forget_count)
 
     def __len__(self) -> int:
-        return int(self.filled)
+        if self._count is None:
+            self._count = int(self.filled)
+        return self._count
 
     def content(self) -> tuple[Pair, Tensor]:
         """The R keys, in the order of their places, and their video numbers (R,); -1 is no video."""
@@ -59,12 +68,14 @@ class KeyQueue(nn.Module):
         self.video[places[newest]] = keys.video[newest].to(self.video.dtype)
         self.text[places[newest]] = keys.text[newest].to(self.text.dtype)
         self.videos[places[newest]] = videos[newest]
+        self._count = min(len(self) + count, self.size)
         self.pointer.copy_((self.pointer + count) % self.size)
         self.filled.copy_((self.filled + count).clamp(max=self.size))
 
     @torch.no_grad()
     def reset(self, random: bool = False) -> None:
         """Empty the queue, or fill it with random unit vectors that belong to no video."""
+        self._count = self.size if random else 0
         self.pointer.zero_()
         self.filled.fill_(self.size if random else 0)
         self.videos.fill_(-1)

@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from methods.backbone.clip import Clip
+from methods.layers.transfer import to_device
 from methods.paths import files_below, named_path
 
 COLOURS = {
@@ -62,8 +63,8 @@ class ReferenceSet:
 
     def images(self, rows: Sequence[int], device: torch.device) -> Tensor:
         """Images as videos of one frame, (B, 1, 3, S, S) float, normalised for the backbone."""
-        pixels = torch.stack([self._read(row) for row in rows]).to(device).float() / 255
-        mean, std = (torch.tensor(x, device=device)[:, None, None] for x in (self.mean, self.std))
+        pixels = to_device(torch.stack([self._read(row) for row in rows]), device).float() / 255
+        mean, std = (to_device(torch.tensor(x), device)[:, None, None] for x in (self.mean, self.std))
         return ((pixels - mean) / std)[:, None]
 
 

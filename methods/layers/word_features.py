@@ -78,8 +78,10 @@ def frame_word_similarity(words: Tensor, frames: Tensor, chunk: int = CHUNK) -> 
 
 def _similarities(words: Tensor, frames: Tensor, chunk: int) -> Tensor:
     valid = is_word(words)
-    longest = int(valid.any(dim=0).nonzero().max()) + 1 if valid.any() else 1
-    words, valid = words[:, :longest], valid[:, :longest]
+    longest = words.shape[1]
+    if words.device.type == "cpu":  # what it costs to look elsewhere, is a wait; pads are few, for captions come cut
+        longest = int(valid.any(dim=0).nonzero().max()) + 1 if valid.any() else 1
+        words, valid = words[:, :longest], valid[:, :longest]
     videos = max(1, min(len(frames), chunk // (longest * frames.shape[1])))
     queries = max(1, chunk // (longest * frames.shape[1] * videos))
     rows = [

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from methods.base import Batch, Task
+from methods.layers.transfer import cut, to_device
 from orchestrator.data.augment import crop_and_flip, gray_and_jitter
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.frozen_features import FrozenFeatures
@@ -144,7 +145,7 @@ class StreamData:
         """
         chosen = [self._all[number] for number in numbers]
         videos = self._finish(self._read([item for item, _ in chosen], is_augmented=False), None)
-        return videos.contiguous(), self.tokens([caption for _, caption in chosen]).to(self.device)
+        return videos.contiguous(), self._captions(chosen)
 
     def _number(self, item: Item) -> int:
         return self._numbers[item.video]
@@ -205,14 +206,16 @@ class StreamData:
             which = tuple(self._number(item) for item, _ in chosen)
             yield Batch(
                 frames=self._finish(videos, augment),
-                tokens=self.tokens([caption for _, caption in chosen]).to(self.device),
-                videos=torch.tensor(which, device=self.device),
-                categories=torch.tensor(
-                    [self.stream.category_index(item.category) for item, _ in chosen], device=self.device
-                ),
-                pairs=torch.tensor(numbers, device=self.device),
+                tokens=self._captions(chosen),
+                videos=to_device(which, self.device),
+                categories=to_device([self.stream.category_index(item.category) for item, _ in chosen], self.device),
+                pairs=to_device(numbers, self.device),
                 plain_videos=which if augment is None else None,
             )
+
+    def _captions(self, chosen: Sequence[tuple[Item, str]]) -> Tensor:
+        """Tokens (B, L) on the device, L the longest caption."""
+        return to_device(cut(self.tokens([caption for _, caption in chosen])), self.device)
 
     def tokens(self, captions: list[str]) -> Tensor:
         """Captions (N, L) int64, cut to `data.max_tokens` with the end of text kept."""
@@ -239,7 +242,7 @@ class StreamData:
 
     def _finish(self, videos: Tensor, augment: torch.Generator | None) -> Tensor:
         """What `_read` gave, as a method gets it: on the device, frames normalised."""
-        videos = videos.to(self.device, non_blocking=True)
+        videos = to_device(videos, self.device)
         return self._normalise(videos, augment) if videos.dtype == torch.uint8 else videos
 
     def _normalise(self, raw: Tensor, augment: torch.Generator | None) -> Tensor:

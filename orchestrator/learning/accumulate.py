@@ -32,7 +32,6 @@ from methods.layers.stand_in import standing_in
 from orchestrator.errors import ConfigError
 from orchestrator.learning.random_state import random_state, set_random_state
 from orchestrator.learning.repeats import encoding_once
-from orchestrator.learning.workers import everywhere
 
 Autocast = Callable[[], AbstractContextManager[object]]
 
@@ -65,8 +64,7 @@ def backward(method: Method, batches: Sequence[Batch], autocast: Autocast) -> di
     with _recorded(method, len(batches[0].tokens)) as passes, encoding_once(method, whole), autocast():
         terms = method.losses(whole)
     total = torch.stack(list(terms.values())).sum()
-    if everywhere(torch.isfinite(total)):
-        total.backward()
+    total.backward()
     end = random_state(whole.frames.device)
     for made in passes:
         made.again()
@@ -79,6 +77,8 @@ def joined(batches: Sequence[Batch]) -> Batch:
     """The pairs of several batches as one."""
     columns = {field.name: [getattr(batch, field.name) for batch in batches] for field in fields(Batch)}
     known: dict[str, Any] = {name: parts for name, parts in columns.items() if all(part is not None for part in parts)}
+    longest = max(tokens.shape[1] for tokens in known["tokens"])
+    known["tokens"] = [nn.functional.pad(tokens, (0, longest - tokens.shape[1])) for tokens in known["tokens"]]
     for name, parts in known.items():
         known[name] = torch.cat(parts) if isinstance(parts[0], Tensor) else tuple(chain.from_iterable(parts))
     return Batch(**known)
@@ -164,12 +164,11 @@ def _average(method: Method) -> None:
     """Mean gradients over all workers; a tensor that no worker's loss has reached keeps none."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return
-    for parameter in method.parameters():
-        if not parameter.requires_grad:
-            continue
-        reached = torch.tensor(float(parameter.grad is not None), device=parameter.device)
-        dist.all_reduce(reached)
-        if not reached.item():
+    trained = [parameter for parameter in method.parameters() if parameter.requires_grad]
+    reached = torch.tensor([parameter.grad is not None for parameter in trained], dtype=torch.int32, device="cpu")
+    dist.all_reduce(reached)  # on the CPU: by gloo, and no wait for a GPU
+    for parameter, is_reached in zip(trained, reached.tolist()):
+        if not is_reached:
             continue
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from methods.base import Method
+from methods.layers.transfer import cut, to_device
 from orchestrator.data.batches import Queries
 from orchestrator.learning import metrics
 
@@ -90,7 +91,7 @@ def encode_texts(
     rows = torch.tensor(list(new.values()), dtype=torch.int64)
     rows = rows[tokens[rows].argmax(dim=1).argsort(stable=True)]  # by the position of the end of text
     for part in rows.split(config.batch_size) if len(rows) else ():
-        features = method.encode_text(tokens[part].to(device), task).float().cpu()
+        features = method.encode_text(to_device(cut(tokens[part]), device), task).float().cpu()
         known.update((keys[row], feature) for row, feature in zip(part.tolist(), features))
     return torch.nn.utils.rnn.pad_sequence([known[key] for key in keys], batch_first=True)
 
@@ -100,8 +101,10 @@ def score_block(
     method: Method, features: Tensor, gallery: Tensor, config: EvaluationConfig, device: torch.device
 ) -> Tensor:
     """Scores (Q, V) on the CPU in float32, computed in chunks of queries."""
-    gallery = gallery.to(device)
-    return torch.cat([method.score(part.to(device), gallery).float().cpu() for part in features.split(config.chunk)])
+    gallery = to_device(gallery, device)
+    return torch.cat(
+        [method.score(to_device(part, device), gallery).float().cpu() for part in features.split(config.chunk)]
+    )
 
 
 def all_scores(

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from methods.backbone.blocks import checkpointing
 from methods.base import Batch, Method, Task
 from orchestrator.data.batches import StreamData, seed_of
-from orchestrator.errors import Diverged
 from orchestrator.learning.accumulate import backward, way_of
 from orchestrator.learning.commits import Commits, Record
 from orchestrator.learning.evaluate import (
@@ -33,14 +32,14 @@ from orchestrator.learning.evaluate import (
     metrics_of,
 )
 from orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates, shares, train_only
+from orchestrator.learning.progress import Progress
 from orchestrator.learning.repeats import encoding_once
 from orchestrator.learning.reuse import Reads
 from orchestrator.learning.weights import backbone_state, changed_state, load_state
-from orchestrator.learning.workers import Workers, everywhere
+from orchestrator.learning.workers import Workers
 
 log = logging.getLogger(__name__)
 Precision = Literal["fp32", "bf16"]
-REMEDY = "Lower the learning rates, for example by optim.lr_scale."
 
 
 class Report(Protocol):
@@ -192,8 +191,7 @@ class Loop:
     ) -> dict[str, float]:
         """One pass over the pairs; `weights` are the batches' shares of their steps. Returns the mean of every term."""
         optim = self.config.optim
-        sums: dict[str, float] = {}
-        count = 0
+        progress = Progress(self.workers.device, f"{task.name}, epoch {epoch + 1}")
         optimizer.zero_grad(set_to_none=True)
         exact = optim.accumulate > 1 and way_of(self.method, optim.accumulate) == "features"
         group: list[Batch] = []  # of one step
@@ -208,22 +206,13 @@ class Loop:
                 with self._autocast():
                     terms = losses(batch)
             group = []
-            total = torch.stack(list(terms.values())).sum()
-            if not everywhere(torch.isfinite(total)):  # all workers stop, or none: the others would wait for this one
-                names = ", ".join(name for name, term in terms.items() if not bool(torch.isfinite(term)))
-                names = names or "of another worker"
-                raise Diverged(f"{task.name}, epoch {epoch + 1}: the loss ({names}) is no finite number. {REMEDY}")
             if not exact:
-                (total * weight).backward()
-            seen = {f"loss/{name}": float(term.detach()) for name, term in terms.items()} | self.method.monitored()
-            for name, value in seen.items():
-                sums[name] = sums.get(name, 0.0) + value
-            count += 1
+                (torch.stack(list(terms.values())).sum() * weight).backward()
+            progress.add(terms, self.method.monitored())
             if not is_last:
                 continue
             norm = nn.utils.clip_grad_norm_(parameters, math.inf if optim.grad_clip is None else optim.grad_clip)
-            if not bool(torch.isfinite(norm)):
-                raise Diverged(f"{task.name}, epoch {epoch + 1}: the gradient is no finite number. {REMEDY}")
+            progress.step(norm)
             step = epoch * per_epoch + number // optim.accumulate
             factor = lr_factor(step, optim.epochs * per_epoch, per_epoch, task.index == 0, optim)
             set_rates(optimizer, factor, optim.last_lr)
@@ -231,8 +220,7 @@ class Loop:
             optimizer.zero_grad(set_to_none=True)
             self.method.after_step()
             self.record.steps += 1
-        sums = self.workers.mean(sums)  # a term may be a mean over a worker's own pairs
-        return {f"train/{name}": value / count for name, value in sums.items()} if count else {}
+        return self.workers.mean(progress.means())  # a term may be a mean over a worker's own pairs
 
     def _keep_best(self, task: Task, best: tuple[float, dict[str, Tensor]] | None) -> tuple[float, dict[str, Tensor]]:
         """Evaluate as after the task and keep the better state; a later tie wins, as in the released CTVR code."""

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from methods.base import Decay, ParamGroup
+from methods.layers.experts import drop_unchosen
 from orchestrator.learning.updates import AdamWHF, BertAdam
 
 # The factor of every peak rate at step k = 0, 1, .. of K behind W steps of warm-up; docs/recipes.md says who has which.
@@ -89,6 +90,13 @@ def make_optimizer(
         config: which optimizer, and which tensors decay where a group has no rule of its own.
         method: whose parameters these are; rules of decay that go by names need it.
     """
+    made = _make(groups, config, method)
+    if method is not None:  # experts that a step has not chosen are neither moved nor decayed
+        made.register_step_pre_hook(lambda *given: drop_unchosen(method))
+    return made
+
+
+def _make(groups: Iterable[ParamGroup], config: OptimConfig, method: nn.Module | None) -> torch.optim.Optimizer:
     names = {} if method is None else {id(parameter): name for name, parameter in method.named_parameters()}
     torch_groups: list[dict[str, Any]] = []
     for group in groups:

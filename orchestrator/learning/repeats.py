@@ -18,6 +18,7 @@ from torch import Tensor
 
 from methods.base import Batch, Method, RowWise
 from methods.layers.stand_in import standing_in
+from methods.layers.transfer import to_device
 from orchestrator.learning.random_state import random_state, set_random_state
 
 # Functions of a method that drew random numbers for frames: every row is another one
@@ -35,7 +36,7 @@ def encoding_once(method: Method, batch: Batch) -> Iterator[None]:
     rows = sorted(first.values())
     place = {numbers[row]: index for index, row in enumerate(rows)}
     device = batch.frames.device
-    distinct, back = (torch.tensor(x, device=device) for x in (rows, [place[number] for number in numbers]))
+    distinct, back = (to_device(x, device) for x in (rows, [place[number] for number in numbers]))
     random = _RANDOM.setdefault(method, set())
 
     def encode(name: str, plain: Callable[..., Tensor], *arguments: Any, **named: Any) -> Tensor:

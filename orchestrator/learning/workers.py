@@ -11,13 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 
-def everywhere(is_so: Tensor) -> bool:
-    """Whether something, a scalar of bools, is true on every worker of the process group."""
+def least(x: Tensor) -> Tensor:
+    """The least over all workers of every number; changes x where there are several."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        counted = is_so.to(torch.int32)
-        dist.all_reduce(counted, op=dist.ReduceOp.MIN)
-        return bool(counted)
-    return bool(is_so)
+        dist.all_reduce(x, op=dist.ReduceOp.MIN)
+    return x
 
 
 @dataclass(frozen=True)

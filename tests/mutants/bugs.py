@@ -312,8 +312,8 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "the numbers of pairs begin anew in every task",
         ),
         (
-            "return videos.contiguous(), self.tokens([caption for _, caption in chosen]).to(self.device)",
-            "return videos, self.tokens([caption for _, caption in chosen]).to(self.device)",
+            "return videos.contiguous(), self._captions(chosen)",
+            "return videos, self._captions(chosen)",
             "replayed frames lie in memory as others do, and round otherwise",
         ),
     ],
@@ -675,7 +675,11 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "activations are kept whatever the setting",
             "tests/orchestrator/learning/test_loop_steps.py",
         ),
-        ("(total * weight).backward()", "total.backward()", "batches of one step are a sum"),
+        (
+            "(torch.stack(list(terms.values())).sum() * weight).backward()",
+            "torch.stack(list(terms.values())).sum().backward()",
+            "batches of one step are a sum",
+        ),
         ("self.method.after_step()", "pass", "momentum encoders and averages stand still"),
         ("if best is None or score >= best[0]:", "if best is None or score < best[0]:", "the worst epoch is kept"),
         (

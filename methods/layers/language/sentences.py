@@ -67,16 +67,20 @@ class Keywords:
         return (*words, pieces) if pieces else tuple(words), word_of  # a long caption may end within a word
 
     def find(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Where nouns and where verbs are: two masks (B, L) for tokens (B, L), False at start, end and pads."""
-        nouns, verbs = (torch.zeros(tokens.shape, dtype=torch.bool) for _ in range(2))
-        ends = tokens.argmax(dim=-1).tolist()
-        for row, (ids, end) in enumerate(zip(tokens.tolist(), ends)):
+        """Where nouns and where verbs are: two masks (B, L) for tokens (B, L), False at start, end and pads.
+
+        They are on the CPU, which has to read the tokens anyway and may ask which captions have any.
+        """
+        host = tokens.cpu()
+        nouns, verbs = (torch.zeros(tokens.shape, dtype=torch.bool, device="cpu") for _ in range(2))
+        ends = host.argmax(dim=-1).tolist()
+        for row, (ids, end) in enumerate(zip(host.tolist(), ends)):
             words, word_of = self.words(ids[1:end])
             tags = tag(words)
             for position, word in enumerate(word_of, start=1):
                 nouns[row, position] = tags[word] == NOUN
                 verbs[row, position] = tags[word] in self.verbs
-        return nouns.to(tokens.device), verbs.to(tokens.device)
+        return nouns, verbs
 
 
 def frame_of(tokens: Tensor) -> tuple[Tensor, Tensor]:

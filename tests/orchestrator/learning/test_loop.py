@@ -290,7 +290,7 @@ class Brightness(Method):
         return frames.mean(dim=(1, 3, 4)) @ self.weight
 
     def encode_text(self, tokens, task=None):
-        return tokens[:, :8].float() / 1000
+        return torch.nn.functional.pad(tokens, (0, 8))[:, :8].float() / 1000
 
     def losses(self, batch):
         return {"far": (self.encode_video(batch.frames) - self.encode_text(batch.tokens)).square().sum(-1).mean()}

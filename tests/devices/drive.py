@@ -1,0 +1,162 @@
+"""A method over two tasks of noise, as the loop runs it: on the CPU, or on a pretended GPU."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from methods import find_method
+from methods.backbone.clip import Clip
+from methods.base import Batch, Method, Task
+from orchestrator.data.batches import StreamData
+from orchestrator.data.settings import DataConfig
+from orchestrator.learning.commits import Commits
+from orchestrator.learning.evaluate import EvaluationConfig
+from orchestrator.learning.loop import Loop, LoopConfig, Precision
+from orchestrator.learning.optimizer import OptimConfig
+from orchestrator.learning.workers import Workers
+from orchestrator.store.store import Store
+from orchestrator.streams.stream import Item, Stream, StreamTask
+from tests.devices.pretended import Watch, pretended, watching
+from tests.methods.conftest import make_small_clip
+
+FRAMES, PAIRS, STEPS, TASKS = 4, 6, 2, 2
+THINGS = ("man", "dog", "woman", "boy", "girl", "cat")
+DEEDS = ("plays a guitar", "runs", "is walking in the park slowly", "cooks food", "sings", "rides a horse home")
+
+
+def make_stream() -> Stream:
+    tasks = []
+    for index in range(TASKS):
+
+        def items(split: str, count: int, index: int = index) -> tuple[Item, ...]:
+            made = []
+            for row in range(count):
+                caption = f"a {THINGS[row % 6]} {DEEDS[(row + index) % 6]}"
+                category = f"c{2 * index + row % 2}"
+                made.append(Item(f"{split}{index}{row}", "", None, category, (caption,)))
+            return tuple(made)
+
+        names = (f"c{2 * index}", f"c{2 * index + 1}")
+        tasks.append(StreamTask(f"task_{index + 1:02d}", names, items("train", PAIRS * STEPS), (), items("test", 5)))
+    return Stream("noise", tuple(tasks), "ctvr", has_val=False)
+
+
+class Noise:
+    """Frames of any item, drawn from its name."""
+
+    def key(self, item: Item) -> str:
+        return item.video
+
+    def load(self, item: Item) -> np.ndarray:
+        seed = int.from_bytes(item.video.encode(), "big") % 2**32
+        return np.random.default_rng(seed).integers(0, 255, (FRAMES, 32, 32, 3), dtype=np.uint8)
+
+
+def make_method(name: str, **settings: Any) -> Method:
+    """With its own defaults on the small backbone; `ewc:clip4clip` names the base."""
+    torch.manual_seed(5)
+    name, _, base = name.partition(":")
+    cls = find_method(name)
+    own = {"num_frames": FRAMES} if "num_frames" in cls.Config.__dataclass_fields__ else {}
+    if cls.wraps:
+        config = cls.Config(**{**own, **({"base": base} if base else {}), **settings})
+        return cls(config, make_method(config.base))
+    return cls(cls.Config(**{**own, **settings}), make_small_clip())
+
+
+# Faults as people plant them: what is added to the terms of a loss of a batch
+PLANTS: dict[str, Callable[[Method, Batch], Tensor]] = {
+    "a target on the CPU": lambda method, batch: F.cross_entropy(method.logits(batch), torch.arange(len(batch.videos))),
+    "a generator of the CPU": lambda method, batch: torch.randn(
+        3, device=batch.frames.device, generator=torch.Generator()
+    ).sum(),
+    "a dropped float()": lambda method, batch: _without_float(method, batch),
+    "an extra item()": lambda method, batch: method.scale() * 0.0 * method.scale().item(),
+    "an operator that adds in any order": lambda method, batch: F.interpolate(
+        method.encode_video(batch.frames)[None].float(), size=3, mode="linear"
+    ).sum(),
+}
+
+
+def _without_float(method: Method, batch: Batch) -> Tensor:
+    text, video = method.backbone.text(batch.tokens), method.encode_video(batch.frames).float()  # type: ignore
+    with torch.autocast(video.device.type, enabled=False):
+        return (text @ video.mT).sum()
+
+
+def run(
+    name: str,
+    device: torch.device,
+    folder: Path,
+    precision: Precision = "fp32",
+    plant: str = "",
+    optim: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> tuple[Loop, list[Watch]]:
+    """Train and evaluate on the device; a second call in the same folder goes on from the last commit.
+
+    Returns the loop and what was seen while each task was trained.
+    """
+    method = make_method(name, **settings)
+    if plant:
+        plain = method.losses
+        method.losses = lambda batch: {**plain(batch), "planted": PLANTS[plant](method, batch)}  # type: ignore
+    config = DataConfig(num_frames=FRAMES, batch_size=PAIRS, load_threads=0)
+    clip = next(module for module in method.modules() if isinstance(module, Clip))
+    source: Any = Noise()
+    data = StreamData(make_stream(), source, clip.tokenize, clip.mean, clip.std, config, device)
+    made = LoopConfig(OptimConfig(epochs=1, lr_scale=20.0, **(optim or {})), EvaluationConfig(), 0, precision)
+    loop = Loop(method, data, made, Commits(Store.open(folder), "noise"), Workers(device=device))
+    train, watches = loop._train, list[Watch]()
+
+    def watched(task: Task) -> None:
+        with watching() as watch:
+            train(task)
+        watches.append(watch)
+
+    loop._train = watched  # type: ignore[method-assign]
+    loop.run()
+    return loop, watches
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run on the pretended GPU showed, as plain data."""
+
+    waits: int = 0  # while the last task was trained
+    places: dict[str, int] = field(default_factory=dict)  # line and kind of each
+    operators: frozenset[str] = frozenset()  # of training
+    moved: list[str] = field(default_factory=list)  # tensors that a resumed run has otherwise
+    far: list[str] = field(default_factory=list)  # tensors that a run on the CPU has otherwise
+
+
+def examine(name: str, precision: Precision, beside_cpu: bool = False, **more: Any) -> Report:
+    """A run, the same run resumed from its last commit, and if asked the same on the CPU. For a process of its own."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # three steps are too few for some methods, which say so
+    with tempfile.TemporaryDirectory() as folder:
+        with pretended() as gpu:
+            loop, watches = run(name, gpu, Path(folder), precision, **more)
+            again, _ = run(name, gpu, Path(folder), precision, **more)
+            state, resumed = loop.method.state_dict(), again.method.state_dict()
+            assert all(tensor.device == gpu for tensor in state.values())
+            assert again.record == loop.record
+            moved = [key for key in state if not torch.equal(state[key], resumed[key])]
+            state = {key: value.cpu() for key, value in state.items()}
+        far = []
+        if beside_cpu:
+            there = run(name, torch.device("cpu"), Path(folder) / "cpu", precision, **more)[0].method.state_dict()
+            far = [key for key in state if not torch.allclose(state[key], there[key], rtol=1e-3, atol=1e-5)]
+    last = watches[-1]
+    operators = frozenset(op for watch in watches for op in watch.operators)
+    return Report(last.total, dict(last.waits), operators, moved, far)

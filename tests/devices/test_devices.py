@@ -1,0 +1,126 @@
+"""Every method on a pretended GPU: where its tensors lie, what they are made of, and how often the host waits.
+
+`budget.json` holds the waits of the two steps of the last task, which replay and distil where the method does; one of
+them reads the epoch's losses. Whoever adds one is told the line; whoever removes one writes the smaller number.
+What a pretended GPU cannot see stands in pretended.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from methods import METHODS
+from tests.devices.drive import STEPS, Report, examine
+from tests.devices.pretended import Trespass
+
+BUDGET: dict[str, int] = json.loads((Path(__file__).parent / "budget.json").read_text())
+QUICK = ("clip4clip", "framefusion_moe", "er_ring")
+# What torch's documentation of `use_deterministic_algorithms` says CUDA adds up in no fixed order, whatever is asked
+UNREPEATABLE = (
+    "avg_pool3d_backward",
+    "_adaptive_avg_pool2d_backward",
+    "_adaptive_avg_pool3d_backward",
+    "adaptive_max_pool2d_backward",
+    "fractional_max_pool2d_backward",
+    "fractional_max_pool3d_backward",
+    "max_unpool2d",
+    "max_unpool3d",
+    "upsample_linear1d_backward",
+    "upsample_bilinear2d_backward",
+    "_upsample_bilinear2d_aa_backward",
+    "upsample_bicubic2d_backward",
+    "_upsample_bicubic2d_aa_backward",
+    "upsample_trilinear3d_backward",
+    "reflection_pad1d_backward",
+    "reflection_pad2d_backward",
+    "reflection_pad3d_backward",
+    "nll_loss2d_forward",
+    "_ctc_loss_backward",
+    "embedding_bag_dense_backward",
+    "put_",
+    "put",
+    "histc",
+    "bincount",
+    "median.dim",
+    "grid_sampler_2d_backward",
+    "grid_sampler_3d_backward",
+    "scatter_reduce",
+)
+
+
+@pytest.fixture(scope="module")
+def on_gpu() -> Iterator[Callable[..., Report]]:
+    """`examine` in a child: torch keeps the pretended device until its process ends."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        yield lambda *given, **named: pool.submit(examine, *given, **named).result()
+
+
+def free(report: Report) -> list[str]:
+    """Operators that would not give the same numbers twice."""
+    names = {operator.removeprefix("aten.") for operator in report.operators}
+    return sorted(n for n in names if any(n == bad or n.startswith(f"{bad}.") for bad in UNREPEATABLE))
+
+
+def check(report: Report, budget: int) -> None:
+    assert report.moved == [], "a resumed run differs from an unbroken one"
+    assert free(report) == []
+    assert report.waits == budget, f"the host waits at {report.places}"
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in METHODS])
+def test_a_method_stays_on_its_device_repeats_and_waits_no_more_than_its_budget(name, on_gpu):
+    check(on_gpu(name, "bf16"), BUDGET[name])
+
+
+def test_no_method_waits_more_than_twice_a_step():
+    assert set(BUDGET) == set(METHODS)
+    assert {name: waits for name, waits in BUDGET.items() if waits > 2 * STEPS} == {}
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "framefusion_moe": {},  # two ways through the experts: for a host that may look, and for one that may not
+    "moe_adapter": {"dropout": 0.0},
+    "structalign": {},
+    "camoe": {},
+    "ewc:clip4clip": {},
+    "clip_vip": {"temporal_size": 3},  # interpolated
+    "clip4clip": {"optim": {"accumulate": 2}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_pretended_gpu_learns_what_the_cpu_learns(name, on_gpu):
+    report = on_gpu(name, "fp32", beside_cpu=True, **CASES[name])
+    assert report.far == []
+    assert report.moved == []
+    assert free(report) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("a target on the CPU", "a CPU tensor .* beside tensors of cuda:0"),
+        ("a generator of the CPU", "a CPU generator draws for the device"),
+        ("a dropped float()", "same dtype"),
+    ],
+)
+def test_what_a_gpu_would_refuse_is_refused(fault, message, on_gpu):
+    with pytest.raises((Trespass, RuntimeError), match=message):
+        on_gpu("clip4clip", "bf16", plant=fault)
+
+
+def test_a_wait_and_an_operator_that_does_not_repeat_are_seen(on_gpu):
+    report = on_gpu("clip4clip", "bf16", plant="an extra item()")
+    assert report.waits == BUDGET["clip4clip"] + STEPS
+    assert free(report) == []
+    report = on_gpu("clip4clip", "bf16", plant="an operator that adds in any order")
+    assert report.waits == BUDGET["clip4clip"]
+    assert free(report) == ["upsample_linear1d_backward.default"]
