@@ -39,14 +39,14 @@ def add_methods(commands: Any) -> None:
 def _methods(arguments: argparse.Namespace) -> str:
     from orchestrator.jobs.list_methods import methods_text
 
-    if not (arguments.name or arguments.cost or arguments.preset):
-        return methods_text()
-    from orchestrator.jobs import methods as catalogue
-
     if arguments.write and not arguments.verified:
         raise ConfigError("methods: --write is of --verified. Write ctvr methods --verified --write.")
     if arguments.verified:
         return _verified(arguments.write)
+    if not (arguments.name or arguments.cost or arguments.preset):
+        return methods_text()
+    from orchestrator.jobs import methods as catalogue
+
     if arguments.cost:
         return catalogue.cost_text()
     if arguments.preset and not arguments.name:
@@ -57,10 +57,13 @@ def _methods(arguments: argparse.Namespace) -> str:
 
 
 def _verified(write: bool) -> str:
-    from orchestrator.jobs.verified import write_page
+    if write:
+        from orchestrator.jobs.verified import write_page
+
+        return write_page()
     from orchestrator.tables.verified import text
 
-    return write_page() if write else text()
+    return text()
 
 
 def add_ui(commands: Any) -> None:

@@ -76,6 +76,7 @@ def test_every_method_has_one_row_with_tests_and_the_page_is_up_to_date():
 
 
 def test_it_is_printed_and_writing_needs_it(capsys):
+    """Before anything else that `ctvr methods` prints."""
     assert main(["methods", "--verified"]) == 0
     shown = capsys.readouterr().out
     assert shown.strip() == text()
