@@ -418,6 +418,9 @@ def test_a_slurm_job_ends_before_its_time_and_is_queued_again() -> None:
     asked = dict(re.findall(r"(?m)^#SBATCH --([a-z-]+)=?(.*)$", batch))
     assert re.fullmatch(r"B:USR1@\d+", asked["signal"])  # to the batch script alone
     assert {"requeue", "open-mode"} <= set(asked)
+    assert re.search(
+        r"scontrol requeue \S+ && sleep \d+", batch
+    )  # ends with the job, not before: seen under a real Slurm
     assert subprocess.run(["bash", "-n", str(REPOSITORY / "cluster" / "slurm.sbatch")], check=False).returncode == 0
     refused = subprocess.run(["bash", str(REPOSITORY / "cluster" / "slurm.sbatch")], capture_output=True, check=False)
     assert (refused.returncode, b"this runs under Slurm" in refused.stderr) == (2, True)
