@@ -154,6 +154,7 @@ class Method(nn.Module):
     # Leading vision blocks whose output is the pre-trained tower's, in every task, for any video. Where there are
     # some, `Batch.frames` and `encode_video` may get the tokens (B, T, N, D) that enter the block behind them.
     frozen_blocks: int = 0
+    reads_pads: bool = False  # what stands behind a caption up to L counts, so L is that of the task or of all queries
     frozen_text: bool = False  # `encode_text` depends on the caption alone, in every task
 
     @classmethod

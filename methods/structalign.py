@@ -88,7 +88,8 @@ class StructAlignConfig:
     teacher: Literal["previous", "initial"] = "previous"  # theta_{k-1}, or zero-shot CLIP for ever
     crp_rows: Literal["both", "text"] = "both"
     crp_on: Literal["similarity", "logits"] = "similarity"  # logits: tau2 divides eqs. 19-20's logits; times tau2^2
-    pads_are_words: bool = False  # end-of-text tokens up to the longest caption of the batch count as words
+    # End-of-text tokens count as words up to the longest caption of the task, or of all queries; released: of the batch
+    pads_are_words: bool = False
     score: Literal["words", "fused"] = "words"  # fused: half eq. 6, half mean frame x end of text, as z-scores
 
     def __post_init__(self) -> None:
@@ -167,7 +168,7 @@ class StructAlign(Method):
         c, d = config, backbone.embed_dim
         text = (c.num_experts, c.top_k, c.text_rank, c.text_alpha, c.text_dropout)
         self.adapters = make_adapters(c.adapters, backbone, text, (c.vision_rank, c.vision_alpha), c.fusion_layers)
-        self.prompts_by_task = self.reads_by_task(config)
+        self.prompts_by_task, self.reads_pads = self.reads_by_task(config), config.pads_are_words
         self.frozen_blocks = self.adapters.first if isinstance(self.adapters, TaskAwareAdapters) else 0
         self.g_text, self.g_video = make_head(d, c.heads), make_head(d, c.heads)
         self.prototypes = CategoryPrototypes(d, c.etf_frame, c.prototypes == "learned", c.etf_num_classes)
@@ -225,8 +226,6 @@ class StructAlign(Method):
         return self.backbone.vision(frames, self.adapters.vision_seams())
 
     def row_wise(self) -> RowWise | str:
-        if self.config.pads_are_words:
-            return "with pads_are_words=true the features of a caption depend on the longest one of its batch"
         return RowWise(self, ("_words", "_frames", "encode_text"))
 
     def encode_video(self, frames: Tensor) -> Tensor:

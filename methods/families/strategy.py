@@ -44,6 +44,7 @@ class Strategy(Method):
         self.prompts_by_task = base.prompts_by_task
         self.is_transductive = base.is_transductive
         self.max_frames = base.max_frames
+        self.reads_pads = base.reads_pads
 
     def read_pairs_from(self, source: PairSource) -> None:
         self.base.read_pairs_from(source)

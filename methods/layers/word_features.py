@@ -39,7 +39,7 @@ def words_and_caption(
     """Eq. 1: words (B, N, d) and the end-of-text feature (B, d) of captions (B, L), neither normalised.
 
     Args:
-        with_pads: what fills a caption up to the longest one of the batch counts as words; see `hidden_with_pads`.
+        with_pads: what fills a caption up to L counts as words; see `hidden_with_pads`.
     """
     hidden, eot = hidden_with_pads(tower, tokens, seams) if with_pads else tower.hidden(tokens, seams)
     words = words_of(hidden, eot)
@@ -129,11 +129,11 @@ def hidden_with_pads(tower: TextTower, tokens: Tensor, seams: Seams | None = Non
     """As `TextTower.hidden`, with states for pads too: what the released StructAlign takes for words.
 
     Its tokenizer fills captions with the end-of-text token. Such a token attends to the caption and to
-    no pad, itself included, and has its own position; so it depends on where the batch's longest caption ends.
+    no pad, itself included, and has its own position. Pads reach as far as `tokens` (B, L) do, however long the
+    captions beside one are.
     """
     text: Any = tower
     eot = tokens.argmax(dim=-1)
-    tokens = tokens[:, : int(eot.max()) + 1]
     position = torch.arange(tokens.shape[1], device=tokens.device)
     tokens = torch.where(position > eot[:, None], tokens.gather(1, eot[:, None]), tokens)
     x = text.token_embedding(tokens) + text.positional_embedding[: tokens.shape[1]]

@@ -117,6 +117,23 @@ class StreamData:
         counts = (sum(len(item.captions) for item in task) for task in items)
         self._first = list(accumulate(counts, initial=0))  # of each task
         self._features: FrozenFeatures | None = None
+        self._lengths: dict[int, int] | None = None  # of the longest caption of a task, where captions are cut to it
+
+    def cut_to_tasks(self) -> StreamData:
+        """The same data, whose training captions are as wide as the longest one of their tasks; see `reads_pads`."""
+        other = copy.copy(self)
+        other._lengths = {}
+        return other
+
+    def _width(self, tasks: Sequence[int]) -> int | None:
+        """Columns of the training captions of `tasks`; None: as many as the tokenizer makes."""
+        if self._lengths is None:
+            return None
+        for task in tasks:
+            if task not in self._lengths:
+                captions = [self._all[pair][1] for pair in self._pairs([task])]
+                self._lengths[task] = cut(self.tokens(captions)).shape[1]
+        return max(self._lengths[task] for task in tasks)
 
     def with_features(self, features: FrozenFeatures | None) -> StreamData:
         """The same data, whose videos come as tokens (B, T, N, D) of a frozen tower wherever they are not augmented.
@@ -145,7 +162,7 @@ class StreamData:
         """
         chosen = [self._all[number] for number in numbers]
         videos = self._finish(self._read([item for item, _ in chosen], is_augmented=False), None)
-        return videos.contiguous(), self._captions(chosen)
+        return videos.contiguous(), self._captions(chosen, self._width(range(len(self.stream.tasks))))
 
     def _number(self, item: Item) -> int:
         return self._numbers[item.video]
@@ -184,16 +201,18 @@ class StreamData:
         for batch in order:
             count = len(batch) // workers
             own.append(batch[rank * count : (rank + 1) * count])
-        yield from self._make(pairs, own, augment)
+        yield from self._make(pairs, own, augment, self._width(tasks))
 
     def ordered_batches(self, tasks: Sequence[int]) -> Iterator[Batch]:
         """The training pairs once, in order, without augmentation."""
         pairs = self._pairs(tasks)
         size = self.config.batch_size
         order = [list(range(start, min(start + size, len(pairs)))) for start in range(0, len(pairs), size)]
-        yield from self._make(pairs, order, None)
+        yield from self._make(pairs, order, None, self._width(tasks))
 
-    def _make(self, pairs: list[int], order: list[list[int]], augment: torch.Generator | None) -> Iterator[Batch]:
+    def _make(
+        self, pairs: list[int], order: list[list[int]], augment: torch.Generator | None, width: int | None
+    ) -> Iterator[Batch]:
         if self.config.augment == "none":
             augment = None
 
@@ -206,16 +225,17 @@ class StreamData:
             which = tuple(self._number(item) for item, _ in chosen)
             yield Batch(
                 frames=self._finish(videos, augment),
-                tokens=self._captions(chosen),
+                tokens=self._captions(chosen, width),
                 videos=to_device(which, self.device),
                 categories=to_device([self.stream.category_index(item.category) for item, _ in chosen], self.device),
                 pairs=to_device(numbers, self.device),
                 plain_videos=which if augment is None else None,
             )
 
-    def _captions(self, chosen: Sequence[tuple[Item, str]]) -> Tensor:
-        """Tokens (B, L) on the device, L the longest caption."""
-        return to_device(cut(self.tokens([caption for _, caption in chosen])), self.device)
+    def _captions(self, chosen: Sequence[tuple[Item, str]], width: int | None) -> Tensor:
+        """Tokens (B, L) on the device, L `width` or the longest caption."""
+        tokens = self.tokens([caption for _, caption in chosen])
+        return to_device(cut(tokens) if width is None else tokens[:, :width], self.device)
 
     def tokens(self, captions: list[str]) -> Tensor:
         """Captions (N, L) int64, cut to `data.max_tokens` with the end of text kept."""

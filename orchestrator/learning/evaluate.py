@@ -91,7 +91,8 @@ def encode_texts(
     rows = torch.tensor(list(new.values()), dtype=torch.int64)
     rows = rows[tokens[rows].argmax(dim=1).argsort(stable=True)]  # by the position of the end of text
     for part in rows.split(config.batch_size) if len(rows) else ():
-        features = method.encode_text(to_device(cut(tokens[part]), device), task).float().cpu()
+        own = tokens[part] if method.reads_pads else cut(tokens[part])
+        features = method.encode_text(to_device(own, device), task).float().cpu()
         known.update((keys[row], feature) for row, feature in zip(part.tolist(), features))
     return torch.nn.utils.rnn.pad_sequence([known[key] for key in keys], batch_first=True)
 
@@ -126,6 +127,7 @@ def all_scores(
         is_scoring: False only helps to encode, and returns an empty tensor.
     """
     tokens = torch.cat([q.tokens for q in queries])
+    tokens = cut(tokens) if method.reads_pads else tokens
     run = spread or (lambda encode, rows: encode(rows))
     if method.prompts_by_task:
         blocks = []

@@ -87,13 +87,14 @@ class Loop:
         """`zero_shot` is the zero-shot R@1 after each task, for `stream/t2v/r1_gain`; `reads` notes settings."""
         self.workers = workers or Workers()
         self.method = method.to(self.workers.device)
-        self.data, self.config, self.commits = data, config, commits
+        self.data = data.cut_to_tasks() if method.reads_pads else data
+        self.config, self.commits = config, commits
         self.report, self.zero_shot, self.reads = report, zero_shot, reads or Reads()
         self.record = Record()
         self.galleries: list[Tensor] = []  # on the CPU, one (V, ...) for each finished task
         self.selection: list[Tensor] = []  # the same of the split that epochs are chosen on, if that is another
         self._pretrained = backbone_state(method)
-        method.read_pairs_from(data)
+        method.read_pairs_from(self.data)
 
     def run(self) -> Record:
         """Learn the stream from its last commit on; returns the record of the whole run."""

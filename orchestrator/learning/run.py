@@ -48,6 +48,7 @@ SEEN_UNTRAINED = (
     "precision",
     "repeatable",
 )
+MOST_LEFT_OUT = 0.05  # of a task's pairs in an epoch, where batches cannot be dealt out evenly
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,29 @@ def _open_data(
     if trains(experiment):
         check_pairs(stream, experiment.data, workers.size)
     make_data = partial(StreamData, stream, source, backbone.tokenize, backbone.mean, backbone.std)
-    return make_data(experiment.data, workers.device), frames_digest(stream, source, splits)
+    data = make_data(experiment.data, workers.device)
+    if trains(experiment) and workers.size > 1:
+        check_left_out(data, experiment.run.seed, workers)
+    return data, frames_digest(stream, source, splits)
+
+
+def check_left_out(data: StreamData, seed: int, workers: Workers) -> None:
+    """Say which share of a task's pairs several workers leave out of its first epoch, and refuse a large one.
+
+    Raises:
+        ConfigError: naming the first task that would lose more than `MOST_LEFT_OUT`.
+    """
+    for index, task in enumerate(data.stream.tasks):
+        pairs, dealt = (sum(data.batch_sizes([index], seed, index, 0, size)) for size in (1, workers.size))
+        share = 1 - dealt / pairs
+        what = f"{pairs - dealt} of {pairs} pairs of {task.name} ({share:.0%})"
+        if share > MOST_LEFT_OUT:
+            raise ConfigError(
+                f"workers: {what} would be left out of an epoch, since every batch is dealt out evenly to "
+                f"{workers.size} workers. Use fewer workers, another data.batch_size or data.unique_videos=false."
+            )
+        if share and workers.rank == 0:
+            log.info("%s are left out of an epoch, since batches are dealt out evenly to workers", what)
 
 
 def _check_agreement(workers: Workers, made_of: dict[str, str]) -> None:

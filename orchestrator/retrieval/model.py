@@ -14,6 +14,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from methods.layers.transfer import cut
 from orchestrator.data.batches import StreamData
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.settings import DataConfig
@@ -183,6 +184,7 @@ class Model:
         method = self.trained.method
         if task is None and method.prompts_by_task and self.stream is not None:
             task = len(self.stream.tasks) - 1
+        tokens = cut(tokens) if method.reads_pads else tokens
         with self._precision():
             return method.encode_text(tokens.to(self.device), task).float().cpu()
 

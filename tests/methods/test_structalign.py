@@ -18,6 +18,8 @@ from methods.layers.class_statistics import dispersion
 from methods.layers.etf import misalignment, simplex_etf
 from methods.layers.word_features import frame_word_similarity, is_word
 from methods.structalign import RELEASED, StructAlign, StructAlignConfig
+from orchestrator.data.batches import Queries
+from orchestrator.learning.evaluate import EvaluationConfig, all_scores
 from tests.methods.conftest import make_batch, make_task
 
 FIXTURE = Path(__file__).parent / "fixtures" / "structalign_released.npz"
@@ -78,12 +80,28 @@ def test_scores_are_eq_6_and_do_not_depend_on_the_batch(small_clip, batch):
     torch.testing.assert_close(method.score(alone, gallery)[0], scores[shortest], atol=1e-5, rtol=1e-5)
 
 
-def test_released_words_depend_on_the_longest_caption_of_the_batch(small_clip, batch):
+def test_released_words_depend_on_the_width_of_captions_and_on_none_beside_them(small_clip, batch):
     method = after_one_task(small_clip, pads_are_words=True)
     gallery = method.encode_video(batch.frames)
     shortest = batch.tokens.argmax(dim=1).argmin()
     together = method.score(method.encode_text(batch.tokens), gallery)[shortest]
-    assert not torch.allclose(method.score(method.encode_text(batch.tokens[shortest][None]), gallery)[0], together)
+    alone = batch.tokens[shortest][None]
+    torch.testing.assert_close(method.score(method.encode_text(alone), gallery)[0], together, atol=1e-5, rtol=1e-5)
+    narrow = alone[:, : int(alone.argmax()) + 1]
+    assert not torch.allclose(method.score(method.encode_text(narrow), gallery)[0], together, atol=1e-3)
+
+
+def test_released_scores_do_not_know_how_many_queries_are_encoded_at_once(small_clip, batch):
+    method = after_one_task(small_clip, pads_are_words=True, score="fused").eval()
+    with torch.no_grad():
+        gallery = method.encode_video(batch.frames)
+    where = torch.arange(6)
+    queries = [Queries(torch.nn.functional.pad(batch.tokens, (0, 5)), where, -torch.ones_like(where))]
+    found = [
+        method.calibrate(all_scores(method, queries, [gallery], EvaluationConfig(batch_size=size), torch.device("cpu")))
+        for size in (1, 6)
+    ]
+    torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
 
 
 def test_fused_scores_are_z_scores_over_the_whole_gallery(small_clip, batch):

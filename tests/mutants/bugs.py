@@ -312,8 +312,8 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "the numbers of pairs begin anew in every task",
         ),
         (
-            "return videos.contiguous(), self._captions(chosen)",
-            "return videos, self._captions(chosen)",
+            "return videos.contiguous(), self._captions(chosen, self._width(range(len(self.stream.tasks))))",
+            "return videos, self._captions(chosen, self._width(range(len(self.stream.tasks))))",
             "replayed frames lie in memory as others do, and round otherwise",
         ),
     ],

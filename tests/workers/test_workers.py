@@ -28,6 +28,7 @@ FEW = [
     Case("lump"),
 ]
 MORE = [
+    Case("structalign", presets=("released",)),
     Case("der_moco", {"method.target": "similarities"}),
     Case("er_ring", {"method.base": "structalign", "method.ratio": 0.25}),
     Case("co2l", {"method.base": "xpool"}),

@@ -173,6 +173,15 @@ def test_a_pair_is_read_again_by_its_number_as_its_task_ended(data, augment, max
             assert torch.equal(data.pairs(batch.pairs.tolist())[1], batch.tokens)
 
 
+def test_where_pads_count_captions_are_as_wide_as_the_longest_of_their_task(data):
+    cut = data.cut_to_tasks()
+    for task in range(3):
+        longest = max(int(batch.tokens.argmax(dim=1).max()) for batch in data.ordered_batches([task])) + 1
+        for batch in (*cut.ordered_batches([task]), *cut.train_batches([task], 0, task, 0, 1, 2)):
+            assert batch.tokens.shape[1] == longest
+        assert cut.pairs([0])[1].shape[1] >= longest  # replayed ones: of the stream, whichever are drawn
+
+
 def test_every_caption_is_a_query_for_its_own_video(data):
     queries = data.queries(1, "test")
     assert queries.target.tolist() == [0, 1, 2]

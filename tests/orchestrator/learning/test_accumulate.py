@@ -20,9 +20,8 @@ from orchestrator.learning.optimizer import train_only
 from orchestrator.learning.resolve import resolve
 from tests.methods.conftest import MadeAgain, make_batch, make_small_clip, make_task
 
-# What cannot be exact, and what the refusal names; StructAlign's is a setting of the released code
-REFUSED = {"lump": "mix_level=input", "lump_moco": "mix_level=input", "structalign": "pads_are_words=true"}
-SETTINGS = {"structalign": {"method.pads_are_words": True}}
+# What cannot be exact, and what the refusal names
+REFUSED = {"lump": "mix_level=input", "lump_moco": "mix_level=input"}
 TRAINED = [name for name in METHODS if name not in {"zero_shot", "lump", "lump_moco"}]
 CASES: list[tuple[str, dict[str, object]]] = [
     *((name, {}) for name in TRAINED),
@@ -32,7 +31,7 @@ CASES: list[tuple[str, dict[str, object]]] = [
     ("der", {"method.base": "base_moco"}),
     ("lwf", {"method.base": "camoe", "method.student": "each"}),
     ("vr_lwf", {"method.student": "each"}),
-    ("structalign", {"method.pseudo": "clip", "method.pair_weight": 0.5}),
+    ("structalign", {"method.pseudo": "clip", "method.pair_weight": 0.5, "method.pads_are_words": True}),
 ]
 
 
@@ -67,7 +66,7 @@ def parts(batch: Batch, *sizes: int) -> list[Batch]:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_exact_is_refused_with_its_reason(name):
-    method = made(name, 0, **SETTINGS.get(name, {}))
+    method = made(name, 0)
     assert way_of(method, 1) == "pairs"
     with pytest.raises(ConfigError, match=r"^optim\.accumulate: .* Write optim\.accumulate=1") as error:
         way_of(method, 2)

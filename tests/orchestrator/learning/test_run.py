@@ -38,6 +38,14 @@ def test_more_workers_than_training_pairs_are_refused_once_the_stream_is_known(m
         execute(experiment, Places(runs), Crowd(0, 16))
 
 
+def test_pairs_that_workers_would_leave_out_are_refused_where_they_are_many(manifest, small_stream, runs):
+    settings = {"method": "clip4clip", "stream": manifest, "workers": 6, "data.batch_size": 6}
+    experiment = resolve(settings, small_stream.settings)
+    said = r"workers: 2 of 8 pairs of task_01 \(25%\) would be left out of an epoch, since .* 6 workers\. Use fewer"
+    with pytest.raises(ConfigError, match=said):
+        execute(experiment, Places(runs), Crowd(0, 6))
+
+
 def test_a_run_reads_the_split_that_its_epochs_are_chosen_on(manifest, small_stream):
     def splits(stream, **evaluation):
         settings = {f"evaluation.{name}": value for name, value in evaluation.items()}
