@@ -94,7 +94,7 @@ def test_batches_of_a_step_are_one_large_batch(name, more):
     assert gradients.keys() == found.keys()
     assert max(float(grad.abs().max()) for grad in gradients.values()) > 1e-4
     for key, grad in gradients.items():
-        torch.testing.assert_close(found[key], grad, atol=1e-6 * float(1 + grad.abs().max()), rtol=1e-4)
+        torch.testing.assert_close(found[key], grad, atol=4e-6 * float(1 + grad.abs().max()), rtol=1e-4)
     for method in (whole, parted):  # what a step leaves behind besides: queues, averages, counts
         method.after_step()
     for mine, other in zip(parted.buffers(), whole.buffers(), strict=True):
