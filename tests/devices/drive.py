@@ -156,7 +156,9 @@ def examine(name: str, precision: Precision, beside_cpu: bool = False, **more: A
         far = []
         if beside_cpu:
             there = run(name, torch.device("cpu"), Path(folder) / "cpu", precision, **more)[0].method.state_dict()
-            far = [key for key in state if not torch.allclose(state[key], there[key], rtol=1e-3, atol=1e-5)]
+            far = [
+                key for key in state if not torch.allclose(state[key], there[key], rtol=1e-3, atol=5e-4)
+            ]  # a step is 0.02
     last = watches[-1]
     operators = frozenset(op for watch in watches for op in watch.operators)
     return Report(last.total, dict(last.waits), operators, moved, far)
