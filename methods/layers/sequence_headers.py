@@ -27,9 +27,8 @@ class FrameLSTM(nn.Module):
 
     def forward(self, frames: Tensor) -> Tensor:
         """(B, T, d) -> (B, T, d), not normalised."""
-        self.lstm.train(
-            self.training or torch.is_grad_enabled()
-        )  # cuDNN has a backward pass of its training mode alone
+        # cuDNN has a backward pass of its training mode alone, and EWC asks for gradients in evaluation mode
+        self.lstm.train(self.training or torch.is_grad_enabled())
         return frames + self.lstm(frames)[0]
 
 

@@ -6,6 +6,7 @@ that gather their features, as Ray Train runs it: one process per GPU with NCCL,
 
 from __future__ import annotations
 
+import math
 import socket
 import statistics
 import tempfile
@@ -24,6 +25,7 @@ from methods.backbone.clip import Clip
 from methods.backbone.load import load_backbone
 from methods.base import Batch
 from orchestrator.bench.work import VIT, random_batch, second_task
+from orchestrator.data.device import prepare_device
 from orchestrator.learning.loop import Losses
 from orchestrator.learning.optimizer import OptimConfig, make_optimizer, train_only
 
@@ -48,6 +50,7 @@ def time_step(
     name: str, backbone: Clip, precision: str, device: torch.device, pairs: int, frames: int, steps: int = 20
 ) -> GpuRow:
     """Steps of one method on `pairs` videos of `frames` frames, shared by all processes of a group if there is one."""
+    prepare_device(device)
     workers = dist.get_world_size() if dist.is_initialized() else 1
     rank = dist.get_rank() if workers > 1 else 0
     method = second_task(name, backbone).to(device)
@@ -56,7 +59,8 @@ def time_step(
     batch = Batch(**{name: x[rank::workers].to(device) for name, x in given.items() if x is not None})
     groups = method.param_groups()
     train_only(method, groups)
-    optimizer = make_optimizer(groups, OptimConfig())
+    optimizer = make_optimizer(groups, OptimConfig(), method)
+    parameters = [parameter for group in groups for parameter in group["params"]]
     losses: nn.Module = Losses(method.train())
     if workers > 1:
         losses = nn.parallel.DistributedDataParallel(losses, find_unused_parameters=True, broadcast_buffers=False)
@@ -69,6 +73,7 @@ def time_step(
         with autocast():
             terms = losses(batch)
         torch.stack(list(terms.values())).sum().backward()
+        nn.utils.clip_grad_norm_(parameters, OptimConfig().grad_clip or math.inf)
         optimizer.step()
         method.after_step()
 
@@ -146,7 +151,7 @@ def gpu_table() -> str:
     ]
     torch.cuda.empty_cache()  # the processes below share the GPU with this one
     count = torch.cuda.device_count()
-    rows += in_parallel(count, "nccl", "cuda") if count > 1 else in_parallel(2, "gloo", "cuda")
+    rows += in_parallel(count, "cpu:gloo,cuda:nccl", "cuda") if count > 1 else in_parallel(2, "gloo", "cuda")
     head = f"{count} x {torch.cuda.get_device_name(0)}, torch {torch.__version__}, CUDA {torch.version.cuda}"
     return f"{head}; ViT-B/32 with random weights, {PAIRS} pairs x {FRAMES} frames\n\n{to_markdown(rows)}"
 
