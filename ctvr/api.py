@@ -216,7 +216,8 @@ def load(name: Place, *, runs: Place = "runs", store: str = "", videos: Place | 
 
     Args:
         name: a folder with a saved model; the beginning of an MLflow run id; the name of a run; `best-STREAM`, the
-            complete run with the highest R@1 on that stream; a sweep (its best trial); a method (its newest run).
+            complete run with the highest R@1 on that stream, on test videos where such runs exist (no claim); a sweep
+            (its best trial); a method (its newest run).
         runs, store, videos: as of `run`.
 
     Raises:

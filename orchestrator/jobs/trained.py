@@ -31,8 +31,9 @@ def load(name: str, where: Deployment) -> Model:
 
     Args:
         name: a folder that holds a saved model; or the beginning of an MLflow run id; the name of a run; `best-STREAM`,
-            the complete run with the highest R@1 that kept to the protocol (no upper bound); the name of a sweep: its
-            best trial; the name of a method: its newest complete run.
+            the complete run with the highest R@1 that kept to the protocol (no upper bound), on test videos where such
+            runs exist: to be asked, and no claim; the name of a sweep: its best trial; the name of a method: its newest
+            complete run.
         where: the runs folder, and the folder of the videos.
 
     Raises:
