@@ -152,8 +152,8 @@ def test_a_sweep_leaves_no_secret_in_its_folder_in_mlflow_or_in_rays_logs(manife
     """Ten variables of the environment, and the password of the tracking address."""
     ray_folder = Path(tempfile.mkdtemp(prefix="rl", dir="/tmp"))
     words = ["sweep", "--runs", runs, "--name", "s", "--method", "clip4clip", "--stream", manifest, "--seeds", "0"]
-    words += ["--searcher", "grid", "--space", "method.lr=0,4e-6", "--scheduler", "none", "--local-cpus", "2"]
-    words += ["optim.weight_decay=0.2", "method.train_scale=true", "method.frame_norm=none"]
+    words += ["--searcher", "grid", "--space", "method.lr=0,4e-6", "--scheduler", "none", "--confirm", "0"]
+    words += ["--local-cpus", "2", "optim.weight_decay=0.2", "method.train_scale=true", "method.frame_norm=none"]
     try:
         said = ctvr(*words, MLFLOW_TRACKING_URI=f"http://me:{CANARY}-uri@{server}", RAY_TMPDIR=str(ray_folder))
         assert "2 complete, 0 stopped early, 0 failed" in said

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from methods import METHODS
 from orchestrator.errors import ConfigError
 from orchestrator.importers.ctvr import ACTNET_SETTINGS
 from orchestrator.jobs.methods import default_presets, preset_text, search_space
@@ -43,6 +44,9 @@ def test_a_preset_is_shown_as_what_it_changes_with_its_source():
         preset_text("zscl", "orignal")
 
 
-def test_a_method_without_a_search_space_cannot_be_searched():
-    with pytest.raises(ConfigError, match="nothing to search"):
+def test_a_method_without_a_search_space_cannot_be_searched(monkeypatch):
+    monkeypatch.setitem(METHODS, "newcomer", METHODS["clip4clip"])
+    with pytest.raises(ConfigError, match="newcomer has nothing to search"):
+        search_space("newcomer")
+    with pytest.raises(ConfigError, match="no method called 'nothing'"):
         search_space("nothing")
