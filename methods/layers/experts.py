@@ -54,7 +54,7 @@ class Chosen(nn.Module):
 
     def by_expert(self) -> Iterable[Iterable[nn.Parameter]]:
         """The parameters of each expert, in order."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not say which parameters each of its experts has")
 
     def note(self, gates: Tensor) -> None:
         """Take note of the gates (., E) of a pass with a gradient."""

@@ -16,6 +16,7 @@ import logging
 import multiprocessing
 import os
 import sys
+import types
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -161,8 +162,25 @@ def _render_all(folder: Path, clips: list[Film], workers: int | None, progress: 
 def _in_processes(folder: Path, clips: list[Film], workers: int, bar: tqdm) -> Iterator[Rendered]:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        for record in pool.map(partial(render_one, folder), clips, chunksize=8):
+        with _without_script():  # all children are started here
+            records = pool.map(partial(render_one, folder), clips, chunksize=8)
+        for record in records:
             yield _counted(record, bar)
+
+
+@contextlib.contextmanager
+def _without_script() -> Iterator[None]:
+    """Inside, children that are started do not run the user's script again.
+
+    They would, to find what is pickled of it; and a script without `if __name__ == "__main__":` would come to this
+    place once more, and wait for the lock that its parent holds.
+    """
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 def _counted(record: Rendered, bar: tqdm) -> Rendered:

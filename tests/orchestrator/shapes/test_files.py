@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import subprocess
+import sys
 
 import av
 import numpy as np
@@ -106,10 +108,17 @@ def test_processes_that_render_at_once_do_not_disturb_each_other(tmp_path, clips
 
 
 @pytest.mark.slow
-def test_several_workers_render_what_one_renders(tmp_path):
+def test_several_workers_render_what_one_renders_for_a_script_that_does_not_guard_itself(tmp_path):
     clips = [clip for clip, _ in shapes._plan(0)[:20]]
     one = render_files(tmp_path / "one", clips, workers=1, progress=False)
-    assert render_files(tmp_path / "two", clips, workers=2, progress=False) == one
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import pathlib; from orchestrator.shapes import files, stream\n"
+        "clips = [clip for clip, _ in stream._plan(0)[:20]]\n"
+        f"print(files.render_files(pathlib.Path({str(tmp_path / 'two')!r}), clips, workers=2, progress=False))\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=True)
+    assert (done.stdout, done.stderr) == (f"{one}\n", "")  # and not once more for each child
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
