@@ -53,6 +53,7 @@ METHODS = {
 # `er_ring` with `bmu-moco-paper`. What a search of the row does differently is in the method's search space.
 CONFIGURATIONS = {
     "tome": ("lora", "tome"),
+    "evit": ("lora", "evit"),
     "bmu_moco_local": ("bmu_moco", "local"),
     "er_ring_moco": ("er_ring", "bmu-moco"),
     "der_moco": ("der", "bmu-moco"),

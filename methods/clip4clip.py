@@ -23,6 +23,7 @@ from methods.layers.gather import gather
 from methods.layers.losses import contrastive
 from methods.layers.missing_frames import without_missing
 from methods.layers.pooling import mean_pool
+from methods.layers.reducers import plain_reducer
 from methods.layers.sequence_headers import FrameLSTM, FrameTransformer
 from methods.layers.temperature import ScaleConfig, bound_scale, set_scale
 
@@ -87,6 +88,8 @@ class Clip4ClipConfig(ScaleConfig):
     frame_norm: Literal["none", "l2"] = "none"
     loss_reduction: Literal["mean", "sum"] = "mean"
     mask_same_video: bool = False  # other captions of the same video are no negatives
+    reducer: Literal["none", "tome", "tome_shared", "evit"] = "none"  # fewer tokens in the vision tower
+    r: int | None = None  # tokens that a block merges away; none: as ToMe, scaled to the depth
     sim_eps: float | None = None  # of seqTransf's LayerNorms; None: as in CLIP's text tower, 1e-5
     mask_missing: bool = False  # frames of zeros at a video's end are none: those of data.sampling=one_per_second
     frozen: tuple[str, ...] = ()  # parts of CLIP that are not trained, such as vision.conv1 or text.blocks.0
@@ -123,6 +126,7 @@ class Clip4Clip(Method):
         self.config, self.backbone = config, backbone
         set_scale(backbone, config)
         self._frozen = {id(parameter) for parameter in parts(backbone, config.frozen)}
+        self.reducer = plain_reducer(config.reducer, config.r, backbone.vision)
         self.header: nn.Module | None = None
         if config.sim_header == "seqLSTM":
             self.header = FrameLSTM(backbone.embed_dim)
@@ -148,7 +152,7 @@ class Clip4Clip(Method):
         return without_missing(frames, self._encode) if self.config.mask_missing else self._encode(frames)
 
     def _encode(self, frames: Tensor) -> Tensor:
-        features = self.backbone.vision(frames)
+        features = self.backbone.vision(frames, self.reducer.seams())
         if self.header is not None:
             features = self.header(features)
         return mean_pool(features, self.config.frame_norm)

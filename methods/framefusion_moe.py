@@ -32,7 +32,7 @@ from methods.layers.former_videos import FormerVideos, encode_once
 from methods.layers.gather import gather
 from methods.layers.losses import contrastive, cross_task
 from methods.layers.pooling import mean_pool
-from methods.layers.reducers import ReducerConfig, combine, make_reducer
+from methods.layers.reducers import combine, plain_reducer
 from methods.layers.temporal import Direction, FFAInit, FrameFusion, fused_blocks, fusion_seams
 
 
@@ -41,7 +41,7 @@ class FrameFusionMoEConfig:
     """Tuned by search_spaces/framefusion_moe.py. "Silent": the paper does not say; the value is the released code's."""
 
     # Not of the paper: fewer tokens in the vision tower. FFA needs the same plan for every frame (tome_shared)
-    reducer: Literal["none", "tome", "tome_shared"] = "none"
+    reducer: Literal["none", "tome", "tome_shared", "evit"] = "none"
     r: int | None = None  # tokens that a block merges away; none: as ToMe, scaled to the depth
 
     # Vision, section 3.3
@@ -189,7 +189,7 @@ class FrameFusionMoE(Method):
         self.config, self.backbone = config, backbone
         self.prompts_by_task = self.reads_by_task(config)
         self.ffa = nn.ModuleDict({str(layer): self._make_ffa(layer) for layer in self._ffa_blocks()})
-        self.reducer = make_reducer(ReducerConfig(reducer=config.reducer, r=config.r), backbone.vision)
+        self.reducer = plain_reducer(config.reducer, config.r, backbone.vision)
         self._vision_seams()  # refuses a reducer that breaks the frames' alignment
         fused = self._ffa_blocks() or range(len(backbone.vision.blocks), 0)
         self.frozen_blocks = fused.start if config.reducer == "none" else 0

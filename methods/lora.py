@@ -6,7 +6,8 @@ The retriever around it is methods/families/adapted.py. With reducer=tempme it i
 preset `tome` is the row "ToMe": every block merges r patches of each frame, between attention and MLP, by the
 similarity of their keys, and a merged token counts in attention for the patches it stands for (Bolya et al.,
 arXiv:2210.09461, section 3). It is TempMe's "+ImgMe" row (table 8). `reducer=tome_shared` is ours: one choice for
-all frames of a video, so that token i stays the same place in all.
+all frames of a video, so that token i stays the same place in all. Preset `evit` is the row "EVIT": in blocks 3, 6, 9
+of 12 the class token keeps 70 % of the patches and the others become one (methods/layers/evit.py).
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Lora(AdaptedClip):
         "shapes": SHAPES,
         "tome": Change({"method.reducer": "tome"}),  # the row `tome`; r=None: the paper's 2 (ViT-B/32), 10 (B/16)
         "tome-original": TOME,
+        "evit": Change({"method.reducer": "evit"}),  # the row `evit`
     }
 
     def __init__(self, config: LoraConfig, backbone: Clip) -> None:

@@ -24,7 +24,8 @@ from methods.backbone.clip import BlockSeams, Clip, TokenState
 from methods.base import Method, ParamGroup, Task, unit
 from methods.layers.lora import LoRA
 from methods.layers.pooling import mean_pool
-from methods.layers.reducers import ReducerConfig, combine, make_reducer
+from methods.layers.reducer_settings import ReducerConfig
+from methods.layers.reducers import combine, make_reducer
 
 # Section 4.1 of the paper and, where it is silent, the scripts of the released code. Frames belong to the data set: 12
 # of MSRVTT and LSMDC (the default), 64 of ActivityNet and DiDeMo.
@@ -134,6 +135,9 @@ class AdaptedClip(Method):
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         return unit(self.backbone.text(tokens, self.adaptation.text_seams(self.backbone)))
+
+    def after_step(self) -> None:
+        self.reducer.after_step()
 
     def scale(self) -> Tensor:
         return self.backbone.logit_scale.exp()

@@ -1,5 +1,7 @@
 """Token reduction as a plug-in of the vision tower: none, ToMe, ToMe with one plan for all frames, TempMe.
 
+Others have a file each: evit.py. `make_reducer` makes them all.
+
 ToMe: Bolya et al., arXiv:2210.09461. TempMe: "Temporal Token Merging for Efficient Text-Video Retrieval",
 arXiv:2409.01156, section 3.2; where the paper is silent (class tokens stay apart, sizes weigh the averages
 and the attention) its released code decides.
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from itertools import combinations_with_replacement
 from typing import Any, Literal
@@ -25,66 +27,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.backbone.clip import Attended, BlockSeams, Seam, Seams, TokenState, VisionTower
+from methods.layers.evit import EViT
 from methods.layers.merge import merge_tokens, most_mergeable, plan_bipartite
-
-ReducerName = Literal["none", "tome", "tome_shared", "tempme"]
-_TEMPME_ONLY = ("keep_cross", "keep_intra", "clip_blocks", "clip_groups", "join_clips", "positions")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReducerConfig:
-    """Where and how many tokens are merged. None and () are filled in from the backbone and the frames."""
-
-    reducer: ReducerName = "none"
-    # Tokens merged in each frame and block; None: the paper's 2 of 49, 10 of 196 patches. Several: of the first blocks,
-    # the others merge nothing; what is beyond the last block does not count
-    r: int | tuple[int, ...] | None = None
-    inflection: float = 0.0  # of ToMe's schedules: numbers fall from 2 r to 0 (-1), stay (0) or rise to 2 r (1)
-    proportional: bool = True  # attention weighs a token by the patches it stands for
-    num_frames: int = 12  # tempme only: T; must be data.num_frames
-    keep_cross: int | None = None  # R_C in percent; None: 70 up to 64 patches a frame (B/32), else 60 (B/16)
-    keep_intra: int | None = None  # R_I in percent; None: 90 or 80, likewise
-    clip_blocks: tuple[int, ...] = ()  # 0-based (the paper counts from 1); (): 8, 9, 10 of 12 blocks
-    clip_groups: tuple[int, ...] = ()  # clips joined in each of them; (): 2, 2, 3 for 12 frames, 4, 4, 4 for 64
-    join_clips: bool = True  # False: the same rates within single frames ("token reduction only", table 9)
-    positions: Literal["always", "merging", "none"] = "always"  # clip positions; merging: the released code's habit
-
-    def __post_init__(self) -> None:
-        numbers = self.r if isinstance(self.r, tuple) else () if self.r is None else (self.r,)
-        if any(number < 0 for number in numbers):
-            raise ValueError(f"r must be >= 0, got {self.r}. Write r=0 to merge nothing within frames.")
-        if not -1 <= self.inflection <= 1:
-            raise ValueError(f"inflection must lie in [-1, 1], got {self.inflection}. Use 0 for one r in every block.")
-        if isinstance(self.r, tuple) and (self.inflection or self.reducer == "tempme"):
-            raise ValueError(f"r={','.join(map(str, self.r))}: with inflection or reducer=tempme, r is one number.")
-        if self.inflection and self.reducer == "tempme":
-            raise ValueError("inflection is a setting of reducer=tome, and reducer is 'tempme'.")
-        if self.num_frames < 1:
-            raise ValueError(f"num_frames must be >= 1, got {self.num_frames}.")
-        for name in ("keep_cross", "keep_intra"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= 100:
-                raise ValueError(f"{name} is a percentage in 1..100, got {value}. Write {name}=100 to merge nothing.")
-        defaults = {field.name: field.default for field in fields(ReducerConfig)}
-        changed = [name for name in _TEMPME_ONLY if getattr(self, name) != defaults[name]]
-        if changed and self.reducer != "tempme":
-            raise ValueError(f"{changed[0]} is a setting of reducer=tempme, and reducer is {self.reducer!r}.")
-        if self.clip_blocks and list(self.clip_blocks) != sorted(set(self.clip_blocks)):
-            raise ValueError(f"clip_blocks must rise, got {self.clip_blocks}.")
-        if self.clip_groups and (min(self.clip_groups) < 2 or self.num_frames % math.prod(self.clip_groups)):
-            raise ValueError(
-                f"clip_groups={self.clip_groups} must be numbers above 1 whose product divides "
-                f"num_frames={self.num_frames}."
-            )
-
-
-@dataclass(frozen=True)
-class Step:
-    """What happens to the tokens in one block. The default is nothing."""
-
-    group: int = 1  # neighbouring clips that become one before attention
-    cross: int = 0  # tokens merged before attention, compared by their features
-    intra: int = 0  # tokens merged between attention and MLP, compared by their keys
+from methods.layers.reducer_settings import ReducerConfig, ReducerName
+from methods.layers.token_steps import Step, TokenReducer, spread
 
 
 def tome_schedule(blocks: int, r: int | Sequence[int], inflection: float = 0.0) -> list[int]:
@@ -172,18 +118,7 @@ def spread_factors(number: int, count: int) -> tuple[int, ...]:
     return tuple(factor for factor in best if factor > 1)
 
 
-def token_log(steps: Sequence[Step], tokens: int, frames: int) -> list[tuple[int, int, int]]:
-    """Per block: attention groups of one video, tokens of a group in attention, and in the MLP."""
-    log, groups = [], frames
-    for step in steps:
-        groups //= step.group
-        tokens = tokens * step.group - step.cross
-        log.append((groups, tokens, tokens - step.intra))
-        tokens -= step.intra
-    return log
-
-
-class Reducer(nn.Module):
+class Reducer(TokenReducer):
     """Carries out a list of steps. Its only parameters are TempMe's clip positions."""
 
     def __init__(
@@ -217,7 +152,6 @@ class Reducer(nn.Module):
             clips //= step.group
 
     def seams(self) -> list[BlockSeams]:
-        """One entry for each block; made anew by every call, so that a copied reducer acts on its own."""
         return [self._block(block, step) for block, step in enumerate(self.steps)]
 
     def _block(self, block: int, step: Step) -> BlockSeams:
@@ -275,22 +209,32 @@ def _regroup(x: Tensor, group: int, classes: int) -> Tensor:
     return torch.cat([x[:, :, :classes].flatten(1, 2), x[:, :, classes:].flatten(1, 2)], dim=1)
 
 
-def make_reducer(config: ReducerConfig, vision: VisionTower) -> Reducer:
+def make_reducer(config: ReducerConfig, vision: VisionTower) -> TokenReducer:
     """The reducer that the settings ask for, with the schedule that fits the tower.
 
     Raises:
         ValueError: if the schedule does not fit the tower.
     """
     blocks, tokens = len(vision.blocks), vision.num_tokens
+    if config.stages and not 0 <= config.stages[0] <= config.stages[-1] < blocks:
+        raise ValueError(f"stages={config.stages}: the backbone has blocks 0..{blocks - 1}.")
     if config.reducer == "tempme":
         steps = tempme_steps(config, blocks, tokens)
         return Reducer(steps, vision.width, config.num_frames, config.positions, proportional=config.proportional)
     if config.reducer == "none":
         return Reducer([Step()] * blocks, vision.width)
+    if config.reducer == "evit":
+        stages, anneal = config.stages or spread(blocks, 4, 1), (config.anneal_from, config.anneal_steps)
+        return EViT(blocks, tokens, stages, config.keep_rate, config.fuse, *anneal)
     r = default_r(blocks, tokens) if config.r is None else config.r
     shared = config.reducer == "tome_shared"
     steps = tome_steps(blocks, tokens, r, config.inflection)
     return Reducer(steps, vision.width, shared=shared, proportional=config.proportional)
+
+
+def plain_reducer(name: ReducerName, r: int | None, vision: VisionTower) -> TokenReducer:
+    """A reducer of a method whose settings name it and, at most, its r; everything else is the default."""
+    return make_reducer(ReducerConfig(reducer=name, r=r), vision)
 
 
 def combine(outer: Seams, inner: Seams) -> list[BlockSeams]:

@@ -204,6 +204,7 @@ ROWS: list[tuple[str, str, dict[str, Any], str, int, str, str]] = [
     ("Adapter", "adapter", {}, "", 12, "53.1", "0.26"),
     ("LoRA", "lora", {}, "", 12, "53.0", "0.49"),
     ("ToMe", "tome", {}, "", 12, "40.2", "0.49"),
+    ("EViT", "evit", {}, "", 12, "37.2", "0.49"),
     ("TempMe", "tempme", {}, "", 12, "34.8", "0.50"),
     ("TempMe on prompts", "prompt", {"reducer": "tempme"}, "", 12, "", "0.09"),
     ("TempMe on adapters", "adapter", {"reducer": "tempme"}, "", 12, "", "0.28"),

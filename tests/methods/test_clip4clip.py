@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from methods.backbone.clip import record_tokens
 from methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from methods.layers.losses import contrastive
 from methods.zero_shot import ZeroShot, ZeroShotConfig
@@ -146,3 +147,12 @@ def test_a_sequential_header_sees_the_order_of_frames_and_is_trained(header):
 def test_wrong_settings_of_a_header_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         Clip4ClipConfig(**settings)
+
+
+@pytest.mark.parametrize("reducer", ["tome", "evit"])
+def test_it_can_be_trained_with_fewer_tokens(small_clip, batch, reducer):
+    method = Clip4Clip(Clip4ClipConfig(reducer=reducer, sim_header="seqLSTM"), small_clip)
+    with record_tokens() as states:
+        sum(method.losses(batch).values()).backward()
+    assert states[0].log[-1][2] == small_clip.vision.num_tokens - sum(s.intra for s in method.reducer.steps) < 17
+    assert all(p.grad is not None for p in small_clip.vision.parameters())

@@ -16,6 +16,7 @@ from orchestrator.tables.unpublished_settings import footnote, unpublished
 # name -> the method, what makes it the row, and what the row's own files said of its paper before they went
 ROWS = {
     "tome": ("lora", {"method.reducer": "tome"}, {}),
+    "evit": ("lora", {"method.reducer": "evit"}, {}),
     "bmu_moco_local": ("bmu_moco", {"method.use_global": False}, {}),
     "er_ring_moco": ("er_ring", {"method.base": "base_moco"}, {"method.memory": 10_000}),
     "der_moco": ("der", {"method.base": "base_moco"}, {"method.memory": 10_000}),

@@ -1,13 +1,16 @@
-"""ToMe beside its authors' code (facebookresearch/ToMe): merges of random tokens, and a whole tower of CLIP's form."""
+"""ToMe and EViT beside their authors' codes: single steps in every clone, and a whole tower of CLIP's form."""
 
 from __future__ import annotations
 
+import json
+
 import torch
 
-from methods.backbone.clip import record_tokens
+from methods.backbone.clip import Block, BlockSeams, TokenState, record_tokens
+from methods.layers.evit import annealed, keep_attended, kept_patches
 from methods.layers.merge import merge_tokens, plan_bipartite, unmerge_tokens
 from methods.lora import Lora, LoraConfig
-from tests.methods.released import FIXTURES, Weights, floats, read, tiny_clip
+from tests.methods.released import FIXTURES, Weights, floats, read, tiny_clip, tiny_source
 
 SHAPE = {
     "embed": 24,
@@ -72,3 +75,68 @@ def test_features_and_sizes_of_a_whole_tower_equal_the_released_ones(compared, s
         if f"{case}/block11_size" in io:
             sizes = states[0].sizes[..., 0].sort(dim=-1).values
             compared("tome", "forward", sizes, io[f"{case}/block11_size"].sort(dim=-1).values, 0.0)
+
+
+# ------------------------------------------------------------------------------------------ EViT
+
+
+def test_a_reducing_block_keeps_the_patches_of_the_release_in_its_order(compared):
+    """youweiliang/evit, rate 0.7: block 3, with what CLIP's first three blocks make of two frames."""
+    file = read(FIXTURES / "evit_block3.npz")
+    source = tiny_source({**SHAPE, "vision_layers": 1}).visual.transformer.resblocks[0]
+    state = floats(file, "state/")
+    names = {**NAMES, "attn.qkv.weight": "attn.in_proj_weight", "attn.qkv.bias": "attn.in_proj_bias"}
+    source.load_state_dict({_renamed(name, names): value for name, value in state.items()})
+    seen = []
+
+    def keep(x, attended, state):
+        seen.append((x, attended.class_row[:, 1:]))
+        return keep_attended(x, attended.class_row[:, 1:], kept_patches(0.7, 49), 1, fuse=True)
+
+    with torch.no_grad():
+        out = Block(source)(file["in"], BlockSeams(between=keep, wants_class_row=True), TokenState(batch=2))
+    compared("evit", "forward", seen[0][1], file["class_row"], 1e-6)
+    compared("evit", "forward", out, file["out"], 1e-5)
+    kept = keep_attended(seen[0][0], seen[0][1], 35, 1, fuse=False)
+    rows = file["kept"].long() + 1
+    assert torch.equal(kept[:, 1:], seen[0][0].gather(1, rows[..., None].expand(-1, -1, 48)))
+
+
+def _renamed(name: str, names: dict[str, str]) -> str:
+    stem, _, kind = name.rpartition(".")
+    return names.get(name, f"{names.get(stem, stem)}.{kind}")
+
+
+def test_rates_and_counts_are_those_of_the_release(compared):
+    tables = json.loads((FIXTURES / "evit_released.json").read_text())
+    for step, _, start, end, per_epoch, base, rate in tables["adjust_keep_rate"]:
+        found = annealed(base, step, start * per_epoch, (end - start) * per_epoch)
+        compared("evit", "schedule", found, rate, 1e-12)
+    for rate, patches, kept in tables["ceil_table"]:
+        compared("evit", "schedule", kept_patches(rate, patches), kept, 0.0)
+
+
+def test_features_and_gradients_of_evits_tower_equal_the_released_ones(compared, shared):
+    folder = shared / "reference" / "reduction"
+    io, state = read(folder / "evit_clip50.npz"), tower(floats(read(folder / "clip50_state.npz")))
+    for case, settings in (("keep70_fuse", {}), ("keep70_drop", {"fuse": False})):
+        method = Lora(LoraConfig(reducer="evit", **settings), tiny_clip(SHAPE, state)).eval()
+        with record_tokens() as states:
+            found = method.encode_frames(io["frames"].float()).flatten(0, 1)
+        compared("evit", "forward", found, io[f"{case}/features"], 1e-5)
+        assert states[0].log[-1][2] == io[f"{case}/block9_out"].shape[1]
+        if case == "keep70_fuse":
+            method.requires_grad_(True).zero_grad()
+            (method.encode_frames(io["frames"].float()).flatten(0, 1) * io["probe"]).sum().backward()
+            vision = method.backbone.vision
+            pairs = [
+                (vision.class_embedding, "cls_token"),
+                (vision.positional_embedding, "pos_embed"),
+                *((vision.blocks[i].attn.in_weight, f"blocks.{i}.attn.qkv.weight") for i in (3, 9)),
+                *((vision.blocks[i].attn.in_bias, f"blocks.{i}.attn.qkv.bias") for i in (3, 9)),
+                (vision.blocks[6].ln_1.weight, "blocks.6.norm1.weight"),
+                (vision.blocks[6].ln_1.bias, "blocks.6.norm1.bias"),
+            ]
+            for parameter, name in pairs:
+                theirs = io[f"grad_fuse/{name}"]
+                compared("evit", "gradients", parameter.grad, theirs.reshape(parameter.shape), 1e-4)

@@ -42,7 +42,8 @@ BESIDE: dict[str, dict[str, Any]] = {
     "camoe.temperature": {"loss": "dual_softmax"},
     "camoe.test_temperature": {"revise": True},
     **{f"{name}.{setting}": {"reducer": "tempme"} for name in ADAPTED for setting in SHARES},
-    **{f"{name}.r": {"reducer": "tome"} for name in ADAPTED},
+    **{f"{name}.r": {"reducer": "tome"} for name in (*ADAPTED, "clip4clip")},
+    "lora.keep_rate": {"reducer": "evit"},
     **{f"{name}.inflection": {"reducer": "tome"} for name in (*ADAPTED, "tempme")},
     "tempme.lr_clip": {"adaptation": "full"},
 }
@@ -55,6 +56,16 @@ ELSEWHERE: dict[str, str] = {
     **{
         f"{name}.num_frames": "layers/test_reducers.py::test_another_number_of_frames_is_refused_with_the_remedy"
         for name in (*ADAPTED, "tempme")
+    },
+    # one dataclass holds the reducer's settings of all four
+    **{
+        f"{name}.anneal_{what}": "layers/test_reducers.py::test_the_rate_falls_over_the_steps_of_training_alone"
+        for name in (*ADAPTED, "tempme")
+        for what in ("from", "steps")
+    },
+    **{
+        f"{name}.keep_rate": "layers/test_reducers.py::test_the_tower_logs_what_the_schedule_says"
+        for name in ("prompt", "adapter", "tempme")
     },
     # frames of an image are alike, and the mean of them is one of them
     "zscl.reference_frames": "test_zscl.py::test_a_step_takes_as_many_images_as_pairs_unless_told_otherwise",

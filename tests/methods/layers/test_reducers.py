@@ -8,21 +8,21 @@ import open_clip
 import pytest
 import torch
 
-from methods.backbone.clip import BlockSeams, Clip, TokenState, record_tokens
+from methods.backbone.clip import BlockSeams, Clip, TokenState, record_tokens, run_blocks
+from methods.layers.evit import keep_attended
+from methods.layers.reducer_settings import ReducerConfig
 from methods.layers.reducers import (
     Reducer,
-    ReducerConfig,
-    Step,
     combine,
     default_r,
     make_reducer,
     spread_factors,
     tempme_steps,
-    token_log,
     tome_schedule,
     tome_steps,
 )
-from methods.lora import LoraConfig
+from methods.layers.token_steps import Step, token_log
+from methods.lora import Lora, LoraConfig
 from orchestrator.config import build, flatten
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -143,12 +143,22 @@ def test_impossible_settings_are_refused(settings, message):
         ReducerConfig(reducer="tempme", **settings)
 
 
-def test_settings_of_tempme_are_refused_by_other_reducers():
-    with pytest.raises(ValueError, match="keep_cross is a setting of reducer=tempme"):
-        ReducerConfig(reducer="tome", keep_cross=60)
+def test_a_setting_that_the_reducer_does_not_read_is_refused():
+    for settings, message in (
+        ({"reducer": "tome", "keep_cross": 60}, "keep_cross is a setting of reducer=tempme, and reducer is 'tome'"),
+        ({"reducer": "tome", "keep_rate": 0.5}, "keep_rate is a setting of reducer=evit, and reducer is 'tome'"),
+        ({"reducer": "evit", "r": 2}, "r is no setting of reducer=evit, which keeps a share; write keep_rate=0.7"),
+        ({"reducer": "evit", "inflection": 0.5}, "inflection is a setting of reducer=tome, and reducer is 'evit'"),
+        ({"reducer": "evit", "keep_rate": 0.0}, r"keep_rate is a share in \(0, 1\], got 0.0"),
+        ({"reducer": "evit", "anneal_steps": -1}, "anneal_from and anneal_steps count steps, got 0, -1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ReducerConfig(**settings)
 
 
-def test_a_schedule_that_does_not_fit_the_tower_is_refused():
+def test_a_schedule_that_does_not_fit_the_tower_is_refused(small_clip):
+    with pytest.raises(ValueError, match=r"stages=\(3, 6\): the backbone has blocks 0\.\.3"):
+        small(small_clip, reducer="evit", stages=(3, 6))
     with pytest.raises(ValueError, match="equally many"):
         tempme(clip_blocks=(8, 9))
     with pytest.raises(ValueError, match=r"blocks 0\.\.3"):
@@ -160,7 +170,13 @@ def test_a_schedule_that_does_not_fit_the_tower_is_refused():
 
 def test_the_tower_logs_what_the_schedule_says(small_clip):
     frames = torch.randn(2, 8, 3, 32, 32)
-    for settings in ({"reducer": "tempme", "num_frames": 8}, {"reducer": "tome", "r": 3}, {"reducer": "tome_shared"}):
+    for settings in (
+        {"reducer": "tempme", "num_frames": 8},
+        {"reducer": "tome", "r": 3},
+        {"reducer": "tome_shared"},
+        {"reducer": "evit", "keep_rate": 0.6},
+        {"reducer": "evit", "fuse": False},
+    ):
         reducer = small(small_clip, **settings)
         with record_tokens() as states:
             features = encode(small_clip, reducer, frames)
@@ -168,15 +184,23 @@ def test_the_tower_logs_what_the_schedule_says(small_clip):
         assert features.shape == (2, 8, 16)
 
 
-@pytest.mark.parametrize("name", ["none", "tome", "tome_shared", "tempme"])
+NOTHING = {
+    "none": {},
+    "tome": {"r": 0},
+    "tome_shared": {"r": 0},
+    "tempme": {"r": 0, "keep_cross": 100, "keep_intra": 100, "join_clips": False},
+    "evit": {"keep_rate": 1.0},
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
 def test_a_reducer_that_merges_and_joins_nothing_is_plain_clip(small_clip, name):
-    settings = {"keep_cross": 100, "keep_intra": 100, "join_clips": False} if name == "tempme" else {}
     frames = torch.randn(2, 4, 3, 32, 32)
-    out = encode(small_clip, small(small_clip, reducer=name, r=0, num_frames=4, **settings), frames)
-    torch.testing.assert_close(out, encode(small_clip, Reducer([Step()] * 4, 32), frames), rtol=0, atol=0)
+    out = encode(small_clip, small(small_clip, reducer=name, num_frames=4, **NOTHING[name]), frames)
+    torch.testing.assert_close(out, small_clip.vision(frames), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["tome", "tome_shared", "tempme"])
+@pytest.mark.parametrize("name", [name for name in NOTHING if name != "none"])
 def test_videos_do_not_see_each_other(small_clip, name):
     frames = torch.randn(3, 6, 3, 32, 32)
     reducer = small(small_clip, reducer=name, num_frames=6)
@@ -189,7 +213,7 @@ def test_tome_keeps_frames_apart_and_tempme_does_not(small_clip):
     frames = torch.randn(1, 4, 3, 32, 32)
     other = frames.clone()
     other[0, 3] = torch.randn(3, 32, 32)
-    for name, independent in (("tome", True), ("tempme", False)):
+    for name, independent in (("tome", True), ("evit", True), ("tempme", False)):
         reducer = small(small_clip, reducer=name, num_frames=4)
         same = torch.equal(encode(small_clip, reducer, frames)[0, 0], encode(small_clip, reducer, other)[0, 0])
         assert same == independent
@@ -225,6 +249,45 @@ def test_class_tokens_come_back_one_for_each_frame_in_temporal_order(small_clip)
     out = encode(small_clip, reducer, torch.randn(2, 12, 3, 32, 32))
     steps = out - out[:, :1]
     torch.testing.assert_close(steps, torch.arange(12.0)[None, :, None].expand(2, 12, 32), rtol=0, atol=1e-4)
+
+
+def test_patches_that_nothing_looks_at_weigh_nothing_and_the_fused_token_trains_the_attention(small_clip):
+    """EViT: which patch is kept follows the places of the patches, and f carries a gradient to what chose."""
+    reducer, vision = small(small_clip, reducer="evit", stages=(1,), keep_rate=0.5), small_clip.vision
+    frames, order = torch.randn(1, 2, 3, 32, 32), torch.randperm(16)
+    x, state = vision.embed(frames)
+    moved = torch.cat([x[:, :1], x[:, 1 + order]], dim=1)
+    outs = [
+        vision.read(run_blocks(vision.blocks, tokens, reducer.seams(), made, causal=False)[:, 0])
+        for tokens, made in ((x, state), (moved, TokenState(1, 2)))
+    ]
+    torch.testing.assert_close(*outs, rtol=0, atol=1e-5)
+    weights = torch.rand(2, 16, requires_grad=True)
+    keep_attended(torch.randn(2, 17, 32), weights, 8, 1, fuse=True).square().sum().backward()
+    kept = torch.zeros(2, 16, dtype=torch.bool).scatter(1, weights.topk(8).indices, True)
+    assert torch.equal(weights.grad == 0, kept)
+
+
+def test_the_rate_falls_over_the_steps_of_training_alone(small_clip):
+    settings = {"reducer": "evit", "stages": (0,), "keep_rate": 0.5, "anneal_from": 1, "anneal_steps": 2}
+
+    def tokens(method):
+        with record_tokens() as states, torch.no_grad():
+            method.encode_frames(torch.randn(1, 2, 3, 32, 32))
+        return states[0].log[-1][2]
+
+    method = Lora(LoraConfig(**settings), small_clip)
+    counts = []
+    for step in range(4):
+        if step == 2:
+            state = method.state_dict()
+            method = Lora(LoraConfig(**settings), small_clip)
+            method.load_state_dict(state)
+        counts.append(tokens(method.train()))
+        assert tokens(method.eval()) == 10
+        method.after_step()
+    assert counts == [17, 17, 14, 10]
+    assert "reducer.steps_done" not in Lora(LoraConfig(reducer="evit"), small_clip).state_dict()
 
 
 def test_sizes_add_up_to_the_patches_of_all_joined_frames(small_clip):
@@ -326,7 +389,9 @@ def test_two_reducers_and_different_depths_are_refused():
         combine(one, one * 2)
 
 
-@pytest.mark.parametrize(("name", "fits"), [("none", True), ("tome_shared", True), ("tome", False), ("tempme", False)])
+@pytest.mark.parametrize(
+    ("name", "fits"), [("none", True), ("tome_shared", True), ("tome", False), ("tempme", False), ("evit", False)]
+)
 def test_cross_frame_attention_composes_only_with_reducers_that_keep_places(small_clip, name, fits):
     cross_frame = [BlockSeams()] * 2 + [BlockSeams(needs_alignment=True)] * 2
     reducer = small(small_clip, reducer=name, num_frames=4)

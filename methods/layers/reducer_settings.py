@@ -1,0 +1,77 @@
+"""The settings of token reduction, one flat list for all reducers; which of them a reducer reads is checked here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Literal
+
+ReducerName = Literal["none", "tome", "tome_shared", "tempme", "evit"]
+# settings that some reducers alone read -> those
+_ONLY: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("keep_cross", "keep_intra", "clip_blocks", "clip_groups", "join_clips", "positions"), ("tempme",)),
+    **dict.fromkeys(("keep_rate", "fuse", "anneal_from", "anneal_steps"), ("evit",)),
+    "stages": ("evit",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReducerConfig:
+    """Where and how many tokens are merged. None and () are filled in from the backbone and the frames."""
+
+    reducer: ReducerName = "none"
+    # Tokens merged in each frame and block; None: the paper's 2 of 49, 10 of 196 patches. Several: of the first blocks,
+    # the others merge nothing; what is beyond the last block does not count
+    r: int | tuple[int, ...] | None = None
+    inflection: float = 0.0  # of ToMe's schedules: numbers fall from 2 r to 0 (-1), stay (0) or rise to 2 r (1)
+    proportional: bool = True  # attention weighs a token by the patches it stands for
+    num_frames: int = 12  # tempme only: T; must be data.num_frames
+    keep_cross: int | None = None  # R_C in percent; None: 70 up to 64 patches a frame (B/32), else 60 (B/16)
+    keep_intra: int | None = None  # R_I in percent; None: 90 or 80, likewise
+    clip_blocks: tuple[int, ...] = ()  # 0-based (the paper counts from 1); (): 8, 9, 10 of 12 blocks
+    clip_groups: tuple[int, ...] = ()  # clips joined in each of them; (): 2, 2, 3 for 12 frames, 4, 4, 4 for 64
+    join_clips: bool = True  # False: the same rates within single frames ("token reduction only", table 9)
+    positions: Literal["always", "merging", "none"] = "always"  # clip positions; merging: the released code's habit
+    stages: tuple[int, ...] = ()  # blocks, from 0, where evit keeps fewer patches; (): 3, 6, 9 of 12
+    keep_rate: float = 0.7  # evit: share of the patches that stay in each of them
+    fuse: bool = True  # evit: what goes becomes one token
+    anneal_from: int = 0  # evit: steps of the optimizer before any patch goes in training
+    anneal_steps: int = 0  # evit: further steps in which the rate falls from 1; 0: it holds at once
+
+    def __post_init__(self) -> None:
+        numbers = self.r if isinstance(self.r, tuple) else () if self.r is None else (self.r,)
+        if any(number < 0 for number in numbers):
+            raise ValueError(f"r must be >= 0, got {self.r}. Write r=0 to merge nothing within frames.")
+        if not -1 <= self.inflection <= 1:
+            raise ValueError(f"inflection must lie in [-1, 1], got {self.inflection}. Use 0 for one r in every block.")
+        if isinstance(self.r, tuple) and (self.inflection or self.reducer == "tempme"):
+            raise ValueError(f"r={','.join(map(str, self.r))}: with inflection or reducer=tempme, r is one number.")
+        if self.inflection and self.reducer not in ("none", "tome", "tome_shared"):
+            raise ValueError(f"inflection is a setting of reducer=tome, and reducer is {self.reducer!r}.")
+        if self.r is not None and self.reducer == "evit":
+            raise ValueError(f"r is no setting of reducer={self.reducer}, which keeps a share; write keep_rate=0.7.")
+        if self.num_frames < 1:
+            raise ValueError(f"num_frames must be >= 1, got {self.num_frames}.")
+        for name in ("keep_cross", "keep_intra"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= 100:
+                raise ValueError(f"{name} is a percentage in 1..100, got {value}. Write {name}=100 to merge nothing.")
+        if not 0 < self.keep_rate <= 1:
+            raise ValueError(f"keep_rate is a share in (0, 1], got {self.keep_rate}. Write keep_rate=1 to keep all.")
+        if self.anneal_from < 0 or self.anneal_steps < 0:
+            raise ValueError(f"anneal_from and anneal_steps count steps, got {self.anneal_from}, {self.anneal_steps}.")
+        defaults = {field.name: field.default for field in fields(ReducerConfig)}
+        for name, readers in _ONLY.items():
+            if getattr(self, name) != defaults[name] and self.reducer not in readers:
+                raise ValueError(
+                    f"{name} is a setting of reducer={' or '.join(readers)}, and reducer is {self.reducer!r}."
+                )
+        for name in ("clip_blocks", "stages"):
+            blocks = getattr(self, name)
+            if blocks and list(blocks) != sorted(set(blocks)):
+                raise ValueError(f"{name} must rise, got {blocks}.")
+        if self.clip_groups and (min(self.clip_groups) < 2 or self.num_frames % math.prod(self.clip_groups)):
+            raise ValueError(
+                f"clip_groups={self.clip_groups} must be numbers above 1 whose product divides "
+                f"num_frames={self.num_frames}."
+            )
