@@ -10,9 +10,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.methods.released import Compared
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -44,6 +49,22 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("the real files are not on this machine (set CTVR_SHARED)")
     return folder
+
+
+@pytest.fixture
+def compared(request: pytest.FixtureRequest) -> Iterator[Compared]:
+    """Counts what the test holds against an authors' outputs; orchestrator/tables/verified.json must say the same."""
+    from orchestrator.tables.verified import checks_of
+    from tests.methods.released import Compared
+
+    counts = Compared()
+    yield counts
+    if not counts.cases:  # skipped, or failed before the first comparison
+        return
+    path = request.path.relative_to(REPOSITORY).as_posix()
+    checks = checks_of(f"{path}::{request.node.originalname}")
+    assert {key: check.cases for key, check in checks.items()} == dict(counts.cases)
+    assert {key: check.tolerance for key, check in checks.items()} == counts.worst
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ The weights of ZSCL's and MoE-Adapters' reference models are numbers of a recipe
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections import Counter
 from collections.abc import Mapping
@@ -31,15 +32,22 @@ class Compared:
         self.worst: dict[tuple[str, str], float] = {}
 
     def __call__(self, method: str, what: str, ours: Any, theirs: Any, atol: float = 1e-5) -> None:
-        ours, theirs = (torch.as_tensor(x).detach().double() for x in (ours, theirs))
+        ours, theirs = (torch.as_tensor(x, dtype=torch.float64).detach() for x in (ours, theirs))
         torch.testing.assert_close(ours, theirs, rtol=0, atol=atol)
         self.cases[method, what] += 1
         self.worst[method, what] = max(atol, self.worst.get((method, what), 0.0))
 
 
 def read(path: Path) -> Weights:
+    """The tensors of a file; those of one kind may lie in it end to end (`packed/float16`), by a list of shapes."""
     with np.load(path) as file:
-        return {name: torch.from_numpy(file[name]) for name in file.files}
+        found = {name: file[name] for name in file.files}
+    for kind in [name for name in found if name.startswith("packed/")]:
+        numbers, at = found.pop(kind), 0
+        for name, shape in json.loads(bytes(found.pop(kind.replace("packed", "shapes")))).items():
+            size = int(np.prod(shape))
+            found[name], at = numbers[at : at + size].reshape(shape), at + size
+    return {name: torch.from_numpy(array) for name, array in found.items()}
 
 
 def floats(tensors: Mapping[str, Tensor], prefix: str = "") -> Weights:

@@ -6,7 +6,6 @@ import json
 import math
 from pathlib import Path
 
-import numpy as np
 import open_clip
 import pytest
 import torch
@@ -17,6 +16,7 @@ from methods.framefusion_moe import FrameFusionMoE, FrameFusionMoEConfig
 from methods.layers.losses import contrastive, cross_task
 from methods.layers.pooling import mean_pool
 from tests.methods.conftest import make_batch, make_small_clip, make_task
+from tests.methods.released import floats, read
 
 SMALL = {"rank": 4, "lora_alpha": 16.0, "dropout": 0.0}
 
@@ -432,18 +432,29 @@ FIRST_BLOCKS = Path(__file__).parent / "fixtures" / "framefusion_first_blocks.np
 TOWERS = {"vision_model": "vision", "text_model": "text"}
 
 
-def num_blocks(state: dict[str, torch.Tensor]) -> int:
-    return sum(name.startswith("vision_model.encoder.layers.") and name.endswith(".mlp.fc1.bias") for name in state)
+def num_blocks(state: dict[str, torch.Tensor], tower: str = "vision_model") -> int:
+    return sum(name.startswith(f"{tower}.encoder.layers.") and name.endswith(".mlp.fc1.bias") for name in state)
 
 
 def released_clip(state: dict[str, torch.Tensor]) -> Clip:
     """The reference's CLIP: `state` holds Hugging Face names, of as many blocks of each tower as there are."""
-    depth = num_blocks(state)
     source = open_clip.CLIP(
         embed_dim=32,
         quick_gelu=True,
-        vision_cfg={"layers": depth, "width": 64, "head_width": 16, "patch_size": 8, "image_size": 32},
-        text_cfg={"context_length": 77, "vocab_size": 512, "width": 48, "heads": 4, "layers": depth},
+        vision_cfg={
+            "layers": num_blocks(state),
+            "width": 64,
+            "head_width": 16,
+            "patch_size": 8,
+            "image_size": 32,
+        },
+        text_cfg={
+            "context_length": 77,
+            "vocab_size": 512,
+            "width": 48,
+            "heads": 4,
+            "layers": num_blocks(state, "text_model"),
+        },
     )
     clip = Clip(source, lambda texts: torch.zeros(1), (0.5,) * 3, (0.5,) * 3).eval()
     own: dict[str, torch.Tensor] = {
@@ -461,7 +472,7 @@ def released_clip(state: dict[str, torch.Tensor]) -> Clip:
         own[f"vision.ln_post.{kind}"] = state[f"vision_model.post_layernorm.{kind}"]
         own[f"text.ln_final.{kind}"] = state[f"text_model.final_layer_norm.{kind}"]
         for theirs, ours in TOWERS.items():
-            for layer in range(depth):
+            for layer in range(num_blocks(state, theirs)):
                 block, other = f"{ours}.blocks.{layer}", f"{theirs}.encoder.layers.{layer}"
                 parts = [state[f"{other}.self_attn.{p}_proj.{kind}"] for p in ("q", "k", "v")]
                 own[f"{block}.attn.in_{kind}"] = torch.cat(parts)
@@ -492,7 +503,7 @@ def released_method(state: dict[str, torch.Tensor], **settings) -> FrameFusionMo
             for kind in ("weight", "bias"):
                 theirs = state[f"{other}.frame_cross_attention.{place}_proj.{kind}"]
                 own[f"ffa.{layer}.attention.{place}.{kind}"] = theirs
-    for layer in range(num_blocks(state)):
+    for layer in range(num_blocks(state, "text_model")):
         for place in ("q", "k", "v", "out"):
             lora = f"text_model.encoder.layers.{layer}.self_attn.{place}_lora"
             adapter = f"tame.{layer}.{place}"
@@ -504,11 +515,6 @@ def released_method(state: dict[str, torch.Tensor], **settings) -> FrameFusionMo
     assert not unexpected
     assert all(name.startswith(("backbone.", "train_features")) for name in missing)
     return method
-
-
-def read(path: Path) -> dict[str, torch.Tensor]:
-    with np.load(path) as file:
-        return {name: torch.from_numpy(file[name]) for name in file.files}
 
 
 def as_state(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -527,14 +533,11 @@ def io(shared):
     return read(shared / "reference" / "framefusion" / "ff_tiny_io.npz")
 
 
-@pytest.fixture(scope="module", params=["the first three blocks", "all twelve"])
-def blocks(request):
-    """Weights and outputs of the towers: an extract in every clone, the whole where the reference files are."""
-    if request.param == "all twelve":
-        return request.getfixturevalue("state"), request.getfixturevalue("io")
+@pytest.fixture(scope="module")
+def first_blocks():
+    """Three blocks of the vision tower and one of the text tower, in every clone."""
     found = read(FIRST_BLOCKS)
-    weights = {name.removeprefix("state/"): value for name, value in found.items() if name.startswith("state/")}
-    return as_state(weights), {name.removeprefix("io/"): v for name, v in found.items() if name.startswith("io/")}
+    return as_state(floats(found, "state/")), floats(found, "io/")
 
 
 @pytest.fixture(scope="module")
@@ -542,65 +545,67 @@ def released(state):
     return released_method(state)
 
 
-def close(actual, expected):
-    torch.testing.assert_close(actual.detach(), expected, rtol=0, atol=1e-5)
-
-
-def test_video_features_equal_the_released_code(released, state, io):
+def test_video_features_equal_the_released_code(compared, released, state, io):
     video = io["video"].float()
     with torch.no_grad():
-        close(released.encode_video(video), io["video_embed"])
-        close(released.encode_video(video[:, :1]), io["video_embed_T1"])
-        close(released.encode_video(video.reshape(1, 20, 3, 32, 32)[:, :12]), io["video_embed_T12"])
+        compared("framefusion_moe", "forward", released.encode_video(video), io["video_embed"])
+        compared("framefusion_moe", "forward", released.encode_video(video[:, :1]), io["video_embed_T1"])
+        long = video.reshape(1, 20, 3, 32, 32)[:, :12]
+        compared("framefusion_moe", "forward", released.encode_video(long), io["video_embed_T12"])
         for count in (0, 4, 10, 12):
             method = released_method(state, ffa_layers=count)
-            close(method.encode_video(video), io[f"video_embed_applied{count}"])
+            compared("framefusion_moe", "forward", method.encode_video(video), io[f"video_embed_applied{count}"])
         for block in method.ffa.values():
             block.alpha.zero_()
-        close(method.encode_video(video), io["video_embed_alpha0"])
+        compared("framefusion_moe", "forward", method.encode_video(video), io["video_embed_alpha0"])
+    class_tokens_equal(compared, released, io)
+    for task in (1, 2):
+        gates_equal(compared, state, io, task)
 
 
-def test_class_tokens_of_every_block_equal_the_released_code(blocks):
-    state, io = blocks
-    released = released_method(state)
-    tower = released.backbone.vision
+def test_class_tokens_of_every_block_equal_the_released_code(compared, first_blocks):
+    state, io = first_blocks
+    class_tokens_equal(compared, released_method(state), io)
+
+
+def class_tokens_equal(compared, method: FrameFusionMoE, io: dict[str, torch.Tensor]) -> None:
+    tower, shape = method.backbone.vision, io["video"].shape[:2]
     with torch.no_grad():
         x, token_state = tower.embed(io["video"].float())
-        close(x[:, 0].unflatten(0, io["video"].shape[:2]), io["vision_cls_hidden"][0])
-        for layer, seams in enumerate(released._vision_seams()):
+        compared("framefusion_moe", "forward", x[:, 0].unflatten(0, shape), io["vision_cls_hidden"][0])
+        for layer, seams in enumerate(method._vision_seams()):
             token_state.layer = layer
             x = tower.blocks[layer](x, seams, token_state)
-            close(x[:, 0].unflatten(0, io["video"].shape[:2]), io["vision_cls_hidden"][layer + 1])
+            compared("framefusion_moe", "forward", x[:, 0].unflatten(0, shape), io["vision_cls_hidden"][layer + 1])
         assert layer + 2 == len(io["vision_cls_hidden"])
-        if "vision_cls_postln" not in io:
-            return
-        close(tower.ln_post(x[:, 0]).unflatten(0, (4, 5)), io["vision_cls_postln"])
+        if "vision_cls_postln" in io:
+            found = tower.ln_post(x[:, 0]).unflatten(0, shape)
+            compared("framefusion_moe", "forward", found, io["vision_cls_postln"])
 
 
-@pytest.mark.parametrize("padding", ["", "_77pad0"])
-def test_text_features_of_every_prototype_equal_the_released_code(released, io, padding):
+def test_text_features_of_every_prototype_equal_the_released_code(compared, released, state, io):
     with torch.no_grad():
-        for task in range(10):
-            close(released.encode_text(io[f"input_ids{padding}"], task), io[f"text_embed_protos{padding}"][task])
+        for padding in ("", "_77pad0"):
+            for task in range(10):
+                found = released.encode_text(io[f"input_ids{padding}"], task)
+                compared("framefusion_moe", "forward", found, io[f"text_embed_protos{padding}"][task])
+        method = released_method(state, use_prototypes=False)
+        method.begin_task(make_task(1, 10))
+        compared("framefusion_moe", "forward", method.encode_text(io["input_ids"]), io["text_embed_noproto"])
+        method = released_method(state)
+        for name, parameter in method.tame.named_parameters():
+            if ".B." in name:
+                parameter.zero_()
+        compared("framefusion_moe", "forward", method.encode_text(io["input_ids"], 2), io["text_embed_loraB0"])
 
 
-def test_text_features_without_prototypes_equal_the_released_code(state, io):
-    method = released_method(state, use_prototypes=False)
-    method.begin_task(make_task(1, 10))
-    close(method.encode_text(io["input_ids"]), io["text_embed_noproto"])
+def test_gates_and_hidden_states_of_text_equal_the_released_code(compared, first_blocks):
+    state, io = first_blocks
+    for task in (1, 2):
+        gates_equal(compared, state, io, task)
 
 
-def test_text_features_of_untrained_experts_equal_the_released_code(state, io):
-    method = released_method(state)
-    for name, parameter in method.tame.named_parameters():
-        if ".B." in name:
-            parameter.data.zero_()
-    close(method.encode_text(io["input_ids"], 2), io["text_embed_loraB0"])
-
-
-@pytest.mark.parametrize("task", [1, 2])
-def test_gates_and_hidden_states_of_text_equal_the_released_code(blocks, task):
-    state, io = blocks
+def gates_equal(compared, state: dict[str, torch.Tensor], io: dict[str, torch.Tensor], task: int) -> None:
     method = released_method(state)
     gates: list[torch.Tensor] = []
     hidden: list[torch.Tensor] = []
@@ -613,23 +618,27 @@ def test_gates_and_hidden_states_of_text_equal_the_released_code(blocks, task):
         block.register_forward_hook(lambda module, args, out: hidden.append(out[rows, tokens.argmax(dim=-1)]))
     with torch.no_grad():
         method.encode_text(tokens, task)
-    close(torch.stack(gates).unflatten(0, (len(hidden), 4)), io[f"gates_proto{task + 1}"])
-    close(torch.stack(hidden), io[f"text_eot_hidden_proto{task + 1}"][1:])
+    found = torch.stack(gates).unflatten(0, (len(hidden), 4))
+    compared("framefusion_moe", "forward", found, io[f"gates_proto{task + 1}"])
+    compared("framefusion_moe", "forward", torch.stack(hidden), io[f"text_eot_hidden_proto{task + 1}"][1:])
 
 
-def test_losses_equal_the_released_code(released, io, shared):
+def test_losses_equal_the_released_code(compared, released, io, shared):
     expected = json.loads((shared / "reference" / "framefusion" / "ff_tiny.json").read_text())["losses"]
     batch = Batch(io["video"].float(), io["input_ids"], torch.arange(4), torch.zeros(4, dtype=torch.int64))
     with torch.no_grad():
         released.begin_task(make_task(0, 10))
         first = released.losses(batch)
-        assert float(first["contrastive"]) == pytest.approx(expected["proto1"]["no_ref"], rel=2e-5)
         released.remember(make_task(0, 10), io["ref_video_embeds"])
         released.begin_task(make_task(1, 10))
         second = released.losses(batch)
-        assert float(second["contrastive"]) == pytest.approx(0.4 * expected["proto2"]["nce_only"], rel=2e-5)
-        assert float(second["cross_task"]) == pytest.approx(0.6 * expected["proto2"]["cross_only"], rel=2e-5)
-        assert float(sum(second.values())) == pytest.approx(expected["proto2"]["ref_scale06"], rel=2e-5)
+    for found, theirs in (
+        (first["contrastive"], expected["proto1"]["no_ref"]),
+        (second["contrastive"], 0.4 * expected["proto2"]["nce_only"]),
+        (second["cross_task"], 0.6 * expected["proto2"]["cross_only"]),
+        (sum(second.values()), expected["proto2"]["ref_scale06"]),
+    ):  # of hundreds: the share that they differ by
+        compared("framefusion_moe", "loss", found / theirs, 1.0, 2e-5)
 
 
 def test_a_shared_merging_plan_keeps_neighbouring_frames_aligned(small_clip, batch):

@@ -1,7 +1,8 @@
 """CLIP4Clip, X-Pool and CLIP-ViP beside their authors' codes, on small seeded weights.
 
-An extract of the reference files is in every clone: CLIP4Clip without its text tower, CLIP-ViP's first two blocks. The
-whole models are compared where all reference files are.
+An extract of the reference files is in every clone: CLIP4Clip without its text tower, X-Pool's head, the beginning of
+CLIP-ViP's vision tower and its last two blocks, with the gradients of all these. The whole models are compared where
+all reference files are.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from methods.backbone.clip import Clip
+from methods.backbone.clip import Clip, TokenState
 from methods.base import unit
 from methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from methods.clip_vip import CLIPViP, CLIPViPConfig
@@ -74,15 +75,22 @@ def headers_equal(compared, state: Weights, io: Weights) -> None:
         with torch.no_grad():
             frames = method.backbone.vision(video)
             if header == "meanP":
-                compared("clip4clip", "forward", frames, io["visual_output_full"])
+                compared("clip4clip", "forward", frames[:1], io["visual_output_full"])
             else:
                 frames = method.header(frames)
-            compared("clip4clip", "forward", unit(frames), io[f"{header}/frames_unit_full"])
+            compared("clip4clip", "forward", unit(frames[:1]), io[f"{header}/frames_unit_full"])
             found = method.encode_video(video)
             compared("clip4clip", "forward", found, unit(io[f"{header}/pooled_full"]))
-            logits = method.scale() * captions @ found.mT
-            compared("clip4clip", "forward", logits, io[f"{header}/logits_full"], 5e-5)
-            compared("clip4clip", "loss", contrastive(logits), FACTS["train_loss"][f"{header}/full"], 5e-5)
+            compared("clip4clip", "forward", method.scale() * captions @ found.mT, io[f"{header}/logits_full"], 5e-5)
+        loss = contrastive(method.scale() * captions @ method.encode_video(video).mT)
+        compared("clip4clip", "loss", loss, FACTS["train_loss"][f"{header}/full"], 5e-5)
+    loss.backward()  # the release was asked for gradients of seqTransf
+    trained = {name: norm for name, norm in FACTS["grad_norms"].items() if not of_text(name)}
+    gradient_norms_equal(compared, method, "clip4clip", trained, released_name)
+
+
+def of_text(name: str) -> bool:
+    return name.startswith("clip.") and not name.startswith(("clip.visual.", "clip.logit_scale"))
 
 
 def test_clip4clip_equals_the_released_code_behind_its_text_tower(compared):
@@ -183,6 +191,23 @@ def test_xpools_head_equals_the_released_code(compared):
         for scale, loss in FACTS["xpool"]["cliploss"].items():
             found = contrastive(torch.tensor(float(scale)).exp() * file["cliploss/sims"])
             compared("xpool", "loss", found, loss)
+    loss = contrastive(method.scale() * method.score(file["text_embeds"], file["frame_embeds"]))
+    compared("xpool", "loss", loss, FACTS["xpool"]["loss_train_no_dropout"], 5e-5)
+    loss.backward()
+    head = {name: norm for name, norm in FACTS["xpool"]["grad_norms"].items() if "pool_frames" in name}
+    gradient_norms_equal(compared, method, "xpool", head, xpools_name)
+
+
+HEADS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "out_proj"}
+
+
+def xpools_name(ours: str) -> str:
+    module, _, rest = ours.removeprefix("pooling.").partition(".")
+    if module in HEADS:
+        return f"pool_frames.cross_attn.{HEADS[module]}.{rest}"
+    if ours.startswith("pooling.ln_"):
+        return f"pool_frames.layer_norm{module[-1]}.{rest}"
+    return f"pool_frames.linear_proj.{rest}" if module == "linear" else released_name(ours)
 
 
 def xpool(clip: Clip, state: Weights) -> XPool:
@@ -224,17 +249,7 @@ def test_all_of_xpool_equals_the_released_code(compared, shared):
     loss = method.losses(batch)["contrastive"]
     compared("xpool", "loss", loss, FACTS["xpool"]["loss_train_no_dropout"], 5e-5)
     loss.backward()
-    heads = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "out_proj"}
-
-    def name(ours: str) -> str:
-        module, _, rest = ours.removeprefix("pooling.").partition(".")
-        if module in heads:
-            return f"pool_frames.cross_attn.{heads[module]}.{rest}"
-        if ours.startswith("pooling.ln_"):
-            return f"pool_frames.layer_norm{module[-1]}.{rest}"
-        return f"pool_frames.linear_proj.{rest}" if module == "linear" else released_name(ours)
-
-    gradient_norms_equal(compared, method, "xpool", FACTS["xpool"]["grad_norms"], name)
+    gradient_norms_equal(compared, method, "xpool", FACTS["xpool"]["grad_norms"], xpools_name)
     method.train()  # dropout of 0.3, as the command has it
     torch.manual_seed(31)
     compared("xpool", "loss", method.losses(batch)["contrastive"], FACTS["xpool"]["loss_dropout_seed31"], 5e-5)
@@ -247,6 +262,7 @@ VIP = {
     "image": 32,
     "patch": 8,
     "vision_width": 48,
+    "vision_layers": 4,
     "vision_heads": 4,
     "context": 20,
     "vocab": 128,
@@ -271,12 +287,10 @@ NORMS = {"text_model.final_layer_norm": "backbone.text.ln_final", "vision_model.
 NORMS["vision_model.post_layernorm"] = "backbone.vision.ln_post"
 
 
-def clip_vip(state: Weights, vision_layers: int) -> CLIPViP:
+def clip_vip(state: Weights) -> CLIPViP:
     """The method with the authors' weights, as many as there are."""
-    method = CLIPViP(
-        CLIPViPConfig(num_proxies=3, temporal_size=6, loss_reduction="sum"),
-        tiny_clip({**VIP, "vision_layers": vision_layers}),
-    ).eval()
+    config = CLIPViPConfig(num_proxies=3, temporal_size=6, loss_reduction="sum")
+    method = CLIPViP(config, tiny_clip(VIP)).eval()
     own: Weights = {}
     for name, value in state.items():
         if name in TOP:
@@ -325,19 +339,62 @@ def clip_vip_blocks_equal(compared, method: CLIPViP, video: torch.Tensor, io: We
             compared("clip_vip", "forward", found, io[f"hidden{layer}"])
 
 
-def test_clip_vips_first_blocks_and_loss_equal_the_released_code(compared):
+def test_clip_vips_first_tokens_and_last_blocks_equal_the_released_code_with_their_gradients(compared):
     file = read(FIXTURES / "clip_vip_released.npz")
-    method = clip_vip(floats(floats(file, "state/"), "clipmodel."), 2)
-    clip_vip_blocks_equal(compared, method, file["video"].float(), file)
-    logits = torch.tensor(3.0).exp() * method.score(file["text_features"], file["vis_features"])
+    method, every = clip_vip(floats(floats(file, "state/"), "clipmodel.")), slice(None, None, 7)
+    tower, before = method.backbone.vision, []
+    hook = tower.ln_pre.register_forward_hook(lambda module, args, out: before.append(args[0]))
+    with torch.no_grad():
+        tokens = method.video._embed(tower, file["video"].float())
+    hook.remove()
+    compared("clip_vip", "forward", before[0][:, every], file["embeddings"])
+    compared("clip_vip", "forward", tokens[:, every], file["hidden0"])
+    x, state = file["hidden2"], TokenState(4, 6, classes=1, protected=4)
+    for block in tower.blocks[2:]:
+        x = method.video.block(block, 6, x, state)
+    found = unit(tower.read(x[:, 0]))
+    compared("clip_vip", "forward", found, file["vis_features"])
+    logits = method.scale() * method.score(file["text_features"], found)
     compared("clip_vip", "forward", logits.mT, file["logits_v2t"])
-    compared("clip_vip", "loss", contrastive(logits, "sum"), FACTS["clip_vip"]["loss"])
+    loss = contrastive(logits, "sum")
+    compared("clip_vip", "loss", loss, FACTS["clip_vip"]["loss"])
+    loss.backward()
+    ours = {**dict(method.named_parameters()), **thirds(tower.blocks)}
+    names = {theirs: mine for theirs, mine in TOP.items() if theirs in ("logit_scale", "visual_projection.weight")}
+    for theirs, norm in FACTS["clip_vip"]["grad_norms"].items():
+        module, _, kind = theirs.rpartition(".")
+        mine = names.get(theirs) or f"{vips_name(module)}.{kind}"
+        gradient = ours[mine] if "_proj of " in mine else ours[mine].grad
+        compared("clip_vip", "gradients", gradient.norm() / max(1.0, norm), norm / max(1.0, norm), 2e-5)
+
+
+def vips_name(module: str) -> str:
+    """Our name of one of CLIP-ViP's modules; of the fused three of an attention, the key of `thirds`."""
+    if module in NORMS:
+        return NORMS[module]
+    layer, _, part = module.removeprefix("vision_model.encoder.layers.").partition(".")
+    if part in LAYERS:
+        return f"backbone.vision.blocks.{layer}.{LAYERS[part]}"
+    if part == "self_attn.out_proj":
+        return f"backbone.vision.blocks.{layer}.attn.out"
+    return f"{part.removeprefix('self_attn.')} of {layer}"
+
+
+def thirds(blocks: torch.nn.ModuleList) -> Weights:
+    """The gradients of queries, keys and values alone."""
+    found: Weights = {}
+    for layer, block in enumerate(blocks):
+        for kind in ("weight", "bias"):
+            gradient = getattr(block.attn, f"in_{kind}").grad
+            if gradient is not None:
+                found |= {f"{part}_proj of {layer}.{kind}": third for part, third in zip("qkv", gradient.chunk(3))}
+    return found
 
 
 def test_all_of_clip_vip_equals_the_released_code(compared, shared):
     folder = shared / "reference" / "clip_vip"
     io, state = read(folder / "vip_io.npz"), floats(floats(read(folder / "vip_state.npz")), "clipmodel.")
-    method = clip_vip(state, 4)
+    method = clip_vip(state)
     batch = pairs(io["video"].float(), io["text_input_ids"])
     compared("clip_vip", "forward", method.encode_video(batch.frames), io["vis_features"])
     compared("clip_vip", "forward", method.encode_text(batch.tokens), io["text_features"])

@@ -71,27 +71,25 @@ def load(state, **settings):
     return method.eval()
 
 
-def test_features_similarities_and_loss_equal_the_released_code(released):
+def test_features_similarities_and_loss_equal_the_released_code(compared, released):
     given, state, description = released
     method = load(state, positions="merging")
     with torch.no_grad(), record_tokens() as states:
         videos, captions = method.encode_video(given["video"].float()), method.encode_text(given["text_ids"])
         logits = method.scale() * method.score(captions, videos)
-    torch.testing.assert_close(videos, unit(given["video_feat"]), rtol=0, atol=1e-6)
-    torch.testing.assert_close(captions, unit(given["text_feat"]), rtol=0, atol=1e-6)
-    torch.testing.assert_close(logits, given["logits_t2v"], rtol=0, atol=5e-5)  # the cosines, times 100
-    assert float(contrastive(logits)) == pytest.approx(description["loss"], abs=1e-5)
+    compared("tempme", "forward", videos, unit(given["video_feat"]), 1e-6)
+    compared("tempme", "forward", captions, unit(given["text_feat"]), 1e-6)
+    compared("tempme", "forward", logits, given["logits_t2v"], 5e-5)  # the cosines, times 100
+    compared("tempme", "loss", contrastive(logits), description["loss"])
     out = [(layer["frame_num"], layer["token_num"]) for layer in description["layers"]]
     assert [(groups, tokens) for groups, _, tokens in states[0].log] == out
-    torch.testing.assert_close(states[0].sizes[..., 0], given["block11_size"], rtol=0, atol=0)
+    compared("tempme", "forward", states[0].sizes[..., 0], given["block11_size"], 0.0)
 
 
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [({"positions": "none"}, "video_feat_frame_pos0"), ({"proportional": False}, "video_feat_no_prop_attn")],
-)
-def test_ablations_equal_the_released_code(released, settings, name):
+def test_ablations_equal_the_released_code(compared, released):
     given, state, _ = released
-    with torch.no_grad():
-        videos = load(state, **settings).encode_video(given["video"].float())
-    torch.testing.assert_close(videos, unit(given[name]), rtol=0, atol=1e-6)
+    ablations = (({"positions": "none"}, "video_feat_frame_pos0"), ({"proportional": False}, "video_feat_no_prop_attn"))
+    for settings, name in ablations:
+        with torch.no_grad():
+            videos = load(state, **settings).encode_video(given["video"].float())
+        compared("tempme", "forward", videos, unit(given[name]), 1e-6)

@@ -70,7 +70,7 @@ def test_the_order_of_references_is_irrelevant(logits, references):
     torch.testing.assert_close(cross_task(logits, references), cross_task(logits, references.flip(1)))
 
 
-def test_losses_equal_the_released_code():
+def test_losses_equal_the_released_code(compared):
     """Origin: `loss/*`, a standalone call of the released FrameFusionMoE loss on stored features."""
     with np.load(FIXTURE) as file:
         data = {name.removeprefix("loss/"): torch.from_numpy(file[name]) for name in file.files if "loss/" in name}
@@ -78,9 +78,9 @@ def test_losses_equal_the_released_code():
     scale = math.exp(4.60)
     within = contrastive(scale * text @ video.mT, "sum")
     across = cross_task(scale * text @ video.mT, scale * text @ stored.mT)
-    torch.testing.assert_close(within, data["nce"].float(), rtol=1e-5, atol=0)
-    torch.testing.assert_close(0.4 * within + 0.6 * across, data["beta06"].float(), rtol=1e-5, atol=0)
-    torch.testing.assert_close(0.5 * within + 0.5 * across, data["beta05"].float(), rtol=1e-5, atol=0)
+    found = {"nce": within, "beta06": 0.4 * within + 0.6 * across, "beta05": 0.5 * within + 0.5 * across}
+    for name, loss in found.items():  # of hundreds: the share that they differ by
+        compared("framefusion_moe", "loss", loss / data[name].float(), 1.0)
 
 
 def test_distillation_is_zero_and_flat_where_student_and_teacher_agree(logits):

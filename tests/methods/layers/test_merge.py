@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from methods.layers.merge import merge_tokens, most_mergeable, plan_bipartite, unmerge_tokens
+from tests.methods.released import floats, read
 
 # Four matchings made by TempMe's released code (bipartite_soft_matching and merge_wavg), seeded random inputs.
 RELEASED = Path(__file__).parent.parent / "fixtures" / "tempme_released.npz"
@@ -19,14 +19,14 @@ def tokens():
     return x, torch.randint(1, 5, (3, 50, 1), generator=generator).float()
 
 
-@pytest.mark.parametrize("case", ["cls1_r5", "cls2_r6", "cls12_r7", "cls3_r4"])
-def test_merging_equals_the_released_code(case):
-    with np.load(RELEASED) as file:
-        given = {name: torch.from_numpy(file[f"{case}/{name}"]) for name in ("metric", "x", "size", "out", "out_size")}
-        protected, r = (int(n) for n in file[f"{case}/cls_r"])
-    out, size = merge_tokens(given["x"], given["size"], plan_bipartite(given["metric"], r, protected))
-    torch.testing.assert_close(out, given["out"], rtol=0, atol=1e-6)
-    torch.testing.assert_close(size, given["out_size"], rtol=0, atol=0)
+def test_merging_equals_the_released_code(compared):
+    file = read(RELEASED)
+    for case in ("cls1_r5", "cls2_r6", "cls12_r7", "cls3_r4"):
+        given = floats(file, f"{case}/")
+        protected, r = (int(n) for n in given["cls_r"])
+        out, size = merge_tokens(given["x"], given["size"], plan_bipartite(given["metric"], r, protected))
+        compared("tempme", "forward", out, given["out"], 1e-6)
+        compared("tempme", "forward", size, given["out_size"], 0.0)
 
 
 @pytest.mark.parametrize("r", [0, 1, 7, 24, 999])

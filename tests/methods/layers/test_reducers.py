@@ -67,7 +67,7 @@ def test_a_tower_without_class_tokens_merges_what_one_with_them_does():
     assert [step.intra for step in tome_steps(3, 9, 4)] == [4, 2, 1]
 
 
-def test_tomes_schedules_are_those_of_its_code_a_number_a_list_or_a_pair():
+def test_tomes_schedules_are_those_of_its_code_a_number_a_list_or_a_pair(compared):
     """facebookresearch/ToMe: its table of parse_r."""
     table = json.loads((FIXTURES / "recipes_released.json").read_text())["tome"]["parse_r"]
     assert len(table) > 60
@@ -75,7 +75,7 @@ def test_tomes_schedules_are_those_of_its_code_a_number_a_list_or_a_pair():
         blocks, r = row["layers"], row["r"]
         is_pair = isinstance(r, list) and len(r) == 2 and isinstance(r[1], float)
         found = tome_schedule(blocks, *r) if is_pair else tome_schedule(blocks, r)
-        assert found == row["out"][:blocks], row  # beyond the last block its code has no use for them
+        compared("tome", "recipe", found, row["out"][:blocks], 0.0)  # beyond the last block its code uses none
     assert [step.intra for step in tome_steps(4, 17, (5, 0, 4))] == [5, 0, 4, 0]
 
 
@@ -333,7 +333,7 @@ def test_another_number_of_frames_is_refused_with_the_remedy(small_clip):
         encode(small_clip, reducer, torch.randn(1, 8, 3, 32, 32))
 
 
-def test_a_clip_block_equals_the_released_code():
+def test_a_clip_block_equals_the_released_code(compared):
     """Block 8 of the released TempMe (width 64, 12 frames), the clip of its first two frames: both merges,
     sizes, positions; made by the authors' code with random weights (LoRA folded in here)."""
     with np.load(FIXTURES / "tempme_block8.npz") as file:
@@ -353,8 +353,8 @@ def test_a_clip_block_equals_the_released_code():
     with torch.no_grad():
         reducer.positions["0"].copy_(positions)
         out = block(given["in"], reducer.seams()[0], state)
-    torch.testing.assert_close(out, given["out"], rtol=0, atol=1e-5)
-    torch.testing.assert_close(state.sizes[..., 0], given["out_size"], rtol=0, atol=0)
+    compared("tempme", "forward", out, given["out"])
+    compared("tempme", "forward", state.sizes[..., 0], given["out_size"], 0.0)
 
 
 # --------------------------------------------------------------------------------------- combine

@@ -44,13 +44,14 @@ def test_ranks_of_videos_and_of_their_captions_agree_with_brute_force(seed):
     assert all(of_video <= of_caption for of_video, of_caption in zip(by_video, by_caption))
 
 
-def test_both_directions_agree_with_the_released_codes_where_videos_have_several_captions():
+def test_both_directions_agree_with_the_released_codes_where_videos_have_several_captions(compared):
     released = json.loads(Path(__file__).with_name("released_metrics.json").read_text())
     scores, target = torch.tensor(released["captions_x_videos"]), torch.tensor(released["target"])
     for direction, ranks in (("t2v", metrics.ranks), ("v2t", metrics.video_ranks)):
         found = metrics.summary(ranks(scores, target))
         names = {"R1": "r1", "R5": "r5", "R10": "r10", "MedR": "medr", "MeanR": "meanr"}
-        assert {name: found[ours] for name, ours in names.items()} == pytest.approx(released[direction])
+        for name, ours in names.items():
+            compared("clip4clip", "evaluation", found[ours], released[direction][name], 1e-6)
     assert metrics.summary(metrics.caption_ranks(scores, target))["meanr"] > found["meanr"]
 
 

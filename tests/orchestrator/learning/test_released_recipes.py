@@ -20,6 +20,7 @@ from methods.clip_vip import CLIPViP, CLIPViPConfig
 from methods.xpool import XPool, XPoolConfig
 from orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates
 from orchestrator.learning.resolve import presets_of, resolve
+from tests.methods.released import tiny_clip
 
 FIXTURES = Path(__file__).parents[2] / "methods" / "fixtures"
 FILE = np.load(FIXTURES / "recipes_released.npz")
@@ -66,51 +67,41 @@ def test_an_original_is_a_legal_recipe_whose_every_value_names_its_place(name):
 # ------------------------------------------------------------------------------------- optimizers
 
 
-@pytest.mark.parametrize(
-    ("name", "changed", "key", "after"),
-    [
+def test_weights_after_every_step_are_those_of_the_released_optimizer(compared):
+    for name, changed, key, after in (
         ("clip4clip", {"warmup": 0.25}, "bert_adam", "cosine"),
         ("xpool", {"warmup": 0.0, "schedule": "constant"}, "adamw_hf", "after"),
-    ],
-)
-def test_weights_after_every_step_are_those_of_the_released_optimizer(name, changed, key, after):
-    weight = torch.nn.Parameter(torch.from_numpy(FILE[f"{key}/p0"]).clone())
-    module = torch.nn.ParameterDict({"weight": weight})
-    optim = optim_of(name, **changed)
-    optimizer = make_optimizer([ParamGroup(name="g", params=[weight], lr=0.05)], optim, module)
-    grads = FILE[f"{key}/grads"]
-    for step, (gradient, expected) in enumerate(zip(grads, FILE[f"{key}/{after}"], strict=True)):
-        weight.grad = torch.from_numpy(gradient).clone()
-        set_rates(optimizer, lr_factor(step, len(grads), len(grads), True, optim), optim.last_lr)
-        optimizer.step()
-        torch.testing.assert_close(weight.detach(), torch.from_numpy(expected), rtol=0, atol=1e-6)
+    ):
+        weight = torch.nn.Parameter(torch.from_numpy(FILE[f"{key}/p0"]).clone())
+        module = torch.nn.ParameterDict({"weight": weight})
+        optim = optim_of(name, **changed)
+        optimizer = make_optimizer([ParamGroup(name="g", params=[weight], lr=0.05)], optim, module)
+        grads = FILE[f"{key}/grads"]
+        for step, (gradient, expected) in enumerate(zip(grads, FILE[f"{key}/{after}"], strict=True)):
+            weight.grad = torch.from_numpy(gradient).clone()
+            set_rates(optimizer, lr_factor(step, len(grads), len(grads), True, optim), optim.last_lr)
+            optimizer.step()
+            compared(name, "steps", weight, expected, 1e-6)
 
 
-@pytest.mark.parametrize(("name", "lr"), [("er_ring", 0.2), ("der", 0.2), ("lump", 3 * 6 / 256)])
-def test_steps_of_the_replay_codes_are_plain_descent_and_momentum_on_every_weight(name, lr):
+def test_steps_of_lump_are_descent_with_momentum_that_decays_every_weight(compared):
     """From the released gradient of the second step; the first one follows from the weights before and behind it."""
-    key = name.removesuffix("_ring")
-    optim = optim_of(name)
-    weight = torch.nn.Parameter(torch.from_numpy(FILE[f"{key}/step0"]).clone())
-    gradients = [torch.from_numpy(FILE[f"{key}/grad1"])]
-    if name == "lump":
-        weight.data = torch.from_numpy(FILE["lump/start"]).clone()
-        first = (weight.data - torch.from_numpy(FILE["lump/step0"])) / lr - optim.weight_decay * weight.data
-        gradients.insert(0, first)
+    optim, lr = optim_of("lump"), 3 * 6 / 256
+    start, *after, second = (torch.from_numpy(FILE[f"lump/{name}"]) for name in ("start", "step0", "step1", "grad1"))
+    weight = torch.nn.Parameter(start.clone())
     optimizer = make_optimizer([ParamGroup(name="g", params=[weight], lr=lr)], optim)
-    for gradient in gradients:
+    for gradient, expected in zip(((start - after[0]) / lr - optim.weight_decay * start, second), after, strict=True):
         weight.grad = gradient.clone()
         set_rates(optimizer, lr_factor(0, 10, 10, True, optim))
         optimizer.step()
-    torch.testing.assert_close(weight.detach(), torch.from_numpy(FILE[f"{key}/step1"]), rtol=0, atol=1e-5)
+        compared("lump", "steps", weight, expected)
 
 
 # ------------------------------------------------------------------------------------- rates
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "scale", "per_epoch"),
-    [
+def test_the_rate_of_every_step_is_that_of_the_released_schedule(compared):
+    for name, key, scale, per_epoch in (
         ("clip4clip", "clip4clip/schedule_20", 1.0, None),
         ("xpool", "xpool/schedule_2_of_20", 1.0, None),
         ("zscl", "zscl/schedule_1000_100", 1.0, None),
@@ -118,12 +109,11 @@ def test_steps_of_the_replay_codes_are_plain_descent_and_momentum_on_every_weigh
         ("vr_lwf", "zscl/schedule_1000_100", 1.0, None),
         ("moe_adapter", "zscl/schedule_1000_100", 1.0, None),
         ("co2l", "co2l/schedule", 0.5, 2),
-    ],
-)
-def test_the_rate_of_every_step_is_that_of_the_released_schedule(name, key, scale, per_epoch):
-    table = FILE[key]
-    steps = 20 if len(table) == 21 else len(table)  # two tables go one step beyond the end
-    assert [scale * f for f in factors(optim_of(name), steps, per_epoch)] == pytest.approx(table[:steps], abs=1e-12)
+    ):
+        table = FILE[key]
+        steps = 20 if len(table) == 21 else len(table)  # two tables go one step beyond the end
+        found = [scale * factor for factor in factors(optim_of(name), steps, per_epoch)]
+        compared(name, "schedule", np.array(found), table[:steps], 1e-12)
 
 
 def test_clip_vip_counts_its_steps_from_one_and_ends_at_its_own_least_rate():
@@ -143,26 +133,7 @@ def test_clip_vip_counts_its_steps_from_one_and_ends_at_its_own_least_rate():
 
 
 def released_shape() -> Clip:
-    shape = FACTS["clip4clip"]["shape"]
-    source = open_clip.CLIP(
-        embed_dim=shape["embed"],
-        quick_gelu=True,
-        vision_cfg={
-            "layers": shape["vision_layers"],
-            "width": shape["vision_width"],
-            "head_width": shape["vision_width"] // shape["vision_heads"],
-            "patch_size": shape["patch"],
-            "image_size": shape["image"],
-        },
-        text_cfg={
-            "context_length": shape["context"],
-            "vocab_size": shape["vocab"],
-            "width": shape["text_width"],
-            "heads": shape["text_heads"],
-            "layers": shape["text_layers"],
-        },
-    )
-    return Clip(source, lambda texts: torch.zeros(len(texts), 20, dtype=torch.int64), (0.5,) * 3, (0.5,) * 3)
+    return tiny_clip(FACTS["clip4clip"]["shape"])
 
 
 def method_of(name: str, config: Any, cls: Any, **changed: Any) -> Method:
@@ -182,7 +153,7 @@ def our_name(theirs: str) -> str:
     return name
 
 
-def test_clip4clip_freezes_decays_and_rates_the_tensors_that_the_release_does():
+def test_clip4clip_freezes_decays_and_rates_the_tensors_that_the_release_does(compared):
     method = method_of("clip4clip", Clip4ClipConfig, Clip4Clip, sim_header="seqTransf", sim_layers=2)
     names = {id(parameter): name for name, parameter in method.named_parameters()}
     found = {}
@@ -193,7 +164,10 @@ def test_clip4clip_freezes_decays_and_rates_the_tensors_that_the_release_does():
     rates = {0.0002: 1e-7, 0.002: 1e-4}  # those of the run, and those of the command
     expected = {our_name(name): (g["weight_decay"], rates[g["lr"]]) for g in groups for name in g["names"]}
     assert frozen <= set(expected)
-    assert found == {name: value for name, value in expected.items() if name not in frozen}
+    trained = {name: value for name, value in expected.items() if name not in frozen}
+    assert set(found) == set(trained)
+    for name, value in trained.items():
+        compared("clip4clip", "recipe", torch.tensor(found[name]), torch.tensor(value), 0.0)
 
 
 def test_of_vit_b_32_the_release_freezes_27_736_320_weights_and_trains_123_540_993():
@@ -210,11 +184,13 @@ def test_of_vit_b_32_the_release_freezes_27_736_320_weights_and_trains_123_540_9
     assert (total, trained, total - trained) == (151_277_313, 123_540_993, 27_736_320)
 
 
-def test_xpool_decays_every_tensor_and_clip_vip_all_but_biases_and_the_temperature():
+def test_xpool_decays_every_tensor_and_clip_vip_all_but_biases_and_the_temperature(compared):
     xpool = method_of("xpool", XPoolConfig, XPool)
     groups = make_optimizer(xpool.param_groups(), optim_of("xpool"), xpool).param_groups
     released = FACTS["xpool"]["optimizer_groups"]
-    assert [(len(g["params"]), g["weight_decay"]) for g in groups] == [(g["n"], g["weight_decay"]) for g in released]
+    for group, theirs in zip(groups, released, strict=True):
+        found = [len(group["params"]), group["weight_decay"]]
+        compared("xpool", "recipe", found, [theirs["n"], theirs["weight_decay"]], 0.0)
     vip = method_of("clip_vip", CLIPViPConfig, CLIPViP, lr_scale=1e-5)
     names = {id(parameter): name for name, parameter in vip.named_parameters()}
     groups = make_optimizer(vip.param_groups(), optim_of("clip_vip"), vip).param_groups
@@ -232,13 +208,13 @@ def test_a_group_may_have_its_own_rule_and_a_rule_by_names_needs_them():
         make_optimizer([ParamGroup(name="g", params=[bias], lr=1.0)], OptimConfig(decay="no_bias"))
 
 
-def test_the_temperature_begins_and_is_bounded_as_released():
+def test_the_temperature_begins_and_is_bounded_as_released(compared):
     for name, config, cls in (("clip4clip", Clip4ClipConfig, Clip4Clip), ("xpool", XPoolConfig, XPool)):
         method: Any = method_of(name, config, cls)
         for start, kept in FACTS[name]["logit_scale_after_a_step"].items():
             method.backbone.logit_scale.data.fill_(float(start.removeprefix("from_")))
             method.after_step()
-            assert float(method.backbone.logit_scale) == pytest.approx(kept, abs=1e-6), (name, start)
+            compared(name, "recipe", method.backbone.logit_scale, kept, 1e-6)
     vip: Any = method_of("clip_vip", CLIPViPConfig, CLIPViP)
     assert float(vip.backbone.logit_scale) == pytest.approx(4.60, abs=1e-6)
     for start, kept in ((9.0, math.log(200)), (-0.5, 0.0)):

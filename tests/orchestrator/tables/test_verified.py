@@ -49,6 +49,7 @@ def test_an_entry_names_a_preset_and_tests_that_are_there_and_run_where_it_says(
         assert name in functions(path), check.test
         assert not is_skipped(path, name), check.test
         assert ("shared" in needs(path, name)) != check.in_clone, check.test
+        assert "compared" in needs(path, name), f"{check.test} does not count its cases"
     keys = [(check.test, check.what) for check in entry.checks]
     assert len(set(keys)) == len(keys)
 
@@ -97,4 +98,9 @@ def test_a_row_says_what_equals_the_release_and_what_of_its_recipe_does_not():
     own = run("clip4clip", "msrvtt-10", **{name: value for name, value in settings.items() if name != "method"})
     assert verified_note(own).endswith("recipe: preset original")
     assert verified_note(run("upper_bound", "msrvtt-10")) == ""
-    assert equals(of_method("lump")[0]) == "steps equal divyam3897/UCL@cfaa81d to 1e-05 on seeded weights"
+    said = "forward, steps and recipe equal divyam3897/UCL@cfaa81d to 1e-05 on seeded weights"
+    assert equals(of_method("lump")[0]) == said
+
+
+def test_what_the_authors_codes_printed_stays_small_enough_for_every_clone():
+    assert sum(file.stat().st_size for file in (ROOT / "tests" / "methods" / "fixtures").iterdir()) <= 2 * 2**20
