@@ -2,8 +2,12 @@
 
 A task is finished when its *commit* is in the store: a JSON record, created once and never changed,
 that names the objects (weights, gallery features) that belong to it. The first writer wins; a late one
-(a zombie worker) finds the commit there and is turned away. Runs are deterministic, so both would have
-written the same.
+(a zombie worker) finds the commit there and is turned away.
+
+The commits of a run are one trajectory: each names the digest of its parent, the commit that its writer went on from,
+and a child of another parent is refused. A writer that was refused loads what won and goes on from there (`Overtaken`),
+so that no table mixes two writers' numbers, which on GPUs or unlike machines can differ. Commits that were written
+before parents were named are accepted as they are; their children name them by the same digest.
 """
 
 from __future__ import annotations
@@ -42,6 +46,27 @@ def objects_of(commit: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("weights", commit["weights"]), *(("gallery", key) for key in galleries)]
 
 
+def digest_of_commit(commit: Mapping[str, Any]) -> str:
+    """What a child calls its parent: sha256 over the parent's parent and every number of it, but for times.
+
+    Objects count by their content, whichever run has stored them: a task that was taken over is the same task.
+    """
+    record = {name: value for name, value in commit["record"].items() if name != "seconds"}
+    objects = [[kind, key.rpartition("/")[2]] for kind, key in objects_of(commit)]
+    return digest_of([commit.get("parent", ""), objects, record])
+
+
+def _is_same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether two commits of a task hold the same numbers and, where both name one, the same parent."""
+    if "parent" in a and "parent" in b:
+        return digest_of_commit(a) == digest_of_commit(b)
+    return digest_of_commit({**a, "parent": ""}) == digest_of_commit({**b, "parent": ""})
+
+
+class Overtaken(Exception):
+    """Another writer has committed the task, with other numbers: go on from the run's newest commit."""
+
+
 class Commits:
     """The commits of one run in a store.
 
@@ -60,6 +85,7 @@ class Commits:
     ) -> None:
         self.store, self.run, self.prefixes, self.made_of = store, run, prefixes, dict(made_of or {})
         self.reused = 0
+        self._at = (0, "")  # the finished tasks that the caller goes on from, and the digest of the last one's commit
 
     def _name(self, done: int) -> str:
         return f"{self.run}/task_{done:03d}"
@@ -85,9 +111,11 @@ class Commits:
     def take_over(self, num_tasks: int) -> int:
         """Make another run's finished tasks this run's own where the results cannot differ; returns how many.
 
-        Only tasks beyond this run's last commit are of use. The weights and galleries are shared, not copied.
+        Only tasks beyond this run's last commit are of use, and only if what came before has the numbers that this
+        run has told. The weights and galleries are shared, not copied.
         """
         own = self.finished(num_tasks)
+        told = _history(self.store.get_json("commits", self._name(own)), own) if own else None
         for prefix in self.prefixes.find(num_tasks, own + 1) if self.prefixes is not None else ():
             if prefix.run == self.run:
                 continue
@@ -95,8 +123,13 @@ class Commits:
                 commit = Commits(self.store, prefix.run)._whole(prefix.done)
             except MissingObject:
                 continue  # it was collected, or damaged: the task is trained here
+            if told is not None and _history(commit, own) != told:
+                continue
             commit |= {"reused": prefix.done, "made_of": self.made_of}
-            self.store.put_json("commits", self._name(prefix.done), commit)
+            if not self.store.put_new_json("commits", self._name(prefix.done), commit):
+                if (now := self.finished(num_tasks)) >= prefix.done:  # another worker of this run was quicker
+                    return now - own
+                self.store.put_json("commits", self._name(prefix.done), commit)  # in the place of a damaged one
             self.reused = prefix.done
             return prefix.done - own
         return 0
@@ -115,8 +148,9 @@ class Commits:
         return [_tensor(self.store.get("gallery", key)["features"]) for key in keys]
 
     def load(self, done: int) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """Weights and stored galleries as of `done` finished tasks."""
+        """Weights and stored galleries as of `done` finished tasks; what is published next is this commit's child."""
         commit = self.store.get_json("commits", self._name(done))
+        self._at = (done, digest_of_commit(commit))
         weights = {name: _tensor(value) for name, value in self.store.get("weights", commit["weights"]).items()}
         return weights, self.galleries(done)
 
@@ -137,8 +171,12 @@ class Commits:
             reads: names of the settings that were read so far.
             selection: galleries of another split, on which epochs are chosen.
 
-        Returns False if the task had been committed before with another content; that one stays.
+        Returns False if the task had been committed before with another content, or if the task before it is not
+        the one that this writer went on from; what is there stays.
         """
+        parent = self._at[1] if self._at[0] == record.done - 1 else None
+        if self._is_of_another(parent, record.done - 1):
+            return False
         weights = {name: value.numpy() for name, value in state.items()}
         key = self._put("weights", f"{self._name(record.done)}", weights)
         commit: dict[str, Any] = {
@@ -149,23 +187,41 @@ class Commits:
             "reused": self.reused,
             "made_of": self.made_of,
         }
+        if parent is not None:
+            commit["parent"] = parent
         if selection:
             commit["selection"] = self._put_galleries("select", selection)
-        if self.store.put_new_json("commits", self._name(record.done), commit):
+        return self._settle(record.done, commit)
+
+    def _is_of_another(self, parent: str | None, done: int) -> bool:
+        """Whether task `done` has a commit that is not the parent; one that was collected is nobody's."""
+        if parent is None or not done:
+            return False
+        try:
+            return digest_of_commit(self.store.get_json("commits", self._name(done))) != parent
+        except MissingObject:
+            return False
+
+    def _settle(self, done: int, commit: dict[str, Any]) -> bool:
+        """Give the task this commit, or find out that it has one with other numbers: False."""
+        if self.store.put_new_json("commits", self._name(done), commit):
+            self._at = (done, digest_of_commit(commit))
             if self.prefixes is not None:
-                self.prefixes.publish(record.done, commit["reads"], self.run)
-            self._prune(record.done - 2)
+                self.prefixes.publish(done, commit["reads"], self.run)
+            self._prune(done - 2)
             return True
         try:
-            previous = self.store.get_json("commits", self._name(record.done))
-            if objects_of(previous) == objects_of(commit):
-                return True  # the same commit: its objects are there again if they had been damaged
-            for kind, name in objects_of(previous):
-                self.store.get(kind, name)
+            previous = self.store.get_json("commits", self._name(done))
+            is_same = _is_same(previous, commit)
+            if not is_same or objects_of(previous) != objects_of(commit):  # ours are there again if they were damaged
+                for kind, name in objects_of(previous):
+                    self.store.get(kind, name)
         except MissingObject:  # the commit or one of its objects is damaged: this one takes its place
-            self.store.put_json("commits", self._name(record.done), commit)
-            return True
-        return False
+            self.store.put_json("commits", self._name(done), commit)
+            previous, is_same = commit, True
+        if is_same:
+            self._at = (done, digest_of_commit(previous))
+        return is_same
 
     def _put_galleries(self, stem: str, galleries: Sequence[Tensor]) -> list[str]:
         names = [f"{self.run}/{stem}_{number:03d}" for number in range(1, len(galleries) + 1)]
@@ -195,6 +251,11 @@ class Commits:
         if not self.store.has(kind, key):
             self.store.put(kind, key, arrays, {})
         return key
+
+
+def _history(commit: Mapping[str, Any], done: int) -> list[Any]:
+    """What a commit says of its first `done` tasks."""
+    return [commit["record"][name][:done] for name in ("own", "union", "metrics")]
 
 
 def _sha(array: np.ndarray) -> str:

@@ -22,7 +22,7 @@ from methods.backbone.blocks import checkpointing
 from methods.base import Batch, Method, Task
 from orchestrator.data.batches import StreamData, seed_of
 from orchestrator.learning.accumulate import backward, way_of
-from orchestrator.learning.commits import Commits, Record
+from orchestrator.learning.commits import Commits, Overtaken, Record
 from orchestrator.learning.evaluate import (
     Evaluation,
     EvaluationConfig,
@@ -97,7 +97,11 @@ class Loop:
         method.read_pairs_from(self.data)
 
     def run(self) -> Record:
-        """Learn the stream from its last commit on; returns the record of the whole run."""
+        """Learn the stream from its last commit on; returns the record of the whole run.
+
+        Raises:
+            Overtaken: if another process has committed a task first; a fresh loop goes on from there (`run.execute`).
+        """
         num_tasks = len(self.data.stream.tasks)
         done = self.workers.agree(self.commits.finished(num_tasks))
         if done:
@@ -314,10 +318,11 @@ class Loop:
         record.ranks = found.own_ranks if self.data.stream.protocol == "cvlm" else found.ranks
         record.seconds.append(seconds)
         reads = self.workers.union(self.reads.names)
-        if self.workers.rank == 0 and not self.commits.publish(
+        is_ours = self.workers.rank != 0 or self.commits.publish(
             changed_state(self.method, self._pretrained), self.galleries, record, reads, self.selection
-        ):
-            log.warning("task %d was already committed by another run of the same settings", record.done)
+        )
+        if not self.workers.agree(is_ours):
+            raise Overtaken(f"task {record.done} was committed by another run of the same settings, with other numbers")
         if self.workers.size > 1:
             dist.barrier()
 

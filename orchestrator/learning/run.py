@@ -7,9 +7,11 @@ process group).
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -24,7 +26,7 @@ from orchestrator.data.frozen_features import frozen_features
 from orchestrator.data.prepare import prepare_stream
 from orchestrator.errors import ConfigError
 from orchestrator.learning.assemble import load_clip, make_method
-from orchestrator.learning.commits import Commits, Record
+from orchestrator.learning.commits import Commits, Overtaken, Record
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.identity import NOT_DECISIVE, frames_digest
 from orchestrator.learning.loop import Loop, LoopConfig, Report
@@ -117,7 +119,8 @@ def execute(
         report: called after every task.
         fresh: ignore finished tasks of an earlier run with the same key, and of all others.
         reuse: take over tasks that another run has finished where the results cannot differ.
-        on_ready: called once before the first task with key, method, data and commits.
+        on_ready: called before the first task with key, method, data and commits; again where another process was
+            quicker with a task, since a new method then goes on from there.
         stream: the experiment's, where the caller has loaded it already.
     """
     workers = workers or Workers(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
@@ -146,16 +149,37 @@ def execute(
     with memory_of(workers.device):
         found = zero_shot_curve(experiment, stream, data, backbone, store) if workers.rank == 0 else None
     zero_shot = workers.agree(found)
-    method = make_method(experiment, backbone).to(workers.device)
-    data = data.with_features(frozen_features(method, store, experiment.run.precision))
     config = LoopConfig(experiment.optim, experiment.evaluation, experiment.run.seed, experiment.run.precision)
-    loop = Loop(method, data, config, commits, workers, report, zero_shot, reads)
-    if on_ready is not None:
-        on_ready(key, method, data, commits)
-    resumed = commits.finished(len(stream.tasks))
-    reused = min(commits.reused, resumed)
+
+    clips = [backbone]  # then fresh ones: a method changes its backbone
+
+    def begin() -> Loop:
+        method = make_method(experiment, clips.pop() if clips else load_clip(experiment.backbone)).to(workers.device)
+        mine = data.with_features(frozen_features(method, store, experiment.run.precision))
+        loop = Loop(method, mine, config, commits, workers, report, zero_shot, reads)
+        if on_ready is not None:
+            on_ready(key, method, mine, commits)
+        return loop
+
     with memory_of(workers.device):
-        return Result(key, loop.run(), method, stream, resumed, reused)
+        return _to_the_end(begin, key, stream)
+
+
+def _to_the_end(begin: Callable[[], Loop], key: str, stream: Stream) -> Result:
+    """Run a loop, and a fresh one from the newest commit on where another process has committed a task first."""
+    num_tasks = len(stream.tasks)
+    for attempt in count():
+        loop = begin()
+        resumed = loop.commits.finished(num_tasks)
+        reused = min(loop.commits.reused, resumed)
+        try:
+            return Result(key, loop.run(), loop.method, stream, resumed, reused)
+        except Overtaken as other:
+            if attempt > num_tasks:  # each time somebody has finished a task more
+                raise
+            log.warning("%s; going on from what it has finished", other)
+            loop.method.cpu()  # two models need not fit; whoever was told of this one may hold it until the next
+    raise AssertionError
 
 
 def _open_data(
@@ -209,8 +233,6 @@ def _check_agreement(workers: Workers, made_of: dict[str, str]) -> None:
 
 
 def _nonce() -> str:
-    import secrets
-
     return secrets.token_hex(4)
 
 
@@ -228,7 +250,11 @@ def zero_shot_curve(
     num_tasks = len(stream.tasks)
     if commits.finished(num_tasks) < num_tasks:
         config = LoopConfig(zero.optim, zero.evaluation, 0, zero.run.precision)
-        method = make_method(zero, backbone).to(data.device)
-        data = data.with_features(frozen_features(method, store, zero.run.precision))
-        Loop(method, data, config, commits, Workers(device=data.device)).run()
+
+        def begin() -> Loop:
+            method = make_method(zero, backbone).to(data.device)
+            mine = data.with_features(frozen_features(method, store, zero.run.precision))
+            return Loop(method, mine, config, commits, Workers(device=data.device))
+
+        _to_the_end(begin, commits.run, stream)
     return [row["stream/t2v/r1"] for row in commits.record(num_tasks).metrics]

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from orchestrator.errors import MissingObject
+from orchestrator.learning import loop
 from orchestrator.learning.commits import Commits, Record
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
@@ -112,8 +113,14 @@ def test_of_eight_processes_that_commit_one_task_differently_one_is_believed(tmp
 # ------------------------------------------------------------------------------------ a zombie
 
 
-def run_and_stop(manifest: str, root: Path, out: Path, at: int | None) -> None:
-    """A run that stops itself (SIGSTOP) at a durable call, and leaves its digest when it ends."""
+def run_and_stop(manifest: str, root: Path, out: Path, at: int | None, differs: bool = False) -> None:
+    """A run that stops itself (SIGSTOP) at a durable call, and leaves its digest when it ends.
+
+    `differs`: its numbers are others, as on another GPU, only more so.
+    """
+    if differs:
+        factor = loop.lr_factor
+        loop.lr_factor = lambda *step: factor(*step) / 2
 
     def stop(call: Call) -> None:
         if call.number == at:
@@ -138,10 +145,10 @@ def commit_files(root: Path) -> dict[str, tuple[int, int]]:
     return {str(file): (file.stat().st_ino, file.stat().st_mtime_ns) for file in files}
 
 
-def revive(manifest: str, root: Path, at: int) -> None:
+def revive(manifest: str, root: Path, at: int, differs: bool = False) -> None:
     """Stop a run at a call, let another one take over, wake it up: nothing changes, and it ends with the same."""
     before = commit_files(root)
-    zombie = start(run_and_stop, manifest, root, root / "zombie", at)
+    zombie = start(run_and_stop, manifest, root, root / "zombie", at, differs)
     try:
         until = time.monotonic() + 60
         while not is_stopped(zombie.pid):
@@ -162,8 +169,8 @@ def revive(manifest: str, root: Path, at: int) -> None:
     assert all(problem is None for _, problem in Store.open(root / "store").verify())
 
 
-def test_a_zombie_that_wakes_up_within_its_commit_changes_nothing(runs, manifest):
-    revive(manifest, runs, 14)
+def test_a_zombie_with_other_numbers_that_wakes_up_within_its_commit_ends_with_those_that_won(runs, manifest):
+    revive(manifest, runs, 14, differs=True)
 
 
 @pytest.mark.slow

@@ -662,7 +662,24 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "tests/orchestrator/learning/test_released_recipes.py",
         ),
     ],
+    "orchestrator/learning/commits.py": [
+        (
+            'return digest_of_commit(self.store.get_json("commits", self._name(done))) != parent',
+            "return False",
+            "a child of another parent is committed",
+        ),
+        (
+            "if told is not None and _history(commit, own) != told:",
+            "if False:",
+            "tasks are taken over behind others than those that were told",
+        ),
+    ],
     "orchestrator/learning/loop.py": [
+        (
+            "if not self.workers.agree(is_ours):",
+            "if False:",
+            "a worker that was refused goes on from its own weights",
+        ),
         (
             'self._seed("begin", task.index)  # the same on every worker: new parameters must agree',
             "pass",

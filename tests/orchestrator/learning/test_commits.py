@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from orchestrator.learning.commits import Commits, Record
+from orchestrator.learning.commits import Commits, Record, digest_of_commit
+from orchestrator.learning.reuse import Prefixes
 from orchestrator.store.store import Store
 
 
@@ -69,3 +70,55 @@ def test_a_damaged_commit_is_not_believed_and_may_be_made_again(store, tmp_path)
     assert again.finished(3) == 1
     assert again.publish({"w": torch.ones(64)}, [torch.zeros(1, 1)] * 2, record(2))
     assert again.finished(3) == 2
+
+
+def value(number: float) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((2,), number)}
+
+
+def test_a_child_of_another_parent_is_refused_and_one_of_the_parent_that_won_is_not(store):
+    first, other = Commits(store, "run"), Commits(store, "run")
+    assert first.publish(value(0), [torch.zeros(1, 1)], record(1))
+    assert not other.publish(value(1), [torch.ones(1, 1)], record(1))
+    other._at = (1, "f" * 64)  # as if it had gone on from what it trained
+    assert not other.publish(value(1), [torch.ones(1, 1)] * 2, record(2))
+    assert first.finished(3) == 1
+    weights, _ = other.load(1)  # what won
+    assert other.publish({"w": weights["w"] + 1}, [torch.zeros(1, 1)] * 2, record(2))
+    assert not first.publish(value(7), [torch.zeros(1, 1)] * 2, record(2))
+    commits = [store.get_json("commits", f"run/task_00{done}") for done in (1, 2)]
+    assert [commit["parent"] for commit in commits] == ["", digest_of_commit(commits[0])]
+
+
+def test_equal_numbers_are_one_trajectory_whoever_stored_them_and_how_long_it_took(store):
+    first, other = Commits(store, "run"), Commits(store, "run")
+    for commits, seconds in ((first, 1.0), (other, 2.0)):
+        mine = record(1)
+        mine.seconds = [seconds]
+        assert commits.publish(value(0), [torch.zeros(1, 1)], mine)
+    assert other.publish(value(1), [torch.zeros(1, 1)] * 2, record(2))
+    assert first.publish(value(1), [torch.zeros(1, 1)] * 2, record(2))
+    assert first.publish(value(2), [torch.zeros(1, 1)] * 3, record(3))
+    assert other.publish(value(2), [torch.zeros(1, 1)] * 3, record(3))
+
+
+def test_a_commit_of_a_former_version_is_gone_on_from(store):
+    Commits(store, "run").publish(value(0), [torch.zeros(1, 1)], record(1))
+    old = {name: part for name, part in store.get_json("commits", "run/task_001").items() if name != "parent"}
+    store.put_json("commits", "run/task_001", old)
+    again = Commits(store, "run")
+    assert again.finished(3) == 1
+    again.load(1)
+    assert again.publish(value(1), [torch.zeros(1, 1)] * 2, record(2))
+    assert not Commits(store, "run").publish(value(5), [torch.zeros(1, 1)], record(1))
+    assert store.get_json("commits", "run/task_002")["parent"] == digest_of_commit(old)
+
+
+@pytest.mark.parametrize("number", [1.0, 2.0])
+def test_tasks_of_another_run_are_taken_over_only_behind_the_numbers_that_were_told(store, number):
+    other = Commits(store, "other", Prefixes(store, "base", {}, {}))
+    for done in (1, 2):
+        assert other.publish(value(done), [torch.zeros(1, 1)] * done, record(done))
+    run = Commits(store, "run", Prefixes(store, "base", {}, {}))
+    assert run.publish(value(number), [torch.zeros(1, 1)], Record(1, [[1.0]], [[1.0]], [{"a": number}]))
+    assert run.take_over(3) == (number == 1.0)

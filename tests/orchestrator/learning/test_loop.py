@@ -18,7 +18,7 @@ from orchestrator.data.frames import FrameSource
 from orchestrator.data.settings import DataConfig
 from orchestrator.errors import Diverged
 from orchestrator.learning import loop
-from orchestrator.learning.commits import Commits, Record
+from orchestrator.learning.commits import Commits, Record, digest_of_commit
 from orchestrator.learning.evaluate import EvaluationConfig, metrics_of
 from orchestrator.learning.optimizer import OptimConfig
 from orchestrator.learning.resolve import resolve
@@ -74,6 +74,39 @@ def unbroken_and_resumed(experiment, runs: Path) -> tuple[Result, Result]:
     assert numbers(resumed.record) == numbers(unbroken.record)
     assert same_weights(resumed, unbroken)
     return unbroken, resumed
+
+
+def test_two_loops_on_one_key_with_other_numbers_end_in_one_trajectory(manifest, small_stream, runs, monkeypatch):
+    """A commits task 1 and B, which draws otherwise, task 2; A is refused with its own, and goes on from B's."""
+    experiment = resolve(settings(manifest, "framefusion_moe"), small_stream.settings)
+    seed_of, told, started = loop.seed_of, [], []
+
+    def second(task, record, seconds):
+        if task.index == 1:
+            raise Killed  # after its commit
+
+    def first(task, record, seconds):
+        told.append((task.index, json.loads(json.dumps(record.metrics))))
+        if task.index == 0:
+            with monkeypatch.context() as patch:
+                patch.setattr(loop, "seed_of", lambda seed, *parts: seed_of(seed + 1, *parts))
+                with pytest.raises(Killed):
+                    execute(experiment, Places(runs), report=second)
+
+    def ready(key, method, data, commits):
+        started.append(commits.finished(3))
+
+    result = execute(experiment, Places(runs), report=first, on_ready=ready)
+    unbroken = execute(experiment, Places(runs), fresh=True)
+    store = Places(runs).open_store()
+    commits = [store.get_json("commits", f"{result.key}/task_00{done}") for done in (1, 2, 3)]
+    assert commits[1]["record"]["training"] != unbroken.record.training[: len(commits[1]["record"]["training"])]
+    assert [commit["parent"] for commit in commits] == ["", *map(digest_of_commit, commits[:2])]
+    assert all(commits[2]["record"][name][:2] == commits[1]["record"][name] for name in ("own", "union", "metrics"))
+    assert started == [0, 2]  # what B had finished is told again: trackers and searches learn of it there
+    assert [index for index, _ in told] == [0, 2]
+    assert told[-1][1] == commits[2]["record"]["metrics"] == result.record.metrics
+    assert result.resumed == 2
 
 
 def test_replayed_pairs_are_read_from_the_store_and_no_commit_holds_a_frame(manifest, small_stream, runs):
