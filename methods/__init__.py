@@ -54,6 +54,8 @@ METHODS = {
 CONFIGURATIONS = {
     "tome": ("lora", "tome"),
     "evit": ("lora", "evit"),
+    "sta": ("lora", "sta"),
+    "diffrate": ("lora", "diffrate"),
     "bmu_moco_local": ("bmu_moco", "local"),
     "er_ring_moco": ("er_ring", "bmu-moco"),
     "der_moco": ("der", "bmu-moco"),

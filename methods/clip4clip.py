@@ -88,7 +88,9 @@ class Clip4ClipConfig(ScaleConfig):
     frame_norm: Literal["none", "l2"] = "none"
     loss_reduction: Literal["mean", "sum"] = "mean"
     mask_same_video: bool = False  # other captions of the same video are no negatives
-    reducer: Literal["none", "tome", "tome_shared", "evit"] = "none"  # fewer tokens in the vision tower
+    reducer: Literal["none", "tome", "tome_shared", "evit", "sta", "diffrate"] = (
+        "none"  # fewer tokens in the vision tower
+    )
     r: int | None = None  # tokens that a block merges away; none: as ToMe, scaled to the depth
     sim_eps: float | None = None  # of seqTransf's LayerNorms; None: as in CLIP's text tower, 1e-5
     mask_missing: bool = False  # frames of zeros at a video's end are none: those of data.sampling=one_per_second

@@ -41,7 +41,7 @@ class FrameFusionMoEConfig:
     """Tuned by search_spaces/framefusion_moe.py. "Silent": the paper does not say; the value is the released code's."""
 
     # Not of the paper: fewer tokens in the vision tower. FFA needs the same plan for every frame (tome_shared)
-    reducer: Literal["none", "tome", "tome_shared", "evit"] = "none"
+    reducer: Literal["none", "tome", "tome_shared", "evit", "sta", "diffrate"] = "none"
     r: int | None = None  # tokens that a block merges away; none: as ToMe, scaled to the depth
 
     # Vision, section 3.3

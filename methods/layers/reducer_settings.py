@@ -6,12 +6,14 @@ import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
-ReducerName = Literal["none", "tome", "tome_shared", "tempme", "evit"]
+ReducerName = Literal["none", "tome", "tome_shared", "tempme", "evit", "sta", "diffrate"]
 # settings that some reducers alone read -> those
 _ONLY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("keep_cross", "keep_intra", "clip_blocks", "clip_groups", "join_clips", "positions"), ("tempme",)),
     **dict.fromkeys(("keep_rate", "fuse", "anneal_from", "anneal_steps"), ("evit",)),
-    "stages": ("evit",),
+    "stages": ("evit", "sta"),
+    "prune_to": ("diffrate",),
+    "merge_to": ("diffrate",),
 }
 
 
@@ -21,7 +23,8 @@ class ReducerConfig:
 
     reducer: ReducerName = "none"
     # Tokens merged in each frame and block; None: the paper's 2 of 49, 10 of 196 patches. Several: of the first blocks,
-    # the others merge nothing; what is beyond the last block does not count
+    # the others merge nothing; what is beyond the last block does not count. sta: patches that go of each frame in
+    # each stage; None: 10, 9, 9 of 49, which cost what TempMe's Table 2 prints (it prints no r)
     r: int | tuple[int, ...] | None = None
     inflection: float = 0.0  # of ToMe's schedules: numbers fall from 2 r to 0 (-1), stay (0) or rise to 2 r (1)
     proportional: bool = True  # attention weighs a token by the patches it stands for
@@ -32,11 +35,14 @@ class ReducerConfig:
     clip_groups: tuple[int, ...] = ()  # clips joined in each of them; (): 2, 2, 3 for 12 frames, 4, 4, 4 for 64
     join_clips: bool = True  # False: the same rates within single frames ("token reduction only", table 9)
     positions: Literal["always", "merging", "none"] = "always"  # clip positions; merging: the released code's habit
-    stages: tuple[int, ...] = ()  # blocks, from 0, where evit keeps fewer patches; (): 3, 6, 9 of 12
+    stages: tuple[int, ...] = ()  # blocks, from 0, of evit, behind which of sta; (): 3, 6, 9 and 0, 4, 8 of 12
     keep_rate: float = 0.7  # evit: share of the patches that stay in each of them
     fuse: bool = True  # evit: what goes becomes one token
     anneal_from: int = 0  # evit: steps of the optimizer before any patch goes in training
     anneal_steps: int = 0  # evit: further steps in which the rate falls from 1; 0: it holds at once
+    # diffrate: K_p and K_m of every block, class token included; (): the released MAE-B 11.5 for a B/16, else ours
+    prune_to: tuple[int, ...] = ()
+    merge_to: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         numbers = self.r if isinstance(self.r, tuple) else () if self.r is None else (self.r,)
@@ -48,8 +54,13 @@ class ReducerConfig:
             raise ValueError(f"r={','.join(map(str, self.r))}: with inflection or reducer=tempme, r is one number.")
         if self.inflection and self.reducer not in ("none", "tome", "tome_shared"):
             raise ValueError(f"inflection is a setting of reducer=tome, and reducer is {self.reducer!r}.")
-        if self.r is not None and self.reducer == "evit":
-            raise ValueError(f"r is no setting of reducer={self.reducer}, which keeps a share; write keep_rate=0.7.")
+        if self.r is not None and self.reducer in ("evit", "diffrate"):
+            instead = "keep_rate=0.7" if self.reducer == "evit" else "prune_to and merge_to"
+            raise ValueError(f"r is no setting of reducer={self.reducer}; write {instead}.")
+        if len(self.prune_to) != len(self.merge_to) or min((*self.prune_to, *self.merge_to), default=2) < 2:
+            raise ValueError(
+                f"prune_to={self.prune_to} and merge_to={self.merge_to} must be equally many numbers >= 2."
+            )
         if self.num_frames < 1:
             raise ValueError(f"num_frames must be >= 1, got {self.num_frames}.")
         for name in ("keep_cross", "keep_intra"):

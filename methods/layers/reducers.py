@@ -1,6 +1,6 @@
 """Token reduction as a plug-in of the vision tower: none, ToMe, ToMe with one plan for all frames, TempMe.
 
-Others have a file each: evit.py. `make_reducer` makes them all.
+Others have a file each: evit.py, sta.py, diffrate.py. `make_reducer` makes them all.
 
 ToMe: Bolya et al., arXiv:2210.09461. TempMe: "Temporal Token Merging for Efficient Text-Video Retrieval",
 arXiv:2409.01156, section 3.2; where the paper is silent (class tokens stay apart, sizes weigh the averages
@@ -27,9 +27,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.backbone.clip import Attended, BlockSeams, Seam, Seams, TokenState, VisionTower
+from methods.layers.diffrate import DiffRate, schedule
 from methods.layers.evit import EViT
 from methods.layers.merge import merge_tokens, most_mergeable, plan_bipartite
 from methods.layers.reducer_settings import ReducerConfig, ReducerName
+from methods.layers.sta import STA
 from methods.layers.token_steps import Step, TokenReducer, spread
 
 
@@ -226,10 +228,36 @@ def make_reducer(config: ReducerConfig, vision: VisionTower) -> TokenReducer:
     if config.reducer == "evit":
         stages, anneal = config.stages or spread(blocks, 4, 1), (config.anneal_from, config.anneal_steps)
         return EViT(blocks, tokens, stages, config.keep_rate, config.fuse, *anneal)
+    if config.reducer == "sta":
+        stages = config.stages or spread(blocks, 3, 0)
+        gone = sta_rates(config.r, stages, tokens - 1)
+        return STA(blocks, tokens, stages, gone)
+    if config.reducer == "diffrate":
+        pruned, merged = (config.prune_to, config.merge_to) if config.prune_to else schedule(blocks, tokens)
+        if len(pruned) != blocks:
+            raise ValueError(
+                f"prune_to and merge_to have {len(pruned)} numbers each, the backbone has {blocks} blocks."
+            )
+        return DiffRate(tokens, pruned, merged, config.proportional)
     r = default_r(blocks, tokens) if config.r is None else config.r
     shared = config.reducer == "tome_shared"
     steps = tome_steps(blocks, tokens, r, config.inflection)
     return Reducer(steps, vision.width, shared=shared, proportional=config.proportional)
+
+
+def sta_rates(r: int | Sequence[int] | None, stages: Sequence[int], patches: int) -> tuple[int, ...]:
+    """Patches that go of a frame in each stage; None: 10, then 9 of 49, or in proportion.
+
+    Raises:
+        ValueError: if the numbers are not as many as the stages.
+    """
+    if r is None:
+        return tuple(max(1, round((9 if turn else 10) / 49 * patches)) for turn in range(len(stages)))
+    if isinstance(r, int):
+        return (r,) * len(stages)
+    if len(r) != len(stages):
+        raise ValueError(f"r={','.join(map(str, r))}: reducer=sta has {len(stages)} stages; write a number for each.")
+    return tuple(r)
 
 
 def plain_reducer(name: ReducerName, r: int | None, vision: VisionTower) -> TokenReducer:

@@ -205,6 +205,8 @@ ROWS: list[tuple[str, str, dict[str, Any], str, int, str, str]] = [
     ("LoRA", "lora", {}, "", 12, "53.0", "0.49"),
     ("ToMe", "tome", {}, "", 12, "40.2", "0.49"),
     ("EViT", "evit", {}, "", 12, "37.2", "0.49"),
+    ("STA (r is ours)", "sta", {}, "", 12, "35.7", "0.49"),
+    ("DiffRate (schedule is ours)", "diffrate", {}, "", 12, "36.8", "0.49"),
     ("TempMe", "tempme", {}, "", 12, "34.8", "0.50"),
     ("TempMe on prompts", "prompt", {"reducer": "tempme"}, "", 12, "", "0.09"),
     ("TempMe on adapters", "adapter", {"reducer": "tempme"}, "", 12, "", "0.28"),
@@ -227,6 +229,7 @@ ROWS: list[tuple[str, str, dict[str, Any], str, int, str, str]] = [
     ("Adapter", "adapter", {}, _B16, 12, "211.7", "0.26"),
     ("LoRA", "lora", {}, _B16, 12, "211.3", "0.49"),
     ("ToMe", "tome", {}, _B16, 12, "144.4", "0.49"),
+    ("DiffRate", "diffrate", {}, _B16, 12, "138.5", "0.49"),
     ("TempMe", "tempme", {}, _B16, 12, "121.4", "0.50"),
     # The printed count is 46,801,933: with FFA in 2 blocks that do not use it (4,724,738), 9 prototypes of other tasks
     # (4,608), and CLIP's projections and logit scale, which no optimiser group holds (655,361)

@@ -1,4 +1,4 @@
-"""ToMe and EViT beside their authors' codes: single steps in every clone, and a whole tower of CLIP's form."""
+"""ToMe, EViT and DiffRate beside their authors' codes: steps in every clone, and a whole tower of CLIP's form."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import torch
 
 from methods.backbone.clip import Block, BlockSeams, TokenState, record_tokens
+from methods.layers.diffrate import merge_ranked
 from methods.layers.evit import annealed, keep_attended, kept_patches
 from methods.layers.merge import merge_tokens, plan_bipartite, unmerge_tokens
 from methods.lora import Lora, LoraConfig
@@ -126,17 +127,48 @@ def test_features_and_gradients_of_evits_tower_equal_the_released_ones(compared,
         compared("evit", "forward", found, io[f"{case}/features"], 1e-5)
         assert states[0].log[-1][2] == io[f"{case}/block9_out"].shape[1]
         if case == "keep70_fuse":
-            method.requires_grad_(True).zero_grad()
-            (method.encode_frames(io["frames"].float()).flatten(0, 1) * io["probe"]).sum().backward()
-            vision = method.backbone.vision
-            pairs = [
-                (vision.class_embedding, "cls_token"),
-                (vision.positional_embedding, "pos_embed"),
-                *((vision.blocks[i].attn.in_weight, f"blocks.{i}.attn.qkv.weight") for i in (3, 9)),
-                *((vision.blocks[i].attn.in_bias, f"blocks.{i}.attn.qkv.bias") for i in (3, 9)),
-                (vision.blocks[6].ln_1.weight, "blocks.6.norm1.weight"),
-                (vision.blocks[6].ln_1.bias, "blocks.6.norm1.bias"),
-            ]
-            for parameter, name in pairs:
-                theirs = io[f"grad_fuse/{name}"]
-                compared("evit", "gradients", parameter.grad, theirs.reshape(parameter.shape), 1e-4)
+            for ours, theirs in gradients(method, io, "grad_fuse"):
+                compared("evit", "gradients", ours, theirs, 1e-4)
+
+
+def gradients(method: Lora, io: Weights, kind: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Of sum(features * probe), ours beside the authors'."""
+    method.requires_grad_(True).zero_grad()
+    (method.encode_frames(io["frames"].float()).flatten(0, 1) * io["probe"]).sum().backward()
+    vision = method.backbone.vision
+    ours = {"cls_token": vision.class_embedding, "pos_embed": vision.positional_embedding}
+    for layer, block in enumerate(vision.blocks):
+        ours |= {f"blocks.{layer}.attn.qkv.{kind}": getattr(block.attn, f"in_{kind}") for kind in ("weight", "bias")}
+        ours |= {f"blocks.{layer}.norm1.{kind}": getattr(block.ln_1, kind) for kind in ("weight", "bias")}
+    theirs = floats(io, f"{kind}/")
+    assert len(theirs) == 8
+    return [(ours[name].grad, value.reshape(ours[name].shape)) for name, value in theirs.items()]
+
+
+# -------------------------------------------------------------------------------------- DiffRate
+
+
+def test_diffrates_merge_is_the_plain_mean_of_the_release_and_its_sizes_grow_by_similarity(compared):
+    """OpenGVLab/DiffRate: 12 ranked tokens, of which the last 4 join the first 8, the class token aside."""
+    file = floats(read(FIXTURES / "diffrate_merge.npz"))
+    x, metric, size = (file[name][:, 1:] for name in ("x", "metric", "size"))
+    found, sizes = merge_ranked(x, metric, size, 7)
+    compared("diffrate", "forward", found, file["x_out"][:, 1:], 1e-6)
+    compared("diffrate", "forward", sizes, file["size_out_eval"][:, 1:], 1e-6)
+
+
+def test_features_sizes_and_gradients_of_diffrates_tower_equal_the_released_ones(compared, shared):
+    folder = shared / "reference" / "reduction"
+    io, state = read(folder / "diffrate_clip50.npz"), tower(floats(read(folder / "clip50_state.npz")))
+    facts = json.loads((folder / "diffrate.json").read_text())
+    for case in ("fixed_both", "fixed_prune_only", "fixed_nothing"):
+        counts = {"prune_to": tuple(facts[case]["prune"]), "merge_to": tuple(facts[case]["merge"])}
+        method = Lora(LoraConfig(reducer="diffrate", **counts), tiny_clip(SHAPE, state)).eval()
+        with record_tokens() as states:
+            found = method.encode_frames(io["frames"].float()).flatten(0, 1)
+        compared("diffrate", "forward", found, io[f"{case}/features"], 1e-5)
+        assert [tokens for _, _, tokens in states[0].log] == facts[case]["tokens_after_block"]
+        if case == "fixed_both":
+            compared("diffrate", "forward", states[0].sizes[..., 0], io[f"{case}/block11_size"], 1e-5)
+            for ours, theirs in gradients(method, io, "grad_fixed_both"):
+                compared("diffrate", "gradients", ours, theirs, 1e-4)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from methods.backbone.clip import BlockSeams, Clip, TokenState, record_tokens, run_blocks
+from methods.layers.diffrate import merge_ranked
 from methods.layers.evit import keep_attended
 from methods.layers.reducer_settings import ReducerConfig
 from methods.layers.reducers import (
@@ -21,6 +22,7 @@ from methods.layers.reducers import (
     tome_schedule,
     tome_steps,
 )
+from methods.layers.sta import survivors
 from methods.layers.token_steps import Step, token_log
 from methods.lora import Lora, LoraConfig
 from orchestrator.config import build, flatten
@@ -147,7 +149,9 @@ def test_a_setting_that_the_reducer_does_not_read_is_refused():
     for settings, message in (
         ({"reducer": "tome", "keep_cross": 60}, "keep_cross is a setting of reducer=tempme, and reducer is 'tome'"),
         ({"reducer": "tome", "keep_rate": 0.5}, "keep_rate is a setting of reducer=evit, and reducer is 'tome'"),
-        ({"reducer": "evit", "r": 2}, "r is no setting of reducer=evit, which keeps a share; write keep_rate=0.7"),
+        ({"reducer": "evit", "r": 2}, "r is no setting of reducer=evit; write keep_rate=0.7"),
+        ({"reducer": "diffrate", "r": 2}, "r is no setting of reducer=diffrate; write prune_to and merge_to"),
+        ({"reducer": "diffrate", "prune_to": (17, 9)}, "must be equally many numbers >= 2"),
         ({"reducer": "evit", "inflection": 0.5}, "inflection is a setting of reducer=tome, and reducer is 'evit'"),
         ({"reducer": "evit", "keep_rate": 0.0}, r"keep_rate is a share in \(0, 1\], got 0.0"),
         ({"reducer": "evit", "anneal_steps": -1}, "anneal_from and anneal_steps count steps, got 0, -1"),
@@ -157,6 +161,10 @@ def test_a_setting_that_the_reducer_does_not_read_is_refused():
 
 
 def test_a_schedule_that_does_not_fit_the_tower_is_refused(small_clip):
+    with pytest.raises(ValueError, match="prune_to and merge_to have 2 numbers each, the backbone has 4 blocks"):
+        small(small_clip, reducer="diffrate", prune_to=(17, 9), merge_to=(17, 9))
+    with pytest.raises(ValueError, match="r=3,4: reducer=sta has 3 stages; write a number for each"):
+        small(small_clip, reducer="sta", r=(3, 4))
     with pytest.raises(ValueError, match=r"stages=\(3, 6\): the backbone has blocks 0\.\.3"):
         small(small_clip, reducer="evit", stages=(3, 6))
     with pytest.raises(ValueError, match="equally many"):
@@ -176,6 +184,8 @@ def test_the_tower_logs_what_the_schedule_says(small_clip):
         {"reducer": "tome_shared"},
         {"reducer": "evit", "keep_rate": 0.6},
         {"reducer": "evit", "fuse": False},
+        {"reducer": "sta", "r": (3, 0, 5)},
+        {"reducer": "diffrate"},
     ):
         reducer = small(small_clip, **settings)
         with record_tokens() as states:
@@ -190,6 +200,8 @@ NOTHING = {
     "tome_shared": {"r": 0},
     "tempme": {"r": 0, "keep_cross": 100, "keep_intra": 100, "join_clips": False},
     "evit": {"keep_rate": 1.0},
+    "sta": {"r": 0},
+    "diffrate": {"prune_to": (17,) * 4, "merge_to": (17,) * 4},
 }
 
 
@@ -212,8 +224,8 @@ def test_videos_do_not_see_each_other(small_clip, name):
 def test_tome_keeps_frames_apart_and_tempme_does_not(small_clip):
     frames = torch.randn(1, 4, 3, 32, 32)
     other = frames.clone()
-    other[0, 3] = torch.randn(3, 32, 32)
-    for name, independent in (("tome", True), ("evit", True), ("tempme", False)):
+    other[0, 1:] = torch.randn(3, 3, 32, 32)
+    for name, independent in (("tome", True), ("evit", True), ("diffrate", True), ("sta", False), ("tempme", False)):
         reducer = small(small_clip, reducer=name, num_frames=4)
         same = torch.equal(encode(small_clip, reducer, frames)[0, 0], encode(small_clip, reducer, other)[0, 0])
         assert same == independent
@@ -266,6 +278,21 @@ def test_patches_that_nothing_looks_at_weigh_nothing_and_the_fused_token_trains_
     keep_attended(torch.randn(2, 17, 32), weights, 8, 1, fuse=True).square().sum().backward()
     kept = torch.zeros(2, 16, dtype=torch.bool).scatter(1, weights.topk(8).indices, True)
     assert torch.equal(weights.grad == 0, kept)
+
+
+def test_sta_keeps_what_the_frame_before_does_not_have(small_clip):
+    """One patch of frame 2 is like nothing in frame 1: it stays first, however small r leaves the frame."""
+    keys = torch.eye(6)[torch.tensor([[0, 0, 0, 0], [0, 0, 5, 0]])][None]  # (1, 2, 4, 6)
+    x = torch.ones(1, 2, 4, 8)  # nothing stands out: no NaN
+    assert survivors(x, keys, 3)[0, 1].tolist() == [2]
+    x[0, 1, 0] = 2.0  # the largest of its frame counts as not redundant at all
+    assert survivors(x, keys, 3)[0, 1].tolist() == [0]
+
+
+def test_a_size_of_diffrate_stays_above_zero_where_the_release_would_break():
+    x = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])
+    _, size = merge_ranked(x, x, torch.ones(1, 2, 1), 1)
+    assert size.log().isfinite().all()
 
 
 def test_the_rate_falls_over_the_steps_of_training_alone(small_clip):
@@ -390,7 +417,8 @@ def test_two_reducers_and_different_depths_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("name", "fits"), [("none", True), ("tome_shared", True), ("tome", False), ("tempme", False), ("evit", False)]
+    ("name", "fits"),
+    [("none", True), ("tome_shared", True), ("tome", False), ("tempme", False), ("evit", False), ("sta", False)],
 )
 def test_cross_frame_attention_composes_only_with_reducers_that_keep_places(small_clip, name, fits):
     cross_frame = [BlockSeams()] * 2 + [BlockSeams(needs_alignment=True)] * 2
