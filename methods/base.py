@@ -229,7 +229,10 @@ class Method(nn.Module):
         return by_task(encode or self.encode_text, batch.tokens, batch.tasks if self.prompts_by_task else None)
 
     def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
-        """Similarities (Q, V) of caption and video features; a cosine where both are unit vectors (., d)."""
+        """Similarities (Q, V) of caption and video features; a cosine where both are unit vectors (., d).
+
+        Each from its caption and its video alone: the evaluation asks for parts of the captions and of the videos.
+        """
         return queries @ gallery.mT
 
     def calibrate(self, scores: Tensor) -> Tensor:
@@ -243,6 +246,11 @@ class Method(nn.Module):
     def calibrate_for_videos(self, scores: Tensor) -> Tensor:
         """The same for videos -> captions: rows stay captions and columns videos, and a column is ranked."""
         return self.calibrate(scores)
+
+    def calibrates(self) -> bool:
+        """Whether `calibrate` or `calibrate_for_videos` changes scores: the evaluation then holds the matrix (Q, V)."""
+        names = ("calibrate", "calibrate_for_videos")
+        return any(getattr(type(self), name) is not getattr(Method, name) for name in names)
 
     def scale(self) -> Tensor:
         """The factor exp(logit_scale) = 1 / temperature of the contrastive loss, a scalar."""

@@ -296,6 +296,9 @@ class CAMoE(Method):
     def scale(self) -> Tensor:
         return self.backbone.logit_scale.exp()
 
+    def calibrates(self) -> bool:
+        return self.config.revise
+
     def calibrate(self, scores: Tensor) -> Tensor:
         return self._revised(scores, dim=0)
 

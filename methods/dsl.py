@@ -95,6 +95,10 @@ class DSL(Strategy):
         terms["contrastive"] = self.config.weight * revised
         return terms
 
+    def calibrates(self) -> bool:
+        """The prior of a pair is a softmax over a complete row or column, so `search` needs the matrix."""
+        return self.config.search or self.base.calibrates()
+
     def calibrate(self, scores: Tensor) -> Tensor:
         scores = self.base.calibrate(scores)
         if not self.config.search:

@@ -246,6 +246,9 @@ class StructAlign(Method):
         whole = queries[:, 0].float() @ mean_of(gallery.float()).mT
         return torch.stack([frame_word_similarity(queries[:, 1:], gallery), whole], dim=-1)
 
+    def calibrates(self) -> bool:
+        return self.config.score != "words"
+
     def calibrate(self, scores: Tensor) -> Tensor:
         """`fused`: the mean of both columns' z-scores over a query's whole row, so over all stored videos."""
         return scores if self.config.score == "words" else mean_z_score(scores)

@@ -76,6 +76,11 @@ class Strategy(Method):
     def calibrate_for_videos(self, scores: Tensor) -> Tensor:
         return self.base.calibrate_for_videos(scores)
 
+    def calibrates(self) -> bool:
+        names = ("calibrate", "calibrate_for_videos")
+        own = any(getattr(type(self), name) is not getattr(Strategy, name) for name in names)
+        return own or self.base.calibrates()
+
     def scale(self) -> Tensor:
         return self.base.scale()
 

@@ -70,6 +70,7 @@ def revise(logits: Tensor, temperature: float = 1.0, dim: int = 0) -> Tensor:
     """Revised similarities of one direction, over complete matrices: every query weighs on every other.
 
     Captions -> videos takes the prior over the captions (dim 0), videos -> captions that over the videos (dim 1).
+    It cannot be done in parts: the prior of a pair is a softmax over its whole row or column, so the matrix is held.
     Transductive, and made for about one query per video. With a single query nothing changes: Z Pr grows with Z
     along `dim`, so the ranking along it stays as it is, and each direction needs its own matrix.
 

@@ -114,20 +114,25 @@ def bench_encoder(name: str, backbone: Clip, what: str, videos: int, frames: int
 
 
 def bench_ranking(size: int = 3000, pairs: int = 5) -> list[Comparison]:
-    """Ranks of `size` queries among `size` videos, by counting and by sorting twice."""
-    from orchestrator.learning.metrics import ranks
+    """Ranks of `size` captions and `size` videos from features, both ways: tiles that are counted, a matrix sorted."""
+    from orchestrator.learning.ranking import TILE, Ranked, rank
 
-    scores = torch.randn(size, size, generator=torch.Generator().manual_seed(0))
+    captions, videos = torch.randn(2, size, 512, generator=torch.Generator().manual_seed(0))
     target = torch.arange(size)
 
-    def sort_twice() -> np.ndarray:
-        places = np.argsort(np.argsort(-scores.numpy(), axis=1), axis=1)
-        return places[np.arange(size), target.numpy()] + 1
+    def count() -> Ranked:
+        return rank(lambda rows, columns: captions[rows] @ videos[columns].mT, target, (0, size), (0, size))
 
-    if not np.array_equal(ranks(scores, target).numpy(), sort_twice()):
+    def sort_twice() -> tuple[np.ndarray, np.ndarray]:
+        scores = (captions @ videos.mT).numpy()
+        to_videos, to_captions = (np.argsort(np.argsort(-each, axis=1), axis=1) for each in (scores, scores.T))
+        return to_videos.diagonal() + 1, to_captions.diagonal() + 1
+
+    found = count()
+    if not all(map(np.array_equal, (found.to_videos, found.videos), sort_twice())):
         raise RuntimeError("the two ways to rank disagree")
-    title = f"ranking {size} x {size} scores, by counting"
-    return [paired(title, "argsort of argsort (NumPy)", lambda: ranks(scores, target), sort_twice, pairs)]
+    title = f"ranking {size} x {size} from features, both ways, in tiles of 512 x {TILE}"
+    return [paired(title, "matrix, argsort of argsort (NumPy)", count, sort_twice, pairs)]
 
 
 # ------------------------------------------------------------------------------------ data

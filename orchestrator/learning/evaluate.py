@@ -10,9 +10,10 @@ Shapes: Q queries, V videos, L text length.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain
 from typing import Literal
 from weakref import WeakKeyDictionary
 
@@ -23,6 +24,7 @@ from methods.base import Method
 from methods.layers.transfer import cut, to_device
 from orchestrator.data.batches import Queries
 from orchestrator.learning import metrics
+from orchestrator.learning.ranking import Ranked, Score, of_matrix, rank
 
 _KNOWN_TEXTS: WeakKeyDictionary[Method, dict[bytes, Tensor]] = WeakKeyDictionary()
 
@@ -97,50 +99,123 @@ def encode_texts(
     return torch.nn.utils.rnn.pad_sequence([known[key] for key in keys], batch_first=True)
 
 
-@torch.no_grad()
-def score_block(
-    method: Method, features: Tensor, gallery: Tensor, config: EvaluationConfig, device: torch.device
-) -> Tensor:
-    """Scores (Q, V) on the CPU in float32, computed in chunks of queries."""
-    gallery = to_device(gallery, device)
-    return torch.cat(
-        [method.score(to_device(part, device), gallery).float().cpu() for part in features.split(config.chunk)]
-    )
+class Scored:
+    """`Method.score` where it is asked for: float32 scores (R, C), on the device, of captions and videos of one task.
+
+    Args:
+        features: of the captions (Q, ...), one for all tasks or one for each.
+        galleries: features of the videos (V, ...) of each task.
+    """
+
+    def __init__(
+        self, method: Method, features: Sequence[Tensor], galleries: Sequence[Tensor], device: torch.device
+    ) -> None:
+        self.method, self.features, self.galleries, self.device = method, features, galleries, device
+        self.columns = borders(map(len, galleries))
+        self._last: tuple[slice, Tensor] | None = None  # videos that are on the device
+
+    @torch.no_grad()
+    def __call__(self, rows: slice | Tensor, columns: slice) -> Tensor:
+        task = bisect_right(self.columns, columns.start) - 1
+        if self._last is None or self._last[0] != columns:
+            first = self.columns[task]
+            videos = self.galleries[task][columns.start - first : columns.stop - first]
+            self._last = columns, to_device(videos, self.device)
+        queries = self.features[task if len(self.features) > 1 else 0][rows]
+        return self.method.score(to_device(queries, self.device), self._last[1]).float()
+
+
+def caption_features(
+    method: Method,
+    queries: Sequence[Queries],
+    tasks: int,
+    config: EvaluationConfig,
+    device: torch.device,
+    spread: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None = None,
+) -> Iterator[Tensor]:
+    """Features (Q, ...) of all captions: one for all tasks, or one for each where the method prompts by task.
+
+    There every caption is encoded once for each task's videos, and scores are compared as they are (CTVR, section 4.2).
+
+    Args:
+        spread: encodes captions on all workers instead of this one; see `workers.Workers.spread`.
+    """
+    tokens = torch.cat([q.tokens for q in queries])
+    tokens = cut(tokens) if method.reads_pads else tokens
+    run = spread or (lambda encode, rows: encode(rows))
+    for task in range(tasks) if method.prompts_by_task else (None,):
+        yield run(lambda rows, task=task: encode_texts(method, rows, task, config, device), tokens)  # type: ignore[misc]
 
 
 def all_scores(
+    method: Method,
+    features: Iterable[Tensor],
+    galleries: Sequence[Tensor],
+    config: EvaluationConfig,
+    device: torch.device,
+) -> Tensor:
+    """`Method.score` of all captions and all stored videos on the CPU, (Q, V) or (Q, V, ...), in task order.
+
+    Args:
+        features: of `caption_features`, read one by one: those of words are large.
+    """
+    columns, whole = borders(map(len, galleries)), torch.empty(0)
+    known = iter(features)
+    of_task = next(known)
+    for task, gallery in enumerate(galleries):
+        if task and method.prompts_by_task:
+            of_task = next(known)
+        score = Scored(method, [of_task], [gallery], device)
+        for rows in torch.arange(len(of_task)).split(config.chunk):
+            part = score(slice(int(rows[0]), int(rows[-1]) + 1), slice(0, len(gallery))).cpu()
+            if not len(whole):
+                whole = part.new_empty(len(of_task), columns[-1], *part.shape[2:])
+            whole[rows, columns[task] : columns[task + 1]] = part
+    return whole
+
+
+def rank_all(
     method: Method,
     queries: Sequence[Queries],
     galleries: Sequence[Tensor],
     config: EvaluationConfig,
     device: torch.device,
+    protocol: str,
     spread: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None = None,
     is_scoring: bool = True,
-) -> Tensor:
-    """`Method.score` of all queries of all tasks and all stored videos, (Q, V) or (Q, V, ...), in task order.
+) -> Ranked | None:
+    """Ranks of the captions and the stored videos of tasks 1..t, both ways.
 
-    Where the method prompts by task, every caption is encoded once for each task's videos, and the
-    blocks are compared as they are (CTVR, section 4.2).
+    Scores that are final as the method gives them are counted tile by tile. A method that calibrates them needs the
+    matrix (Q, V). Where a method prompts by task, what is smaller is held: all features of captions, or the matrix.
 
     Args:
-        spread: encodes captions on all workers instead of this one; see `workers.Workers.spread`.
-        is_scoring: False only helps to encode, and returns an empty tensor.
+        protocol: of the stream, `ctvr` or `cvlm`.
+        spread: as of `caption_features`.
+        is_scoring: False only helps to encode, and returns None.
     """
-    tokens = torch.cat([q.tokens for q in queries])
-    tokens = cut(tokens) if method.reads_pads else tokens
-    run = spread or (lambda encode, rows: encode(rows))
-    if method.prompts_by_task:
-        blocks = []
-        for index, gallery in enumerate(galleries):
-            features = run(lambda rows, index=index: encode_texts(method, rows, index, config, device), tokens)  # type: ignore[misc]
-            if is_scoring:
-                blocks.append(score_block(method, features, gallery, config, device))
-    else:
-        features = run(lambda rows: encode_texts(method, rows, None, config, device), tokens)
-        # One block at a time: galleries of frame features are large
-        todo = galleries if is_scoring else ()
-        blocks = [score_block(method, features, gallery, config, device) for gallery in todo]
-    return torch.cat(blocks, dim=1) if is_scoring else tokens.new_empty(0)
+    sizes, encoded = (
+        [len(gallery) for gallery in galleries],
+        caption_features(method, queries, len(galleries), config, device, spread),
+    )
+    if not is_scoring:
+        for _ in encoded:
+            pass
+        return None
+    first = next(encoded)
+    is_large = method.prompts_by_task and len(galleries) * first.numel() > len(first) * sum(sizes)
+    features = chain([first], encoded)
+    if method.calibrates() or is_large:
+        scores = all_scores(method, features, galleries, config, device)
+        return rank_scores(final_scores(method, scores, queries, sizes, protocol), queries, sizes, config)
+    return _rank(Scored(method, list(features), galleries, device), queries, sizes, config)
+
+
+def _rank(score: Score, queries: Sequence[Queries], sizes: Sequence[int], config: EvaluationConfig) -> Ranked:
+    rows, columns = borders(len(q.target) for q in queries), borders(sizes)
+    target = torch.cat([q.target + start for q, start in zip(queries, columns)])
+    twin = torch.cat([torch.where(q.twin >= 0, q.twin + start, -1) for q, start in zip(queries, columns)])
+    return rank(score, target, rows, columns, twin, config.chunk)
 
 
 @dataclass(frozen=True)
@@ -161,7 +236,7 @@ def final_scores(
     CTVR searches one gallery, so the complete matrix is calibrated and a task's part is cut out of it. In CVLM a
     task's videos are searched by its captions alone, so each task's block is calibrated alone.
     """
-    rows, columns = _borders(len(q.target) for q in queries), _borders(sizes)
+    rows, columns = borders(len(q.target) for q in queries), borders(sizes)
     parts = [(slice(*rows[i : i + 2]), slice(*columns[i : i + 2])) for i in range(len(sizes))]
     whole = method.calibrate(scores), method.calibrate_for_videos(scores)
     if protocol == "cvlm":
@@ -171,48 +246,57 @@ def final_scores(
     return Scores(*whole, *own)
 
 
-def _borders(sizes: Iterable[int]) -> list[int]:
+def rank_scores(scores: Scores, queries: Sequence[Queries], sizes: Sequence[int], config: EvaluationConfig) -> Ranked:
+    """The ranks by scores that are there."""
+    to_videos = _rank(of_matrix(scores.to_videos), queries, sizes, config)
+    to_captions = _rank(of_matrix(scores.to_captions), queries, sizes, config)
+    own = [_rank(of_matrix(s), [q], [size], config) for s, q, size in zip(scores.own, queries, sizes)]
+    own_videos = [
+        _rank(of_matrix(s), [q], [size], config) for s, q, size in zip(scores.own_to_captions, queries, sizes)
+    ]
+    return replace(
+        to_captions,
+        to_videos=to_videos.to_videos,
+        beats_twin=to_videos.beats_twin,
+        own=torch.cat([each.own for each in own]),
+        own_videos=torch.cat([each.own_videos for each in own_videos]),
+    )
+
+
+def borders(sizes: Iterable[int]) -> list[int]:
+    """Where parts of these sizes begin and end, from 0."""
     return [0, *accumulate(sizes)]
 
 
-def metrics_of(scores: Scores, queries: Sequence[Queries], sizes: Sequence[int]) -> Evaluation:
-    """All metrics of the protocol from the scores of tasks 1..t.
+def metrics_of(found: Ranked, queries: Sequence[Queries], sizes: Sequence[int]) -> Evaluation:
+    """All metrics of the protocol from the ranks of tasks 1..t.
 
     `v2t` ranks videos by their best caption, as the released codes do; `v2t_captions` ranks the captions themselves.
 
     Args:
-        scores: from `final_scores`.
+        found: from `rank_all`.
         queries: of tasks 1..t.
         sizes: number of stored videos of each task.
     """
-    rows, columns = _borders(len(q.target) for q in queries), _borders(sizes)
-    target = torch.cat([q.target + start for q, start in zip(queries, columns)])
-    twin = torch.cat([torch.where(q.twin >= 0, q.twin + start, -1) for q, start in zip(queries, columns)])
-    rank = metrics.ranks(scores.to_videos, target)
-    directions = {
-        "t2v": rank,
-        "v2t": metrics.video_ranks(scores.to_captions, target),
-        "v2t_captions": metrics.caption_ranks(scores.to_captions, target),
-    }
-    found = Evaluation()
-    for direction, of_all in directions.items():
-        for name, value in metrics.summary(of_all).items():
-            found.metrics[f"stream/{direction}/{name}"] = value
-    if bool((twin >= 0).any()):
-        found.metrics["stream/t2v/twin"] = metrics.twin_accuracy(scores.to_videos, target, twin)
+    rows, columns = borders(len(q.target) for q in queries), borders(sizes)
+    said = Evaluation()
+    for direction, ranks in (("t2v", found.to_videos), ("v2t", found.videos), ("v2t_captions", found.captions)):
+        for name, value in metrics.summary(ranks).items():
+            said.metrics[f"stream/{direction}/{name}"] = value
+    with_twin = found.beats_twin[~found.beats_twin.isnan()]
+    if len(with_twin):
+        said.metrics["stream/t2v/twin"] = 100.0 * with_twin.mean().item()
     for index, q in enumerate(queries):
         part, task = slice(rows[index], rows[index + 1]), f"task_{index + 1:02d}"
-        own = metrics.ranks(scores.own[index], q.target)
-        found.own.append(metrics.recall(own, 1))
-        found.union.append(metrics.recall(rank[part], 1))
-        found.metrics[f"{task}/t2v/r1"] = found.union[-1]
-        found.metrics[f"{task}/t2v/r1_own"] = found.own[-1]
-        found.metrics[f"{task}/v2t/r1_own"] = metrics.recall(
-            metrics.video_ranks(scores.own_to_captions[index], q.target), 1
-        )
-        found.ranks.update(zip(q.names, rank[part].tolist()))
-        found.own_ranks.update(zip(q.names, own.tolist()))
-    return found
+        of_task = (found.captioned >= columns[index]) & (found.captioned < columns[index + 1])
+        said.own.append(metrics.recall(found.own[part], 1))
+        said.union.append(metrics.recall(found.to_videos[part], 1))
+        said.metrics[f"{task}/t2v/r1"] = said.union[-1]
+        said.metrics[f"{task}/t2v/r1_own"] = said.own[-1]
+        said.metrics[f"{task}/v2t/r1_own"] = metrics.recall(found.own_videos[of_task], 1)
+        said.ranks.update(zip(q.names, found.to_videos[part].tolist()))
+        said.own_ranks.update(zip(q.names, found.own[part].tolist()))
+    return said
 
 
 def add_history(found: Evaluation, own: metrics.Matrix, union: metrics.Matrix, protocol: str) -> None:

@@ -27,9 +27,8 @@ from orchestrator.learning.evaluate import (
     Evaluation,
     EvaluationConfig,
     add_history,
-    all_scores,
-    final_scores,
     metrics_of,
+    rank_all,
 )
 from orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates, shares, train_only
 from orchestrator.learning.progress import Progress
@@ -291,13 +290,17 @@ class Loop:
             with self._autocast():  # of the towers alone: scores are float32
                 return self.workers.spread(encode, rows)
 
-        is_scoring = self.workers.rank == 0
-        scores = all_scores(self.method, queries, galleries, evaluation, self.workers.device, spread, is_scoring)
-        found = None
-        if is_scoring:
-            sizes = [len(gallery) for gallery in galleries]
-            final = final_scores(self.method, scores, queries, sizes, self.data.stream.protocol)
-            found = metrics_of(final, queries, sizes)
+        ranked = rank_all(
+            self.method,
+            queries,
+            galleries,
+            evaluation,
+            self.workers.device,
+            self.data.stream.protocol,
+            spread,
+            is_scoring=self.workers.rank == 0,
+        )
+        found = None if ranked is None else metrics_of(ranked, queries, [len(gallery) for gallery in galleries])
         return self.workers.agree(found)
 
     def _evaluate(self, index: int) -> Evaluation:

@@ -5,7 +5,7 @@ Shapes: N texts, V videos, d joint embedding. Features are (., d) for most metho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,8 @@ from orchestrator.data.frames import FrameSource
 from orchestrator.data.settings import DataConfig
 from orchestrator.errors import ConfigError
 from orchestrator.learning.assemble import Trained
-from orchestrator.learning.evaluate import score_block
+from orchestrator.learning.evaluate import Scored, all_scores, borders
+from orchestrator.learning.ranking import of_matrix, top
 from orchestrator.store.store import Store
 from orchestrator.streams.stream import Item, Stream, StreamTask
 from orchestrator.streams.videos import VIDEO_SUFFIXES, VideoPlaces
@@ -135,13 +136,11 @@ class Model:
             raise ConfigError(f"search: k counts videos and must be >= 1, got {k}.")
         texts = [query] if isinstance(query, str) else list(query)
         blocks = self.gallery() if videos is None else [self._others_of(videos)]
-        scores = self.scores(texts, blocks)
         places = [(block, item) for block in blocks for item in block.items]
         found = []
-        for row in scores:
-            best = row.topk(min(k, len(places)))
-            chosen = zip(best.values.tolist(), best.indices.tolist())
-            found.append([_hit(rank, score, *places[place]) for rank, (score, place) in enumerate(chosen, 1)])
+        for values, columns in zip(*(each.tolist() for each in self._best(texts, blocks, k))):
+            hits = enumerate(zip(values, columns), 1)
+            found.append([_hit(number, score, *places[column]) for number, (score, column) in hits])
         return found[0] if isinstance(query, str) else found
 
     def gallery(self) -> list[Block]:
@@ -171,13 +170,26 @@ class Model:
 
         Methods that prompt by task encode a text anew for each task's videos (CTVR, section 4.2).
         """
-        method, evaluation = self.trained.method, self.trained.experiment.evaluation
-        by_task, found = method.prompts_by_task, []
-        features = None if by_task else self.encode_text(texts)
-        for block in blocks:
-            queries = self.encode_text(texts, block.task) if features is None else features
-            found.append(score_block(method, queries, block.features, evaluation, self.device))
-        return method.calibrate(torch.cat(found, dim=1))
+        method, trained = self.trained.method, self.trained.experiment
+        galleries = [block.features for block in blocks]
+        return method.calibrate(
+            all_scores(method, self._asked(texts, blocks), galleries, trained.evaluation, self.device)
+        )
+
+    def _best(self, texts: Sequence[str], blocks: Sequence[Block], k: int) -> tuple[Tensor, Tensor]:
+        """Scores (N, k) and columns (N, k) of what fits best; a method that calibrates needs the matrix (N, V)."""
+        method, chunk = self.trained.method, self.trained.experiment.evaluation.chunk
+        galleries = [block.features for block in blocks]
+        columns = borders(map(len, galleries))
+        if method.calibrates():
+            return top(of_matrix(self.scores(texts, blocks)), len(texts), columns, k, chunk)
+        asked = list(self._asked(texts, blocks))
+        return top(Scored(method, asked, galleries, self.device), len(texts), columns, k, chunk)
+
+    def _asked(self, texts: Sequence[str], blocks: Sequence[Block]) -> Iterator[Tensor]:
+        """Features of texts: one for all blocks, or one for each where the method prompts by task."""
+        for block in blocks if self.trained.method.prompts_by_task else (None,):
+            yield self.encode_text(texts, block.task if block is not None else None)
 
     @torch.no_grad()
     def _texts(self, tokens: Tensor, task: int | None) -> Tensor:

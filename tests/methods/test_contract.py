@@ -221,8 +221,11 @@ def test_what_is_not_refused_learns_and_searches(strategy):
             assert all(math.isfinite(loss) for loss in learn(method, index, steps=1)), retriever
         with torch.no_grad():
             videos, texts = features(method, 0)
-            scores = method.calibrate(method.score(texts, videos))
+            plain = method.score(texts, videos)
+            scores = method.calibrate(plain)
         assert scores.shape == (6, 6), retriever
+        kept = scores is plain and method.calibrate_for_videos(plain) is plain
+        assert method.calibrates() is not kept, "what is final is ranked without the matrix"
         assert torch.isfinite(scores).all(), retriever
 
 

@@ -19,7 +19,7 @@ from methods.layers.etf import misalignment, simplex_etf
 from methods.layers.word_features import frame_word_similarity, is_word
 from methods.structalign import RELEASED, StructAlign, StructAlignConfig
 from orchestrator.data.batches import Queries
-from orchestrator.learning.evaluate import EvaluationConfig, all_scores
+from orchestrator.learning.evaluate import EvaluationConfig, all_scores, caption_features
 from tests.methods.conftest import make_batch, make_task
 
 FIXTURE = Path(__file__).parent / "fixtures" / "structalign_released.npz"
@@ -97,10 +97,10 @@ def test_released_scores_do_not_know_how_many_queries_are_encoded_at_once(small_
         gallery = method.encode_video(batch.frames)
     where = torch.arange(6)
     queries = [Queries(torch.nn.functional.pad(batch.tokens, (0, 5)), where, -torch.ones_like(where))]
-    found = [
-        method.calibrate(all_scores(method, queries, [gallery], EvaluationConfig(batch_size=size), torch.device("cpu")))
-        for size in (1, 6)
-    ]
+    found = []
+    for config in (EvaluationConfig(batch_size=1), EvaluationConfig(batch_size=6)):
+        asked = caption_features(method, queries, 1, config, torch.device("cpu"))
+        found.append(method.calibrate(all_scores(method, asked, [gallery], config, torch.device("cpu"))))
     torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
 
 

@@ -545,12 +545,6 @@ LINES: dict[str, list[tuple[str, ...]]] = {
     ],
     # ------------------------------------------------------------------------------------------------ metrics
     "orchestrator/learning/metrics.py": [
-        ("return 1 + better.double() + equal.double() / 2", "return 1 + better.double()", "ties are won"),
-        (
-            "equal = (scores == own).sum(dim=1) - 1  # the video itself is no tie",
-            "equal = (scores == own).sum(dim=1)",
-            "the video itself is a tie",
-        ),
         (
             "return 100.0 * (rank <= k).double().mean().item() if len(rank) else math.nan",
             "return 100.0 * (rank < k).double().mean().item() if len(rank) else math.nan",
@@ -571,14 +565,32 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "return (current + final) / 2",
             "the harmonic mean is the arithmetic one",
         ),
+    ],
+    "orchestrator/learning/ranking.py": [
         (
-            "others = scores.masked_fill(own, math.nan)  # NaN compares false: own captions never count",
-            "others = scores",
-            "a video's own captions beat each other",
+            "return better + torch.ge(scores, own, out=room).sum(dim=dim)",
+            "return 2 * better + 1",
+            "ties are won",
         ),
         (
-            "return 100.0 * ((difference > 0).double() + (difference == 0).double() / 2).mean().item()",
-            "return 100.0 * (difference > 0).double().mean().item()",
+            "to_videos=(found.captions.cpu() + 1) / 2,",
+            "to_videos=(found.captions.cpu() + 2) / 2,",
+            "the video is a tie",
+        ),
+        (
+            "own=(found.own_captions.cpu() + 1) / 2,",
+            "own=(found.captions.cpu() + 1) / 2,",
+            "R@1 among the task's own videos is that among all",
+        ),
+        (
+            "captions=(found.all_captions.cpu()[captioned] - equals + 2) / 2,",
+            "captions=(found.all_captions.cpu()[captioned] + 1) / 2,",
+            "a video's own captions beat each other",
+        ),
+        ("maxima[0] = torch.maximum(maxima[0], carry)", "pass", "captions of a video count in one tile alone"),
+        (
+            "beats = ((own > other).double() + (own >= other).double()) / 2",
+            "beats = (own > other).double()",
             "twins that tie count as lost",
         ),
     ],
@@ -592,11 +604,6 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             'found.metrics["stream/t2v/bwf"] = metrics.backward_forgetting(own)',
             'found.metrics["stream/t2v/bwf"] = metrics.backward_forgetting(union)',
             "BWF is that of the other R@1",
-        ),
-        (
-            "own = metrics.ranks(scores.own[index], q.target)",
-            "own = rank[part]",
-            "R@1 among the task's own videos is that among all",
         ),
         (
             'found.metrics["stream/t2v/r1_mean"] = sum(own[-1]) / len(own)',

@@ -13,9 +13,12 @@ from orchestrator.learning.evaluate import (
     EvaluationConfig,
     add_history,
     all_scores,
+    caption_features,
     encode_texts,
     final_scores,
     metrics_of,
+    rank_all,
+    rank_scores,
 )
 
 CPU = torch.device("cpu")
@@ -44,6 +47,14 @@ def queries(first: int, count: int) -> Queries:
 
 def final(scores, asked, sizes, method=None, protocol="ctvr"):
     return final_scores(method or Method(), scores, asked, sizes, protocol)
+
+
+def measured(scores, asked, sizes):
+    return metrics_of(rank_scores(final(scores, asked, sizes), asked, sizes, EvaluationConfig()), asked, sizes)
+
+
+def scores_of(method, asked, galleries, config=EvaluationConfig()):  # noqa: B008 (frozen)
+    return all_scores(method, caption_features(method, asked, len(galleries), config, CPU), galleries, config, CPU)
 
 
 @pytest.fixture
@@ -87,15 +98,15 @@ def test_captions_of_one_length_are_encoded_together_and_equal_ones_once(frozen_
 
 def test_scores_do_not_depend_on_chunks(two_tasks):
     table, galleries, asked = two_tasks
-    whole = all_scores(Lookup(table), asked, galleries, EvaluationConfig(), CPU)
-    small = all_scores(Lookup(table), asked, galleries, EvaluationConfig(batch_size=2, chunk=3), CPU)
+    whole = scores_of(Lookup(table), asked, galleries)
+    small = scores_of(Lookup(table), asked, galleries, EvaluationConfig(batch_size=2, chunk=3))
     torch.testing.assert_close(small, whole)
     torch.testing.assert_close(whole, table @ torch.cat(galleries).mT)
 
 
 def test_prompts_by_task_score_every_block_with_its_own_task(two_tasks):
     table, galleries, asked = two_tasks
-    scores = all_scores(Lookup(table, prompts=True), asked, galleries, EvaluationConfig(), CPU)
+    scores = scores_of(Lookup(table, prompts=True), asked, galleries)
     torch.testing.assert_close(scores, torch.cat([table @ galleries[0].mT, 2 * table @ galleries[1].mT], dim=1))
 
 
@@ -103,8 +114,8 @@ def test_equal_prompts_give_plain_scoring(two_tasks):
     table, galleries, asked = two_tasks
     method = Lookup(table, prompts=True)
     method.encode_text = lambda tokens, task=None: table[tokens[:, 0]]  # type: ignore[method-assign]
-    plain = all_scores(Lookup(table), asked, galleries, EvaluationConfig(), CPU)
-    assert torch.equal(all_scores(method, asked, galleries, EvaluationConfig(), CPU), plain)
+    plain = scores_of(Lookup(table), asked, galleries)
+    assert torch.equal(scores_of(method, asked, galleries), plain)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +139,8 @@ def test_the_best_epoch_is_chosen_on_validation_videos_where_there_are_any(setti
 
 def test_metrics_agree_with_brute_force_over_both_galleries(two_tasks):
     table, galleries, asked = two_tasks
-    scores = all_scores(Lookup(table), asked, galleries, EvaluationConfig(), CPU)
-    found = metrics_of(final(scores, asked, [5, 7]), asked, [5, 7])
+    scores = scores_of(Lookup(table), asked, galleries)
+    found = measured(scores, asked, [5, 7])
     rank = [1 + sum(1 for j in range(12) if scores[i, j] > scores[i, i]) for i in range(12)]
     assert found.metrics["stream/t2v/r1"] == pytest.approx(100 * sum(r == 1 for r in rank) / 12)
     assert found.metrics["stream/t2v/meanr"] == pytest.approx(sum(rank) / 12)
@@ -142,8 +153,8 @@ def test_metrics_agree_with_brute_force_over_both_galleries(two_tasks):
 
 def test_after_the_first_task_both_galleries_are_the_same(two_tasks):
     table, galleries, asked = two_tasks
-    scores = all_scores(Lookup(table), asked[:1], galleries[:1], EvaluationConfig(), CPU)
-    found = metrics_of(final(scores, asked[:1], [5]), asked[:1], [5])
+    scores = scores_of(Lookup(table), asked[:1], galleries[:1])
+    found = measured(scores, asked[:1], [5])
     assert found.own == found.union == [found.metrics["stream/t2v/r1"]]
 
 
@@ -151,8 +162,8 @@ def test_a_model_that_never_changes_has_no_forgetting_in_its_own_galleries(two_t
     table, galleries, asked = two_tasks
     rows = []
     for t in (1, 2):
-        scores = all_scores(Lookup(table), asked[:t], galleries[:t], EvaluationConfig(), CPU)
-        rows.append(metrics_of(final(scores, asked[:t], [5, 7][:t]), asked[:t], [5, 7][:t]))
+        scores = scores_of(Lookup(table), asked[:t], galleries[:t])
+        rows.append(measured(scores, asked[:t], [5, 7][:t]))
     add_history(rows[1], [r.own for r in rows], [r.union for r in rows], "ctvr")
     assert rows[1].metrics["stream/t2v/bwf"] == 0
     assert rows[1].metrics["stream/t2v/bwf_union"] >= 0
@@ -170,7 +181,24 @@ def test_cvlm_adds_mean_sum_and_harmonic_mean():
 def test_twins_are_offset_to_their_own_task():
     asked = [queries(0, 2), Queries(torch.tensor([[2], [3]]), torch.tensor([0, 1]), torch.tensor([1, 0]))]
     scores = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 2, 1], [0, 0, 3, 1]])
-    assert metrics_of(final(scores, asked, [2, 2]), asked, [2, 2]).metrics["stream/t2v/twin"] == 50.0
+    assert measured(scores, asked, [2, 2]).metrics["stream/t2v/twin"] == 50.0
+
+
+@pytest.mark.parametrize("prompts", [False, True])
+@pytest.mark.parametrize("width", [8, 1])  # features of captions for each task: larger than the matrix, or smaller
+def test_ranks_without_the_matrix_are_those_with_it(prompts, width, two_tasks):
+    table, galleries, asked = two_tasks
+    table, galleries, config = (
+        table[:, :width],
+        [gallery[:, :width] for gallery in galleries],
+        EvaluationConfig(chunk=5),
+    )
+    method = Lookup(table, prompts)
+    found = rank_all(method, asked, galleries, config, CPU, "ctvr")
+    expected = rank_scores(final(scores_of(method, asked, galleries), asked, [5, 7]), asked, [5, 7], config)
+    for name, ranks in vars(expected).items():
+        torch.testing.assert_close(getattr(found, name), ranks, rtol=0, atol=0, equal_nan=True)
+    assert rank_all(method, asked, galleries, config, CPU, "ctvr", is_scoring=False) is None
 
 
 class Centred(Method):
@@ -194,12 +222,20 @@ def test_each_direction_is_calibrated_and_in_cvlm_each_task_alone():
     block = scores[5:, 5:]
     torch.testing.assert_close(cvlm.own[1], block - block.mean(dim=0))
     torch.testing.assert_close(cvlm.own_to_captions[1], block - block.mean(dim=1, keepdim=True))
+    assert Centred().calibrates()
+    ranked = rank_scores(cvlm, asked, [5, 7], EvaluationConfig())
+    alone = rank_scores(final(block, asked[1:], [7], Centred()), [queries(5, 7)], [7], EvaluationConfig())
+    assert torch.equal(ranked.own[5:], alone.to_videos)
+    assert torch.equal(ranked.own_videos[5:], alone.videos)
+    assert not torch.equal(
+        ranked.videos, rank_scores(final(scores, asked, [5, 7]), asked, [5, 7], EvaluationConfig()).videos
+    )
 
 
 def test_the_sum_of_recalls_is_logged_in_both_directions(two_tasks):
     table, galleries, asked = two_tasks
-    scores = all_scores(Lookup(table), asked, galleries, EvaluationConfig(), CPU)
-    found = metrics_of(final(scores, asked, [5, 7]), asked, [5, 7]).metrics
+    scores = scores_of(Lookup(table), asked, galleries)
+    found = measured(scores, asked, [5, 7]).metrics
     for direction in ("t2v", "v2t", "v2t_captions"):
         assert found[f"stream/{direction}/rsum"] == sum(found[f"stream/{direction}/r{k}"] for k in (1, 5, 10))
     assert found["stream/v2t/r1"] == found["stream/v2t_captions/r1"]  # one caption a video

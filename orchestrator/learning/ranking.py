@@ -1,0 +1,239 @@
+"""Ranks of both directions in one pass over tiles of scores, and the best of a large gallery.
+
+A rank is 1 + #better + #equal / 2, so ties are neither won nor lost, and NaN is the worst score, so that a diverged
+model ranks at chance. What a rank is counted against, the score of a caption and its own video, is read first, from the
+tiles where those stand; then every tile adds to the counts of its captions and of its videos. Tiles are scored where
+they are asked for, so the matrix (Q, V) need not exist.
+
+Protocol: CTVR (arXiv:2503.10111, section 3) and CVLM (BMU-MoCo, section 4). Shapes: Q captions, V videos, V' videos
+that have a caption, T tasks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from methods.layers.transfer import to_device
+
+# Scores (R, C) of some captions (a slice or an index of rows) and of some videos (a slice), in any floating type
+Score = Callable[[slice | Tensor, slice], Tensor]
+TILE = 1024  # videos of a tile
+KEPT = 2**25  # bytes of tiles that are kept when they are met first: small matrices are scored once
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Ranks (float64, 1 is best) of captions and of captioned videos, each in the order of their tasks."""
+
+    to_videos: Tensor  # (Q,) of a caption's own video among all videos
+    own: Tensor  # (Q,) the same among the videos of the caption's task
+    captioned: Tensor  # (V',) int64 the columns of captioned videos
+    # (V',) of a video among all captioned videos, each of which is spoken for by its best caption; as CLIP4Clip, X-Pool
+    # and CTVR count it (ties apart: the released code ranks the own ones first)
+    videos: Tensor
+    own_videos: Tensor  # (V',) the same among those of its task
+    captions: Tensor  # (V',) of a video's best own caption among all captions of other videos: stricter with several
+    beats_twin: Tensor  # (Q,) 1 where a caption scores its video above its twin, 1/2 where equal, NaN without one
+
+
+def of_matrix(scores: Tensor) -> Score:
+    """Scores (Q, V) that are there already."""
+    return lambda rows, columns: scores[rows, columns]
+
+
+def rank(
+    score: Score,
+    target: Tensor,
+    rows: Sequence[int],
+    columns: Sequence[int],
+    twin: Tensor | None = None,
+    chunk: int = 512,
+) -> Ranked:
+    """Rank captions among videos and videos among captions.
+
+    Args:
+        score: says the same whenever it is asked.
+        target: (Q,) int64 column of each caption's own video, which is one of its task, on the CPU.
+        rows: T + 1 borders of the tasks' captions, from 0 to Q.
+        columns: T + 1 borders of the tasks' videos, from 0 to V.
+        twin: (Q,) int64 column of the time-reversed twin, -1 where there is none.
+        chunk: captions of a tile.
+    """
+    order, twin = target.argsort(stable=True), torch.full_like(target, -1) if twin is None else twin
+    if not torch.equal(order, torch.arange(len(target))):  # captions of a video must stand together
+        ordered = rank(
+            lambda part, videos: score(order[part], videos), target[order], rows, columns, twin[order], chunk
+        )
+        back = order.argsort()
+        captions = {name: getattr(ordered, name)[back] for name in ("to_videos", "own", "beats_twin")}
+        return Ranked(**{**vars(ordered), **captions})
+    captioned, group = target.unique_consecutive(return_inverse=True)
+    none = torch.zeros(0, dtype=torch.float64)
+    if not len(target):
+        return Ranked(none, none, captioned, none, none, none, none)
+    tiles = _Tiles(score, rows, columns, chunk)
+    own = _picked(tiles, target)
+    other = _picked(tiles, torch.where(twin >= 0, twin, target)) if bool((twin >= 0).any()) else own
+    place = to_device(target, own.device)
+    best = own.new_full((columns[-1],), -math.inf).scatter_reduce_(0, place, own, "amax")
+    equals = torch.bincount(group[(own == best[place]).cpu()])  # own captions as good as the best one
+    found = _count(tiles, own, best, group)
+    own, other = own.cpu(), other.cpu()
+    beats = ((own > other).double() + (own >= other).double()) / 2
+    return Ranked(
+        to_videos=(found.captions.cpu() + 1) / 2,
+        own=(found.own_captions.cpu() + 1) / 2,
+        captioned=captioned,
+        videos=(found.groups.cpu()[captioned] + 1) / 2,
+        own_videos=(found.own_groups.cpu()[captioned] + 1) / 2,
+        captions=(found.all_captions.cpu()[captioned] - equals + 2) / 2,
+        beats_twin=torch.where(twin >= 0, beats, math.nan),
+    )
+
+
+def top(score: Score, queries: int, columns: Sequence[int], k: int, chunk: int = 512) -> tuple[Tensor, Tensor]:
+    """The k best videos of each caption, best first, of equal ones the first; a tile is held at a time.
+
+    Args:
+        score: says the scores of a tile.
+        queries: Q, how many captions there are.
+        columns: borders of blocks of videos, from 0 to V.
+        k: how many, >= 1; all V if there are fewer.
+        chunk: captions of a tile.
+
+    Returns:
+        Scores (Q, k) and columns (Q, k) int64, on the CPU.
+    """
+    values, places = [], []
+    tiles = _Tiles(score, (0, queries), columns, chunk)
+    for r in range(len(tiles.rows)):
+        best: tuple[Tensor, Tensor] | None = None
+        for c, (_, part) in enumerate(tiles.columns):
+            tile = tiles(r, c)
+            place = torch.arange(part.start, part.stop, device=tile.device).expand(len(tile), -1)
+            if best is not None:  # those found before stand to the left, so they win among equals
+                tile, place = torch.cat([best[0], tile], dim=1), torch.cat([best[1], place], dim=1)
+            tile, order = tile.sort(dim=1, descending=True, stable=True)
+            best = tile[:, :k].clone(), place.gather(1, order[:, :k])
+        if best is not None:
+            values.append(best[0].cpu())
+            places.append(best[1].cpu())
+    if not values:
+        return torch.zeros(queries, 0), torch.zeros(queries, 0, dtype=torch.int64)
+    return torch.cat(values), torch.cat(places)
+
+
+class _Tiles:
+    """Tiles by their numbers, without NaN. A tile's videos are of one task."""
+
+    def __init__(self, score: Score, rows: Sequence[int], columns: Sequence[int], chunk: int) -> None:
+        self.score, self.borders = score, rows
+        self.rows = [slice(start, min(start + chunk, rows[-1])) for start in range(0, rows[-1], chunk)]
+        self.columns = [
+            (task, slice(start, min(start + TILE, stop)))
+            for task, (first, stop) in enumerate(pairwise(columns))
+            for start in range(first, stop, TILE)
+        ]
+        self._kept: dict[tuple[int, int], Tensor] = {}
+        self._room = KEPT
+
+    def __call__(self, r: int, c: int, keep: bool = False) -> Tensor:
+        tile = self._kept.get((r, c))
+        if tile is None:
+            tile = self.score(self.rows[r], self.columns[c][1])
+            tile = tile.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+            self._room -= tile.nbytes if keep else 0
+            if keep and self._room >= 0:
+                self._kept[r, c] = tile
+        return tile
+
+
+def _picked(tiles: _Tiles, wanted: Tensor) -> Tensor:
+    """Scores (Q,) of each caption and the video that is wanted of it."""
+    parts = []
+    starts = torch.tensor([part.start for _, part in tiles.columns])
+    for r, rows in enumerate(tiles.rows):
+        tile_of = torch.bucketize(wanted[rows], starts, right=True) - 1
+        found: Tensor | None = None
+        for c in tile_of.unique().tolist():
+            tile, at = tiles(r, c, keep=True), (tile_of == c).nonzero()[:, 0]
+            column = to_device(wanted[rows][at] - starts[c], tile.device)
+            at = to_device(at, tile.device)
+            found = tile.new_empty(len(tile)) if found is None else found
+            found[at] = tile[at, column]
+        if found is not None:
+            parts.append(found)
+    return torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """For captions (Q,) and for videos (V,): twice the better ones and once the equal ones, itself among them."""
+
+    captions: Tensor  # videos that a caption prefers to its own
+    own_captions: Tensor  # those of its task
+    groups: Tensor  # captioned videos whose best caption fits a video better than its own best does
+    own_groups: Tensor  # those of its task
+    all_captions: Tensor  # captions that fit a video better than its own best does
+
+
+def _count(tiles: _Tiles, own: Tensor, best: Tensor, group: Tensor) -> _Counts:
+    """Add up all tiles.
+
+    Args:
+        own: (Q,) score of each caption and its own video.
+        best: (V,) the best of a video's own captions.
+        group: (Q,) number of a caption's video among the captioned ones, not decreasing.
+    """
+    zeros = [torch.zeros(len(x), dtype=torch.float64, device=own.device) for x in (own, own, best, best, best)]
+    found = _Counts(*zeros)
+    several = bool((group.diff() == 0).any())
+    borders = [*(int(group[row]) if row < len(group) else int(group[-1]) + 1 for row in tiles.borders)]
+    groups = [group[rows] - group[rows.start] for rows in tiles.rows]
+    on_device = [to_device(part, own.device) for part in groups] if several else []
+    for c, (task, columns) in enumerate(tiles.columns):
+        carry: Tensor | None = None  # of the video whose captions go on in the next tile
+        for r, rows in enumerate(tiles.rows):
+            tile = tiles(r, c)
+            counts = _beating(tile, own[rows, None], 1)
+            found.captions[rows] += counts
+            mine = _within(rows, tiles.borders[task], tiles.borders[task + 1])
+            found.own_captions[rows][mine] += counts[mine]
+            first = int(group[rows.start])
+            maxima = tile
+            if several:
+                found.all_captions[columns] += _beating(tile, best[columns], 0)
+                maxima = tile.new_full((int(groups[r][-1]) + 1, tile.shape[1]), -math.inf)
+                maxima.scatter_reduce_(0, on_device[r][:, None].expand_as(tile), tile, "amax")
+                if carry is not None:
+                    maxima[0] = torch.maximum(maxima[0], carry)
+                goes_on = rows.stop < len(group) and bool(group[rows.stop] == group[rows.stop - 1])
+                maxima, carry = (maxima[:-1], maxima[-1]) if goes_on else (maxima, None)
+            mine = _within(slice(first, first + len(maxima)), borders[task], borders[task + 1])
+            counts = _beating(maxima[mine], best[columns], 0)
+            found.own_groups[columns] += counts
+            found.groups[columns] += counts
+            for others in (maxima[: mine.start], maxima[mine.stop :]):
+                if len(others):
+                    found.groups[columns] += _beating(others, best[columns], 0)
+    return found if several else replace(found, all_captions=found.groups)
+
+
+def _within(part: slice, start: int, stop: int) -> slice:
+    """The places of start:stop in a part, counted from its beginning."""
+    length = part.stop - part.start
+    first = min(max(start - part.start, 0), length)
+    return slice(first, min(max(stop - part.start, first), length))
+
+
+def _beating(scores: Tensor, own: Tensor, dim: int) -> Tensor:
+    """Twice the scores above `own` and once those equal to it, added up along `dim`: whole numbers, float64."""
+    room = torch.empty_like(scores)  # comparisons in the type of the scores are the quickest to add up, and exact
+    better = torch.gt(scores, own, out=room).sum(dim=dim).double()
+    return better + torch.ge(scores, own, out=room).sum(dim=dim)
