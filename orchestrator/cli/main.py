@@ -14,7 +14,7 @@ import sys
 from typing import ClassVar, NoReturn
 
 from orchestrator.cli.data import add_cache, add_streams
-from orchestrator.cli.results import add_doctor, add_explain, add_methods, add_sync, add_table, add_ui
+from orchestrator.cli.results import add_doctor, add_explain, add_methods, add_rebuild, add_sync, add_table, add_ui
 from orchestrator.cli.search import add_page, add_schema, add_search
 from orchestrator.cli.sweep import add_attach, add_rerun, add_sweep
 from orchestrator.cli.train import add_run
@@ -90,6 +90,7 @@ def make_parser(exits: bool = True) -> argparse.ArgumentParser:
     add_run(commands)
     add_rerun(commands)
     add_table(commands)
+    add_rebuild(commands)
     add_search(commands)
     add_page(commands)
     add_streams(commands)

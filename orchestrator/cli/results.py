@@ -26,6 +26,23 @@ def _table(arguments: argparse.Namespace) -> str:
     return table(get_where(arguments), arguments.sweep, arguments.stream, get_direction(arguments))
 
 
+def add_rebuild(commands: Any) -> None:
+    parser = commands.add_parser(
+        "rebuild",
+        help="make a lost MLflow again, or what one lacks, of what the runs folder and the commits hold",
+        description="Every run with its settings, tags, numbers and JSON files; models are restored from commits by "
+        "those who ask for them. Run ids and times of a run's start are new. What is in MLflow already stays.",
+    )
+    add_where(parser)
+    parser.set_defaults(run=_rebuild)
+
+
+def _rebuild(arguments: argparse.Namespace) -> str:
+    from orchestrator.jobs.rebuild import rebuild
+
+    return rebuild(get_where(arguments))
+
+
 def add_methods(commands: Any) -> None:
     parser = commands.add_parser("methods", help="list the methods, or one method's settings and presets")
     parser.add_argument("name", nargs="?", help="show this method's settings")

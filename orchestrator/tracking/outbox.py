@@ -111,10 +111,10 @@ class Outbox:
         return Path(shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target))
 
     def _path(self, run_id: str) -> Path:
-        return self.folder / f"{_file_name(run_id)}.jsonl"
+        return self.folder / f"{file_name(run_id)}.jsonl"
 
     def _files(self, run_id: str) -> Path:
-        return self.folder / f"{_file_name(run_id)}.files"
+        return self.folder / f"{file_name(run_id)}.files"
 
 
 class Courier:
@@ -202,7 +202,7 @@ class Courier:
         return False
 
 
-def _file_name(run_id: str) -> str:
+def file_name(run_id: str) -> str:
     if not re.fullmatch(r"[\w-]+", run_id):
         raise ValueError(f"run id {run_id!r}: only letters, digits, - and _ are allowed.")
     return run_id

@@ -80,7 +80,7 @@ class Recorder:
 
     def _log_training(self, record: Record) -> None:
         """The losses of every epoch that was not logged by this process."""
-        rows = {int(row["step"]): {k: v for k, v in row.items() if k != "step"} for row in record.training}
+        rows = _training(record)
         new = dict(list(rows.items())[self._logged_epochs :])
         self._logged_epochs = len(rows)
         if new:
@@ -88,8 +88,7 @@ class Recorder:
 
     def _log_task(self, record: Record, step: int) -> None:
         """Metrics after `step` tasks, and how long the last of them took."""
-        seconds = {"cost/seconds_task": record.seconds[step - 1]}
-        self.tracker.log_task(self.run_id, step, {**record.metrics[step - 1], **seconds})
+        self.tracker.log_task(self.run_id, step, _of_task(record, step))
 
     def complete(self, record: Record) -> None:
         """Record what is known once the stream is learned, and close the run."""
@@ -115,6 +114,23 @@ class Recorder:
                 self.tracker.log_artifacts(self.run_id, Path(folder) / "model", into="model")
         self.tracker.set_tags(self.run_id, {"ctvr.complete": "true"})
         self.tracker.close(self.run_id)
+
+
+def _training(record: Record) -> dict[int, dict[str, float]]:
+    """Optimizer step -> losses, of every epoch."""
+    return {int(row["step"]): {k: v for k, v in row.items() if k != "step"} for row in record.training}
+
+
+def _of_task(record: Record, step: int) -> dict[str, float]:
+    return {**record.metrics[step - 1], "cost/seconds_task": record.seconds[step - 1]}
+
+
+def rows_of(record: Record) -> dict[int, dict[str, float]]:
+    """Every number that a record gives MLflow: step -> key -> value."""
+    rows = _training(record)
+    for step in range(1, record.done + 1):
+        rows[step] = {**rows.get(step, {}), **_of_task(record, step)}
+    return rows
 
 
 def export_model(method: Method, experiment: Experiment, data: StreamData, folder: Path) -> None:

@@ -1,8 +1,8 @@
 """What a run did, in MLflow. Experiment = stream, parent run = sweep, child run = trial.
 
-Writing never raises into training: what cannot be sent waits in `<runs>/outbox` (outbox.py) and `Tracker.flush`
-(`ctvr sync`) sends it later. Every write may be repeated without harm: a (metric, step) that is stored is not
-stored again, and a run that exists under its identity is continued.
+Writing never raises into training: what cannot be sent waits in `<runs>/outbox` (outbox.py) and `Tracker.flush` (`ctvr
+sync`) sends it later; all that is told is kept in `<runs>/told` (ledger.py). Every write may be repeated without harm:
+a (metric, step) that is stored is not stored again, and a run that exists under its identity is continued.
 
 Tags of a run: `ctvr.kind` (sweep, trial), `ctvr.identity` (its identity below its parent), `ctvr.stream`, `ctvr.sweep`
 (the sweep's name), and whatever the caller gives (`ctvr.complete`, `ctvr.note`: see tables/build.py).
@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.config import Settings
 from orchestrator.digests import canonical
+from orchestrator.errors import StoreError
 from orchestrator.tracking.environment import environment
 from orchestrator.tracking.internals import PARENT, latest_points
-from orchestrator.tracking.outbox import OFFLINE, Courier, Outbox, locked
+from orchestrator.tracking.ledger import TOLD, Ledger, replay
+from orchestrator.tracking.outbox import OFFLINE, Courier, Message, Outbox, locked
 from orchestrator.tracking.sending import Sender, is_refusal
 from orchestrator.tracking.server import check, create_database, reason, shown
 from orchestrator.tracking.values import (
@@ -67,6 +69,7 @@ class Tracker:
     def __init__(self, uri: str, runs: Path) -> None:
         self.uri, self.runs = uri, Path(runs)
         self.outbox = Outbox(self.runs / "outbox")
+        self.ledger = Ledger(self.runs / TOLD)
         self._sender = Sender(uri, self.outbox)
         self._courier = Courier(self.outbox, self._sender.send, is_refusal, lambda e: f"{shown(uri)}: {reason(e)}")
 
@@ -111,33 +114,29 @@ class Tracker:
     def log_history(self, run_id: str, rows: Mapping[int, Mapping[str, float]]) -> None:
         """Record many steps in one batch: {step: {key: value}}."""
         values = [[step, metric_name(key), float(value)] for step, row in rows.items() for key, value in row.items()]
-        self._courier.deliver(run_id, {"op": "metrics", "values": values, "time": _now()})
+        self._tell(run_id, {"op": "metrics", "values": values, "time": _now()})
 
     def log_settings(self, run_id: str, settings: Settings) -> None:
         """Record parameters; one that is stored with another value keeps it, and a warning says so."""
-        self._courier.deliver(
-            run_id, {"op": "settings", "values": {name: as_text(value) for name, value in settings.items()}}
-        )
+        self._tell(run_id, {"op": "settings", "values": {name: as_text(value) for name, value in settings.items()}})
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Set or replace tags."""
-        self._courier.deliver(run_id, {"op": "tags", "values": {name: str(value) for name, value in tags.items()}})
+        self._tell(run_id, {"op": "tags", "values": {name: str(value) for name, value in tags.items()}})
 
     def log_artifacts(self, run_id: str, files: Path | Iterable[Path], into: str = "") -> None:
         """Upload a folder's content, or files, below the artifact folder `into`."""
         for path in [files] if isinstance(files, (str, Path)) else files:
-            self._courier.deliver(run_id, {"op": "files", "path": str(path), "into": into})
+            self._tell(run_id, {"op": "files", "path": str(path), "into": into})
 
     def log_json(self, run_id: str, name: str, obj: Any) -> None:
         """Record `obj` as the artifact `name` (`.json` is added if it is missing)."""
         name = name if name.endswith(".json") else f"{name}.json"
-        self._courier.deliver(run_id, {"op": "text", "name": name, "text": json.dumps(obj, indent=1) + "\n"})
+        self._tell(run_id, {"op": "text", "name": name, "text": json.dumps(obj, indent=1) + "\n"})
 
     def log_heatmap(self, run_id: str, name: str, matrix: Sequence[Sequence[float | None]]) -> None:
         """Draw a T x T lower-triangular matrix of R@1 as the artifact `<name>.png`."""
-        self._courier.deliver(
-            run_id, {"op": "heatmap", "name": name, "matrix": [[*map(number, row)] for row in matrix]}
-        )
+        self._tell(run_id, {"op": "heatmap", "name": name, "matrix": [[*map(number, row)] for row in matrix]})
 
     def log_environment(self, run_id: str) -> None:
         """Record what the run runs on as `environment.json` and the commit as a tag."""
@@ -150,7 +149,7 @@ class Tracker:
         """End a run as FINISHED, FAILED or KILLED, after sending what waits for it."""
         if status not in ENDED:
             raise ValueError(f"status {status!r}: a run ends as one of {', '.join(sorted(ENDED))}.")
-        self._courier.deliver(run_id, {"op": "close", "status": status, "time": _now()}, now=True)
+        self._tell(run_id, {"op": "close", "status": status, "time": _now()}, now=True)
 
     def register_model(self, run_id: str, name: str, folder: Path, alias: str | None = None) -> str | None:
         """Upload a folder (safetensors and JSON) as `model` and make it a version of the registered model `name`.
@@ -166,6 +165,33 @@ class Tracker:
     def flush(self, run_id: str | None = None) -> tuple[int, int]:
         """Send what waits in the outbox; returns (messages sent, messages that still wait). Never raises."""
         return self._courier.flush(run_id)
+
+    def tell_again(self, told: list[tuple[set[str], list[Message]]]) -> dict[str, dict[str, Any]]:
+        """Send what the ledger holds; what is stored stays. Returns run id -> tags.
+
+        Raises:
+            StoreError: if MLflow does not take it.
+        """
+        try:
+            return dict(replay(told, self._sender.send, self._sender.opened).values())
+        except Exception as error:
+            raise StoreError(
+                f"tracking {shown(self.uri)}: {reason(error)}. Run it again: what is there stays."
+            ) from error
+
+    def add_rows(self, run_id: str, rows: Mapping[int, Mapping[str, float]]) -> None:
+        """As `log_history`, of what was told before: at once, or not at all.
+
+        Raises:
+            StoreError: if MLflow does not take it.
+        """
+        values = [[step, metric_name(key), float(value)] for step, row in rows.items() for key, value in row.items()]
+        try:
+            self._sender.send(run_id, {"op": "metrics", "values": values, "time": _now()})
+        except Exception as error:
+            raise StoreError(
+                f"tracking {shown(self.uri)}: {reason(error)}. Run it again: what is there stays."
+            ) from error
 
     # --- reading ---
 
@@ -211,8 +237,14 @@ class Tracker:
             "parent": parent,
             "tags": dict(tags),
         }
-        self._courier.deliver(offline, message)
-        return self._sender.opened.get(offline) or self.outbox.real(offline) or offline
+        self._tell(offline, message)
+        run_id = self._sender.opened.get(offline) or self.outbox.real(offline) or offline
+        self.ledger.is_called(offline, run_id)
+        return run_id
+
+    def _tell(self, run_id: str, message: Message, now: bool = False) -> None:
+        self.ledger.add(run_id, message)
+        self._courier.deliver(run_id, message, now)
 
     def _record(self, run: Run) -> RunRecord:
         info, data = run.info, run.data

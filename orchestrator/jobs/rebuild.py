@@ -1,0 +1,61 @@
+"""`ctvr rebuild`: a fresh MLflow, or what one lacks, of what the runs folder and the store hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.console import say
+from orchestrator.errors import ConfigError, MissingObject
+from orchestrator.jobs.deployment import Deployment
+from orchestrator.learning.commits import Commits
+from orchestrator.on_ray.plan import read_plan
+from orchestrator.store.store import Store
+from orchestrator.tracking.ledger import TOLD, Ledger
+from orchestrator.tracking.recorder import rows_of
+
+
+def rebuild(where: Deployment) -> str:
+    """Tell MLflow again what it was told, then what commits know besides; what is there already stays.
+
+    Raises:
+        ConfigError: if the runs folder holds nothing that was told.
+        StoreError: if MLflow does not take it.
+    """
+    ledger = Ledger(where.runs.resolve() / TOLD)
+    told = ledger.runs()
+    if not told:
+        raise ConfigError(
+            f"rebuild: {ledger.folder} holds nothing that MLflow was told. Name the folder of earlier runs by "
+            "--runs; runs of versions that did not keep it cannot be made again."
+        )
+    say(f"rebuild: {len(told)} runs")
+    tracker = where.tracker()
+    runs = tracker.tell_again(told)
+    committed = 0
+    for run_id, tags in runs.items():
+        if rows := _committed(where, tags):
+            tracker.add_rows(run_id, rows)
+            committed += 1
+    return f"rebuilt {len(runs)} runs in {tracker.uri.split('@')[-1]}, {committed} of them held against their commits"
+
+
+def _committed(where: Deployment, tags: Mapping[str, Any]) -> dict[int, dict[str, float]]:
+    """Every number of a run's newest commit, by step; empty where there is none."""
+    key = str(tags.get("ctvr.commits") or "")
+    if not key:
+        return {}
+    store = _store(where, str(tags.get("ctvr.sweep") or ""))
+    for name in reversed(store.list("commits", f"{key}/")):
+        try:
+            return rows_of(Commits(store, key).record(int(name.rpartition("_")[2])))
+        except MissingObject:
+            continue
+    return {}
+
+
+def _store(where: Deployment, sweep: str) -> Store:
+    """The store that is named, else that of the sweep's plan, else that of the runs folder."""
+    if not where.store and (where.folder(sweep) / "plan.json").is_file():
+        return Store.open(read_plan(where.folder(sweep), sweep)[0].store or where.runs.resolve() / "store")
+    return where.places().open_store()
