@@ -148,9 +148,10 @@ class _Undecoded(FrameSource):
 
 
 def bench_store(root: Path, videos: int = 12, pairs: int = 5) -> list[Comparison]:
-    """An epoch from the store beside an epoch that decodes in the training process."""
+    """An epoch from the store beside one that decodes in the training process; one decoder beside the other."""
     from orchestrator.store.store import Store
     from orchestrator.streams.load import load_stream
+    from orchestrator.video.decode import decode, decoder_version
 
     stream = load_stream(render_few(root / "epoch", videos), root)
     backbone = load_backbone(TINY, "shipped")
@@ -171,13 +172,20 @@ def bench_store(root: Path, videos: int = 12, pairs: int = 5) -> list[Comparison
     def train(source: FrameSource) -> Work:
         return lambda: [training_step(method, batch)() for batch in batches(source)]
 
+    def decoding(name: str) -> Work:
+        return lambda: [decode(item.path, stored.sampling, None, name) for item in stream.items(0, "train")]
+
     size = f"{videos} shapes videos, 8 frames"
-    return [
+    rows = [
         paired(
             f"batches of an epoch from the store ({size})", "decoding each time", read(stored), read(decoded), pairs
         ),
         paired(f"epoch from the store ({size}, tiny CLIP)", "decoding each time", train(stored), train(decoded), pairs),
     ]
+    if "decord" in decoder_version("auto"):
+        title = f"{size} decoded by PyAV"
+        rows += [paired(title, "by decord, with PyAV to see damage", decoding("pyav"), decoding("decord"), pairs)]
+    return rows
 
 
 def bench_features(

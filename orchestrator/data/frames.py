@@ -6,6 +6,7 @@ Shapes: T frames, H = W image size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +89,13 @@ class FrameSource:
         return keys, broken
 
     def decode_missing(
-        self, items: Sequence[Item], workers: int = 2, progress: Callable[[int], object] | None = None
+        self,
+        items: Sequence[Item],
+        workers: int = 2,
+        progress: Callable[[int], object] | None = None,
+        pool: Decoder | None = None,
     ) -> tuple[int, Broken]:
-        """Decode items into the store, in bounded child processes.
+        """Decode items into the store, in bounded child processes: those of `pool`, else in `workers` new ones.
 
         Returns the number of videos decoded and those that could not be, with their reasons. Good
         items are stored whatever happens to the others.
@@ -99,8 +104,13 @@ class FrameSource:
         if not items:
             return 0, broken
         jobs = [Job(item.path, self.sampling, item.segment, str(index)) for index, item in enumerate(items)]
-        with Decoder(workers=max(1, min(workers, len(jobs))), decoder=self.decoder) as pool:
-            for job, result in pool.map(jobs):
+        new = (
+            Decoder(workers=max(1, min(workers, len(jobs))), decoder=self.decoder)
+            if pool is None
+            else nullcontext(pool)
+        )
+        with new as children:
+            for job, result in children.map(jobs):
                 item = items[int(job.label)]
                 if isinstance(result, VideoError):
                     broken.append((item, result))

@@ -81,7 +81,7 @@ def decoders() -> Iterator[Finding]:
             "decord",
             f"{importlib.metadata.version('decord')} brings its own FFmpeg 4.1.6 of 2020, without later security fixes "
             "and built as 'nonfree and unredistributable'",
-            "For videos you do not trust write data.decoder=pyav (frames are decoded anew); do not pass its files on.",
+            "Do not write data.decoder=decord or auto for videos you do not trust, and do not pass its files on.",
         )
 
 

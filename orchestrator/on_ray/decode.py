@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 import ray
@@ -22,6 +23,7 @@ from orchestrator.on_ray.share_out import Columns, last_line, share_out
 from orchestrator.store.garbage import USES
 from orchestrator.streams.stream import Item
 from orchestrator.video.decode import decoder_version
+from orchestrator.video.pool import Decoder
 
 
 def decode_on_nodes(
@@ -59,7 +61,7 @@ def _decode(block: Columns, source: FrameSource, items: list[Item]) -> Columns:
     broken: Broken = []
     failure = ""
     try:
-        _, broken = source.decode_missing(chosen, workers=1)
+        _, broken = source.decode_missing(chosen, pool=_decoder(source.decoder))
     except StoreError as error:
         failure = f"{error} (on {socket.gethostname()})"
     reasons = {id(item): f"{error.reason} (on {socket.gethostname()})" for item, error in broken}
@@ -68,6 +70,12 @@ def _decode(block: Columns, source: FrameSource, items: list[Item]) -> Columns:
         "reason": np.array([reasons.get(id(item), "") for item in chosen], dtype=object),
         "failure": np.array([failure] * len(chosen), dtype=object),
     }
+
+
+@cache
+def _decoder(name: str) -> Decoder:
+    """The decoding child of this process of Ray: it serves every block that comes here, and ends with the process."""
+    return Decoder(workers=1, decoder=name)
 
 
 def check_nodes(source: FrameSource) -> None:

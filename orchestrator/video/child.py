@@ -26,7 +26,10 @@ log = logging.getLogger(__name__)
 
 
 def serve() -> None:
-    """What a child runs: decode the requests of stdin, one JSON line each, until it ends."""
+    """What a child runs: decode the requests of stdin, one JSON line each, until it ends.
+
+    The word behind the program is the decoder that will be asked for.
+    """
     leave_network()  # first: without threads; where the system refuses it, the other limits stand
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not mix with the answers
@@ -36,8 +39,9 @@ def serve() -> None:
     import av
 
     av.logging.set_level(av.logging.PANIC)
-    with contextlib.suppress(ImportError, OSError):
-        import decord  # noqa: F401  (its libraries belong to what the idle child uses)
+    if sys.argv[1:] != ["pyav"]:
+        with contextlib.suppress(ImportError, OSError):
+            import decord  # noqa: F401  (its libraries belong to what the idle child uses)
     idle_bytes = _address_space()
     for line in sys.stdin.buffer:
         request = json.loads(line)

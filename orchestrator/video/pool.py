@@ -53,15 +53,16 @@ class Job:
 class Decoder:
     """A pool of decoding children: `with Decoder(workers=2) as d: for job, result in d.map(jobs): ...`.
 
-    At most one clip per worker is in memory, however many jobs there are. Children start at first use.
+    At most one clip per worker is in memory, however many jobs there are. Children start at first use and wait for
+    more until `close`; they end with this process, too.
     """
 
-    def __init__(self, workers: int = 2, limits: Limits | None = None, decoder: str = "auto") -> None:
+    def __init__(self, workers: int = 2, limits: Limits | None = None, decoder: str = "pyav") -> None:
         if workers < 1:
             raise ConfigError(f"decoder workers must be >= 1, got {workers}.")
         decoder_version(decoder)  # unknown or missing decoders are refused here, not in every child
         self.limits, self.decoder = limits or Limits(), decoder
-        self._children = [_Child() for _ in range(workers)]
+        self._children = [_Child(decoder) for _ in range(workers)]
 
     def __enter__(self) -> Decoder:
         return self
@@ -122,9 +123,10 @@ class _Crash(Exception):
 
 
 class _Child:
-    """One decoding process and the state of its present job."""
+    """One decoding process and the state of its present job. `loads`: the decoder that it gets ready for."""
 
-    def __init__(self) -> None:
+    def __init__(self, loads: str) -> None:
+        self.loads = loads
         self.process: subprocess.Popen[bytes] | None = None
         self.errors: IO[bytes] | None = None
         self.job: Job | None = None
@@ -193,7 +195,9 @@ class _Child:
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `stop`)
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(_CHILD, stdin=pipe, stdout=pipe, stderr=self.errors, env=environment)
+        self.process = subprocess.Popen(
+            [*_CHILD, self.loads], stdin=pipe, stdout=pipe, stderr=self.errors, env=environment
+        )
 
     def _crash(self) -> _Crash:
         assert self.process is not None

@@ -119,7 +119,7 @@ def test_a_crash_under_decord_gives_the_file_to_pyav(monkeypatch, film):
     )
     child_that(monkeypatch, crash, replay, serve + answer, "time.sleep(600)")
     monkeypatch.setattr(video, "_START_SECONDS", 120.0)
-    with Decoder(workers=1) as decoder:
+    with Decoder(workers=1, decoder="auto") as decoder:
         clip = decoder.decode(film, SMALL)
     assert clip.decoder == "pyav"
 
