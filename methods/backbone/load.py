@@ -96,6 +96,23 @@ def _open_clip(
     return source, open_clip.get_tokenizer(name), source.visual.image_mean, source.visual.image_std
 
 
+def are_here(name: str, weights: str) -> bool:
+    """Whether `load_backbone` would find these weights on this machine; nothing is fetched."""
+    if weights in {"shipped", "random"}:
+        return True
+    if _is_path(weights):
+        return named_path(weights).is_file()
+    from huggingface_hub import try_to_load_from_cache
+    from open_clip.pretrained import get_pretrained_cfg
+
+    config = get_pretrained_cfg(name, weights)
+    repository, url = config.get("hf_hub", "").strip("/"), config.get("url", "")
+    files = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+    if repository and any(isinstance(try_to_load_from_cache(repository, file), str) for file in files):
+        return True
+    return bool(url) and (Path("~/.cache/clip").expanduser() / Path(url).name).is_file()
+
+
 def _is_path(weights: str) -> bool:
     return "/" in weights or weights.endswith((".safetensors", ".pt", ".pth", ".bin"))
 

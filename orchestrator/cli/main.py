@@ -14,6 +14,7 @@ import sys
 from typing import ClassVar, NoReturn
 
 from orchestrator.cli.data import add_cache, add_streams
+from orchestrator.cli.reproduce import add_reproduce
 from orchestrator.cli.results import add_doctor, add_explain, add_methods, add_rebuild, add_sync, add_table, add_ui
 from orchestrator.cli.search import add_page, add_schema, add_search
 from orchestrator.cli.sweep import add_attach, add_rerun, add_sweep
@@ -88,6 +89,7 @@ def make_parser(exits: bool = True) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_sweep(commands)
     add_run(commands)
+    add_reproduce(commands)
     add_rerun(commands)
     add_table(commands)
     add_rebuild(commands)

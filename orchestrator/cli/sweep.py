@@ -81,7 +81,7 @@ def _sweep(arguments: argparse.Namespace) -> str:
         overrides = {"optim.epochs": "1", **overrides}
     search = _search_settings(arguments, overrides)
     if names_table(arguments.preset):
-        return _sweep_table(arguments, search, overrides)
+        return run_table(arguments, search, overrides)
     return _sweep_method(arguments, search, overrides)
 
 
@@ -135,9 +135,20 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
         return sweep(request, get_where(arguments))
 
 
-def _sweep_table(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> str:
+def run_table(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> str:
+    """Run the table that `arguments.preset` names."""
     from orchestrator.jobs.session import within_budget
-    from orchestrator.jobs.sweep_table import TableRequest, sweep_table
+    from orchestrator.jobs.sweep_table import sweep_table
+
+    request = request_table(arguments, search, overrides)
+    check_first(arguments, arguments.stream)
+    with within_budget(arguments.budget_hours):
+        return sweep_table(request, get_where(arguments))
+
+
+def request_table(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> Any:
+    """What was asked for, as a `TableRequest`; `arguments.stream` becomes the table's where none was named."""
+    from orchestrator.jobs.table_plan import TableRequest
     from orchestrator.tables.presets import load_preset
 
     for option, value, default in (
@@ -152,12 +163,9 @@ def _sweep_table(arguments: argparse.Namespace, search: dict[str, Any], override
     seeds = preset.seeds if arguments.seeds is None else arguments.seeds
     preset = replace(preset, search={**preset.search, **search}, seeds=seeds)
     arguments.stream = arguments.stream or preset.stream
-    check_first(arguments, arguments.stream)
     table, stream = Path(arguments.preset).stem, Path(arguments.stream).stem
     name = arguments.name or f"{table}-{stream}-{time.strftime('%m%d-%H%M%S')}"
-    request = TableRequest(name, arguments.stream, preset, overrides, get_direction(arguments))
-    with within_budget(arguments.budget_hours):
-        return sweep_table(request, get_where(arguments))
+    return TableRequest(name, arguments.stream, preset, overrides, get_direction(arguments))
 
 
 def add_attach(commands: Any) -> None:

@@ -96,6 +96,17 @@ def row_of(table: str, row: str, stream: str) -> PublishedRow | None:
     return next((each for each in found if each.stream == stream), found[0] if found else None)
 
 
+def benchmarks(table: str) -> tuple[str, ...]:
+    """The streams that the paper's table has columns of; empty for a table whose numbers are not known."""
+    return tuple(dict.fromkeys(row.stream for row in _table(table))) if table in published_tables() else ()
+
+
+def not_implemented(table: str) -> tuple[str, ...]:
+    """Labels of the printed rows of a table that no method here is; empty for a table whose numbers are not known."""
+    found = [row.label for row in _table(table) if not row.method] if table in published_tables() else []
+    return tuple(dict.fromkeys(found))
+
+
 @lru_cache
 def _table(name: str) -> tuple[PublishedRow, ...]:
     data = json.loads((FOLDER / "tables" / f"{name}.json").read_text(encoding="utf-8"))

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 
 from methods.backbone import weights
-from methods.backbone.load import load_backbone
+from methods.backbone.load import are_here, load_backbone
 from methods.backbone.weights import convert, read_weights
 
 
@@ -206,3 +206,13 @@ def test_a_file_that_unpacks_to_gigabytes_is_refused(tmp_path):
                 new.writestr(name, old.read(name))
     with pytest.raises(ValueError, match=r"bomb\.pt: "):
         read_weights(tmp_path / "bomb.pt", digest(tmp_path / "bomb.pt"))
+
+
+def test_weights_are_looked_for_and_not_fetched(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert are_here("tiny-clip", "shipped")
+    assert not are_here("ViT-B-32-quickgelu", str(tmp_path / "none.safetensors"))
+    (tmp_path / ".cache" / "clip").mkdir(parents=True)
+    (tmp_path / ".cache" / "clip" / "ViT-B-16.pt").touch()
+    assert are_here("ViT-B-16-quickgelu", "openai")
+    assert not are_here("ViT-B-32-quickgelu", "openai")

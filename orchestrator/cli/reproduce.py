@@ -1,0 +1,58 @@
+"""`ctvr reproduce`: a paper's table by its number. It hands over to `ctvr sweep --preset TABLE`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from orchestrator.cli.options import add_settings, add_where, get_where, settings_of
+from orchestrator.cli.sweep import request_table, run_table
+from orchestrator.errors import ConfigError
+
+
+def add_reproduce(commands: Any) -> None:
+    parser = commands.add_parser(
+        "reproduce",
+        help="make a table or figure of a paper, or list them all",
+        description="ctvr reproduce tempme/table2 is the command that --list shows beside it, with the paper's rows.",
+    )
+    parser.add_argument("item", nargs="?", metavar="PAPER/ITEM", help="e.g. tempme/table2")
+    parser.add_argument("--list", action="store_true", help="every table and figure: the command, or why there is none")
+    parser.add_argument("--write", action="store_true", help="with --list: bring docs/papers.md up to date")
+    parser.add_argument("--plan", action="store_true", help="only say what it takes and what of it is here")
+    parser.add_argument("--stream", help="a name from `ctvr streams` (the table's)")
+    parser.add_argument("--name", help="of the sweep (table, stream and time)")
+    parser.add_argument("--seeds", type=int, help="of every row (the table's)")
+    parser.add_argument("--trials", type=int, help="of the search of every row (the table's)")
+    parser.add_argument("--rows", default="", help="these rows only, by comma")
+    add_where(parser, resources=True)
+    add_settings(parser)
+    parser.set_defaults(run=_reproduce, method=None, baselines=None, space=[], top=1, direction=None)
+
+
+def _reproduce(arguments: argparse.Namespace) -> str:
+    from orchestrator.tables.paper_items import find, text
+
+    if arguments.write and not arguments.list:
+        raise ConfigError("reproduce: --write is of --list. Write ctvr reproduce --list --write.")
+    if arguments.list:
+        if arguments.item:
+            raise ConfigError(f"reproduce: --list names all items. Leave {arguments.item} out.")
+        if arguments.write:
+            from orchestrator.jobs.reproduce import write_page
+
+            return write_page()
+        return text()
+    if not arguments.item:
+        raise ConfigError("reproduce: name an item, e.g. tempme/table2. All: ctvr reproduce --list.")
+    if arguments.preset:
+        raise ConfigError(f"--preset {arguments.preset}: the item names its table. Leave it out.")
+    item = find(arguments.item)
+    overrides = settings_of(arguments)
+    arguments.preset, arguments.direction = item.preset, item.direction
+    search = {} if arguments.trials is None else {"trials": arguments.trials}
+    if arguments.plan:
+        from orchestrator.jobs.reproduce import plan_text
+
+        return plan_text(item, request_table(arguments, search, overrides), get_where(arguments))
+    return run_table(arguments, search, overrides)

@@ -1,0 +1,77 @@
+"""What it takes to make a paper's table or figure: rows and runs, videos and weights, and what of them is there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from methods.backbone.load import are_here
+from orchestrator.errors import ConfigError
+from orchestrator.jobs.deployment import Deployment, find_manifest
+from orchestrator.jobs.table_plan import PlannedTable, TableRequest, plan_table
+from orchestrator.streams.load import load_stream
+from orchestrator.streams.videos import check_videos
+from orchestrator.tables.paper_items import Item, document
+from orchestrator.tables.paper_numbers import benchmarks
+
+PAGE = Path("docs/papers.md")
+
+
+def plan_text(item: Item, request: TableRequest, where: Deployment) -> str:
+    """The plan of an item, checked row by row as the sweep itself would; nothing is run or written to MLflow.
+
+    Raises:
+        ConfigError: for a setting that a row refuses.
+    """
+    lines = [f"{item.item}: {item.shows}", f"  table     {request.preset.title}"]
+    if printed := benchmarks(item.preset):
+        lines.append(f"  printed   of {', '.join(printed)}")
+    lines += [f"  note      {note}" for note in item.notes]
+    places = where.places()
+    try:
+        stream = load_stream(find_manifest(request.stream), places.root, places.videos)
+    except ConfigError as error:
+        rows = [row.name for row in request.preset.rows]
+        lines += [f"  rows      {len(rows)}: {', '.join(rows)}", f"  videos    not here: {error}"]
+        return "\n".join([*lines, "  weights   known when the stream is here"])
+    planned = plan_table(request, where)
+    lines += _runs(planned)
+    lines += ["  videos    " + check_videos(stream).replace("\n", "\n            ")]
+    lines += [f"  weights   {line}" for line in _weights(planned)]
+    return "\n".join(lines)
+
+
+def _runs(planned: PlannedTable) -> list[str]:
+    """How many runs; not how long they take: no time of a step is known before one was taken."""
+    rows, seeds = planned.rows, planned.request.preset.seeds
+    trials = planned.search.trials * len(planned.searched)
+    names = [row.row.name for row in rows]
+    lines = [f"  rows      {len(names)}: {', '.join(names)}"]
+    if left := [row.name for row in planned.request.preset.rows if row.name not in names]:
+        lines.append(f"            not on {planned.stream.name}: {', '.join(left)}")
+    tasks = len(planned.stream.tasks)
+    searched = f"{trials} trials, then " if trials else ""
+    reruns = f"{len(rows)} rows x {seeds} seeds = {len(rows) * seeds} runs"
+    return [*lines, f"  runs      {searched}{reruns} of {tasks} task{'s' * (tasks != 1)}"]
+
+
+def _weights(planned: PlannedTable) -> list[str]:
+    settings = [row.experiment.backbone for row in planned.rows]
+    counted = Counter((backbone.name, backbone.weights) for backbone in settings)
+    return [
+        f"{name}, {weights}: {'here' if are_here(name, weights) else 'not here; a run fetches them or names a file'}"
+        f" ({rows} row{'s' * (rows != 1)})"
+        for (name, weights), rows in counted.items()
+    ]
+
+
+def write_page(path: Path = PAGE) -> str:
+    """Write the list of items as the page of this checkout.
+
+    Raises:
+        ConfigError: if it is not there.
+    """
+    if not path.is_file():
+        raise ConfigError(f"reproduce --write: there is no {path} here. Go to the root of a checkout.")
+    path.write_text(document(), encoding="utf-8")
+    return f"written: {path}"

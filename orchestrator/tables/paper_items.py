@@ -1,0 +1,114 @@
+"""Every table and figure with results of the five papers: what runs here, and the one reason why the others do not.
+
+They are data, `paper_items.json` beside this file:
+
+    {"papers": {"tempme": "TempMe (Shen et al., ICLR 2025, ...)"},
+     "items": [{"item": "tempme/table2", "shows": "...", "preset": "tempme-table2"},
+               {"item": "tempme/table11", "shows": "...", "preset": "tempme-table2", "direction": "v2t", "note": "..."},
+               {"item": "tempme/table6", "shows": "...", "why": "UMT is not built"}]}
+
+An item has either a table preset, whose command makes it, or `why`. Figures that show a method and no result (diagrams,
+illustrations) are no items. `new/...` are tables of this project.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from orchestrator.config import suggest
+from orchestrator.errors import ConfigError
+from orchestrator.tables.build import Direction
+from orchestrator.tables.paper_numbers import not_implemented
+
+FILE = Path(__file__).parent / "paper_items.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """One table or figure."""
+
+    item: str  # paper/table2
+    shows: str
+    preset: str = ""  # table preset that makes it
+    direction: Direction = "t2v"
+    why: str = ""  # it does not run
+    note: str = ""  # what the command does not say
+
+    def __post_init__(self) -> None:
+        if bool(self.preset) == bool(self.why):
+            raise ValueError(f"{self.item}: has either a preset that makes it or the reason why none does.")
+
+    @property
+    def command(self) -> str:
+        """What makes it; empty where nothing does."""
+        if not self.preset:
+            return ""
+        return f"ctvr sweep --preset {self.preset}" + (f" --direction {self.direction}" * (self.direction != "t2v"))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What of it does not come out."""
+        rows = not_implemented(self.preset) if self.preset else ()
+        missing = (f"rows without a method here: {'; '.join(rows)}",) if rows else ()
+        return (*missing, *([self.note] if self.note else []))
+
+
+@cache
+def read() -> tuple[dict[str, str], tuple[Item, ...]]:
+    """The papers by their short names, and all items in the order of the file.
+
+    Raises:
+        ValueError: for an item that breaks the format.
+    """
+    data = json.loads(FILE.read_text(encoding="utf-8"))
+    return data["papers"], tuple(Item(**item) for item in data["items"])
+
+
+def find(name: str) -> Item:
+    """An item by its name.
+
+    Raises:
+        ConfigError: for an unknown one, or one that does not run; the message says why.
+    """
+    items = {item.item: item for item in read()[1]}
+    if name not in items:
+        raise ConfigError(f"reproduce: there is no {name!r}.{suggest(name, list(items))} All: ctvr reproduce --list.")
+    if items[name].why:
+        raise ConfigError(f"reproduce: {name} ({items[name].shows}) does not run: {items[name].why}.")
+    return items[name]
+
+
+def text() -> str:
+    """All items, for a terminal."""
+    papers, items = read()
+    lines = []
+    for paper, title in papers.items():
+        lines.append(title)
+        for item in items:
+            if item.item.partition("/")[0] == paper:
+                lines.append(f"  {item.item:<24}  {'runs: ' + item.command if item.preset else 'not: ' + item.why}")
+                lines += [f"  {'':<24}    {note}" for note in item.notes]
+    runs = sum(bool(item.preset) for item in items)
+    return "\n".join([*lines, "", f"{runs} of {len(items)} tables and figures run."])
+
+
+def document() -> str:
+    """docs/papers.md."""
+    papers, items = read()
+    lines = ["# The papers' tables and figures", "", "<!-- written by: ctvr reproduce --list --write -->", ""]
+    lines += [
+        "Every table and figure with results of the five papers, and what makes it here. `ctvr reproduce ITEM --plan`",
+        "says how many runs it takes, which videos and weights it needs and whether they are there;",
+        "`ctvr reproduce ITEM` is the command beside it, and `--stream shapes-5` runs the same rows on the embedded",
+        "stream. Diagrams and illustrations are left out.",
+    ]
+    for paper, title in papers.items():
+        lines += ["", f"## {title}", "", "| item | shows | runs |", "|---|---|---|"]
+        for item in items:
+            if item.item.partition("/")[0] == paper:
+                told = "; ".join([f"`{item.command}`" if item.preset else f"no: {item.why}", *item.notes])
+                lines.append(f"| `{item.item}` | {item.shows} | {told} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,72 @@
+"""`ctvr reproduce` is `ctvr sweep --preset TABLE` by the paper's number."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from orchestrator.cli.main import main
+from orchestrator.tables.paper_items import text
+
+
+@pytest.fixture
+def stream(tmp_path):
+    """A manifest of two videos, one of which is there."""
+    item = {"category": "a", "captions": ["a thing"]}
+    split = [{**item, "video": "one", "path": "one.mp4"}]
+    task = {
+        "name": "task_01",
+        "categories": ["a"],
+        "train": split,
+        "test": [{**item, "video": "two", "path": "two.mp4"}],
+    }
+    settings = {"backbone.name": "tiny-clip", "backbone.weights": "shipped"}
+    manifest = {"format": 1, "name": "mine", "protocol": "ctvr", "videos": ".", "settings": settings, "tasks": [task]}
+    (tmp_path / "mine.json").write_text(json.dumps(manifest))
+    (tmp_path / "one.mp4").write_bytes(b"0")
+    return str(tmp_path / "mine.json")
+
+
+def test_the_plan_counts_runs_and_says_what_is_here_and_runs_nothing(stream, tmp_path, capsys):
+    runs = ["--runs", str(tmp_path / "runs")]
+    words = ["reproduce", "tempme/table2", "--plan", "--stream", stream, "--seeds", "2", *runs]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "9 rows x 2 seeds = 18 runs of 1 task\n" in shown
+    assert "not on mine: TempMe, ViT-B/16" in shown
+    assert "1 of 2 videos are missing" in shown
+    assert "tiny-clip, shipped: here (9 rows)" in shown
+    assert "rows without a method here: PLEVU;" in shown
+    assert not (tmp_path / "runs" / "mlflow.db").exists()
+    assert main([*words[:2], "backbone.weights=other.safetensors", *words[2:]]) == 0
+    assert "tiny-clip, other.safetensors: not here" in capsys.readouterr().out
+    assert main(["reproduce", "framefusion/table1", "--plan", "--stream", "msrvtt-10", *runs]) == 0
+    shown = capsys.readouterr().out
+    assert "videos    not here: stream: no stream called 'msrvtt-10'" in shown
+    assert "Import the benchmark's files first" in shown
+
+
+def test_it_asks_for_what_the_sweep_asks_for(monkeypatch, stream, tmp_path):
+    asked = []
+    (tmp_path / "two.mp4").write_bytes(b"0")
+    monkeypatch.setattr("orchestrator.jobs.sweep_table.sweep_table", lambda *request: asked.append(request) or "")
+    rest = ["--name", "x", "--stream", stream, "--seeds", "1", "--runs", str(tmp_path)]
+    assert main(["reproduce", "tempme/table13", "optim.epochs=1", *rest]) == 0
+    assert main(["sweep", "--preset", "tempme-table13", "--direction", "both", "optim.epochs=1", *rest]) == 0
+    assert asked[0] == asked[1]
+    assert asked[0][0].preset.name == "tempme-table13"
+
+
+def test_the_list_and_every_mistake_in_one_line(capsys):
+    assert main(["reproduce", "--list"]) == 0
+    assert capsys.readouterr().out.strip() == text()
+    for words, message in (
+        ([], "name an item, e.g. tempme/table2"),
+        (["--write"], "--write is of --list"),
+        (["--list", "bmu/table1"], "--list names all items"),
+        (["bmu/table4"], "does not run: images without captions"),
+        (["bmu/table1", "--preset", "paper"], "--preset paper: the item names its table"),
+    ):
+        assert main(["reproduce", *words]) == 2
+        assert message in capsys.readouterr().err
