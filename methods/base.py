@@ -52,7 +52,7 @@ class Batch:
     videos: Tensor  # (B,) int64; equal numbers are the same video
     categories: Tensor  # (B,) int64 global category indices
     pairs: Tensor | None = None  # (B,) int64 numbers by which `PairSource` finds them again; None: it does not
-    tasks: Tensor | None = None  # (B,) int64 indices of the tasks they come from; None: all from the present one
+    tasks: Tensor | None = None  # (B,) int64, on the CPU: tasks they come from; None: all from the present one
     plain_videos: tuple[int, ...] | None = None  # `videos`, where frames of equal numbers are equal; None: who knows
 
 

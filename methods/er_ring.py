@@ -75,7 +75,7 @@ class ERRing(ReplayStrategy):
         if len(rows):
             both = join(batch, self.memory.batch(rows), self.index)
         else:  # of a step with fewer memory pairs than workers
-            both = replace(batch, tasks=torch.full_like(batch.videos, self.index), pairs=None)
+            both = replace(batch, tasks=torch.full((len(batch.videos),), self.index), pairs=None)
         with uneven_rows([len(batch.videos) + size for size in sizes]):
             return self.base.losses(both)
 

@@ -274,7 +274,7 @@ class FrameFusionMoE(Method):
 
     def scale(self) -> Tensor:
         own = self.backbone.logit_scale
-        return (own if self.config.logit_scale is None else own.new_tensor(self.config.logit_scale)).exp()
+        return (own if self.config.logit_scale is None else own.new_full((), self.config.logit_scale)).exp()
 
     def _vision_seams(self) -> list[BlockSeams | None]:
         return list(combine(self.reducer.seams(), fusion_seams(self.ffa, len(self.backbone.vision.blocks))))

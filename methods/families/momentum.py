@@ -29,6 +29,7 @@ from methods.base import Batch, Method, ParamGroup, RowWise, Task
 from methods.layers.gather import gather, world_size
 from methods.layers.momentum import Encoders, Momentum, Negatives, TextPool, momentum_contrast
 from methods.layers.queues import Pair
+from methods.layers.transfer import to_device
 
 # Section 4.1 and, where the paper is silent (optimizer, weight decay, which caption), our assumption.
 PAPER: dict[str, Any] = {
@@ -160,7 +161,8 @@ class MomentumRetriever(Method):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         queries, keys, videos = self.queries(batch), self.keys(batch), gather(batch.videos)
         if batch.tasks is not None and world_size() > 1:  # replayed pairs behind all others, as one worker has them
-            order = gather((batch.tasks != self.task_index).long()).argsort(stable=True)
+            is_replayed = to_device((batch.tasks != self.task_index).long(), videos.device)
+            order = gather(is_replayed).argsort(stable=True)
             queries, *keys = (Pair(pair.video[order], pair.text[order]) for pair in (queries, *keys))
             videos = videos[order]
         return {"contrastive": self.contrast(queries, keys, videos)}

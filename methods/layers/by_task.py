@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from methods.layers.transfer import to_device
+
 
 def by_task(encode: Callable[..., Tensor], tokens: Tensor, tasks: Tensor | None) -> Tensor:
     """Features (B, d), or of words (B, N, d) with zero rows up to the longest, in the order of `tokens`.
@@ -18,13 +20,15 @@ def by_task(encode: Callable[..., Tensor], tokens: Tensor, tasks: Tensor | None)
     Args:
         encode: (tokens, task) -> features of captions that search the videos of `task`; (tokens) for the present one.
         tokens: (B, L) int64.
-        tasks: (B,) int64 task of each caption; None: all of the present one.
+        tasks: (B,) int64 task of each caption, on the CPU; None: all of the present one.
     """
     if tasks is None:
         return encode(tokens)
-    rows = [(tasks == task).nonzero()[:, 0] for task in tasks.unique()]
-    parts = [encode(tokens[own], int(tasks[own[0]])) for own in rows]
+    order = tasks.argsort(stable=True)
+    numbers, counts = (x.tolist() for x in tasks.unique(return_counts=True))
+    rows = tokens[to_device(order, tokens.device)].split(counts)
+    parts = [encode(own, task) for own, task in zip(rows, numbers, strict=True)]
     if parts[0].ndim == 3:
         longest = max(part.shape[1] for part in parts)
         parts = [F.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts]
-    return torch.cat(parts)[torch.cat(rows).argsort()]
+    return torch.cat(parts)[to_device(order.argsort(), tokens.device)]

@@ -71,7 +71,7 @@ def gather(x: Tensor) -> Tensor:
 
 def _gathered(x: Tensor) -> Tensor:
     if x.ndim == 3:
-        longest = torch.tensor(x.shape[1], device=x.device)
+        longest = torch.tensor(x.shape[1])  # hosts tell one another by gloo: of a GPU they would have to wait
         dist.all_reduce(longest, op=dist.ReduceOp.MAX)
         x = F.pad(x, (0, 0, 0, int(longest) - x.shape[1]))
     if not x.is_floating_point():

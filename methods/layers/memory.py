@@ -90,8 +90,9 @@ class ReplayMemory(nn.Module):
         if self.source is None:
             raise ValueError("a memory of numbers cannot be replayed without its pairs: call read_pairs_from() first.")
         pairs = self.pairs[rows]
-        frames, tokens = self.source.pairs(pairs.tolist())
-        return Batch(frames, tokens, self.videos[rows], self.categories[rows], pairs, self.tasks[rows])
+        numbers, tasks = torch.stack([pairs, self.tasks[rows]]).cpu()  # one wait of a GPU's host
+        frames, tokens = self.source.pairs(numbers.tolist())
+        return Batch(frames, tokens, self.videos[rows], self.categories[rows], pairs, tasks)
 
     # -------------------------------------------------------------------------------------- writing
 
@@ -158,12 +159,11 @@ class ReplayMemory(nn.Module):
         """Shrink every task to a uniform sample of its quota."""
         if not len(self):
             return
-        kept = []
+        kept, tasks = [], self.tasks.cpu()
         for index, quota in enumerate(quotas):
-            rows = (self.tasks == index).nonzero()[:, 0]
-            chosen = torch.randperm(len(rows))[:quota].sort().values
-            kept.append(rows[chosen.to(rows.device)])
-        rows = torch.cat(kept)
+            rows = (tasks == index).nonzero()[:, 0]
+            kept.append(rows[torch.randperm(len(rows))[:quota].sort().values])
+        rows = to_device(torch.cat(kept), self.tasks.device)
         for name in _FIELDS:
             setattr(self, name, getattr(self, name)[rows])
 
@@ -172,12 +172,13 @@ class ReplayMemory(nn.Module):
         if not fresh:
             return
         places = sorted(fresh)
+        where = to_device(places, self.tasks.device)
         for number, name in enumerate(_FIELDS):
             new, old = torch.stack([fresh[place][number] for place in places]), getattr(self, name)
             if not len(old):
                 old = new[:0]
             whole = torch.cat([old, new[len([place for place in places if place < len(old)]) :]])
-            whole[torch.tensor(places, device=whole.device)] = new
+            whole[where] = new
             setattr(self, name, whole)
 
 
@@ -202,7 +203,7 @@ def join(first: Batch, second: Batch, task: int) -> Batch:
     """
     longest = max(first.tokens.shape[1], second.tokens.shape[1])
     tokens = [F.pad(batch.tokens, (0, longest - batch.tokens.shape[1])) for batch in (first, second)]
-    present = torch.full_like(first.videos, task)
+    present = torch.full((len(first.videos),), task)
     return Batch(
         torch.cat([first.frames, second.frames]),
         torch.cat(tokens),

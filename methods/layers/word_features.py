@@ -44,9 +44,8 @@ def words_and_caption(
     hidden, eot = hidden_with_pads(tower, tokens, seams) if with_pads else tower.hidden(tokens, seams)
     words = words_of(hidden, eot)
     if with_pads:  # all but the start and the first end of text
-        position = torch.arange(hidden.shape[1], device=hidden.device).expand(len(hidden), -1)
-        keep = (position > 0) & (position != eot[:, None])
-        words = hidden[keep].unflatten(0, (len(hidden), -1))
+        is_before = torch.arange(1, hidden.shape[1] - 1, device=hidden.device) < eot[:, None]
+        words = torch.where(is_before[..., None], hidden[:, 1:-1], hidden[:, 2:])
     return words, hidden[torch.arange(len(hidden), device=hidden.device), eot]
 
 

@@ -12,7 +12,10 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from methods.layers.transfer import to_device
 
 TRIES = 10  # of a crop to fit into the frame; then it is the whole frame
 
@@ -34,11 +37,9 @@ def crop_and_flip(x: Tensor, generator: torch.Generator) -> Tensor:
     theta[:, 0, 0] = sides[:, 0] * torch.where(draw[:, 0] < 0.5, -1.0, 1.0)
     theta[:, 1, 1] = sides[:, 1]
     theta[:, :, 2] = (1 - sides) * (2 * draw[:, 1:3] - 1)  # centre in [-1, 1] coordinates
-    out = []
-    for video, matrix in zip(x, theta):
-        grid = torch.nn.functional.affine_grid(matrix.expand(len(video), 2, 3), list(video.shape), align_corners=False)
-        out.append(torch.nn.functional.grid_sample(video, grid, padding_mode="border", align_corners=False))
-    return torch.stack(out).reshape(batch, -1, 3, height, width).clamp(0, 1)
+    grid = F.affine_grid(theta.repeat_interleave(x.shape[1], dim=0), [batch * x.shape[1], 3, height, width], False)
+    out = F.grid_sample(x.flatten(0, 1), grid, padding_mode="border", align_corners=False)
+    return out.view_as(x).clamp(0, 1)
 
 
 def gray_and_jitter(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -50,7 +51,7 @@ def gray_and_jitter(x: Tensor, generator: torch.Generator) -> Tensor:
     brightness, contrast, saturation = (0.6 + 0.8 * draw[:, i].view(-1, 1, 1, 1, 1) for i in range(3))
     x = x * brightness
     x = (x - x.mean(dim=(1, 2, 3, 4), keepdim=True)) * contrast + x.mean(dim=(1, 2, 3, 4), keepdim=True)
-    weights = torch.tensor([0.299, 0.587, 0.114], device=x.device).view(1, 1, 3, 1, 1)
+    weights = to_device(torch.tensor([0.299, 0.587, 0.114]), x.device).view(1, 1, 3, 1, 1)
     gray = (x * weights).sum(dim=2, keepdim=True)
     x = gray + (x - gray) * saturation
     is_gray = (draw[:, 3] < 0.2).view(-1, 1, 1, 1, 1)

@@ -275,7 +275,7 @@ class StreamData:
         x = (x - self._mean) / self._std
         if self.config.sampling != "one_per_second":
             return x
-        missing = torch.from_numpy(np.array(missing_frame(raw.shape[2]))).to(raw.device)
+        missing = to_device(torch.from_numpy(np.array(missing_frame(raw.shape[2]))), raw.device)
         return x.masked_fill((raw == missing).flatten(2).all(-1)[..., None, None, None], 0.0)
 
     def num_videos(self, task: int, split: str) -> int:

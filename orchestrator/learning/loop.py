@@ -34,7 +34,7 @@ from orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimiz
 from orchestrator.learning.progress import Progress
 from orchestrator.learning.repeats import encoding_once
 from orchestrator.learning.reuse import Reads
-from orchestrator.learning.weights import backbone_state, changed_state, load_state
+from orchestrator.learning.weights import backbone_state, changed_state, copied_state, load_state
 from orchestrator.learning.workers import Workers
 
 log = logging.getLogger(__name__)
@@ -234,7 +234,7 @@ class Loop:
         # CVLM compares within each data set; CTVR takes the cumulative gallery, which in task 1 is the task's own
         score = found.own[-1] if self.data.stream.protocol == "cvlm" else found.metrics["stream/t2v/r1"]
         if best is None or score >= best[0]:
-            return score, changed_state(self.method, self._pretrained)
+            return score, copied_state(self.method)
         return best
 
     # ---------------------------------------------------------------------------------- evaluation

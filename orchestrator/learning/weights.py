@@ -39,8 +39,13 @@ def changed_state(method: Method, pretrained: Mapping[str, Tensor]) -> dict[str,
     }
 
 
+def copied_state(method: Method) -> dict[str, Tensor]:
+    """All of a method's state where it lies: on a GPU the host waits for nothing."""
+    return {name: value.detach().clone() for name, value in method.state_dict().items()}
+
+
 def load_state(method: Method, state: Mapping[str, Tensor], pretrained: Mapping[str, Tensor]) -> None:
-    """Put a saved state into a method that has replayed `begin_task`.
+    """Put a saved state, of any device, into a method that has replayed `begin_task`.
 
     A buffer may change its shape (a memory, a queue); a parameter may not.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from methods import find_method
 from methods.backbone.clip import Clip
-from methods.base import Batch, Method, Task
+from methods.base import Batch, Method
 from orchestrator.data.batches import StreamData
 from orchestrator.data.settings import DataConfig
 from orchestrator.learning.commits import Commits
@@ -94,6 +95,9 @@ def _without_float(method: Method, batch: Batch) -> Tensor:
         return (text @ video.mT).sum()
 
 
+PHASES = {"steps": ("_train",), "end_task": ("end_task",), "search": ("_store_galleries", "_evaluate")}
+
+
 def run(
     name: str,
     device: torch.device,
@@ -101,41 +105,53 @@ def run(
     precision: Precision = "fp32",
     plant: str = "",
     optim: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] | None = None,
+    evaluation: Mapping[str, Any] | None = None,
     **settings: Any,
-) -> tuple[Loop, list[Watch]]:
+) -> tuple[Loop, dict[str, list[Watch]]]:
     """Train and evaluate on the device; a second call in the same folder goes on from the last commit.
 
-    Returns the loop and what was seen while each task was trained.
+    Returns the loop and what was seen of each task, by phase.
     """
     method = make_method(name, **settings)
     if plant:
         plain = method.losses
         method.losses = lambda batch: {**plain(batch), "planted": PLANTS[plant](method, batch)}  # type: ignore
-    config = DataConfig(num_frames=FRAMES, batch_size=PAIRS, load_threads=0)
+    config = DataConfig(num_frames=FRAMES, batch_size=PAIRS, load_threads=0, **(data or {}))
     clip = next(module for module in method.modules() if isinstance(module, Clip))
     source: Any = Noise()
-    data = StreamData(make_stream(), source, clip.tokenize, clip.mean, clip.std, config, device)
-    made = LoopConfig(OptimConfig(epochs=1, lr_scale=20.0, **(optim or {})), EvaluationConfig(), 0, precision)
-    loop = Loop(method, data, made, Commits(Store.open(folder), "noise"), Workers(device=device))
-    train, watches = loop._train, list[Watch]()
-
-    def watched(task: Task) -> None:
-        with watching() as watch:
-            train(task)
-        watches.append(watch)
-
-    loop._train = watched  # type: ignore[method-assign]
+    tensors = StreamData(make_stream(), source, clip.tokenize, clip.mean, clip.std, config, device)
+    optimizer = OptimConfig(**{"epochs": 1, "lr_scale": 20.0, **(optim or {})})
+    made = LoopConfig(optimizer, EvaluationConfig(**(evaluation or {})), 0, precision)
+    loop = Loop(method, tensors, made, Commits(Store.open(folder), "noise"), Workers(device=device))
+    watches: dict[str, list[Watch]] = {phase: [] for phase in PHASES}
+    for phase, names in PHASES.items():
+        for each in names:
+            _watch(method if each == "end_task" else loop, each, watches[phase])
     loop.run()
     return loop, watches
 
 
+def _watch(owner: Any, name: str, watches: list[Watch]) -> None:
+    """Let a watch see every call of a function."""
+    plain = getattr(owner, name)
+
+    def watched(*given: Any) -> Any:
+        with watching() as watch:
+            found = plain(*given)
+        watches.append(watch)
+        return found
+
+    setattr(owner, name, watched)
+
+
 @dataclass(frozen=True)
 class Report:
-    """What a run on the pretended GPU showed, as plain data."""
+    """What a run on the pretended GPU showed of its last task, as plain data."""
 
-    waits: int = 0  # while the last task was trained
+    waits: dict[str, int] = field(default_factory=dict)  # by phase
     places: dict[str, int] = field(default_factory=dict)  # line and kind of each
-    operators: frozenset[str] = frozenset()  # of training
+    operators: dict[str, int] = field(default_factory=dict)  # of training, by name
     moved: list[str] = field(default_factory=list)  # tensors that a resumed run has otherwise
     far: list[str] = field(default_factory=list)  # tensors that a run on the CPU has otherwise
 
@@ -159,6 +175,10 @@ def examine(name: str, precision: Precision, beside_cpu: bool = False, **more: A
             far = [
                 key for key in state if not torch.allclose(state[key], there[key], rtol=1e-3, atol=5e-4)
             ]  # a step is 0.02
-    last = watches[-1]
-    operators = frozenset(op for watch in watches for op in watch.operators)
-    return Report(last.total, dict(last.waits), operators, moved, far)
+    last = {phase: seen[-len(PHASES[phase]) :] for phase, seen in watches.items()}
+    waits = {phase: sum(watch.total for watch in seen) for phase, seen in last.items()}
+    places = {f"{phase} {place}": n for phase, seen in last.items() for each in seen for place, n in each.waits.items()}
+    operators: Counter[str] = Counter()
+    for watch in watches["steps"]:
+        operators.update(watch.operators)
+    return Report(waits, places, dict(operators), moved, far)

@@ -28,6 +28,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
@@ -56,8 +57,7 @@ class Trespass(AssertionError):
     """What CUDA would have refused."""
 
 
-class _Generator(torch.Generator):
-    """Says that it belongs to the device."""
+_generators: list[torch.Generator] = []  # of the device; torch forgets whatever else could mark one
 
 
 class Pretended(Tensor):
@@ -225,7 +225,7 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         _check(func, name, args, ours, others)
     if makes or ours:
         generator = next((x for x in flat if isinstance(x, AnyGenerator)), None)
-        if generator is not None and not isinstance(generator, _Generator):
+        if generator is not None and all(generator._cdata != one._cdata for one in _generators):
             raise Trespass(f"{name}: a CPU generator draws for the device")
     if target is not None:
         kwargs = {**kwargs, "device": torch.device("cpu")}
@@ -284,6 +284,8 @@ class _Devices(TorchFunctionMode):
             device = kwargs.pop("device", None)
             made = func(*args, **kwargs)
             return made if device is None or torch.device(device).type == "cpu" else made.to(_swap(device))
+        if func in {Tensor.new_tensor, torch._C.TensorBase.new_tensor} and isinstance(args[0], Pretended):
+            return torch.tensor(args[1], dtype=args[0].dtype).to(_spare())
         if "device" in kwargs:
             kwargs["device"] = _swap(kwargs["device"])
         if func in {Tensor.to, torch._C.TensorBase.to}:
@@ -323,13 +325,17 @@ def _set_rng_state(state: Tensor, device: Any = None) -> None:
 
 
 def _generator(device: Any = "cpu") -> torch.Generator:
-    return _Generator() if torch.device(device).type == "cuda" else AnyGenerator(device)
+    if torch.device(device).type != "cuda":
+        return AnyGenerator(device)
+    _generators.append(AnyGenerator())
+    return _generators[-1]
 
 
 @contextmanager
 def pretended() -> Iterator[torch.device]:
     """A GPU for the length of a `with` block."""
     _spare()
+    _generators.clear()
     autocast, get_dtype, is_on = torch.autocast, torch.get_autocast_dtype, torch.is_autocast_enabled
 
     def kind(name: str) -> str:
@@ -343,6 +349,7 @@ def pretended() -> Iterator[torch.device]:
         mock.patch.object(torch.cuda, "get_rng_state", _rng_state),
         mock.patch.object(torch.cuda, "set_rng_state", _set_rng_state),
         mock.patch.object(Tensor, "pin_memory", _pin),
+        mock.patch.object(_foreach_utils, "_foreach_supported_types", [torch.Tensor, Pretended]),
     )
     with ExitStack() as stack:
         for patch in patches:

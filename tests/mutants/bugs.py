@@ -281,7 +281,7 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "the reservoir forgets the past",
         ),
         (
-            "frames, tokens = self.source.pairs(pairs.tolist())",
+            "frames, tokens = self.source.pairs(numbers.tolist())",
             "frames, tokens = self.source.pairs(rows.tolist())",
             "the pairs at a place of the memory are read in place of those that it keeps",
         ),
@@ -319,7 +319,7 @@ LINES: dict[str, list[tuple[str, ...]]] = {
     ],
     "methods/layers/by_task.py": [
         (
-            "return torch.cat(parts)[torch.cat(rows).argsort()]",
+            "return torch.cat(parts)[to_device(order.argsort(), tokens.device)]",
             "return torch.cat(parts)",
             "captions of several tasks come back in another order than their videos",
             "tests/methods/test_replay.py",
@@ -657,14 +657,14 @@ LINES: dict[str, list[tuple[str, ...]]] = {
     ],
     "orchestrator/learning/updates.py": [
         (
-            'p.add_(p, alpha=-group["lr"] * group["weight_decay"])',
-            'p.add_(p, alpha=-group["weight_decay"])',
+            'torch._foreach_add_(some, some, alpha=-group["lr"] * group["weight_decay"])',
+            'torch._foreach_add_(some, some, alpha=-group["weight_decay"])',
             "the decay does not follow the rate",
             "tests/orchestrator/learning/test_optimizer.py",
         ),
         (
-            'p.add_(update.add_(p, alpha=group["weight_decay"]), alpha=-group["lr"])',
-            'p.add_(update, alpha=-group["lr"])',
+            'torch._foreach_add_(updates, some, alpha=group["weight_decay"])',
+            "pass",
             "BertAdam forgets the decay",
             "tests/orchestrator/learning/test_released_recipes.py",
         ),

@@ -1,0 +1,37 @@
+"""What runs on the pretended GPU besides every method as it is, and how often the host may wait in each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from methods import find_method
+from orchestrator.config import under
+
+FILE = Path(__file__).parent / "budget.json"
+BUDGET: dict[str, dict[str, int]] = json.loads(FILE.read_text())  # label -> phase -> waits
+
+
+def preset(method: str, name: str) -> dict[str, Any]:
+    """The settings of a method's preset that are its own."""
+    return under(find_method(method).PRESETS[name], "method")
+
+
+# Beside the same run on the CPU. The first word is the method
+CASES: dict[str, dict[str, Any]] = {
+    "framefusion_moe, without pads": {},  # two ways through the experts: for a host that may look, and one that may not
+    "moe_adapter, no dropout": {"dropout": 0.0},
+    "structalign, in full": {},
+    "camoe, in full": {},
+    "ewc:clip4clip": {},
+    "clip_vip, interpolated": {"temporal_size": 3},
+    "clip4clip, accumulated": {"optim": {"accumulate": 2}},
+    "clip4clip, best epoch": {"evaluation": {"select": "best"}, "optim": {"epochs": 2, "name": "adamw_hf"}},
+    "er_ring, crop_flip and bert_adam": {"data": {"augment": "crop_flip"}, "optim": {"name": "bert_adam"}},
+    "lump, gray_jitter and sgd": {"data": {"augment": "gray_jitter"}, "optim": {"name": "sgd", "momentum": 0.9}},
+    "structalign, released": preset("structalign", "released"),
+    "er_ring:framefusion_moe, prompted by task": {},
+    "framefusion_moe, released": {**preset("framefusion_moe", "released"), "noisy_router": False},
+    "clip4clip, missing frames": {"data": {"sampling": "one_per_second"}},
+}
