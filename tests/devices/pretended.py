@@ -34,7 +34,8 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 GPU = torch.device("cuda:0")
 NAME = "pretended"
-ROOMS = tuple(str(Path(__file__).resolve().parents[2] / room) for room in ("methods", "orchestrator"))
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = tuple(str(ROOT / room) for room in ("methods", "orchestrator"))
 aten = torch.ops.aten
 AnyGenerator = torch.Generator
 
@@ -174,7 +175,8 @@ def _cast(func: Any, choose: Callable[..., Any], *args: Any, **kwargs: Any) -> A
 class Watch:
     """What was seen since it began: `waits` by line of ours, `operators` by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, phase: str) -> None:
+        self.phase = phase
         self.waits: Counter[str] = Counter()
         self.operators: Counter[str] = Counter()
 
@@ -192,7 +194,7 @@ def _wait(what: str) -> None:
     frame, place = sys._getframe(1), "torch"
     while frame is not None:
         if frame.f_code.co_filename.startswith(ROOMS):
-            place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+            place = f"{Path(frame.f_code.co_filename).relative_to(ROOT)}:{frame.f_lineno}"
             break
         frame = frame.f_back  # type: ignore[assignment]
     for watch in _watches:
@@ -200,14 +202,25 @@ def _wait(what: str) -> None:
 
 
 @contextmanager
-def watching() -> Iterator[Watch]:
-    """Count until the end of a `with` block."""
-    watch = Watch()
+def watching(phase: str = "") -> Iterator[Watch]:
+    """Count until the end of a `with` block, but what happens `apart_from` this phase."""
+    watch = Watch(phase)
     _watches.append(watch)
     try:
         yield watch
     finally:
         _watches.remove(watch)
+
+
+@contextmanager
+def apart_from(phase: str) -> Iterator[None]:
+    """Inside, watches of this phase see nothing."""
+    former = list(_watches)
+    _watches[:] = [watch for watch in former if watch.phase != phase]
+    try:
+        yield
+    finally:
+        _watches[:] = former
 
 
 def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

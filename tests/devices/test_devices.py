@@ -1,10 +1,10 @@
 """Every method on a pretended GPU: where its tensors lie, what they are made of, and how often the host waits.
 
 `budget.json` holds the waits of the last task: in its two steps, which replay and distil where the method does and one
-of which reads the epoch's losses; in `end_task`; and in the search that follows, where every batch of videos, captions
-and scores is copied once. Whoever adds one is told the line; whoever removes one writes the smaller number, for which
-`python -m tests.devices --write` is there; without `--write` it prints the table.
-What a pretended GPU cannot see stands in pretended.py.
+of which reads the epoch's losses; in `end_task`; and in what it encodes and scores in the search that follows, beside
+the copies that the evaluation makes of every block. Whoever adds one is told the line; whoever removes one writes the
+smaller number, for which `python -m tests.devices --write` is there; without `--write` it prints the table. What a
+pretended GPU cannot see stands in pretended.py.
 """
 
 from __future__ import annotations
