@@ -216,7 +216,7 @@ def bench_features(
 
 
 def bench_trial(root: Path, pairs: int = 2, epochs: int = 8) -> list[Comparison]:
-    """A whole trial under Ray Tune, Ray Train and MLflow beside the bare loop; each of them with its own seed."""
+    """A whole trial of one worker under Ray Tune and MLflow beside the bare loop; each of them with its own seed."""
     from orchestrator.learning.resolve import resolve
     from orchestrator.learning.run import Places, execute
     from orchestrator.learning.workers import Workers

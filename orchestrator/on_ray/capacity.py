@@ -14,7 +14,7 @@ from orchestrator.on_ray.plan import Capacity, TrialPlan
 
 log = logging.getLogger(__name__)
 
-DRIVER_CPU = 0.1  # a trial driver only waits for its workers
+DRIVER_CPU = 0.1  # the driver of a trial of several workers only waits for them; one worker needs none
 EVERY_TRIAL = 10**6  # more than any number of nodes has room for
 
 
@@ -30,6 +30,19 @@ def capacity(plan: TrialPlan, max_concurrent: int | None = None) -> Capacity:
     return Capacity(cpus, gpus, concurrent if max_concurrent is None else min(concurrent, max_concurrent))
 
 
+def process_resources(plan: TrialPlan) -> dict[str, float]:
+    """What Tune reserves for the process of a trial: the only worker's share, or the driver's of several."""
+    return _worker_resources(plan) if plan.workers == 1 else {"CPU": DRIVER_CPU}
+
+
+def _worker_resources(plan: TrialPlan) -> dict[str, float]:
+    return {"CPU": plan.cpus_per_worker, **({"GPU": plan.gpus_per_worker} if plan.gpus_per_worker else {})}
+
+
+def _driver_cpu(plan: TrialPlan) -> float:
+    return DRIVER_CPU if plan.workers > 1 else 0.0
+
+
 def ask_for_room(plan: TrialPlan, trials: int) -> None:
     """Ask the cluster's autoscaler for room for so many trials; a fixed cluster takes no notice.
 
@@ -38,12 +51,11 @@ def ask_for_room(plan: TrialPlan, trials: int) -> None:
     """
     from ray.autoscaler.sdk import request_resources
 
-    worker = {"CPU": plan.cpus_per_worker, **({"GPU": plan.gpus_per_worker} if plan.gpus_per_worker else {})}
     workers = trials * plan.workers
     if trials and plan.max_nodes is not None:
         nodes = [node.get("Resources", {}) for node in ray.nodes() if node.get("Alive")]
         trials, workers = within(plan, trials, nodes, plan.max_nodes)
-    bundles = [worker] * workers + [{"CPU": DRIVER_CPU}] * trials
+    bundles = [_worker_resources(plan)] * workers + [process_resources(plan)] * (trials if plan.workers > 1 else 0)
     try:
         request_resources(bundles=bundles)
     except Exception as error:  # an interface that Ray calls experimental must not end a sweep
@@ -142,11 +154,12 @@ def fit_count(plan: TrialPlan, nodes: Sequence[Mapping[str, float]]) -> int:
         ConfigError: if none fits; the message says what is missing.
     """
     cpus, gpus = (sum(node.get(kind, 0.0) for node in nodes) for kind in ("CPU", "GPU"))
-    need = plan.workers * plan.cpus_per_worker + DRIVER_CPU
+    need = plan.workers * plan.cpus_per_worker + _driver_cpu(plan)
     if cpus + 1e-9 < need:
+        parts = f"{plan.workers} workers x {plan.cpus_per_worker:g} + {DRIVER_CPU} for its driver"
         raise ConfigError(
-            f"a trial needs {need:g} CPUs ({plan.workers} workers x {plan.cpus_per_worker:g} + {DRIVER_CPU} for its "
-            f"driver), the cluster has {cpus:g}. Lower --workers or --cpus-per-worker."
+            f"a trial needs {need:g} CPUs{f' ({parts})' if plan.workers > 1 else ''}, the cluster has {cpus:g}. "
+            "Lower --workers or --cpus-per-worker."
         )
     wanted = plan.workers * plan.gpus_per_worker
     if gpus + 1e-9 < wanted:
@@ -168,7 +181,7 @@ def fit_count(plan: TrialPlan, nodes: Sequence[Mapping[str, float]]) -> int:
 
 def _slots(plan: TrialPlan, node: Mapping[str, float], drivers: int) -> int:
     """Workers that fit a node beside `drivers` trial drivers."""
-    slots = math.floor((node.get("CPU", 0.0) - drivers * DRIVER_CPU) / plan.cpus_per_worker + 1e-9)
+    slots = math.floor((node.get("CPU", 0.0) - drivers * _driver_cpu(plan)) / plan.cpus_per_worker + 1e-9)
     if plan.gpus_per_worker:
         slots = min(slots, _gpu_slots(node.get("GPU", 0.0), plan.gpus_per_worker))
     return max(0, slots)

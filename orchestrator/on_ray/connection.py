@@ -38,7 +38,7 @@ QUIET = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # what Tune would write is in MLflow
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # one line of ours says why a trial failed
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
-    "RAY_worker_maximum_startup_concurrency": "8",  # a trial is eight processes that start at once
+    "RAY_worker_maximum_startup_concurrency": "8",  # a trial of several workers starts as many at once
 }
 
 
@@ -51,6 +51,7 @@ def worker_environment(start_timeout: str = START_TIMEOUT_SECONDS) -> dict[str, 
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": os.environ.get(
             "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", start_timeout
         ),
+        "RAY_CHDIR_TO_TRIAL_DIR": "0",  # paths mean in a trial what they mean where it was started
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),  # the same numbers twice
         "MLFLOW_DISABLE_TELEMETRY": "true",

@@ -1,7 +1,8 @@
-"""Ray Tune runs the trials of a sweep, a table or a rerun; one trial is one Ray Train run over the task sequence.
+"""Ray Tune runs the trials of a sweep, a table or a rerun, each of them a pass over the task sequence.
 
 Every figure that decides something here comes from the commits and MLflow; Tune's own tables lose rows
-when a sweep is restored. See `on_ray.trial` for what happens inside a trial.
+when a sweep is restored. See `on_ray.alone` and `on_ray.trial` for what
+happens inside a trial of one worker, and of several.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from ray.tune.integration.ray_train import TuneReportCallback
 from orchestrator.config import Settings
 from orchestrator.digests import source_digest
 from orchestrator.errors import TrialFailed
-from orchestrator.on_ray.capacity import DRIVER_CPU, capacity
+from orchestrator.on_ray.alone import run_alone
+from orchestrator.on_ray.capacity import capacity, process_resources
 from orchestrator.on_ray.internals import give_anew, hand_on_no_keys, keep_note, read_note, trials_of
 from orchestrator.on_ray.plan import (
     GAIN,
@@ -40,15 +42,16 @@ from orchestrator.on_ray.plan import (
 )
 from orchestrator.on_ray.schedulers import TaskHalving
 from orchestrator.on_ray.search import Limiter, Listed, count_trials, point_searcher, row_search, search_algorithm
-from orchestrator.on_ray.trial import run_trial
-from orchestrator.on_ray.watch import Plans, Room, Watcher, WaveWatcher
+from orchestrator.on_ray.trial import run_workers
+from orchestrator.on_ray.watch import Plans, Room, Watcher, WaveWatcher, failures_of_process
 from orchestrator.on_ray.wave_search import WaveSearch
 from orchestrator.on_ray.waves import Journal, Resolve, Waves
+from orchestrator.on_ray.worker import Work
 from orchestrator.tracking.tracker import Tracker
 
 
 def _trial(config: dict[str, Any], plans: Plans) -> None:
-    """Tune's trainable: the trial driver. Tune tries it twice; what cannot go better is not trained again."""
+    """Tune's trainable. Tune tries a failed one again; what cannot go better is not trained again."""
     plan = plans[config.get("row", "")]
     trial_id = tune.get_context().get_trial_id()
     verdict = f"ctvr-{plan.session}-{trial_id}"
@@ -60,8 +63,13 @@ def _trial(config: dict[str, Any], plans: Plans) -> None:
         run = ListedRun(**config["run"])
         settings, presets, until = run.settings, run.presets, run.until
         plan = replace(plan, tags={**plan.tags, **run.tags})
+    full = {**plan.settings, **settings, "workers": plan.workers}
+    work = Work(plan, full, plan.presets if presets is None else presets, name, until)
     try:
-        run_trial(dict(settings), plan, name, [TuneReportCallback()], presets, until)
+        if plan.workers == 1:
+            run_alone(work)
+        else:
+            run_workers(work, [TuneReportCallback()])
     except TrialFailed as error:
         if error.is_final:
             keep_note(verdict, error.reason)
@@ -214,7 +222,8 @@ def _fit(
     """Hand everything to Tune; returns its trials and the seconds that it took."""
     started = time.monotonic()
     plan = next(iter(plans.values()))
-    trainable = tune.with_resources(tune.with_parameters(_trial, plans=dict(plans)), {"CPU": DRIVER_CPU})
+    trainable = tune.with_resources(tune.with_parameters(_trial, plans=dict(plans)), process_resources(plan))
+    config = replace(config, reuse_actors=plan.workers == 1)  # a driver of workers imports nothing that is slow
     if resume:
         tuner = _restored(plans, trainable, config, watcher)
     else:
@@ -226,7 +235,7 @@ def _fit(
                 name=name,
                 storage_path=plan.storage,
                 callbacks=[watcher],
-                failure_config=tune.FailureConfig(max_failures=1),
+                failure_config=tune.FailureConfig(max_failures=failures_of_process(plan)),
                 verbose=0,
             ),
         )

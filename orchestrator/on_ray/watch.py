@@ -14,8 +14,8 @@ from ray import cloudpickle, tune
 from orchestrator.console import duration, say
 from orchestrator.errors import ConfigError, TrialFailed
 from orchestrator.on_ray.capacity import ask_for_room, capacity
+from orchestrator.on_ray.failures import is_lost_node
 from orchestrator.on_ray.plan import GAIN, TrialPlan, run_name
-from orchestrator.on_ray.trial import is_lost_node
 from orchestrator.redaction import redact
 from orchestrator.tracking.tracker import Tracker
 
@@ -27,6 +27,14 @@ Plans = Mapping[str, TrialPlan]  # row of a table -> what its trials share; "" w
 LOOK_SECONDS = 10.0  # how often it is looked whether nodes came or went
 MOST_LOST_NODES = 50  # that one trial's driver may lose
 ASK_SECONDS = 60.0  # how often the request for machines is made anew: other sweeps on the cluster overwrite it
+
+
+def failures_of_process(plan: TrialPlan) -> int:
+    """How often Tune starts the process of a trial again: a worker's limit, or one for the driver of several.
+
+    The workers of a driver are started again by Ray Train, which counts for itself.
+    """
+    return plan.max_failures if plan.workers == 1 else 1
 
 
 class Room:
@@ -113,6 +121,8 @@ class Watcher(tune.Callback):
         if task <= self.seen.get(seen_as, 0):  # reported again after a restart
             return
         self.seen[seen_as] = task
+        if (plan := self._plan(trial)).workers == 1:  # failures count since the last finished task
+            trial.max_failures = trial.num_failures + failures_of_process(plan)
         parts = [self._label(trial), f"task {task}/{self.num_tasks}"]
         parts.append(f"R@1 {result.get('stream/t2v/r1', math.nan):.2f}")
         if GAIN in result:
@@ -133,15 +143,24 @@ class Watcher(tune.Callback):
             say(f"{self._label(trial)}  complete after {duration(self._longest)}{self._outlook()}", with_time=True)
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Tune counts every end of a trial's driver; the end of its machine is not the trial's failure."""
-        if is_lost_node(_error(trial)) and trial.max_failures < MOST_LOST_NODES:
+        """Tune counts every end of a trial's process; the end of its machine is not the trial's failure.
+
+        What would come again is not trained again: the next attempt reads the note of it and is the last.
+        """
+        error = _error(trial)
+        if is_lost_node(error) and trial.max_failures < MOST_LOST_NODES:
             trial.max_failures += 1
+        elif getattr(_innermost(error), "is_final", False):
+            trial.max_failures = trial.num_failures
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self.ended.add(trial.trial_id)
         reason = _reason(trial)
         say(f"{self._label(trial)}  failed: {reason}", with_time=True)
         self._close(trial, "FAILED", {"ctvr.error": reason})
+
+    def _plan(self, trial: Any) -> TrialPlan:
+        return self.plans[trial.config.get("row", "")]
 
     def _seen_as(self, trial: Any) -> str:
         return str(trial.trial_id)
@@ -163,7 +182,7 @@ class Watcher(tune.Callback):
         return f"; {left} to go, at most {duration(math.ceil(left / self.concurrent) * self._longest)}"
 
     def _close(self, trial: Any, status: str, tags: dict[str, str]) -> None:
-        plan = self.plans[trial.config.get("row", "")]
+        plan = self._plan(trial)
         self._close_run(plan, run_name(plan, trial.config, trial.trial_id), status, tags)
 
     def _close_run(self, plan: TrialPlan, name: str, status: str, tags: dict[str, str]) -> None:
@@ -236,11 +255,16 @@ def _error(trial: Any) -> BaseException:
     return error if isinstance(error, BaseException) else TrialFailed(NO_REASON)
 
 
-def _reason(trial: Any) -> str:
-    """Why a trial failed, in one line."""
-    error: Any = _error(trial)
+def _innermost(error: Any) -> BaseException:
+    """Below what Ray and Tune wrap around an error."""
     while isinstance(getattr(error, "cause", None), BaseException):
         error = error.cause
+    return error
+
+
+def _reason(trial: Any) -> str:
+    """Why a trial failed, in one line."""
+    error = _innermost(_error(trial))
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, TrialFailed):
         return lines[0][:400] if lines else NO_REASON

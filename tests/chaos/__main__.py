@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from orchestrator.console import say
@@ -28,14 +29,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--engine", action="store_true", help="one process without Ray (the default)")
     kind.add_argument("--ray", action="store_true", help="nested sweeps: worker, trial driver, driver, MLflow server")
+    parser.add_argument("--workers", type=int, default=1, help="of each trial of nested sweeps (%(default)s)")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="tell this story alone, and keep its folder")
     arguments = parser.parse_args(argv)
     folder = Path(tempfile.mkdtemp(prefix="chaos", dir="/tmp"))  # short: sockets of Ray lie below it
     wrong: list[str] = []
     try:
-        if arguments.kills < 1 or arguments.seed < 0:
-            raise ConfigError("--kills must be >= 1 and --seed >= 0.")
-        tell = kill_sweeps if arguments.ray else kill_engine
+        if min(arguments.kills, arguments.workers) < 1 or arguments.seed < 0:
+            raise ConfigError("--kills and --workers must be >= 1 and --seed >= 0.")
+        tell = partial(kill_sweeps, workers=arguments.workers) if arguments.ray else kill_engine
         summary, wrong = tell(folder, arguments.kills, arguments.seed, arguments.only)
     except (ConfigError, OSError) as error:
         sys.stderr.write(f"chaos: {error}\n")
@@ -82,11 +84,11 @@ def kill_engine(folder: Path, kills: int, seed: int, only: int | None) -> tuple[
     return "chaos: " + ", ".join(parts), [problem for told in stories for problem in told.wrong]
 
 
-def kill_sweeps(folder: Path, kills: int, seed: int, only: int | None) -> tuple[str, list[str]]:
+def kill_sweeps(folder: Path, kills: int, seed: int, only: int | None, workers: int = 1) -> tuple[str, list[str]]:
     """As `kill_engine`, of nested sweeps on a Ray of their own."""
     from tests.chaos.sweeps import Sweeps, Told
 
-    sweeps, told = Sweeps(folder, seed), list[Told]()
+    sweeps, told = Sweeps(folder, seed, workers), list[Told]()
     hits, number = 0, only or 0
     try:
         sweeps.prepare()

@@ -34,7 +34,7 @@ from tests.small_stream import write_stream
 Metrics = dict[tuple[str, str, int], tuple[float, int]]
 Victim = Literal["worker", "trial", "driver", "server"]
 VICTIMS: tuple[Victim, ...] = ("worker", "trial", "driver", "server", "worker")  # of one sweep, in any order
-TITLES = {"worker": "ray::RayTrainWorker", "trial": "ray::ImplicitFunc"}
+TITLES = {"worker": "ray::RayTrainWorker", "trial": "ray::ImplicitFunc"}  # a trial of one worker is one process
 TRIALS, TASKS = 2, 4
 RATES = "method.lr=0,4e-6"
 SETTINGS = (
@@ -72,10 +72,12 @@ class Sweeps:
     Args:
         folder: everything is written here.
         seed: of what is killed, and when.
+        workers: of each trial.
     """
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        self.folder, self.seed = folder, seed
+    def __init__(self, folder: Path, seed: int, workers: int = 1) -> None:
+        self.folder, self.seed, self.workers = folder, seed, workers
+        self.titles = TITLES if workers > 1 else dict.fromkeys(TITLES, TITLES["trial"])
         self.manifest = folder / "small.json"
         self.server = Server(folder)
         self.commits: dict[str, Any] = {}  # of the unbroken sweep
@@ -171,7 +173,9 @@ class Sweeps:
         found: list[int] = []
 
         def search() -> bool:
-            found[:] = sorted(pid for pid, title in below(sweep.pid).items() if title.startswith(TITLES[kill.victim]))
+            found[:] = sorted(
+                pid for pid, title in below(sweep.pid).items() if title.startswith(self.titles[kill.victim])
+            )
             return bool(found) or sweep.poll() is not None
 
         wait_for(search)
@@ -187,7 +191,15 @@ class Sweeps:
     def _words(self, number: int) -> list[str]:
         search = ["--searcher", "grid", "--scheduler", "none", "--seeds", "0", "--space", RATES]
         what = ["--name", _name(number), "--method", "clip4clip", "--stream", str(self.manifest)]
-        return [*what, *search, "--local-cpus", str(TRIALS)]
+        places = [
+            "--local-cpus",
+            str(TRIALS),
+            "--workers",
+            str(self.workers),
+            "--cpus-per-worker",
+            f"{0.9 / self.workers}",
+        ]
+        return [*what, *search, *places]
 
     def _ctvr(self, number: int, command: str, *words: str) -> subprocess.Popen[bytes]:
         environment = {

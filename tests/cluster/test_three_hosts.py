@@ -376,7 +376,7 @@ def test_a_sweep_survives_the_loss_of_a_host(lab, store):
 
     def victim() -> Host | None:
         """A host whose trial is between two of its tasks."""
-        running = [host for host in lab.hosts.hosts if any("RayTrainWorker" in p for p in host.processes().values())]
+        running = [host for host in lab.hosts.hosts if any("ImplicitFunc" in p for p in host.processes().values())]
         begun = [key for key, tasks in committed().items() if tasks < 4]
         return next((host for host in running if host != lab.head and len(begun) >= len(running)), None)
 

@@ -62,16 +62,16 @@ def test_a_trial_whose_node_is_lost_goes_on_from_its_last_task(fake_cluster, run
     where = Deployment(runs=runs)
     lost: list[str] = []
 
-    def lose_the_workers_node() -> None:
+    def lose_the_trials_node() -> None:
         wait_for(lambda: finished(1))
-        (worker,) = list_actors(filters=[("class_name", "=", "RayTrainWorker"), ("state", "=", "ALIVE")])
-        (node,) = (node for node in fake_cluster.worker_nodes if node.node_id == worker.node_id)
+        (trial,) = list_actors(filters=[("class_name", "=", "ImplicitFunc"), ("state", "=", "ALIVE")])
+        (node,) = (node for node in fake_cluster.worker_nodes if node.node_id == trial.node_id)
         lost.append(node.node_id)
         fake_cluster.remove_node(node, allow_graceful=False)
 
     finished = Finished(runs)
     plan, settings = plan_of(where, manifest, "lost"), {"optim.epochs": 60}
-    thief = threading.Thread(target=lose_the_workers_node)
+    thief = threading.Thread(target=lose_the_trials_node)
     thief.start()
     outcome = run_listed(plan, 3, [settings])
     thief.join()

@@ -30,8 +30,9 @@ def node(cpus: float, gpus: float = 0) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("made", "nodes", "fits"),
     [
-        (plan(), [node(2)], 2),  # 0.9 leaves room for the driver of each
-        (plan(cpus=1.0), [node(2)], 1),  # two drivers would take what the second worker needs
+        (plan(), [node(2)], 2),
+        (plan(cpus=1.0), [node(2)], 2),  # a trial of one worker has no driver
+        (plan(workers=2, cpus=0.5), [node(2)], 1),  # two drivers would take what the last worker needs
         (plan(workers=2), [node(2)], 1),
         (plan(workers=2), [node(4)], 2),
         (plan(cpus=2.5), [node(4), node(4)], 2),  # eight CPUs, but one place on each node
@@ -56,7 +57,8 @@ def test_trials_that_fit(made, nodes, fits):
         (plan(workers=3, gpus=1), [node(8, 2)], "needs 3 GPUs, the cluster has 2"),
         (plan(cpus=3), [node(2), node(2)], "places for 1 workers of 3 CPUs .* nodes have 0"),
         (plan(gpus=2), [node(8, 1), node(8, 1)], "places for 1 workers of 0.9 CPUs and 2 GPUs"),
-        (plan(cpus=1.95), [node(2), node(0)], "needs 2.05 CPUs"),
+        (plan(cpus=2.05), [node(2), node(0)], "needs 2.05 CPUs, the cluster"),
+        (plan(workers=2, cpus=0.95), [node(1.9), node(0)], r"needs 2 CPUs \(2 workers x 0.95 \+ 0.1 for its driver\)"),
     ],
 )
 def test_a_plan_that_can_never_run_is_refused_in_one_line(made, nodes, message):
@@ -74,9 +76,10 @@ def test_the_trials_that_fit_can_all_be_placed_with_every_driver_on_one_node(cpu
         fits = fit_count(made, [node(cpus)])
     except ConfigError:
         fits = 0
-    assert fits * (workers * share + DRIVER_CPU) <= cpus + 1e-9
+    need = workers * share + DRIVER_CPU * (workers > 1)
+    assert fits * need <= cpus + 1e-9
     if fits == 0:
-        assert workers * share + DRIVER_CPU > cpus - 1e-9
+        assert need > cpus - 1e-9
 
 
 def test_a_plan_for_this_machine_is_refused_before_ray_starts():
@@ -161,7 +164,7 @@ def test_an_autoscaler_is_asked_for_whole_trials(monkeypatch):
     assert asked[0].count({"CPU": 1.5, "GPU": 0.5}) == 4
     assert asked[0].count({"CPU": DRIVER_CPU}) == 2
     connection.ask_for_room(plan(), 1)
-    assert asked[1] == [{"CPU": 0.9}, {"CPU": DRIVER_CPU}]
+    assert asked[1] == [{"CPU": 0.9}]
     connection.ask_for_room(plan(), 0)
     assert asked[2] == []
 

@@ -23,7 +23,7 @@ from orchestrator.jobs.rerun import rerun
 from orchestrator.jobs.sweep import SweepRequest, sweep
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
-from orchestrator.on_ray.plan import GAIN, TrialPlan
+from orchestrator.on_ray.plan import GAIN, Outcome, TrialPlan
 from orchestrator.on_ray.tune import run_listed
 from orchestrator.store.store import Store
 from orchestrator.streams.load import load_stream
@@ -149,26 +149,28 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, w
     assert again in text
 
 
-def test_a_killed_worker_goes_on_from_its_last_task_to_the_same_numbers(two_cpus, where, manifest, tmp_path):
-    from ray.util.state import list_actors
+def run_killed(plan: TrialPlan, settings: dict[str, Any], runs: Path, who: str) -> Outcome:
+    """Of a trial of which one process is killed after the first task."""
 
     def kill_after_the_first_task() -> None:
         wait_for(lambda: finished(1))
-        workers = list_actors(filters=[("class_name", "=", "RayTrainWorker"), ("state", "=", "ALIVE")])
-        killed.extend(worker.pid for worker in workers)
-        for pid in killed:
-            os.kill(pid, signal.SIGKILL)
+        killed.append(max(pid for pid, title in below(os.getpid()).items() if title.startswith(TITLES[who])))
+        os.kill(killed[0], signal.SIGKILL)
 
     killed: list[int] = []
-    finished = Finished(where.runs)
-    plan = plan_of(where, manifest, "killed")
-    settings = {"optim.epochs": 60}
+    finished = Finished(runs)
     killer = threading.Thread(target=kill_after_the_first_task)
     killer.start()
     outcome = run_listed(plan, 3, [settings])
     killer.join()
-
     assert len(killed) == 1
+    return outcome
+
+
+def test_a_killed_trial_goes_on_from_its_last_task_to_the_same_numbers(two_cpus, where, manifest, tmp_path):
+    plan = plan_of(where, manifest, "killed")
+    settings = {"optim.epochs": 60}
+    outcome = run_killed(plan, settings, where.runs, "trial")
     assert (outcome.complete, outcome.failed) == (1, 0)
     tracker = where.tracker()
     (run,) = tracker.find_runs(sweep="killed")
@@ -178,9 +180,9 @@ def test_a_killed_worker_goes_on_from_its_last_task_to_the_same_numbers(two_cpus
     assert_equals_an_unbroken_run(where.runs, {**plan.settings, **settings}, manifest, tmp_path)
 
 
-def test_two_workers_train_one_model_on_the_batches_of_one(two_cpus, where, manifest):
+def test_two_workers_train_one_model_on_the_batches_of_one_though_one_of_them_is_killed(two_cpus, where, manifest):
     plan = replace(plan_of(where, manifest, "two"), workers=2)
-    assert run_listed(plan, 3, [{"seed": 3}]).complete == 1
+    assert run_killed(plan, {"seed": 3}, where.runs, "worker").complete == 1
     (run,) = where.tracker().find_runs(sweep="two")
     for key in ("stream/t2v/r1", "stream/v2t/r1", GAIN):
         assert all(math.isfinite(value) for _, value in run.metrics[key])
@@ -202,7 +204,7 @@ def running(processes: set[int]) -> set[int]:
 
 
 def is_training(command: subprocess.Popen[str]) -> bool:
-    return any(title.startswith(TITLES["worker"]) for title in below(command.pid).values())
+    return any(title.startswith(TITLES["trial"]) for title in below(command.pid).values())
 
 
 @pytest.fixture
@@ -229,7 +231,7 @@ def start(where: Deployment, ray_folder: Path, *words: str) -> subprocess.Popen[
 def assert_closed(found: dict[str, str], answers: dict[str, int]) -> None:
     """Of the sockets of a sweep on this machine, none listens to a network, and the dashboard wants a token."""
     assert any("raylet" in command for command in found.values())
-    assert any("RayTrainWorker" in command for command in found.values())
+    assert any("ImplicitFunc" in command for command in found.values())
     assert {where: command for where, command in found.items() if not where.startswith(("127.", "::1:"))} == {}
     assert 401 in answers.values()  # of the dashboard; what gives metrics to anybody on this machine answers 200
 

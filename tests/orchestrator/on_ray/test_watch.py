@@ -14,7 +14,7 @@ from ray.exceptions import RayTaskError
 from orchestrator.errors import ConfigError, TrialFailed
 from orchestrator.on_ray import watch
 from orchestrator.on_ray.plan import GAIN, Capacity, SearchConfig, TrialPlan, run_name
-from orchestrator.on_ray.watch import Room, Watcher, WaveWatcher
+from orchestrator.on_ray.watch import Room, Watcher, WaveWatcher, failures_of_process
 from orchestrator.tracking.tracker import Tracker, create_store
 
 
@@ -25,7 +25,7 @@ def plan(tmp_path: Path) -> TrialPlan:
 
 
 def trial(trial_id: str, error_file: Path | None = None, **config: object) -> SimpleNamespace:
-    return SimpleNamespace(trial_id=trial_id, config=config, pickled_error_file=error_file)
+    return SimpleNamespace(trial_id=trial_id, config=config, pickled_error_file=error_file, num_failures=0)
 
 
 def kept(error: Exception, folder: Path) -> Path:
@@ -99,6 +99,24 @@ def test_a_driver_that_is_lost_with_its_node_is_not_counted(plan, tmp_path):
         lost.max_failures = 1
         Watcher(plan, 1, 3, 1).on_trial_recover(0, [], lost)
         assert lost.max_failures == allowed
+
+
+def test_failures_count_since_the_last_finished_task_and_what_would_come_again_has_one_more_attempt(plan, tmp_path):
+    watcher, failing = Watcher(plan, 1, 3, 1), trial("a")
+    failing.max_failures = failures_of_process(plan)
+    failing.num_failures = 2
+    watcher.on_trial_result(0, [], failing, row(1))
+    assert failing.max_failures == 2 + 3
+    watcher.on_trial_result(0, [], failing, row(1))  # told again after a restart: no progress
+    failing.num_failures = 3
+    failing.pickled_error_file = kept(RayTaskError("f", "Traceback", TrialFailed("why", True)), tmp_path)
+    watcher.on_trial_recover(0, [], failing)
+    assert failing.max_failures == 3
+    workers = replace(plan, workers=2)  # whom Ray Train starts again
+    assert failures_of_process(workers) == 1
+    failing.max_failures = 1
+    Watcher(workers, 1, 3, 1).on_trial_result(0, [], failing, row(1))
+    assert failing.max_failures == 1
 
 
 def test_a_tracking_server_that_is_away_does_not_end_the_sweep(plan):

@@ -1,0 +1,64 @@
+"""A trial of one worker runs in the process that Ray Tune gave it: it needs no group, no controller and no driver.
+
+Tune hands the process on to the next trial, so that torch and CLIP are imported once for many. What is killed is
+started anew by Tune and goes on from the last commit; how often it may fail, `Watcher` counts.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from ray import tune
+
+from orchestrator.errors import TrialFailed
+from orchestrator.on_ray.failures import is_final, line_of
+from orchestrator.on_ray.plan import TrialPlan
+from orchestrator.on_ray.worker import Work, perform
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
+SECONDS_TO_STOP = "60"  # that a stopped trial may take to leave its loop before Tune gives up the process
+
+
+def run_alone(work: Work) -> None:
+    """Run one trial in this process; every finished task is reported to Tune.
+
+    Raises:
+        TrialFailed: for whatever went wrong, in one line; the traceback is in this process's log.
+    """
+    from orchestrator.learning.workers import Workers
+
+    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = SECONDS_TO_STOP  # read when the next trial comes
+    try:
+        perform(work, Workers(device=_device(work.plan)), tune.report)
+    except Exception as error:
+        log.exception("trial %s failed", work.name)
+        raise TrialFailed(line_of(error), is_final=is_final(error)) from None
+    finally:
+        _forget()
+
+
+def _device(plan: TrialPlan) -> torch.device:
+    """Where this process computes: the first of the GPUs that Ray lets it see, and never a CPU in a GPU's stead."""
+    import torch
+
+    if not plan.gpus_per_worker:
+        return torch.device("cpu")
+    from orchestrator.data.device import require_gpu
+
+    require_gpu()
+    return torch.device("cuda", 0)
+
+
+def _forget() -> None:
+    """Free what the trial held: its process lives on."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

@@ -1,0 +1,70 @@
+"""What one process of a trial tells the search, and which sources it refuses: without a cluster."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from orchestrator.errors import ConfigError
+from orchestrator.learning.commits import Record
+from orchestrator.learning.workers import Workers
+from orchestrator.on_ray.plan import TrialPlan
+from orchestrator.on_ray.worker import _check_sources, _Enough, _Reports
+
+
+def test_a_stretch_ends_after_its_task_and_the_next_one_goes_on_with_the_reports(small_stream):
+    """With a store of commits that already holds more, or less, than the stretch."""
+    sent: list[dict] = []
+    recorder = SimpleNamespace(ready=lambda *what: None, report=lambda *what: None)
+    record = Record(done=1, metrics=[{"stream/t2v/r1": 9.0 * task, "task_01/x": 0.0} for task in (1, 2, 3)])
+    record.seconds = [1.0, 2.0, 3.0]
+
+    def reports(until: int | None) -> _Reports:
+        made = _Reports.__new__(_Reports)
+        made.workers, made.tell, made.until, made.recorder = Workers(), sent.append, until, recorder
+        made.reads, made.reported, made.reused = (lambda done: {}), 0, 0
+        return made
+
+    def ready(made: _Reports, done: int) -> None:
+        commits = SimpleNamespace(
+            finished=lambda tasks: done,
+            record=lambda number: replace(record, done=number),
+            reads=lambda number: ["method.lr", "seed"],
+            reused=0,
+        )
+        made.ready("key", None, SimpleNamespace(stream=small_stream), commits)
+
+    first = reports(2)
+    ready(first, 0)
+    first.report(None, replace(record, done=1), 1.0)
+    with pytest.raises(_Enough):
+        first.report(None, replace(record, done=2), 1.0)
+    assert [row["task"] for row in sent] == [1, 2]
+    assert "task_01/x" not in sent[0]
+    for done in (2, 3):  # nothing is trained; what lies beyond the stretch is not said
+        sent.clear()
+        with pytest.raises(_Enough):
+            ready(reports(2), done)
+        assert [row["task"] for row in sent] == [1, 2]
+    sent.clear()
+    last = reports(None)
+    ready(last, 2)
+    last.report(None, replace(record, done=3), 1.0)
+    assert [(row["task"], row.get("reads")) for row in sent] == [(1, None), (2, None), (3, "method.lr,seed")]
+
+
+def plan(**more) -> TrialPlan:
+    return TrialPlan("s", "/r", "", "uri", None, "/r", **more)
+
+
+def test_a_worker_on_another_host_with_other_sources_refuses():
+    from orchestrator.digests import source_digest
+
+    _check_sources(plan())  # of an older version
+    _check_sources(plan(host="elsewhere", sources=source_digest()))
+    _check_sources(plan(host=platform.node(), sources="0123456789ab"))  # one's own edits while a sweep runs
+    with pytest.raises(ConfigError, match=rf"code: {platform.node()} has other sources .*elsewhere.*Run `ray up`"):
+        _check_sources(plan(host="elsewhere", sources="0123456789ab"))
