@@ -34,6 +34,21 @@ def mean_dispersion(features: Tensor, categories: Tensor) -> Tensor:
     return (weight * found).sum() / weight.sum().clamp(min=0.5)
 
 
+def mean_departure(features: Tensor, categories: Tensor) -> Tensor:
+    """|epsilon| of eq. 9 within one batch: how far its n categories are from equal angles. 0 for a single one.
+
+    The mean of |<m_c, m_c'> + 1 / (n - 1)| over different categories, m_c their means of unit features (B, d), less the
+    mean of these, brought to length 1. Every size is that of the batch, so that a GPU need not wait for a count.
+    """
+    same = (categories[:, None] == categories).to(features.dtype)  # (B, B)
+    weight = 1 / same.sum(dim=1)  # (B,): a category counts once
+    n = weight.sum()
+    means = (same * weight) @ unit(features).to(features.dtype)  # (B, d) of each row's category
+    centred = unit(means - (weight @ means) / n).to(features.dtype)
+    departure = (centred @ centred.mT + 1 / (n - 1).clamp(min=0.5)).abs()
+    return (weight @ (departure * (1 - same)) @ weight) / (n * (n - 1)).clamp(min=0.5)
+
+
 class ClassStatistics(nn.Module):
     """Mean and spread of each finished category, in both modalities. Buffers grow with the stream."""
 

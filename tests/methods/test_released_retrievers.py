@@ -409,3 +409,10 @@ def test_all_of_clip_vip_equals_the_released_code(compared, shared):
             released = released.mT if "projection" in name else released
             compared("clip_vip", "gradients", gradient, released)
     clip_vip_blocks_equal(compared, method, batch.frames, io)
+    alone = read(folder / "vip_attention.npz")
+    for case in ("m4n3l5", "m1n2l4"):
+        whole, frames, _ = alone[f"{case}/size"].tolist()
+        method.video.proxies = torch.nn.Parameter(torch.zeros(whole - 1, 48))
+        attention = method.backbone.vision.blocks[int(alone["layer"])].attn
+        found = method.video.attend(attention, alone[f"{case}/x"], frames, TokenState(2, frames, classes=1))
+        compared("clip_vip", "forward", found, alone[f"{case}/out"])

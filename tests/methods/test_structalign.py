@@ -316,7 +316,9 @@ def test_diagnostics_hold_eq_9_and_eq_22_where_pairs_are_aligned(small_clip):
     method.losses(batch)
     aligned = method._observed(batch)[2]
     own = torch.stack([dispersion(aligned[0][batch.categories == c]) for c in (2, 3)]).mean()
-    assert method.monitored()["micd_text"] == pytest.approx(float(own), abs=1e-5)
+    told = method.monitored()
+    assert told["micd_text"] == pytest.approx(float(own), abs=1e-5)
+    assert float(told["angle_video"]) == pytest.approx(0.0, abs=1e-5)  # two centred means are opposite
 
 
 # --------------------------------------------------------------------------------------- bookkeeping

@@ -461,6 +461,19 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "square = quadratic(u, n @ n.mT) / s3**2 + (u @ (n @ last.bias)[..., None])[..., 0] / s3",
             "the norm of r is wrong",
         ),
+        (
+            "u = torch.cat([w, torch.ones_like(w[..., :1])], dim=-1)  # (V, Q, T + 1)",
+            "u = torch.cat([w, torch.zeros_like(w[..., :1])], dim=-1)  # (V, Q, T + 1)",
+            "the residual's biases are lost",
+            "tests/methods/test_released_retrievers.py",
+        ),
+        (
+            "m = m - m.mean(dim=-1, keepdim=True)",
+            "m = m - m.mean(dim=1, keepdim=True)",
+            "the last LayerNorm centres frames",
+            "tests/methods/test_xpool.py",
+            "tests/methods/test_released_retrievers.py",
+        ),
     ],
     "methods/camoe.py": [
         (
@@ -492,7 +505,71 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "tau2 of the student is lost",
         ),
     ],
+    "methods/layers/temperature.py": [
+        (
+            "clip.logit_scale.clamp_(least, math.log(config.max_scale))",
+            "clip.logit_scale.clamp_(max=math.log(config.max_scale))",
+            "the temperature has no lower bound",
+            "tests/orchestrator/learning/test_released_recipes.py",
+        ),
+    ],
+    "methods/layers/kept_videos.py": [
+        (
+            "fresh = {number: row for row, number in enumerate(numbers) if number not in self._features}",
+            "fresh = {number: row for row, number in enumerate(numbers)}",
+            "a video is encoded in every step",
+        ),
+        (
+            "return torch.stack([self._features[number] for number in numbers])",
+            "return torch.stack([self._features[number] for number in sorted(numbers)])",
+            "features come in the order of numbers",
+        ),
+    ],
+    "methods/layers/masked_attention.py": [
+        (
+            "weighed = e * (policy * (1 - own) + own)",
+            "weighed = e * policy",
+            "a masked token does not attend to itself",
+        ),
+    ],
+    "orchestrator/learning/repeats.py": [
+        (
+            "set_random_state(before, device)",
+            "random_state(device)",
+            "rows that draw are computed behind numbers that were drawn in vain",
+        ),
+        (
+            "first = {number: row for row, number in reversed(list(enumerate(numbers)))}",
+            "first = {number: index for index, number in enumerate(dict.fromkeys(numbers))}",
+            "other videos stand for those that are left out",
+        ),
+    ],
+    "orchestrator/video/sampling.py": [
+        (
+            "middles = (edges[:-1] + edges[1:] - 1) // 2",
+            "middles = (edges[:-1] + edges[1:]) // 2",
+            "the frame behind the middle of a part is taken",
+            "tests/orchestrator/video/test_decode.py",
+        ),
+        (
+            "return first + np.linspace(0, stop - first - 1, num_frames).astype(np.int64)",
+            "return first + np.linspace(0, stop - first, num_frames).astype(np.int64)",
+            "the last frame lies behind the film",
+            "tests/orchestrator/video/test_decode.py",
+        ),
+        (
+            "return _thinned(np.arange(first, last, max(1, int(fps))), num_frames)",
+            "return _thinned(np.arange(first, last, max(1, round(fps))), num_frames)",
+            "the rate is rounded",
+            "tests/orchestrator/video/test_decode.py",
+        ),
+    ],
     "methods/layers/class_statistics.py": [
+        (
+            "departure = (centred @ centred.mT + 1 / (n - 1).clamp(min=0.5)).abs()",
+            "departure = (means @ means.mT + 1 / (n - 1).clamp(min=0.5)).abs()",
+            "angles are those of means that are not centred",
+        ),
         (
             "spread = self.sigmas[:, which, None] if sigma is None else sigma",
             "spread = self.sigmas.flip(0)[:, which, None] if sigma is None else sigma",
@@ -528,6 +605,12 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "positives are not in the denominator",
         ),
         ("return to_text + to_video", "return 2 * to_text", "videos of captions are not trained"),
+        (
+            "if share == 1:",
+            "if share:",
+            "running statistics of keys are those of queries",
+            "tests/methods/test_released_losses.py",
+        ),
     ],
     "methods/layers/queues.py": [
         (

@@ -2,7 +2,9 @@
 
 import torch
 
-from methods.layers.class_statistics import ClassStatistics, dispersion
+from methods.base import unit
+from methods.layers.class_statistics import ClassStatistics, dispersion, mean_departure, mean_dispersion
+from methods.layers.etf import simplex_etf
 
 
 def filled() -> ClassStatistics:
@@ -59,3 +61,17 @@ def test_the_dispersion_is_the_mean_distance_of_all_ordered_pairs():
     far = [1 - float(units[i] @ units[j]) for i in range(5) for j in range(5) if i != j]
     torch.testing.assert_close(float(dispersion(features)), sum(far) / len(far), rtol=1e-5, atol=1e-6)
     assert float(dispersion(features[:1])) == 0
+
+
+def test_a_batch_tells_how_far_its_categories_are_from_equal_angles():
+    torch.manual_seed(0)
+    features, categories = torch.randn(7, 8), torch.tensor([2, 5, 2, 9, 5, 2, 5])
+    means = torch.stack([unit(features[categories == c]).mean(0) for c in (2, 5, 9)])
+    centred = unit(means - means.mean(0))
+    far = [abs(float(centred[i] @ centred[j]) + 1 / 2) for i, j in ((0, 1), (0, 2), (1, 2))]
+    torch.testing.assert_close(float(mean_departure(features, categories)), sum(far) / 3, rtol=1e-5, atol=1e-6)
+    of_each = [float(dispersion(features[categories == c])) for c in (2, 5)]  # the third has one feature
+    torch.testing.assert_close(float(mean_dispersion(features, categories)), sum(of_each) / 2, rtol=1e-5, atol=1e-6)
+    assert float(mean_departure(features, torch.zeros(7))) == 0
+    simplex = simplex_etf(4, 8).float()  # every category on its prototype
+    assert float(mean_departure(simplex.repeat(2, 1), torch.arange(4).repeat(2))) < 1e-5

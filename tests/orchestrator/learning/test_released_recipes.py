@@ -64,6 +64,20 @@ def test_an_original_is_a_legal_recipe_whose_every_value_names_its_place(name):
         assert made[key] == (list(value) if isinstance(value, tuple) else value), key
 
 
+def test_originals_have_what_the_first_ones_lacked():
+    """Audit of the rows: zscl.sh and its relatives, CLIP-ViP's optimizer, and what replay leaves out."""
+    for name in ("zscl", "lwf", "vr_lwf", "moe_adapter"):
+        found = presets_of(name)["original"]
+        assert (found["optim.eps"], found["optim.grad_clip"], found["data.batch_size"]) == (1e-8, None, 64), name
+        assert name == "moe_adapter" or found["base.train_scale"] is False, name  # it trains no tower at all
+    assert [presets_of("zscl")["original"][f"method.{name}"] for name in ("l2", "average_every")] == [1.0, 100]
+    vip = presets_of("clip_vip")["original"]
+    assert (vip["optim.name"], vip["optim.betas"], vip["optim.last_lr"]) == ("adamw_hf", (0.9, 0.98), 1e-8)
+    for name in ("er_ring", "der", "co2l", "lump"):
+        recipe = presets_of(name)["original"]
+        assert any("memory is written after every step" in line for line in recipe.left_out), name
+
+
 # ------------------------------------------------------------------------------------- optimizers
 
 
