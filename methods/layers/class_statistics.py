@@ -44,9 +44,10 @@ def mean_departure(features: Tensor, categories: Tensor) -> Tensor:
     weight = 1 / same.sum(dim=1)  # (B,): a category counts once
     n = weight.sum()
     means = (same * weight) @ unit(features).to(features.dtype)  # (B, d) of each row's category
-    centred = unit(means - (weight @ means) / n).to(features.dtype)
+    centred = unit(means - (weight[:, None] * means).sum(dim=0) / n).to(features.dtype)
     departure = (centred @ centred.mT + 1 / (n - 1).clamp(min=0.5)).abs()
-    return (weight @ (departure * (1 - same)) @ weight) / (n * (n - 1)).clamp(min=0.5)
+    different = weight[:, None] * weight * (1 - same)
+    return (different * departure).sum() / (n * (n - 1)).clamp(min=0.5)
 
 
 class ClassStatistics(nn.Module):
