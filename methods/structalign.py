@@ -32,7 +32,7 @@ from torch import Tensor
 
 from methods.backbone.clip import Clip, Seams
 from methods.base import Batch, Change, Frozen, Method, ParamGroup, RowWise, Task, unit
-from methods.layers.class_statistics import ClassStatistics, mean_departure, mean_dispersion
+from methods.layers.class_statistics import ClassStatistics, geometry
 from methods.layers.distillation import symmetric_distillation
 from methods.layers.etf import CategoryPrototypes, Head, make_head, misalignment
 from methods.layers.gather import gather
@@ -145,9 +145,8 @@ class StructAlign(Method):
         "paper-actnet": {"optim.epochs": 20, "data.batch_size": 32, **ACTNET},
         "released": RELEASED,
         "released-actnet": {**RELEASED, **ACTNET},
-        # For the embedded streams and tiny-clip, with optim.lr_scale=50; chosen among twelve on validation videos, when
-        # pseudo features had no gradient (pseudo=shared) and so no say in these rates; not chosen anew since. Words
-        # alone stay below zero-shot CLIP there, whatever eq. 14: the small text tower never learned to align them.
+        # For the embedded streams, with optim.lr_scale=50: chosen on validation videos before pseudo features had a
+        # gradient, not anew. Words alone stay below zero-shot CLIP there: the small text tower never aligned them.
         "shapes": {"method.score": "fused", "method.lr_first": 1e-5, "method.lr": 4e-6},
         "framework": Change({"method.lambda1": 0.0, "method.lambda2": 0.0}),  # table 3
         "no-cetf": Change({"method.lambda1": 0.0}),  # "Framework + L_CRP"
@@ -177,7 +176,7 @@ class StructAlign(Method):
         self.teacher: Frozen | None = None
         self.index = 0
         self._weight = torch.tensor(c.lambda1)  # of the last L_ETF
-        self._geometry = torch.zeros(4)  # of the last batch: eq. 22 of texts and videos, then eq. 9
+        self._geometry = torch.zeros(4)  # of the last batch, as `monitored` names it
 
     # --------------------------------------------------------------------------------------- tasks
 
@@ -289,8 +288,7 @@ class StructAlign(Method):
             terms["pairs"] = c.pair_weight * self._pseudo_contrast(words, frames)
         p = self.prototypes.of(categories)
         aligned = self._aligned(words, frames, p)
-        told = (mean_dispersion, mean_departure)
-        self._geometry = torch.stack([of(side.detach(), categories) for of in told for side in aligned])
+        self._geometry = geometry(aligned, categories)
         alignment = {"etf": misalignment(*aligned, p)}  # eqs. 10-13
         if before is not None and len(self.statistics):
             alignment["etf_pseudo"] = self._pseudo_misalignment(c.pseudo_per_pair * len(words))
@@ -348,8 +346,5 @@ class StructAlign(Method):
         return {"etf_weight": float(self._weight), **self.statistics.geometry()}
 
     def monitored(self) -> dict[str, float | Tensor]:
-        """Within the last batch, of the aligned texts and videos: eq. 22 (MICD), which fig. 8 follows over training,
-        and |epsilon| of eq. 9, whose inner products fig. 7 shows at the end of it.
-        """
-        names = ("micd_text", "micd_video", "angle_text", "angle_video")
-        return dict(zip(names, self._geometry.unbind()))
+        """Of texts and videos aligned in the last batch: eq. 22, as fig. 8 has it over training; |epsilon| of eq. 9."""
+        return dict(zip(("micd_text", "micd_video", "angle_text", "angle_video"), self._geometry.unbind()))

@@ -50,6 +50,12 @@ def mean_departure(features: Tensor, categories: Tensor) -> Tensor:
     return (different * departure).sum() / (n * (n - 1)).clamp(min=0.5)
 
 
+def geometry(features: Iterable[Tensor], categories: Tensor) -> Tensor:
+    """(4,) `mean_dispersion` of both modalities of a batch, then `mean_departure` of both; without a gradient."""
+    both = [side.detach() for side in features]
+    return torch.stack([of(side, categories) for of in (mean_dispersion, mean_departure) for side in both])
+
+
 class ClassStatistics(nn.Module):
     """Mean and spread of each finished category, in both modalities. Buffers grow with the stream."""
 

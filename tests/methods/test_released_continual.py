@@ -8,10 +8,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from methods.base import Frozen, unit
+from methods.base import Frozen, ParamGroup, unit
 from methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from methods.layers.distillation import EncodedOnce
 from methods.layers.experts import Router
+from methods.layers.losses import distillation
 from methods.lwf import LwF, LwFConfig
 from methods.moe_adapter import MoEAdapter, MoEAdapterConfig
 from methods.vr_lwf import VRLwF, VRLwFConfig
@@ -101,6 +102,41 @@ def test_the_distance_to_the_start_equals_the_released_one(compared):
     assert len(strategy._start) == len(names)
     released = file["step/l2/s1_from_s0"]
     compared("zscl", "loss", strategy.distance() / released, 1.0, 1e-5)
+
+
+class Vector(Clip4Clip):
+    """All that it trains are the numbers of one vector."""
+
+    def __init__(self, start: torch.Tensor) -> None:
+        super().__init__(Clip4ClipConfig(), continual_clip())
+        self.theta = torch.nn.Parameter(start.clone())
+
+    def param_groups(self) -> list[ParamGroup]:
+        return [ParamGroup(name="theta", params=[self.theta], lr=1.0)]
+
+
+def test_distillation_ensemble_and_distance_alone_equal_the_released_functions(compared):
+    file = floats(read(FIXTURES / "zscl_released.npz"), "functions/")
+    for case in ("a", "b"):
+        student = file[f"distillation/{case}/student"].clone().requires_grad_()
+        teacher = file[f"distillation/{case}/teacher"]
+        loss = distillation(student, teacher, T)
+        loss.backward()
+        entropy = -(T**2) * (F.softmax(teacher / T, -1) * F.log_softmax(teacher / T, -1)).sum(-1).mean()
+        compared("zscl", "loss", loss + entropy, file[f"distillation/{case}/loss"])
+        compared("zscl", "gradients", student.grad, file[f"distillation/{case}/grad"])
+    recipes = read(FIXTURES / "recipes_released.npz")
+    base = Vector(recipes["zscl/models"][0])
+    strategy = ZSCL(ZSCLConfig(weight=0.0, l2=1.0, average_every=1), base)
+    strategy.begin_task(make_task())
+    for number, (snapshot, merged) in enumerate(zip(recipes["zscl/models"][1:], recipes["zscl/merge"], strict=True)):
+        base.theta.data.copy_(snapshot)
+        if not number:
+            distance = strategy.distance()
+            compared("zscl", "loss", distance, file["l2/value"])
+            compared("zscl", "gradients", torch.autograd.grad(distance, base.theta)[0], file["l2/grad"])
+        strategy.after_step()
+        compared("zscl", "steps", strategy._average[0], merged)
 
 
 # ------------------------------------------------------------------------------------- MoE-Adapters
