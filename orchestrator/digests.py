@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import os
+import stat
 import sys
 import time
 from collections.abc import Iterable
@@ -112,26 +113,26 @@ def digest_file(path: str | Path, cache: Path | None = None) -> str:
     Raises:
         FileNotFoundError: if there is nothing at `path`.
     """
-    path = Path(path).absolute()
-    if path.is_dir():
-        files = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+    full = os.path.join(os.getcwd(), path) if not os.path.isabs(path) else str(path)
+    status = os.stat(full)
+    if stat.S_ISDIR(status.st_mode):
+        files = sorted(p for p in Path(full).iterdir() if p.is_file() and not p.name.startswith("."))
         return digest_of([[p.name, digest_file(p, cache)] for p in files])
     known = _Memory.of((cache or cache_folder()) / "digests.jsonl")
-    before = _identity(path)
-    digest = known.get(str(path), before)
+    before = _identity(status)
+    digest = known.get(full, before)
     while digest is None:
-        digest = _hash(path)
-        after = _identity(path)
+        digest = _hash(Path(full))
+        after = _identity(os.stat(full))
         if after != before:  # written to while it was read
             before, digest = after, None
         elif time.time_ns() - max(before[1], before[2]) > _FRESH_NS:
-            known.add(str(path), before, digest)
+            known.add(full, before, digest)
     return digest
 
 
-def _identity(path: Path) -> tuple[int, int, int]:
+def _identity(status: os.stat_result) -> tuple[int, int, int]:
     """(size, modification time, status-change time in ns)."""
-    status = path.stat()
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 

@@ -5,6 +5,7 @@ Shapes: T frames, H = W image size.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -53,7 +54,7 @@ class FrameSource:
         if item not in self._keys:
             self._keys[item] = digest_of(
                 {
-                    "file": _digest_path(Path(item.path)),
+                    "file": _digest_path(item.path),
                     "segment": item.segment,
                     "num_frames": self.sampling.num_frames,
                     "rule": self.sampling.rule,
@@ -121,8 +122,8 @@ class FrameSource:
         return len(items) - len(broken), broken
 
 
-def _digest_path(path: Path) -> Any:
+def _digest_path(path: str) -> Any:
     """Digest of a video file, or of every file in a folder of frames."""
-    if path.is_dir():
-        return [[file.name, digest_file(file)] for file in sorted(path.iterdir()) if file.is_file()]
+    if os.path.isdir(path):
+        return [[file.name, digest_file(file)] for file in sorted(Path(path).iterdir()) if file.is_file()]
     return digest_file(path)

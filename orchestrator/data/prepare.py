@@ -40,14 +40,16 @@ def decode_stream(
     workers: int = 2,
     progress: bool = True,
     decode: DecodeMissing | None = None,
+    missing: list[Item] | None = None,
 ) -> Prepared:
     """Decode every video of the splits that is not in the store; note there that the stream uses these frames.
 
     Args:
         workers: processes that decode at once.
         decode: who decodes; default `source.decode_missing`, on this machine.
+        missing: items without a file, where the caller has looked already.
     """
-    missing = missing_videos(stream)
+    missing = missing_videos(stream) if missing is None else missing
     gone = {id(item) for item in missing}
     items = [
         item
@@ -82,9 +84,10 @@ def prepare_stream(
         ConfigError: if videos are absent or broken and `skip_missing` is not set; with broken ones, everything
             else has been decoded by then.
     """
-    if not skip_missing and (missing := missing_videos(stream)):
+    missing = missing_videos(stream)
+    if missing and not skip_missing:
         raise ConfigError(_complain(stream, [(item, "no such file") for item in missing], "missing"))
-    done = decode_stream(stream, source, splits, workers, progress)
+    done = decode_stream(stream, source, splits, workers, progress, missing=missing)
     if done.broken and not skip_missing:
         raise ConfigError(_complain(stream, [(item, error.reason) for item, error in done.broken], "broken"))
     lost = [*done.missing, *(item for item, _ in done.broken)]

@@ -127,16 +127,18 @@ class LocalFiles:
     def names(self, folder: str = "") -> Iterator[Entry]:
         """Every object below a folder, sorted by name."""
         found: list[Entry] = []
+        for name in self.listed(folder):
+            with contextlib.suppress(FileNotFoundError):
+                status = self.path(name).stat()
+                found.append(Entry(name, status.st_size, status.st_mtime))
+        yield from sorted(found)
+
+    def listed(self, folder: str = "") -> Iterator[str]:
+        """The names alone, in any order: no file is asked for its size."""
         for parent, folders, files in os.walk(self.root / folder):
             folders[:] = [f for f in folders if not f.startswith(".")]
-            for file in files:
-                path = Path(parent, file)
-                if file.startswith("."):
-                    continue
-                with contextlib.suppress(FileNotFoundError):
-                    status = path.stat()
-                    found.append(Entry(path.relative_to(self.root).as_posix(), status.st_size, status.st_mtime))
-        yield from sorted(found)
+            below = Path(parent).relative_to(self.root).as_posix()
+            yield from (file if below == "." else f"{below}/{file}" for file in files if not file.startswith("."))
 
     def clock(self) -> float:
         """Now, by the clock that stamps the objects; it may be a file server's."""

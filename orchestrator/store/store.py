@@ -25,12 +25,13 @@ from orchestrator.errors import ConfigError, DamagedObject, MissingObject
 from orchestrator.redaction import redact
 from orchestrator.store.copies import DiskCache, cache_limit
 from orchestrator.store.local import Entry, LocalFiles
-from orchestrator.store.names import ARRAYS, JSON, check_key, check_kind, is_key, object_name
+from orchestrator.store.names import ARRAYS, JSON, check_key, check_kind, is_key, object_name, split_name
 from orchestrator.store.packed import Arrays, pack, pack_json, unpack, unpack_json
 from orchestrator.store.remote import RemoteObjects
 
 log = logging.getLogger(__name__)
 
+_LISTED_HERE = 1000  # objects; a folder is read at once, and holds the frames of other streams, too
 _ASKED_SINGLY = 50  # objects; a page of a listing has 1000
 
 
@@ -153,6 +154,8 @@ class Store:
 
     def present(self, kind: str, keys: Sequence[str]) -> set[str]:
         """Those of `keys` that exist; one listing instead of a request for each where that is quicker."""
+        if isinstance(self._objects, LocalFiles) and len(keys) >= _LISTED_HERE:
+            return {split_name(name)[1] for name in self._objects.listed(kind)}.intersection(keys)
         if isinstance(self._objects, LocalFiles) or len(keys) < _ASKED_SINGLY:
             return {key for key in keys if self.has(kind, key)}
         return set(self.list(kind)).intersection(keys)

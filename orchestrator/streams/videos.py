@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import stat
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -45,9 +46,13 @@ def video_stem(name: str) -> str:
 
 
 def _is_there(path: str) -> bool:
-    if os.path.isdir(path):
+    try:
+        mode = os.stat(path).st_mode  # asked once: a stream may have 100,000 videos on a file server
+    except (OSError, ValueError):
+        return False
+    if stat.S_ISDIR(mode):
         return any(entry.name.lower().endswith(IMAGE_SUFFIXES) for entry in os.scandir(path))
-    return os.path.isfile(path)
+    return stat.S_ISREG(mode)
 
 
 def missing_videos(stream: Stream) -> list[Item]:

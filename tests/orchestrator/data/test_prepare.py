@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from orchestrator import digests
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.prepare import prepare_stream
 from orchestrator.data.settings import DataConfig
 from orchestrator.errors import ConfigError
 from orchestrator.learning.run import Places
+from orchestrator.store import store
 from orchestrator.store.garbage import USES
 from orchestrator.streams.load import load_stream
+from orchestrator.streams.stream import walk
 
 
 def test_a_second_preparation_decodes_nothing(runs, small_stream):
     source = FrameSource(Places(runs).open_store(), DataConfig(num_frames=4), 64)
     _, decoded = prepare_stream(small_stream, source, ("train", "val", "test"), progress=False)
     assert decoded == 0
+
+
+def test_a_stream_that_is_ready_asks_the_file_system_three_times_for_a_video(runs, small_stream, monkeypatch):
+    monkeypatch.setattr(digests, "_FRESH_NS", -(10**15))  # digests of files that were just made are remembered, too
+    source = FrameSource(Places(runs).open_store(), DataConfig(num_frames=4), 64)
+    prepare_stream(small_stream, source, ("train", "val", "test"), progress=False)
+    source, asked, real = FrameSource(source.store, DataConfig(num_frames=4), 64), [], os.stat
+    monkeypatch.setattr(store, "_LISTED_HERE", 1)
+    monkeypatch.setattr(
+        os, "stat", lambda path, *more, **named: (asked.append(str(path)), real(path, *more, **named))[1]
+    )
+    prepare_stream(small_stream, source, ("train", "val", "test"), progress=False)
+    videos = sum(1 for _ in walk(small_stream))
+    assert len([path for path in asked if path.endswith(".mp4")]) <= 3 * videos
+    assert len(asked) < 3 * videos + 20  # and the store's folder is listed
 
 
 def spoil(manifest: str, change) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from orchestrator.errors import ConfigError, MissingObject, StoreError
 from orchestrator.store import local as store_local
+from orchestrator.store import store as store_store
 from orchestrator.store.store import Store
 
 X = {"frames": np.arange(2 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 4, 4, 3), "times": np.array([0.0, 0.5])}
@@ -47,6 +48,8 @@ def test_arrays_come_back_equal_and_read_only(store):
             with pytest.raises(ValueError, match="read-only"):
                 arrays[name][0] = 0
     assert store.has("frames", "ab/cdef")
+    many = ["ab/cdef", "ab", *(f"no{i}" for i in range(store_store._LISTED_HERE))]  # answered by a listing
+    assert store.present("frames", many) == store.present("frames", many[:9]) == {"ab/cdef"}
 
 
 def test_local_arrays_are_memory_maps(local):
