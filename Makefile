@@ -54,7 +54,7 @@ format: $(READY)  ## rewrite the sources in our style
 bench: $(READY)  ## ratios measured on this machine
 	$(BIN)/python -m orchestrator.bench $(ARGS)
 
-bench-gpu: $(READY)  ## step time, memory and videos per second on a GPU
+bench-gpu: $(READY)  ## steps of the loop on a GPU: time, memory, the host's waits
 	$(BIN)/python -m orchestrator.bench --gpu $(ARGS)
 
 null-simulation: $(READY)  ## how often tables call equal methods different (minutes)

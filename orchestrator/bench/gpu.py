@@ -1,33 +1,39 @@
-"""`make bench-gpu`: training steps and encoding on a GPU at the size of the papers (ViT-B/32, 8 pairs, 12 frames).
+"""`make bench-gpu`: the loop's steps and encoding on a GPU at the size of the papers (ViT-B/32, 8 pairs, 12 frames).
 
-Step time, peak memory and videos per second in float32 and bfloat16, then the same step dealt to several processes
-that gather their features, as Ray Train runs it: one process per GPU with NCCL, or two on one GPU with gloo.
+An epoch of `Loop` on noise in memory, as a run trains it: batches that are copied to the GPU, AdamW, clipping, flags
+that are read. Step time, peak memory, videos per second and the host's waits in float32 and bfloat16, then the same
+steps dealt to several processes that gather their features, as Ray Train runs it: one process per GPU with NCCL, or two
+on one GPU with gloo. What is not timed: decoding and the store.
 """
 
 from __future__ import annotations
 
-import math
 import socket
-import statistics
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from methods.backbone.clip import Clip
 from methods.backbone.load import load_backbone
-from methods.base import Batch
-from orchestrator.bench.work import VIT, random_batch, second_task
+from orchestrator.bench.waits import waits_of
+from orchestrator.bench.work import VIT, second_task
+from orchestrator.data.batches import StreamData
 from orchestrator.data.device import prepare_device
-from orchestrator.learning.loop import Losses
-from orchestrator.learning.optimizer import OptimConfig, make_optimizer, train_only
+from orchestrator.data.settings import DataConfig
+from orchestrator.learning.commits import Commits
+from orchestrator.learning.evaluate import EvaluationConfig
+from orchestrator.learning.loop import Loop, LoopConfig, Precision
+from orchestrator.learning.optimizer import OptimConfig
+from orchestrator.learning.workers import Workers
+from orchestrator.store.store import Store
+from orchestrator.streams.stream import Item, Stream, StreamTask
 
 PAIRS, FRAMES = 8, 12  # of one step: CTVR (arXiv:2503.10111), section 5.1
 METHODS_MEASURED = ("framefusion_moe", "clip4clip")
@@ -40,67 +46,100 @@ class GpuRow:
     name: str
     precision: str
     workers: int
-    step_ms: float  # median
+    step_ms: float  # mean of an epoch
     videos_per_second: float  # in training
-    encoded_per_second: float  # videos, forward pass only
+    encoded_per_second: float  # videos of a gallery, with the copy of their features
     peak_gib: float  # of one process
+    waits_a_step: float = 0.0  # of the host of the first process
+    waits: dict[str, int] = field(default_factory=dict)  # of an epoch, by line
+
+
+class _Noise:
+    """Frames of any item: the same noise for all."""
+
+    def __init__(self, frames: int, size: int) -> None:
+        self.frames = np.random.default_rng(0).integers(0, 256, (frames, size, size, 3), dtype=np.uint8)
+
+    def key(self, item: Item) -> str:
+        return item.video
+
+    def load(self, item: Item) -> np.ndarray:
+        return self.frames
+
+
+def _noise_stream(pairs: int, videos: int) -> Stream:
+    """Two tasks of one category each, `pairs` to learn and `videos` to search."""
+
+    def items(task: int, split: str, count: int) -> tuple[Item, ...]:
+        captions = (f"a red square moves left of {number} blue circles" for number in range(count))
+        return tuple(
+            Item(f"{split}{task}-{number}", "", None, f"c{task}", (caption,)) for number, caption in enumerate(captions)
+        )
+
+    tasks = (
+        StreamTask(f"task_{task + 1:02d}", (f"c{task}",), items(task, "train", pairs), (), items(task, "test", videos))
+        for task in range(2)
+    )
+    return Stream("noise", tuple(tasks), "ctvr", has_val=False)
+
+
+class _Timed(Loop):
+    """A loop that times its epochs, and counts the waits of the last one."""
+
+    seconds: list[float]
+    waits: Counter[str]
+
+    def _epoch(self, *given: Any, **named: Any) -> dict[str, float]:
+        with waits_of(self.workers.device) as self.waits:
+            started = _now(self.workers.device)
+            terms = super()._epoch(*given, **named)
+            self.seconds.append(_now(self.workers.device) - started)
+        return terms
+
+
+def _now(device: torch.device) -> float:
+    """Seconds, when the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def time_step(
-    name: str, backbone: Clip, precision: str, device: torch.device, pairs: int, frames: int, steps: int = 20
+    name: str, backbone: Clip, precision: Precision, device: torch.device, pairs: int, frames: int, steps: int = 20
 ) -> GpuRow:
     """Steps of one method on `pairs` videos of `frames` frames, shared by all processes of a group if there is one."""
     prepare_device(device)
-    workers = dist.get_world_size() if dist.is_initialized() else 1
-    rank = dist.get_rank() if workers > 1 else 0
-    method = second_task(name, backbone).to(device)
-    whole = random_batch(backbone, pairs, frames)
-    given = {field.name: getattr(whole, field.name) for field in fields(Batch)}
-    batch = Batch(**{name: x[rank::workers].to(device) for name, x in given.items() if x is not None})
-    groups = method.param_groups()
-    train_only(method, groups)
-    optimizer = make_optimizer(groups, OptimConfig(), method)
-    parameters = [parameter for group in groups for parameter in group["params"]]
-    losses: nn.Module = Losses(method.train())
-    if workers > 1:
-        losses = nn.parallel.DistributedDataParallel(losses, find_unused_parameters=True, broadcast_buffers=False)
-
-    def autocast() -> Any:
-        return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        with autocast():
-            terms = losses(batch)
-        torch.stack(list(terms.values())).sum().backward()
-        nn.utils.clip_grad_norm_(parameters, OptimConfig().grad_clip or math.inf)
-        optimizer.step()
-        method.after_step()
-
-    @torch.no_grad()
-    def encode() -> None:
-        with autocast():
-            method.encode_video(batch.frames)
-
+    size = dist.get_world_size() if dist.is_initialized() else 1
+    workers = Workers(dist.get_rank() if size > 1 else 0, size, device)
+    settings, stream = DataConfig(num_frames=frames, batch_size=pairs), _noise_stream(pairs * steps, 4 * pairs)
+    source: Any = _Noise(frames, backbone.image_size)  # what a FrameSource says of stored frames
+    data = StreamData(stream, source, backbone.tokenize, backbone.mean, backbone.std, settings, device)
+    config = LoopConfig(OptimConfig(epochs=2), EvaluationConfig(batch_size=pairs), precision=precision)
+    with tempfile.TemporaryDirectory() as folder:
+        loop = _Timed(second_task(name, backbone), data, config, Commits(Store.open(folder), "bench"), workers)
+    loop.seconds = []
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    step_seconds = _median_seconds(step, device, steps)
+    loop._train(data.task(1))  # the first epoch allocates and chooses kernels
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
-    method.eval()
-    encode_seconds = _median_seconds(encode, device, steps)
-    return GpuRow(name, precision, workers, 1000 * step_seconds, pairs / step_seconds, pairs / encode_seconds, peak)
-
-
-def _median_seconds(work: Callable[[], None], device: torch.device, steps: int) -> float:
-    times = []
-    for number in range(steps + 3):
-        started = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        if number >= 3:  # the first ones allocate and choose kernels
-            times.append(time.perf_counter() - started)
-    return statistics.median(times)
+    loop.method.eval()
+    encoded = []
+    for _ in range(2):
+        started = _now(device)
+        loop._gallery(1, "test")
+        encoded.append(_now(device) - started)
+    step_seconds = loop.seconds[-1] / steps
+    return GpuRow(
+        name=name,
+        precision=precision,
+        workers=size,
+        step_ms=1000 * step_seconds,
+        videos_per_second=pairs / step_seconds,
+        encoded_per_second=4 * pairs / encoded[-1],
+        peak_gib=peak,
+        waits_a_step=sum(loop.waits.values()) / steps,
+        waits=dict(loop.waits),
+    )
 
 
 def _worker(rank: int, world: int, port: int, backend: str, device_type: str, size: dict[str, Any], out: str) -> None:
@@ -157,14 +196,19 @@ def gpu_table() -> str:
 
 
 def to_markdown(rows: list[GpuRow]) -> str:
-    """A table of rows."""
+    """A table of rows, and below it the lines at which hosts wait."""
     lines = [
-        "| method | precision | processes | step (ms) | videos/s trained | videos/s encoded | peak memory (GiB) |",
-        "|---|---|---|---|---|---|---|",
+        "| method | precision | processes | step (ms) | videos/s trained | videos/s encoded | peak memory (GiB) "
+        "| waits a step |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {row.name} | {row.precision} | {row.workers} | {row.step_ms:.1f} | {row.videos_per_second:.1f} "
-        f"| {row.encoded_per_second:.1f} | {row.peak_gib:.2f} |"
+        f"| {row.encoded_per_second:.1f} | {row.peak_gib:.2f} | {row.waits_a_step:.2f} |"
         for row in rows
     ]
+    places = sorted({(row.name, row.precision, place, count) for row in rows for place, count in row.waits.items()})
+    if places:
+        lines += ["", "The host waits in an epoch, by torch's own account:", ""]
+        lines += [f"- {name}, {precision}: {count} times at {place}" for name, precision, place, count in places]
     return "\n".join(lines)

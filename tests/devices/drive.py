@@ -18,7 +18,9 @@ from torch import Tensor
 
 from methods import find_method
 from methods.backbone.clip import Clip
+from methods.backbone.load import TINY, load_backbone
 from methods.base import Batch, Method
+from orchestrator.bench.gpu import GpuRow, time_step
 from orchestrator.data.batches import StreamData
 from orchestrator.data.settings import DataConfig
 from orchestrator.learning.commits import Commits
@@ -202,3 +204,14 @@ def examine(name: str, precision: Precision, beside_cpu: bool = False, **more: A
     for watch in watches["steps"]:
         operators.update(watch.operators)
     return Report(waits, dict(places), dict(operators), moved, far)
+
+
+def bench(name: str) -> GpuRow:
+    """A row of `make bench-gpu`. For a process of its own."""
+    torch.set_num_threads(1)
+    backbone = load_backbone(TINY, "shipped")
+    with pretended() as gpu:
+        try:
+            return time_step(name, backbone, "bf16", gpu, pairs=4, frames=2, steps=2)
+        finally:
+            torch.use_deterministic_algorithms(False)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -188,7 +189,12 @@ class Watch:
 _watches: list[Watch] = []
 
 
+_mode: list[str] = ["default"]  # of torch.cuda.set_sync_debug_mode, the last one counts
+
+
 def _wait(what: str) -> None:
+    if _mode[-1] == "warn":
+        warnings.warn("called a synchronizing CUDA operation", UserWarning, stacklevel=2)
     if not _watches:
         return
     frame, place = sys._getframe(1), "torch"
@@ -361,6 +367,10 @@ def pretended() -> Iterator[torch.device]:
         mock.patch.object(torch, "Generator", _generator),
         mock.patch.object(torch.cuda, "get_rng_state", _rng_state),
         mock.patch.object(torch.cuda, "set_rng_state", _set_rng_state),
+        mock.patch.object(torch.cuda, "set_sync_debug_mode", _mode.append),
+        mock.patch.object(torch.cuda, "synchronize", return_value=None),
+        mock.patch.object(torch.cuda, "reset_peak_memory_stats", return_value=None),
+        mock.patch.object(torch.cuda, "max_memory_allocated", return_value=0),
         mock.patch.object(Tensor, "pin_memory", _pin),
         mock.patch.object(_foreach_utils, "_foreach_supported_types", [torch.Tensor, Pretended]),
     )

@@ -16,8 +16,9 @@ from multiprocessing import get_context
 import pytest
 
 from methods import METHODS
+from orchestrator.bench.gpu import to_markdown
 from tests.devices.cases import BUDGET, CASES
-from tests.devices.drive import STEPS, Report, examine
+from tests.devices.drive import STEPS, Report, bench, examine
 from tests.devices.pretended import Trespass
 
 QUICK = ("clip4clip", "framefusion_moe", "er_ring")
@@ -55,10 +56,16 @@ UNREPEATABLE = (
 
 
 @pytest.fixture(scope="module")
-def on_gpu() -> Iterator[Callable[..., Report]]:
-    """`examine` in a child: torch keeps the pretended device until its process ends."""
+def child() -> Iterator[ProcessPoolExecutor]:
+    """Torch keeps the pretended device until its process ends."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        yield lambda *given, **named: pool.submit(examine, *given, **named).result()
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def on_gpu(child: ProcessPoolExecutor) -> Callable[..., Report]:
+    """`examine` in a child."""
+    return lambda *given, **named: child.submit(examine, *given, **named).result()
 
 
 def free(report: Report) -> list[str]:
@@ -111,3 +118,13 @@ def test_a_wait_and_an_operator_that_does_not_repeat_are_seen(on_gpu):
     report = on_gpu("clip4clip", "bf16", plant="an operator that adds in any order")
     assert report.waits == BUDGET["clip4clip"]
     assert free(report) == ["upsample_linear1d_backward.default"]
+
+
+@pytest.mark.slow
+def test_the_measurements_for_a_gpu_time_the_loop_and_name_the_lines_at_which_it_waits(child):
+    row = child.submit(bench, "framefusion_moe").result()
+    assert min(row.step_ms, row.videos_per_second, row.encoded_per_second) > 0
+    places = {place.partition(":")[0]: count for place, count in row.waits.items()}
+    assert places == {"methods/layers/experts.py": STEPS, "orchestrator/learning/progress.py": 1}
+    assert f"| {(STEPS + 1) / STEPS:.2f} |" in to_markdown([row])
+    assert f"- framefusion_moe, bf16: {STEPS} times at methods/layers/experts.py:" in to_markdown([row])
