@@ -5,6 +5,8 @@ The weights are numbers of a recipe (tests/methods/released.py).
 
 from __future__ import annotations
 
+import json
+
 import torch
 import torch.nn.functional as F
 
@@ -19,7 +21,9 @@ from methods.vr_lwf import VRLwF, VRLwFConfig
 from methods.zscl import ZSCL, ZSCLConfig
 from tests.methods.conftest import make_task
 from tests.methods.released import FIXTURES, continual_clip, draw, floats, pairs, read, seeded
+from tests.methods.test_released_retrievers import released_name
 
+FACTS = json.loads((FIXTURES / "retrievers_released.json").read_text())
 T = 2.0
 
 
@@ -89,6 +93,12 @@ def gradients_equal(compared, base: Clip4Clip, loss: torch.Tensor, released: dic
     for part in (slice(0, 64), slice(128, 192)):
         compared("zscl", "gradients", mine[part], theirs[part], 5e-5)
     assert float(mine[keys].abs().max()) < 1e-4
+    found = {released_name(name).removeprefix("clip."): each for name, each in base.named_parameters()}
+    for name, norm in FACTS["zscl"]["grad_norms"].items():
+        if name != "logit_scale" and "in_proj_bias" not in name:  # not trained, and there it is the teacher's, too
+            gradient = found[name].grad
+            assert gradient is not None
+            compared("zscl", "gradients", gradient.norm() / max(1.0, norm), norm / max(1.0, norm), 5e-5)
 
 
 def test_the_distance_to_the_start_equals_the_released_one(compared):
@@ -213,8 +223,14 @@ def test_a_training_step_of_moe_adapters_equals_the_released_code(compared):
                 f"{block}.w_noise_list.0": mixture.routers[0].noise,
             }
             for number, expert in enumerate(mixture.experts):
-                ours |= {f"{block}.adaptmlp_list.{number}.down_proj.bias": expert.down.bias}
-                ours |= {f"{block}.adaptmlp_list.{number}.up_proj.bias": expert.up.bias}
+                for part, linear in (("down_proj", expert.down), ("up_proj", expert.up)):
+                    name = f"{block}.adaptmlp_list.{number}.{part}"
+                    ours |= {f"{name}.bias": linear.bias}
+                    norm = FACTS["moe_adapter"]["grad_norms"].get(f"{name}.weight")
+                    if norm is None:
+                        assert linear.weight.grad is None, name
+                    else:
+                        compared("moe_adapter", "gradients", linear.weight.grad.norm() / norm, 1.0, 5e-5)
             for name, parameter in ours.items():
                 if name not in released:  # nobody chose the expert
                     assert parameter.grad is None, name
@@ -235,3 +251,27 @@ def test_gates_alone_equal_the_released_ones_in_value_and_gradient(compared):
         compared("moe_adapter", "gradients", router.route.grad.mT, file[f"{mode}/grad_router"])
         if mode == "train":
             compared("moe_adapter", "gradients", router.noise.grad.mT, file["train/grad_w_noise"])
+
+
+def test_an_expert_alone_and_the_blocks_around_it_equal_the_released_ones(compared, shared):
+    folder = shared / "reference" / "clip_continual"
+    file, io = floats(read(folder / "moe_functions.npz"), "adapter/"), read(folder / "moe_io.npz")
+    method = moe_adapter()
+    x, expert = file["x"].clone().requires_grad_(), method.vision[0].experts[1]
+    y = expert(x)
+    compared("moe_adapter", "forward", y, file["y"])
+    (y * file["w"]).sum().backward()
+    compared("moe_adapter", "gradients", x.grad, file["grad_x"])
+    for part, linear in (("down_proj", expert.down), ("up_proj", expert.up)):
+        compared("moe_adapter", "gradients", linear.bias.grad, file[f"grad/{part}.bias"])
+    outs: list[torch.Tensor] = []
+    towers = (method.backbone.vision, method.backbone.text)
+    for block in (block for tower in towers for block in tower.blocks):
+        block.register_forward_hook(lambda module, args, out: outs.append(out))
+    with torch.no_grad():
+        method.encode_video(io["images_u8"][0].float()[:, None] / 127.5 - 1)
+        method.encode_text(io["class_tokens"], 0)
+    for number, name in enumerate(("image0", "image1", "text0", "text1")):
+        released = io[f"eval/task0/{name}/out"]
+        found = outs[number][:2, : released.shape[1]]
+        compared("moe_adapter", "forward", found, released[:, : found.shape[1]])
