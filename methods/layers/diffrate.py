@@ -97,7 +97,7 @@ def merge_ranked(x: Tensor, metric: Tensor, size: Tensor, kept: int) -> tuple[Te
     Takes x (G, P, D), most important first, what is compared (G, P, C) and sizes (G, P, 1). Returns (G, kept, D) and
     (G, kept, 1).
     """
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         units = F.normalize(metric.float(), dim=-1)
         cosine, target = (units[:, kept:] @ units[:, :kept].mT).max(dim=-1)  # (G, P - kept)
         joins = target[:, :, None]

@@ -67,7 +67,8 @@ def plan_bipartite(metric: Tensor, r: int, protected: int = 1) -> MergePlan:
         return MergePlan(position.expand(groups, n), none, none)
     even, odd = protected + protected % 2, protected + 1 - protected % 2  # the first of either kind
     units = F.normalize(metric[:, protected:].float(), dim=-1)
-    proposals = units[:, even - protected :: 2] @ units[:, odd - protected :: 2].mT  # (G, A, B)
+    with torch.autocast(units.device.type, enabled=False):
+        proposals = units[:, even - protected :: 2] @ units[:, odd - protected :: 2].mT  # (G, A, B)
     score, partner = proposals.max(dim=-1)  # (G, A)
     ranking = score.argsort(dim=-1, descending=True, stable=True)
     leaving, staying = ranking[:, :r], ranking[:, r:].sort(dim=-1).values

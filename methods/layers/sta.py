@@ -43,7 +43,11 @@ def survivors(x: Tensor, keys: Tensor, r: int, backward: bool = False) -> Tensor
     Returns:
         (B, W, n - r) int64 positions within their windows.
     """
-    metric = F.normalize(keys.float(), dim=-1)
+    with torch.autocast(x.device.type, enabled=False):  # or the scores of the towers' bfloat16 tie
+        return _survivors(x, F.normalize(keys.float(), dim=-1), r, backward)
+
+
+def _survivors(x: Tensor, metric: Tensor, r: int, backward: bool) -> Tensor:
     size = x.float().abs().sum(dim=-1)  # (B, W, n)
     low, high = size.amin(dim=-1, keepdim=True), size.amax(dim=-1, keepdim=True)
     standing_out = (size - low) / (high - low).clamp_min(torch.finfo(size.dtype).tiny)  # equal ones: 0, not NaN

@@ -59,7 +59,7 @@ ELSEWHERE: dict[str, str] = {
     },
     # one dataclass holds the reducer's settings of all four
     **{
-        f"{name}.anneal_{what}": "layers/test_reducers.py::test_the_rate_falls_over_the_steps_of_training_alone"
+        f"{name}.anneal_{what}": "layers/test_evit.py::test_the_rate_falls_over_the_steps_of_training_alone"
         for name in (*ADAPTED, "tempme")
         for what in ("from", "steps")
     },
