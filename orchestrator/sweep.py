@@ -31,7 +31,8 @@ def main() -> int:
     words = sys.argv[1:]
     if _is_submitted() and not {"-h", "--help"} & set(words):
         return submit(words)
-    return ctvr(["sweep", *words])
+    sys.argv[1:] = ["sweep", *words]
+    return ctvr()
 
 
 def _is_submitted() -> bool:

@@ -11,13 +11,15 @@ import errno
 import logging
 import signal
 import sys
+import traceback
 from typing import ClassVar, NoReturn
 
+from orchestrator.cli import supervised
 from orchestrator.cli.data import add_cache, add_streams
 from orchestrator.cli.reproduce import add_reproduce
 from orchestrator.cli.results import add_doctor, add_explain, add_methods, add_rebuild, add_sync, add_table, add_ui
 from orchestrator.cli.search import add_page, add_schema, add_search
-from orchestrator.cli.sweep import add_attach, add_rerun, add_sweep
+from orchestrator.cli.sweep import add_attach, add_rerun, add_sweep, job_of
 from orchestrator.cli.train import add_run
 from orchestrator.console import say
 from orchestrator.errors import ConfigError, CtvrError, Interrupted
@@ -47,18 +49,45 @@ class RaisingParser(Parser):
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; every mistake of the user becomes one line and exit status 2."""
+    supervised.begin_life()
+    try:
+        status = _run(argv)
+    except Exception as error:
+        if not supervised.is_child():
+            raise
+        traceback.print_exc(file=sys.__stderr__)  # into the log, or to the terminal with --verbose
+        lines = str(error).strip().splitlines()
+        supervised.tell_end(1, redact(": ".join([type(error).__name__, *lines[:1]])))
+        return 1
+    supervised.tell_end(status)
+    return status
+
+
+def _stop(number: int, frame: object) -> None:
+    """End as by Ctrl-C, also where a shell has started us in the background, which ignores that."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)
+
+
+def _run(argv: list[str] | None) -> int:
     _set_up_logging()
     with contextlib.suppress(ValueError):  # not the main thread
         for number in (signal.SIGTERM, signal.SIGHUP):  # a scheduler's end, a terminal that is closed
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
-                signal.signal(number, lambda caught, frame: signal.raise_signal(signal.SIGINT))
+                signal.signal(number, _stop)
     try:
         arguments = make_parser().parse_args(argv)
-        with contextlib.redirect_stdout(sys.stderr):  # whatever libraries print is no result
+        if argv is None and arguments.command in ("sweep", "rerun") and not supervised.is_child():  # it was typed
+            return supervised.supervise(job_of(arguments, sys.argv[1:]), arguments.verbose)
+        # Whatever libraries print is no result; of a driver it goes where they write by themselves
+        with contextlib.redirect_stdout((supervised.is_child() and sys.__stderr__) or sys.stderr):
             text = arguments.run(arguments)
     except CtvrError as error:
         return _fail(error, error.status)
     except OSError as error:
+        if supervised.is_child() and isinstance(error, (ConnectionError, TimeoutError)):
+            raise  # of a cluster that is dying: the parent goes on
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         return _fail(f"{error}. Free some space and run again." if is_full else error, ConfigError.status)
     except KeyboardInterrupt:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator.cli import supervised
 from orchestrator.cli.options import (
     add_direction,
     add_settings,
@@ -54,8 +55,21 @@ def add_sweep(commands: Any) -> None:
     parser.add_argument("--smoke", action="store_true", help="1 trial of 1 epoch and 1 seed, to see that all is well")
     parser.add_argument("--code", metavar="DIGEST", help="refuse to run other sources (cluster/submit.sh adds it)")
     add_where(parser, resources=True)
+    add_verbose(parser)
     add_settings(parser, "named settings of the method, or a whole table, e.g. ctvr-table1")
     parser.set_defaults(run=_sweep)
+
+
+def add_verbose(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--verbose", action="store_true", help="show tracebacks and whatever else Ray writes")
+
+
+def job_of(arguments: argparse.Namespace, words: list[str]) -> supervised.Job:
+    """A sweep or rerun that was typed, for the process that supervises it."""
+    name = (arguments.resume or arguments.name) if arguments.command == "sweep" else arguments.sweep
+    hours = arguments.budget_hours
+    deadline = time.monotonic() + hours * 3600 if hours and hours > 0 else None
+    return supervised.Job(words, arguments.runs, arguments.store, name or "", deadline)
 
 
 def _sweep(arguments: argparse.Namespace) -> str:
@@ -118,6 +132,7 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
     arguments.stream = stream
     check_first(arguments, arguments.stream)
     name = arguments.name or f"{method.replace(':', '-')}-{Path(stream).stem}-{time.strftime('%m%d-%H%M%S')}"
+    supervised.tell_name(name)
     request = SweepRequest(
         method=method,
         stream=stream,
@@ -165,6 +180,7 @@ def request_table(arguments: argparse.Namespace, search: dict[str, Any], overrid
     arguments.stream = arguments.stream or preset.stream
     table, stream = Path(arguments.preset).stem, Path(arguments.stream).stem
     name = arguments.name or f"{table}-{stream}-{time.strftime('%m%d-%H%M%S')}"
+    supervised.tell_name(name)
     return TableRequest(name, arguments.stream, preset, overrides, get_direction(arguments))
 
 
@@ -190,6 +206,7 @@ def add_rerun(commands: Any) -> None:
     parser.add_argument("--baselines", default="", help="methods beside the winner, by comma")
     add_direction(parser)
     add_where(parser, resources=True)
+    add_verbose(parser)
     parser.set_defaults(run=_rerun)
 
 

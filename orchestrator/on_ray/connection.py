@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
 import shlex
+import signal
 import socket
 import sys
 import time
@@ -14,6 +16,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -30,6 +33,7 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT_SECONDS = "300"  # a legitimate start took 40 s and more on a loaded machine
 REPLACEMENT_SECONDS = "1800"  # the same on a cluster, where a lost machine's successor boots and installs first
+PAUSE_SECONDS = 10.0  # before Ray is started again, and twice that before the third time
 POLL_SECONDS = "0.2"  # how often the controller looks for reports; its default of 2.0 s throttles short tasks
 _TOKEN = secrets.token_hex(32)  # of the clusters that this process starts; Ray reads it once in a process
 QUIET = {
@@ -138,6 +142,7 @@ def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 
     bind_to_loopback(True)
     if not token_file().is_file():  # Ray asks for a token by itself, and would write a new one into the home folder
         os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
+    mine = _below(os.getpid())
     for attempt in range(1, attempts + 1):
         port = _free_port()
         environment["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
@@ -157,14 +162,49 @@ def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 
             return
         except Exception as error:
             ray.shutdown()
-            if "timed out" not in str(error):
-                raise
+            _end(_below(os.getpid()) - mine)  # of an attempt that failed Ray itself ends nothing
             if attempt == attempts:
-                raise ConfigError(f"Ray did not start on this machine: {_first_line(error)}") from error
+                raise ConfigError(
+                    f"Ray did not start on this machine: {_first_line(error)}. Finished tasks are kept; try again when "
+                    "the machine is less busy."
+                ) from error
             log.warning("Ray did not start in time on this busy machine; attempt %d of %d", attempt + 1, attempts)
+            time.sleep(PAUSE_SECONDS * attempt)
         except BaseException:  # Ctrl-C
             ray.shutdown()
+            _end(_below(os.getpid()) - mine)
             raise
+
+
+def _below(pid: int) -> set[int]:
+    """The processes that a process has started, those that these have started, and so on; zombies excepted."""
+    parents: dict[int, int] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # gone
+            state, parent = status.read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                parents[int(status.parent.name)] = int(parent)
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
+def _end(processes: set[int], seconds: float = 10) -> None:
+    """End processes of ours, in order where they do so in time."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        until = time.monotonic() + seconds
+        while (processes := {pid for pid in processes if _is_alive(pid)}) and time.monotonic() < until:
+            time.sleep(0.1)
+
+
+def _is_alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 def _of_workers(environment: Mapping[str, str]) -> dict[str, Any]:

@@ -236,10 +236,13 @@ def assert_closed(found: dict[str, str], answers: dict[str, int]) -> None:
     assert 401 in answers.values()  # of the dashboard; what gives metrics to anybody on this machine answers 200
 
 
-def test_a_driver_that_is_killed_and_one_that_is_interrupted_are_resumed_to_the_same_numbers(
+def test_a_driver_that_is_killed_one_without_raylet_and_one_that_is_interrupted_end_with_the_same_numbers(
     where, manifest, tmp_path, started
 ):
-    """And none of it can be reached from a network: every socket of the last command is looked at twice a second."""
+    """Without its raylet the second one goes on by itself.
+
+    And none of it can be reached from a network: every socket of the last command is looked at twice a second.
+    """
     ray_folder = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))
     finished = Finished(where.runs)
     first = start(
@@ -258,6 +261,10 @@ def test_a_driver_that_is_killed_and_one_that_is_interrupted_are_resumed_to_the_
     second = start(where, ray_folder, "--resume", "s")
     started.append(second)
     wait_for(lambda: (is_training(second) and finished(2)) or second.poll() is not None)
+    (raylet,) = [pid for pid, title in below(second.pid).items() if "raylet/raylet" in title.split(" ")[0]]
+    os.kill(raylet, signal.SIGKILL)  # ends the driver from within, past any `except`
+    wait_for(lambda: not is_training(second) or second.poll() is not None)
+    wait_for(lambda: is_training(second) or second.poll() is not None)
     second.send_signal(signal.SIGINT)
     out, err = second.communicate(timeout=PATIENCE)
     assert second.returncode == 130, err
@@ -267,6 +274,8 @@ def test_a_driver_that_is_killed_and_one_that_is_interrupted_are_resumed_to_the_
         f"--runs {where.runs}"
     )
     assert "Traceback" not in err
+    assert err.count("starting again") == 1
+    assert "core_worker" not in err
 
     third = start(where, ray_folder, "--resume", "s")
     started.append(third)

@@ -1,0 +1,286 @@
+"""A sweep whose driver may die: this process holds no Ray, starts the one that does, and goes on where that ends.
+
+Much of Ray ends the process that it runs in, past any `except`: the core worker of a driver whose raylet or GCS is
+gone, the kernel when memory runs out. So `ctvr sweep` and `ctvr rerun` run as a child (`python -m orchestrator`, told
+by CTVR_SUPERVISED), and this parent starts it again with --resume while lives finish tasks. One line for every event.
+
+What the child's libraries write to file descriptor 2 (state dumps, C++ lines, tracebacks) goes to a file, its own lines
+to the terminal; `--verbose` lets everything through. Signals are handed on, so Ctrl-C, `ctvr attach --stop` and Slurm's
+end of time end a sweep in order as ever; a parent that is killed takes its child with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.console import say
+
+CHILD, TOKEN = "CTVR_SUPERVISED", "CTVR_DRIVER"  # variables: of the child alone, and of everything that it starts
+FRUITLESS = 2  # lives in a row that finish no task, after which nothing is tried any more
+MOST_LIVES = 20
+STOPPED = 130  # exit status
+GRACE_SECONDS = 10.0  # what the dead driver's processes get to end by themselves
+SOURCES = Path(__file__).resolve().parents[2]
+KEEPER = "orchestrator.on_ray.taken_back"  # outlives a driver on purpose, and ends by itself
+# What the log of a dead driver says, the most telling first
+CAUSES = (
+    ("OutOfMemory", "Ray ended workers because memory ran out"),
+    ("low on memory", "Ray ended workers because memory ran out"),
+    ("Failed to connect to GCS", "Ray's GCS does not answer any more"),
+    ("Raylet is terminated", "Ray's raylet has died"),
+)
+
+
+@dataclass
+class Job:
+    """A command that is supervised.
+
+    Attributes:
+        words: of the command.
+        runs: the runs folder.
+        store: of its commits, where the user named one.
+        name: of the sweep; empty until it is known.
+        deadline: of --budget-hours, by `time.monotonic`.
+    """
+
+    words: list[str]
+    runs: Path
+    store: str = ""
+    name: str = ""
+    deadline: float | None = None
+    lives: int = field(default=0, init=False)
+    stopped: bool = field(default=False, init=False)
+
+    @property
+    def what(self) -> str:
+        return f"{self.words[0]} {self.name}".strip()
+
+    @property
+    def again(self) -> list[str]:
+        """The words that go on with it; a rerun takes what is finished over by itself."""
+        is_kept = self.name and (self.runs / "sweeps" / self.name / "plan.json").is_file()
+        if self.words[0] != "sweep" or "--resume" in self.words or not is_kept:
+            return self.words
+        return ["sweep", "--resume", self.name, *([] if str(self.runs) == "runs" else ["--runs", str(self.runs)])]
+
+    def command(self) -> list[str]:
+        """The line of the next life."""
+        words = self.again if self.lives else self.words
+        if self.lives and self.deadline is not None:  # given last, it is the one that counts
+            words = [*words, "--budget-hours", f"{max(self.deadline - time.monotonic(), 1) / 3600:.6f}"]
+        return [sys.executable, "-m", "orchestrator", *words]
+
+
+@dataclass(frozen=True)
+class End:
+    """How a life of the driver ended.
+
+    `told` is the status that it gave itself; none where it did not come to that. `why` is for the user.
+    """
+
+    status: int
+    told: int | None
+    why: str = ""
+
+
+# ----------------------------------------------------------------------------------------------- the parent
+
+
+def supervise(job: Job, verbose: bool = False) -> int:
+    """Run a job to its end, in as many lives as it takes; the exit status."""
+    fruitless, commits = 0, _commits(job)
+    while True:
+        with tempfile.TemporaryDirectory(prefix="ctvr-") as folder:
+            end = _live(job, Path(folder), verbose)
+            job.lives += 1
+            if end.told is not None:
+                return end.status
+            if job.stopped:
+                say(f"ctvr: {job.what} was stopped; its finished tasks are kept. Go on with: {_said(job)}")
+                return STOPPED
+            log = _keep_log(job, Path(folder) / "log")
+        before, commits = commits, _commits(job)
+        fruitless = 0 if commits - before else fruitless + 1
+        line = f"{job.what}: {end.why}; what is finished is kept ({len(commits)} tasks in the store)"
+        is_late = job.deadline is not None and time.monotonic() >= job.deadline
+        if fruitless == FRUITLESS or job.lives == MOST_LIVES or is_late:
+            many = "its time is over" if is_late else f"{fruitless or job.lives} starts in a row ended so"
+            say(f"ctvr: {line}. Not started again: {many}. Its last words: {log}. Go on with: {_said(job)}")
+            return end.status
+        say(f"{line}; starting again", with_time=True)
+
+
+def _live(job: Job, folder: Path, verbose: bool) -> End:
+    """One life of the driver, from its start to the end of the last process that it left behind."""
+    token = secrets.token_hex(16)
+    terminal = 2 if verbose else os.dup(2)
+    state = {"folder": str(folder), "parent": os.getpid(), "stderr": terminal}
+    environment = {**os.environ, CHILD: json.dumps(state), TOKEN: token}
+    if (SOURCES / "pyproject.toml").is_file():  # a checkout, which may not be installed
+        environment["PYTHONPATH"] = os.pathsep.join([str(SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with (folder / "log").open("wb") as log, _signals(job) as waiting:
+        kept = [] if verbose else [terminal]
+        process = subprocess.Popen(  # in a session of its own: Ctrl-C reaches it once, handed on by us
+            job.command(), env=environment, stderr=None if verbose else log, pass_fds=kept, start_new_session=True
+        )
+        waiting.append(process)
+        if job.stopped:  # before there was anybody to hand it on to
+            process.send_signal(signal.SIGINT)
+        status = process.wait()
+    if not verbose:
+        os.close(terminal)
+    _end_leftovers(token)
+    with contextlib.suppress(OSError):
+        job.name = (folder / "name").read_text()
+    return _end_of(status, folder)
+
+
+@contextlib.contextmanager
+def _signals(job: Job) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Hand signals on to the process in the list that is given."""
+    waiting: list[subprocess.Popen[bytes]] = []
+
+    def hand_on(number: int, frame: object) -> None:
+        job.stopped = True
+        for process in waiting:
+            process.send_signal(number)
+
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            before[number] = signal.signal(number, hand_on)
+    try:
+        yield waiting
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_of(status: int, folder: Path) -> End:
+    """How a driver ended that gave this status."""
+    told, fault = None, ""
+    with contextlib.suppress(OSError, ValueError):
+        said = json.loads((folder / "end").read_text())
+        told, fault = said["status"], said["fault"]
+    if told is not None:  # whatever the interpreter did afterwards
+        return End(told, told)
+    log = (folder / "log").read_text(errors="replace")
+    cause = next((text for mark, text in CAUSES if mark in f"{fault}\n{log}"), "")
+    if status < 0:
+        name = signal.Signals(-status).name
+        how = f"the driver was ended by {name}" + (" (memory may have run out)" if name == "SIGKILL" else "")
+        return End(128 - status, None, cause or how)
+    return End(status or 1, None, cause or fault or f"the driver ended with status {status}")
+
+
+def _commits(job: Job) -> set[str]:
+    """Names of the finished tasks in the job's store; none where it cannot be asked."""
+    from orchestrator.jobs.finished import finished_tasks
+
+    try:
+        return finished_tasks(job.runs, job.name, job.store)
+    except Exception as error:  # a store that is away now may be there for the next life
+        say(f"{job.what}: finished tasks could not be counted ({type(error).__name__})")
+        return set()
+
+
+def _keep_log(job: Job, log: Path) -> Path:
+    """Where the last words of a dead driver lie."""
+    kept = job.runs / "drivers" / f"{job.name or 'unnamed'}.log"
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(log, kept)
+    except OSError:
+        return log
+    return kept
+
+
+def _said(job: Job) -> str:
+    return shlex.join(["ctvr", *job.again])
+
+
+def _end_leftovers(token: str) -> None:
+    """End what a driver left running: processes that have its token, and nothing else."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        until = time.monotonic() + GRACE_SECONDS
+        for pid in (left := _with_token(token)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        while left and time.monotonic() < until:
+            time.sleep(0.1)
+            left = _with_token(token)
+
+
+def _with_token(token: str) -> list[int]:
+    """Processes of this user that a driver with this token has started, and that are not done."""
+    mark, found = f"{TOKEN}={token}".encode(), []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # gone, or of somebody else
+            if mark not in (folder / "environ").read_bytes().split(b"\0"):
+                continue
+            if KEEPER.encode() not in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+# ----------------------------------------------------------------------------------------------- the child
+
+
+_life: Path | None = None  # in the child: the folder in which it tells its parent of itself
+
+
+def begin_life() -> None:
+    """In the child: own lines to the terminal, whatever else is written to 2 to the log. Elsewhere nothing."""
+    global _life
+    text = os.environ.pop(CHILD, "")
+    if not text:
+        return
+    state = json.loads(text)
+    _die_with(state["parent"])
+    if state["stderr"] != 2:
+        os.set_inheritable(state["stderr"], False)
+        sys.stderr = os.fdopen(state["stderr"], "w", buffering=1, errors="backslashreplace")
+    _life = Path(state["folder"])
+
+
+def is_child() -> bool:
+    return _life is not None
+
+
+def tell_name(name: str) -> None:
+    """In the child: the name that the sweep got."""
+    _tell("name", name)
+
+
+def tell_end(status: int, fault: str = "") -> None:
+    """In the child: that the end is in order (no `fault`), or what was raised."""
+    _tell("end", json.dumps({"status": None if fault else status, "fault": fault}))
+
+
+def _tell(what: str, text: str) -> None:
+    if _life is not None:
+        with contextlib.suppress(OSError):
+            (_life / what).write_text(text)
+
+
+def _die_with(parent: int) -> None:
+    """Be killed when the parent is: nobody would supervise, and whoever killed it wants the sweep gone."""
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):  # no Linux
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,160 @@
+"""A driver that dies is started again while it finishes tasks; what it left running goes; one line for each event.
+
+The drivers here are small scripts that use the child's half as `ctvr` does. With Ray: on_ray/test_sweeps.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.main import make_parser
+from orchestrator.cli.supervised import Job, supervise
+from orchestrator.cli.sweep import job_of
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+BEGIN = """
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+from orchestrator.cli import supervised
+from orchestrator.store.store import Store
+supervised.begin_life()
+runs, life = Path(sys.argv[1]), int(sys.argv[2])
+def commit():
+    Store.open(runs / "store").put_json("commits", f"run/task_{life:03d}", {})
+def plan():
+    (runs / "sweeps" / "s").mkdir(parents=True, exist_ok=True)
+    (runs / "sweeps" / "s" / "plan.json").write_text(json.dumps({"plan": {"store": ""}}))
+"""
+
+
+@dataclass
+class Scripted(Job):
+    """A job whose lives are a script, given the runs folder, the number of the life and the words."""
+
+    script: str = ""
+
+    def command(self) -> list[str]:
+        words = super().command()[3:]
+        return [sys.executable, "-c", BEGIN + self.script, str(self.runs), str(self.lives), *words]
+
+
+def job(tmp_path: Path, script: str, *words: str) -> Scripted:
+    return Scripted(["sweep", *words], tmp_path, name="s", script=script)
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists() and ") Z" not in Path(f"/proc/{pid}/stat").read_text()
+
+
+def test_a_driver_that_dies_is_resumed_while_it_finishes_tasks_and_its_processes_go(tmp_path, capfd):
+    """The second life leaves a process behind, in a session of its own, and says much that nobody reads."""
+    script = """
+(runs / f"words{life}").write_text(" ".join(sys.argv[3:]))
+if life == 0:
+    plan(); commit(); os.kill(os.getpid(), signal.SIGKILL)
+if life == 1:
+    commit()
+    left = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    (runs / "left").write_text(str(left.pid))
+    os.write(2, b"*** core_worker.cc:609: Raylet is terminated. ...\\n" * 40)
+    os._exit(1)
+sys.stderr.write("a line of ours\\n")
+supervised.tell_end(1)
+os.kill(os.getpid(), signal.SIGSEGV)  # whatever an interpreter does when all is told
+"""
+    assert supervise(job(tmp_path, script, "--method", "lwf")) == 1  # what the last life told
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 3
+    assert said[0].endswith(
+        "sweep s: the driver was ended by SIGKILL (memory may have run out); what is finished is kept (1 tasks in the "
+        "store); starting again"
+    )
+    assert said[1].endswith(
+        "sweep s: Ray's raylet has died; what is finished is kept (2 tasks in the store); starting again"
+    )
+    assert said[2] == "a line of ours"
+    assert (tmp_path / "words0").read_text() == "sweep --method lwf"
+    assert (tmp_path / "words2").read_text() == f"sweep --resume s --runs {tmp_path}"
+    assert not is_alive(int((tmp_path / "left").read_text()))
+
+
+def test_two_lives_without_a_task_are_the_end_and_the_command_that_goes_on_is_said(tmp_path, capfd):
+    script = """
+supervised.tell_name("named")
+supervised.tell_end(1, "RuntimeError: Caught")
+print("Trace", file=sys.__stderr__)
+"""
+    made = job(tmp_path, script, "--method", "lwf", "a b=1")
+    made.name = ""
+    assert supervise(made) == 1
+    first, last = capfd.readouterr().err.splitlines()
+    assert first.endswith(
+        "sweep named: RuntimeError: Caught; what is finished is kept (0 tasks in the store); starting again"
+    )
+    log = tmp_path / "drivers" / "named.log"
+    assert last == (
+        "ctvr: sweep named: RuntimeError: Caught; what is finished is kept (0 tasks in the store). Not started again: "
+        f"2 starts in a row ended so. Its last words: {log}. Go on with: ctvr sweep --method lwf 'a b=1'"
+    )
+    assert log.read_text() == "Trace\n"
+
+
+def test_a_mistake_of_the_user_is_told_once(tmp_path, capfd):
+    assert supervise(job(tmp_path, "sys.stderr.write('ctvr: no such method\\n'); supervised.tell_end(2)")) == 2
+    assert capfd.readouterr().err == "ctvr: no such method\n"
+
+
+SLOW = """
+def end(number, frame):
+    (runs / "got").write_text(signal.Signals(number).name)
+    supervised.tell_end(130); sys.exit(130)
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, end)
+(runs / "pid").write_text(str(os.getpid()))
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_signals_are_handed_on_and_a_parent_that_is_killed_takes_its_driver_with_it(tmp_path, number):
+    code = (
+        "import signal, sys; from pathlib import Path; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from tests.orchestrator.cli.test_supervised import SLOW, job, supervise\n"
+        "sys.exit(supervise(job(Path(sys.argv[1]), SLOW)))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=environment, cwd=REPOSITORY)
+    until = time.monotonic() + 120
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert time.monotonic() < until
+        assert parent.poll() is None
+        time.sleep(0.05)
+    child = int((tmp_path / "pid").read_text())
+    parent.send_signal(number)
+    assert parent.wait(60) == (-number if number == signal.SIGKILL else 130)
+    if number != signal.SIGKILL:
+        assert (tmp_path / "got").read_text() == number.name
+    while is_alive(child):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_what_was_typed_becomes_a_job_with_its_name_and_its_hours():
+    words = ["sweep", "--resume", "s", "--runs", "there", "--budget-hours", "2"]
+    made = job_of(make_parser().parse_args(words), words)
+    made.lives = 1
+    line = made.command()[3:]
+    assert line[:-1] == [*words, "--budget-hours"]
+    assert 1.9 < float(line[-1]) <= 2
+    words = ["rerun", "--sweep", "s", "--seeds", "2"]
+    made = job_of(make_parser().parse_args(words), words)
+    assert (made.what, made.again) == ("rerun s", words)
