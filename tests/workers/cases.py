@@ -41,13 +41,16 @@ class Case:
     fault: str = ""  # a name of FAULTS
     after: int = 0  # goes on behind the first task of a run on so many workers
     label: str = ""
+    device: str = "cpu"  # cuda: a pretended GPU for each worker (tests/devices)
 
     @property
     def name(self) -> str:
         """Of the method and all that is special."""
         settings = [f"{name.rpartition('.')[2]}={value}" for name, value in self.settings.items()]
         words = [self.method, *self.presets, *settings, self.label, self.fault]
-        words += ["random"] * self.random + [f"after {self.after}"] * bool(self.after)
+        words += (
+            ["random"] * self.random + [f"after {self.after}"] * bool(self.after) + ["cuda"] * (self.device != "cpu")
+        )
         return " ".join(word for word in words if word)
 
     def group(self, name: str) -> dict[str, Any]:
@@ -76,7 +79,7 @@ class Watched(loop.Loop):
     def _begin(self, task: Task) -> None:
         super()._begin(task)
         for name, value in self.method.state_dict().items():
-            self.start.setdefault(name, value.clone())
+            self.start.setdefault(name, value.cpu().clone())
 
 
 def _key(case: Case, size: int) -> str:
@@ -91,6 +94,17 @@ def run(case: Case, workers: Workers, folder: str) -> dict[str, Any]:
     Args:
         folder: of the store, which runs on other numbers of workers share.
     """
+    with ExitStack() as stack:
+        if case.device == "cuda":
+            from tests.devices.nccl import nccl
+            from tests.devices.pretended import pretended
+
+            workers = replace(workers, device=stack.enter_context(pretended()))
+            stack.enter_context(nccl())
+        return _run(case, workers, folder)
+
+
+def _run(case: Case, workers: Workers, folder: str) -> dict[str, Any]:
     method, clip = make_method(case)
     common = {"epochs": 1, "schedule": "constant", "warmup": 0.0, "grad_clip": None}
     common["eps"] = 1.0  # with the usual one AdamW would not see a gradient that is W times too large
@@ -102,7 +116,7 @@ def run(case: Case, workers: Workers, folder: str) -> dict[str, Any]:
         former = store.get_json("commits", f"{_key(replace(case, after=0), case.after)}/task_001")
         store.put_json("commits", f"{key}/task_001", former)
     workers.agree(None)
-    data = make_data(clip, **case.group("data"), **augment)
+    data = make_data(clip, workers.device, **case.group("data"), **augment)
     made = Watched(method, data, loop.LoopConfig(optim, evaluation), Commits(store, key), workers)
     behind: list[bytes] = []
     with ExitStack() as stack:
@@ -115,7 +129,7 @@ def run(case: Case, workers: Workers, folder: str) -> dict[str, Any]:
             record = made.run()
         except Diverged as error:
             return {"diverged": str(error), "bits": "", "behind": ""}
-    state = method.state_dict()
+    state = {name: value.cpu() for name, value in method.state_dict().items()}
     told = {"metrics": record.metrics, "training": record.training, "own": record.own, "steps": record.steps}
     bits = hashlib.sha256(repr(told).encode())
     for value in [*state.values(), *made.galleries]:
@@ -146,7 +160,7 @@ def gradients(seen: list[bytes]) -> Iterator[None]:
     plain = gather._AllGather.backward
 
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        seen.append(grad.numpy().tobytes())
+        seen.append(grad.cpu().numpy().tobytes())
         return plain(ctx, grad)
 
     with mock.patch.object(gather._AllGather, "backward", staticmethod(backward)):

@@ -53,7 +53,7 @@ class Dealt(StreamData):
         return super()._batches(pairs, seed, size, DEALT if workers == 1 else workers)
 
 
-def make_data(clip: Clip, **settings: object) -> StreamData:
+def make_data(clip: Clip, device: torch.device, **settings: object) -> StreamData:
     config = DataConfig(**{"num_frames": FRAMES, "batch_size": BATCH, **settings})  # type: ignore[arg-type]
     mean: Sequence[float] = clip.mean
-    return Dealt(make_stream(), Frames(), clip.tokenize, mean, clip.std, config, torch.device("cpu"))  # type: ignore[arg-type]
+    return Dealt(make_stream(), Frames(), clip.tokenize, mean, clip.std, config, device)  # type: ignore[arg-type]

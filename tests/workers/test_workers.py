@@ -1,7 +1,8 @@
 """Runs on two and three plain processes learn what one process learns, by the project's own loop.
 
 With randomness off: the loss, every tensor, the galleries and R@1 are those of one worker, but for roundings. With
-randomness on: all workers hold the same bits, and a run twice gives the same. A new method is tested by its line in
+randomness on: all workers hold the same bits, and a run twice gives the same. Two workers with a pretended GPU each
+learn what one CPU learns (tests/devices/nccl.py). A new method is tested by its line in
 METHODS.
 """
 
@@ -37,6 +38,7 @@ MORE = [
 ]
 GO_ON = ("er_ring", "der", "ewc", "bmu_moco", "framefusion_moe", "structalign")  # memories, queues, Fisher, experts
 RANDOM = ("clip4clip", "framefusion_moe", "structalign", "xpool", "moe_adapter", "lora", "er_ring", "lump_moco")
+ON_GPUS = ("clip4clip", "framefusion_moe", "structalign", "base_moco")  # two workers with a pretended GPU each
 QUEUE = 20  # keys; no multiple of what a step adds
 
 
@@ -60,7 +62,7 @@ def differing(found: dict[str, list[Any]], expected: dict[str, dict[str, Any]]) 
             said.append(f"{name}: workers hold other bits")
         if len({one["behind"] for one in workers}) > 1:
             said.append(f"{name}: what is behind gather differs by worker")
-        one = expected.get(name.partition(" after")[0])
+        one = expected.get(name.partition(" after")[0].removesuffix(" cuda"))
         said += [f"{name}: {sentence}" for sentence in (apart(workers[0], one) if one is not None else ())]
     return said
 
@@ -89,9 +91,11 @@ def test_every_method_is_equal_on_one_two_and_three_workers(tmp_path):
     for size in (2, 3):
         found: dict[str, list[Any]] = {}
         behind = [case_of(name, after=1) for name in GO_ON] if size == 2 else []
-        together(
-            size, [*every, *MORE, *behind, *(drawn if size == 2 else drawn[:4])], tmp_path, tmp_path / "store", found
-        )
+        on_gpus = (
+            [case_of(name, device="cuda") for name in ON_GPUS] if size == 2 else []
+        )  # last: torch keeps the device
+        cases = [*every, *MORE, *behind, *(drawn if size == 2 else drawn[:4]), *on_gpus]
+        together(size, cases, tmp_path, tmp_path / "store", found)
         said += [f"{size} workers: {sentence}" for sentence in differing(found, expected)]
         for case in drawn:
             if case.label and case.name in found:

@@ -1,0 +1,99 @@
+"""Several pretended GPUs: what NCCL would be given goes over gloo, and gradients are averaged as DDP averages them.
+
+A process has one pretended GPU. Collectives of its tensors want contiguous ones, all of the device; those of CPU
+tensors and of objects go over gloo as they are, which is what `cpu:gloo,cuda:nccl` does. DDP itself needs a backend in
+C++; what stands for it here averages after the backward pass and knows parameters that some or all workers have not
+used. The real one is tested on CPUs (tests/workers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tests.devices.pretended import Pretended, Trespass
+
+
+def _hosts(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The numbers of tensors of one device, as a collective may have them."""
+    ours = [x for x in tensors if isinstance(x, Pretended)]
+    if not ours:
+        return list(tensors)
+    if len(ours) < len(tensors):
+        raise Trespass("a collective of tensors on the CPU and on cuda:0")
+    if not all(x.is_contiguous() for x in ours):
+        raise Trespass("NCCL wants contiguous tensors")
+    return [x.host for x in ours]
+
+
+def _all_gather(plain: Callable[..., Any], parts: list[Tensor], x: Tensor, *given: Any, **named: Any) -> Any:
+    *hosts, own = _hosts([*parts, x])
+    return plain(hosts, own, *given, **named)
+
+
+def _in_place(plain: Callable[..., Any], x: Tensor, *given: Any, **named: Any) -> Any:
+    return plain(_hosts([x])[0], *given, **named)
+
+
+class _AtEnd(torch.autograd.Function):
+    """Calls the owner when the backward pass is over."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, owner: Averaging) -> Tensor:
+        ctx.owner = owner
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        if not ctx.owner.is_queued:
+            ctx.owner.is_queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(ctx.owner.average)
+        return grad, None
+
+
+class Averaging(nn.Module):
+    """What DDP is to the loop."""
+
+    def __init__(self, module: nn.Module, find_unused_parameters: bool, broadcast_buffers: bool) -> None:
+        super().__init__()
+        assert find_unused_parameters
+        assert not broadcast_buffers
+        self.module, self.is_queued = module, False
+        for value in module.state_dict().values():
+            dist.broadcast(value, src=0)
+
+    def forward(self, *given: Any) -> dict[str, Tensor]:
+        terms: dict[str, Tensor] = self.module(*given)
+        return {name: _AtEnd.apply(term, self) for name, term in terms.items()}
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """Every gradient that any worker has is the mean over workers; those of nobody stay none."""
+        self.is_queued = False
+        learning = [p for p in self.module.parameters() if p.requires_grad]
+        is_used = torch.tensor([p.grad is not None for p in learning], dtype=torch.int64)
+        dist.all_reduce(is_used, op=dist.ReduceOp.MAX)
+        used = [p for p, number in zip(learning, is_used.tolist()) if number]
+        own = [torch.zeros(p.shape) if p.grad is None else p.grad.host for p in used]
+        whole = torch.cat([x.flatten() for x in own])
+        dist.all_reduce(whole)
+        for p, part in zip(used, (whole / dist.get_world_size()).split([p.numel() for p in used])):
+            p.grad = Pretended(part.view(p.shape).clone())
+
+
+@contextmanager
+def nccl() -> Iterator[None]:
+    """Within `pretended()` and a gloo group: workers with a pretended GPU each."""
+    with ExitStack() as stack:
+        for name, stands in (("all_gather", _all_gather), ("all_reduce", _in_place), ("broadcast", _in_place)):
+            plain = getattr(dist, name)
+            around = lambda *given, plain=plain, stands=stands, **named: stands(plain, *given, **named)
+            stack.enter_context(mock.patch.object(dist, name, around))
+        stack.enter_context(mock.patch.object(nn.parallel, "DistributedDataParallel", Averaging))
+        yield
