@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from methods.backbone.clip import Attended, BlockSeams, TokenState
+from methods.layers.in_float32 import in_float32
 from methods.layers.token_steps import Step, TokenReducer
 
 _LEAST_SIZE = 1e-6
@@ -97,7 +98,7 @@ def merge_ranked(x: Tensor, metric: Tensor, size: Tensor, kept: int) -> tuple[Te
     Takes x (G, P, D), most important first, what is compared (G, P, C) and sizes (G, P, 1). Returns (G, kept, D) and
     (G, kept, 1).
     """
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+    with torch.no_grad(), in_float32(x.device):
         units = F.normalize(metric.float(), dim=-1)
         cosine, target = (units[:, kept:] @ units[:, :kept].mT).max(dim=-1)  # (G, P - kept)
         joins = target[:, :, None]

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from methods.layers.in_float32 import in_float32
+
 
 @dataclass(frozen=True)
 class MergePlan:
@@ -67,7 +69,7 @@ def plan_bipartite(metric: Tensor, r: int, protected: int = 1) -> MergePlan:
         return MergePlan(position.expand(groups, n), none, none)
     even, odd = protected + protected % 2, protected + 1 - protected % 2  # the first of either kind
     units = F.normalize(metric[:, protected:].float(), dim=-1)
-    with torch.autocast(units.device.type, enabled=False):
+    with in_float32(units.device):
         proposals = units[:, even - protected :: 2] @ units[:, odd - protected :: 2].mT  # (G, A, B)
     score, partner = proposals.max(dim=-1)  # (G, A)
     ranking = score.argsort(dim=-1, descending=True, stable=True)

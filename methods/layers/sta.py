@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from methods.backbone.clip import Attended, BlockSeams, TokenState
+from methods.layers.in_float32 import in_float32
 from methods.layers.token_steps import Step, TokenReducer
 
 
@@ -43,7 +44,7 @@ def survivors(x: Tensor, keys: Tensor, r: int, backward: bool = False) -> Tensor
     Returns:
         (B, W, n - r) int64 positions within their windows.
     """
-    with torch.autocast(x.device.type, enabled=False):  # or the scores of the towers' bfloat16 tie
+    with in_float32(x.device):
         return _survivors(x, F.normalize(keys.float(), dim=-1), r, backward)
 
 
