@@ -104,10 +104,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     dot = f"{prefix}." if prefix else ""
     typed: Settings = {}
     for name, value in values.items():
-        if name not in fields:
-            hint = suggest(name, fields)
-            raise ConfigError(f"{dot}{name}: no such setting.{hint or ' Known: ' + ', '.join(fields) + '.'}")
-        typed[name] = _convert(hints[name], value, dot + name)
+        typed[name] = _typed(fields, hints, name, value, dot)
     for name, spec in fields.items():
         missing = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
         if missing and name not in typed:
@@ -116,6 +113,23 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
         return cls(**typed)
     except ValueError as error:
         raise ConfigError(f"{prefix or cls.__name__}: {error}") from error
+
+
+def check_value(cls: type[Any], name: str, value: Any, prefix: str = "") -> None:
+    """Refuse a field that a dataclass has not, or a value that is none of its type; what else it asks is not asked.
+
+    Raises:
+        ConfigError: as `build`.
+    """
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    _typed(fields, typing.get_type_hints(cls), name, value, f"{prefix}." if prefix else "")
+
+
+def _typed(fields: Mapping[str, Any], hints: Mapping[str, Any], name: str, value: Any, dot: str) -> Any:
+    if name not in fields:
+        hint = suggest(name, fields)
+        raise ConfigError(f"{dot}{name}: no such setting.{hint or ' Known: ' + ', '.join(fields) + '.'}")
+    return _convert(hints[name], value, dot + name)
 
 
 def _convert(hint: Any, value: Any, name: str) -> Any:

@@ -7,7 +7,6 @@ from typing import Any
 
 from orchestrator.cli.options import add_settings, add_where, get_where, settings_of
 from orchestrator.cli.sweep import MAIN_JOB
-from orchestrator.config import parse_overrides
 
 
 def add_streams(commands: Any) -> None:
@@ -41,10 +40,14 @@ def _streams_check(arguments: argparse.Namespace) -> str:
 
 
 def _streams_import(arguments: argparse.Namespace) -> str:
-    from orchestrator.importers.command import import_stream
+    from orchestrator.importers.command import import_stream, words_of
 
     return import_stream(
-        arguments.kind, parse_overrides(arguments.files), arguments.videos, arguments.runs.resolve(), arguments.name
+        arguments.kind,
+        words_of(arguments.kind, arguments.files),
+        arguments.videos,
+        arguments.runs.resolve(),
+        arguments.name,
     )
 
 
@@ -88,19 +91,28 @@ def _cache_build(arguments: argparse.Namespace) -> str:
     return build_cache(stream, overrides, get_where(arguments), arguments.cluster, arguments.features)
 
 
+def _existing_store(arguments: argparse.Namespace) -> Any:
+    where = get_where(arguments)
+    where.require_store()
+    return where
+
+
 def _cache_ls(arguments: argparse.Namespace) -> str:
+    where = _existing_store(arguments)
     from orchestrator.jobs.cache import list_cache
 
-    return list_cache(get_where(arguments))
+    return list_cache(where)
 
 
 def _cache_verify(arguments: argparse.Namespace) -> str:
+    where = _existing_store(arguments)
     from orchestrator.jobs.cache import verify_cache
 
-    return verify_cache(get_where(arguments), arguments.yes)
+    return verify_cache(where, arguments.yes)
 
 
 def _cache_gc(arguments: argparse.Namespace) -> str:
+    where = _existing_store(arguments)
     from orchestrator.jobs.cache import collect_garbage
 
-    return collect_garbage(get_where(arguments), arguments.older_than, arguments.yes)
+    return collect_garbage(where, arguments.older_than, arguments.yes)

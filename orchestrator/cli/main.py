@@ -8,14 +8,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import importlib.metadata
 import logging
+import os
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import ClassVar, NoReturn
 
 from orchestrator.cli import supervised
 from orchestrator.cli.data import add_cache, add_streams
+from orchestrator.cli.guide import guide
 from orchestrator.cli.reproduce import add_reproduce
 from orchestrator.cli.results import add_doctor, add_explain, add_methods, add_rebuild, add_sync, add_table, add_ui
 from orchestrator.cli.search import add_page, add_schema, add_search
@@ -78,6 +82,9 @@ def _run(argv: list[str] | None) -> int:
                 signal.signal(number, _stop)
     try:
         arguments = make_parser().parse_args(argv)
+        if arguments.command is None:
+            print(guide(Path(os.environ.get("CTVR_RUNS") or "runs")))
+            return 0
         if argv is None and arguments.command in ("sweep", "rerun") and not supervised.is_child():  # it was typed
             return supervised.supervise(job_of(arguments, sys.argv[1:]), arguments.verbose)
         # Whatever libraries print is no result; of a driver it goes where they write by themselves
@@ -110,12 +117,20 @@ def _set_up_logging() -> None:
     logging.getLogger("root").addFilter(lambda record: "No pretrained weights loaded" not in record.getMessage())
 
 
+def _version() -> str:
+    try:
+        return f"ctvr {importlib.metadata.version('ctvr')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "ctvr, not installed"
+
+
 def make_parser(exits: bool = True) -> argparse.ArgumentParser:
     """The parser of all commands; what it cannot parse ends the process, or is a ConfigError where not `exits`."""
     parser = (Parser if exits else RaisingParser)(
         prog="ctvr", description="Continual text-to-video retrieval experiments."
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     add_sweep(commands)
     add_run(commands)
     add_reproduce(commands)

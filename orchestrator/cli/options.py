@@ -132,6 +132,18 @@ def get_where(arguments: argparse.Namespace) -> Any:
     return Deployment(**given)
 
 
+def get_records(arguments: argparse.Namespace) -> Any:
+    """As `get_where`, for commands that read what is there.
+
+    Raises:
+        ConfigError: if the runs folder holds no records.
+    """
+    from orchestrator.tracking.server import require_records
+
+    require_records(arguments.runs)
+    return get_where(arguments)
+
+
 def words_of(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 

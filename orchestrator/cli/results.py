@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from orchestrator.cli.options import add_direction, add_where, get_direction, get_where
+from orchestrator.cli.options import add_direction, add_where, get_direction, get_records, get_where
 from orchestrator.console import say
 from orchestrator.errors import ConfigError
 
@@ -21,9 +21,10 @@ def add_table(commands: Any) -> None:
 
 
 def _table(arguments: argparse.Namespace) -> str:
+    where = get_records(arguments) if arguments.sweep or arguments.stream else get_where(arguments)
     from orchestrator.jobs.table import table
 
-    return table(get_where(arguments), arguments.sweep, arguments.stream, get_direction(arguments))
+    return table(where, arguments.sweep, arguments.stream, get_direction(arguments))
 
 
 def add_rebuild(commands: Any) -> None:
@@ -60,6 +61,8 @@ def _methods(arguments: argparse.Namespace) -> str:
         raise ConfigError("methods: --write is of --verified. Write ctvr methods --verified --write.")
     if arguments.verified:
         return _verified(arguments.write)
+    if arguments.cost and (arguments.name or arguments.preset):
+        raise ConfigError("methods: --cost is of all methods. Leave the name and --preset out.")
     if not (arguments.name or arguments.cost or arguments.preset):
         return methods_text()
     from orchestrator.jobs import methods as catalogue
@@ -85,8 +88,8 @@ def _verified(write: bool) -> str:
 
 def add_ui(commands: Any) -> None:
     parser = commands.add_parser("ui", help="open MLflow's pages on this machine")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=5000)
+    parser.add_argument("--host", default="127.0.0.1", help="address of this machine to answer on (%(default)s)")
+    parser.add_argument("--port", type=int, default=5000, help="to answer on (%(default)s)")
     add_where(parser)
     parser.set_defaults(run=_ui)
 
@@ -133,10 +136,10 @@ def add_explain(commands: Any) -> None:
 
 
 def _explain(arguments: argparse.Namespace) -> str:
+    where = get_records(arguments)
     from orchestrator.jobs.explain import compare, explain
 
-    where = get_where(arguments)
-    store, tracker = where.places().open_store(), where.tracker()
+    store, tracker = where.existing_store(), where.existing_tracker()
     if arguments.other:
         return compare(arguments.key, arguments.other, store, tracker)
     return explain(arguments.key, store, tracker)
@@ -152,6 +155,8 @@ def _sync(arguments: argparse.Namespace) -> str:
     from orchestrator.tracking.server import default_uri
     from orchestrator.tracking.tracker import Tracker
 
+    if not arguments.runs.is_dir():
+        raise ConfigError(f"--runs {arguments.runs}: there is no such folder. Name the folder of earlier runs.")
     sent, left = Tracker(default_uri(arguments.runs), arguments.runs).flush()
     if left:
         raise ConfigError(f"sync: {sent} records sent, {left} still wait: MLflow does not answer. Try again later.")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli.options import add_where, get_where
+from orchestrator.cli.options import add_where, get_records, get_where
 
 
 def add_search(commands: Any) -> None:
@@ -29,9 +29,10 @@ def add_search(commands: Any) -> None:
 
 
 def _search(arguments: argparse.Namespace) -> str:
+    where = get_where(arguments) if Path(arguments.model).is_dir() else get_records(arguments)
     from orchestrator.jobs.search import search
 
-    return search(arguments.text, arguments.model, get_where(arguments), arguments.k, arguments.among, arguments.html)
+    return search(arguments.text, arguments.model, where, arguments.k, arguments.among, arguments.html)
 
 
 def add_page(commands: Any) -> None:
@@ -45,9 +46,10 @@ def add_page(commands: Any) -> None:
 
 
 def _page(arguments: argparse.Namespace) -> str:
+    where = get_records(arguments)
     from orchestrator.jobs.page import page
 
-    return page(arguments.name, get_where(arguments), arguments.html)
+    return page(arguments.name, where, arguments.html)
 
 
 def add_schema(commands: Any) -> None:

@@ -17,6 +17,7 @@ from orchestrator.cli.options import (
     check_code,
     check_first,
     get_direction,
+    get_records,
     get_where,
     settings_of,
     words_of,
@@ -73,11 +74,11 @@ def job_of(arguments: argparse.Namespace, words: list[str]) -> supervised.Job:
 
 
 def _sweep(arguments: argparse.Namespace) -> str:
-    from orchestrator.jobs.resume import resume
-    from orchestrator.jobs.session import within_budget
+    from orchestrator.jobs.words import check_hours, check_resumable
     from orchestrator.tables.presets import names_table
 
     check_code(arguments.code)
+    check_hours(arguments.budget_hours)
     where = get_where(arguments)
     if arguments.resume:
         if others := _beside_resume(arguments):
@@ -85,7 +86,11 @@ def _sweep(arguments: argparse.Namespace) -> str:
                 f"--resume {arguments.resume}: goes on with the settings of the first command. Leave "
                 f"{others[0]} out, or start a new sweep."
             )
+        check_resumable(arguments.resume, arguments.runs)
         check_first(arguments, None)
+        from orchestrator.jobs.resume import resume
+        from orchestrator.jobs.session import within_budget
+
         with within_budget(arguments.budget_hours):
             return resume(arguments.resume, where)
     overrides = settings_of(arguments)
@@ -118,19 +123,30 @@ def _search_settings(arguments: argparse.Namespace, overrides: dict[str, Any]) -
 
 
 def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> str:
-    from orchestrator.jobs.session import within_budget
-    from orchestrator.jobs.sweep import SweepRequest, sweep
-    from orchestrator.learning.resolve import presets_of
-    from orchestrator.tables.presets import known_tables
+    from orchestrator.jobs.words import check_names, check_settings
 
     if arguments.rows:
         raise ConfigError(f"--rows {arguments.rows}: is of a table. Name it: --preset ctvr-table1.")
     method, stream = arguments.method or MAIN_JOB["method"], arguments.stream or MAIN_JOB["stream"]
+    baselines = words_of(BASELINES if arguments.baselines is None else arguments.baselines)
+    check_names([method], search, arguments.space, overrides)
+    if arguments.top < 1 or (arguments.seeds or 0) < 0:
+        raise ConfigError(f"--top must be >= 1 and --seeds >= 0, got {arguments.top} and {arguments.seeds or 0}.")
+    check_names(baselines, {}, (), ())
+    where = get_where(arguments)
+    where.check()
+    from orchestrator.learning.resolve import presets_of
+    from orchestrator.tables.presets import known_tables
+
     unknown = [word for word in words_of(arguments.preset) if word not in presets_of(method)]
     if unknown and arguments.method is None:
         raise ConfigError(f"--preset: {unknown[0]!r} is no table and no preset of {method}. {known_tables(unknown[0])}")
     arguments.stream = stream
     check_first(arguments, arguments.stream)
+    check_settings(method, overrides, arguments.space)
+    from orchestrator.jobs.session import within_budget
+    from orchestrator.jobs.sweep import SweepRequest, sweep
+
     name = arguments.name or f"{method.replace(':', '-')}-{Path(stream).stem}-{time.strftime('%m%d-%H%M%S')}"
     supervised.tell_name(name)
     request = SweepRequest(
@@ -143,27 +159,29 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
         space=tuple(arguments.space),
         top=arguments.top,
         seeds=3 if arguments.seeds is None else arguments.seeds,
-        baselines=words_of(BASELINES if arguments.baselines is None else arguments.baselines),
+        baselines=baselines,
         direction=get_direction(arguments),
     )
     with within_budget(arguments.budget_hours):
-        return sweep(request, get_where(arguments))
+        return sweep(request, where)
 
 
 def run_table(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> str:
     """Run the table that `arguments.preset` names."""
+    where = get_where(arguments)
+    request = request_table(arguments, search, overrides)
+    where.check()
+    check_first(arguments, arguments.stream)
     from orchestrator.jobs.session import within_budget
     from orchestrator.jobs.sweep_table import sweep_table
 
-    request = request_table(arguments, search, overrides)
-    check_first(arguments, arguments.stream)
     with within_budget(arguments.budget_hours):
-        return sweep_table(request, get_where(arguments))
+        return sweep_table(request, where)
 
 
 def request_table(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> Any:
     """What was asked for, as a `TableRequest`; `arguments.stream` becomes the table's where none was named."""
-    from orchestrator.jobs.table_plan import TableRequest
+    from orchestrator.jobs.words import check_table
     from orchestrator.tables.presets import load_preset
 
     for option, value, default in (
@@ -177,10 +195,13 @@ def request_table(arguments: argparse.Namespace, search: dict[str, Any], overrid
     preset = load_preset(arguments.preset).only(words_of(arguments.rows))
     seeds = preset.seeds if arguments.seeds is None else arguments.seeds
     preset = replace(preset, search={**preset.search, **search}, seeds=seeds)
+    check_table(preset.search, preset.seeds, overrides)
     arguments.stream = arguments.stream or preset.stream
     table, stream = Path(arguments.preset).stem, Path(arguments.stream).stem
     name = arguments.name or f"{table}-{stream}-{time.strftime('%m%d-%H%M%S')}"
     supervised.tell_name(name)
+    from orchestrator.jobs.table_plan import TableRequest
+
     return TableRequest(name, arguments.stream, preset, overrides, get_direction(arguments))
 
 
@@ -211,10 +232,10 @@ def add_rerun(commands: Any) -> None:
 
 
 def _rerun(arguments: argparse.Namespace) -> str:
+    where = get_records(arguments)
     from orchestrator.jobs.rerun import rerun
     from orchestrator.jobs.session import within_budget
 
-    where = get_where(arguments)
     baselines, direction = words_of(arguments.baselines), get_direction(arguments)
     with within_budget(arguments.budget_hours):
         return rerun(arguments.sweep, where, arguments.top, arguments.seeds, baselines, direction)

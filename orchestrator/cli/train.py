@@ -22,12 +22,17 @@ def add_run(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> str:
-    from orchestrator.jobs.train import run
+    from orchestrator.jobs.words import check_names
 
     given = settings_of(arguments)
     for name in ("method", "stream"):
         if not getattr(arguments, name):
             raise ConfigError(f"run: --{name} is required. `ctvr {name}s` lists them.")
+    check_names([arguments.method], {}, (), ())
+    where = get_where(arguments)
+    where.check()
+    from orchestrator.jobs.train import run
+
     smoke = {"optim.epochs": "1"} if arguments.smoke else {}
     settings = {"method": arguments.method, "stream": arguments.stream, **smoke, **given}
-    return run(settings, words_of(arguments.preset), get_where(arguments), arguments.fresh, arguments.keep_model)
+    return run(settings, words_of(arguments.preset), where, arguments.fresh, arguments.keep_model)

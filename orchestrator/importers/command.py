@@ -7,10 +7,10 @@ short report; videos that are not there are counted, not refused. The format is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.config import suggest
+from orchestrator.config import parse_overrides, suggest
 from orchestrator.errors import ConfigError
 from orchestrator.importers.builder import (
     Manifest,
@@ -70,14 +70,29 @@ def import_stream(kind: str, files: Mapping[str, str], videos: Path | None, root
     return f"{report}\nwritten: {out}\nnext: ctvr cache build --stream {name}{elsewhere}"
 
 
+def words_of(kind: str, words: Sequence[str]) -> dict[str, str]:
+    """The words of a command line: `name=FILE` each. Where a kind is made of one file, its bare name will do."""
+    needed = [word for word in KINDS.get(kind, {}) if word not in OPTIONAL]
+    if len(words) == 1 and len(needed) == 1 and "=" not in words[0]:
+        return {needed[0]: words[0]}
+    if bare := [word for word in words if "=" not in word]:
+        raise ConfigError(f"streams import {kind}: {bare[0]!r} has no name before it. {_usage(kind)}")
+    return parse_overrides(words)
+
+
+def _usage(kind: str) -> str:
+    words = " ".join(
+        f"[{word}={example}]" if word in OPTIONAL else f"{word}={example}"
+        for word, example in KINDS.get(kind, {}).items()
+    )
+    return f"Write: ctvr streams import {kind} {words}" + ("" if kind == "cvlm" else " --videos FOLDER")
+
+
 def _check_words(kind: str, files: Mapping[str, str], videos: Path | None) -> None:
     if kind not in KINDS:
         raise ConfigError(f"streams import: {kind!r} is no kind.{suggest(kind, KINDS)} Kinds: {', '.join(KINDS)}.")
     words = KINDS[kind]
-    usage = " ".join(
-        f"[{word}={example}]" if word in OPTIONAL else f"{word}={example}" for word, example in words.items()
-    )
-    usage = f"Write: ctvr streams import {kind} {usage}" + ("" if kind == "cvlm" else " --videos FOLDER")
+    usage = _usage(kind)
     for word in files:
         if word not in words:
             raise ConfigError(f"streams import {kind}: {word}= is unknown.{suggest(word, words)} {usage}")

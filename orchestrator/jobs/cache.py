@@ -101,7 +101,7 @@ def _report(
 
 def list_cache(where: Deployment) -> str:
     """Number and bytes of the objects of each kind, and of this machine's copies of a remote store."""
-    store = where.places().open_store()
+    store = where.existing_store()
     entries = store.entries()
     lines = [_line(kind, size) for kind, size in by_kind(entries).items()]
     lines.append(f"{_line('all', size_of(entries))}  in {store.uri}")
@@ -117,7 +117,7 @@ def verify_cache(where: Deployment, remove: bool = False) -> str:
     Raises:
         ConfigError: with the damaged objects, if there are any and they are not removed.
     """
-    store = where.places().open_store()
+    store = where.existing_store()
     found = list(store.verify(remove))
     bad = [f"{name}: {problem}" for name, problem in found if problem]
     if not bad:
@@ -139,8 +139,8 @@ def collect_garbage(where: Deployment, older_than: float | None = None, remove: 
     """
     if older_than is not None and older_than < 1:
         raise ConfigError(f"--older-than: must be >= 1 day, got {older_than:g}.")
-    store = where.places().open_store()
-    recent = recent_runs(where.tracker(), older_than) if older_than is not None else set()
+    store = where.existing_store()
+    recent = recent_runs(where.existing_tracker(), older_than) if older_than is not None else set()
     garbage = find_garbage(store, older_than, recent)
     lines = [_line(kind, size) for kind, size in garbage.by_kind().items()]
     total = size_of(garbage.entries)

@@ -6,11 +6,15 @@ import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.errors import ConfigError
-from orchestrator.learning.run import Places
-from orchestrator.tracking.server import check, default_uri
+from orchestrator.tracking.server import check, default_uri, require_records
 from orchestrator.tracking.tracker import Tracker, create_store
+
+if TYPE_CHECKING:
+    from orchestrator.learning.run import Places
+    from orchestrator.store.store import Store
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class Deployment:
     reuse: bool = True  # take over tasks of other runs where the results cannot differ
 
     def places(self) -> Places:
+        from orchestrator.learning.run import Places  # torch, which a command that is refused does not need
+
         videos = self.videos.resolve() if self.videos else None
         return Places(self.runs.resolve(), absolute(self.store), videos)
 
@@ -53,10 +59,29 @@ class Deployment:
         Raises:
             ConfigError: if the runs folder holds no records, or the server does not answer.
         """
-        uri = default_uri(self.runs)
-        if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
-            raise ConfigError(f"--runs {self.runs}: holds no runs (no mlflow.db). Name the folder of earlier runs.")
+        require_records(self.runs)
         return self.tracker()
+
+    def existing_store(self) -> Store:
+        """The object store that is there, for who only looks at it.
+
+        Raises:
+            ConfigError: as `require_store`.
+        """
+        self.require_store()
+        return self.places().open_store()
+
+    def require_store(self) -> None:
+        """Refuse a store that is not there, for commands that only look at it: a misspelt folder is not made.
+
+        Raises:
+            ConfigError: if the folder does not exist.
+        """
+        place = absolute(self.store) or str(self.runs.resolve() / "store")
+        if "://" not in place and not Path(place).is_dir():
+            raise ConfigError(
+                f"--store {self.store or place}: there is no such folder. Name the store of earlier runs."
+            )
 
     def folder(self, name: str) -> Path:
         return self.runs.resolve() / "sweeps" / name

@@ -144,7 +144,7 @@ def rerun(
     """Run the best trials of a sweep and the baselines again, over fresh seeds, on test videos; then tabulate."""
     if top < 1 or seeds < 1:
         raise ConfigError(f"--top and --seeds must be >= 1, got {top} and {seeds}.")
-    tracker = where.tracker()
+    tracker = where.existing_tracker()
     check_machine(where, sweep_name)
     winners = best_trials(tracker, sweep_name, top)
     sweep = tracker.find_sweep(sweep_name)

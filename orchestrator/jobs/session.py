@@ -14,15 +14,15 @@ from typing import Any
 
 from orchestrator.config import Settings
 from orchestrator.console import say
-from orchestrator.errors import ConfigError, Interrupted
+from orchestrator.errors import Interrupted
 from orchestrator.jobs.deployment import Deployment, absolute
+from orchestrator.jobs.words import check_hours
 from orchestrator.on_ray.capacity import choose_gpus
 from orchestrator.on_ray.connection import check_local, cluster
 from orchestrator.on_ray.plan import Capacity, TrialPlan, below
 from orchestrator.tracking.server import default_uri
 from orchestrator.tracking.tracker import Tracker
 
-MAX_HOURS = 10_000  # more than a year
 MLFLOW_SECONDS = 120.0  # how long a finished sweep waits for a server that is away
 
 
@@ -114,8 +114,7 @@ def within_budget(hours: float | None) -> Iterator[None]:
     if hours is None:
         yield
         return
-    if not 0 < hours < MAX_HOURS:
-        raise ConfigError(f"--budget-hours: must be > 0 and at most {MAX_HOURS}, got {hours:g}.")
+    check_hours(hours)
     timer = threading.Timer(hours * 3600, _end_of_budget, [hours])
     timer.daemon = True
     timer.start()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from orchestrator.jobs.session import (
     trial_plan,
 )
 from orchestrator.jobs.verdict import last_value, sight_text
+from orchestrator.jobs.words import refuse_seed
 from orchestrator.learning.assemble import load_clip
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.resolve import find, preset_settings, presets_of, resolve
@@ -106,7 +107,7 @@ def plan_sweep(request: SweepRequest, where: Deployment) -> Sweep:
         raise ConfigError(f"--top must be >= 1 and --seeds >= 0, got {request.top} and {request.seeds}.")
     build(SearchConfig, request.search or {}, "search")  # a mistake is said before an embedded stream is rendered
     places = where.places()
-    stream = load_stream(request.stream, places.root, places.videos)
+    stream = load_stream(request.stream, places.root, places.videos, render=False)
     search = build(SearchConfig, {**chosen_by(request.method, stream.protocol), **(request.search or {})}, "search")
     presets = default_presets(request.method, stream, request.presets)
     space, paper, given = _searched(request, stream, presets)
@@ -148,18 +149,6 @@ def _searched(
     given = {**fixed, "evaluation.split": split, **request.overrides}
     given.update({"method": request.method, "stream": request.stream})
     return {name: domain for name, domain in space.items() if name not in {*request.overrides, *changed}}, paper, given
-
-
-def refuse_seed(words: Iterable[str]) -> None:
-    """Refuse `seed` among what is set or searched: a winner must not be its seed's luck, and a rerun takes fresh ones.
-
-    Raises:
-        ConfigError: if it is there.
-    """
-    if "seed" in words:
-        raise ConfigError(
-            "seed: all trials of a sweep have seed 0, its reruns others. Leave it out; --seeds says how many."
-        )
 
 
 def _within_tower(request: SweepRequest, space: dict[str, Any], experiment: Experiment) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 
-from orchestrator.config import Settings, build
+from orchestrator.config import Settings
 from orchestrator.errors import ConfigError
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.methods import default_presets
-from orchestrator.jobs.sweep import Sweep, SweepRequest, plan_sweep, refuse_seed
+from orchestrator.jobs.sweep import Sweep, SweepRequest, plan_sweep
+from orchestrator.jobs.words import check_table
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.resolve import find, resolve
 from orchestrator.on_ray.plan import GAIN, MEAN, SearchConfig
@@ -59,17 +60,9 @@ def plan_table(request: TableRequest, where: Deployment) -> PlannedTable:
         ConfigError: for whatever could not run; the message names the row.
     """
     preset = request.preset
-    if preset.seeds < 0:
-        raise ConfigError(f"--seeds: must be >= 0, got {preset.seeds}.")
-    trials = build(_Trials, {"trials": preset.search.get("trials", SearchConfig().trials)}, "search").trials
-    if not trials and not preset.seeds:
-        raise ConfigError("table: without trials and without seeds nothing is run. Write --seeds 3.")
-    refuse_seed(request.overrides)
-    search = build(SearchConfig, {**preset.search, "trials": trials or 1}, "search")
-    if search.searcher == "grid":
-        raise ConfigError("search.searcher: the rows of a table get equally many trials. Write tpe or random.")
+    search, trials = check_table(preset.search, preset.seeds, request.overrides)
     places = where.places()
-    stream = load_stream(request.stream, places.root, places.videos)
+    stream = load_stream(request.stream, places.root, places.videos, render=False)
     if "metric" not in preset.search:  # one rule for all rows
         search = replace(search, metric=MEAN if stream.protocol == "cvlm" else GAIN)
     if preset.protocol not in {"any", stream.protocol}:
@@ -94,15 +87,6 @@ def plan_table(request: TableRequest, where: Deployment) -> PlannedTable:
 def stream_names(stream: Stream) -> list[str]:
     """What a stream is called, and the published benchmark that it is."""
     return [stream.name, *([stream.paper] if stream.paper else [])]
-
-
-@dataclass(frozen=True)
-class _Trials:
-    trials: int
-
-    def __post_init__(self) -> None:
-        if self.trials < 0:
-            raise ValueError(f"trials must be >= 0, got {self.trials}. 0 reruns the recommended presets alone.")
 
 
 def _plan_row(

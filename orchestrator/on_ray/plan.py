@@ -72,6 +72,26 @@ def rungs(grace: int, reduction: int, num_tasks: int) -> list[int]:
     return found
 
 
+def listed_values(word: str) -> tuple[str, list[Any]]:
+    """`name=v1,v2` of --space as the setting and its values.
+
+    Raises:
+        ConfigError: if it has no `=` or no value.
+    """
+    name, equals, values = word.partition("=")
+    listed = [_plain(value.strip()) for value in values.split(",") if value.strip()]
+    if not equals or not name.strip() or not listed:
+        raise ConfigError(f"--space {word!r}: write name=VALUE,VALUE, for example method.beta=0.4,0.6.")
+    return name.strip(), listed
+
+
+def _plain(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 @dataclass(frozen=True)
 class SearchSpace:
     """What is searched, and the two points that are tried first."""

@@ -7,7 +7,6 @@ the old cluster's.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, SearchAlg
 from ray.tune.search.sample import Categorical, Float, Integer
 
 from orchestrator.errors import ConfigError
-from orchestrator.on_ray.plan import SearchConfig, SearchSpace
+from orchestrator.on_ray.plan import SearchConfig, SearchSpace, listed_values
 
 
 class Listed(BasicVariantGenerator):
@@ -195,24 +194,14 @@ def override_space(space: Mapping[str, Any], words: Sequence[str]) -> dict[str, 
     """
     changed = dict(space)
     for word in words:
-        name, equals, values = word.partition("=")
-        listed = [_plain(value.strip()) for value in values.split(",") if value.strip()]
-        if not equals or not name.strip() or not listed:
-            raise ConfigError(f"--space {word!r}: write name=VALUE,VALUE, for example method.beta=0.4,0.6.")
-        changed[name.strip()] = tune.choice(listed)
+        name, values = listed_values(word)
+        changed[name] = tune.choice(values)
     return changed
 
 
 def choices(values: Iterable[Any]) -> Categorical:
     """A domain of listed values."""
     return tune.choice(list(values))
-
-
-def _plain(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 # ------------------------------------------------------------------------------------------- whole tables

@@ -232,7 +232,9 @@ def draw_take(data_set: int, action: int, rng: Generator) -> Take:
     return Take(data_set, action, pick(rng, source.places), main, beside, turned, int(rng.integers(2**31)))
 
 
-def render_cvlm(root: Path, seed: int = 0, workers: int | None = None, progress: bool = True) -> dict[str, Any]:
+def render_cvlm(
+    root: Path, seed: int = 0, workers: int | None = None, progress: bool = True, films: bool = True
+) -> dict[str, Any]:
     """Render the five data sets below `root` unless they are there, and return the stream's manifest.
 
     Per task 64 training, 32 validation and 64 test clips in four categories. Arguments, errors and the
@@ -240,7 +242,8 @@ def render_cvlm(root: Path, seed: int = 0, workers: int | None = None, progress:
     """
     folder = Path(root) / f"shapes-cvlm-v{VERSION}-seed{seed}"
     plan = _plan(seed)
-    render_files(folder, [clip for _, _, clip, _ in plan], workers, progress)
+    if films:
+        render_files(folder, [clip for _, _, clip, _ in plan], workers, progress)
     tasks = []
     for index, source in enumerate(DATA_SETS):
         task: dict[str, Any] = {"name": source.name, "categories": [_category(source, a) for a in source.actions]}

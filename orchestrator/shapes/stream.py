@@ -55,7 +55,12 @@ SHARES = {"test": Share(1, 4, 16), "val": Share(2, 2, 4), "train": Share(0, 4, 8
 
 
 def render_stream(
-    root: Path, num_tasks: int = 10, seed: int = 0, workers: int | None = None, progress: bool = True
+    root: Path,
+    num_tasks: int = 10,
+    seed: int = 0,
+    workers: int | None = None,
+    progress: bool = True,
+    films: bool = True,
 ) -> dict[str, Any]:
     """Render the videos below `root` unless they are there, and return the stream's manifest.
 
@@ -69,6 +74,7 @@ def render_stream(
         seed: of scenes and captions. The categories and their order are the same for every seed.
         workers: processes that render; default: the cores this process may use, at most 8.
         progress: a progress bar on stderr while rendering.
+        films: False makes the manifest alone, to look at what the videos will be.
 
     Raises:
         ConfigError: for another number of tasks, or if `root` cannot be written.
@@ -77,7 +83,8 @@ def render_stream(
         raise ConfigError(f"stream: shapes-{num_tasks} does not exist. Write shapes-5, shapes-10 or shapes-20.")
     folder = Path(root) / f"shapes-v{VERSION}-seed{seed}"
     plan = _plan(seed)
-    render_files(folder, [clip for clip, _ in plan], workers, progress)
+    if films:
+        render_files(folder, [clip for clip, _ in plan], workers, progress)
     groups = np.split(np.random.default_rng(0).permutation(len(CATEGORIES)), num_tasks)
     tasks = []
     for number, group in enumerate(groups, start=1):

@@ -15,20 +15,21 @@ RENDERED = {"shapes-5": 5, "shapes-10": 10, "shapes-20": 20, "shapes-cvlm": None
 BENCHMARKS = ("msrvtt-10", "msrvtt-20", "actnet-10", "actnet-20", "cvlm")
 
 
-def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None) -> Stream:
+def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None, render: bool = True) -> Stream:
     """Load an embedded stream, a stream of `<root>/streams/`, or any manifest.
 
     Args:
         name_or_path: "shapes-10"; or "msrvtt-10" for `<root>/streams/msrvtt-10.json`; or a path to a .json file.
         root: the folder of data: rendered streams and `streams/` lie below it.
         videos: the folder the manifest's paths start from; default is the manifest's own `videos`.
+        render: make the videos of an embedded stream if they are not there; False, to look at the stream alone.
 
     Raises:
         ConfigError: for an unknown name or a manifest that breaks the format.
     """
     name, root = str(name_or_path), Path(root)
     if name in RENDERED:
-        return _load_rendered(name, root)
+        return _load_rendered(name, root, render)
     path = Path(name).expanduser()
     if name in (others := plugins()) and not (root / "streams" / f"{name}.json").is_file():
         path = _manifest_of_others(others[name])
@@ -71,11 +72,15 @@ def embedded_settings(name: str) -> dict[str, Any] | None:
     return dict(shapes_cvlm.SETTINGS if RENDERED[name] is None else shapes.SETTINGS)
 
 
-def _load_rendered(name: str, root: Path) -> Stream:
+def _load_rendered(name: str, root: Path, render: bool) -> Stream:
     from orchestrator.shapes import stream as shapes
 
     num_tasks = RENDERED[name]
-    manifest: Any = shapes.render_cvlm(root) if num_tasks is None else shapes.render_stream(root, num_tasks)
+    manifest: Any = (
+        shapes.render_cvlm(root, films=render)
+        if num_tasks is None
+        else shapes.render_stream(root, num_tasks, films=render)
+    )
     base = root
     if isinstance(manifest, str | Path):
         base = Path(manifest).parent

@@ -10,12 +10,14 @@ from orchestrator.tables.unpublished_settings import departures, footnote
 if TYPE_CHECKING:
     from orchestrator.tracking.values import RunRecord
 
+EPOCHS = "ctvr.recommended_epochs"  # tag of a run that trains: of a task, as the stream and the recipe have it
 NOTES = " | "  # between footnotes in the tag ctvr.note
 TEXTS = {
     "best_test": "the epoch kept for each task is the best one on the test videos (best-on-test)",
     "best_val": "the epoch kept for each task is the best one on the validation videos",
     "val": "measured on validation videos",
     "transductive": "transductive scoring: a query's result depends on the other queries of the test set",
+    "short": "trained for {epochs} epochs of a task where {recommended} are recommended",
     "searched": "settings are the best of {n} trials{rule}",
 }
 
@@ -26,6 +28,8 @@ def marks_of(run: RunRecord) -> list[str]:
     split = str(run.settings.get("evaluation.split", tags.get("ctvr.split", "test")))
     if str(run.settings.get("evaluation.select", tags.get("ctvr.select", "last"))).startswith("best"):
         marks.append(TEXTS[f"best_{tags.get('ctvr.select_split') or split}"])  # old records: the evaluated split
+    if short := _short_of_epochs(run):
+        marks.append(short)
     if split == "val":
         marks.append(TEXTS["val"])
     if tags.get("ctvr.mark"):
@@ -44,6 +48,14 @@ def marks_of(run: RunRecord) -> list[str]:
     if half := float16_note(run.settings):
         marks.append(half)
     return marks
+
+
+def _short_of_epochs(run: RunRecord) -> str:
+    """What is said of a run of fewer epochs than are recommended (--smoke has one); empty for all others."""
+    epochs, recommended = str(run.settings.get("optim.epochs", "")), run.tags.get(EPOCHS, "")
+    if not (epochs.isdigit() and recommended.isdigit() and int(epochs) < int(recommended)):
+        return ""
+    return TEXTS["short"].format(epochs=epochs, recommended=recommended)
 
 
 def trials_of(run: RunRecord) -> int | None:

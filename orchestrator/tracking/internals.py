@@ -14,6 +14,14 @@ if TYPE_CHECKING:
 OUT_OF_DATE = "out-of-date database schema"  # of the error that a database of another MLflow version ends in
 PARENT = "mlflow.parentRunId"  # the tag that makes a run a child
 NOTE = "mlflow.note.content"  # the tag that the page of a run or an experiment shows as its description
+# Columns of its database that hold addresses of files
+LOCATIONS = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+    ("logged_models", "artifact_location"),
+)
 NOISY = ("alembic", "mlflow.store", "urllib3.connectionpool")  # loggers; what matters of theirs is said by us
 
 

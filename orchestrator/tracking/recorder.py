@@ -15,6 +15,7 @@ from orchestrator.learning.commits import Commits, Record
 from orchestrator.learning.cost import measure
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.identity import frames_digest
+from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import splits_of
 from orchestrator.learning.weights import save_model
 from orchestrator.tracking.tracker import Tracker
@@ -58,6 +59,10 @@ class Recorder:
             "ctvr.reused_tasks": str(commits.reused),
             **self.tags,
         }
+        if type(method).param_groups is not Method.param_groups:  # it trains
+            plain = {"method": self.experiment.run.method, "stream": self.experiment.run.stream}
+            recommended = resolve(plain, stream.settings, self.experiment.presets)
+            tags["ctvr.recommended_epochs"] = str(recommended.optim.epochs)
         if stream.paper:
             tags["ctvr.paper"] = stream.paper
         if method.is_transductive:

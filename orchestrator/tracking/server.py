@@ -31,6 +31,17 @@ def default_uri(runs: Path) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(runs).resolve() / 'mlflow.db'}"
 
 
+def require_records(runs: Path) -> None:
+    """Refuse a runs folder without records, for commands that only read: a misspelt folder is not made.
+
+    Raises:
+        ConfigError: if records would be in a file that is not there.
+    """
+    uri = default_uri(runs)
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
+        raise ConfigError(f"--runs {runs}: holds no runs (no mlflow.db). Name the folder of earlier runs.")
+
+
 def _move_password() -> None:
     """User and password of MLFLOW_TRACKING_URI become variables of their own: addresses are printed and recorded."""
     address = urlsplit(os.environ.get("MLFLOW_TRACKING_URI", ""))

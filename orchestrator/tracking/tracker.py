@@ -25,6 +25,7 @@ from orchestrator.errors import StoreError
 from orchestrator.tracking.environment import environment
 from orchestrator.tracking.internals import PARENT, latest_points
 from orchestrator.tracking.ledger import TOLD, Ledger, replay
+from orchestrator.tracking.moved import follow_move
 from orchestrator.tracking.outbox import OFFLINE, Courier, Message, Outbox, locked
 from orchestrator.tracking.sending import Sender, is_refusal
 from orchestrator.tracking.server import check, create_database, reason, shown
@@ -59,6 +60,7 @@ def create_store(uri: str, runs: Path, stream: str | None = None) -> None:
     if uri.startswith("sqlite:///"):
         with locked(Path(uri.removeprefix("sqlite:///") + ".lock")):
             create_database(uri)
+            follow_move(Path(uri.removeprefix("sqlite:///")))
     if stream is not None:
         Tracker(uri, runs).experiment(stream)
 

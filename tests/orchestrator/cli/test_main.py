@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,7 +37,6 @@ def ctvr(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, s
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "the following arguments are required: COMMAND"),
         (["swep"], "invalid choice: 'swep'"),
         (["sweep", "--trails", "3"], "unrecognized arguments: --trails"),
         (["sweep", "--trials", "x"], "argument --trials: invalid int value: 'x'"),
@@ -55,7 +55,7 @@ def ctvr(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, s
         (["sweep", "--name", "a/b"], "--name 'a/b': letters, digits"),
         (["sweep", "--resume", "monday"], "sweep: none is called 'monday'. Known: none yet."),
         (["sweep", "--resume", "monday", "optim.epochs=2"], "goes on with the settings of the first command"),
-        (["rerun", "--sweep", "monday"], "sweep: none is called 'monday'"),
+        (["rerun", "--sweep", "monday"], "--runs runs: holds no runs (no mlflow.db)"),
         (["rerun"], "the following arguments are required: --sweep"),
         (["table"], "table: of what? Add --sweep NAME or --stream NAME"),
         (["table", "--sweep", "monday"], "--runs runs: holds no runs (no mlflow.db)"),
@@ -69,6 +69,36 @@ def ctvr(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, s
         (["streams", "check", "nothing.json"], "nothing.json"),
         (["cache", "biuld"], "invalid choice: 'biuld'"),
         (["ui", "--port", "99999"], "--port 99999"),
+        (["sweep", "--baselines", "lora,clip4clpi"], "no method called 'clip4clpi'. Did you mean clip4clip?"),
+        (["sweep", "--confirm", "-1"], "search: confirm must be >= 0 (0 confirms nothing)"),
+        (["sweep", "--scheduler", "ashaa"], "scheduler: 'ashaa' is none of halving, asha, none. Did you mean 'asha'?"),
+        (["sweep", "--space", "method.beta"], "--space 'method.beta': write name=VALUE,VALUE"),
+        (["sweep", "--space", "bta=1,2"], "bta: no such setting. Settings without a group: "),
+        (["sweep", "--space", "method.beta=a,b"], "method.beta: Input should be a valid number"),
+        (["sweep", "--space", "method.beta=0.1,7"], "beta weighs two losses and must lie in [0, 1], got 7"),
+        (["sweep", "--space", "seed=1,2"], "seed: all trials of a sweep have seed 0"),
+        (["sweep", "--baselines", "lwf:nope"], "preset: lwf has none called 'nope'"),
+        (["sweep", "--budget-hours", "-1"], "--budget-hours: must be > 0 and at most 10000, got -1"),
+        (["sweep", "--max-nodes", "1", "--nodes", "3"], "--max-nodes: 1 machines may be asked for"),
+        (["sweep", "--patience", "0"], "--patience: hours above 0"),
+        (["sweep", "--top", "0"], "--top must be >= 1 and --seeds >= 0, got 0"),
+        (["run", "--config", "."], "--config .: cannot be read (Is a directory)"),
+        (["run", "--method", "no.such:Thing", "--stream", "shapes-5"], "no.such cannot be imported"),
+        (["methods", "clip4clip", "--cost"], "methods: --cost is of all methods"),
+        (
+            ["cache", "ls", "--runs", "nowhere"],
+            "nowhere/store: there is no such folder. Name the store of earlier runs",
+        ),
+        (["cache", "gc", "--store", "nope", "--older-than", "3"], "--store nope: there is no such folder"),
+        (["cache", "verify"], "runs/store: there is no such folder"),
+        (["explain", "abcd"], "--runs runs: holds no runs (no mlflow.db)"),
+        (["sync", "--runs", "nowhere"], "--runs nowhere: there is no such folder"),
+        (["attach", "monday"], "attach: no sweep was submitted to this machine at monday"),
+        (
+            ["streams", "import", "csv", "none.csv"],
+            "streams import csv: --videos is missing. Write: ctvr streams import",
+        ),
+        (["streams", "import", "msrvtt", "a.pkl"], "'a.pkl' has no name before it. Write: ctvr streams import msrvtt"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_status_2(capsys, tmp_path, monkeypatch, words, message):
@@ -79,6 +109,41 @@ def test_a_mistake_is_one_line_and_exit_status_2(capsys, tmp_path, monkeypatch, 
     assert len(lines) == 1, err
     assert message in lines[0]
     assert lines[0].startswith("ctvr")
+    assert not list(tmp_path.rglob("*.mp4"))  # nothing was rendered
+    made = [path.name for path in tmp_path.iterdir()]
+    assert made in ([], ["runs"] if words[0] in {"sweep", "run"} else []), "a misspelt folder is not made"
+
+
+def test_ctvr_alone_shows_a_map_and_what_to_type_next(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, out, err = ctvr(capsys)
+    assert (status, err, list(tmp_path.iterdir())) == (0, "", [])
+    assert out.splitlines()[-1].startswith("next: ctvr run --method zero_shot --stream shapes-5 ")
+    for words in re.findall(r"ctvr ([a-z]+)", out):
+        assert ctvr(capsys, words, "--help")[0] == 0
+    (tmp_path / "runs/sweeps/monday").mkdir(parents=True)
+    (tmp_path / "runs/mlflow.db").touch()
+    assert ctvr(capsys)[1].splitlines()[-1].startswith("next: ctvr sweep  ")
+    (tmp_path / "runs/sweeps/monday/plan.json").touch()
+    assert ctvr(capsys)[1].splitlines()[-1].startswith("next: ctvr sweep --resume monday  ")
+    (tmp_path / "runs/tables/monday-final-1a2b3c").mkdir(parents=True)
+    assert ctvr(capsys)[1].splitlines()[-1].startswith("next: ctvr page monday  ")
+    assert ctvr(capsys, "--version")[1].startswith("ctvr 0.")
+
+
+def test_a_mistake_in_a_sweeps_words_is_said_before_torch_and_ray_are_loaded(tmp_path):
+    code = """if True:
+        import sys
+        from orchestrator.cli.main import main
+        for words in (["--searcher", "bayes"], ["--method", "lroa"], ["--workers", "0"], ["--resume", "x"]):
+            assert main(["sweep", *words]) == 2
+        assert main(["cache", "ls", "--runs", "nowhere"]) == main(["rerun", "--sweep", "x", "--runs", "nowhere"]) == 2
+        assert {"torch", "ray", "mlflow"}.isdisjoint(sys.modules)
+        assert main(["sweep", "method.bta=1"]) == 2
+        assert {"ray", "mlflow"}.isdisjoint(sys.modules)"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

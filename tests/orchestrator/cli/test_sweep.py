@@ -22,6 +22,8 @@ def asked(monkeypatch) -> list[Any]:
 
     for job in ("jobs.sweep.sweep", "jobs.resume.resume", "jobs.sweep_table.sweep_table", "jobs.rerun.rerun"):
         monkeypatch.setattr(f"orchestrator.{job}", keep)
+    for check in ("jobs.words.check_resumable", "tracking.server.require_records"):
+        monkeypatch.setattr(f"orchestrator.{check}", lambda *words: None)
     return found
 
 

@@ -139,7 +139,7 @@ def test_an_age_lets_commits_go_but_those_of_recent_runs(where, later, monkeypat
     keys = sorted({name.partition("/")[0] for name in store.list("commits")})
     later(40)
     run = RunRecord("a", "a", {}, {}, {"ctvr.result": keys[0]}, "RUNNING", "")
-    monkeypatch.setattr(Deployment, "tracker", lambda self: SimpleNamespace(find_runs=lambda: [run]))
+    monkeypatch.setattr(Deployment, "existing_tracker", lambda self: SimpleNamespace(find_runs=lambda: [run]))
     assert collect_garbage(where, 50).startswith("nothing to remove")
     collect_garbage(where, 30, remove=True)
     assert {name.partition("/")[0] for name in store.list("commits")} == {keys[0]}

@@ -150,6 +150,7 @@ def test_lists_of_mlflow_are_written_as_on_the_command_line():
 
 
 def test_a_rerun_of_an_unknown_sweep_is_one_line(where):
+    where.tracker()
     with pytest.raises(ConfigError, match="sweep: none is called 'x'"):
         rerun("x", where)
     with pytest.raises(ConfigError, match="--top and --seeds must be >= 1"):

@@ -236,8 +236,8 @@ def test_embedded_streams_are_rendered_below_the_root(
     asked: list[Any] = []
     fake = types.ModuleType("orchestrator.shapes.stream")
     del manifest["videos"]
-    fake.render_stream = lambda root, tasks: asked.append(tasks) or manifest  # type: ignore[attr-defined]
-    fake.render_cvlm = lambda root: asked.append("cvlm") or manifest  # type: ignore[attr-defined]
+    fake.render_stream = lambda root, tasks, films: asked.append(tasks) or manifest  # type: ignore[attr-defined]
+    fake.render_cvlm = lambda root, films: asked.append("cvlm") or manifest  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "orchestrator.shapes.stream", fake)
     monkeypatch.setattr("orchestrator.shapes.stream", fake, raising=False)
     stream = load_stream(name, tmp_path)

@@ -53,3 +53,11 @@ def test_no_version_is_allowed_that_was_not_looked_at():
     (bound,) = re.findall(r'"mlflow>=[\d.]+,<(\d+)\.(\d+)"', (ROOT / "pyproject.toml").read_text())
     assert tuple(map(int, bound)) == (int(pinned[0]), int(pinned[1]) + 1)
     assert tuple(map(int, importlib.metadata.version("mlflow").split(".")[:2])) < tuple(map(int, bound))
+
+
+def test_the_columns_with_addresses_of_files_are_still_called_so():
+    models = importlib.import_module("mlflow.store.db.base_sql_model").Base
+    for module in ("mlflow.store.tracking.dbmodels.models", "mlflow.store.model_registry.dbmodels.models"):
+        importlib.import_module(module)
+    for table, column in internals.LOCATIONS:
+        assert column in models.metadata.tables[table].columns

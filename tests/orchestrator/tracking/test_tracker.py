@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import pickle
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -282,3 +283,24 @@ def test_a_file_that_is_no_database_is_not_overwritten(tmp_path):
     with pytest.raises(ConfigError, match="Move the file away"):
         tracking.create_store(f"sqlite:///{tmp_path}/mlflow.db", tmp_path)
     assert (tmp_path / "mlflow.db").read_text() == "my thesis " * 1000
+
+
+# --- a runs folder that moves
+
+
+def test_a_copied_runs_folder_shows_its_own_files_and_leaves_the_original_alone(store, tracker, tmp_path):
+    runs = store[1]
+    run = tracker.open_run("shapes-5", "moved", {"seed": 0})
+    tracker.log_json(run, "config.json", {"of": "the original"})
+    there = tmp_path / "a folder" / "elsewhere"
+    shutil.copytree(runs, there)
+    copied_uri = f"sqlite:///{there}/mlflow.db"
+    tracking.create_store(copied_uri, there)
+    copy = Tracker(copied_uri, there)
+    (there / "artifacts/shapes-5" / run / "artifacts/config.json").write_text('{"of": "the copy"}')
+    assert json.loads(copy.download(run, "config.json").read_text()) == {"of": "the copy"}
+    assert json.loads(tracker.download(run, "config.json").read_text()) == {"of": "the original"}
+    later = copy.open_run("shapes-5", "later", {})
+    copy.log_json(later, "config.json", {})
+    assert (there / "artifacts/shapes-5" / later / "artifacts/config.json").is_file()
+    assert not (runs / "artifacts/shapes-5" / later).exists()
