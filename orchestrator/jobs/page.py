@@ -38,7 +38,10 @@ def page(name: str, where: Deployment, html: Path | None = None) -> str:
     facts = _facts(name, sweep, tracker)
     memories, names = _memories(tables, tracker, where)
     text = report(name, facts, tables, memories, names)
-    return f"written: {write_page(html or where.runs / 'pages' / f'{Path(name).stem}.html', text)}"
+    file = write_page(html or where.runs / "pages" / f"{Path(name).stem}.html", text)
+    if sweep is not None:
+        tracker.log_artifacts(sweep.run_id, [file], into="page")  # beside the sweep on MLflow's pages
+    return f"written: {file}"
 
 
 def _facts(name: str, sweep: RunRecord | None, tracker: Tracker) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from orchestrator.config import Settings
 from orchestrator.console import say
 from orchestrator.digests import digest_of
 from orchestrator.errors import ConfigError, FailedRuns
+from orchestrator.jobs import present
 from orchestrator.jobs.again import (
     RULES,
     Rerun,
@@ -221,6 +222,7 @@ def run_again(
     if failed == len(runs):
         raise FailedRuns(f"rerun {name}: all {failed} runs failed. `ctvr ui` shows why.")
     text = table(where, sweep=name, direction=direction)
+    present.rerun(tracker, parent, name, sweep_name, where)
     if failed:
         raise FailedRuns(f"{text}\n{failed} runs failed and are missing in the table. `ctvr ui` shows why.")
     return text

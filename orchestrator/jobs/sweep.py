@@ -16,6 +16,7 @@ from methods.base import Change
 from orchestrator.config import Settings, build
 from orchestrator.console import say
 from orchestrator.errors import ConfigError, FailedRuns
+from orchestrator.jobs import present
 from orchestrator.jobs.again import RULES, best_trials
 from orchestrator.jobs.announce import confirm_text, schedule_text, videos_text
 from orchestrator.jobs.confirm import candidates, confirm
@@ -229,6 +230,8 @@ def _search(planned: Sweep, where: Deployment, plan: TrialPlan | None) -> str:
         say(_plan_text(planned, room, ready.decoded, there, tracker))
         settings = {**planned.experiment.settings, **flat_search(planned.search)}
         parent = tracker.open_sweep(request.name, stream.name, settings, {OVERRIDES: json.dumps(request.overrides)})
+        question = f"Which settings of {request.method} are best on {stream.name}?"
+        present.introduce(tracker, parent, request.name, question, planned.search, planned.space)
         plan = replace(plan, parent=parent, root=str(there.places().root), tracking_uri=tracker.uri)
         plan = replace(plan, max_nodes=there.max_nodes)
         if goes_on := can_resume(plan):
@@ -269,12 +272,14 @@ def _conclude(planned: Sweep, where: Deployment, tracker: Tracker, outcome: Outc
         f"{best.tags.get('ctvr.split')} videos"
     )
     lines += [f"  {name} = {best.settings.get(name)}" for name in planned.space]
+    present.search(tracker, parent, request.name, planned.space, planned.search.metric)
     if planned.search.confirm:
         listed = candidates(tracker, request.name, planned.unsearched(where.workers), planned.search)
         say("\n".join(lines) if listed else "confirmation: the search has no complete trial but the recommended one")
         again = f"ctvr sweep --resume {request.name}"
         verdicts = confirm(request.name, listed, len(planned.stream.tasks), where, tracker, planned.search, again)
         lines += [verdict.text for verdict in verdicts.values()]
+        present.confirmation(tracker, parent, [verdict.text for verdict in verdicts.values()])
     if request.seeds:
         lines.append(rerun(request.name, where, request.top, request.seeds, request.baselines, request.direction))
     return "\n".join(lines)

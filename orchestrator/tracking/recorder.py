@@ -18,6 +18,7 @@ from orchestrator.learning.identity import frames_digest
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import splits_of
 from orchestrator.learning.weights import save_model
+from orchestrator.tracking.shown import dataset_of, write_signature
 from orchestrator.tracking.tracker import Tracker
 
 
@@ -68,6 +69,7 @@ class Recorder:
         if method.is_transductive:
             tags["ctvr.transductive"] = "true"
         self.run_id = self.tracker.open_run(stream.name, self.name, self.experiment.settings, self.parent, tags)
+        self.tracker.log_dataset(self.run_id, dataset_of(data, self.experiment.evaluation.split))
         self.tracker.log_environment(self.run_id)
         if done:
             record = commits.record(done)
@@ -116,6 +118,7 @@ class Recorder:
         if self.keep_model:
             with tempfile.TemporaryDirectory() as folder:
                 export_model(method, self.experiment, data, Path(folder) / "model")
+                write_signature(Path(folder) / "model", self.experiment)
                 self.tracker.log_artifacts(self.run_id, Path(folder) / "model", into="model")
         self.tracker.set_tags(self.run_id, {"ctvr.complete": "true"})
         self.tracker.close(self.run_id)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.tracking.internals import PARENT
 from orchestrator.tracking.outbox import Message, Outbox
 from orchestrator.tracking.server import new_client
+from orchestrator.tracking.shown import NAME, experiment_tags
 from orchestrator.tracking.values import MAX_PARAM, MAX_TAG, metric_name, quoted, same, short
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ class Sender:
             found = self.client.get_experiment_by_name(stream)
             if found is None:
                 found = self._create_experiment(stream)
+                for name, text in experiment_tags(stream).items():
+                    self.client.set_experiment_tag(found.experiment_id, name, text)
             elif found.lifecycle_stage == "deleted":
                 self.client.restore_experiment(found.experiment_id)
             self._experiments[stream] = found.experiment_id
@@ -98,8 +101,8 @@ class Sender:
             if not token:
                 return
 
-    def register(self, run_id: str, name: str, folder: Path, alias: str | None) -> str:
-        """Upload a folder as a version of a registered model; returns the version."""
+    def register(self, run_id: str, name: str, folder: Path | None, aliases: Sequence[str]) -> str:
+        """Make a run's `model`, uploaded first if a folder is given, a version of a registered model; its number."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -111,10 +114,11 @@ class Sender:
         if versions:
             version = str(versions[0].version)
         else:
-            self.client.log_artifacts(run_id, str(folder), "model")
+            if folder is not None:
+                self.client.log_artifacts(run_id, str(folder), "model")
             source = f"{self.client.get_run(run_id).info.artifact_uri}/model"
             version = str(self.client.create_model_version(name, source, run_id, await_creation_for=0).version)
-        if alias:
+        for alias in aliases:
             self.client.set_registered_model_alias(name, alias, version)
         return version
 
@@ -234,6 +238,19 @@ class Sender:
             file = Path(temporary) / f"{name}.png"
             figures.save(figures.draw_matrices({name: message["matrix"]}), file)
             self.client.log_artifact(run_id, str(file), folder or None)
+
+    def _send_name(self, run_id: str, message: Message) -> None:
+        run = self.client.get_run(run_id)
+        if NAME not in run.data.tags:
+            self.client.set_tag(run_id, NAME, run.info.run_name)
+        self.client.update_run(run_id, name=message["name"])
+
+    def _send_dataset(self, run_id: str, message: Message) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        of = {name: message["dataset"][name] for name in ("name", "digest", "source_type", "source", "profile")}
+        tags = [InputTag("mlflow.data.context", message["dataset"]["context"])]
+        self.client.log_inputs(run_id, [DatasetInput(Dataset(**of), tags)])
 
     def _send_close(self, run_id: str, message: Message) -> None:
         self.client.set_terminated(run_id, message["status"], message["time"])

@@ -29,6 +29,7 @@ from orchestrator.tracking.moved import follow_move
 from orchestrator.tracking.outbox import OFFLINE, Courier, Message, Outbox, locked
 from orchestrator.tracking.sending import Sender, is_refusal
 from orchestrator.tracking.server import check, create_database, reason, shown
+from orchestrator.tracking.shown import NAME
 from orchestrator.tracking.values import (
     Histories,
     RunRecord,
@@ -140,6 +141,14 @@ class Tracker:
         """Draw a T x T lower-triangular matrix of R@1 as the artifact `<name>.png`."""
         self._tell(run_id, {"op": "heatmap", "name": name, "matrix": [[*map(number, row)] for row in matrix]})
 
+    def rename(self, run_id: str, name: str) -> None:
+        """Give a run another name on MLflow's pages; `RunRecord.name` stays what it was."""
+        self._courier.deliver(run_id, {"op": "name", "name": name})
+
+    def log_dataset(self, run_id: str, dataset: Mapping[str, str]) -> None:
+        """Record a data set that the run reads (shown.py, `dataset_of`)."""
+        self._courier.deliver(run_id, {"op": "dataset", "dataset": dict(dataset)})
+
     def log_environment(self, run_id: str) -> None:
         """Record what the run runs on as `environment.json` and the commit as a tag."""
         found = environment()
@@ -153,13 +162,17 @@ class Tracker:
             raise ValueError(f"status {status!r}: a run ends as one of {', '.join(sorted(ENDED))}.")
         self._tell(run_id, {"op": "close", "status": status, "time": _now()}, now=True)
 
-    def register_model(self, run_id: str, name: str, folder: Path, alias: str | None = None) -> str | None:
-        """Upload a folder (safetensors and JSON) as `model` and make it a version of the registered model `name`.
+    def register_model(
+        self, run_id: str, name: str, folder: Path | None = None, aliases: Sequence[str] = ()
+    ) -> str | None:
+        """Make a run's artifact `model` a version of the registered model `name`; aliases move to that version.
+
+        `folder` (safetensors and JSON) is uploaded as `model` first; None where the run has it already.
 
         Returns the version, the existing one where the run has one already; None (and a warning) if it failed.
         """
         try:
-            return self._sender.register(self._sender.real(run_id), name, folder, alias)
+            return self._sender.register(self._sender.real(run_id), name, folder, aliases)
         except Exception as error:
             log.warning("tracking: model %s was not registered: %s", name, reason(error))
             return None
@@ -257,7 +270,14 @@ class Tracker:
 
         metrics, settings, tags = Histories(latest_points(run), read), dict(data.params), dict(data.tags)
         return RunRecord(
-            info.run_id, info.run_name, settings, metrics, tags, info.status, info.artifact_uri, info.start_time
+            info.run_id,
+            tags.get(NAME) or info.run_name,
+            settings,
+            metrics,
+            tags,
+            info.status,
+            info.artifact_uri,
+            info.start_time,
         )
 
 

@@ -82,6 +82,9 @@ def test_a_complete_run_has_settings_metrics_and_files(whole, tracker, manifest)
     assert len(ranks["query ids"]) == len(ranks["ranks"]) > 0
     assert json.loads(tracker.download(whole.run_id, "environment.json").read_text())["python"]
     assert whole.settings["stream"] == manifest
+    (read,) = tracker.client.get_run(whole.run_id).inputs.dataset_inputs
+    assert whole.tags["ctvr.stream_digest"].startswith(read.dataset.digest)
+    assert json.loads(read.dataset.profile)["tasks"] == 3
 
 
 def test_the_recorded_matrix_is_the_recorded_metric(whole, tracker):

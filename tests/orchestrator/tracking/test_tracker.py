@@ -196,7 +196,7 @@ def test_a_model_is_registered_once_per_run(tracker, tmp_path):
     run = tracker.open_run("shapes-5", "registered", SETTINGS)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights.safetensors").write_bytes(b"1")
-    assert tracker.register_model(run, "lwf-shapes", tmp_path / "model", alias="best") == "1"
+    assert tracker.register_model(run, "lwf-shapes", tmp_path / "model", ["best", "best-shapes-5"]) == "1"
     assert tracker.register_model(run, "lwf-shapes", tmp_path / "model") == "1"
     version = tracker.client.get_model_version_by_alias("lwf-shapes", "best")
     assert version.run_id == run

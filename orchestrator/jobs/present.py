@@ -1,0 +1,156 @@
+"""A sweep and its rerun as MLflow's pages show them: names that tell trials apart, a note, numbers, tables, the winner.
+
+Nothing here decides or is read by a command; a server that goes away in the middle ends no sweep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from orchestrator.console import say
+from orchestrator.jobs.again import RULES, best_trials
+from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.verdict import CHOICE, last_value
+from orchestrator.learning.resolve import find
+from orchestrator.on_ray.plan import GAIN, SearchConfig
+from orchestrator.on_ray.wave_search import NUMBER
+from orchestrator.tables.marks import trials_of
+from orchestrator.tracking.internals import NOTE
+from orchestrator.tracking.shown import short_name
+from orchestrator.tracking.tracker import Tracker
+from orchestrator.tracking.values import RunRecord
+
+R1, BWF = "stream/t2v/r1", "stream/t2v/bwf"
+MODEL = "ctvr"  # name of the registered model; one version for the winner of each rerun
+
+
+def introduce(
+    tracker: Tracker, parent: str, name: str, question: str, config: SearchConfig, space: Mapping[str, Any]
+) -> None:
+    """The note of a sweep that begins: what is asked, how much is spent on it, how to go on with it."""
+    lines = [
+        f"**{question}**",
+        f"- searched: {', '.join(f'`{setting}`' for setting in space)}",
+        f"- budget: {config.trials} trials by {config.searcher}, scheduler {config.scheduler}; best by "
+        f"{RULES.get(config.metric, config.metric)}",
+        f"- go on after an interruption: `ctvr sweep --resume {name}`",
+    ]
+    tracker.set_tags(parent, {NOTE: "\n".join(lines)})
+
+
+def search(tracker: Tracker, parent: str, name: str, space: Mapping[str, Any], metric: str) -> None:
+    """The end of a search: its trials' short names, its numbers and its winner on the parent run."""
+    with _never_ending():
+        trials = tracker.find_runs(sweep=name)
+        unlike = [key for key in space if len({str(run.settings.get(key)) for run in trials}) > 1]
+        for run in trials:
+            number = run.tags.get(NUMBER, "")
+            differing = {key: run.settings.get(key) for key in unlike}
+            gain = last_value(run, GAIN)
+            title = short_name(
+                int(number) if number.isdigit() else None,
+                run.tags.get("ctvr.stopped", ""),
+                gain if math.isfinite(gain) else None,
+                differing,
+            )
+            tracker.rename(run.run_id, title)
+        best = best_trials(tracker, name, 1)[0]
+        stopped = sum("ctvr.stopped" in run.tags for run in trials)
+        complete = sum(run.tags.get("ctvr.complete") == "true" for run in trials)
+        numbers = {"trials/complete": complete, "trials/stopped": stopped, "trials/all": len(trials)}
+        _summarise(tracker, parent, best, numbers)
+        found = ", ".join(f"`{key}={best.settings.get(key)}`" for key in space)
+        lines = [
+            f"**Winner**: [{best.name}](#/experiments/{_experiment(tracker, best)}/runs/{best.run_id}), "
+            f"{RULES.get(metric, metric)} {last_value(best, metric):+.2f} on {best.tags.get('ctvr.split')} videos",
+            f"- {found}",
+            f"- ask it: `ctvr search 'a red square moves left' --model {name}`",
+            f"- again over fresh seeds, on test videos: `ctvr rerun --sweep {name}`",
+            f"- one HTML file to mail: `ctvr page {name}` (then below Artifacts, `page/`)",
+        ]
+        _add_note(tracker, parent, name, lines)
+
+
+def confirmation(tracker: Tracker, parent: str, texts: Sequence[str]) -> None:
+    """What the confirmation said, in the note of the sweep."""
+    with _never_ending():
+        if texts:
+            note = tracker.client.get_run(parent).data.tags.get(NOTE, "")
+            new = [f"- {text}" for text in texts if text not in note]
+            tracker.set_tags(parent, {NOTE: "\n".join([note, *new])})
+
+
+def rerun(tracker: Tracker, parent: str, name: str, of: str, where: Deployment) -> None:
+    """The end of a rerun: its runs' short names, table and figures, its note, the winner as a version of a model."""
+    with _never_ending():
+        runs = tracker.find_runs(sweep=name, tags={"ctvr.complete": "true"})
+        for run in runs:
+            label = run.tags.get("ctvr.row") or run.tags.get("ctvr.method", "")
+            choice = f" {run.tags[CHOICE]}" if run.tags.get(CHOICE) else ""
+            tracker.rename(run.run_id, f"{label}{choice} s{run.settings.get('seed')} R@1 {last_value(run, R1):.1f}")
+        folder = where.runs.resolve() / "tables" / name
+        if folder.is_dir():
+            tracker.log_artifacts(parent, folder, into="table")
+        lines = [
+            f"**Winners of {of} and baselines again, over fresh seeds, on test videos**",
+            "- table and figures: below Artifacts, `table/`",
+            f"- the same again: `ctvr table --sweep {name}`; one HTML file to mail: `ctvr page {name}`",
+        ]
+        if best := chosen(runs):
+            _summarise(tracker, parent, best, {"runs/complete": len(runs)})
+            stream = best.tags.get("ctvr.stream", "")
+            version = _register(tracker, best, stream)
+            lines.append(f"- chosen: {best.name}" + (f", version {version} of the model `{MODEL}`" if version else ""))
+        tracker.set_tags(parent, {NOTE: "\n".join(lines)})
+
+
+def chosen(runs: Sequence[RunRecord]) -> RunRecord | None:
+    """The first seed of what a search chose, as its confirmation on validation videos says; no test video decides.
+
+    None where nothing was searched, or several rows were.
+    """
+    confirmed = [
+        run for run in runs if run.tags.get(CHOICE) == "searched" and "NOT" not in run.tags.get("ctvr.note", "")
+    ]
+    kept = [run for run in runs if run.tags.get(CHOICE) == "recommended"]
+    searched = [run for run in runs if trials_of(run)]
+    for group in (confirmed, kept, searched):
+        if group and len({run.tags.get("ctvr.place", "") for run in group}) == 1:
+            return min(group, key=lambda run: int(run.settings.get("seed", 0)))
+    return None
+
+
+def _register(tracker: Tracker, best: RunRecord, stream: str) -> str | None:
+    if find(str(best.settings["method"])).reencodes_gallery:
+        return None
+    if not tracker.client.list_artifacts(best.run_id, "model"):
+        return None
+    return tracker.register_model(best.run_id, MODEL, aliases=("best", f"best-{stream}"))
+
+
+def _summarise(tracker: Tracker, parent: str, best: RunRecord, more: Mapping[str, float]) -> None:
+    """R@1, gain and forgetting of the best run as the parent's own metrics, after as many tasks."""
+    points = {key: best.last(key) for key in (R1, GAIN, BWF)}
+    step = max((point[0] for point in points.values() if point), default=0)
+    values = {key: point[1] for key, point in points.items() if point and math.isfinite(point[1])}
+    tracker.log_task(parent, step, {**values, **more})
+
+
+def _add_note(tracker: Tracker, parent: str, name: str, lines: Sequence[str]) -> None:
+    note = tracker.client.get_run(parent).data.tags.get(NOTE, "")
+    tracker.set_tags(parent, {NOTE: "\n".join([note.partition("\n\n**Winner**")[0], "", *lines])})
+
+
+def _experiment(tracker: Tracker, run: RunRecord) -> str:
+    return tracker.experiment(run.tags.get("ctvr.stream", ""))
+
+
+@contextlib.contextmanager
+def _never_ending() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # what is only for eyes must not end hours of work
+        say(f"tracking: MLflow's pages lack something of this ({type(error).__name__}: {error})")
