@@ -17,6 +17,7 @@ DOCUMENTS = [
     "docs/architecture.md",
     "docs/recipes.md",
     "docs/protocol.md",
+    "docs/usage.md",
 ]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
@@ -31,6 +32,10 @@ def test_files_and_targets_that_a_document_names_are_there(name):
     paths = re.findall(r"`((?:orchestrator|methods|search_spaces|tests|docs|cluster)/[\w./-]*[\w/])`", text)
     assert [path for path in paths if not (ROOT / path).exists()] == []
     assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets()
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)

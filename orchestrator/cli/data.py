@@ -18,7 +18,9 @@ def add_streams(commands: Any) -> None:
     check.set_defaults(run=_streams_check)
     importer = actions.add_parser("import", help="turn published split and annotation files into a manifest")
     importer.add_argument("kind", help="msrvtt, actnet, cvlm or csv")
-    importer.add_argument("files", nargs="*", metavar="name=FILE", help="see README: e.g. split=MSRVTT_10_dataset.pkl")
+    importer.add_argument(
+        "files", nargs="*", metavar="name=FILE", help="see docs/usage.md: e.g. split=MSRVTT_10_dataset.pkl"
+    )
     importer.add_argument("--name", help="of the stream (default: after the split file)")
     add_where(importer)
     importer.set_defaults(run=_streams_import)

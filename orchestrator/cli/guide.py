@@ -10,12 +10,13 @@ ctvr: experiments in continual text-to-video retrieval
   learn       ctvr run --method clip4clip --stream shapes-5       one method, in this process
               ctvr sweep                                          search settings, rerun the best over seeds, tabulate
               ctvr sweep --resume NAME, ctvr rerun --sweep NAME   go on; run winners again
+              ctvr reproduce --list                               tables and figures of the papers
   look        ctvr table --stream shapes-5, ctvr page NAME        numbers; one HTML file to mail
               ctvr search "a red square" --model best-shapes-5    ask a trained model
               ctvr ui                                             MLflow's pages
   know        ctvr methods [NAME], ctvr streams, ctvr schema      what there is, with every setting
   own videos  ctvr streams import csv table=TABLE.csv --videos FOLDER
-  keep well   ctvr doctor, ctvr cache ls|verify|gc, ctvr sync, ctvr explain KEY
+  keep well   ctvr doctor, ctvr cache ls|verify|gc, ctvr sync, ctvr rebuild, ctvr explain KEY
 
 ctvr COMMAND --help says more of each."""
 

@@ -103,7 +103,8 @@ def _ui(arguments: argparse.Namespace) -> str:
     uri = default_uri(arguments.runs)
     command = ui_command(uri, arguments.host, arguments.port)
     create_store(uri, arguments.runs)
-    say(f"MLflow: http://{arguments.host}:{arguments.port} (Ctrl-C ends it)")
+    page = "#/experiments?workflowType=machine_learning"  # else MLflow opens on pages for language models
+    say(f"MLflow: http://{arguments.host}:{arguments.port}/{page} (Ctrl-C ends it)")
     os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # seven processes that nobody needs here
     os.execv(command[0], command)  # this process becomes the server, so that a signal to it ends the server
 

@@ -32,13 +32,12 @@ def introduce(
 ) -> None:
     """The note of a sweep that begins: what is asked, how much is spent on it, how to go on with it."""
     lines = [
-        f"**{question}**",
         f"- searched: {', '.join(f'`{setting}`' for setting in space)}",
         f"- budget: {config.trials} trials by {config.searcher}, scheduler {config.scheduler}; best by "
         f"{RULES.get(config.metric, config.metric)}",
         f"- go on after an interruption: `ctvr sweep --resume {name}`",
     ]
-    tracker.set_tags(parent, {NOTE: "\n".join(lines)})
+    tracker.set_tags(parent, {NOTE: "\n\n".join([f"**{question}**", "\n".join(lines)])})
 
 
 def search(tracker: Tracker, parent: str, name: str, space: Mapping[str, Any], metric: str) -> None:
@@ -71,7 +70,7 @@ def search(tracker: Tracker, parent: str, name: str, space: Mapping[str, Any], m
             f"- again over fresh seeds, on test videos: `ctvr rerun --sweep {name}`",
             f"- one HTML file to mail: `ctvr page {name}` (then below Artifacts, `page/`)",
         ]
-        _add_note(tracker, parent, name, lines)
+        _add_note(tracker, parent, lines)
 
 
 def confirmation(tracker: Tracker, parent: str, texts: Sequence[str]) -> None:
@@ -139,9 +138,10 @@ def _summarise(tracker: Tracker, parent: str, best: RunRecord, more: Mapping[str
     tracker.log_task(parent, step, {**values, **more})
 
 
-def _add_note(tracker: Tracker, parent: str, name: str, lines: Sequence[str]) -> None:
-    note = tracker.client.get_run(parent).data.tags.get(NOTE, "")
-    tracker.set_tags(parent, {NOTE: "\n".join([note.partition("\n\n**Winner**")[0], "", *lines])})
+def _add_note(tracker: Tracker, parent: str, lines: Sequence[str]) -> None:
+    """Put the winner between the question and the rest: MLflow's page folds all but the first lines."""
+    parts = tracker.client.get_run(parent).data.tags.get(NOTE, "").split("\n\n")
+    tracker.set_tags(parent, {NOTE: "\n\n".join([parts[0], "\n".join(lines), parts[-1]])})
 
 
 def _experiment(tracker: Tracker, run: RunRecord) -> str:

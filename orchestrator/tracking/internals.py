@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 OUT_OF_DATE = "out-of-date database schema"  # of the error that a database of another MLflow version ends in
 PARENT = "mlflow.parentRunId"  # the tag that makes a run a child
-KIND = "mlflow.experimentKind"  # the tag that an experiment's page opens by; its pages alone know the name
+KIND = "mlflow.experimentKind"  # the tag of what an experiment holds; MLflow's pages alone know the name
 TRAINING = "custom_model_development"  # its value for runs that train, as the pages have it
 NOTE = "mlflow.note.content"  # the tag that the page of a run or an experiment shows as its description
 # Columns of its database that hold addresses of files

@@ -21,7 +21,7 @@ WIDTH = 40  # characters of a run's name that a narrow column still shows
 
 
 def experiment_tags(stream: str) -> dict[str, str]:
-    """Tags of an experiment: its pages open on training runs and say what is in it."""
+    """Tags of an experiment: that it holds training runs, and what is in it."""
     text = (
         f"Continual text-to-video retrieval on **{stream}**. A sweep or a rerun is a run with its trials below it; "
         "the step of `stream/...` and `task_.../...` is the number of tasks learned. "

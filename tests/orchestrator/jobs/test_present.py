@@ -74,9 +74,8 @@ def test_a_sweeps_page_says_what_was_asked_and_found(where):
     assert sweep is not None
     note = sweep.tags[NOTE]
     best = best_trials(where.tracker(), "s", 1)[0]
-    assert note.startswith(
-        "**Which settings are best?**\n- searched: `method.lr`, `method.lr_other`\n- budget: 3 trials"
-    )
+    assert note.startswith(f"**Which settings are best?**\n\n**Winner**: [{best.name}](")
+    assert "\n\n- searched: `method.lr`, `method.lr_other`\n- budget: 3 trials by tpe, " in note
     for said in ("ctvr sweep --resume s`", "`method.lr=1e-05`", f"/runs/{best.run_id})", "ctvr page s`"):
         assert note.count(said) == 1
     assert note.endswith("\n- confirmation: it takes their place")
@@ -88,7 +87,7 @@ def test_a_sweeps_page_says_what_was_asked_and_found(where):
     }
 
 
-def test_an_experiment_opens_on_training_runs(where):
+def test_an_experiment_says_what_it_holds(where):
     found = where.tracker().client.get_experiment_by_name("few")
     assert found.tags[KIND] == TRAINING
     assert "number of tasks learned" in found.tags[NOTE]
