@@ -77,6 +77,7 @@ def free(report: Report) -> list[str]:
 def check(report: Report, label: str) -> None:
     assert report.moved == [], "a resumed run differs from an unbroken one"
     assert free(report) == []
+    assert {"aten.addcmul_.default", "aten.addcdiv_.default"}.isdisjoint(report.operators), "a kernel for each tensor"
     assert report.waits == BUDGET[label], f"the host waits at {report.places}"
 
 
