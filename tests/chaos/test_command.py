@@ -8,12 +8,12 @@ from tests.chaos import __main__
 from tests.chaos.__main__ import main, recovery_text
 
 
-@pytest.mark.parametrize("words", [["--kills", "0"], ["--seed", "-1"]])
+@pytest.mark.parametrize("words", [["--kills", "0"], ["--seed", "-1"], ["--ray", "--workers", "0"]])
 def test_numbers_out_of_range_are_one_line(capsys, words):
     assert main(words) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err == "chaos: --kills must be >= 1 and --seed >= 0.\n"
+    assert said.err == "chaos: --kills and --workers must be >= 1 and --seed >= 0.\n"
 
 
 def test_one_kind_at_a_time(capsys):
