@@ -8,6 +8,7 @@
         ├── MissingObject (KeyError)     1    no such object in the store, or it was damaged and has been removed
         ├── StoreError    (RuntimeError) 1    the store cannot do its work: disk full, server away
         ├── Diverged      (RuntimeError) 1    the training loss is no number any more
+        ├── Overtaken     (RuntimeError) 1    another process has committed the task, with other numbers
         ├── OutOfMemory   (RuntimeError) 1    a step does not fit the device's memory
         ├── TrialFailed   (RuntimeError) 1    a trial on Ray ended without its result
         ├── FailedRuns    (RuntimeError) 1    some runs of a job did not succeed
@@ -81,6 +82,10 @@ class Diverged(CtvrError, RuntimeError):
     """The training loss is no number any more."""
 
     is_final = True
+
+
+class Overtaken(CtvrError, RuntimeError):
+    """Another writer has committed the task, with other numbers: go on from the run's newest commit."""
 
 
 class OutOfMemory(CtvrError, RuntimeError):

@@ -8,7 +8,9 @@ runs Ray opens no film (tests/orchestrator/on_ray/conftest.py).
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +24,13 @@ if TYPE_CHECKING:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
+
+# A shell ignores Ctrl-C for what it starts in the background, nohup a closed terminal, and children inherit that:
+# commands that tests start and end by a signal would not hear it
+with contextlib.suppress(ValueError):  # not the main thread
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 _told: list[str] = []
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -65,9 +65,16 @@ def _new_folder() -> Path:
 def supervise(place: Path) -> int:
     """The process between: runs the command, hands signals on to it, keeps its exit status."""
     command = (place / "command").read_text().split("\0")
+    running: list[subprocess.Popen[bytes]] = []
+
+    def hand_on(number: int, frame: object) -> None:
+        for process in running:
+            process.send_signal(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):  # first: what a shell ignores in the background, a child would too
+        signal.signal(number, hand_on)
     process = subprocess.Popen(command, env={**os.environ, "PYTHONUNBUFFERED": "1"})
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda caught, frame: process.send_signal(caught))
+    running.append(process)
     status = process.wait()
     if status < 0:
         name = signal.Signals(-status).name
@@ -108,7 +115,10 @@ def _status(place: Path) -> int | None:
 def runs(place: Path) -> bool:
     """Whether the process that supervises a driver is there."""
     try:
-        words = Path("/proc", (place / "pid").read_text().strip(), "cmdline").read_bytes().decode().split("\0")
+        process = Path("/proc", (place / "pid").read_text().strip())
+        words = (process / "cmdline").read_bytes().decode().split("\0")
+        if not any(words):  # between two programs, as it starts; or dead and not yet buried
+            return (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
     return MODULE in words and str(place) in words

@@ -63,10 +63,6 @@ def _is_same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     return digest_of_commit({**a, "parent": ""}) == digest_of_commit({**b, "parent": ""})
 
 
-class Overtaken(Exception):
-    """Another writer has committed the task, with other numbers: go on from the run's newest commit."""
-
-
 class Commits:
     """The commits of one run in a store.
 

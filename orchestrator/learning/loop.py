@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from methods.backbone.blocks import checkpointing
 from methods.base import Batch, Method, Task
 from orchestrator.data.batches import StreamData, seed_of
+from orchestrator.errors import Overtaken
 from orchestrator.learning.accumulate import backward, way_of
-from orchestrator.learning.commits import Commits, Overtaken, Record
+from orchestrator.learning.commits import Commits, Record
 from orchestrator.learning.evaluate import (
     Evaluation,
     EvaluationConfig,

@@ -24,9 +24,9 @@ from orchestrator.data.device import memory_of, prepare_device
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.frozen_features import frozen_features
 from orchestrator.data.prepare import prepare_stream
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, Overtaken
 from orchestrator.learning.assemble import load_clip, make_method
-from orchestrator.learning.commits import Commits, Overtaken, Record
+from orchestrator.learning.commits import Commits, Record
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.identity import NOT_DECISIVE, frames_digest
 from orchestrator.learning.loop import Loop, LoopConfig, Report

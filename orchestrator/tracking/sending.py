@@ -74,8 +74,6 @@ class Sender:
             found = self.client.get_experiment_by_name(stream)
             if found is None:
                 found = self._create_experiment(stream)
-                for name, text in experiment_tags(stream).items():
-                    self.client.set_experiment_tag(found.experiment_id, name, text)
             elif found.lifecycle_stage == "deleted":
                 self.client.restore_experiment(found.experiment_id)
             self._experiments[stream] = found.experiment_id
@@ -167,7 +165,7 @@ class Sender:
         if self.uri.startswith("sqlite:///"):  # a server decides for itself
             where = (Path(self.uri.removeprefix("sqlite:///")).resolve().parent / "artifacts" / stream).as_uri()
         try:
-            self.client.create_experiment(stream, artifact_location=where)
+            self.client.create_experiment(stream, artifact_location=where, tags=experiment_tags(stream))
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":  # else: another process was quicker
                 raise

@@ -58,7 +58,11 @@ def test_a_lost_connection_loses_nothing(home, capfdbinary):
 
 def test_a_driver_is_ended_in_order_and_one_that_was_killed_says_so(home, capfdbinary):
     driver = "import time\ntry: print('on', flush=True); time.sleep(600)\nexcept KeyboardInterrupt: print('in order')"
-    place = detached.start([sys.executable, "-c", driver])
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell has it for what it starts in the background
+    try:
+        place = detached.start([sys.executable, "-c", driver])
+    finally:
+        signal.signal(signal.SIGINT, before)
     wait_for(lambda: (place / "log").read_bytes())
     assert detached.stop(place) == 0
     assert b"in order" in capfdbinary.readouterr().out
