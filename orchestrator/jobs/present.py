@@ -13,11 +13,11 @@ from typing import Any
 from orchestrator.console import say
 from orchestrator.jobs.again import RULES, best_trials
 from orchestrator.jobs.deployment import Deployment
-from orchestrator.jobs.verdict import CHOICE, last_value
+from orchestrator.jobs.verdict import last_value
 from orchestrator.learning.resolve import find
 from orchestrator.on_ray.plan import GAIN, SearchConfig
 from orchestrator.on_ray.wave_search import NUMBER
-from orchestrator.tables.marks import trials_of
+from orchestrator.tables.marks import CHOICE, trials_of
 from orchestrator.tracking.internals import NOTE
 from orchestrator.tracking.shown import short_name
 from orchestrator.tracking.tracker import Tracker

@@ -9,14 +9,14 @@ from functools import lru_cache
 from orchestrator.config import Settings
 from orchestrator.errors import ConfigError
 from orchestrator.jobs.deployment import Deployment
-from orchestrator.jobs.verdict import CHOICE, gained
+from orchestrator.jobs.verdict import gained
 from orchestrator.jobs.verified import with_verified
 from orchestrator.learning.resolve import presets_of, resolve, with_recipe
 from orchestrator.tables.beside_paper import ROW, TABLE_NAME, PaperRun
 from orchestrator.tables.build import Direction, build
 from orchestrator.tables.differences import of_benchmark
 from orchestrator.tables.formats import to_markdown
-from orchestrator.tables.marks import method_of
+from orchestrator.tables.marks import CHOICE, method_of
 from orchestrator.tables.paper_numbers import PublishedRow, published_rows, row_of
 from orchestrator.tables.significance import read_ranks
 from orchestrator.tables.table import Table

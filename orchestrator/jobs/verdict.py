@@ -18,13 +18,14 @@ from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.resolve import resolve
 from orchestrator.on_ray.plan import GAIN, MEAN
 from orchestrator.streams.stream import Stream
+from orchestrator.tables.marks import CHOICE
 from orchestrator.tables.significance import Ranks, difference, holm
 from orchestrator.tables.student import quantile, two_sided
 from orchestrator.tables.table import LEVEL, Difference
 from orchestrator.tracking.values import RunRecord
 
 RECOMMENDED = "recommended"
-CHOICE, GAINED = "ctvr.choice", "ctvr.gained"  # tags of reruns
+GAINED = "ctvr.gained"  # tag of reruns
 BY_RANKS = {GAIN, MEAN, "stream/t2v/r1"}  # metrics that are R@1, whose queries can be compared one by one
 POWER = 0.8
 

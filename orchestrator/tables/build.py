@@ -25,7 +25,7 @@ from orchestrator.tables.beside_paper import (
     with_differences,
 )
 from orchestrator.tables.differences import between_seeds
-from orchestrator.tables.marks import marks_of, method_of, trials_of
+from orchestrator.tables.marks import CHOICE, marks_of, method_of, trials_of
 from orchestrator.tables.paper_numbers import paper_numbers, place, printed_columns
 from orchestrator.tables.significance import NOTE, ONE_SEED, Ranks, compared, read_ranks
 from orchestrator.tables.table import Column, Row, Table, Value
@@ -234,7 +234,7 @@ def _per_task(runs: Sequence[RunRecord]) -> dict[str, Value]:
 def _named(rows: list[Row], groups: list[dict[str, RunRecord]]) -> list[Row]:
     """Labels: a row's name in its table, or its method; those that are alike are told apart.
 
-    By their presets if these do, else by the settings that differ.
+    By their presets if these do, else by whether they were searched or recommended, else by the settings that differ.
     """
     firsts = [next(iter(group.values())) for group in groups]
     bases = [_row_name(group) or row.method for row, group in zip(rows, groups)]
@@ -242,15 +242,26 @@ def _named(rows: list[Row], groups: list[dict[str, RunRecord]]) -> list[Row]:
     for row, first, base in zip(rows, firsts, bases):
         alike = [run for run, other in zip(firsts, bases) if other == base]
         presets = {run.tags.get("ctvr.presets", "") for run in alike}
+        choices = {run.tags.get(CHOICE, "") for run in alike}
         label = base
         if len(alike) > 1 and len(presets) == len(alike):
             label += f" ({first.tags.get('ctvr.presets') or 'paper'})"
+        elif len(alike) > 1 and len(choices) == len(alike) and "" not in choices:
+            label += f" ({first.tags[CHOICE]})"
         elif differing := _differing(first, alike):
-            shown = ", ".join(f"{name}={value}" for name, value in list(differing.items())[:4])
+            shown = ", ".join(f"{name}={_brief(value)}" for name, value in list(differing.items())[:4])
             label += f" ({shown}{', ...' if len(differing) > 4 else ''})"
         settings = _differing(first, [run for run in firsts if method_of(run) == row.method])
         named.append(replace(row, label=label, settings=settings))
     return named
+
+
+def _brief(value: str) -> str:
+    """A setting's value; a number of many digits is rounded to three."""
+    try:
+        return value if len(value) <= 8 else f"{float(value):.3g}"
+    except ValueError:
+        return value
 
 
 def _row_name(group: Mapping[str, RunRecord]) -> str:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from orchestrator.tracking.values import RunRecord
 
 EPOCHS = "ctvr.recommended_epochs"  # tag of a run that trains: of a task, as the stream and the recipe have it
+CHOICE = "ctvr.choice"  # tag of a rerun: whether its settings are `searched` or `recommended`
 NOTES = " | "  # between footnotes in the tag ctvr.note
 TEXTS = {
     "best_test": "the epoch kept for each task is the best one on the test videos (best-on-test)",

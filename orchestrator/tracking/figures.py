@@ -5,6 +5,7 @@ Shapes: T tasks. A matrix holds R@1 in percent of task i (column) after task t (
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -49,7 +50,7 @@ def draw_matrices(matrices: Mapping[str, Matrix], title: str = "") -> Figure:
     bar.ax.tick_params(labelsize=8, colors=INK, length=0)
     bar.set_label("R@1 (%)", fontsize=9, color=INK)
     if title:
-        figure.suptitle(title, fontsize=11, color=INK, x=0.01, ha="left")
+        figure.suptitle(textwrap.fill(title, 100), fontsize=11, color=INK, x=0.01, ha="left")
     return figure
 
 
@@ -61,7 +62,7 @@ def draw_curves(curves: Mapping[str, Sequence[tuple[int, float, float]]], title:
         colour = COLOURS[index % len(COLOURS)]
         style = LINES[index // len(COLOURS) % len(LINES)]
         marker = MARKERS[index % len(MARKERS)]
-        panel.plot(steps, means, style, color=colour, marker=marker, markersize=4, linewidth=1.6, label=name)
+        panel.plot(steps, means, style, color=colour, marker=marker, markersize=4, linewidth=1.6, label=_wrapped(name))
         if np.isfinite(stds).any():
             panel.fill_between(steps, means - stds, means + stds, color=colour, alpha=0.15, linewidth=0)
     panel.set_xlabel("tasks learned", fontsize=9, color=INK)
@@ -75,6 +76,12 @@ def draw_curves(curves: Mapping[str, Sequence[tuple[int, float, float]]], title:
     panel.spines["bottom"].set_color(FAINT)
     panel.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
+
+
+def _wrapped(name: str) -> str:
+    """A name beside a plot, which must leave the plot its room."""
+    lines = textwrap.wrap(name, 28, break_long_words=True)
+    return "\n".join([*lines[:3], "..."] if len(lines) > 4 else lines)
 
 
 def save(figure: Figure, to: Path | BinaryIO) -> None:

@@ -87,6 +87,12 @@ def test_other_settings_are_another_row_and_the_label_tells_them_apart():
     assert [row.label for row in rows] == ["lwf (method.weight=1.0)", "lwf (method.weight=2.0)"]
     presets = [run(tags={"ctvr.presets": p}, **{"method.weight": w}) for p, w in [("", "1.0"), ("released", "2.0")]]
     assert [row.label for row in collect(presets)] == ["lwf (paper)", "lwf (released)"]
+    chosen = [
+        run(tags={"ctvr.choice": c}, **{"method.weight": w}) for c, w in [("recommended", "1"), ("searched", "2")]
+    ]
+    assert {row.label for row in collect(chosen)} == {"lwf (recommended)", "lwf (searched)"}
+    many = collect([run(**{"method.weight": w}) for w in ("0.38128931940501426", "2.0")])
+    assert {row.label for row in many} == {"lwf (method.weight=0.381)", "lwf (method.weight=2.0)"}
 
 
 def test_the_upper_bound_is_last_and_zero_shot_first():
