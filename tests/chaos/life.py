@@ -214,5 +214,7 @@ def quiet(folder: Path) -> None:
     os.environ["CTVR_CACHE"] = str(folder / "cache")
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-    new_client(NOWHERE)  # imports MLflow once, for all children
+    import open_clip  # noqa: F401  (seconds, once for all children; as MLflow in the next line)
+
+    new_client(NOWHERE)
     from orchestrator.tracking import figures  # noqa: F401
