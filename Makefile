@@ -51,7 +51,7 @@ format: $(READY)  ## rewrite the sources in our style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)  ## ratios measured on this machine
+bench: $(READY)  ## hot paths beside a plain way and the GEMM rate; fails below the recorded shares (ARGS="--quick", "--only NAME")
 	$(BIN)/python -m orchestrator.bench $(ARGS)
 
 bench-gpu: $(READY)  ## steps of the loop on a GPU: time, memory, the host's waits

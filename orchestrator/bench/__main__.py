@@ -1,4 +1,4 @@
-"""`make bench` and `make bench-gpu`: the command, the list of comparisons and the table."""
+"""`make bench` and `make bench-gpu`: the command, what can be asked for by name, the tables."""
 
 from __future__ import annotations
 
@@ -13,41 +13,23 @@ from pathlib import Path
 
 import torch
 
-from methods import METHODS
-from methods.backbone.clip import Clip
 from methods.backbone.load import TINY, load_backbone
-from orchestrator.bench.cpu import (
-    Comparison,
-    bench_encoder,
-    bench_features,
-    bench_ranking,
-    bench_step,
-    bench_store,
-    bench_trial,
-)
+from orchestrator.bench.cpu import Comparison, bench_features, bench_trial
+from orchestrator.bench.hot import Measured, measure
 from orchestrator.bench.memory import bench_memory
+from orchestrator.bench.paths import PATHS
+from orchestrator.bench.verdict import failures, read_shares, to_markdown, write_shares
 from orchestrator.bench.work import VIT
 from orchestrator.config import suggest
 from orchestrator.errors import ConfigError
 
 LAST_BLOCKS = {"ffa_placement": "deepest", "ffa_layers": 6}
-
-
-def _vit() -> Clip:
-    return load_backbone(VIT, "random")
-
-
-BENCHES: dict[str, Callable[[Path], list[Comparison]]] = {
-    "step": lambda root: bench_step(load_backbone(TINY, "shipped"), "tiny CLIP", 8, 8),
-    "step-vit": lambda root: bench_step(_vit(), "ViT-B/32", 2, 4, pairs=5),
-    "encoder": lambda root: bench_encoder("tempme", _vit(), "ViT-B/32", 1, 12, pairs=11),
-    "ranking": lambda root: bench_ranking(),
+OTHERS: dict[str, Callable[[Path], list[Comparison]]] = {
     "memory": lambda root: bench_memory(),
-    "store": bench_store,
     "features": lambda root: [
         bench_features(root, load_backbone(TINY, "shipped"), "tiny CLIP, no FFA", {"use_ffa": False}, 12, 8),
-        bench_features(root, _vit(), "ViT-B/32, FFA in the last 6 blocks", LAST_BLOCKS, 2, 12),
-        bench_features(root, _vit(), "ViT-B/32, no FFA", {"use_ffa": False}, 2, 12),
+        bench_features(root, load_backbone(VIT, "random"), "ViT-B/32, FFA in the last 6 blocks", LAST_BLOCKS, 2, 12),
+        bench_features(root, load_backbone(VIT, "random"), "ViT-B/32, no FFA", {"use_ffa": False}, 2, 12),
     ],
     "trial": bench_trial,
 }
@@ -62,7 +44,7 @@ def machine() -> str:
     )
 
 
-def to_markdown(rows: Sequence[Comparison]) -> str:
+def comparisons(rows: Sequence[Comparison]) -> str:
     """A table of rows; a ratio below 1 means that ours is quicker."""
     lines = ["| measured | seconds | against | seconds | ratio | pairs |", "|---|---|---|---|---|---|"]
     for row in rows:
@@ -75,10 +57,15 @@ def to_markdown(rows: Sequence[Comparison]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the comparisons and print them as Markdown on stdout."""
-    parser = argparse.ArgumentParser(prog="python -m orchestrator.bench", description="Ratios on this machine.")
-    parser.add_argument("--only", metavar="NAME", help=f"one of {', '.join(BENCHES)}")
-    parser.add_argument("--ray", action=argparse.BooleanOptionalAction, default=True, help="measure a trial under Ray")
+    """Measure, print Markdown on stdout; 1 if a path is below its recorded share."""
+    parser = argparse.ArgumentParser(
+        prog="python -m orchestrator.bench",
+        description="Hot paths beside a plain way and the machine's own rate. Ends with 1 where one is below its "
+        "recorded share by more than the noise.",
+    )
+    parser.add_argument("--only", metavar="NAME", help=f"one of {', '.join([*PATHS, *OTHERS])}")
+    parser.add_argument("--quick", action="store_true", help="toy sizes alone (under a minute)")
+    parser.add_argument("--record", action="store_true", help="write what is measured into shares.json instead")
     parser.add_argument("--gpu", action="store_true", help="step time, memory and videos per second on a GPU instead")
     arguments = parser.parse_args(argv)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
@@ -88,31 +75,47 @@ def main(argv: list[str] | None = None) -> int:
 
             print(gpu_table())
             return 0
-        print(f"{machine()}\n\n{to_markdown(run(arguments.only, arguments.ray))}")
+        return run(arguments.only, arguments.quick, arguments.record)
     except ConfigError as error:
         sys.stderr.write(f"bench: {error}\n")
         return 2
-    return 0
 
 
-def run(only: str | None = None, ray: bool = True) -> list[Comparison]:
-    """All comparisons, or one of them.
+def run(only: str | None = None, is_quick: bool = False, is_record: bool = False) -> int:
+    """Measure one path or comparison, or all paths.
 
     Raises:
         ConfigError: for a name that is none.
     """
-    if only is not None and only not in BENCHES:
-        raise ConfigError(f"--only {only}: is no comparison.{suggest(only, BENCHES)} All: {', '.join(BENCHES)}.")
-    names = [only] if only else [name for name in BENCHES if ray or name != "trial"]
+    known = [*PATHS, *OTHERS]
+    if only is not None and only not in known:
+        raise ConfigError(f"--only {only}: is no comparison.{suggest(only, known)} All: {', '.join(known)}.")
     torch.set_num_threads(1)
-    rows: list[Comparison] = []
+    began = machine()
     with tempfile.TemporaryDirectory(prefix="ctvr-bench-") as folder:
+        if only in OTHERS:
+            print(f"{began}\n\n{comparisons(OTHERS[only](Path(folder)))}")
+            return 0
+        rows = measured([only] if only else list(PATHS), is_quick, Path(folder))
+    if is_record:
+        write_shares(rows, f"{began}; load at the end {os.getloadavg()[0]:.1f}")
+    recorded = read_shares()
+    print(f"{began}\n\n{to_markdown(rows, recorded)}\n\nIn brackets: the recorded share. ±: half the range over pairs.")
+    short = failures(rows, recorded)
+    sys.stdout.flush()
+    sys.stderr.writelines(f"bench: below its share: {line}\n" for line in short)
+    return 1 if short else 0
+
+
+def measured(names: Sequence[str], is_quick: bool, root: Path) -> list[Measured]:
+    """Toys, and the papers' sizes behind them."""
+    rows = []
+    for is_toy in (True,) if is_quick else (True, False):
         for name in names:
-            if name == "encoder" and "tempme" not in METHODS:
-                sys.stderr.write("bench: encoder left out: methods/__init__.py has no tempme\n")
-                continue
-            sys.stderr.write(f"bench: {name} ...\n")
-            rows += BENCHES[name](Path(folder) / name)
+            label = f"{name}-toy" if is_toy else name
+            sys.stderr.write(f"bench: {label} ...\n")
+            torch.manual_seed(0)
+            rows.append(measure(label, PATHS[name](root / label, is_toy)))
     return rows
 
 

@@ -1,26 +1,23 @@
-"""Comparisons on a CPU: how much slower or faster than the plain way, measured on this machine, in one process.
+"""Comparisons without a recorded share, asked for by name: stored features, a trial under Ray (memory.py: memory).
 
-Every line is a ratio. The two sides are run in alternation (a b, b a, a b, ...) on the same inputs after one warm-up,
-and the ratio is the median over the pairs, so that whatever else the machine does falls on both. The figures with a
-GPU are in gpu.py (`make bench-gpu`).
+Every line is a ratio of wall seconds. The two sides are run in alternation (a b, b a, a b, ...) on the same inputs
+after one warm-up, and the ratio is the median over the pairs. The paths with shares are in paths.py, the figures with a
+GPU in gpu.py (`make bench-gpu`).
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from methods.backbone.clip import Clip
-from methods.backbone.load import TINY, load_backbone
-from methods.base import Batch
-from orchestrator.bench.work import Work, encoding, random_batch, render_few, second_task, training_step
+from methods.backbone.load import TINY
+from orchestrator.bench.work import Work, render_few, second_task, training_step
 from orchestrator.data.batches import StreamData
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.settings import DataConfig
@@ -74,121 +71,6 @@ def _seconds(work: Work) -> float:
     return time.perf_counter() - started
 
 
-# ------------------------------------------------------------------------------------ the methods
-
-
-def bench_step(backbone: Clip, what: str, pairs_of_batch: int, frames: int, pairs: int = 7) -> list[Comparison]:
-    """FrameFusionMoE beside the fully fine-tuned and the frozen plain backbone, (B pairs, T frames)."""
-    batch = random_batch(backbone, pairs_of_batch, frames)
-    ours, plain = second_task("framefusion_moe", backbone), second_task("clip4clip", backbone)
-    size = f"{what}, {pairs_of_batch} x {frames} frames"
-    step = paired(
-        f"FrameFusionMoE, training step ({size})",
-        "CLIP4Clip, all weights trained",
-        training_step(ours, batch),
-        training_step(plain, batch),
-        pairs,
-    )
-    frozen = second_task("zero_shot", backbone)
-    return [
-        step,
-        paired(
-            f"FrameFusionMoE, encoding ({size})",
-            "plain CLIP",
-            encoding(ours, batch.frames),
-            encoding(frozen, batch.frames),
-            pairs,
-        ),
-    ]
-
-
-def bench_encoder(name: str, backbone: Clip, what: str, videos: int, frames: int, pairs: int = 5) -> list[Comparison]:
-    """A token-reducing video encoder beside plain CLIP with the same weights, on this process's threads."""
-    inputs = random_batch(backbone, videos, frames).frames
-    ours, plain = second_task(name, backbone), second_task("zero_shot", backbone)
-    title = f"{name}, encoding ({what}, {videos} x {frames} frames)"
-    return [paired(title, "plain CLIP", encoding(ours, inputs), encoding(plain, inputs), pairs)]
-
-
-# ------------------------------------------------------------------------------------ ranking
-
-
-def bench_ranking(size: int = 3000, pairs: int = 5) -> list[Comparison]:
-    """Ranks of `size` captions and `size` videos from features, both ways: tiles that are counted, a matrix sorted."""
-    from orchestrator.learning.ranking import TILE, Ranked, rank
-
-    captions, videos = torch.randn(2, size, 512, generator=torch.Generator().manual_seed(0))
-    target = torch.arange(size)
-
-    def count() -> Ranked:
-        return rank(lambda rows, columns: captions[rows] @ videos[columns].mT, target, (0, size), (0, size))
-
-    def sort_twice() -> tuple[np.ndarray, np.ndarray]:
-        scores = (captions @ videos.mT).numpy()
-        to_videos, to_captions = (np.argsort(np.argsort(-each, axis=1), axis=1) for each in (scores, scores.T))
-        return to_videos.diagonal() + 1, to_captions.diagonal() + 1
-
-    found = count()
-    counted = (found.to_videos.numpy(), found.videos.numpy())
-    if any(np.abs(ours - theirs).max() > 0.5 for ours, theirs in zip(counted, sort_twice())):  # a sort orders ties
-        raise RuntimeError("the two ways to rank disagree")
-    title = f"ranking {size} x {size} from features, both ways, in tiles of 512 x {TILE}"
-    return [paired(title, "matrix, argsort of argsort (NumPy)", count, sort_twice, pairs)]
-
-
-# ------------------------------------------------------------------------------------ data
-
-
-class _Undecoded(FrameSource):
-    """Decodes a video whenever it is asked for; the store is not used."""
-
-    def load(self, item: Any) -> np.ndarray:
-        from orchestrator.video.decode import decode
-
-        return decode(Path(item.path), self.sampling, item.segment, self.decoder).frames
-
-
-def bench_store(root: Path, videos: int = 12, pairs: int = 5) -> list[Comparison]:
-    """An epoch from the store beside one that decodes in the training process; one decoder beside the other."""
-    from orchestrator.store.store import Store
-    from orchestrator.streams.load import load_stream
-    from orchestrator.video.decode import decode, decoder_version
-
-    stream = load_stream(render_few(root / "epoch", videos), root)
-    backbone = load_backbone(TINY, "shipped")
-    config = DataConfig(num_frames=8, batch_size=4)
-    store = Store.open(str(root / "store"))
-    stored, decoded = (kind(store, config, backbone.image_size) for kind in (FrameSource, _Undecoded))
-    stored.decode_missing(stream.items(0, "train"), workers=1)
-    method = second_task("framefusion_moe", backbone)
-
-    def batches(source: FrameSource) -> Iterator[Batch]:
-        cpu = torch.device("cpu")
-        data = StreamData(stream, source, backbone.tokenize, backbone.mean, backbone.std, config, cpu)
-        return data.train_batches([0], seed=0, task=0, epoch=0)
-
-    def read(source: FrameSource) -> Work:
-        return lambda: sum(len(batch.videos) for batch in batches(source))
-
-    def train(source: FrameSource) -> Work:
-        return lambda: [training_step(method, batch)() for batch in batches(source)]
-
-    def decoding(name: str) -> Work:
-        return lambda: [decode(item.path, stored.sampling, None, name) for item in stream.items(0, "train")]
-
-    size = f"{videos} shapes videos, 8 frames"
-    rows = [
-        paired(
-            f"batches of an epoch from the store ({size})", "decoding each time", read(stored), read(decoded), pairs
-        ),
-        paired(f"epoch from the store ({size}, tiny CLIP)", "decoding each time", train(stored), train(decoded), pairs),
-    ]
-    if "decord" in decoder_version("auto"):
-        title = f"{size} decoded by PyAV"
-        rows += [paired(title, "by decord, with PyAV to see damage", decoding("pyav"), decoding("decord"), pairs)]
-    return rows
-
-
 def bench_features(
     root: Path, backbone: Clip, what: str, settings: dict[str, Any], videos: int, frames: int
 ) -> Comparison:
@@ -211,9 +93,6 @@ def bench_features(
 
     title = f"epoch from features of {method.frozen_blocks} frozen blocks ({videos} videos, {frames} frames, {what})"
     return paired(title, "from frames", train(stored), train(plain), pairs=5)
-
-
-# ------------------------------------------------------------------------------------ orchestration
 
 
 def bench_trial(root: Path, pairs: int = 2, epochs: int = 8) -> list[Comparison]:

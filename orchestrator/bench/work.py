@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from methods import find_method
 from methods.backbone.clip import Clip
 from methods.base import Batch, Method, Task
 from orchestrator.config import build, under
+from orchestrator.learning.loop import Losses
 from orchestrator.learning.optimizer import OptimConfig, make_optimizer, train_only
 
 VIT = "ViT-B-32-quickgelu"
@@ -51,15 +53,16 @@ def random_batch(backbone: Clip, pairs: int, frames: int) -> Batch:
 
 
 def training_step(method: Method, batch: Batch) -> Work:
-    """One step as the loop takes it: losses, gradients, optimizer."""
-    groups = method.param_groups()
-    train_only(method, groups)
-    optimizer = make_optimizer(groups, OptimConfig())
+    """One step as the loop takes it: equal videos encoded once, losses, gradients, their norm, optimizer."""
+    groups, optim = method.param_groups(), OptimConfig()
+    parameters = train_only(method, groups)
+    optimizer, losses = make_optimizer(groups, optim, method), Losses(method)
     method.train()
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        torch.stack(list(method.losses(batch).values())).sum().backward()
+        torch.stack(list(losses(batch).values())).sum().backward()
+        torch.nn.utils.clip_grad_norm_(parameters, math.inf if optim.grad_clip is None else optim.grad_clip)
         optimizer.step()
         method.after_step()
 

@@ -1,17 +1,20 @@
-"""`python -m orchestrator.bench`: its table, and what it says to a name that is none."""
+"""`python -m orchestrator.bench`: its tables, its exit status, and what it says to a name that is none."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
 from orchestrator.bench import __main__ as bench
-from orchestrator.bench.cpu import Comparison, bench_ranking
+from orchestrator.bench import verdict
+from orchestrator.bench.cpu import Comparison
+from orchestrator.bench.hot import HotPath
 
 
 def test_rows_become_a_markdown_table() -> None:
-    text = bench.to_markdown([Comparison("x", "y", 1.0, 2.0, 0.5, 0.4, 0.6, 3, "noted")])
+    text = bench.comparisons([Comparison("x", "y", 1.0, 2.0, 0.5, 0.4, 0.6, 3, "noted")])
     assert text.splitlines()[2] == "| x; noted | 1.0000 | y | 2.0000 | 0.50 (0.40 to 0.60) | 3 |"
 
 
@@ -19,13 +22,27 @@ def test_an_unknown_comparison_is_one_line(capsys: pytest.CaptureFixture[str]) -
     assert bench.main(["--only", "rankin"]) == 2
     assert capsys.readouterr().err == (
         "bench: --only rankin: is no comparison. Did you mean 'ranking'? "
-        "All: step, step-vit, encoder, ranking, memory, store, features, trial.\n"
+        "All: step, structalign, texts, tempme, ranking, xpool, store, decoding, start, memory, features, trial.\n"
     )
 
 
-def test_one_comparison_can_be_asked_for(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(bench.BENCHES, "ranking", lambda root: bench_ranking(20, 1))
-    assert bench.main(["--only", "ranking"]) == 0
-    machine, _, _, _, row = capsys.readouterr().out.splitlines()
+def test_a_path_below_its_recorded_share_ends_the_command_with_1_and_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def make(root: Path, is_toy: bool) -> HotPath:
+        assert is_toy
+        return HotPath("naps", "long naps", lambda: None, lambda: sum(range(10**5)), pairs=2, is_gemm=False)
+
+    file = tmp_path / "shares.json"
+    monkeypatch.setattr(bench, "PATHS", {"nap": make})
+    monkeypatch.setattr(bench, "read_shares", lambda: verdict.read_shares(file))
+    assert bench.main(["--quick"]) == 0  # of which nothing is recorded
+    machine, _, _, _, row, *_ = capsys.readouterr().out.splitlines()
     assert f"{os.cpu_count()} CPUs" in machine
-    assert row.startswith("| ranking 20 x 20")
+    assert row.startswith("| nap-toy | naps | long naps |")
+    assert row.endswith("| not recorded |")
+    file.write_text('{"paths": {"nap-toy": {"times": [1e12, 0.0]}, "other": {"times": [1e12, 0.0]}}}')
+    assert bench.main(["--only", "nap", "--quick"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[4].endswith("| below |")
+    assert "bench: below its share: nap-toy: " in shown.err

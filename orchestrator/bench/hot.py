@@ -1,0 +1,187 @@
+"""How a hot path is measured: beside a plain way to do the same, in one process, in CPU seconds.
+
+Both sides take turns (a b, b a, ...) on the same inputs, and a product of matrices (GEMM) is timed between them, so
+that whatever else the machine does falls on all three. Of each pair there is a ratio; medians and the range over pairs
+are kept. Memory is the peak of the process over what it held before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from orchestrator.bench.work import Work
+
+GEMM = (2048, 768, 3072)  # rows, inner, columns of the product that says what this machine can do
+SMALL = 8.0  # MiB: smaller peaks say nothing
+
+
+@dataclass(frozen=True)
+class HotPath:
+    """A piece of work, and the plain way to do the same."""
+
+    title: str
+    against: str  # what the plain way is
+    ours: Work
+    plain: Work
+    pairs: int = 5
+    is_gemm: bool = True  # multiply-adds decide: they are counted and compared with the machine's rate
+    is_heavy: bool = False  # seconds a side: no warm-up but the first pair's own
+    has_memory: bool = True
+
+
+@dataclass(frozen=True)
+class Share:
+    """A ratio that is better when larger, and how far it ranged."""
+
+    value: float  # median over pairs
+    noise: float  # largest minus smallest
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What came out. Shares: `times` (plain / ours, CPU seconds), `memory` (plain / ours, peak), `of_gemm`."""
+
+    name: str
+    title: str
+    against: str
+    seconds: float  # CPU, median
+    plain_seconds: float
+    pairs: int
+    shares: dict[str, Share]
+    peak: float | None = None  # MiB over what was held before
+    plain_peak: float | None = None
+    gmacs: float | None = None  # multiply-adds of ours, in 10^9
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of the children that have ended."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime
+
+
+def seconds_of(work: Work) -> float:
+    """CPU seconds of one go."""
+    started = cpu_seconds()
+    work()
+    return cpu_seconds() - started
+
+
+def gemm_rate(seconds: float = 0.25) -> float:
+    """Multiply-adds a CPU second (10^9) of one large float32 product, measured for about `seconds`."""
+    rows, inner, columns = GEMM
+    a, b = torch.ones(rows, inner), torch.ones(inner, columns)
+    out = torch.empty(rows, columns)
+    times = 0
+    started = cpu_seconds()
+    while (spent := cpu_seconds() - started) < seconds or not times:
+        torch.mm(a, b, out=out)
+        times += 1
+    return times * rows * inner * columns / spent / 1e9
+
+
+class Peak:
+    """The largest resident set of this process since it was made; Linux only, None elsewhere."""
+
+    def __init__(self) -> None:
+        self.before: float | None = None
+        if not sys.platform.startswith("linux"):
+            return
+        ctypes.CDLL(None).malloc_trim(0)  # what was freed is handed back, or it would hide in `before`
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # the kernel forgets the peak so far
+        except OSError:
+            return
+        self.before = self._of("VmRSS")
+
+    def mib(self) -> float | None:
+        """Peak over what was held when this was made, in MiB."""
+        return None if self.before is None else self._of("VmHWM") - self.before
+
+    def _of(self, name: str) -> float:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith(name)) / 1024
+
+
+def measure(name: str, path: HotPath, pairs: int | None = None) -> Measured:
+    """Run both sides in turn.
+
+    Args:
+        name: of the path.
+        path: what is run.
+        pairs: instead of the path's own number.
+    """
+    number, counter = pairs or path.pairs, Counting(path.ours)
+    if not path.is_heavy:
+        for work in (counter if path.is_gemm else path.ours, path.plain):
+            work()
+    turns: list[tuple[Side, Side, float]] = []
+    for turn in range(number):
+        rate = gemm_rate() if path.is_gemm else 0.0
+        is_counted = turn == 0 and path.is_heavy and path.is_gemm  # which costs thousandths of what takes seconds
+        works: tuple[Callable[[], object], ...] = (counter if is_counted else path.ours, path.plain)
+        found = {which: Side.of(works[which]) for which in ((1, 0) if turn % 2 else (0, 1))}
+        turns.append((found[0], found[1], (rate + gemm_rate()) / 2 if path.is_gemm else 0.0))
+    shares = {"times": _share(plain.seconds / ours.seconds for ours, plain, _ in turns)}
+    ours_peak = _smallest(ours.peak for ours, _, _ in turns)
+    plain_peak = _smallest(plain.peak for _, plain, _ in turns)
+    if path.has_memory and ours_peak and plain_peak and min(ours_peak, plain_peak) > SMALL:
+        shares["memory"] = _share(plain.peak / ours.peak for ours, plain, _ in turns if ours.peak and plain.peak)
+    if counter.gmacs:
+        shares["of_gemm"] = _share(counter.gmacs / ours.seconds / rate for ours, _, rate in turns)
+    return Measured(
+        name,
+        path.title,
+        path.against,
+        statistics.median(ours.seconds for ours, _, _ in turns),
+        statistics.median(plain.seconds for _, plain, _ in turns),
+        number,
+        shares,
+        ours_peak if path.has_memory else None,
+        plain_peak if path.has_memory else None,
+        counter.gmacs or None,
+    )
+
+
+class Counting:
+    """Work that counts its multiply-adds (10^9) on the way: matrix products, convolutions and attention."""
+
+    def __init__(self, work: Work) -> None:
+        self.work, self.gmacs = work, 0.0
+
+    def __call__(self) -> None:
+        with FlopCounterMode(display=False) as counter:
+            self.work()
+        self.gmacs = counter.get_total_flops() / 2e9
+
+
+@dataclass(frozen=True)
+class Side:
+    """One go of one side."""
+
+    seconds: float  # CPU
+    peak: float | None  # MiB
+
+    @classmethod
+    def of(cls, work: Callable[[], object]) -> Side:
+        peak = Peak()
+        seconds = seconds_of(work)
+        return cls(seconds, peak.mib())
+
+
+def _smallest(peaks: Iterable[float | None]) -> float | None:
+    return min((peak for peak in peaks if peak is not None), default=None)
+
+
+def _share(ratios: Iterable[float]) -> Share:
+    known = list(ratios)
+    return Share(statistics.median(known), max(known) - min(known))

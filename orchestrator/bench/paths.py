@@ -1,0 +1,218 @@
+"""The hot paths, at the papers' size and at a toy's: what is measured, and the plain way beside it.
+
+Batches repeat videos as the benchmark's real splits do, counted with our own batches (32 videos of 20 captions a task):
+of 8 pairs 7 videos differ on MSRVTT-10, and of a batch of StructAlign on MSRVTT-20 44 %: here 2 of 4.
+
+Shapes: B pairs, T frames, Q captions, V videos, d joint embedding.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from methods.backbone.clip import Clip
+from methods.backbone.load import TINY, load_backbone
+from methods.base import Batch
+from methods.xpool import XPool
+from orchestrator.bench.hot import HotPath
+from orchestrator.bench.reference import (
+    captions_like_msrvtt,
+    nothing_known,
+    ranks_by_sorting,
+    texts_by_prototype,
+    with_plain_activations,
+    xpool_scores,
+)
+from orchestrator.bench.work import VIT, Work, encoding, random_batch, render_few, second_task, training_step
+from orchestrator.data.batches import StreamData
+from orchestrator.data.frames import FrameSource
+from orchestrator.data.settings import DataConfig
+
+Make = Callable[[Path, bool], HotPath]  # a folder of its own; a toy instead of the papers' size
+
+
+def clip(is_toy: bool, vit: str = VIT) -> tuple[Clip, str]:
+    """A backbone and what it is called in titles."""
+    return (load_backbone(TINY, "shipped"), "tiny CLIP") if is_toy else (load_backbone(vit, "random"), vit[:8])
+
+
+def step_path(method: str, pairs: int, distinct: int, frames: int) -> Make:
+    """A training step of a method whose batch has `distinct` videos."""
+
+    def make(root: Path, is_toy: bool) -> HotPath:
+        backbone, name = clip(is_toy)
+        count = 8 if is_toy else pairs
+        batch = repeating(random_batch(backbone, count, frames), count * distinct // pairs)
+        made = second_task(method, backbone)
+        return HotPath(
+            f"{method}, training step, {name}, {count} pairs of {count * distinct // pairs} videos x {frames} frames",
+            "every row encoded, nothing kept, plain activation",
+            training_step(made, batch),
+            training_step(with_plain_activations(made), nothing_known(batch)),
+            pairs=9 if is_toy else 2,
+            is_heavy=not is_toy,
+            has_memory=not is_toy,
+        )
+
+    return make
+
+
+def repeating(batch: Batch, distinct: int) -> Batch:
+    """The same batch with `distinct` videos, of which the first stand several times."""
+    rows = torch.arange(len(batch.videos)) % distinct
+    return replace(batch, frames=batch.frames[rows], videos=rows, plain_videos=tuple(rows.tolist()))
+
+
+def texts(root: Path, is_toy: bool) -> HotPath:
+    """Captions as an evaluation encodes them: once for each task's videos."""
+    from orchestrator.learning.evaluate import EvaluationConfig, encode_texts
+
+    backbone, name = clip(is_toy)
+    method = second_task("framefusion_moe", backbone).eval()
+    number, tasks, config = 64 if is_toy else 96, 2, EvaluationConfig()
+    tokens = backbone.tokenize(captions_like_msrvtt(number))
+    cpu = torch.device("cpu")
+
+    def ours() -> list[torch.Tensor]:
+        return [encode_texts(method, tokens, task, config, cpu) for task in range(tasks)]
+
+    def plain() -> list[torch.Tensor]:
+        return texts_by_prototype(method, tokens, tasks, config.batch_size)
+
+    for one, other in zip(ours(), plain()):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    title = f"captions of an evaluation, {name}, {number} captions x {tasks} prototypes"
+    return HotPath(title, "in the stream's order, padded to the longest of 32", ours, plain, 9 if is_toy else 3)
+
+
+def ranking(root: Path, is_toy: bool) -> HotPath:
+    """Ranks of captions and of videos from features."""
+    from orchestrator.learning.ranking import TILE, Ranked, rank
+
+    size = 500 if is_toy else 3000
+    captions, videos = torch.randn(2, size, 512, generator=torch.Generator().manual_seed(0))
+    target = torch.arange(size)
+
+    def count() -> Ranked:
+        return rank(lambda rows, columns: captions[rows] @ videos[columns].mT, target, (0, size), (0, size))
+
+    def plain() -> tuple[np.ndarray, np.ndarray]:
+        return ranks_by_sorting(captions, videos)
+
+    found = count()
+    if any(np.abs(a.numpy() - b).max() > 0.5 for a, b in zip((found.to_videos, found.videos), plain())):
+        raise RuntimeError("the two ways to rank disagree")  # half a place: a sort puts ties in some order
+    title = f"ranks of {size} captions and {size} videos from features, in tiles of 512 x {TILE}"
+    return HotPath(title, "matrix, argsort of argsort (NumPy), twice", count, plain, 9 if is_toy else 3, is_gemm=False)
+
+
+def xpool(root: Path, is_toy: bool) -> HotPath:
+    """X-Pool's scores in closed form."""
+    size, frames, backbone = 64 if is_toy else 256, 12, load_backbone(TINY, "shipped")
+    method: XPool = second_task("xpool", backbone).eval()  # type: ignore[assignment]
+    queries, gallery = torch.randn(size, backbone.embed_dim), torch.randn(size, frames, backbone.embed_dim)
+
+    @torch.no_grad()
+    def ours() -> torch.Tensor:
+        return method.score(queries, gallery)
+
+    def plain() -> torch.Tensor:
+        return xpool_scores(method, queries, gallery)
+
+    torch.testing.assert_close(ours(), plain(), rtol=1e-4, atol=1e-5)
+    title = f"xpool's scores, {size} captions x {size} videos x {frames} frames, d = {backbone.embed_dim}"
+    return HotPath(title, "a vector for every pair", ours, plain, 9 if is_toy else 5, is_gemm=False)
+
+
+def tempme(root: Path, is_toy: bool) -> HotPath:
+    """The video tower with merged tokens."""
+    backbone, name = clip(is_toy)
+    videos = 4 if is_toy else 1
+    inputs = random_batch(backbone, videos, 12).frames
+    made, plain = second_task("tempme", backbone), second_task("zero_shot", backbone)
+    title = f"tempme, encoding, {name}, {videos} x 12 frames"
+    return HotPath(title, "plain CLIP", encoding(made, inputs), encoding(plain, inputs), 9 if is_toy else 5)
+
+
+class _Undecoded(FrameSource):
+    """Decodes a video whenever it is asked for; the store is not used."""
+
+    def load(self, item: Any) -> np.ndarray:
+        from orchestrator.video.decode import decode
+
+        return decode(Path(item.path), self.sampling, item.segment, self.decoder).frames
+
+
+def store(root: Path, is_toy: bool) -> HotPath:
+    """An epoch's batches from the store."""
+    from orchestrator.store.store import Store
+    from orchestrator.streams.load import load_stream
+
+    videos = 4 if is_toy else 16
+    stream = load_stream(render_few(root / "epoch", videos), root)
+    backbone = load_backbone(TINY, "shipped")
+    config, objects = DataConfig(num_frames=12, batch_size=8), Store.open(str(root / "store"))
+    stored, decoded = (kind(objects, config, 64 if is_toy else 224) for kind in (FrameSource, _Undecoded))
+    stored.decode_missing(stream.items(0, "train"), workers=1)
+
+    def batches(source: FrameSource) -> Iterator[Batch]:
+        cpu = torch.device("cpu")
+        data = StreamData(stream, source, backbone.tokenize, backbone.mean, backbone.std, config, cpu)
+        return data.train_batches([0], seed=0, task=0, epoch=0)
+
+    def read(source: FrameSource) -> Work:
+        return lambda: sum(len(batch.videos) for batch in batches(source))
+
+    title = f"batches of an epoch from the store, {videos} films of shapes, 12 frames of {stored.sampling.size}"
+    plain = read(decoded)
+    return HotPath(title, "decoding each epoch", read(stored), plain, 5, is_gemm=False, has_memory=False)
+
+
+def decoding(root: Path, is_toy: bool) -> HotPath:
+    """A clip, damage refused."""
+    from orchestrator.streams.load import load_stream
+    from orchestrator.video.decode import decode
+    from orchestrator.video.sampling import Sampling
+
+    items = load_stream(render_few(root / "films", 2 if is_toy else 16), root).items(0, "train")
+    sampling = Sampling(num_frames=12, size=224)
+
+    def by(name: str) -> Work:
+        return lambda: [decode(item.path, sampling, None, name) for item in items]
+
+    title = f"{len(items)} films of shapes decoded by PyAV, 12 frames of 224"
+    against = "decord's frames, with PyAV to see damage"
+    return HotPath(title, against, by("pyav"), by("decord"), 5, is_gemm=False, has_memory=False)
+
+
+def start(root: Path, is_toy: bool) -> HotPath:
+    """A command that trains nothing."""
+
+    def child(*words: str) -> Work:
+        return lambda: subprocess.run([sys.executable, *words], stdout=subprocess.DEVNULL, check=True)
+
+    plain = child("-c", "import open_clip, orchestrator.learning.run")
+    ours = child("-m", "orchestrator", "methods")
+    title = "`ctvr methods`, from start to end"
+    return HotPath(title, "loading what trains first", ours, plain, 2, is_gemm=False, has_memory=False)
+
+
+PATHS: dict[str, Make] = {
+    "step": step_path("framefusion_moe", 8, 7, 12),
+    "structalign": step_path("structalign", 4, 2, 12),
+    "texts": texts,
+    "tempme": tempme,
+    "ranking": ranking,
+    "xpool": xpool,
+    "store": store,
+    "decoding": decoding,
+    "start": start,
+}

@@ -1,0 +1,73 @@
+"""What the authors' codes do, in our words: the plain sides of hot paths (paths.py).
+
+Facts, not code: JasonCodeMaker/CTVR ranks by sorting twice, reads every caption once for each prototype in the order of
+the stream, padded to the longest of its batch, and decodes each epoch; StructAlign's asks the former model in every
+step; none of them knows that a video stands several times in a batch; X-Pool makes a vector for every pair; and CLIP's
+activation is written as x sigmoid(1.702 x), of which the backward pass keeps three tensors.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods.base import Batch, Method
+from methods.xpool import XPool
+
+WORDS = ("dog", "cat", "man", "car", "red", "ball", "run", "sits", "blue", "two")  # a token each
+
+
+class PlainGELU(nn.Module):
+    """x sigmoid(1.702 x)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(1.702 * x)
+
+
+def with_plain_activations(method: Method) -> Method:
+    """A copy of a method whose towers have the plain activation."""
+    made = copy.deepcopy(method)
+    for module in list(made.modules()):
+        if isinstance(module, nn.Sequential) and type(getattr(module, "gelu", None)).__name__ == "QuickGELU":
+            module.gelu = PlainGELU()
+    return made
+
+
+def nothing_known(batch: Batch) -> Batch:
+    """The same pairs, of which nobody says that videos are equal: nothing is encoded once, nothing is kept."""
+    return replace(batch, plain_videos=None)
+
+
+@torch.no_grad()
+def texts_by_prototype(method: Method, tokens: Tensor, tasks: int, size: int) -> list[Tensor]:
+    """Features (Q, d) of all captions for each of `tasks` prototypes, in the order of the stream."""
+    return [torch.cat([method.encode_text(part, task) for part in tokens.split(size)]) for task in range(tasks)]
+
+
+def ranks_by_sorting(captions: Tensor, videos: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Ranks of row i among all, both ways, from the whole matrix, by sorting twice; captions and videos (N, d)."""
+    scores = (captions @ videos.mT).numpy()
+    first, second = (np.argsort(np.argsort(-each, axis=1), axis=1) for each in (scores, scores.T))
+    return first.diagonal() + 1, second.diagonal() + 1
+
+
+@torch.no_grad()
+def xpool_scores(method: XPool, queries: Tensor, gallery: Tensor, videos: int = 16) -> Tensor:
+    """cos (Q, V) of captions (Q, d) and of every video as each caption sees it, frames (V, T, d)."""
+    head, parts = method.pooling, []
+    asked, unit = head.ask(queries), F.normalize(queries, dim=-1)
+    for frames in gallery.split(videos):
+        parts.append((F.normalize(head.pool(asked, *head.read(frames)), dim=-1) * unit).sum(dim=-1))
+    return torch.cat(parts).mT
+
+
+def captions_like_msrvtt(number: int, longest: int = 40) -> list[str]:
+    """Captions with about as many tokens as MSRVTT's (11.8), which padding in batches of 32 nearly doubles (1.94 x)."""
+    generator = np.random.default_rng(0)
+    lengths = np.clip(np.round(generator.lognormal(2.17, 0.42, number)), 3, longest).astype(int)
+    return [" ".join(generator.choice(WORDS, length)) for length in lengths]
