@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED = 0
 export MLFLOW_DISABLE_TELEMETRY = true
 
-.PHONY: help sweep test test-all test-faults test-cluster wheel lint format bench bench-gpu null-simulation chaos ui clean mutants
+.PHONY: help sweep test test-all test-faults test-cluster wheel lint format bench bench-gpu null-simulation chaos ui docs clean mutants
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -71,5 +71,9 @@ mutants: $(READY)  ## plant a curated list of bugs, one at a time; fails if the 
 ui: $(READY)  ## MLflow's pages on http://127.0.0.1:5000
 	$(BIN)/ctvr ui $(ARGS)
 
+docs: $(READY)  ## the documentation as a site, into site/; nothing is loaded from elsewhere
+	$(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet $(ARGS)
+
 clean:  ## remove the environment and what the tools left; runs/ stays
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache
+	rm -rf $(VENV) build site *.egg-info .mypy_cache .ruff_cache

@@ -18,6 +18,10 @@ DOCUMENTS = [
     "docs/recipes.md",
     "docs/protocol.md",
     "docs/usage.md",
+    "docs/tutorial.md",
+    "docs/new-method.md",
+    "docs/troubleshooting.md",
+    "docs/faq.md",
 ]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 

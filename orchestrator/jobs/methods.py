@@ -15,6 +15,7 @@ from methods import CONFIGURATIONS, METHODS
 from methods.base import Change, Recipe
 from orchestrator.config import Settings, flatten
 from orchestrator.errors import ConfigError
+from orchestrator.jobs.meanings import meanings_of
 from orchestrator.learning.experiment import GROUPS
 from orchestrator.learning.resolve import configured, find, presets_of, resolve, with_recipe
 from orchestrator.on_ray.plan import GAIN, MEAN
@@ -26,10 +27,10 @@ def method_text(name: str) -> str:
     cls = find(name)
     module = inspect.getmodule(cls)
     lines = [(inspect.getdoc(module) or "").strip(), "", "settings"]
-    comments = comments_of(cls.Config)
+    meanings = meanings_of(cls.Config)
     if dataclasses.fields(cls.Config):
         for setting, value in flatten(cls.Config(), "method").items():
-            note = comments.get(setting.removeprefix("method."), "")
+            note = meanings.get(setting.removeprefix("method."), "")
             lines.append(f"  {setting}={value}" + (f"  {note}" if note else ""))
     if cls.wraps:
         lines.append("  base.*  settings of the wrapped retriever")
@@ -76,19 +77,6 @@ def preset_text(name: str, preset: str) -> str:
     if isinstance(values, Recipe) and values.left_out:
         lines += ["", "of the command, but without a counterpart here", *(f"  {text}" for text in values.left_out)]
     return "\n".join(lines)
-
-
-def comments_of(config: type) -> dict[str, str]:
-    """The remark beside each field in the source, where there is one."""
-    found = {}
-    for cls in reversed(config.__mro__):
-        if not dataclasses.is_dataclass(cls):
-            continue
-        for line in inspect.getsource(cls).splitlines():
-            name, colon, rest = line.strip().partition(":")
-            if colon and name.isidentifier() and "  # " in rest:
-                found[name] = rest.split("  # ", 1)[1]
-    return found
 
 
 def cost_text() -> str:

@@ -1,6 +1,6 @@
 """`ctvr schema`: every setting as a JSON schema, so that an editor completes and checks a `--config` file.
 
-Read from the dataclasses themselves: types, defaults, and the remark beside each field.
+Read from the dataclasses themselves: types, defaults, and what is said of each field.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from methods import CONFIGURATIONS, METHODS, plugins
 from orchestrator.config import schema_of
-from orchestrator.jobs.methods import comments_of
+from orchestrator.jobs.meanings import meanings_of
 from orchestrator.learning.experiment import GROUPS, RunConfig
 from orchestrator.learning.resolve import find, presets_of
 
@@ -76,11 +76,11 @@ def _mapping(config: type) -> dict[str, Any]:
 
 def _fields(config: type, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Dotted name -> schema of each field of a dataclass of settings."""
-    hints, comments = typing.get_type_hints(config), comments_of(config)
+    hints, meanings = typing.get_type_hints(config), meanings_of(config)
     for each in dataclasses.fields(config):
         kind = schema_of(hints[each.name])
-        if comment := comments.get(each.name):
-            kind["description"] = comment
+        if meaning := meanings.get(each.name):
+            kind["description"] = meaning
         if each.default is not dataclasses.MISSING:
             kind["default"] = list(each.default) if isinstance(each.default, tuple) else each.default
         yield prefix + each.name, kind

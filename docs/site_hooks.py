@@ -1,0 +1,36 @@
+"""For mkdocs: pages that lie in the root of the repository become pages of the site, and links to them lead there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ("README", "RESULTS", "REPRODUCIBILITY", "CONTRIBUTING", "CHANGELOG")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add them; README is the first screen of the repository, and index.md that of the site."""
+    for name in PAGES[1:]:
+        text = (ROOT / f"{name}.md").read_text(encoding="utf-8")
+        files.append(File.generated(config, f"{name.lower()}.md", content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **given: Any) -> str:
+    """A link of the repository as one of the site; what is no page there is named without a link."""
+    up = "../" * page.file.src_uri.count("/")
+
+    def moved(match: re.Match[str]) -> str:
+        text, target = match[1], match[2]
+        path, hash_, anchor = target.removeprefix("../").partition("#")
+        if path.removesuffix(".md") in PAGES:
+            return f"[{text}]({up}{'index' if path == 'README.md' else path.lower()[:-3]}.md{hash_}{anchor})"
+        if target.startswith("docs/"):  # of a page of the root
+            return f"[{text}]({target.removeprefix('docs/')})"
+        return match[0] if path.endswith(".md") or ":" in path or not path else text
+
+    return re.sub(r"\[([^\]]+)\]\(([^)\s]+)\)", moved, markdown)

@@ -1,0 +1,151 @@
+"""Every command of the documents is one: it parses, and what it names is there."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import ctvr
+from methods import CONFIGURATIONS, METHODS
+from orchestrator.cli.main import make_parser
+from orchestrator.config import check_value
+from orchestrator.errors import ConfigError
+from orchestrator.importers.command import _check_words, words_of
+from orchestrator.learning.experiment import GROUPS, RunConfig
+from orchestrator.learning.resolve import find, presets_of
+from orchestrator.on_ray.plan import SearchConfig
+from orchestrator.streams.load import BENCHMARKS, RENDERED
+from orchestrator.tables.paper_items import find as find_item
+from orchestrator.tables.presets import preset_names
+from tests.test_documents import targets
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "RESULTS.md", "REPRODUCIBILITY.md")]
+DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
+OURS = {*RENDERED, *BENCHMARKS, "mine", "any"}  # streams; `mine` is the tutorial's
+PLACE = re.compile(r"[A-Z][A-Z_.\-]*$")  # NAME, FILE: the reader's word
+PARSER = make_parser(exits=False)
+COMMANDS = {action for part in PARSER._subparsers._group_actions for action in part.choices}
+OTHERS = (
+    "aws,bash,brew,cd,curl,docker,export,git,kubectl,pip,python,python3,ray,sbatch,squeue,scancel,ssh,apptainer,tail"
+)
+
+
+def lines_of(text: str) -> Iterator[str]:
+    """Lines of the shell blocks with their continuation, and commands between backticks."""
+    for block in re.findall(r"^```bash\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
+        yield from block.replace("\\\n", " ").splitlines()
+    plain = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    yield from re.findall(r"`((?:ctvr|make) [^`]+)`", plain)
+
+
+def commands_of(line: str) -> Iterator[list[str]]:
+    """The words of each command of a line: what stands behind && ; | is another, and so is what `ray exec` runs."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;><")
+    lexer.whitespace_split, lexer.commenters = True, "#"
+    words: list[str] = []
+    into = False
+    for word in [*lexer, ";"]:
+        if word not in ("&&", "|", ";", ">", "<", "&"):
+            words += [] if into else [word]
+            continue
+        if into := word in (">", "<"):
+            continue
+        if words[:2] == ["ray", "exec"]:
+            yield from commands_of(words[-1])
+        elif words and words[0] not in ("...",):
+            yield words
+        words = []
+
+
+def check(words: list[str]) -> None:
+    if words[0] == "make":
+        assert words[1] in targets(), words
+    elif words[0] == "ctvr":
+        check_ctvr(words[1:])
+    elif words[0] == "python" and words[1] == "orchestrator/sweep.py":
+        check_ctvr(["sweep", *words[2:]])
+    elif words[:2] == ["ray", "submit"]:
+        check_ctvr(["sweep", *words[words.index("--") + 1 :]])
+    elif words[:2] == ["bash", "cluster/submit.sh"]:
+        check_ctvr(["sweep", *words[3:]])
+    elif words[0] in ("python", "bash", "sbatch") and not words[1].startswith("-"):
+        assert (ROOT / words[1].removeprefix("~/ctvr_src/")).exists(), words
+
+
+def check_ctvr(words: list[str]) -> None:
+    # `ctvr page` in a sentence names the command; a NAME behind an option that counts is some number
+    if (len(words) == 1 and words[0] in COMMANDS) or words in (["COMMAND", "--help"], ["--version"], ["cache", "gc"]):
+        return
+    given = PARSER.parse_args([word for word in words if word not in ("...", "--help")])
+    known = {
+        key: None if isinstance(value, str) and PLACE.match(value) else value for key, value in vars(given).items()
+    }
+    method = known.get("method") or (known.get("name") if given.command == "methods" else None)
+    if method and ":" not in method:
+        find(method)
+    assert (known.get("stream") or "mine") in OURS
+    for name in filter(None, (known.get("preset") or "").split(",")):
+        tables = preset_names() if given.command == "sweep" else ()
+        assert name in {*presets_known(method if method and ":" not in method else ""), *tables}, f"preset {name}"
+    if known.get("item"):
+        find_item(given.item)
+    if "kind" in known:
+        _check_words(given.kind, words_of(given.kind, given.files), given.videos)
+    for word in [*(known.get("overrides") or []), *(known.get("space") or [])]:
+        check_setting(word, method)
+
+
+@cache
+def presets_known(method: str) -> set[str]:
+    return {preset for owner in ([method] if method else [*METHODS, *CONFIGURATIONS]) for preset in presets_of(owner)}
+
+
+def check_setting(word: str, method: str | None) -> None:
+    name, equals, value = word.partition("=")
+    assert equals, word
+    group, dot, field = name.partition(".")
+    if name == "method":
+        find(value)
+        return
+    if group == "method" and dot:
+        if method and ":" in method:
+            return
+        owners = [cls for cls in map(find, [method] if method else METHODS) if field in cls.Config.__dataclass_fields__]
+        assert owners, f"{word}: no such setting of {method or 'any method'}"
+        if "," not in value and not PLACE.match(value):
+            check_value(owners[0].Config, field, value, group)
+        return
+    config = {**GROUPS, "search": SearchConfig}.get(group, RunConfig) if dot else RunConfig
+    if "," not in value and not PLACE.match(value):
+        check_value(config, field if dot else name, value, group if dot else "")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_of_a_document_parses_and_names_what_is_there(document):
+    for line in lines_of(document.read_text(encoding="utf-8")):
+        for words in commands_of(line):
+            assert words[0] in ("ctvr", "make", *OTHERS.split(",")) or words[0].startswith((".", "python")), line
+            try:
+                check(words)
+            except (ConfigError, AssertionError, ValueError, SystemExit) as error:
+                pytest.fail(f"{document.name}: {line.strip()}\n  {error}")
+
+
+def blocks_of(document: Path, language: str) -> list[str]:
+    text = document.read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_python_of_a_document_compiles_and_uses_public_names(document):
+    for block in blocks_of(document, "python"):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ctvr":
+                assert node.attr in ctvr.__all__
