@@ -158,6 +158,14 @@ again() {
   refuse_while_a_sweep_runs
   while read -r from to; do bring_mount "$from" "$to"; done < <(cat "$HOME/.ctvr_mounts" 2>/dev/null)
   prepare
+  watch_spot
+}
+
+watch_spot() { # for as long as the machine runs; it ends by itself where AWS will not take the machine away
+  [ -n "${CTVR_METADATA:-}" ] || grep -qs "Amazon EC2" /sys/devices/virtual/dmi/id/board_vendor || return 0
+  exec 8>"$HOME/.ctvr_spot.lock" # held by the one that runs
+  if flock -n 8; then setsid nohup bash "$HERE/cluster/spot.sh" >>"$HOME/ctvr_spot.log" 2>&1 </dev/null & fi
+  exec 8>&-
 }
 
 case "${1:-}" in

@@ -6,12 +6,15 @@ Nothing here needs a cloud: node settings are checked against EC2's own descript
 from __future__ import annotations
 
 import copy
+import http.server
 import os
 import re
 import shlex
 import stat
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -331,6 +334,55 @@ def test_a_node_is_not_started_again_below_a_sweep(node: Path) -> None:
     assert refused.returncode == 2
     assert "a sweep is running here" in refused.stderr
     assert script(node, SETUP, "again", **more).returncode == 0
+
+
+def test_a_spot_machine_that_is_taken_away_is_drained(node: Path) -> None:
+    """The machine's description is served here, with tokens as AWS has them."""
+    asked: list[str] = []
+    is_taken = threading.Event()
+
+    class Metadata(http.server.BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+        def do_PUT(self) -> None:
+            self.answer("token" if self.headers["X-aws-ec2-metadata-token-ttl-seconds"] else "")
+
+        def do_GET(self) -> None:
+            known = self.headers["X-aws-ec2-metadata-token"] == "token"
+            path = self.path.removeprefix("/latest/meta-data/")
+            asked.append(path)
+            notice = '{"action": "terminate"}' if is_taken.is_set() else ""
+            self.answer({"instance-life-cycle": "spot", "spot/instance-action": notice}[path] if known else "")
+
+        def answer(self, text: str) -> None:
+            self.send_response(200 if text else 404)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+    programs = node / "programs"
+    programs.mkdir()
+    (programs / "ray").write_text(f'#!/bin/bash\necho "$@" >{node}/drained\n')
+    (programs / "ray").chmod(0o755)
+    more = {"CTVR_UV": str(node / "uv"), "CTVR_VENV": str(node / "venv"), "CTVR_SPOT_SECONDS": "0.1"}
+    more["PATH"] = f"{programs}:{os.environ['PATH']}"
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        more["CTVR_METADATA"] = f"http://127.0.0.1:{server.server_port}"
+        for _ in range(2):  # the second leaves the first alone
+            assert script(node, SETUP, "again", **more).returncode == 0
+        is_taken.set()
+        until = time.monotonic() + 120
+        while not (node / "drained").exists() or not (node / "drained").read_text():
+            assert time.monotonic() < until, (node / "ctvr_spot.log").read_text()
+            time.sleep(0.05)
+        server.shutdown()
+    assert asked.count("instance-life-cycle") == 1
+    assert "AWS takes this machine away" in (node / "ctvr_spot.log").read_text()
+    from click.testing import CliRunner  # what Ray itself understands of these words
+    from ray.scripts.scripts import cli
+
+    words = shlex.split((node / "drained").read_text().replace("spot notice", "'spot notice'"))
+    assert "no cluster" in str(CliRunner().invoke(cli, [*words, "--address", "no cluster"]).exception)
 
 
 def test_every_start_of_ray_brings_the_node_back_first(cluster: Cluster) -> None:
