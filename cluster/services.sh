@@ -81,7 +81,7 @@ start() {
     --allowed-hosts "$ADDRESS:$PORT,localhost:*,127.0.0.1:*" \
     >"$FOLDER/server.log" 2>&1 </dev/null &
   echo $! >"$FOLDER/pid"
-  for _ in $(seq 90); do
+  for _ in $(seq 300); do
     if answers; then
       setsid nohup bash "$0" copies >>"$FOLDER/copies.log" 2>&1 </dev/null &
       echo "MLflow started at http://$ADDRESS:$PORT"
@@ -90,7 +90,7 @@ start() {
     kill -0 "$(cat "$FOLDER/pid")" 2>/dev/null || fail "MLflow ended while it started: $(tail -1 "$FOLDER/server.log")"
     sleep 2
   done
-  fail "MLflow does not answer at http://$ADDRESS:$PORT after 3 minutes. See $FOLDER/server.log."
+  fail "MLflow does not answer at http://$ADDRESS:$PORT after 10 minutes. See $FOLDER/server.log."
 }
 
 stop() {

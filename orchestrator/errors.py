@@ -95,11 +95,17 @@ class OutOfMemory(CtvrError, RuntimeError):
 
 
 class TrialFailed(CtvrError, RuntimeError):
-    """A trial ended without its result. `reason` is one line; `is_final`: the same would happen again."""
+    """A trial ended without its result.
 
-    def __init__(self, reason: str, is_final: bool = False) -> None:
-        super().__init__(reason, is_final)
-        self.reason, self.is_final = reason, is_final
+    Attributes:
+        reason: one line.
+        is_final: the same would happen again.
+        last_words: the worker's traceback and the end of its log, many lines; empty where nobody could read them.
+    """
+
+    def __init__(self, reason: str, is_final: bool = False, last_words: str = "") -> None:
+        super().__init__(reason, is_final, last_words)
+        self.reason, self.is_final, self.last_words = reason, is_final, last_words
 
     def __str__(self) -> str:
         return self.reason

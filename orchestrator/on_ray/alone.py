@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ray import tune
 
 from orchestrator.errors import TrialFailed
-from orchestrator.on_ray.failures import is_final, line_of
+from orchestrator.on_ray.failures import is_final, last_words, line_of
 from orchestrator.on_ray.plan import TrialPlan
 from orchestrator.on_ray.worker import Work, perform
 
@@ -38,7 +38,7 @@ def run_alone(work: Work) -> None:
         perform(work, Workers(device=_device(work.plan)), tune.report)
     except Exception as error:
         log.exception("trial %s failed", work.name)
-        raise TrialFailed(line_of(error), is_final=is_final(error)) from None
+        raise TrialFailed(line_of(error), is_final(error), last_words(error)) from None
     finally:
         _forget()
 

@@ -1,6 +1,12 @@
-"""Why a trial failed: what would come again, what is the loss of a machine, and the one line that says it."""
+"""Why a trial failed: what would come again, what is the loss of a machine, the one line that says it, and the many
+lines for whoever wants to know more."""
 
 from __future__ import annotations
+
+import contextlib
+import os
+import traceback
+from pathlib import Path
 
 from ray.train import ControllerError
 
@@ -9,6 +15,8 @@ from orchestrator.on_ray.internals import cause_of
 from orchestrator.redaction import redact
 
 NODE_DIED = "its node has died"  # in what Ray says of an actor; there is no class of error for it
+LOG_LINES, LOG_BYTES = 200, 100_000  # of a worker's log that are kept
+ASK_SECONDS = 15  # that a node may take to send the log of a worker that died
 
 
 def is_lost_node(error: BaseException) -> bool:
@@ -38,7 +46,56 @@ def explain(error: Exception) -> TrialFailed:
     causes = [cause_of(each) for each in getattr(error, "worker_failures", {}).values()] or [error]
     first = next((cause for cause in causes if is_final(cause)), None)
     lost = next((cause for cause in causes if "ActorDied" in type(cause).__name__), None)
-    return TrialFailed(line_of(first or lost or causes[0]), is_final=first is not None)
+    return TrialFailed(line_of(first or lost or causes[0]), first is not None, _words_of(first or lost or causes[0]))
+
+
+def _words_of(error: BaseException) -> str:
+    """What a worker said last: it noted that on its error, or left it in its log where it had no time to."""
+    return str(getattr(error, "last_words", "")) or words_of_the_dead(error)
+
+
+def note_last_words(error: BaseException) -> None:
+    """Keep on an error what `last_words` says of it: it travels with it to another process."""
+    with contextlib.suppress(AttributeError):  # a class with slots
+        error.last_words = last_words(error)  # type: ignore[attr-defined]
+
+
+def last_words(error: BaseException) -> str:
+    """The traceback of an error of this process, and what the process wrote last."""
+    text, log = "".join(traceback.format_exception(type(error), error, error.__traceback__)), _own_log()
+    return redact(f"{text}\n{_titled(log)}" if log else text)
+
+
+def _own_log() -> str:
+    """The end of what this process wrote to its standard error, where that is a file: Ray gives every worker one."""
+    try:
+        file = Path(os.readlink("/proc/self/fd/2"))
+        if not file.is_file():
+            return ""
+        with file.open("rb") as opened:
+            opened.seek(max(0, file.stat().st_size - LOG_BYTES))
+            return "\n".join(opened.read().decode(errors="replace").splitlines()[-LOG_LINES:])
+    except OSError:  # no Linux
+        return ""
+
+
+def words_of_the_dead(error: BaseException) -> str:
+    """The end of the log of an actor that was killed, asked of its node; empty where that cannot be had."""
+    actor = getattr(error, "actor_id", None)
+    if not actor or is_lost_node(error):  # its log went with it
+        return ""
+    from ray.util.state import get_log
+
+    try:
+        parts = get_log(actor_id=actor, suffix="err", tail=LOG_LINES, timeout=ASK_SECONDS, errors="replace")
+        lines = "".join(parts)
+    except Exception:  # the node is gone, or Ray's pages are: the line that says why it failed stands without it
+        return ""
+    return redact(f"{error}\n\n{_titled(lines[-LOG_BYTES:])}")
+
+
+def _titled(lines: str) -> str:
+    return f"The end of the worker's log (at most {LOG_LINES} lines):\n{lines}"
 
 
 def line_of(error: BaseException) -> str:

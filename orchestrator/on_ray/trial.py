@@ -13,7 +13,7 @@ from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig, 
 from ray.train.backend import BackendConfig
 
 from orchestrator.errors import TrialFailed
-from orchestrator.on_ray.failures import explain, is_final, is_lost_node, line_of
+from orchestrator.on_ray.failures import explain, is_final, is_lost_node, note_last_words
 from orchestrator.on_ray.internals import Trainer, cause_of
 from orchestrator.on_ray.nodes import is_started_here
 from orchestrator.on_ray.plan import TrialPlan
@@ -34,7 +34,11 @@ def train_worker(config: dict[str, Any]) -> None:
     work: Work = config["work"]
     context = ray.train.get_context()
     workers = Workers(context.get_world_rank(), context.get_world_size(), _device(work.plan))
-    perform(work, workers, ray.train.report)
+    try:
+        perform(work, workers, ray.train.report)
+    except Exception as error:
+        note_last_words(error)
+        raise
 
 
 def _device(plan: TrialPlan) -> torch.device:
@@ -82,7 +86,7 @@ class _EndOnMistake(UserCallback):
             if "owner has died" in f"{error} {cause_of(error)}":
                 raise ControllerError(TrialFailed("the trial's driver has ended"))
             if is_final(cause_of(error)):
-                raise ControllerError(TrialFailed(line_of(cause_of(error)), is_final=True))
+                raise ControllerError(explain(WorkerGroupError("", worker_exceptions)))
         if any(is_lost_node(error) for error in worker_exceptions.values()):
             return
         self.failures += 1

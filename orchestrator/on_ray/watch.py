@@ -14,7 +14,7 @@ from ray import cloudpickle, tune
 from orchestrator.console import duration, say
 from orchestrator.errors import ConfigError, TrialFailed
 from orchestrator.on_ray.capacity import ask_for_room, capacity
-from orchestrator.on_ray.failures import is_lost_node
+from orchestrator.on_ray.failures import is_lost_node, words_of_the_dead
 from orchestrator.on_ray.plan import GAIN, TrialPlan, run_name
 from orchestrator.redaction import redact
 from orchestrator.tracking.tracker import Tracker
@@ -152,12 +152,29 @@ class Watcher(tune.Callback):
             trial.max_failures += 1
         elif getattr(_innermost(error), "is_final", False):
             trial.max_failures = trial.num_failures
+        self._keep_words(trial, error)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self.ended.add(trial.trial_id)
         reason = _reason(trial)
         say(f"{self._label(trial)}  failed: {reason}", with_time=True)
+        self._keep_words(trial, _error(trial))
         self._close(trial, "FAILED", {"ctvr.error": reason})
+
+    def _keep_words(self, trial: Any, error: BaseException) -> None:
+        """Record what a worker said before it failed: on its run, or on the sweep's where it had not come to one."""
+        plan, inner = self._plan(trial), _innermost(error)
+        words = getattr(inner, "last_words", "") or words_of_the_dead(inner)
+        if not words:
+            return
+        name = run_name(plan, trial.config, trial.trial_id)
+        tracker = Tracker(plan.tracking_uri, Path(plan.root))
+        try:
+            runs = [run.run_id for run in tracker.find_runs(sweep=plan.sweep, tags={"ctvr.trial": name})]
+            for run in runs or filter(None, [plan.parent]):
+                tracker.log_text(run, f"failures/{'' if runs else f'{name}-'}{trial.num_failures}.txt", words)
+        except Exception as error:  # a server that is away must not end the sweep
+            log.warning("tracking: why %s failed was not recorded: %s", name, error)
 
     def _plan(self, trial: Any) -> TrialPlan:
         return self.plans[trial.config.get("row", "")]

@@ -135,7 +135,11 @@ class Tracker:
     def log_json(self, run_id: str, name: str, obj: Any) -> None:
         """Record `obj` as the artifact `name` (`.json` is added if it is missing)."""
         name = name if name.endswith(".json") else f"{name}.json"
-        self._tell(run_id, {"op": "text", "name": name, "text": json.dumps(obj, indent=1) + "\n"})
+        self.log_text(run_id, name, json.dumps(obj, indent=1) + "\n")
+
+    def log_text(self, run_id: str, name: str, text: str) -> None:
+        """Record `text` as the artifact `name`."""
+        self._tell(run_id, {"op": "text", "name": name, "text": text})
 
     def log_heatmap(self, run_id: str, name: str, matrix: Sequence[Sequence[float | None]]) -> None:
         """Draw a T x T lower-triangular matrix of R@1 as the artifact `<name>.png`."""

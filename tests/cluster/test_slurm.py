@@ -81,6 +81,10 @@ class Slurm:
     def state(self, job: str) -> str:
         return dict(re.findall(r"(\w+)=(\S+)", self.run("scontrol", "show", "job", job)))["JobState"]
 
+    def daemons(self) -> str:
+        """What Slurm itself says."""
+        return "\n".join(file.read_text() for file in sorted(self.folder.glob("slurm*.log")))
+
     def log(self, job: str) -> str:
         file = self.folder / f"ctvr-{job}.log"
         return file.read_text() if file.exists() else ""
@@ -91,8 +95,6 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     missing = [name for name in ("slurmctld", "slurmd", "munged", "sbatch") if not shutil.which(name, path=SBIN)]
     if missing or os.geteuid():
         pytest.skip(f"not here: {', '.join(missing) or 'root'} (apt-get install slurmctld slurmd slurm-client munge)")
-    if not importlib.util.find_spec("flask_wtf"):
-        pytest.skip("MLflow's passwords want Flask-WTF: pip install -c constraints.txt Flask-WTF")
     folder = tmp_path_factory.mktemp("slurm")
     (folder / "home").mkdir()
     text = CONFIGURATION.format(folder=folder, host=platform.node().split(".")[0], ports=free_ports(3))
@@ -123,7 +125,49 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
             munge.wait()
 
 
+STUBS = {  # what slurm.sbatch calls, but for Slurm's own programs
+    "python": f'exec {sys.executable} "$@"',
+    "ray": 'case "$*" in *--block*) exec sleep 600 ;; esac',
+    "ctvr": """
+echo "ctvr $*"
+case "$*" in *--resume*) exit 0 ;; esac
+mkdir -p "$CTVR_RUNS/sweeps/$3" && touch "$CTVR_RUNS/sweeps/$3/plan.json"
+trap 'echo ended in order; exit 130' INT
+while :; do sleep 0.2; done""",
+}
+
+
+def again(slurm: Slurm, job: str) -> str:
+    """What the job's log says when its second start has ended."""
+    wait_for(lambda: slurm.state(job) == "PENDING", slurm.log(job))
+    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm would wait two minutes
+    wait_for(lambda: slurm.state(job) not in ("PENDING", "RUNNING", "COMPLETING"), slurm.log(job))
+    assert slurm.state(job) == "COMPLETED", f"{slurm.log(job)}\n{slurm.daemons()}"
+    return slurm.log(job)
+
+
+def test_the_script_ends_in_order_and_is_queued_again(slurm: Slurm, tmp_path: Path) -> None:
+    """With programs that do nothing in the place of Ray and ctvr: seconds, where the test below takes minutes."""
+    (tmp_path / "bin").mkdir()
+    for name, does in STUBS.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{does}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    size = ["--nodes=2", "--cpus-per-task=1", "--gpus-per-node=0", "--time=60"]
+    more = f"ALL,CTVR_VENV={tmp_path},MLFLOW_TRACKING_URI=http://127.0.0.1:9,CTVR_RUNS={tmp_path / 'runs'}"
+    script = str(REPOSITORY / "cluster" / "slurm.sbatch")
+    job = slurm.run("sbatch", *size, f"--export={more}", script, "--name", "s", "--seeds", "0").split()[-1]
+    wait_for(lambda: "ctvr sweep" in slurm.log(job), "the driver's start")
+    slurm.run("scancel", "--signal=USR1", "--batch", job)
+    log = again(slurm, job)
+    assert "ctvr sweep --name s --address" in log
+    assert "ended in order" in log
+    assert f"job {job}, start 2, 2 nodes" in log
+    assert re.search(r"ctvr sweep --resume s --address \S+ --nodes 2$", log, re.MULTILINE)
+
+
 def test_a_job_whose_time_runs_out_is_queued_again_and_goes_on(slurm: Slurm, tmp_path: Path) -> None:
+    if not importlib.util.find_spec("flask_wtf"):
+        pytest.skip("MLflow's passwords want Flask-WTF: pip install -c constraints.txt Flask-WTF")
     search = ["--searcher", "grid", "--space", "method.lr=0,4e-6", "--scheduler", "none", "--seeds", "0"]
     fixed = ["optim.weight_decay=0.2", "method.train_scale=true", "method.frame_norm=none", "optim.epochs=60"]
     words = ["--method", "clip4clip", "--stream", str(write_stream(tmp_path, 4)), *search]
@@ -147,10 +191,7 @@ def test_a_job_whose_time_runs_out_is_queued_again_and_goes_on(slurm: Slurm, tmp
     first = committed()
     assert len(first) < 8
     assert "is not finished; its finished tasks are kept" in slurm.log(job)
-    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm would wait two minutes
-    wait_for(lambda: slurm.state(job) not in ("PENDING", "RUNNING", "COMPLETING"), slurm.log(job))
-    log = slurm.log(job)
-    assert slurm.state(job) == "COMPLETED", log
+    log = again(slurm, job)
     assert f"job {job}, start 2, 2 nodes" in log
     assert "resumed: finished tasks are kept" in log
     assert "2 complete, 0 stopped early, 0 failed" in log

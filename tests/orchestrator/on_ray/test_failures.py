@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 from ray.exceptions import ActorDiedError
@@ -61,5 +64,31 @@ def test_the_worker_that_died_is_named_before_those_that_lost_it():
 
 
 def test_a_failure_survives_the_way_between_processes():
-    again = pickle.loads(pickle.dumps(TrialFailed("why", is_final=True)))
-    assert (str(again), again.is_final) == ("why", True)
+    again = pickle.loads(pickle.dumps(TrialFailed("why", is_final=True, last_words="a\nb")))
+    assert (str(again), again.is_final, again.last_words) == ("why", True, "a\nb")
+
+
+def test_a_failure_carries_the_traceback_and_the_end_of_the_log_without_secrets(tmp_path):
+    """A worker of Ray has a file as its standard error; what it notes comes through both ways of failing."""
+    code = """
+import os, pickle, sys
+from orchestrator.on_ray.failures import note_last_words
+os.dup2(os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY), 2)
+for number in range(300):
+    print("line", number, os.environ["MY_TOKEN"], file=sys.stderr, flush=True)
+try:
+    {}["the setting"]
+except KeyError as error:
+    note_last_words(error)
+    sys.stdout.buffer.write(pickle.dumps(error))
+"""
+    environment = {**os.environ, "MY_TOKEN": "cAnArY-123456"}
+    words = [sys.executable, "-c", code, str(tmp_path / "log")]
+    error = pickle.loads(subprocess.run(words, env=environment, stdout=subprocess.PIPE, check=True).stdout)
+    found = pickle.loads(pickle.dumps(explain(WorkerGroupError("", {0: wrapped(error)}))))
+    assert str(found) == "KeyError: 'the setting'"
+    lines = found.last_words.splitlines()
+    assert lines[0].startswith("Traceback")
+    assert "KeyError: 'the setting'" in lines
+    assert lines[-200:] == [f"line {number} ***" for number in range(100, 300)]
+    assert "line 99 " not in found.last_words

@@ -81,7 +81,11 @@ def test_a_stopped_and_a_failed_trial_are_closed_in_mlflow(plan, capsys):
     watcher = Watcher(plan, 3, 3, 2)
     watcher.on_trial_result(0, [], trial("a_1"), row(1))
     watcher.on_trial_complete(0, [], trial("a_1"))
-    watcher.on_trial_error(0, [], trial("a_0", kept(TrialFailed("data.x: is wrong."), Path(plan.root))))
+    error = kept(TrialFailed("data.x: is wrong.", last_words="Traceback\nof a worker"), Path(plan.root))
+    watcher.on_trial_error(0, [], trial("a_0", error))
+    assert tracker.download(ids["a_0"], "failures/0.txt").read_text() == "Traceback\nof a worker"
+    Watcher(replace(plan, parent=parent), 1, 3, 2).on_trial_recover(0, [], trial("b", error))  # it opened no run
+    assert tracker.download(parent, "failures/s-lora-b-0.txt").read_text() == "Traceback\nof a worker"
     runs = {run.run_id: run for run in Tracker(plan.tracking_uri, Path(plan.root)).find_runs(sweep="s")}
     assert (runs[ids["a_1"]].status, runs[ids["a_1"]].tags["ctvr.stopped"]) == ("FINISHED", "asha after task 1")
     assert (runs[ids["a_0"]].status, runs[ids["a_0"]].tags["ctvr.error"]) == ("FAILED", "data.x: is wrong.")
