@@ -5,7 +5,7 @@ Shapes: n categories, P pairs, R draws, d width of the features. The two modalit
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from methods.base import unit
 from methods.layers.gather import world_size
+from methods.layers.transfer import to_device
 
 
 def dispersion(features: Tensor) -> Tensor:
@@ -86,11 +87,15 @@ class ClassStatistics(nn.Module):
             aligned: (2, P, d) the same where they are aligned with prototypes.
             normalise: bring the means to length 1, as below eq. 13; the released code does not.
         """
+        self._add(category, pairs, aligned, normalise, self.categories.tolist())
+
+    def _add(self, category: int, pairs: Tensor, aligned: Tensor, normalise: bool, known: Sequence[int]) -> None:
+        """`add`, told what `categories` holds."""
         both, aligned = pairs.float(), aligned.float()
         mean = both.mean(dim=1)
         variance = both.var(dim=1, correction=1 if both.shape[1] > 1 else 0)  # (2, d)
-        keep = self.categories != category
-        is_first = len(self.categories) == 0
+        device = self.categories.device
+        keep = to_device([row for row, other in enumerate(known) if other != category], device)
         new = {
             "means": unit(mean) if normalise else mean,
             "sigmas": variance.mean(dim=-1).sqrt(),
@@ -99,20 +104,23 @@ class ClassStatistics(nn.Module):
         }
         for name, value in new.items():
             old = getattr(self, name)
-            setattr(self, name, value[:, None] if is_first else torch.cat([old[:, keep], value[:, None]], dim=1))
-        number = torch.tensor([category], device=self.categories.device)
-        self.categories = torch.cat([self.categories[keep], number])
+            setattr(self, name, torch.cat([old[:, keep], value[:, None]], dim=1) if known else value[:, None])
+        self.categories = torch.cat([self.categories[keep], to_device([category], device)])
 
     @torch.no_grad()
     def observe(self, batches: Iterable[tuple[Tensor, Tensor, Tensor]], normalise: bool) -> None:
         """`add` for every category of (categories (B,), features (2, B, d), aligned features (2, B, d))."""
+        seen = list(batches)
+        rows = ((features[:, row], aligned[:, row]) for _, features, aligned in seen for row in range(aligned.shape[1]))
+        numbers = torch.cat([self.categories, *(categories for categories, _, _ in seen)]).tolist()  # one wait
+        known = numbers[: len(self)]
         found: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        for categories, features, aligned in batches:
-            for row, category in enumerate(categories.tolist()):
-                found.setdefault(category, []).append((features[:, row], aligned[:, row]))
+        for category, pair in zip(numbers[len(self) :], rows, strict=True):
+            found.setdefault(category, []).append(pair)
         for category, pairs in found.items():
             features, aligned = (torch.stack(side, dim=1) for side in zip(*pairs))
-            self.add(category, features, aligned, normalise)
+            self._add(category, features, aligned, normalise, known)
+            known = [*(other for other in known if other != category), category]
 
     def geometry(self) -> dict[str, float]:
         """What (P1)-(P3) of section 4.1 speak of, over the categories so far; empty before the first.
@@ -122,15 +130,16 @@ class ClassStatistics(nn.Module):
         """
         if not len(self):
             return {}
-        found = {"modality_gap": float((1 - unit(self.aligned[0]) @ unit(self.aligned[1]).mT).diagonal().mean())}
+        found = {"modality_gap": (1 - unit(self.aligned[0]) @ unit(self.aligned[1]).mT).diagonal().mean()}
         n = len(self)
-        different = ~torch.eye(n, dtype=torch.bool, device=self.aligned.device)
+        different = to_device([place for place in range(n * n) if place % (n + 1)], self.aligned.device)
         for name, means, spread in zip(("text", "video"), self.aligned, self.dispersions):
-            found[f"micd_{name}"] = float(spread.mean())
+            found[f"micd_{name}"] = spread.mean()
             if n > 1:
                 centred = unit(means - means.mean(dim=0))
-                found[f"angle_{name}"] = float(((centred @ centred.mT)[different] + 1 / (n - 1)).abs().mean())
-        return found
+                inner = (centred @ centred.mT).flatten()[different]
+                found[f"angle_{name}"] = (inner + 1 / (n - 1)).abs().mean()
+        return dict(zip(found, torch.stack(list(found.values())).tolist()))  # one wait
 
     @torch.no_grad()
     def draw(self, count: int, sigma: float | None = None) -> tuple[Tensor, Tensor, Tensor]:

@@ -82,17 +82,16 @@ def rank(
     other = _picked(tiles, torch.where(twin >= 0, twin, target)) if bool((twin >= 0).any()) else own
     place = to_device(target, own.device)
     best = own.new_full((columns[-1],), -math.inf).scatter_reduce_(0, place, own, "amax")
-    equals = torch.bincount(group[(own == best[place]).cpu()])  # own captions as good as the best one
-    found = _count(tiles, own, best, group)
-    own, other = own.cpu(), other.cpu()
     beats = ((own > other).double() + (own >= other).double()) / 2
+    counts, beats, is_best = _on_cpu(_count(tiles, own, best, group), beats, own == best[place])
+    equals = torch.bincount(group[is_best.bool()])  # own captions as good as the best one
     return Ranked(
-        to_videos=(found.captions.cpu() + 1) / 2,
-        own=(found.own_captions.cpu() + 1) / 2,
+        to_videos=(counts.captions + 1) / 2,
+        own=(counts.own_captions + 1) / 2,
         captioned=captioned,
-        videos=(found.groups.cpu()[captioned] + 1) / 2,
-        own_videos=(found.own_groups.cpu()[captioned] + 1) / 2,
-        captions=(found.all_captions.cpu()[captioned] - equals + 2) / 2,
+        videos=(counts.groups[captioned] + 1) / 2,
+        own_videos=(counts.own_groups[captioned] + 1) / 2,
+        captions=(counts.all_captions[captioned] - equals + 2) / 2,
         beats_twin=torch.where(twin >= 0, beats, math.nan),
     )
 
@@ -181,6 +180,13 @@ class _Counts:
     groups: Tensor  # captioned videos whose best caption fits a video better than its own best does
     own_groups: Tensor  # those of its task
     all_captions: Tensor  # captions that fit a video better than its own best does
+
+
+def _on_cpu(counts: _Counts, *others: Tensor) -> tuple[_Counts, Tensor, Tensor]:
+    """Counts and two vectors in float64, by one copy: the host of a GPU waits once for a ranking."""
+    parts = [*vars(counts).values(), *(x.double() for x in others)]
+    *found, first, second = torch.cat(parts).cpu().split([len(x) for x in parts])
+    return _Counts(*found), first, second
 
 
 def _count(tiles: _Tiles, own: Tensor, best: Tensor, group: Tensor) -> _Counts:

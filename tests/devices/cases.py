@@ -24,7 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
     "moe_adapter, no dropout": {"dropout": 0.0},
     "structalign, in full": {},
     "camoe, in full": {},
-    "ewc:clip4clip": {},
+    "ewc, around an LSTM": {"base_settings": {"sim_header": "seqLSTM"}},
     "clip_vip, interpolated": {"temporal_size": 3},
     "clip4clip, accumulated": {"optim": {"accumulate": 2}},
     "clip4clip, best epoch": {"evaluation": {"select": "best"}, "optim": {"epochs": 2, "name": "adamw_hf"}},

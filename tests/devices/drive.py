@@ -66,7 +66,7 @@ class Noise:
         return np.random.default_rng(seed).integers(0, 255, (FRAMES, 32, 32, 3), dtype=np.uint8)
 
 
-def make_method(name: str, **settings: Any) -> Method:
+def make_method(name: str, base_settings: Mapping[str, Any] | None = None, **settings: Any) -> Method:
     """With its own defaults on the small backbone; `ewc:clip4clip` names the base."""
     torch.manual_seed(5)
     name, _, base = name.partition(":")
@@ -74,7 +74,7 @@ def make_method(name: str, **settings: Any) -> Method:
     own = {"num_frames": FRAMES} if "num_frames" in cls.Config.__dataclass_fields__ else {}
     if cls.wraps:
         config = cls.Config(**{**own, **({"base": base} if base else {}), **settings})
-        return cls(config, make_method(config.base))
+        return cls(config, make_method(config.base, **(base_settings or {})))
     return cls(cls.Config(**{**own, **settings}), make_small_clip())
 
 
@@ -171,8 +171,8 @@ class Report:
 
 
 def _is_counted(phase: str, place: str) -> bool:
-    """Of a search only what the method makes wait: the evaluation has to copy features and ranks of every block."""
-    return phase != "search" or place.startswith("methods/")
+    """Of a search only what the method makes wait: the evaluation has to copy features of every block, and ranks."""
+    return place.startswith("search methods/" if phase == "search" else f"{phase} ")
 
 
 def examine(name: str, precision: Precision, beside_cpu: bool = False, **more: Any) -> Report:
@@ -198,8 +198,9 @@ def examine(name: str, precision: Precision, beside_cpu: bool = False, **more: A
     places: Counter[str] = Counter()
     for phase, seen in last.items():
         for each in seen:
-            places.update({f"{phase} {place}": n for place, n in each.waits.items() if _is_counted(phase, place)})
-    waits = {phase: sum(n for place, n in places.items() if place.startswith(f"{phase} ")) for phase in PHASES}
+            places.update({f"{phase} {place}": n for place, n in each.waits.items()})
+    waits = {phase: sum(n for place, n in places.items() if _is_counted(phase, place)) for phase in PHASES}
+    assert sum(n for place, n in places.items() if "learning/ranking.py" in place) <= 1, "ranks are read at once"
     operators: Counter[str] = Counter()
     for watch in watches["steps"]:
         operators.update(watch.operators)

@@ -6,11 +6,12 @@ computed on the numbers. Found are:
 
     devices      a CPU tensor with dimensions beside one of the device, a CPU generator, a conversion to NumPy
     types        matrix products of integers; under autocast CUDA's own lists decide who gets bfloat16
+    cuDNN        the backward pass of an LSTM that ran in evaluation mode
     waits        reads of the device by the host, and copies that block: the lines of ours that ask for them
     operators    all that were dispatched, by name
 
 It does not see kernels and their numbers (they are the CPU's), streams, memory, time, autocast's cache of cast weights,
-what cuDNN refuses, or collectives of NCCL.
+what else cuDNN refuses, or collectives of NCCL.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -329,6 +330,35 @@ class _Factories(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
+class _NoWayBack(torch.autograd.Function):
+    """What cuDNN computed for evaluation alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        raise Trespass("cudnn RNN backward can only be called in training mode")
+
+
+def _lstm(plain: Callable[..., Any], x: Tensor, state: Any, weights: Any, *given: Any) -> Any:
+    """One layer and direction, rows first, as torch's formula has it: the device has no kernel of its own."""
+    if not isinstance(x, Pretended):
+        return plain(x, state, weights, *given)
+    has_bias, layers, _, is_training, is_bidirectional, is_batch_first = given
+    assert (has_bias, layers, is_bidirectional, is_batch_first) == (True, 1, False, True)
+    (h, c), (w_in, w_own, b_in, b_own) = (part[0] for part in state), weights
+    found = []
+    for step in x.unbind(dim=1):
+        i, f, g, o = (nn.functional.linear(step, w_in, b_in) + nn.functional.linear(h, w_own, b_own)).chunk(4, dim=1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        found.append(h)
+    y = torch.stack(found, dim=1)
+    return (y if is_training else _NoWayBack.apply(y)), h[None], c[None]
+
+
 def _pin(x: Tensor, *given: Any) -> Tensor:
     pinned = x.clone()
     pinned.is_pretended_pinned = True  # type: ignore[attr-defined]
@@ -372,6 +402,8 @@ def pretended() -> Iterator[torch.device]:
         mock.patch.object(torch.cuda, "reset_peak_memory_stats", return_value=None),
         mock.patch.object(torch.cuda, "max_memory_allocated", return_value=0),
         mock.patch.object(Tensor, "pin_memory", _pin),
+        mock.patch.object(torch._VF, "lstm", partial(_lstm, torch._VF.lstm)),
+        mock.patch.object(nn.RNNBase, "flatten_parameters", return_value=None),
         mock.patch.object(_foreach_utils, "_foreach_supported_types", [torch.Tensor, Pretended]),
     )
     with ExitStack() as stack:

@@ -8,7 +8,10 @@ or an accident shows one that the tests would have let pass.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
+
+from tests.mutants import bugs_of_places
 
 
 class Bug(NamedTuple):
@@ -31,7 +34,7 @@ def tests_of(file: str) -> tuple[str, ...]:
 
 
 def _bugs() -> Iterator[Bug]:
-    for file, lines in LINES.items():
+    for file, lines in chain(LINES.items(), bugs_of_places.LINES.items()):
         for before, after, breaks, *tests in lines:
             yield Bug(file, before, after, breaks, tuple(tests) or tests_of(file))
 
@@ -656,18 +659,18 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "ties are won",
         ),
         (
-            "to_videos=(found.captions.cpu() + 1) / 2,",
-            "to_videos=(found.captions.cpu() + 2) / 2,",
+            "to_videos=(counts.captions + 1) / 2,",
+            "to_videos=(counts.captions + 2) / 2,",
             "the video is a tie",
         ),
         (
-            "own=(found.own_captions.cpu() + 1) / 2,",
-            "own=(found.captions.cpu() + 1) / 2,",
+            "own=(counts.own_captions + 1) / 2,",
+            "own=(counts.captions + 1) / 2,",
             "R@1 among the task's own videos is that among all",
         ),
         (
-            "captions=(found.all_captions.cpu()[captioned] - equals + 2) / 2,",
-            "captions=(found.all_captions.cpu()[captioned] + 1) / 2,",
+            "captions=(counts.all_captions[captioned] - equals + 2) / 2,",
+            "captions=(counts.all_captions[captioned] + 1) / 2,",
             "a video's own captions beat each other",
         ),
         ("maxima[0] = torch.maximum(maxima[0], carry)", "pass", "captions of a video count in one tile alone"),

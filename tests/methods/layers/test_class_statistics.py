@@ -33,6 +33,20 @@ def test_means_have_length_one_if_asked():
     torch.testing.assert_close(statistics.means[:, 0, 0], torch.tensor([1.0, 2.0]))
 
 
+def test_tasks_that_are_observed_are_their_categories_added_one_by_one():
+    torch.manual_seed(0)
+    one, other = ClassStatistics(), ClassStatistics()
+    for numbers in ([4, 2, 4, 2, 2], [7, 2, 7, 7, 2]):  # category 2 comes again, and is replaced
+        categories, pairs, aligned = torch.tensor(numbers), torch.randn(2, 5, 8), torch.randn(2, 5, 8)
+        one.observe(
+            ((categories[part], pairs[:, part], aligned[:, part]) for part in (slice(0, 3), slice(3, 5))), False
+        )
+        for number in dict.fromkeys(numbers):
+            other.add(number, pairs[:, categories == number], aligned[:, categories == number], False)
+    assert one.categories.tolist() == [4, 7, 2]
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+
+
 def test_drawn_features_lie_around_their_category_as_far_as_its_own_modality():
     statistics = filled()
     categories, text, video = statistics.draw(20_000)

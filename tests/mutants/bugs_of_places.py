@@ -1,0 +1,198 @@
+"""Bugs that show on a GPU alone, or on several workers: one for each that was found once and has been mended since."""
+
+from __future__ import annotations
+
+SETTING_UP = "tests/orchestrator/learning/test_run.py::test_a_run_sets_its_device_up_and_says_where_it_will_not_repeat"
+PRETENDED = "tests/devices/test_devices.py::test_a_method_stays_on_its_device_repeats_and_waits_no_more_than_its_budget"
+ON_A_GPU = f"{PRETENDED}[clip4clip]"
+ON_TWO_WORKERS = "tests/workers/test_workers.py::test_a_few_methods_are_equal_on_two_workers_and_planted_faults_are_not"
+TRIALS = "tests/orchestrator/on_ray/test_trial.py"
+LEFT_OUT = "tests/orchestrator/learning/test_run.py"
+
+# As LINES of bugs.py
+LINES: dict[str, list[tuple[str, ...]]] = {
+    # ----------------------------------------------------------------------------------- a GPU's numbers repeat
+    "orchestrator/data/device.py": [
+        (
+            "torch.use_deterministic_algorithms(is_repeatable)",
+            "torch.use_deterministic_algorithms(is_repeatable, warn_only=True)",
+            "attention's backward pass is free on a GPU",
+        ),
+        (
+            "torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # unread",
+            "torch.utils.deterministic.fill_uninitialized_memory = True",
+            "memory is filled that is written anyway",
+        ),
+        ("torch.backends.cudnn.allow_tf32 = False", "pass", "convolutions of a GPU are rounded to TF32"),
+        ("if not torch.cuda.is_available():", "if False:", "a GPU that torch cannot use is said nowhere"),
+        (
+            "except torch.OutOfMemoryError as error:",
+            "except MemoryError as error:",
+            "memory that is too small is said without the remedy",
+        ),
+    ],
+    "orchestrator/learning/run.py": [
+        (
+            "prepare_device(workers.device, experiment.run.repeatable)",
+            "prepare_device(workers.device)",
+            "repeatable=false frees no kernel",
+            SETTING_UP,
+        ),
+        ("if share > MOST_LEFT_OUT:", "if share > 1:", "any share of pairs is left out", LEFT_OUT),
+        (
+            "if share and workers.rank == 0:",
+            "if share > 1 and workers.rank == 0:",
+            "nobody hears of pairs that are left out",
+            LEFT_OUT,
+        ),
+    ],
+    "orchestrator/data/frozen_features.py": [
+        ("**numerics(device),", "", "features do not know how a GPU was set up"),
+    ],
+    "orchestrator/bench/gpu.py": [("prepare_device(device)", "pass", "a GPU is measured with free kernels")],
+    "methods/layers/sequence_headers.py": [
+        (
+            "self.lstm.train(self.training or torch.is_grad_enabled())",
+            "self.lstm.train(self.training)",
+            "EWC takes gradients where cuDNN has none",
+        ),
+    ],
+    # ------------------------------------------------------------------------------------------- a GPU is waited for
+    "orchestrator/learning/progress.py": [
+        (
+            'self._where, self._every = where, EVERY if device.type == "cuda" else 1',
+            "self._where, self._every = where, 1",
+            "the losses of every step are read from a GPU",
+            ON_A_GPU,
+        ),
+    ],
+    "methods/layers/transfer.py": [
+        (
+            "return host.pin_memory().to(device, non_blocking=True)",
+            "return host.to(device)",
+            "copies to a GPU are waited for",
+            ON_A_GPU,
+        ),
+    ],
+    # ------------------------------------------------------------------------------------------ a GPU of one's own
+    "orchestrator/on_ray/alone.py": [("require_gpu()", "pass", "a CPU stands in for a GPU", TRIALS)],
+    "orchestrator/on_ray/featurize.py": [
+        (
+            'device = torch.device("cuda" if has_gpu else "cpu")',
+            'device = torch.device("cuda" if torch.cuda.is_available() else "cpu")',
+            "all towers take the first GPU",
+            TRIALS,
+        ),
+        ("require_gpu()", "pass", "a tower takes the CPU in a GPU's stead", TRIALS),
+    ],
+    "orchestrator/on_ray/trial.py": [
+        ("require_gpu()", "pass", "a CPU stands in for a GPU", TRIALS),
+        (
+            "return TorchConfig(backend=backend, timeout_s=round(3600 * plan.patience))",
+            "return TorchConfig(backend=backend)",
+            "workers wait half an hour for one that decodes",
+            TRIALS,
+        ),
+        (
+            'backend = "cpu:gloo,cuda:nccl" if plan.gpus_per_worker >= 1 else "gloo"',
+            'backend = "nccl" if plan.gpus_per_worker >= 1 else "gloo"',
+            "objects go over a GPU",
+            TRIALS,
+        ),
+    ],
+    # ------------------------------------------------------------------------------------------------ W workers are one
+    "methods/layers/mixing.py": [
+        (
+            "return x * (torch.arange(x.shape[1], device=x.device) <= state.eot[:, None])[..., None]",
+            "return x",
+            "pads of a longer caption beside a pair are mixed into it",
+        ),
+    ],
+    "orchestrator/learning/evaluate.py": [
+        (
+            "tokens = cut(tokens) if method.reads_pads else tokens",
+            "tokens = tokens",
+            "queries have pads that no query needs",
+            "tests/methods/test_structalign.py",
+        ),
+        (
+            "own = tokens[part] if method.reads_pads else cut(tokens[part])",
+            "own = cut(tokens[part])",
+            "evaluation.batch_size decides what pads a caption has",
+            "tests/methods/test_structalign.py",
+        ),
+    ],
+    "orchestrator/data/batches.py": [
+        (
+            "own.append(batch[rank * count : (rank + 1) * count])",
+            "own.append(batch[rank::workers])",
+            "gathered rows are in another order than one worker's",
+        ),
+        (
+            "tokens=self._captions(chosen, width),",
+            "tokens=self._captions(chosen, None),",
+            "pads of training captions are those of the batch",
+        ),
+    ],
+    "methods/der.py": [
+        (
+            "video, text, kept_video, kept_text = (gather(x) for x in (video, text, kept_video, kept_text))",
+            "pass",
+            "similarities are compared on each worker alone",
+            ON_TWO_WORKERS,
+        ),
+    ],
+    "methods/er_ring.py": [
+        (
+            "count = max(round(self.config.ratio * pairs * workers), int(self.config.ratio > 0))",
+            "count = round(self.config.ratio * pairs) * workers",
+            "few memory pairs are rounded to none",
+        ),
+    ],
+    "methods/layers/memory.py": [
+        (
+            "return to_device(deal(drawn, self.videos.device, sizes), self.videos.device)",
+            "return to_device(drawn[: sizes[0]], self.videos.device)",
+            "workers draw apart, and a pair twice",
+            ON_TWO_WORKERS,
+        ),
+    ],
+    "methods/zscl.py": [
+        (
+            "count = size * math.ceil((self.config.reference_images or len(batch.videos) * size) / size)",
+            "count = size * (self.config.reference_images or len(batch.videos))",
+            "reference images count on each worker",
+        ),
+    ],
+    "orchestrator/learning/loop.py": [
+        (
+            "return self.workers.mean(progress.means())  # a term may be a mean over a worker's own pairs",
+            "return progress.means()",
+            "the log is one worker's",
+            ON_TWO_WORKERS,
+        ),
+    ],
+    "methods/layers/gather.py": [
+        (
+            "return grad[start : start + ctx.rows] * world_size()",
+            "return (dist.all_reduce(grad := grad.clone()), grad[start : start + ctx.rows])[1]",
+            "a collective of a backward pass may cross DDP's",
+            ON_TWO_WORKERS,
+        ),
+    ],
+    "methods/xpool.py": [
+        (
+            "if world_size() == 1 or not self.training:",
+            "if True:",
+            "workers drop other numbers of the same pairs",
+        ),
+    ],
+    "orchestrator/learning/workers.py": [
+        (
+            'names = ("forward_sync_buffers", "broadcast_buffers")  # before torch 2.13 it had the second name',
+            'names = ("broadcast_buffers",)',
+            "several workers are warned of a deprecated argument",
+            ON_TWO_WORKERS,
+        ),
+    ],
+}
