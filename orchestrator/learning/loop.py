@@ -160,9 +160,7 @@ class Loop:
         way_of(self.method, optim.accumulate)  # refused before anything is trained
         optimizer = make_optimizer(groups, optim, self.method)
         tasks = list(range(task.index + 1)) if self.method.trains_on == "seen" else [task.index]
-        losses: nn.Module = Losses(self.method)
-        if self.workers.size > 1:
-            losses = nn.parallel.DistributedDataParallel(losses, find_unused_parameters=True, broadcast_buffers=False)
+        losses = self.workers.averaging(Losses(self.method))
         per_epoch = math.ceil(self.data.steps(tasks, self.workers.size) / optim.accumulate)
         best: tuple[float, dict[str, Tensor]] | None = None
         waited = 0

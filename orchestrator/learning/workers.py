@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,6 +60,18 @@ class Workers:
         dist.all_reduce(whole)
         found = dict(zip(names, (whole / self.size).tolist()))
         return {name: found[name] for name in values}
+
+    def averaging(self, module: nn.Module) -> nn.Module:
+        """The module itself where there is one worker; else one whose gradients are their means over all workers.
+
+        Some parameters may have no gradient. Buffers are equal on all workers, so that no step sends them.
+        """
+        if self.size == 1:
+            return module
+        parallel: Callable[..., nn.Module] = nn.parallel.DistributedDataParallel
+        names = ("forward_sync_buffers", "broadcast_buffers")  # before torch 2.13 it had the second name
+        unsent = next(name for name in names if name in inspect.signature(parallel).parameters)
+        return parallel(module, find_unused_parameters=True, **{unsent: False})
 
     def union(self, names: set[str]) -> set[str]:
         """The names that any worker has, on every worker."""

@@ -60,10 +60,10 @@ class _AtEnd(torch.autograd.Function):
 class Averaging(nn.Module):
     """What DDP is to the loop."""
 
-    def __init__(self, module: nn.Module, find_unused_parameters: bool, broadcast_buffers: bool) -> None:
+    def __init__(self, module: nn.Module, find_unused_parameters: bool, forward_sync_buffers: bool) -> None:
         super().__init__()
         assert find_unused_parameters
-        assert not broadcast_buffers
+        assert not forward_sync_buffers
         self.module, self.is_queued = module, False
         for value in module.state_dict().values():
             dist.broadcast(value, src=0)

@@ -156,15 +156,20 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def gradients(seen: list[bytes]) -> Iterator[None]:
-    """Note every gradient that comes back to `gather`: behind it all workers compute the same."""
+    """Note every gradient that comes back to `gather`: behind it all workers compute the same, and say nothing."""
     plain = gather._AllGather.backward
 
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         seen.append(grad.cpu().numpy().tobytes())
-        return plain(ctx, grad)
+        with mock.patch.multiple(dist, **dict.fromkeys(("all_reduce", "all_gather", "broadcast"), _refuse)):
+            return plain(ctx, grad)
 
     with mock.patch.object(gather._AllGather, "backward", staticmethod(backward)):
         yield
+
+
+def _refuse(*given: Any, **named: Any) -> None:
+    raise AssertionError("a backward pass has a collective of its own, which could cross those of the averaging")
 
 
 @contextmanager

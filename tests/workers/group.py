@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+import warnings
 from collections.abc import Sequence
 from multiprocessing import get_context
 from pathlib import Path
@@ -26,6 +27,7 @@ class Hang(AssertionError):
 
 def _work(rank: int, size: int, cases: Sequence[Case], folder: str, store: str, news: Any) -> None:
     torch.set_num_threads(1)
+    warnings.simplefilter("error", FutureWarning)  # what torch is about to forget
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{size}", rank=rank, world_size=size)
     for number, case in enumerate(cases):
         news.put((rank, number, False, ""))
