@@ -61,8 +61,8 @@ def _backend(plan: TrialPlan) -> BackendConfig:
 
     # NCCL wants a GPU for each process. Asked of the plan: the driver of a trial may see no GPU itself. What lies on
     # the CPU (objects, galleries) goes by gloo. Rank 0 may decode a whole stream while the others wait for it
-    has_own = plan.gpus_per_worker >= 1
-    return TorchConfig(backend="cpu:gloo,cuda:nccl" if has_own else "gloo", timeout_s=round(3600 * plan.patience))
+    backend = "cpu:gloo,cuda:nccl" if plan.gpus_per_worker >= 1 else "gloo"
+    return TorchConfig(backend=backend, timeout_s=round(3600 * plan.patience))
 
 
 class _EndOnMistake(UserCallback):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from methods.layers.transfer import cut
 from orchestrator.data.batches import StreamData
+from orchestrator.data.device import prepare_device
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.settings import DataConfig
 from orchestrator.errors import ConfigError
@@ -75,6 +76,7 @@ class Model:
     _others: dict[tuple[str, ...], Block] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        prepare_device(self.device, self.trained.experiment.run.repeatable)
         self.trained.method.to(self.device)
 
     @property

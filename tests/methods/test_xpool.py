@@ -1,3 +1,4 @@
+import copy
 import math
 
 import pytest
@@ -130,6 +131,17 @@ def test_dropout_acts_in_training_only(method):
     assert torch.equal(method.score(q, f), method.score(q, f))
     method.train()
     assert not torch.equal(method.score(q, f), method.score(q, f))
+
+
+def test_workers_that_score_the_same_pairs_drop_the_same_numbers(method, monkeypatch):
+    monkeypatch.setattr("methods.xpool.world_size", lambda: 2)
+    workers, ones = [copy.deepcopy(method.pooling).train() for _ in range(2)], torch.ones(40, 16)
+    for seed, worker in enumerate(workers):
+        torch.manual_seed(seed)
+        worker.dropout = 0.5
+        worker.masks = [worker._dropped(ones) for _ in range(2)]
+    assert torch.equal(workers[0].masks[0], workers[1].masks[0])
+    assert not torch.equal(*workers[0].masks)
 
 
 def test_clip_and_head_are_trained_at_their_own_rates(small_clip):

@@ -10,10 +10,13 @@ from orchestrator.bench import gpu
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_measurements_for_a_gpu_run_on_a_cpu_too(precision: str) -> None:
+def test_the_measurements_for_a_gpu_run_on_a_cpu_too(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[torch.device] = []
+    monkeypatch.setattr(gpu, "prepare_device", prepared.append)
     row = gpu.time_step(
         "framefusion_moe", load_backbone(TINY, "shipped"), precision, torch.device("cpu"), pairs=2, frames=2, steps=2
     )
+    assert prepared == [torch.device("cpu")]  # as a run prepares it
     assert row.workers == 1
     assert min(row.step_ms, row.videos_per_second, row.encoded_per_second) > 0
     assert "| framefusion_moe | " in gpu.to_markdown([row])

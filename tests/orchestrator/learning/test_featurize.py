@@ -5,24 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from methods.backbone.clip import VisionTower
 from orchestrator.errors import ConfigError, StoreError
 from orchestrator.jobs.cache import build_cache
 from orchestrator.jobs.deployment import Deployment
+from orchestrator.learning import featurize
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
 from orchestrator.store.store import Store
 
 
 def test_a_run_finds_what_a_build_has_made(tmp_path, manifest, small_stream, monkeypatch):
-    where = Deployment(runs=tmp_path)
+    where, prepared = Deployment(runs=tmp_path), []
+    monkeypatch.setattr(featurize, "prepare_device", lambda *given: prepared.append(given))
     frames, features = build_cache(manifest, {}, where, features=True).splitlines()
     assert frames == "stream small: 30 videos decoded, 0 were in the store"
     assert features == "stream small: features of 30 videos made, 0 were in the store"
     assert build_cache(manifest, {}, where, features=True).splitlines()[1] == (
         "stream small: features of 0 videos made, 30 were in the store"
     )
+    assert set(prepared) == {(torch.device("cuda" if torch.cuda.is_available() else "cpu"), True)}  # as by a run
     monkeypatch.setattr(VisionTower, "prefix", None)  # nothing is computed again
     made = len(Store.open(tmp_path / "store").list("features"))
     settings = {"method": "framefusion_moe", "method.use_ffa": False, "method.num_experts": 2, "optim.epochs": 1}

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
-from orchestrator.errors import ConfigError
+from orchestrator.data.batches import StreamData
+from orchestrator.data.settings import DataConfig
+from orchestrator.errors import ConfigError, OutOfMemory
+from orchestrator.learning import run
 from orchestrator.learning.resolve import resolve
-from orchestrator.learning.run import Places, execute, splits_of
+from orchestrator.learning.run import Places, check_left_out, execute, splits_of
 from orchestrator.learning.workers import Workers
 
 
@@ -44,6 +48,47 @@ def test_pairs_that_workers_would_leave_out_are_refused_where_they_are_many(mani
     said = r"workers: 2 of 8 pairs of task_01 \(25%\) would be left out of an epoch, since .* 6 workers\. Use fewer"
     with pytest.raises(ConfigError, match=said):
         execute(experiment, Places(runs), Crowd(0, 6))
+
+
+def test_few_pairs_that_workers_leave_out_are_said_once(small_stream, caplog):
+    """41 pairs of a task in batches of 4, dealt out to two workers: the last batch is one pair."""
+    tasks = small_stream.tasks
+    more = tuple(replace(item, captions=tuple("abcdefghij")) for item in tasks[1].train)
+    odd = replace(tasks[1], train=(replace(more[0], captions=tuple("abcdefghijk")), *more[1:]))
+    stream = replace(small_stream, tasks=(tasks[0], odd))
+    config = DataConfig(num_frames=4, batch_size=4)
+    data = StreamData(stream, None, None, (0.0,) * 3, (1.0,) * 3, config, torch.device("cpu"))  # type: ignore[arg-type]
+    with caplog.at_level("INFO"):
+        check_left_out(data, 0, Workers(1, 2))
+        assert caplog.text == ""
+        check_left_out(data, 0, Workers(0, 2))
+    assert caplog.messages == [
+        "1 of 41 pairs of task_02 (2%) are left out of an epoch, since batches are dealt out evenly to workers"
+    ]
+
+
+def test_a_run_sets_its_device_up_and_says_where_it_will_not_repeat(manifest, small_stream, runs, monkeypatch, caplog):
+    seen = []
+    monkeypatch.setattr(run, "prepare_device", lambda *given: seen.append(given))
+    settings = {"method": "clip4clip", "stream": manifest, "workers": 6, "data.batch_size": 6}
+    for more in ({}, {"repeatable": False}):
+        assert "repeatable=false" not in caplog.text
+        with pytest.raises(ConfigError, match="left out"):
+            execute(resolve({**settings, **more}, small_stream.settings), Places(runs), Crowd(0, 6))
+    assert seen == [(torch.device("cpu"), True), (torch.device("cpu"), False)]
+    assert "repeatable=false: on a GPU a second run gives other numbers" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["zero_shot_curve", "_to_the_end"])
+def test_a_device_that_is_too_small_ends_a_run_with_the_remedy(where, manifest, small_stream, runs, monkeypatch):
+    def fail(*given):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+
+    monkeypatch.setattr(run, "zero_shot_curve", lambda *given: [])
+    monkeypatch.setattr(run, where, fail)
+    settings = {"method": "clip4clip", "stream": manifest}
+    with pytest.raises(OutOfMemory, match="^data.batch_size: the memory of cpu on .* is too small"):
+        execute(resolve(settings, small_stream.settings), Places(runs), Workers())
 
 
 def test_a_run_reads_the_split_that_its_epochs_are_chosen_on(manifest, small_stream):

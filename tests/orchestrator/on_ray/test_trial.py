@@ -13,7 +13,7 @@ from ray.train import ControllerError
 from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
 
 from orchestrator.errors import ConfigError
-from orchestrator.on_ray import alone
+from orchestrator.on_ray import alone, featurize
 from orchestrator.on_ray.failures import explain
 from orchestrator.on_ray.plan import TrialPlan
 from orchestrator.on_ray.trial import _backend, _device, _EndOnMistake
@@ -70,6 +70,21 @@ def test_a_worker_that_was_given_a_gpu_never_takes_the_cpu_in_its_stead(device_o
     assert device_of(plan()) == torch.device("cpu")
     with pytest.raises(ConfigError, match="torch finds no GPU on"):
         device_of(plan(gpus_per_worker=1))
+
+
+@pytest.mark.parametrize(("has_gpu", "place"), [(False, "cpu"), (True, "cuda")])
+def test_a_tower_without_a_gpu_of_its_own_stays_off_those_that_ray_does_not_hide(has_gpu, place, monkeypatch):
+    towers = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(featurize, "Featurizer", lambda settings, places, device: towers.append(device))
+    featurize._Tower({}, None, [], has_gpu)  # type: ignore[arg-type]
+    assert towers == [torch.device(place)]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_tower_that_was_given_a_gpu_never_takes_the_cpu_in_its_stead():
+    with pytest.raises(ConfigError, match="torch finds no GPU on"):
+        featurize._Tower({}, None, [], has_gpu=True)  # type: ignore[arg-type]
 
 
 def test_workers_meet_by_what_their_devices_allow():

@@ -54,13 +54,16 @@ def test_the_same_videos_as_plain_files_have_the_same_features(model):
     assert {hit.path.rpartition("/")[0] for hit in model.search("a blue star", k=3, videos=folder)} == {folder}
 
 
-def test_every_name_of_a_run_leads_to_it(where, tmp_path):
+def test_every_name_of_a_run_leads_to_it(where, tmp_path, monkeypatch):
+    prepared = []
+    monkeypatch.setattr("orchestrator.retrieval.model.prepare_device", lambda *given: prepared.append(given))
     run = where.tracker().find_runs(tags={"ctvr.method": "framefusion_moe"})[0]
     uploaded = where.tracker().download(run.run_id, "model")
     names = [run.run_id, run.run_id[:8], run.name, str(uploaded)]
     video = next(iter(uploaded.parent.parent.parent.glob("small/videos/*.mp4")))
     found = [load(name, where).encode_video(video) for name in names]
     found.append(load(str(uploaded), Deployment(runs=tmp_path / "none")).encode_video(video))
+    assert prepared == len(found) * [(Model.__dataclass_fields__["device"].default_factory(), True)]
     assert all(torch.equal(each, found[0]) for each in found)
     assert not (tmp_path / "none").exists(), "a folder alone makes no runs folder"
     by_r1 = {r.run_id: r.last("stream/t2v/r1")[1] for r in where.tracker().find_runs()}
