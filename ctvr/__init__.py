@@ -17,7 +17,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ctvr.api import Run, Sweep, load, methods, run, schema, stream, streams, sweep, table
+    from ctvr.api import Run, Sweep, conform, load, methods, run, schema, stream, streams, sweep, table
     from orchestrator.errors import ConfigError, CtvrError
     from orchestrator.retrieval.model import Hit, Model
 
@@ -29,6 +29,7 @@ _PUBLIC = {
     "streams": "ctvr.api",
     "stream": "ctvr.api",
     "methods": "ctvr.api",
+    "conform": "ctvr.api",
     "schema": "ctvr.api",
     "Run": "ctvr.api",
     "Sweep": "ctvr.api",
@@ -44,6 +45,7 @@ __all__ = [
     "Model",
     "Run",
     "Sweep",
+    "conform",
     "load",
     "methods",
     "run",

@@ -253,6 +253,22 @@ def methods() -> list[str]:
     return [*METHODS, *CONFIGURATIONS, *plugins()]
 
 
+def conform(method: str, *, settings: Mapping[str, Any] | None = None, preset: Words = ()) -> list[str]:
+    """Check that a method keeps what methods promise (`ctvr conform`); returns one line for each check.
+
+    Args:
+        method: a name of `ctvr.methods()`, or `module:Class`.
+        settings: `method.*` and `base.*`.
+        preset: a recipe and changes on top of it.
+
+    Raises:
+        CtvrError: if a check fails, with what is wrong; a ConfigError for an unknown method or setting.
+    """
+    from orchestrator.jobs.conform import conform as checked
+
+    return checked(method, settings, _words(preset))
+
+
 def schema(method: str = "") -> dict[str, Any]:
     """Every setting as a JSON schema (`ctvr schema`): of all methods, or of one.
 

@@ -34,6 +34,7 @@ MAY: dict[str, set[str]] = {
     "sweep": {"cli"},
     "cli": {"jobs", "doctor", "importers", "streams", "tables", "tracking", "learning"},
     "jobs": {
+        "conform",
         "pages",
         "retrieval",
         "on_ray",
@@ -53,6 +54,7 @@ MAY: dict[str, set[str]] = {
     "tracking": {"learning", "data", "methods"},
     "pages": {"retrieval", "tables", "streams", "video"},
     "retrieval": {"learning", "data", "streams", "store", "methods"},
+    "conform": {"learning", "methods"},
     "learning": {"data", "streams", "store", "methods"},
     "data": {"streams", "video", "store", "methods"},
     "importers": {"streams"},
@@ -73,8 +75,8 @@ LIBRARIES: dict[str, set[str]] = {
     "pydantic": {"config"},
     "av": {"video", "shapes", "doctor"},
     "decord": {"video"},
-    "open_clip": {"methods", "learning", "shapes"},
-    "torch": {"methods", "learning", "data", "on_ray", "bench", "jobs", "tracking", "shapes", "retrieval"},
+    "open_clip": {"methods", "learning", "shapes", "conform"},
+    "torch": {"methods", "learning", "data", "on_ray", "bench", "jobs", "tracking", "shapes", "retrieval", "conform"},
 }
 # Importing one of these loads neither torch nor what only a learner needs: a command answers, and a trial's driver
 # starts, without waiting for it
@@ -90,6 +92,7 @@ TORCH_FREE = (
     "jobs.list_methods",
     "on_ray.alone",
     "jobs.words",
+    "jobs.new_method",
     "on_ray.files",
     "on_ray.plan",
     "on_ray.trial",

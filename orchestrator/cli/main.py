@@ -20,6 +20,7 @@ from typing import ClassVar, NoReturn
 from orchestrator.cli import supervised
 from orchestrator.cli.data import add_cache, add_streams
 from orchestrator.cli.guide import guide
+from orchestrator.cli.plugins import add_conform, add_new
 from orchestrator.cli.reproduce import add_reproduce
 from orchestrator.cli.results import add_doctor, add_explain, add_methods, add_rebuild, add_sync, add_table, add_ui
 from orchestrator.cli.search import add_page, add_schema, add_search
@@ -142,6 +143,8 @@ def make_parser(exits: bool = True) -> argparse.ArgumentParser:
     add_streams(commands)
     add_cache(commands)
     add_methods(commands)
+    add_new(commands)
+    add_conform(commands)
     add_schema(commands)
     add_ui(commands)
     add_doctor(commands)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.metadata
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -129,11 +130,24 @@ def _search_file(method: str) -> dict[str, Any]:
 
 
 def _search_of_others(method: str) -> dict[str, Any]:
-    """What a method of another package searches: SPACE, and what else it has, of the module of its class."""
-    found = {"FIXED": {}, "METRIC": GAIN, "MODE": "max", **vars(inspect.getmodule(find(method)) or object)}
+    """What a method of another package searches: SPACE and what else a file of search_spaces/ has.
+
+    It is a module of its own, so that running the method does not load Ray: what the entry point
+    `ctvr.search_spaces` of the method's name says, else `<module of the class>_space`, else that module itself.
+    """
+    own = inspect.getmodule(find(method))
+    points = {point.name: point.value for point in importlib.metadata.entry_points(group="ctvr.search_spaces")}
+    name = points.get(method, f"{own.__name__}_space" if own else "")
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name or method in points:
+            raise ConfigError(f"method: the search space {name} of {method} cannot be imported ({error}).") from error
+        module = own or inspect  # no SPACE
+    found = {"FIXED": {}, "METRIC": GAIN, "MODE": "max", **vars(module)}
     if not isinstance(found.get("SPACE"), dict):
         raise ConfigError(
-            f"method: {method} has nothing to search. Give its module SPACE (see search_spaces/), or --space."
+            f"method: {method} has nothing to search. Write {name} with SPACE (see search_spaces/), or --space."
         )
     return found
 

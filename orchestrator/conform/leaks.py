@@ -1,0 +1,103 @@
+"""Nothing reaches an evaluation but the videos, the captions and what was learned until then.
+
+The loop hands a method no id, label or order of what is searched, and no pair of a later task. What a method could
+still use, and is refused here: the order in which videos and captions are handed over, the number of the task, pairs
+that no task so far has shown, and whatever outlives the method itself (variables of its class or module).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from methods.base import Batch, Method
+from orchestrator.conform.small import MadeAgain, make_batch
+from orchestrator.conform.subject import FRAMES, TASKS, Fault, Subject, features, learn, remember
+from orchestrator.learning.weights import copied_state
+
+
+class Shown(MadeAgain):
+    """A source of the pairs that were shown so far, and of no others."""
+
+    def __init__(self) -> None:
+        self._shown: set[int] = set()
+
+    def show(self, batch: Batch) -> None:
+        assert batch.pairs is not None  # as `make_batch` makes them
+        self._shown.update(batch.pairs.tolist())
+
+    def pairs(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        stranger = next((number for number in map(int, numbers) if number not in self._shown), None)
+        if stranger is not None:
+            raise Fault(f"pair {stranger} is asked of the source of pairs before any task has shown it")
+        return super().pairs(numbers)
+
+
+@torch.no_grad()
+def leaks(subject: Subject) -> None:
+    """Evaluations see the videos, the captions and the tasks learned so far, and nothing else."""
+    method = subject.make()
+    shown, stored = Shown(), list[Tensor]()
+    before = _after(method, 0, shown, stored)
+    copies = [stored[0].clone()]
+    for index in range(1, TASKS):
+        _after(method, index, shown, stored)
+        if not _same(copies, stored):
+            raise Fault(f"task {index + 1} writes into the stored features of an earlier task's videos")
+        copies.append(stored[-1].clone())
+    if not _same(before, _after(subject.make(), 0, Shown(), [])):
+        raise Fault(
+            "a fresh method learns the first task otherwise when another one has learned later tasks before it: "
+            "a variable of a class or a module, or a random number without torch's seed, decides it"
+        )
+    _is_idle(method)
+    _knows_no_order(method)
+    _knows_no_task(method)
+
+
+def _after(method: Method, index: int, shown: Shown, stored: list[Tensor]) -> list[Tensor]:
+    """What an evaluation finds when task `index` has been learned, whose gallery is added to `stored`."""
+    learn(method, index, steps=1, source=shown, watch=shown.show)
+    stored.append(remember(method, index))
+    found = features(method, index)
+    return [*found, method.score(found[1], found[0])]
+
+
+def _same(some: list[Tensor], others: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(some, others))
+
+
+def _is_idle(method: Method) -> None:
+    """Evaluating changes nothing, so a task may be evaluated twice, or not at all."""
+    state, first = copied_state(method), features(method, 0)
+    method.calibrate(method.score(first[1], first[0]))
+    if not _same(first, features(method, 0)):
+        raise Fault("encoding the same videos and captions again gives other features: an evaluation leaves a trace")
+    after = method.state_dict()
+    if state.keys() != after.keys() or any(not torch.equal(after[name], state[name]) for name in state):
+        raise Fault("an evaluation changes a parameter or a buffer")
+
+
+def _knows_no_order(method: Method) -> None:
+    """Caption i is often that of video i: scores must move with both."""
+    videos, texts = features(method, 0)
+    scores = method.calibrate(method.score(texts, videos))
+    for what, found in (
+        ("videos", method.calibrate(method.score(texts, videos.flip(0))).flip(1)),
+        ("captions", method.calibrate(method.score(texts.flip(0), videos)).flip(0)),
+    ):
+        if not torch.allclose(found, scores, atol=1e-5, rtol=1e-4, equal_nan=True):
+            raise Fault(
+                f"scores depend on the order in which {what} are handed over, which tells what belongs together"
+            )
+
+
+def _knows_no_task(method: Method) -> None:
+    if method.prompts_by_task:
+        return  # of the task whose videos are searched, for every caption
+    tokens = make_batch(4, FRAMES, seed=13).tokens
+    first = method.encode_text(tokens, None)
+    if any(not torch.equal(method.encode_text(tokens, task), first) for task in range(TASKS)):
+        raise Fault("features of a caption depend on the number of a task, and prompts_by_task is not set")

@@ -1,0 +1,140 @@
+"""Methods with one fault each, and the plain one that they are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from methods.backbone.clip import Clip
+from methods.base import Method, unit
+from methods.layers.pooling import mean_pool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainConfig:
+    lr: float = 1e-2
+    weight: float = 0.1
+
+
+class Plain(Method):
+    Config = PlainConfig
+
+    def __init_subclass__(cls) -> None:
+        cls.Config = vars(cls).get("Config", PlainConfig)  # a method has one of its own
+
+    def __init__(self, config, backbone: Clip) -> None:
+        super().__init__()
+        self.config, self.backbone = config, backbone
+        self.shift = nn.Parameter(torch.zeros(backbone.embed_dim))
+
+    def param_groups(self):
+        return [{"name": "shift", "params": [self.shift], "lr": self.config.lr}]
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        return mean_pool(self.backbone.vision(frames), "none")
+
+    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
+        return unit(self.backbone.text(tokens).float() + self.shift)
+
+    def scale(self) -> Tensor:
+        return self.backbone.logit_scale.exp()
+
+    def losses(self, batch):
+        return {**super().losses(batch), "small": self.config.weight * self.shift.square().mean()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadConfig(PlainConfig):
+    num_heads: int = 4
+
+
+class DeadKnob(Plain):
+    Config = DeadConfig
+
+    def __init__(self, config, backbone):
+        super().__init__(config, backbone)
+        self.heads = [0] * config.num_heads
+
+
+class Counts(Plain):
+    """State that is no buffer."""
+
+    learned = 0
+
+    def end_task(self, task, loader):
+        self.learned += 1
+
+    def encode_text(self, tokens, task=None):
+        return super().encode_text(tokens) + 0.01 * self.learned
+
+
+class ClassMemory(Plain):
+    """What one run has learned is still there in the next one."""
+
+    seen: list[float] = []
+
+    def after_step(self):
+        self.seen.append(1.0)
+
+    def encode_text(self, tokens, task=None):
+        return super().encode_text(tokens) + 0.001 * len(self.seen)
+
+
+class Peeks(Plain):
+    """Pairs of later tasks, by their numbers."""
+
+    def read_pairs_from(self, source):
+        self.source = source
+
+    def begin_task(self, task):
+        self.source.pairs([10**6])
+
+
+class KnowsOrder(Plain):
+    def score(self, queries, videos):
+        return super().score(queries, videos) + torch.eye(len(queries), len(videos))
+
+
+class KnowsTask(Plain):
+    def encode_text(self, tokens, task=None):
+        return super().encode_text(tokens) + 0.1 * (task or 0)
+
+
+class LeavesATrace(Plain):
+    def __init__(self, config, backbone):
+        super().__init__(config, backbone)
+        self.register_buffer("asked", torch.zeros(()))
+
+    def encode_text(self, tokens, task=None):
+        if not self.training:
+            self.asked += 1
+        return super().encode_text(tokens)
+
+
+class WritesIntoTheStore(Plain):
+    def remember(self, task, gallery):
+        self.former = [*getattr(self, "former", []), gallery]
+        self.former[0].mul_(1.5 if task.index else 1.0)
+
+
+class WritesIntoTheBatch(Plain):
+    def losses(self, batch):
+        batch.frames.mul_(0.5)
+        return super().losses(batch)
+
+
+class MixesRows(Plain):
+    def encode_video(self, frames):
+        found = super().encode_video(frames)
+        return unit(found - 0.5 * found.mean(dim=0))
+
+
+class NotFrozen(Plain):
+    frozen_text = True
+
+
+class Crashes(Plain):
+    def encode_video(self, frames):
+        return frames @ torch.zeros(7, 7)

@@ -1,0 +1,87 @@
+"""`ctvr new method` and `ctvr conform`: what is written conforms and runs, and each planted fault is caught."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from orchestrator.cli.main import main
+from orchestrator.conform.subject import Fault, Subject
+from orchestrator.errors import ConfigError
+from orchestrator.jobs.conform import CHECKS, conform
+from orchestrator.jobs.methods import search_space
+from orchestrator.jobs.new_method import new_method
+
+
+def place(cls: str) -> str:
+    return f"tests.orchestrator.conform.planted:{cls}"
+
+
+@pytest.mark.parametrize(
+    ("cls", "check", "message"),
+    [
+        ("DeadKnob", "knobs", r"no other value of method\.num_heads changes"),
+        ("Counts", "resume", "resumed behind task 1, features differ: what decides them is neither a parameter nor"),
+        ("ClassMemory", "leaks", "a variable of a class or a module"),
+        ("Peeks", "leaks", "pair 1000000 is asked of the source of pairs before any task has shown it"),
+        ("KnowsOrder", "leaks", "the order in which videos are handed over"),
+        ("KnowsTask", "leaks", "depend on the number of a task"),
+        ("LeavesATrace", "leaks", "an evaluation changes a parameter or a buffer"),
+        ("WritesIntoTheStore", "leaks", "task 2 writes into the stored features of an earlier task's videos"),
+        ("WritesIntoTheBatch", "losses", r"writes into the batch \(frames\)"),
+        ("MixesRows", "rows", "features of a video depend on the others of its batch"),
+        ("NotFrozen", "frozen", "frozen_text = True, but task 1 changes"),
+    ],
+)
+def test_a_planted_fault_is_caught(cls, check, message):
+    with pytest.raises(Fault, match=message):
+        CHECKS[check][0](Subject.of(place(cls)))
+
+
+def test_what_is_wrong_is_one_line_of_each_check_and_exit_status_1(capsys):
+    assert main(["conform", place("Crashes")]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].endswith("Crashes: 5 of 6 checks failed")
+    assert [line.split()[0] for line in lines[1:]] == list(CHECKS)
+    assert lines[1].split(maxsplit=1)[1].startswith("wrong  RuntimeError: ")
+    assert "(planted.py:" in lines[1]
+
+
+def test_a_new_method_conforms_and_so_does_its_test(tmp_path, monkeypatch, capsys):
+    assert main(["new", "method", "small_idea", "--into", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    folder = tmp_path / "small_idea"
+    assert "ctvr conform small_idea:SmallIdea" in said
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "pyproject.toml",
+        "small_idea.py",
+        "small_idea_space.py",
+        "test_small_idea.py",
+    ]
+    monkeypatch.syspath_prepend(str(folder))
+    assert main(["conform", "small_idea:SmallIdea"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [[check, "ok"] for check in CHECKS]
+    assert "(lr, weight)" in lines[list(CHECKS).index("knobs")]
+    test = importlib.import_module("test_small_idea")
+    test.test_the_untrained_method_is_zero_shot_clip()
+    assert sorted(search_space("small_idea:SmallIdea")[1]) == ["method.lr", "method.weight"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: new_method("my-idea"), "new method 'my-idea': is no module"),
+        (lambda: new_method("lwf"), "there is one of that name"),
+        (lambda: conform("lwff"), "no method called 'lwff'. Did you mean lwf?"),
+        (lambda: conform("lwf", {"method.weigth": 2}), "method.weigth: no such setting. Did you mean 'weight'?"),
+    ],
+)
+def test_a_mistake_is_one_line(call, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        call()
+    assert message in str(caught.value)
+    assert not list(tmp_path.iterdir())
+    assert main(["conform", "lwf", "optim.epochs=1"]) == 2
