@@ -6,7 +6,9 @@ the benchmark of the method's row (CTVR, BMU-MoCo, ...) nor, where it has none, 
 code's or ours, as the remark beside the range says. DEPARTS: settings that preset `paper` has otherwise than the words
 of the paper, with what these say; why stands in the method's file. Tables name both (`orchestrator/tables/marks.py`).
 CONFIGURATIONS: for rows of tables that are the method with a preset (methods.CONFIGURATIONS), what differs from the
-above. BLOCKS: settings that count blocks of the vision tower; a tower with fewer has as many values as blocks.
-METRIC, MODE: what a search goes by if `search.metric` is not given; for the gain over zero-shot, which is in the union
-of all galleries, the CVLM protocol has the mean R@1.
+above. LATER: settings of SPACE that no task before the second reads, by the method's own defaults: a staged search
+draws them anew within a group of trials that share their first task (`orchestrator/on_ray/staged.py`); a name too many
+costs time and no result. BLOCKS: settings that count blocks of the vision tower; a tower with fewer has as many values
+as blocks. METRIC, MODE: what a search goes by if `search.metric` is not given; for the gain over zero-shot, which is in
+the union of all galleries, the CVLM protocol has the mean R@1.
 """

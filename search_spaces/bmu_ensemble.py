@@ -24,6 +24,7 @@ PAPER = {
     "method.queue_size": 1440,
     "method.ensemble_weights": "0.3333333,0.3333333,0.3333334",
 }
+LATER = ("method.ensemble_weights",)
 UNPUBLISHED = (
     "method.ensemble_weights",
     "optim.weight_decay",

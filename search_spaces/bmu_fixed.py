@@ -22,6 +22,7 @@ PAPER = {
     "method.tau": 0.07,
     "method.queue_size": 1440,
 }
+LATER = ("method.m_hat",)
 UNPUBLISHED = (
     "optim.weight_decay",
     "optim.warmup",

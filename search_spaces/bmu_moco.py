@@ -30,6 +30,7 @@ PAPER = {
     "method.method_start_task": 2,
     "method.order": "enc_first",
 }
+LATER = ("method.m_hat",)
 UNPUBLISHED = (
     "optim.weight_decay",
     "optim.warmup",

@@ -22,6 +22,7 @@ PAPER = {
     "method.ird": "cross",
     "base.lr": 1e-6,
 }
+LATER = ("method.weight", "method.kappa", "method.kappa_teacher", "method.ird")
 UNPUBLISHED = (
     "method.memory",
     "method.buffer",

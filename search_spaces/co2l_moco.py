@@ -28,6 +28,7 @@ PAPER = {
     "base.m": 0.99,
     "base.tau": 0.07,
 }
+LATER = ("method.weight", "method.kappa", "method.kappa_teacher")
 UNPUBLISHED = (
     "method.weight",
     "method.kappa",

@@ -10,6 +10,7 @@ SPACE = {
     "base.lr": tune.loguniform(1e-7, 1e-5),  # CTVR's released default for fine-tuning is 1e-6
 }
 PAPER = {"method.memory": 256, "method.alpha": 0.5, "method.target": "features", "base.lr": 1e-6}
+LATER = ("method.target",)
 UNPUBLISHED = ("method.memory", "method.alpha", "method.target", "base.lr")
 CONFIGURATIONS = {
     "der_moco": {  # as a competitor of BMU-MoCo, whose paper keeps 10,000 pairs

@@ -17,5 +17,6 @@ PAPER = {
     "method.mix_level": "input",
     "base.lr": 1e-6,
 }
+LATER = ("method.alpha", "method.mix_level")
 UNPUBLISHED = ("method.memory", "method.buffer", "method.alpha", "method.mix_level", "base.lr")
 METRIC, MODE = "stream/t2v/r1_gain", "max"

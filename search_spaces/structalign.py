@@ -27,6 +27,7 @@ PAPER = {
     "method.lr_first": 2e-5,
     "method.lr": 3e-6,
 }
+LATER = ("method.lambda2", "method.tau2", "method.lr")
 UNPUBLISHED = (
     "method.tau2",
     "method.text_rank",

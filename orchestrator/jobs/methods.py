@@ -116,6 +116,11 @@ def block_counts(method: str) -> tuple[str, ...]:
     return tuple(_search_file(method).get("BLOCKS", ()))
 
 
+def read_later(method: str) -> tuple[str, ...]:
+    """LATER of the method's search space: settings that no task before the second reads."""
+    return tuple(_search_file(method).get("LATER", ()))
+
+
 def _search_file(method: str) -> dict[str, Any]:
     method, asked = CONFIGURATIONS.get(method, (method, ""))[0], method
     if method not in METHODS:

@@ -21,7 +21,7 @@ from orchestrator.jobs.again import RULES, best_trials
 from orchestrator.jobs.announce import confirm_text, schedule_text, videos_text
 from orchestrator.jobs.confirm import candidates, confirm
 from orchestrator.jobs.deployment import Deployment, find_manifest
-from orchestrator.jobs.methods import block_counts, chosen_by, default_presets, search_space
+from orchestrator.jobs.methods import block_counts, chosen_by, default_presets, read_later, search_space
 from orchestrator.jobs.ready import make_ready, searched_splits
 from orchestrator.jobs.rerun import OVERRIDES, baseline, baseline_rows, common, rerun
 from orchestrator.jobs.session import (
@@ -41,7 +41,7 @@ from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.resolve import find, preset_settings, presets_of, resolve
 from orchestrator.on_ray.capacity import capacity
 from orchestrator.on_ray.plan import Capacity, Outcome, SearchConfig, SearchSpace, TrialPlan, write_plan
-from orchestrator.on_ray.search import choices, count_trials, override_space, search_algorithm
+from orchestrator.on_ray.search import choices, count_trials, is_staged, override_space, search_algorithm
 from orchestrator.on_ray.tune import can_resume, run_search
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
@@ -93,7 +93,8 @@ class Sweep:
 
     @property
     def searched(self) -> SearchSpace:
-        return SearchSpace(self.space, self.paper, self.recommended, self.stream.settings)
+        later = tuple(name for name in read_later(self.request.method) if name in self.space)
+        return SearchSpace(self.space, self.paper, self.recommended, self.stream.settings, later)
 
 
 def plan_sweep(request: SweepRequest, where: Deployment) -> Sweep:
@@ -300,7 +301,7 @@ def _plan_text(planned: Sweep, room: Capacity, decoded: int, where: Deployment, 
     """What will happen, before it does."""
     request, stream, search = planned.request, planned.stream, planned.search
     recommended = ", ".join(f"{name}={value}" for name, value in stream.settings.items())
-    trials = f"{_num_trials(planned)} by {search.searcher}, {schedule_text(search)}"
+    trials = f"{_num_trials(planned)} by {search.searcher}{_stages(planned)}, {schedule_text(search)}"
     lines = [
         f"sweep {request.name}: {request.method} on {stream.name}, {len(stream.tasks)} tasks",
         f"  trials     {trials}; {room.concurrent} at once",
@@ -318,6 +319,15 @@ def _plan_text(planned: Sweep, room: Capacity, decoded: int, where: Deployment, 
     if mark := stream.settings_mark:
         lines.append(f"  note       {mark}")
     return "\n".join(lines)
+
+
+def _stages(planned: Sweep) -> str:
+    """What a staged search shares, or why it is none."""
+    if planned.search.searcher != "staged":
+        return ""
+    if not is_staged(planned.search, planned.searched):
+        return " (as tpe: task 1 reads all or none of what is searched)"
+    return f" (groups of {planned.search.group} share task 1, and differ in {', '.join(planned.searched.later)})"
 
 
 def _num_trials(planned: Sweep) -> int:

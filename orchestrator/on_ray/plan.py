@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from orchestrator.learning.run import Places
 
 GAIN = "stream/t2v/r1_gain"
+STAGED_FROM = 16  # trials of a search that is staged by itself: two waves
 MEAN = "stream/t2v/r1_mean"  # over tasks, each in its own gallery: what the tables of the CVLM protocol show
 
 
@@ -25,9 +26,10 @@ class SearchConfig:
     """How settings are searched (`search.*` on the command line)."""
 
     trials: int = 8
-    searcher: str = "tpe"  # tpe (Optuna), random, grid
+    searcher: str = "auto"  # tpe (Optuna), staged (in groups that share their first task), random, grid; see below
     scheduler: str = "halving"  # halving (decides from results alone), asha (from the order of arrival too), none
     wave: int = 8  # halving, none: trials that are suggested together and compared with each other
+    group: int = 4  # staged: trials that share what the first task reads
     keep: int = 2  # halving: of a wave, no rung leaves fewer
     grace_tasks: int = 1  # tasks that every trial may finish
     reduction: int = 2  # 1 / reduction of the trials pass a rung
@@ -38,14 +40,22 @@ class SearchConfig:
     mode: str = "max"
 
     def __post_init__(self) -> None:
+        if self.searcher == "auto":  # what it stands for is what is recorded and shown
+            is_long = self.trials >= STAGED_FROM and self.is_in_waves
+            object.__setattr__(self, "searcher", "staged" if is_long else "tpe")
         for name, known in (
-            ("searcher", ("tpe", "random", "grid")),
+            ("searcher", ("tpe", "random", "grid", "staged")),
             ("scheduler", ("halving", "asha", "none")),
             ("mode", ("max", "min")),
         ):
             if getattr(self, name) not in known:
                 hint = suggest(getattr(self, name), known)
                 raise ValueError(f"{name}: {getattr(self, name)!r} is none of {', '.join(known)}.{hint}")
+        if self.searcher == "staged" and (self.group < 2 or not self.is_in_waves):
+            raise ValueError(
+                f"searcher=staged runs in waves, in groups of at least 2, got scheduler {self.scheduler} and group "
+                f"{self.group}. Use searcher=tpe."
+            )
         if min(self.trials, self.grace_tasks, self.wave, self.keep) < 1 or self.reduction < 2:
             raise ValueError(
                 f"trials, grace_tasks, wave and keep must be >= 1 and reduction >= 2, got {self.trials}, "
@@ -100,6 +110,7 @@ class SearchSpace:
     paper: Mapping[str, Any]  # setting -> the paper's value
     recommended: Mapping[str, Any]  # setting -> the value that a run without a search would have
     stream: Mapping[str, Any] = field(default_factory=dict)  # settings that the stream recommends
+    later: tuple[str, ...] = ()  # of `space`, what no task before the second reads
 
 
 @dataclass(frozen=True)
@@ -168,8 +179,9 @@ class Outcome:
 
     @property
     def executions(self) -> str:
-        """How many tasks were really trained, as a person reads it."""
-        return f"task executions: {self.tasks - self.reused} for {self.tasks} finished tasks ({self.reused} reused)"
+        """How many tasks another trial had trained, as a person reads it."""
+        share = f" ({self.reused / self.tasks:.0%})" if self.tasks else ""
+        return f"reused {self.reused} of {self.tasks} task executions{share}"
 
     @property
     def is_interrupted(self) -> bool:

@@ -89,7 +89,7 @@ def search_algorithm(
         return Listed(random_state=search.seed, max_concurrent=concurrent), grid
     if search.searcher == "random":
         return Listed(first, random_state=search.seed, max_concurrent=concurrent), dict(space.space)
-    return Limiter(_optuna(search, space.space, first, num_tasks), max_concurrent=concurrent), {}
+    return Limiter(_optuna(search, space, first, num_tasks), max_concurrent=concurrent), {}
 
 
 class GridPoints(Searcher):
@@ -115,12 +115,10 @@ def point_searcher(search: SearchConfig, space: SearchSpace, num_tasks: int) -> 
     """
     if search.searcher == "grid":
         return GridPoints(space)
-    return _optuna(search, space.space, first_points(space) or None, num_tasks)
+    return _optuna(search, space, first_points(space) or None, num_tasks)
 
 
-def _optuna(
-    search: SearchConfig, space: Mapping[str, Any], first: list[dict[str, Any]] | None, num_tasks: int
-) -> Searcher:
+def _optuna(search: SearchConfig, space: SearchSpace, first: list[dict[str, Any]] | None, num_tasks: int) -> Searcher:
     """Optuna's searcher over a space; `first` are the points tried first."""
     import warnings
 
@@ -132,11 +130,20 @@ def _optuna(
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         startup = max(3, search.trials // 3)
         sampler: Any = optuna.samplers.RandomSampler(seed=search.seed)
-        if search.searcher == "tpe":
+        if search.searcher in ("tpe", "staged"):
             sampler = optuna.samplers.TPESampler(seed=search.seed, n_startup_trials=startup, constant_liar=True)
-    found = OptunaSearch.convert_search_space(dict(space))  # which it would do itself, with a warning
+        if is_staged(search, space):
+            from orchestrator.on_ray.staged import Staged
+
+            sampler = Staged(sampler, space.later, search.group, len(first or ()))
+    found = OptunaSearch.convert_search_space(dict(space.space))  # which it would do itself, with a warning
     made = OptunaSearch(space=found, metric=search.metric, mode=search.mode, points_to_evaluate=first, sampler=sampler)
     return ByTask(made, num_tasks)
+
+
+def is_staged(search: SearchConfig, space: SearchSpace) -> bool:
+    """Whether trials share their first task: asked for, and the space has settings on both sides of it."""
+    return search.searcher == "staged" and 0 < len(set(space.later) & set(space.space)) < len(space.space)
 
 
 def first_points(space: SearchSpace) -> list[dict[str, Any]]:

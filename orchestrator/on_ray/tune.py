@@ -41,7 +41,15 @@ from orchestrator.on_ray.plan import (
     run_name,
 )
 from orchestrator.on_ray.schedulers import TaskHalving
-from orchestrator.on_ray.search import Limiter, Listed, count_trials, point_searcher, row_search, search_algorithm
+from orchestrator.on_ray.search import (
+    Limiter,
+    Listed,
+    count_trials,
+    is_staged,
+    point_searcher,
+    row_search,
+    search_algorithm,
+)
 from orchestrator.on_ray.trial import run_workers
 from orchestrator.on_ray.watch import Plans, Room, Watcher, WaveWatcher, failures_of_process
 from orchestrator.on_ray.wave_search import WaveSearch
@@ -196,7 +204,13 @@ def _run_waves(
     journal = Journal(journal_of(plan), plan.sources)
     waves = {
         name: Waves(
-            point_searcher(search, row.space, num_tasks), search, num_tasks, Resolve(row.plan, row.space), journal, name
+            point_searcher(search, row.space, num_tasks),
+            search,
+            num_tasks,
+            Resolve(row.plan, row.space),
+            journal,
+            name,
+            row.space.later if is_staged(search, row.space) else (),
         )
         for name, row in rows.items()
     }

@@ -9,6 +9,9 @@ Asynchronous halving decides by who reports first, so the same sweep on a busier
 3. when the wave has ended the searcher is told of its trials in the order of their numbers, and suggests the next wave
    from exactly that. A trial that was stopped is told with its values by task, as pruned (search.py).
 
+In a staged search (staged.py) the trials of a group share their first task: one of them trains it before the others
+begin, which then take it over.
+
 Points that train the same model are one trial: a suggestion whose settings equal a former trial's, or which differs
 from a complete one only in settings that no run reads (reuse.py notes them), is not run; another is asked for instead.
 
@@ -20,7 +23,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -121,6 +124,7 @@ class Waves:
         num_tasks: of the stream.
         resolve: from a point to all settings that decide.
         journal: what is known already; `row` is this search's name there.
+        later: settings that no task before the second reads, where the search is staged.
     """
 
     def __init__(
@@ -131,9 +135,11 @@ class Waves:
         resolve: Callable[[Mapping[str, Any]], Settings],
         journal: Journal | None = None,
         row: str = "",
+        later: Iterable[str] = (),
     ) -> None:
         self.searcher, self.search, self.num_tasks, self.resolve = searcher, search, num_tasks, resolve
         self.journal, self.row = journal or Journal(None), row
+        self.later = frozenset(later)
         is_halved = search.scheduler == "halving"
         self.rungs = rungs(search.grace_tasks, search.reduction, num_tasks) if is_halved else []
         self.trials: list[WaveTrial] = []
@@ -155,12 +161,22 @@ class Waves:
             alive = [trial for trial in self.wave if trial.is_alive]
             until = self._next_rung(len(alive))
             if missing := [trial for trial in alive if until not in trial.scores]:
-                return missing, until
+                leaders = self._leaders(missing)
+                return (leaders, 1) if leaders else (missing, until)
             if alive and until < self.num_tasks:
                 self._decide(alive, until)
             else:
                 self._end_wave()
         return [], self.num_tasks
+
+    def _leaders(self, missing: list[WaveTrial]) -> list[WaveTrial]:
+        """Those that train the first task before others take it over; none where nobody would wait for them."""
+        fresh = [trial for trial in missing if 1 not in trial.scores] if self.later else []
+        leaders: dict[str, WaveTrial] = {}
+        for trial in fresh:
+            shared = digest_of({name: value for name, value in trial.settings.items() if name not in self.later})
+            leaders.setdefault(shared, trial)
+        return list(leaders.values()) if len(leaders) < len(fresh) else []
 
     def kept(self, number: int) -> int:
         """How many of `number` trials pass a rung."""

@@ -6,13 +6,18 @@ import importlib
 from dataclasses import fields
 
 import pytest
+import torch
 from ray.tune.search.sample import Categorical, Domain, Float, Integer
 
 from methods import METHODS, find_method
+from methods.base import Method
 from orchestrator.learning.experiment import GROUPS
 from orchestrator.learning.resolve import presets_of, resolve
+from orchestrator.learning.reuse import Reads, watched
 from orchestrator.on_ray.search import holds
 from orchestrator.tables.unpublished_settings import departs, unpublished
+from tests.methods.conftest import make_small_clip
+from tests.methods.test_contract import features, learn
 
 pytestmark = pytest.mark.slow  # importing Ray Tune takes seconds
 
@@ -80,6 +85,30 @@ def test_what_is_unpublished_is_a_setting_and_read_alike_without_ray(name):
     for setting, words in departs(name).items():
         assert str(known[setting]) != words  # or there is nothing to say
         resolve({**module.FIXED, "method": name, "stream": "shapes-5", setting: words})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_said_to_be_read_later_is_what_the_second_task_reads_first(name):
+    """A strategy around the retriever of its search, by default settings: learning, and what an evaluation asks."""
+    module, reads = importlib.import_module(f"search_spaces.{name}"), Reads()
+
+    def make(of: str, prefix: str, **given: str) -> Method:
+        cls = find_method(of)
+        frames = {"num_frames": 4} if any(f.name == "num_frames" for f in fields(cls.Config)) else {}
+        config = watched(cls.Config(**frames, **given), prefix, reads)
+        return cls(config, make(config.base, "base") if cls.wraps else make_small_clip())
+
+    method = make(name, "method", **({"base": module.FIXED["method.base"]} if find_method(name).wraps else {}))
+    seen = []
+    for index in range(2):
+        learn(method, index, 1)
+        with torch.no_grad():
+            videos, captions = features(method, index)
+            scores = method.score(captions, videos)
+            method.scale(), method.calibrates(), method.calibrate(scores), method.calibrate_for_videos(scores)
+        seen.append(set(reads.names))
+    later = (seen[1] - seen[0]) & set(module.SPACE)
+    assert set(getattr(module, "LATER", ())) == later
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -30,7 +30,7 @@ WHOLE = SearchSpace(SPACE, PAPER, {})
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"searcher": "tpee"}, "search: searcher: 'tpee' is none of tpe, random, grid. Did you mean 'tpe'"),
+        ({"searcher": "tpee"}, "search: searcher: 'tpee' is none of tpe, random, grid, staged. Did you mean 'tpe'"),
         ({"scheduler": "hyperband"}, "scheduler: 'hyperband' is none of halving, asha, none"),
         ({"trials": 0}, "trials, grace_tasks, wave and keep must be >= 1"),
         ({"wave": 0}, "trials, grace_tasks, wave and keep must be >= 1"),

@@ -14,7 +14,8 @@ from ray import cloudpickle, tune
 from ray.tune.search import Searcher
 
 from orchestrator.on_ray.plan import GAIN, SearchConfig, SearchSpace, TrialPlan
-from orchestrator.on_ray.search import Limiter, point_searcher
+from orchestrator.on_ray.search import Limiter, is_staged, point_searcher
+from orchestrator.on_ray.staged import leader_of
 from orchestrator.on_ray.wave_search import WaveSearch
 from orchestrator.on_ray.waves import Journal, Waves
 
@@ -223,6 +224,96 @@ def test_an_interrupted_search_says_so_and_a_whole_one_counts_its_trials():
 def test_ray_can_pickle_a_search_with_all_that_it_holds(tmp_path):
     found, _ = run({"": waves(SearchConfig(trials=4), journal=Journal(tmp_path / "j.json"))}, 2, 0)
     assert cloudpickle.loads(cloudpickle.dumps(found)).outcome("", 0.0) == found.outcome("", 0.0)
+
+
+# ------------------------------------------------------------------------------- stages
+
+
+LATER = ("method.beta", "method.lr")
+STAGES = SearchSpace(
+    {
+        "method.lr_first": tune.loguniform(1e-6, 1e-4),
+        "method.layers": tune.choice([1, 2, 4, 8]),
+        "method.lr": tune.loguniform(1e-7, 1e-5),
+        "method.beta": tune.uniform(0.0, 0.9),
+    },
+    {"method.lr_first": 2e-5, "method.layers": 4, "method.lr": 4e-6, "method.beta": 0.6},
+    {"method.lr_first": 2e-6, "method.layers": 4, "method.lr": 1e-6, "method.beta": 0.6},
+    later=LATER,
+)
+
+
+def executions(search: SearchConfig, room: int, seed: int) -> tuple[list[tuple[Any, ...]], int, int]:
+    """Decisions of a search, tasks that its trials finished, and those that nobody trained.
+
+    A stretch takes over what has been finished before it begins, as `learning/reuse.py` does: task 1 of a trial that
+    has the same values of what task 1 reads.
+    """
+    later = STAGES.later if is_staged(search, STAGES) else ()
+    made = Waves(point_searcher(search, STAGES, TASKS), search, TASKS, dict, later=later)
+    plan = TrialPlan("s", "/nowhere", "", "", None, "/nowhere", {"method": "lora"})
+    cluster, chance = WaveSearch({"": made}, {"": plan}), random.Random(seed)
+    trained: dict[Any, int] = {}  # of what task 1 reads: how often it was trained
+    alive: dict[str, list[Any]] = {}
+    for number in range(10**6):
+        suggested = cluster.suggest(str(number)) if len(alive) < room else None
+        if isinstance(suggested, dict):
+            run = suggested["run"]
+            first = tuple(sorted((k, v) for k, v in run["settings"].items() if k not in LATER))
+            known = max(made.trials[suggested["number"] - 1].scores, default=0)
+            taken = known or int(trained.get(first, 0) > 0)
+            alive[str(number)] = [run["settings"], run["until"] or TASKS, first, known, taken]
+            continue
+        if not alive:
+            break
+        name = chance.choice(list(alive))
+        point, until, first, known, taken = alive.pop(name)
+        for task in range(known + 1, until + 1):
+            value = -abs(math.log10(point["method.lr_first"] / 1e-5)) - 0.1 * point["method.layers"]
+            value -= 0.0 if task == 1 else abs(point["method.beta"] - 0.3) + abs(math.log10(point["method.lr"] / 1e-6))
+            cluster.on_trial_result(name, {"task": task, GAIN: value, "reused": int(taken == 1 and not known)})
+            if task == 1 and not taken:
+                trained[first] = trained.get(first, 0) + 1
+        cluster.on_trial_complete(name)
+    return decisions(made), cluster.outcome("", 0.0).tasks, len(made.trials) - sum(trained.values())
+
+
+def test_a_search_of_24_trials_is_staged_by_itself_and_saves_30_percent_whatever_fits_at_once():
+    assert [SearchConfig(trials=trials).searcher for trials in (8, 16)] == ["tpe", "staged"]  # make sweep has 8
+    assert SearchConfig(trials=24, scheduler="asha").searcher == "tpe"
+    found = [executions(SearchConfig(trials=24), room, seed) for room, seed in [(1, 0), (2, 1), (8, 2), (24, 3)]]
+    assert all(each == found[0] for each in found)
+    decided, tasks, saved = found[0]
+    assert len(decided) == 24
+    assert saved == 18  # in each wave 2 of 8 train task 1
+    assert saved >= 0.3 * tasks
+    points = [point for _, point, *_ in decided]
+    for wave in range(3):
+        groups = [tuple(point[name] for name in STAGES.space if name not in LATER) for point in points[8 * wave :][:8]]
+        assert sorted(groups.count(group) for group in set(groups)) == [4, 4]
+    assert len({point["method.beta"] for point in points}) == 23  # drawn anew, but for the two points tried first
+    assert executions(SearchConfig(trials=24, searcher="tpe"), 8, 0)[2] == 0
+
+
+def test_where_a_leader_fails_the_next_of_its_group_trains_the_first_task():
+    search = SearchConfig(trials=16)
+    made = Waves(point_searcher(search, STAGES, TASKS), search, TASKS, dict, later=LATER)
+    leaders, until = made.due()
+    assert ([trial.number for trial in leaders], until) == ([1, 2], 1)
+    made.end(leaders[0], 1)
+    made.report(leaders[1], {"task": 1, GAIN: 0.0}, 1)
+    made.end(leaders[1], 1)
+    again, until = made.due()
+    assert ([trial.number for trial in again], until) == ([3, 6], 1)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_groups_partition_the_trials_and_points_tried_first_lead(first: int):
+    groups: dict[int, list[int]] = {}
+    for number in range(24):
+        groups.setdefault(leader_of(number, 4, first), []).append(number)
+    assert all(members[0] == leader and len(members) == 4 for leader, members in groups.items())
+    assert list(range(first)) == list(groups)[:first]
 
 
 # ------------------------------------------------------------------------------- points that train the same model
