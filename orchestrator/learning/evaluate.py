@@ -23,8 +23,9 @@ from torch import Tensor
 from methods.base import Method
 from methods.layers.transfer import cut, to_device
 from orchestrator.data.batches import Queries
-from orchestrator.learning import metrics
+from orchestrator.learning import metrics, spill
 from orchestrator.learning.ranking import Ranked, Score, of_matrix, rank
+from orchestrator.learning.spill import spilled
 
 _KNOWN_TEXTS: WeakKeyDictionary[Method, dict[bytes, Tensor]] = WeakKeyDictionary()
 
@@ -187,7 +188,8 @@ def rank_all(
     """Ranks of the captions and the stored videos of tasks 1..t, both ways.
 
     Scores that are final as the method gives them are counted tile by tile. A method that calibrates them needs the
-    matrix (Q, V). Where a method prompts by task, what is smaller is held: all features of captions, or the matrix.
+    matrix (Q, V). Where a method prompts by task, what is smaller is held: all features of captions, or the matrix; and
+    where that is more than `spill.HELD`, neither: the features lie in files.
 
     Args:
         protocol: of the stream, `ctvr` or `cvlm`.
@@ -203,12 +205,13 @@ def rank_all(
             pass
         return None
     first = next(encoded)
-    is_large = method.prompts_by_task and len(galleries) * first.numel() > len(first) * sum(sizes)
+    scored = len(first) * sum(sizes)  # numbers of the matrix
+    is_large = method.prompts_by_task and len(galleries) * first.numel() > scored and 4 * scored <= spill.HELD
     features = chain([first], encoded)
     if method.calibrates() or is_large:
         scores = all_scores(method, features, galleries, config, device)
         return rank_scores(final_scores(method, scores, queries, sizes, protocol), queries, sizes, config)
-    return _rank(Scored(method, list(features), galleries, device), queries, sizes, config)
+    return _rank(Scored(method, spilled(features, spill.HELD), galleries, device), queries, sizes, config)
 
 
 def _rank(score: Score, queries: Sequence[Queries], sizes: Sequence[int], config: EvaluationConfig) -> Ranked:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from methods.base import Method
 from orchestrator.data.batches import Queries
-from orchestrator.learning import metrics
+from orchestrator.learning import metrics, spill
 from orchestrator.learning.evaluate import (
     Evaluation,
     EvaluationConfig,
@@ -186,15 +187,19 @@ def test_twins_are_offset_to_their_own_task():
 
 @pytest.mark.parametrize("prompts", [False, True])
 @pytest.mark.parametrize("width", [8, 1])  # features of captions for each task: larger than the matrix, or smaller
-def test_ranks_without_the_matrix_are_those_with_it(prompts, width, two_tasks):
+@pytest.mark.parametrize("held", [spill.HELD, 0])  # bytes in memory; without any, neither features nor matrix
+def test_ranks_without_the_matrix_are_those_with_it(prompts, width, held, two_tasks, monkeypatch):
+    monkeypatch.setattr(spill, "HELD", held)
     table, galleries, asked = two_tasks
     table, galleries, config = (
         table[:, :width],
         [gallery[:, :width] for gallery in galleries],
         EvaluationConfig(chunk=5),
     )
-    method = Lookup(table, prompts)
+    method, mapped = Lookup(table, prompts), []
+    monkeypatch.setattr(spill.np, "memmap", lambda *a, of=np.memmap, **k: mapped.append(k["shape"]) or of(*a, **k))
     found = rank_all(method, asked, galleries, config, CPU, "ctvr")
+    assert len(mapped) == (0 if held else 2 if prompts else 1)
     expected = rank_scores(final(scores_of(method, asked, galleries), asked, [5, 7]), asked, [5, 7], config)
     for name, ranks in vars(expected).items():
         torch.testing.assert_close(getattr(found, name), ranks, rtol=0, atol=0, equal_nan=True)
