@@ -17,7 +17,7 @@ from methods.backbone.load import TINY, load_backbone
 from orchestrator.bench.cpu import Comparison, bench_features, bench_trial
 from orchestrator.bench.hot import Measured, measure
 from orchestrator.bench.memory import bench_memory
-from orchestrator.bench.paths import PATHS
+from orchestrator.bench.paths import ONE_SIZE, PATHS
 from orchestrator.bench.verdict import failures, read_shares, to_markdown, write_shares
 from orchestrator.bench.work import VIT
 from orchestrator.config import suggest
@@ -112,7 +112,9 @@ def measured(names: Sequence[str], is_quick: bool, root: Path) -> list[Measured]
     rows = []
     for is_toy in (True,) if is_quick else (True, False):
         for name in names:
-            label = f"{name}-toy" if is_toy else name
+            if name in ONE_SIZE and not is_toy:
+                continue
+            label = f"{name}-toy" if is_toy and name not in ONE_SIZE else name
             sys.stderr.write(f"bench: {label} ...\n")
             torch.manual_seed(0)
             rows.append(measure(label, PATHS[name](root / label, is_toy)))

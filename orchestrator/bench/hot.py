@@ -8,6 +8,7 @@ are kept. Memory is the peak of the process over what it held before.
 from __future__ import annotations
 
 import ctypes
+import math
 import resource
 import statistics
 import sys
@@ -22,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from orchestrator.bench.work import Work
 
 GEMM = (2048, 768, 3072)  # rows, inner, columns of the product that says what this machine can do
+LEAST = 0.15  # CPU seconds that a side is timed for, by as many goes as it takes (100 at most)
 SMALL = 8.0  # MiB: smaller peaks say nothing
 
 
@@ -121,15 +123,16 @@ def measure(name: str, path: HotPath, pairs: int | None = None) -> Measured:
         pairs: instead of the path's own number.
     """
     number, counter = pairs or path.pairs, Counting(path.ours)
+    goes = 1
     if not path.is_heavy:
-        for work in (counter if path.is_gemm else path.ours, path.plain):
-            work()
+        warm = [seconds_of(work) for work in (counter if path.is_gemm else path.ours, path.plain)]
+        goes = math.ceil(LEAST / max(min(warm), LEAST / 100))
     turns: list[tuple[Side, Side, float]] = []
     for turn in range(number):
         rate = gemm_rate() if path.is_gemm else 0.0
         is_counted = turn == 0 and path.is_heavy and path.is_gemm  # which costs thousandths of what takes seconds
         works: tuple[Callable[[], object], ...] = (counter if is_counted else path.ours, path.plain)
-        found = {which: Side.of(works[which]) for which in ((1, 0) if turn % 2 else (0, 1))}
+        found = {which: Side.of(works[which], goes) for which in ((1, 0) if turn % 2 else (0, 1))}
         turns.append((found[0], found[1], (rate + gemm_rate()) / 2 if path.is_gemm else 0.0))
     shares = {"times": _share(plain.seconds / ours.seconds for ours, plain, _ in turns)}
     ours_peak = _smallest(ours.peak for ours, _, _ in turns)
@@ -166,15 +169,15 @@ class Counting:
 
 @dataclass(frozen=True)
 class Side:
-    """One go of one side."""
+    """What one side takes, as a mean over several goes where one is too short to be timed."""
 
     seconds: float  # CPU
     peak: float | None  # MiB
 
     @classmethod
-    def of(cls, work: Callable[[], object]) -> Side:
+    def of(cls, work: Callable[[], object], goes: int) -> Side:
         peak = Peak()
-        seconds = seconds_of(work)
+        seconds = sum(seconds_of(work) for _ in range(goes)) / goes
         return cls(seconds, peak.mib())
 
 
