@@ -24,10 +24,10 @@ from orchestrator.cli.plugins import add_conform, add_new
 from orchestrator.cli.reproduce import add_reproduce
 from orchestrator.cli.results import add_doctor, add_explain, add_methods, add_rebuild, add_sync, add_table, add_ui
 from orchestrator.cli.search import add_page, add_schema, add_search
-from orchestrator.cli.sweep import add_attach, add_rerun, add_sweep, job_of
+from orchestrator.cli.sweep import add_attach, add_rerun, add_sweep, job_of, needs_parent
 from orchestrator.cli.train import add_run
 from orchestrator.console import say
-from orchestrator.errors import ConfigError, CtvrError, Interrupted
+from orchestrator.errors import ConfigError, CtvrError, Interrupted, StoreError
 from orchestrator.redaction import hide_secrets, redact
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,9 @@ def main(argv: list[str] | None = None) -> int:
             raise
         traceback.print_exc(file=sys.__stderr__)  # into the log, or to the terminal with --verbose
         lines = str(error).strip().splitlines()
-        supervised.tell_end(1, redact(": ".join([type(error).__name__, *lines[:1]])))
+        is_away = isinstance(error, StoreError) or _is_full(error)
+        named = lines[:1] if is_away else [type(error).__name__, *lines[:1]]
+        supervised.tell_end(1, redact(": ".join(named)), is_away)
         return 1
     supervised.tell_end(status)
     return status
@@ -86,23 +88,28 @@ def _run(argv: list[str] | None) -> int:
         if arguments.command is None:
             print(guide(Path(os.environ.get("CTVR_RUNS") or "runs")))
             return 0
-        if argv is None and arguments.command in ("sweep", "rerun") and not supervised.is_child():  # it was typed
+        if argv is None and needs_parent(arguments) and not supervised.is_child():  # it was typed
             return supervised.supervise(job_of(arguments, sys.argv[1:]), arguments.verbose)
         # Whatever libraries print is no result; of a driver it goes where they write by themselves
         with contextlib.redirect_stdout((supervised.is_child() and sys.__stderr__) or sys.stderr):
             text = arguments.run(arguments)
     except CtvrError as error:
+        if supervised.is_child() and isinstance(error, StoreError):
+            raise  # the parent waits for it
         return _fail(error, error.status)
     except OSError as error:
-        if supervised.is_child() and isinstance(error, (ConnectionError, TimeoutError)):
-            raise  # of a cluster that is dying: the parent goes on
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        return _fail(f"{error}. Free some space and run again." if is_full else error, ConfigError.status)
+        if supervised.is_child() and (isinstance(error, (ConnectionError, TimeoutError)) or _is_full(error)):
+            raise  # of a cluster that is dying, of a disk that may get room: the parent goes on
+        return _fail(f"{error}. Free some space and run again." if _is_full(error) else error, ConfigError.status)
     except KeyboardInterrupt:
         return _fail("stopped. Finished tasks are kept; the same command goes on from them.", Interrupted.status)
     if text:
         print(redact(text))
     return 0
+
+
+def _is_full(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _fail(reason: object, status: int) -> int:

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from orchestrator.cli.options import add_settings, add_where, get_where, settings_of
-from orchestrator.cli.sweep import request_table, run_table
+from orchestrator.cli.sweep import add_verbose, request_table, run_table
 from orchestrator.errors import ConfigError
 
 
@@ -26,6 +26,7 @@ def add_reproduce(commands: Any) -> None:
     parser.add_argument("--trials", type=int, help="of the search of every row (the table's)")
     parser.add_argument("--rows", default="", help="these rows only, by comma")
     add_where(parser, resources=True)
+    add_verbose(parser)
     add_settings(parser)
     parser.set_defaults(run=_reproduce, method=None, baselines=None, space=[], top=1, direction=None)
 

@@ -1,8 +1,9 @@
 """A sweep whose driver may die: this process holds no Ray, starts the one that does, and goes on where that ends.
 
 Much of Ray ends the process that it runs in, past any `except`: the core worker of a driver whose raylet or GCS is
-gone, the kernel when memory runs out. So `ctvr sweep` and `ctvr rerun` run as a child (`python -m orchestrator`, told
-by CTVR_SUPERVISED), and this parent starts it again with --resume while lives finish tasks. One line for every event.
+gone, the kernel when memory runs out. So `ctvr sweep`, `rerun` and `reproduce` run as a child (`python -m
+orchestrator`, told by CTVR_SUPERVISED), and this parent starts it again with --resume while lives finish tasks. One
+line for every event. A full disk and a store that is away are waited for.
 
 What the child's libraries write to file descriptor 2 (state dumps, C++ lines, tracebacks) goes to a file, its own lines
 to the terminal; `--verbose` lets everything through. Signals are handed on, so Ctrl-C, `ctvr attach --stop` and Slurm's
@@ -32,6 +33,8 @@ CHILD, TOKEN = "CTVR_SUPERVISED", "CTVR_DRIVER"  # variables: of the child alone
 FRUITLESS = 2  # lives in a row that finish no task, after which nothing is tried any more
 MOST_LIVES = 20
 STOPPED = 130  # exit status
+AWAY_SECONDS, LOOK_SECONDS = 3600.0, 20.0  # how long a disk or store may be away, and how often it is looked at
+ROOM = 500 * 10**6  # bytes that must be free to go on
 GRACE_SECONDS = 10.0  # what the dead driver's processes get to end by themselves
 SOURCES = Path(__file__).resolve().parents[2]
 KEEPER = "orchestrator.on_ray.taken_back"  # outlives a driver on purpose, and ends by itself
@@ -69,10 +72,18 @@ class Job:
         return f"{self.words[0]} {self.name}".strip()
 
     @property
+    def is_kept(self) -> bool:
+        """Whether there is something to go on with."""
+        return self.words[0] == "rerun" or bool(self.name and self._plan.is_file())
+
+    @property
+    def _plan(self) -> Path:
+        return self.runs / "sweeps" / self.name / "plan.json"
+
+    @property
     def again(self) -> list[str]:
         """The words that go on with it; a rerun takes what is finished over by itself."""
-        is_kept = self.name and (self.runs / "sweeps" / self.name / "plan.json").is_file()
-        if self.words[0] != "sweep" or "--resume" in self.words or not is_kept:
+        if self.words[0] == "rerun" or "--resume" in self.words or not self.is_kept:
             return self.words
         return ["sweep", "--resume", self.name, *([] if str(self.runs) == "runs" else ["--runs", str(self.runs)])]
 
@@ -88,12 +99,14 @@ class Job:
 class End:
     """How a life of the driver ended.
 
-    `told` is the status that it gave itself; none where it did not come to that. `why` is for the user.
+    `told` is the status that it gave itself; none where it did not come to that. `why` is for the user; `is_away`: what
+    it writes to could not take it, and may be able to later.
     """
 
     status: int
     told: int | None
     why: str = ""
+    is_away: bool = False
 
 
 # ----------------------------------------------------------------------------------------------- the parent
@@ -111,6 +124,9 @@ def supervise(job: Job, verbose: bool = False) -> int:
             if job.stopped:
                 say(f"ctvr: {job.what} was stopped; its finished tasks are kept. Go on with: {_said(job)}")
                 return STOPPED
+            if end.is_away and not job.is_kept:
+                say(f"ctvr: {end.why}")
+                return end.status
             log = _keep_log(job, Path(folder) / "log")
         before, commits = commits, _commits(job)
         fruitless = 0 if commits - before else fruitless + 1
@@ -120,7 +136,28 @@ def supervise(job: Job, verbose: bool = False) -> int:
             many = "its time is over" if is_late else f"{fruitless or job.lives} starts in a row ended so"
             say(f"ctvr: {line}. Not started again: {many}. Its last words: {log}. Go on with: {_said(job)}")
             return end.status
+        if end.is_away:
+            say(f"{line}; waiting for it, {AWAY_SECONDS / 60:.0f} min at most", with_time=True)
+            if not _comes_back(job):
+                say(f"ctvr: {job.what}: that did not change. What is finished is kept. Go on with: {_said(job)}")
+                return end.status
+            say(f"{job.what}: starting again", with_time=True)
+            continue
         say(f"{line}; starting again", with_time=True)
+
+
+def _comes_back(job: Job) -> bool:
+    """Wait until the store answers and the runs folder has room; whether they came to that in time."""
+    from orchestrator.jobs.finished import finished_tasks
+
+    until = time.monotonic() + AWAY_SECONDS
+    while time.monotonic() < until:
+        time.sleep(LOOK_SECONDS)
+        with contextlib.suppress(Exception):  # whatever a store says that is away
+            finished_tasks(job.runs, job.name, job.store)
+            if shutil.disk_usage(job.runs).free >= ROOM:
+                return True
+    return False
 
 
 def _live(job: Job, folder: Path, verbose: bool) -> End:
@@ -175,6 +212,8 @@ def _end_of(status: int, folder: Path) -> End:
     with contextlib.suppress(OSError, ValueError):
         said = json.loads((folder / "end").read_text())
         told, fault = said["status"], said["fault"]
+        if said["is_away"]:
+            return End(1, None, fault, is_away=True)
     if told is not None:  # whatever the interpreter did afterwards
         return End(told, told)
     log = (folder / "log").read_text(errors="replace")
@@ -265,9 +304,9 @@ def tell_name(name: str) -> None:
     _tell("name", name)
 
 
-def tell_end(status: int, fault: str = "") -> None:
-    """In the child: that the end is in order (no `fault`), or what was raised."""
-    _tell("end", json.dumps({"status": None if fault else status, "fault": fault}))
+def tell_end(status: int, fault: str = "", is_away: bool = False) -> None:
+    """In the child: that the end is in order (no `fault`), or what was raised; `is_away`: as of `End`."""
+    _tell("end", json.dumps({"status": None if fault else status, "fault": fault, "is_away": is_away}))
 
 
 def _tell(what: str, text: str) -> None:

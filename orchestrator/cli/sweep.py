@@ -65,9 +65,19 @@ def add_verbose(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verbose", action="store_true", help="show tracebacks and whatever else Ray writes")
 
 
+def needs_parent(arguments: argparse.Namespace) -> bool:
+    """Whether a command runs trials on Ray, which may take the process that started them with it."""
+    if arguments.command == "reproduce":
+        return bool(arguments.item) and not (arguments.list or arguments.plan or arguments.write)
+    return arguments.command in ("sweep", "rerun")
+
+
 def job_of(arguments: argparse.Namespace, words: list[str]) -> supervised.Job:
-    """A sweep or rerun that was typed, for the process that supervises it."""
-    name = (arguments.resume or arguments.name) if arguments.command == "sweep" else arguments.sweep
+    """A sweep, rerun or table that was typed, for the process that supervises it."""
+    if arguments.command == "sweep":
+        name = arguments.resume or arguments.name
+    else:
+        name = arguments.sweep if arguments.command == "rerun" else arguments.name
     hours = arguments.budget_hours
     deadline = time.monotonic() + hours * 3600 if hours and hours > 0 else None
     return supervised.Job(words, arguments.runs, arguments.store, name or "", deadline)

@@ -23,6 +23,7 @@ from orchestrator.doctor import machine, network, records
 from orchestrator.doctor.findings import Finding, listed
 from orchestrator.doctor.records import Examined
 from orchestrator.errors import ConfigError
+from orchestrator.on_ray.memory import worker_bytes
 from orchestrator.store.store import Store
 from orchestrator.streams.load import RENDERED, load_stream
 from orchestrator.streams.stream import SPLITS, Stream
@@ -33,6 +34,7 @@ T = TypeVar("T")
 
 EMBEDDED_BYTES = 500 * 10**6  # videos and frames of the embedded streams, generously
 NUM_FRAMES, IMAGE_SIZE = 12, 224  # where the stream recommends none: the default of data.num_frames, CLIP's image
+BATCH, BACKBONE = 8, "ViT-B-32"  # likewise
 LOW_DISK, NO_DISK = 5 * 10**9, 500 * 10**6  # bytes free, besides what the stream needs
 STORE_SECONDS = 6.0  # how long a store may take to answer
 CLOCK_SECONDS = 5.0  # how far a shared folder's clock may be off
@@ -65,7 +67,7 @@ def examine(runs: Path, store: str, stream: str | None, videos: Path | None, tra
         "versions": machine.versions,
         "code": _code,
         "decoders": machine.decoders,
-        "machine": machine.machine,
+        "machine": partial(machine.machine, worker_of(place.stream)),
         "GPUs": machine.gpus,
         "Ray": network.ray_state,
         "ports": network.ports,
@@ -140,6 +142,15 @@ def frame_bytes(stream: Stream) -> int:
     videos = sum(len(getattr(task, split)) for task in stream.tasks for split in SPLITS)
     size = settings.get("data.image_size") or image_size(str(settings.get("backbone.name", ""))) or IMAGE_SIZE
     return videos * int(settings.get("data.num_frames", NUM_FRAMES)) * int(size) ** 2 * 3
+
+
+def worker_of(stream: Stream | None) -> int:
+    """Bytes of a worker that trains on a stream with what it recommends, on processors; 0 without a stream."""
+    if stream is None:
+        return 0
+    recommended = {"data.num_frames": NUM_FRAMES, "data.batch_size": BATCH, **stream.settings}
+    frames, pairs = (int(recommended[f"data.{name}"]) for name in ("num_frames", "batch_size"))
+    return worker_bytes(str(recommended.get("backbone.name", BACKBONE)), frames, pairs)
 
 
 def _disk(place: Examined) -> Iterator[Finding]:

@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from orchestrator.doctor.findings import Finding, Level, listed
+from orchestrator.on_ray.memory import free_memory, trials_in_memory
 
 SAFE_FFMPEG = (8, 1, 2)  # CVE-2026-8461 (MagicYUV, out-of-bounds write) is fixed from here on
-LOW_MEMORY = 4 * 10**9  # Ray takes 1.3 GB when it has started and about 2 GB with one small trial
+RAY = 1_300_000_000  # bytes that Ray takes when it has started
+LOW_MEMORY = 4 * 10**9  # about 2 GB with one small trial
 
 
 def requirements() -> tuple[str, list[str]]:
@@ -85,29 +87,21 @@ def decoders() -> Iterator[Finding]:
         )
 
 
-def machine() -> Iterator[Finding]:
-    """Processors and memory."""
+def machine(worker: int = 0) -> Iterator[Finding]:
+    """Processors and memory. `worker`: bytes that a worker on processors takes (on_ray/memory.py); 0: not known."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    free = _free_memory()
+    free = free_memory()
     text = f"{processors} processors" + ("" if free is None else f", {free / 1e9:.1f} GB of memory free")
     if free is not None and free < LOW_MEMORY:
         remedy = "End other programs, or lower --max-concurrent and --workers."
         yield Finding("warning", "machine", f"{text}; Ray and one trial take about 2 GB", remedy)
     else:
         yield Finding("ok", "machine", text)
-
-
-def _free_memory() -> int | None:
-    """Bytes that may still be used, by the machine and by the container we are in; None where it cannot be known."""
-    room = []
-    try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        room.append(int(lines["MemAvailable"].split()[0]) * 1024)
-        group = Path("/sys/fs/cgroup")
-        room.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    except (OSError, KeyError, ValueError):  # no Linux, no container, or one without a limit ("max")
-        pass
-    return min(room, default=None)
+    trials = trials_in_memory(worker, 1, [{"memory": free - RAY}]) if free is not None and free > RAY else None
+    if trials is not None:
+        few = "fewer than processors: a sweep runs no more at once" if trials < processors else "processors bound them"
+        text = f"room for {trials} trials of one worker at once, {worker / 1e9:.1f} GB each; {few}"
+        yield Finding("note" if trials < processors else "ok", "memory", text)
 
 
 def gpus() -> Iterator[Finding]:

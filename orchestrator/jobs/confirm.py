@@ -111,8 +111,8 @@ def confirm(
         failed = 0
         if left:
             with connected(where, tracker) as there:
-                plan = replace(trial_plan(there, parent_name, tracker), parent=parent)
-                plan = replace(plan, tags={"ctvr.role": "confirmation"})
+                plan = trial_plan(there, parent_name, tracker, [run.experiment for run in left])
+                plan = replace(plan, parent=parent, tags={"ctvr.role": "confirmation"})
                 failed = run_all(plan, left, num_tasks, there)
     tracker.close(parent, "FAILED" if failed else "FINISHED")
     if waiting := send_waiting(tracker):

@@ -211,7 +211,8 @@ def run_again(
             with connected(where, tracker) as there:
                 if not there.gpus_per_trial:
                     make_all_ready([run.experiment for run in left], there, ("train", "test"), curve=True)
-                plan = replace(trial_plan(there, name, tracker), parent=parent, tags=tags, keep_model=keep_model)
+                plan = trial_plan(there, name, tracker, [run.experiment for run in left])
+                plan = replace(plan, parent=parent, tags=tags, keep_model=keep_model)
                 failed = run_all(plan, left, len(stream.tasks), there)
     tracker.close(parent, "FAILED" if failed else "FINISHED")
     if waiting := send_waiting(tracker):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -17,8 +18,10 @@ from orchestrator.console import say
 from orchestrator.errors import Interrupted
 from orchestrator.jobs.deployment import Deployment, absolute
 from orchestrator.jobs.words import check_hours
+from orchestrator.learning.experiment import Experiment
 from orchestrator.on_ray.capacity import choose_gpus
 from orchestrator.on_ray.connection import check_local, cluster
+from orchestrator.on_ray.memory import worker_bytes
 from orchestrator.on_ray.plan import Capacity, TrialPlan, below
 from orchestrator.tracking.server import default_uri
 from orchestrator.tracking.tracker import Tracker
@@ -66,8 +69,8 @@ def say_waiting(tracker: Tracker) -> None:
 # ------------------------------------------------------------------------------------- plans and resources
 
 
-def trial_plan(where: Deployment, name: str, tracker: Tracker) -> TrialPlan:
-    """What the trials of the sweep `name` share as to places and resources."""
+def trial_plan(where: Deployment, name: str, tracker: Tracker, experiments: Sequence[Experiment] = ()) -> TrialPlan:
+    """What the trials of the sweep `name` share as to places and resources; memory as the largest experiment needs."""
     places = where.places()
     return TrialPlan(
         sweep=name,
@@ -80,10 +83,17 @@ def trial_plan(where: Deployment, name: str, tracker: Tracker) -> TrialPlan:
         workers=where.workers,
         cpus_per_worker=where.cpus_per_worker,
         gpus_per_worker=(where.gpus_per_trial or 0.0) / where.workers,
+        memory_per_worker=max((_worker_bytes(each, where) for each in experiments), default=0),
         reuse=where.reuse,
         patience=where.patience,
         max_nodes=where.max_nodes,
     )
+
+
+def _worker_bytes(experiment: Experiment, where: Deployment) -> int:
+    data = experiment.data
+    pairs = math.ceil(data.batch_size / where.workers)
+    return worker_bytes(experiment.backbone.name, data.num_frames, pairs, bool(where.gpus_per_trial))
 
 
 def check_machine(where: Deployment, name: str) -> None:
@@ -150,3 +160,13 @@ def resources_text(where: Deployment, room: Capacity) -> str:
     gpus = f" and {where.gpus_per_trial:g} GPUs" if where.gpus_per_trial else ""
     cpus = where.workers * where.cpus_per_worker
     return f"{where.workers} workers, {cpus:g} CPUs{gpus} for each trial, of {room.cpus:g} CPUs and {room.gpus:g} GPUs"
+
+
+def room_text(room: Capacity) -> str:
+    """How many trials run at once, and what bounds them where it is not the processors."""
+    if not room.memory_binds:
+        return f"{room.concurrent} at once"
+    return (
+        f"{room.concurrent} at once: memory bounds them, at {room.memory_per_worker / 1e9:.1f} GB for a worker; the "
+        f"processors have room for {room.by_processors} (--max-concurrent says another number)"
+    )

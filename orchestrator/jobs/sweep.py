@@ -30,6 +30,7 @@ from orchestrator.jobs.session import (
     interruptible,
     portable,
     resources_text,
+    room_text,
     say_waiting,
     send_waiting,
     trial_plan,
@@ -223,7 +224,8 @@ def _search(planned: Sweep, where: Deployment, plan: TrialPlan | None) -> str:
     tracker = where.tracker(stream.name)
     with connected(where, tracker) as there:
         if plan is None:
-            plan = replace(trial_plan(there, request.name, tracker), settings=planned.given)
+            plan = trial_plan(there, request.name, tracker, [planned.experiment])
+            plan = replace(plan, settings=planned.given)
             plan = replace(plan, presets=planned.experiment.presets, tags={"ctvr.role": "trial"})
         room = capacity(plan, there.max_concurrent)
         ready = make_ready(planned.experiment, there, searched_splits(stream), curve=not there.gpus_per_trial)
@@ -304,7 +306,7 @@ def _plan_text(planned: Sweep, room: Capacity, decoded: int, where: Deployment, 
     trials = f"{_num_trials(planned)} by {search.searcher}{_stages(planned)}, {schedule_text(search)}"
     lines = [
         f"sweep {request.name}: {request.method} on {stream.name}, {len(stream.tasks)} tasks",
-        f"  trials     {trials}; {room.concurrent} at once",
+        f"  trials     {trials}; {room_text(room)}",
         f"  resources  {resources_text(where, room)}",
         f"  searches   {', '.join(planned.space)} on {planned.experiment.evaluation.split} videos",
         f"  sees       {sight_text(stream, planned.experiment.evaluation.split)}",

@@ -25,6 +25,7 @@ from orchestrator.jobs.session import (
     interruptible,
     portable,
     resources_text,
+    room_text,
     say_waiting,
     send_waiting,
     trial_plan,
@@ -80,7 +81,7 @@ def _run(planned: PlannedTable, where: Deployment) -> str:
     request, stream = planned.request, planned.stream
     tracker = where.tracker(stream.name)
     with connected(where, tracker) as there:
-        plan = trial_plan(there, request.name, tracker)
+        plan = trial_plan(there, request.name, tracker, [row.experiment for row in planned.rows])
         room = capacity(plan, there.max_concurrent)
         ready = make_all_ready(
             [row.experiment for row in planned.rows], there, searched_splits(stream), curve=not there.gpus_per_trial
@@ -243,7 +244,7 @@ def _plan_text(planned: PlannedTable, room: Capacity, decoded: int, where: Deplo
     budget = "none: every row runs its recommended preset"
     if searched:
         budget = f"{search.trials} for each row, {search.trials * len(searched)} in all, by {search.searcher}, "
-        budget += f"{schedule_text(search)}; {room.concurrent} at once"
+        budget += f"{schedule_text(search)}; {room_text(room)}"
     split = searched[0].experiment.evaluation.split if searched else "test"
     runs = over_seeds([Rerun(row.experiment) for row in planned.rows], request.preset.seeds, where.workers)
     lines = [

@@ -10,6 +10,7 @@ from dataclasses import replace
 import ray
 
 from orchestrator.errors import ConfigError
+from orchestrator.on_ray.memory import memory_of, trials_in_memory
 from orchestrator.on_ray.plan import Capacity, TrialPlan
 
 log = logging.getLogger(__name__)
@@ -21,13 +22,21 @@ EVERY_TRIAL = 10**6  # more than any number of nodes has room for
 def capacity(plan: TrialPlan, max_concurrent: int | None = None) -> Capacity:
     """How many trials fit the connected cluster at once.
 
+    Args:
+        max_concurrent: as the user said; memory, whose sum is rough, bounds them only where nothing was said.
+
     Raises:
         ConfigError: if not even one trial can ever be scheduled.
     """
     have = ray.cluster_resources()
     cpus, gpus = have.get("CPU", 0.0), have.get("GPU", 0.0)
-    concurrent = fit_count(plan, [node.get("Resources", {}) for node in ray.nodes() if node.get("Alive")])
-    return Capacity(cpus, gpus, concurrent if max_concurrent is None else min(concurrent, max_concurrent))
+    nodes = [node.get("Resources", {}) for node in ray.nodes() if node.get("Alive")]
+    fits = fit_count(plan, nodes)
+    if max_concurrent is not None:
+        return Capacity(cpus, gpus, min(fits, max_concurrent))
+    able = memory_of([node for node in nodes if _slots(plan, node, 1)])
+    in_memory = trials_in_memory(plan.memory_per_worker, plan.workers, able)
+    return Capacity(cpus, gpus, fits if in_memory is None else min(fits, in_memory), fits, plan.memory_per_worker)
 
 
 def process_resources(plan: TrialPlan) -> dict[str, float]:

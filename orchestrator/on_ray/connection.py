@@ -25,6 +25,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.on_ray.capacity import ask_for_nodes, ask_for_room, fit_count
 from orchestrator.on_ray.files import cluster_file, token_file
 from orchestrator.on_ray.internals import bind_to_loopback
+from orchestrator.on_ray.memory import free_memory, remember_free
 from orchestrator.on_ray.nodes import await_nodes, await_sources, is_started_here
 from orchestrator.on_ray.plan import TrialPlan
 from orchestrator.on_ray.taken_back import watch_over
@@ -128,6 +129,7 @@ def _quiet() -> dict[str, Any]:
 def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool:
     """Whether a cluster was joined. One that was not asked for may be gone, its file left behind."""
     bind_to_loopback(False)
+    remember_free(None)
     try:
         ray.init(address=wanted, runtime_env={"env_vars": dict(environment)}, **_quiet())
     except (ConnectionError, ValueError) as error:
@@ -143,6 +145,7 @@ def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 
     if not token_file().is_file():  # Ray asks for a token by itself, and would write a new one into the home folder
         os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
     mine = _below(os.getpid())
+    remember_free(free_memory())
     for attempt in range(1, attempts + 1):
         port = _free_port()
         environment["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"

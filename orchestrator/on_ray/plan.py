@@ -129,6 +129,7 @@ class TrialPlan:
     workers: int = 1
     cpus_per_worker: float = 1.0
     gpus_per_worker: float = 0.0
+    memory_per_worker: int = 0  # bytes that one is taken to need (memory.py); 0: not known
     max_failures: int = 3  # since the last finished task; lost nodes do not count
     max_nodes: int | None = None  # machines that may be asked for, all nodes of the cluster counted
     patience: float = 24.0  # hours that workers wait for one another before they take the others for lost
@@ -190,11 +191,20 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a cluster has, and how many trials of a plan fit at once."""
+    """What a cluster has, and how many trials of a plan fit at once.
+
+    `by_processors`: how many would, if memory were no matter; as many as `concurrent` where it is none.
+    """
 
     cpus: float
     gpus: float
     concurrent: int
+    by_processors: int = 0
+    memory_per_worker: int = 0  # bytes; 0: not known
+
+    @property
+    def memory_binds(self) -> bool:
+        return self.concurrent < self.by_processors
 
 
 def below(storage: str, name: str) -> str:

@@ -127,7 +127,9 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 STUBS = {  # what slurm.sbatch calls, but for Slurm's own programs
     "python": f'exec {sys.executable} "$@"',
-    "ray": 'case "$*" in *--block*) exec sleep 600 ;; esac',
+    "ray": """
+case "$*" in *--block*) exec sleep 600 ;; esac
+[ -e "$CTVR_RUNS/tried" ] || { touch "$CTVR_RUNS/tried"; exit 1; }""",  # the first start of a head, on a busy node
     "ctvr": """
 echo "ctvr $*"
 case "$*" in *--resume*) exit 0 ;; esac
@@ -140,7 +142,9 @@ while :; do sleep 0.2; done""",
 def again(slurm: Slurm, job: str) -> str:
     """What the job's log says when its second start has ended."""
     wait_for(lambda: slurm.state(job) == "PENDING", slurm.log(job))
-    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm would wait two minutes
+    # Slurm would wait two minutes, after which nothing of the first start is on its way that could end the second
+    wait_for(lambda: f"[{job}.batch] done with job" in slurm.daemons(), slurm.log(job))
+    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
     wait_for(lambda: slurm.state(job) not in ("PENDING", "RUNNING", "COMPLETING"), slurm.log(job))
     assert slurm.state(job) == "COMPLETED", f"{slurm.log(job)}\n{slurm.daemons()}"
     return slurm.log(job)

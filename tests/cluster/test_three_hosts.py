@@ -269,7 +269,18 @@ def ask_on(host: Host, url: str, *words: str) -> int:
 
 
 def sweep_words(name: str, values: str, *more: str) -> list[str]:
-    search = ["--searcher", "grid", "--space", f"method.lr={values}", "--scheduler", "none", "--seeds", "0"]
+    search = [
+        "--searcher",
+        "grid",
+        "--space",
+        f"method.lr={values}",
+        "--scheduler",
+        "none",
+        "--seeds",
+        "0",
+        "--confirm",
+        "0",
+    ]
     return ["--name", name, "--method", "clip4clip", "--stream", MANIFEST, *search, *FIXED, *more]
 
 
@@ -342,7 +353,7 @@ def test_a_first_sweep_ends(lab):
 
 
 def test_a_node_with_other_sources_is_named_before_anything_starts(lab):
-    file = lab.workers[1].folder / "home" / "ctvr_src" / "orchestrator" / "report.py"
+    file = lab.workers[1].folder / "home" / "ctvr_src" / "orchestrator" / "tables" / "build.py"
     kept = file.read_text()
     file.write_text(f"{kept}# an edit\n")
     said = lab.finish(lab.submit(*sweep_words("stale", "0,4e-6")), status=1)
@@ -352,7 +363,7 @@ def test_a_node_with_other_sources_is_named_before_anything_starts(lab):
 
 
 def test_an_edit_on_the_laptop_is_missed_and_reaches_every_node_with_ray_up(lab):
-    with (lab.laptop / "ctvr" / "orchestrator" / "report.py").open("a") as file:
+    with (lab.laptop / "ctvr" / "orchestrator" / "tables" / "build.py").open("a") as file:
         file.write("# another edit\n")
     said = lab.finish(lab.submit(*sweep_words("stale", "0,4e-6")), status=1)
     assert "this machine has other sources" in said

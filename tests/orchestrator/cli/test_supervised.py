@@ -5,6 +5,8 @@ The drivers here are small scripts that use the child's half as `ctvr` does. Wit
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import signal
 import subprocess
@@ -15,9 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.main import make_parser
+from orchestrator.cli import supervised
+from orchestrator.cli.main import main, make_parser
 from orchestrator.cli.supervised import Job, supervise
-from orchestrator.cli.sweep import job_of
+from orchestrator.cli.sweep import job_of, needs_parent
+from orchestrator.errors import StoreError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 BEGIN = """
@@ -107,6 +111,51 @@ print("Trace", file=sys.__stderr__)
     assert log.read_text() == "Trace\n"
 
 
+def test_a_store_that_is_away_is_waited_for_where_there_is_something_to_go_on_with(tmp_path, capfd, monkeypatch):
+    """The second life finds it there again; one that had begun nothing ends with the line alone."""
+    monkeypatch.setattr(supervised, "LOOK_SECONDS", 0.01)
+    script = """
+if life == 0 and "begun" in sys.argv:
+    plan(); commit()
+supervised.tell_end(*((0,) if life else (1, "s3://b: is away. Try later.", True)))
+"""
+    assert supervise(job(tmp_path, script, "begun")) == 0
+    first, second = capfd.readouterr().err.splitlines()
+    assert first.endswith(
+        "sweep s: s3://b: is away. Try later.; what is finished is kept (1 tasks in the store); waiting for it, 60 min "
+        "at most"
+    )
+    assert second.endswith("sweep s: starting again")
+    assert supervise(job(tmp_path / "other", script)) == 1
+    assert capfd.readouterr().err == "ctvr: s3://b: is away. Try later.\n"
+    monkeypatch.setattr(supervised, "AWAY_SECONDS", 0.05)
+    monkeypatch.setattr(supervised, "ROOM", 10**18)
+    assert supervise(job(tmp_path, script, "begun")) == 1
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last == (
+        "ctvr: sweep s: that did not change. What is finished is kept. Go on with: ctvr sweep --resume s --runs "
+        f"{tmp_path}"
+    )
+
+
+def test_a_full_disk_and_a_store_that_is_away_are_the_parents_matter_in_a_child_alone(tmp_path, monkeypatch, capsys):
+    for error in (OSError(errno.ENOSPC, "No space left on device"), StoreError("s3://b: is away.")):
+
+        def fail(arguments: object, error: Exception = error) -> str:
+            raise error
+
+        monkeypatch.setattr("orchestrator.cli.results._doctor", fail)
+        assert main(["doctor"]) == (1 if isinstance(error, StoreError) else 2)
+        monkeypatch.setattr(supervised, "_life", tmp_path)
+        assert main(["doctor"]) == 1
+        monkeypatch.setattr(supervised, "_life", None)
+        told = json.loads((tmp_path / "end").read_text())
+        assert (told["status"], told["is_away"]) == (None, True)
+        assert str(error) in told["fault"]
+        (tmp_path / "end").unlink()
+    assert "Free some space and run again" in capsys.readouterr().err
+
+
 def test_a_mistake_of_the_user_is_told_once(tmp_path, capfd):
     assert supervise(job(tmp_path, "sys.stderr.write('ctvr: no such method\\n'); supervised.tell_end(2)")) == 2
     assert capfd.readouterr().err == "ctvr: no such method\n"
@@ -148,7 +197,7 @@ def test_signals_are_handed_on_and_a_parent_that_is_killed_takes_its_driver_with
         time.sleep(0.05)
 
 
-def test_what_was_typed_becomes_a_job_with_its_name_and_its_hours():
+def test_what_was_typed_becomes_a_job_with_its_name_and_its_hours(tmp_path):
     words = ["sweep", "--resume", "s", "--runs", "there", "--budget-hours", "2"]
     made = job_of(make_parser().parse_args(words), words)
     made.lives = 1
@@ -158,3 +207,12 @@ def test_what_was_typed_becomes_a_job_with_its_name_and_its_hours():
     words = ["rerun", "--sweep", "s", "--seeds", "2"]
     made = job_of(make_parser().parse_args(words), words)
     assert (made.what, made.again) == ("rerun s", words)
+    words = ["reproduce", "tempme/table2", "--runs", str(tmp_path)]
+    made = job_of(make_parser().parse_args(words), words)
+    made.name = "t"  # as the child tells it
+    assert made.again == words
+    (tmp_path / "sweeps" / "t").mkdir(parents=True)
+    (tmp_path / "sweeps" / "t" / "plan.json").write_text("{}")
+    assert made.again == ["sweep", "--resume", "t", "--runs", str(tmp_path)]
+    shown = [["reproduce", "--list"], ["reproduce", "tempme/table2", "--plan"], ["table"]]
+    assert [needs_parent(make_parser().parse_args(line)) for line in [words, *shown]] == [True, False, False, False]

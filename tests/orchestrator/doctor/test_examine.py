@@ -118,6 +118,17 @@ def test_the_report_puts_the_remedy_below_and_counts_at_the_end():
 # --- this machine
 
 
+def test_a_machine_of_little_memory_is_told_how_many_trials_it_holds(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "free_memory", lambda: machine.RAY + 5 * 10**9)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: set(range(16)))
+    (found,) = about(look(runs, stream=str(write_manifest(tmp_path, 2, 2))), "memory")
+    assert found.level == "note"
+    assert found.text.startswith("room for 2 trials of one worker at once, 1.9 GB each; fewer than processors")
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: {0, 1})
+    assert [each.level for each in machine.machine(10**9) if each.subject == "memory"] == ["ok"]
+    assert about(look(runs), "memory") == []
+
+
 def test_versions_below_the_minimum_and_absent_packages_are_errors(monkeypatch):
     monkeypatch.setattr(machine, "requirements", lambda: (">=3.99", ["numpy>=999", "no-such-package>=1", "tqdm>=1"]))
     errors = {f.subject: f.remedy for f in machine.versions() if f.level == "error"}

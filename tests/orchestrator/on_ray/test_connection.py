@@ -6,17 +6,21 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orchestrator.errors import ConfigError
+from orchestrator.jobs.session import room_text
 from orchestrator.on_ray import connection
-from orchestrator.on_ray.capacity import DRIVER_CPU, choose_gpus, fit_count, within
+from orchestrator.on_ray.capacity import DRIVER_CPU, capacity, choose_gpus, fit_count, within
 from orchestrator.on_ray.connection import check_local
+from orchestrator.on_ray.memory import PROCESS, remember_free, size_of, trials_in_memory, worker_bytes
 from orchestrator.on_ray.plan import TrialPlan
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+GB = 2**30
 
 
 def plan(workers: int = 1, cpus: float = 0.9, gpus: float = 0.0) -> TrialPlan:
@@ -65,6 +69,55 @@ def test_a_plan_that_can_never_run_is_refused_in_one_line(made, nodes, message):
     with pytest.raises(ConfigError, match=message) as error:
         fit_count(made, nodes)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("worker", "workers", "nodes", "fits"),
+    [
+        (2 * GB, 1, [{"memory": 7.9 * GB}], 3),
+        (2 * GB, 2, [{"memory": 3 * GB}, {"memory": 5 * GB}], 1),  # three places, two for each trial
+        (9 * GB, 2, [{"memory": 3 * GB}], 1),  # a sum that is rough refuses nothing
+        (0, 1, [{"memory": 3 * GB}], None),
+        (2 * GB, 1, [{"memory": 3 * GB}, {}], None),
+    ],
+)
+def test_trials_that_memory_holds(worker, workers, nodes, fits):
+    assert trials_in_memory(worker, workers, nodes) == fits
+
+
+def test_memory_bounds_trials_unless_their_number_was_said(monkeypatch):
+    there = [{"Alive": True, "Resources": {"CPU": 8.0, "memory": 9 * GB}}]
+    monkeypatch.setattr("orchestrator.on_ray.capacity.ray.nodes", lambda: there)
+    monkeypatch.setattr("orchestrator.on_ray.capacity.ray.cluster_resources", lambda: there[0]["Resources"])
+    large = replace(plan(), memory_per_worker=2 * GB)
+    said = room_text(capacity(large))
+    assert said.startswith("4 at once: memory bounds them, at 2.1 GB for a worker; the processors have room for 8")
+    assert room_text(capacity(large, 6)) == "6 at once"
+    assert room_text(capacity(plan())) == "8 at once"
+    remember_free(5 * GB)  # as when this process started Ray here, beside programs that have the rest
+    try:
+        assert capacity(large).concurrent == 2
+    finally:
+        remember_free(None)
+
+
+def test_a_larger_backbone_a_larger_batch_and_more_frames_take_more_memory():
+    clip = size_of("ViT-B-32")
+    assert clip is not None
+    assert abs(clip.parameters / 151.3e6 - 1) < 0.01  # of open_clip's model, its biases and norms included
+    assert size_of("RN50") is None
+    assert size_of("no-such-backbone") is None
+    small = worker_bytes("tiny-clip", 4, 4)
+    assert (
+        worker_bytes("RN50", 12, 8)
+        == PROCESS
+        < small
+        < worker_bytes("tiny-clip", 8, 4)
+        < worker_bytes("ViT-B-32", 1, 1)
+    )
+    one, two, four = (worker_bytes("ViT-B-32", 12, pairs) for pairs in (1, 2, 4))
+    assert four - two == 2 * (two - one)
+    assert worker_bytes("ViT-B-32", 12, 8, on_gpu=True) == PROCESS + 8 * clip.parameters  # no activations
 
 
 @pytest.mark.parametrize("cpus", [1, 2, 3, 7, 16])
