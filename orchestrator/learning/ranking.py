@@ -24,6 +24,7 @@ from methods.layers.transfer import to_device
 # Scores (R, C) of some captions (a slice or an index of rows) and of some videos (a slice), in any floating type
 Score = Callable[[slice | Tensor, slice], Tensor]
 TILE = 1024  # videos of a tile
+SCATTERS = ("cpu",)  # where `scatter_reduce` may be used: on CUDA torch takes it for unrepeatable, maxima too
 KEPT = 2**25  # bytes of tiles that are kept when they are met first: small matrices are scored once
 
 
@@ -80,8 +81,9 @@ def rank(
     tiles = _Tiles(score, rows, columns, chunk)
     own = _picked(tiles, target)
     other = _picked(tiles, torch.where(twin >= 0, twin, target)) if bool((twin >= 0).any()) else own
+    best = own.new_full((columns[-1],), -math.inf)
+    best[to_device(captioned, own.device)] = _Groups(group, own.device).maxima(own)
     place = to_device(target, own.device)
-    best = own.new_full((columns[-1],), -math.inf).scatter_reduce_(0, place, own, "amax")
     beats = ((own > other).double() + (own >= other).double()) / 2
     counts, beats, is_best = _on_cpu(_count(tiles, own, best, group), beats, own == best[place])
     equals = torch.bincount(group[is_best.bool()])  # own captions as good as the best one
@@ -201,8 +203,7 @@ def _count(tiles: _Tiles, own: Tensor, best: Tensor, group: Tensor) -> _Counts:
     found = _Counts(*zeros)
     several = bool((group.diff() == 0).any())
     borders = [*(int(group[row]) if row < len(group) else int(group[-1]) + 1 for row in tiles.borders)]
-    groups = [group[rows] - group[rows.start] for rows in tiles.rows]
-    on_device = [to_device(part, own.device) for part in groups] if several else []
+    in_tiles = [_Groups(group[rows] - group[rows.start], own.device) for rows in tiles.rows] if several else []
     for c, (task, columns) in enumerate(tiles.columns):
         carry: Tensor | None = None  # of the video whose captions go on in the next tile
         for r, rows in enumerate(tiles.rows):
@@ -215,8 +216,7 @@ def _count(tiles: _Tiles, own: Tensor, best: Tensor, group: Tensor) -> _Counts:
             maxima = tile
             if several:
                 found.all_captions[columns] += _beating(tile, best[columns], 0)
-                maxima = tile.new_full((int(groups[r][-1]) + 1, tile.shape[1]), -math.inf)
-                maxima.scatter_reduce_(0, on_device[r][:, None].expand_as(tile), tile, "amax")
+                maxima = in_tiles[r].maxima(tile)
                 if carry is not None:
                     maxima[0] = torch.maximum(maxima[0], carry)
                 goes_on = rows.stop < len(group) and bool(group[rows.stop] == group[rows.stop - 1])
@@ -229,6 +229,25 @@ def _count(tiles: _Tiles, own: Tensor, best: Tensor, group: Tensor) -> _Counts:
                 if len(others):
                     found.groups[columns] += _beating(others, best[columns], 0)
     return found if several else replace(found, all_captions=found.groups)
+
+
+class _Groups:
+    """Rows that belong together: `number` (R,) on the CPU counts groups from 0, each of them at least one row long."""
+
+    def __init__(self, number: Tensor, device: torch.device) -> None:
+        self.counts = torch.bincount(number)
+        self.number = to_device(number, device)
+        if device.type not in SCATTERS:  # the rows of each group (N, most), the last one again where there are fewer
+            first = self.counts.cumsum(0) - self.counts
+            later = torch.minimum(torch.arange(int(self.counts.max())), self.counts[:, None] - 1)
+            self.rows = to_device(first[:, None] + later, device)
+
+    def maxima(self, x: Tensor) -> Tensor:
+        """The largest of each column of x (R, ...) within each group, (N, ...)."""
+        if x.device.type not in SCATTERS:
+            return x[self.rows].amax(dim=1)
+        number = self.number.view(-1, *[1] * (x.ndim - 1)).expand_as(x)
+        return x.new_full((len(self.counts), *x.shape[1:]), -math.inf).scatter_reduce_(0, number, x, "amax")
 
 
 def _within(part: slice, start: int, stop: int) -> slice:

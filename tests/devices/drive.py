@@ -165,7 +165,7 @@ class Report:
 
     waits: dict[str, int] = field(default_factory=dict)  # by phase
     places: dict[str, int] = field(default_factory=dict)  # phase, line and kind of each
-    operators: dict[str, int] = field(default_factory=dict)  # of training, by name
+    operators: dict[str, int] = field(default_factory=dict)  # by name: how often in training, 0 if elsewhere alone
     moved: list[str] = field(default_factory=list)  # tensors that a resumed run has otherwise
     far: list[str] = field(default_factory=list)  # tensors that a run on the CPU has otherwise
 
@@ -204,6 +204,8 @@ def examine(name: str, precision: Precision, beside_cpu: bool = False, **more: A
     operators: Counter[str] = Counter()
     for watch in watches["steps"]:
         operators.update(watch.operators)
+    for watch in (*watches["end_task"], *watches["search"]):
+        operators.update(dict.fromkeys(watch.operators, 0))
     return Report(waits, dict(places), dict(operators), moved, far)
 
 

@@ -38,14 +38,15 @@ def brute(scores: Tensor, target: Tensor) -> tuple[list[float], list[float], lis
     return [brute_rank(row, own) for row, own in zip(rows, owner)], by_video, by_caption
 
 
-@pytest.mark.parametrize("kept", [0, 2**25])
+@pytest.mark.parametrize(("kept", "scatters"), [(0, ("cpu",)), (2**25, ("cpu",)), (0, ())])
 @pytest.mark.parametrize("seed", range(12))
-def test_ranks_of_both_directions_agree_with_brute_force_however_the_tiles_are_cut(seed, kept, monkeypatch):
+def test_ranks_of_both_directions_agree_with_brute_force_however_the_tiles_are_cut(seed, kept, scatters, monkeypatch):
     """Ties, NaN, infinities; one caption of a video or several or none, together or apart; one task or three."""
     generator = torch.Generator().manual_seed(seed)
     tile, chunk = ((1, 1), (3, 2), (4, 7), (100, 100))[seed % 4]
     monkeypatch.setattr(ranking, "TILE", tile)
     monkeypatch.setattr(ranking, "KEPT", kept)
+    monkeypatch.setattr(ranking, "SCATTERS", scatters)  # of another device the groups are gathered
     sizes = [(5, 5), (13, 4), (9, 8)][: 1 + seed % 3]
     parts = [torch.randint(0, videos, (captions,), generator=generator) for captions, videos in sizes]
     parts = [part if seed % 5 == 4 else part.sort().values for part in parts]
