@@ -19,7 +19,9 @@ from methods.backbone.architectures import TINY, TINY_FOLDER, image_size
 # runs of 8 methods with tiny-clip
 PROCESS = 1_900_000_000
 COPIES = 4  # of each parameter: weight, gradient and AdamW's two means
-PER_UNIT = 80  # bytes kept for the backward pass for each token, block and channel: about 20 float32. Not measured
+# Bytes kept for the backward pass for each token, block and channel, float32: clip4clip with ViT-B/32 on a CPU took
+# 2.62 GiB for a pair of 4 frames and 3.42 for 8 pairs, 53 for each
+PER_UNIT = 55
 _free_at_start: int | None = None  # on this machine, before the Ray that this process started
 
 
