@@ -17,7 +17,7 @@ from methods.backbone.load import TINY, load_backbone
 from orchestrator.bench.cpu import Comparison, bench_features, bench_trial
 from orchestrator.bench.hot import Measured, measure
 from orchestrator.bench.memory import bench_memory
-from orchestrator.bench.paths import ONE_SIZE, PATHS
+from orchestrator.bench.paths import ONE_SIZE, PATHS, SHOWN
 from orchestrator.bench.verdict import failures, read_shares, to_markdown, write_shares
 from orchestrator.bench.work import VIT
 from orchestrator.config import suggest
@@ -63,8 +63,14 @@ def main(argv: list[str] | None = None) -> int:
         description="Hot paths beside a plain way and the machine's own rate. Ends with 1 where one is below its "
         "recorded share by more than the noise.",
     )
-    parser.add_argument("--only", metavar="NAME", help=f"one of {', '.join([*PATHS, *OTHERS])}")
+    parser.add_argument("--only", metavar="NAME", help=f"one of {', '.join([*PATHS, *SHOWN, *OTHERS])}")
     parser.add_argument("--quick", action="store_true", help="toy sizes alone (under a minute)")
+    parser.add_argument(
+        "--shows",
+        action="store_true",
+        help="the papers' sizes, and beside them larger rankings, "
+        "a ViT-B/16, checkpointed activations and a cold decoder (quarter of an hour)",
+    )
     parser.add_argument("--record", action="store_true", help="write what is measured into shares.json instead")
     parser.add_argument("--gpu", action="store_true", help="step time, memory and videos per second on a GPU instead")
     arguments = parser.parse_args(argv)
@@ -75,19 +81,19 @@ def main(argv: list[str] | None = None) -> int:
 
             print(gpu_table())
             return 0
-        return run(arguments.only, arguments.quick, arguments.record)
+        return run(arguments.only, arguments.quick, arguments.record, arguments.shows)
     except ConfigError as error:
         sys.stderr.write(f"bench: {error}\n")
         return 2
 
 
-def run(only: str | None = None, is_quick: bool = False, is_record: bool = False) -> int:
+def run(only: str | None = None, is_quick: bool = False, is_record: bool = False, is_all: bool = False) -> int:
     """Measure one path or comparison, or all paths.
 
     Raises:
         ConfigError: for a name that is none.
     """
-    known = [*PATHS, *OTHERS]
+    known = [*PATHS, *SHOWN, *OTHERS]
     if only is not None and only not in known:
         raise ConfigError(f"--only {only}: is no comparison.{suggest(only, known)} All: {', '.join(known)}.")
     torch.set_num_threads(1)
@@ -96,7 +102,8 @@ def run(only: str | None = None, is_quick: bool = False, is_record: bool = False
         if only in OTHERS:
             print(f"{began}\n\n{comparisons(OTHERS[only](Path(folder)))}")
             return 0
-        rows = measured([only] if only else list(PATHS), is_quick, Path(folder))
+        names = [only] if only else [*PATHS, *(SHOWN if is_all else ())]
+        rows = measured(names, is_quick, Path(folder), has_toys=not is_all and only not in SHOWN)
     if is_record:
         write_shares(rows, f"{began}; load at the end {os.getloadavg()[0]:.1f}")
     recorded = read_shares()
@@ -107,17 +114,17 @@ def run(only: str | None = None, is_quick: bool = False, is_record: bool = False
     return 1 if short else 0
 
 
-def measured(names: Sequence[str], is_quick: bool, root: Path) -> list[Measured]:
+def measured(names: Sequence[str], is_quick: bool, root: Path, has_toys: bool = True) -> list[Measured]:
     """Toys, and the papers' sizes behind them."""
     rows = []
-    for is_toy in (True,) if is_quick else (True, False):
+    for is_toy in (True,) if is_quick else (True, False) if has_toys else (False,):
         for name in names:
-            if name in ONE_SIZE and not is_toy:
+            if name in ONE_SIZE and has_toys and not is_toy:
                 continue
             label = f"{name}-toy" if is_toy and name not in ONE_SIZE else name
             sys.stderr.write(f"bench: {label} ...\n")
             torch.manual_seed(0)
-            rows.append(measure(label, PATHS[name](root / label, is_toy)))
+            rows.append(measure(label, {**PATHS, **SHOWN}[name](root / label, is_toy)))
     return rows
 
 

@@ -24,7 +24,7 @@ from orchestrator.bench.work import Work
 
 GEMM = (2048, 768, 3072)  # rows, inner, columns of the product that says what this machine can do
 LEAST = 0.15  # CPU seconds that a side is timed for, by as many goes as it takes (100 at most)
-SMALL = 8.0  # MiB: smaller peaks say nothing
+SMALL = 32.0  # MiB: smaller peaks say nothing
 
 
 @dataclass(frozen=True)

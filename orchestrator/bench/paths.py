@@ -12,13 +12,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from methods.backbone.clip import Clip
+from methods.backbone.clip import Clip, checkpointing
 from methods.backbone.load import TINY, load_backbone
 from methods.base import Batch
 from methods.xpool import XPool
@@ -31,12 +32,23 @@ from orchestrator.bench.reference import (
     with_plain_activations,
     xpool_scores,
 )
-from orchestrator.bench.work import VIT, Work, encoding, random_batch, render_few, second_task, training_step
+from orchestrator.bench.work import VIT, VIT_16, Work, encoding, random_batch, render_few, second_task, training_step
 from orchestrator.data.batches import StreamData
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.settings import DataConfig
 
 Make = Callable[[Path, bool], HotPath]  # a folder of its own; a toy instead of the papers' size
+
+
+def checkpointed(root: Path, is_toy: bool) -> HotPath:
+    """The step of FrameFusionMoE whose activations are computed again: what is asked of it is memory."""
+    path = PATHS["step"](root, is_toy)
+
+    def ours() -> None:
+        with checkpointing():
+            path.ours()
+
+    return replace(path, title=f"{path.title}, checkpointed activations", ours=ours, pairs=1)
 
 
 def clip(is_toy: bool, vit: str = VIT) -> tuple[Clip, str]:
@@ -93,11 +105,11 @@ def texts(root: Path, is_toy: bool) -> HotPath:
     return HotPath(title, "in the stream's order, padded to the longest of 32", ours, plain, 7 if is_toy else 3)
 
 
-def ranking(root: Path, is_toy: bool) -> HotPath:
+def ranking(root: Path, is_toy: bool, large: int = 3000) -> HotPath:
     """Ranks of captions and of videos from features."""
     from orchestrator.learning.ranking import TILE, Ranked, rank
 
-    size = 500 if is_toy else 3000
+    size = 500 if is_toy else large
     captions, videos = torch.randn(2, size, 512, generator=torch.Generator().manual_seed(0))
     target = torch.arange(size)
 
@@ -132,9 +144,9 @@ def xpool(root: Path, is_toy: bool) -> HotPath:
     return HotPath(title, "a vector for every pair", ours, plain, 7 if is_toy else 5, is_gemm=False)
 
 
-def tempme(root: Path, is_toy: bool) -> HotPath:
+def tempme(root: Path, is_toy: bool, vit: str = VIT) -> HotPath:
     """The video tower with merged tokens."""
-    backbone, name = clip(is_toy)
+    backbone, name = clip(is_toy, vit)
     videos = 4 if is_toy else 1
     inputs = random_batch(backbone, videos, 12).frames
     made, plain = second_task("tempme", backbone), second_task("zero_shot", backbone)
@@ -193,6 +205,25 @@ def decoding(root: Path, is_toy: bool) -> HotPath:
     return HotPath(title, against, by("pyav"), by("decord"), 5, is_gemm=False, has_memory=False)
 
 
+def cold(root: Path, is_toy: bool) -> HotPath:
+    """A decoding process that is started for one clip."""
+    from orchestrator.streams.load import load_stream
+    from orchestrator.video.pool import Decoder
+    from orchestrator.video.sampling import Sampling
+
+    item = load_stream(render_few(root / "films", 1), root).items(0, "train")[0]
+
+    def by(name: str) -> Work:
+        def first() -> None:
+            with Decoder(1, decoder=name) as decoder:
+                decoder.decode(item.path, Sampling())
+
+        return first
+
+    title, against = "the first film of shapes in a fresh decoding process", "the same with decord"
+    return HotPath(title, against, by("pyav"), by("decord"), 3, is_gemm=False, is_heavy=True, has_memory=False)
+
+
 def start(root: Path, is_toy: bool) -> HotPath:
     """A command that trains nothing."""
 
@@ -205,6 +236,13 @@ def start(root: Path, is_toy: bool) -> HotPath:
     return HotPath(title, "loading what trains first", ours, plain, 2, is_gemm=False, is_heavy=True, has_memory=False)
 
 
+# Beside these, what a table of the project asks for and takes too long, or has no bar, for every day
+SHOWN: dict[str, Make] = {
+    "checkpointed": checkpointed,
+    "tempme-16": partial(tempme, vit=VIT_16),
+    "ranking-10000": partial(ranking, large=10_000),
+    "cold": cold,
+}
 ONE_SIZE = ("start",)  # no toy of it is smaller
 PATHS: dict[str, Make] = {
     "step": step_path("framefusion_moe", 8, 7, 12),

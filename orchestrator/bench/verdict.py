@@ -36,6 +36,7 @@ def write_shares(rows: Sequence[Measured], conditions: str, file: Path = FILE) -
         said[row.name] = conditions
         paths[row.name] = {name: [round(each.value, 3), round(each.noise, 3)] for name, each in row.shares.items()}
     about = "Shares of `make bench`: [median, range over pairs], each a ratio of CPU seconds or of peak memory."
+    about = known.get("about", about)
     text = json.dumps({"about": about, "conditions": said, "paths": paths}, indent=1)
     file.write_text(text + "\n", encoding="utf-8")
 

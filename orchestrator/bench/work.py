@@ -19,7 +19,7 @@ from orchestrator.config import build, under
 from orchestrator.learning.loop import Losses
 from orchestrator.learning.optimizer import OptimConfig, make_optimizer, train_only
 
-VIT = "ViT-B-32-quickgelu"
+VIT, VIT_16 = "ViT-B-32-quickgelu", "ViT-B-16-quickgelu"
 Work = Callable[[], object]
 
 
