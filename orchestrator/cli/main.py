@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import ClassVar, NoReturn
 
 from orchestrator.cli import supervised
+from orchestrator.cli.completion import add_completion
 from orchestrator.cli.data import add_cache, add_streams
 from orchestrator.cli.guide import guide
 from orchestrator.cli.plugins import add_conform, add_new
@@ -153,6 +154,7 @@ def make_parser(exits: bool = True) -> argparse.ArgumentParser:
     add_new(commands)
     add_conform(commands)
     add_schema(commands)
+    add_completion(commands, make_parser)
     add_ui(commands)
     add_doctor(commands)
     add_explain(commands)

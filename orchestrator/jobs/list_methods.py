@@ -34,3 +34,14 @@ def _first_sentence(module: str) -> str:
         return "(its source is not here)"
     text = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
     return text.split("\n\n")[0].replace("\n", " ")
+
+
+def all_names() -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Names of methods, of streams, and of presets: those of any method and of whole tables. It loads all methods."""
+    from orchestrator.learning.resolve import presets_of
+    from orchestrator.streams.load import BENCHMARKS, RENDERED
+    from orchestrator.tables.presets import preset_names
+
+    ours = (*METHODS, *CONFIGURATIONS)
+    presets = dict.fromkeys(preset for method in ours for preset in presets_of(method))
+    return (*ours, *plugins()), (*RENDERED, *BENCHMARKS), (*presets, *preset_names())
