@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import CtvrError, MissingObject
-from orchestrator.jobs.again import best_trials
+from orchestrator.jobs.again import RULES, best_trials, selection
 from orchestrator.jobs.confirm import read_verdict
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.table import made_tables
 from orchestrator.jobs.trained import load
+from orchestrator.jobs.verdict import last_value
 from orchestrator.learning.commits import Commits
 from orchestrator.pages.forgetting import Lost, Memory, lost_names
 from orchestrator.pages.html import write_page
 from orchestrator.pages.report import report
+from orchestrator.pages.trials import Trial, trials_html
 from orchestrator.retrieval.model import Model
 from orchestrator.tables.table import Table
 from orchestrator.tracking.tracker import Tracker
 from orchestrator.tracking.values import RunRecord
+
+SEARCHED = ("method.", "base.", "optim.", "data.")
 
 
 def page(name: str, where: Deployment, html: Path | None = None) -> str:
@@ -37,7 +42,7 @@ def page(name: str, where: Deployment, html: Path | None = None) -> str:
     tables = made_tables(where, name, None) if sweep else made_tables(where, None, name)
     facts = _facts(name, sweep, tracker)
     memories, names = _memories(tables, tracker, where)
-    text = report(name, facts, tables, memories, names)
+    text = report(name, facts, tables, memories, names, _search(name, sweep, tracker))
     file = write_page(html or where.runs / "pages" / f"{Path(name).stem}.html", text)
     if sweep is not None:
         tracker.log_artifacts(sweep.run_id, [file], into="page")  # beside the sweep on MLflow's pages
@@ -62,6 +67,18 @@ def _facts(name: str, sweep: RunRecord | None, tracker: Tracker) -> list[tuple[s
     verdict = read_verdict(tracker, name)
     facts.append(("Confirmation", verdict.text if verdict else "none was run, or it has not ended"))
     return facts
+
+
+def _search(name: str, sweep: RunRecord | None, tracker: Tracker) -> str:
+    """The complete trials of a sweep as a drawing; empty for a rerun, a stream, or a table of several searches."""
+    if sweep is None or "ctvr.trials" not in sweep.tags:
+        return ""
+    metric, mode = selection(sweep)
+    found = [(run.settings, last_value(run, metric)) for run in best_trials(tracker, name, None)]
+    judged = [(settings, value) for settings, value in found if not math.isnan(value)]
+    told = sorted({key for settings, _ in judged for key in settings if key.startswith(SEARCHED)})
+    trials = [Trial({key: str(settings.get(key, "")) for key in told}, value) for settings, value in judged]
+    return trials_html(trials, RULES.get(metric, metric), mode)
 
 
 def _memories(tables: Sequence[Table], tracker: Tracker, where: Deployment) -> tuple[list[Memory], Sequence[str]]:

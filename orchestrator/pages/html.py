@@ -23,7 +23,12 @@ th:first-child, td:first-child { text-align: left } .best { font-weight: 700 }
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 17rem), 1fr)); gap: 1rem }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: .6rem; margin: 0 }
 .card img { width: 100%; height: auto; border-radius: 4px; display: block } .card p { margin: .4rem 0 0 }
-svg { max-width: 100%; height: auto } svg text { fill: var(--soft); font: 11px system-ui, sans-serif }
+figure { margin: 0 } svg { width: 100%; max-width: 40rem; height: auto } svg text { fill: var(--soft);
+  font: 12px system-ui, sans-serif; paint-order: stroke; stroke: var(--page); stroke-width: 3px }
+.paper td { color: var(--soft); font-style: italic }
+td:first-child, th:first-child { position: sticky; left: 0; background: var(--page) } .heat td, .heat th { padding:
+  .2rem .4rem; text-align: center; position: static; background: none } details { margin: .3rem 0 }
+li { margin: .2rem 0 }
 pre { white-space: pre-wrap; background: var(--card); padding: .8rem; border-radius: 6px; font-size: .85rem }
 details > summary { cursor: pointer; font-weight: 600; padding: .3rem 0 }
 """

@@ -7,13 +7,14 @@ from html import escape
 
 from orchestrator.pages.forgetting import Memory, explorer
 from orchestrator.pages.html import page
+from orchestrator.pages.matrices import matrices_html
 from orchestrator.tables.table import Row, Table, Value, number
 
 COLOURS = 7
 
 
 def report(title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table], memories: Sequence[Memory],
-           names: Sequence[str]) -> str:  # fmt: skip
+           names: Sequence[str], search: str = "") -> str:  # fmt: skip
     """A complete document.
 
     Args:
@@ -22,11 +23,13 @@ def report(title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table]
         tables: of the complete runs.
         memories: of the rows' first runs.
         names: of the stream's tasks.
+        search: the trials as HTML.
     """
     said = "".join(f"<p><b>{escape(what)}</b><br>{escape(text)}</p>" for what, text in facts)
     parts = [said]
     for table in tables:
-        parts += [f"<h2>{escape(table.heading)}</h2>", table_html(table), curves_html(table)]
+        parts += [f"<h2>{escape(table.heading)}</h2>", table_html(table), curves_html(table), matrices_html(table)]
+    parts.append(search)
     if memories:
         parts.append(explorer(memories, names))
     return page(title, "\n".join(parts))
@@ -36,10 +39,21 @@ def table_html(table: Table) -> str:
     """The table with every footnote below it."""
     heads = ["Method", *(column.title for column in table.columns), *table.verdict_title, "Seeds"]
     rows = "".join(_row(table, row) for row in table.rows)
-    notes = [*table.notes, *(f"{row.label}: {mark}" for row in table.rows for mark in row.marks)]
+    notes = [*table.notes, *_marks(table)]
+    notes += dict.fromkeys(f"Paper: {row.paper_source}" for row in table.rows if row.paper)
+    notes += [f"{row.label}, paper: {mark}" for row in table.rows if row.paper for mark in row.paper_marks]
     listed = "".join(f"<li><small>{escape(note)}</small></li>" for note in notes)
     head = "".join(f"<th>{escape(text)}</th>" for text in heads)
     return f'<div class="scroll"><table><tr>{head}</tr>{rows}</table></div><ul>{listed}</ul>'
+
+
+def _marks(table: Table) -> list[str]:
+    """Footnotes of rows; what several share is said once, behind their names."""
+    rows: dict[str, list[str]] = {}
+    for row in table.rows:
+        for mark in row.marks:
+            rows.setdefault(mark, []).append(row.label)
+    return [f"{', '.join(labels)}: {mark}" for mark, labels in rows.items()]
 
 
 def _row(table: Table, row: Row) -> str:
@@ -48,7 +62,16 @@ def _row(table: Table, row: Row) -> str:
         best = ' class="best"' if table.is_best(row, column) else ""
         cells.append(f"<td{best}>{escape(number(row.values.get(column.key, Value()), column.digits))}</td>")
     cells += [f"<td>{escape(text)}</td>" for text in (*table.verdict(row), str(len(row.seeds)))]
-    return f"<tr>{''.join(cells)}</tr>"
+    return f"<tr>{''.join(cells)}</tr>{_printed(table, row)}"
+
+
+def _printed(table: Table, row: Row) -> str:
+    """What the paper prints for a row, below it; empty where it prints nothing."""
+    if not row.paper:
+        return ""
+    printed = [number(row.paper[c.key], c.digits) if c.key in row.paper else "" for c in table.columns]
+    cells = "".join(f"<td>{escape(text)}</td>" for text in ["paper", *printed, *[""] * len(table.verdict_title), ""])
+    return f'<tr class="paper">{cells}</tr>'
 
 
 def curves_html(table: Table) -> str:
@@ -56,7 +79,7 @@ def curves_html(table: Table) -> str:
     rows = [row for row in table.rows if len(row.curve) > 1]
     if not rows:
         return ""
-    width, height, left, bottom = 640, 300, 40, 30
+    width, height, left, bottom = 420, 250, 40, 30
     steps = sorted({step for row in rows for step, _, _ in row.curve})
     values = [mean for row in rows for _, mean, _ in row.curve]
     low, high = min(values), max(max(values), min(values) + 1e-6)
@@ -81,7 +104,7 @@ def curves_html(table: Table) -> str:
         legend.append(f'<span style="color:{colour}">&#9679;</span> {escape(row.label)}')
     alt = f"R@1 in percent after each task: {', '.join(row.label for row in rows)}"
     return (
-        f'<figure style="margin:0"><svg viewBox="0 0 {width} {height}" role="img" '
+        f'<figure><svg viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="{escape(alt, quote=True)}">'
         f"{''.join(parts)}</svg><figcaption><small>R@1 (%) after each task: {' &nbsp; '.join(legend)}</small>"
         "</figcaption></figure>"
