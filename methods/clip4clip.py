@@ -69,7 +69,7 @@ ORIGINAL = Recipe(
         "evaluation.select": ("best", "main_task_retrieval.py: the epoch with the best R@1 of the test set"),
     },
     (
-        "float16 weights, gradients and moments: 1e-7 there is no rate of float32 (docs/recipes.md)",
+        "float16 weights, gradients and moments: 1e-7 there is no rate of float32 (docs/protocol.md)",
         "the last batch of an epoch is dropped when it is short",
         "over W workers the towers get 1/W of the gradient, logit_scale all of it (docs/protocol.md)",
         "tightTransf",

@@ -22,7 +22,7 @@ from methods.families.adapted import PAPER, RELEASED, SHAPES, AdaptedClip, Adapt
 
 # ToMe has no training of its own: its README patches a trained ViT. LoRA at its start is CLIP as it was.
 TOME = Recipe(
-    "facebookresearch/ToMe",
+    "facebookresearch/ToMe (commit not recorded)",
     {
         "method.reducer": ("tome", "tome/patch"),
         "method.proportional": (True, "README: prop_attn for supervised models"),

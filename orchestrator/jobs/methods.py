@@ -66,13 +66,14 @@ def preset_text(name: str, preset: str) -> str:
     chosen = resolve(plain, {}, with_recipe(name, (preset,), {"preset": "paper"})).settings
     values = presets_of(name).get(preset, {})
     sources = values.sources if isinstance(values, Recipe) else {}
+    unsaid = "our default: its recipe does not say" if isinstance(values, Recipe) else ""
     release = values.release if isinstance(values, Recipe) else f"methods/{configured(name, ())[0]}.py"
     differing = [key for key in chosen if chosen[key] != recommended.get(key)]
     width = min(48, max([len(f"{key}={chosen[key]}") for key in differing] or [0]))
     lines = [f"{name}, preset {preset}: {release}", "", "different from what is recommended (in brackets)"]
     for key in differing:
         setting = f"{key}={chosen[key]}"
-        lines.append(f"  {setting:<{width}}  ({recommended.get(key, 'not set')})  {sources.get(key, '')}".rstrip())
+        lines.append(f"  {setting:<{width}}  ({recommended.get(key, 'not set')})  {sources.get(key, unsaid)}".rstrip())
     same = [f"{key}={chosen[key]}" for key in values if key not in differing]
     lines += ["", "set, and the same in both: " + ", ".join(same)] if same else []
     if isinstance(values, Recipe) and values.left_out:

@@ -18,6 +18,8 @@ TEXTS = {
     "best_val": "the epoch kept for each task is the best one on the validation videos",
     "val": "measured on validation videos",
     "transductive": "transductive scoring: a query's result depends on the other queries of the test set",
+    "replay": "its memory is written once, at a task's end, and its pairs repeat where a step asks for more than are "
+    "kept (released codes write after every step and repeat none)",
     "short": "trained for {epochs} epochs of a task where {recommended} are recommended",
     "searched": "settings are the best of {n} trials{rule}",
 }
@@ -37,6 +39,8 @@ def marks_of(run: RunRecord) -> list[str]:
         marks.append(tags["ctvr.mark"])
     if tags.get("ctvr.transductive") == "true":
         marks.append(TEXTS["transductive"])
+    if str(run.settings.get("method.memory", "0")) not in {"0", ""}:
+        marks.append(TEXTS["replay"])
     if tags.get("ctvr.note"):
         marks += tags["ctvr.note"].split(NOTES)
     if trials := trials_of(run):

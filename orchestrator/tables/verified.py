@@ -44,7 +44,7 @@ class Verified:
 
     method: str
     preset: str
-    source: str  # owner/name@commit
+    source: str  # owner/name@commit, or owner/name (commit not recorded)
     checks: tuple[Check, ...]
     open: str = ""  # what could not be compared, and why
 

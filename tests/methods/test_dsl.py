@@ -53,7 +53,9 @@ def test_a_revised_search_is_transductive_and_its_loss_alone_is_not(make):
 
 def test_the_search_revises_scaled_similarities(make):
     method, scores = make(test_temperature=2.0), torch.rand(5, 6)
-    torch.testing.assert_close(method.calibrate(scores), revise(method.scale().item() * scores, 2.0))
+    scaled = method.scale().item() * scores
+    torch.testing.assert_close(method.calibrate(scores), revise(scaled, 2.0))
+    torch.testing.assert_close(method.calibrate_for_videos(scores), revise(scaled, 2.0, dim=1))
 
 
 def test_a_transductive_retriever_stays_so(make):

@@ -140,9 +140,14 @@ def test_a_task_keeps_the_experts_that_it_used_most(mixture):
     assert mixture.frozen.tolist() == [False, True, True, True, False]  # expert 3 again counts as its own
 
 
-def test_an_unused_expert_is_not_frozen(mixture):
+def test_of_experts_used_alike_the_lower_numbers_are_kept_and_of_those_nobody_used_none(mixture):
+    mixture.used = torch.tensor([0, 7, 7, 7, 0])
     mixture.freeze_most_used()
-    assert not mixture.frozen.any()
+    assert mixture.frozen.tolist() == [False, True, True, False, False]
+    mixture.frozen.zero_()
+    mixture.used = torch.tensor([0, 0, 0, 0, 3])
+    mixture.freeze_most_used()
+    assert mixture.frozen.tolist() == [False, False, False, False, True]
 
 
 def test_only_free_experts_and_the_tasks_own_router_are_trained(small_clip):

@@ -152,6 +152,21 @@ def test_distillation_ensemble_and_distance_alone_equal_the_released_functions(c
 # ------------------------------------------------------------------------------------- MoE-Adapters
 
 
+def test_weights_of_the_recipe_are_those_of_the_reference_models(shared):
+    """Both of ZSCL's models, and the adapters with their first routers: no fixture holds a weight of theirs."""
+    folder = shared / "reference" / "clip_continual"
+    for prefix, is_moved in (("s0/", False), ("s1/", True)):
+        for name, value in floats(read(folder / "zscl_state.npz"), prefix).items():
+            if name != "logit_scale":  # 4.60 in both
+                assert torch.equal(seeded(name, tuple(value.shape), is_moved), value), (prefix, name)
+    weights = floats(read(folder / "moe_state.npz"))
+    adapters = [name for name in weights if "adaptmlp" in name or "_list." in name]
+    assert len(adapters) > 80
+    for name in adapters:
+        made = seeded(name, tuple(weights[name].shape))
+        assert torch.allclose(made, weights[name], rtol=0, atol=5e-4), name  # a float16 may be rounded the other way
+
+
 def moe_adapter() -> MoEAdapter:
     """The reference model, all of whose weights are numbers of the recipe."""
     config = MoEAdapterConfig(num_experts=5, bottleneck=64, dropout=0.0)

@@ -12,6 +12,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from tests.mutants import bugs_of_places
+from tests.mutants.released import RELEASED
 
 
 class Bug(NamedTuple):
@@ -34,7 +35,7 @@ def tests_of(file: str) -> tuple[str, ...]:
 
 
 def _bugs() -> Iterator[Bug]:
-    for file, lines in chain(LINES.items(), bugs_of_places.LINES.items()):
+    for file, lines in chain(LINES.items(), bugs_of_places.LINES.items(), RELEASED.items()):
         for before, after, breaks, *tests in lines:
             yield Bug(file, before, after, breaks, tuple(tests) or tests_of(file))
 

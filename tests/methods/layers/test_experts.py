@@ -64,6 +64,28 @@ def test_noisy_gates_of_a_training_step_equal_the_released_code(compared, adapte
     compared("framefusion_moe", "forward", adapter.experts(released["x"], gates), released["out_train_noise_task3"])
 
 
+def test_structaligns_adapter_is_the_same_and_equals_its_released_one(compared, shared):
+    with np.load(shared / "reference" / "structalign" / "lora_adapter.npz") as file:
+        released = {name.removeprefix("param/"): torch.from_numpy(file[name]) for name in file.files}
+    adapter = TaskAwareExperts(32, 32, rank=4, scale=4.0, dropout=0.0)
+    adapter.grow(3, 2)
+    names = {"router.route": "lora_route", "router.noise": "w_noise", "experts.A": "lora_A"}
+    names |= {f"experts.B.{i}": f"lora_Bs.{i}" for i in range(3)}
+    adapter.load_state_dict({ours: released[f"{theirs}.weight"] for ours, theirs in names.items()})
+    x, eof, prototype = (released[name] for name in ("x", "eof", "task_prototype"))
+
+    def answer(prototype: torch.Tensor | None, is_routed: bool = True) -> torch.Tensor:
+        return adapter(x, torch.zeros(5, 7, 32), TokenState(5, eot=eof), prototype=prototype, is_routed=is_routed)
+
+    adapter.eval()
+    compared("structalign", "forward", answer(prototype), released["out_eval"])
+    compared("structalign", "forward", answer(prototype, is_routed=False), released["out_task1"])
+    compared("structalign", "forward", answer(None), released["out_noproto_eval"])
+    gates = adapter.train().gates(x, eof, prototype, released["noise"])
+    compared("structalign", "forward", gates, released["gates_train"])
+    compared("structalign", "forward", adapter.experts(x, gates), released["out_train"])
+
+
 @pytest.mark.parametrize("top_k", [1, 2, 10, 99])
 @pytest.mark.parametrize("is_training", [True, False])
 def test_each_caption_has_exactly_k_gates_that_sum_to_one(top_k, is_training):

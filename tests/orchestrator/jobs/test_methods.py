@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
-from methods import METHODS
+from methods import CONFIGURATIONS, METHODS
 from orchestrator.errors import ConfigError
 from orchestrator.importers.ctvr import ACTNET_SETTINGS
 from orchestrator.jobs.methods import default_presets, preset_text, search_space
+from orchestrator.learning.resolve import presets_of
+
+ORIGINALS = [name for name in (*METHODS, *CONFIGURATIONS) if "original" in presets_of(name)]
 
 
 def test_the_streams_preset_is_taken_where_the_method_has_it(small_stream):
@@ -39,6 +43,11 @@ def test_a_preset_is_shown_as_what_it_changes_with_its_source():
     changed = {line.split("=")[0].strip() for line in lines if "  (" in line}
     assert {"optim.schedule", "optim.decay", "method.frozen", "method.max_scale", "data.max_tokens"} <= changed
     assert "optim.weight_decay" not in changed  # 0.2 in both
+    for name in ORIGINALS:  # every line ends with where its value stands
+        shown = preset_text(name, "original").partition("\n\n")[2].partition("\n\n")[0].splitlines()[1:]
+        assert shown
+        assert [line for line in shown if not re.search(r"\)  \S.*\S$", line)] == [], name
+    assert "optim.decay=matrices  (all)  our default: its recipe does not say" in preset_text("tome", "original")
     assert "method.sim_header=seqLSTM" in preset_text("clip4clip", "seqLSTM")
     with pytest.raises(ConfigError, match="preset: zscl has none called 'orignal'"):
         preset_text("zscl", "orignal")

@@ -71,8 +71,20 @@ def test_originals_have_what_the_first_ones_lacked():
         assert (found["optim.eps"], found["optim.grad_clip"], found["data.batch_size"]) == (1e-8, None, 64), name
         assert name == "moe_adapter" or found["base.train_scale"] is False, name  # it trains no tower at all
     assert [presets_of("zscl")["original"][f"method.{name}"] for name in ("l2", "average_every")] == [1.0, 100]
+    clip4clip = presets_of("clip4clip")["original"]
+    told = (
+        "optim.epochs",
+        "data.batch_size",
+        "data.num_frames",
+        "data.max_tokens",
+        "method.sim_eps",
+        "optim.grad_clip",
+    )
+    assert [clip4clip[name] for name in told] == [5, 128, 12, 32, 1e-12, 1.0]
     vip = presets_of("clip_vip")["original"]
     assert (vip["optim.name"], vip["optim.betas"], vip["optim.last_lr"]) == ("adamw_hf", (0.9, 0.98), 1e-8)
+    alpha, weight = presets_of("der")["original"]["method.alpha"], presets_of("co2l")["original"]["method.weight"]
+    assert (alpha * 512 / 2, weight * 0.5 / 0.07) == pytest.approx((0.3, 1.0))  # as their codes weigh them
     for name in ("er_ring", "der", "co2l", "lump"):
         recipe = presets_of(name)["original"]
         assert any("memory is written after every step" in line for line in recipe.left_out), name

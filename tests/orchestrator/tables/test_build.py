@@ -55,6 +55,22 @@ def test_seeds_of_one_configuration_are_one_row_with_the_sample_deviation():
     assert "train/loss/nce" not in row.extra
 
 
+def test_a_row_that_replays_says_how_its_memory_is_written_and_drawn():
+    said = {name: collect([run(name, **of)])[0].marks for name, of in REPLAYING.items()}
+    for name in ("er_ring", "der"):
+        assert any("written once, at a task's end, and its pairs repeat" in mark for mark in said[name]), name
+    for name in ("lwf", "lump"):
+        assert not any("written once" in mark for mark in said[name]), name
+
+
+REPLAYING = {
+    "er_ring": {"method.memory": "256"},
+    "der": {"method.memory": 500},
+    "lump": {"method.memory": "0"},
+    "lwf": {},
+}
+
+
 def test_one_seed_has_no_deviation():
     (row,) = collect([run()])
     assert math.isnan(row.values["r1"].std)

@@ -1,0 +1,44 @@
+"""Ranges hold what the released codes use. They are read as text: importing Ray Tune takes seconds."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from orchestrator.tables.float16_rates import FLOAT16
+
+FOLDER = Path(__file__).parents[2] / "search_spaces"
+
+
+def holds(method: str, setting: str, value: float) -> bool:
+    """Whether SPACE of search_spaces/<method>.py has the value in the range or among the choices of a setting."""
+    tree = ast.parse((FOLDER / f"{method}.py").read_text(encoding="utf-8"))
+    assigned = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
+    space = assigned["SPACE"]
+    assert isinstance(space, ast.Dict)
+    domain = {ast.literal_eval(name): found for name, found in zip(space.keys, space.values) if name}[setting]
+    assert isinstance(domain, ast.Call)
+    assert isinstance(domain.func, ast.Attribute)
+    given = [ast.literal_eval(part) for part in domain.args]
+    return bool(value in given[0] if domain.func.attr == "choice" else given[0] <= value <= given[1])
+
+
+@pytest.mark.parametrize(
+    ("method", "setting", "values"),
+    [
+        *(
+            (method, f"method.{name}", (rate, 1e-5, 1e-4))
+            for method, of in FLOAT16.items()
+            for name, rate in of.items()
+        ),
+        ("dsl", "base.lr", (1e-7, 1e-5, 1e-4)),
+        ("co2l", "method.weight", (0.14, 0.28)),  # 1 in its code: beside a mean of two directions, beside their sum
+        ("zscl", "method.l2", (0.0, 1.0)),  # the paper, the command
+    ],
+)
+def test_ranges_hold_what_the_releases_use_and_what_float32_needs_in_the_place_of_float16_rates(
+    method, setting, values
+):
+    assert all(holds(method, setting, value) for value in values)
