@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 
 from methods import CONFIGURATIONS, METHODS
+from methods.base import Recipe
 from orchestrator.errors import ConfigError
 from orchestrator.importers.ctvr import ACTNET_SETTINGS
 from orchestrator.jobs.methods import default_presets, preset_text, search_space
 from orchestrator.learning.resolve import presets_of
 
-ORIGINALS = [name for name in (*METHODS, *CONFIGURATIONS) if "original" in presets_of(name)]
+ORIGINALS = [name for name in (*METHODS, *CONFIGURATIONS) if isinstance(presets_of(name).get("original"), Recipe)]
 
 
 def test_the_streams_preset_is_taken_where_the_method_has_it(small_stream):
