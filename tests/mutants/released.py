@@ -28,8 +28,8 @@ RELEASED: dict[str, list[tuple[str, ...]]] = {
     # -------------------------------------------------------------------------------------------- evaluation
     "orchestrator/learning/ranking.py": [
         (
-            "videos=(found.groups.cpu()[captioned] + 1) / 2,",
-            "videos=(found.all_captions.cpu()[captioned] - equals + 2) / 2,",
+            "videos=(counts.groups[captioned] + 1) / 2,",
+            "videos=(counts.all_captions[captioned] - equals + 2) / 2,",
             "a video is ranked among all captions of the others",
             "tests/orchestrator/learning/test_ranking.py::"
             "test_both_directions_agree_with_the_released_codes_where_videos_have_several_captions",
