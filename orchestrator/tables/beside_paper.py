@@ -8,7 +8,8 @@ the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -96,4 +97,20 @@ def with_differences(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
 def more_columns(rows: Sequence[Row], printed: Sequence[str]) -> list[Column]:
     """Columns that a paper's table has beyond the usual ones, where runs measured them."""
     wanted = {*printed, *(key for row in rows for key in row.paper)}
-    return [column for key, (column, _) in PRINTED.items() if key in wanted and any(key in row.values for row in rows)]
+    return [
+        replace(column, digits=_digits(column, [row.values[key].mean for row in rows if key in row.values]))
+        for key, (column, _) in PRINTED.items()
+        if key in wanted and any(key in row.values for row in rows)
+    ]
+
+
+def _digits(column: Column, means: Sequence[float]) -> int:
+    """The column's own, or as many as show two figures of its smallest value: a small backbone needs few GMACs."""
+    sizes = [abs(mean) for mean in means if mean and math.isfinite(mean)]
+    return max([column.digits, *(1 - math.floor(math.log10(min(sizes))) for _ in sizes[:1])])
+
+
+def more_values(means: Mapping[str, Value]) -> dict[str, Value]:
+    """What `more_columns` may show of a row's metrics; what a video costs has no spread where no seed changes it."""
+    found = {key: means[metric] for key, (_, metric) in PRINTED.items() if metric in means}
+    return {key: value if value.std else replace(value, std=math.nan) for key, value in found.items()}

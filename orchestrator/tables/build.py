@@ -22,6 +22,7 @@ from orchestrator.tables.beside_paper import (
     PapersOf,
     beside_paper,
     more_columns,
+    more_values,
     with_differences,
 )
 from orchestrator.tables.differences import between_seeds
@@ -162,7 +163,7 @@ def _row(runs: list[RunRecord]) -> Row:
         curve = "stream/t2v/r1"
     values = {key: means.get(name, Value()) for key, name in names.items()}
     values |= {key: value for key, value in means.items() if re.fullmatch(r"task_\d+/(r1|fr)", key)}
-    values |= {key: means[metric] for key, (_, metric) in PRINTED.items() if metric in means}
+    values |= more_values(means)
     parameters = means.get(PARAMETERS, Value())
     backwards = {column.key: column.key for column in V2T} | {"v2t/rsum": "v2t/rsum"}
     if _protocol(first) == "cvlm":

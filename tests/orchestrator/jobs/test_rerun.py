@@ -168,11 +168,12 @@ def test_of_equal_trials_the_winner_does_not_depend_on_which_ended_first(few, wh
 
 
 def test_of_equal_trials_the_first_that_was_suggested_wins(few, where):
-    for name, number in (("later", "011"), ("first", "002")):
-        finished(where, few, {name: 2.0}, **{"method.lr": float(number) * 1e-6})
-        (run,) = [run for run in where.tracker().find_runs(sweep="s") if run.name == name]
+    for name, rate in (("a", 3e-6), ("b", 5e-6)):
+        finished(where, few, {name: 2.0}, **{"method.lr": rate})
+    unnumbered = best_trials(where.tracker(), "s", 2)  # in the order of their settings, so the other way round decides
+    for number, run in zip(("011", "002"), unnumbered):
         where.tracker().set_tags(run.run_id, {NUMBER: number})
-    assert [run.name for run in best_trials(where.tracker(), "s", 2)] == ["first", "later"]
+    assert [run.name for run in best_trials(where.tracker(), "s", 2)] == [run.name for run in unnumbered[::-1]]
 
 
 def test_a_rerun_takes_no_seed_that_a_trial_used(few, where):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.jobs.table import papers_of, printed_settings
-from orchestrator.tables.beside_paper import ROW, TABLE_NAME, PaperRun
+from orchestrator.tables.beside_paper import ROW, TABLE_NAME, PaperRun, more_columns
 from orchestrator.tables.build import tables
 from orchestrator.tables.formats import to_csv, to_markdown
 from orchestrator.tables.paper_numbers import PublishedRow, ablation_numbers, published_rows, published_tables
+from orchestrator.tables.table import number
 from orchestrator.tracking.values import RunRecord, as_text
 
 PRINTED = [
@@ -30,6 +31,16 @@ def run(row: PublishedRow, is_of_table: bool = True, seed: int = 1, **changed: o
     metrics = {f"stream/t2v/{key}": [(2, 20.0)] for key in ("r1", "r5", "r10", "medr", "meanr", "bwf", "rsum")}
     metrics["cost/video_gmacs"] = [(2, 53.0)]
     return RunRecord(f"{row.table}{row.row}{seed}{changed}", row.method, texts, metrics, tags, "FINISHED", "")
+
+
+def test_small_costs_keep_two_figures_and_no_spread_that_is_none():
+    row = printed(*PRINTED[0][:3])
+    runs = [run(row, seed=1), run(row, seed=2)]
+    for each in runs:
+        each.metrics["cost/video_gmacs"] = [(2, 0.0472)]
+    (made,) = tables(runs, papers_of=papers_of)
+    (column,) = [column for column in more_columns(made.rows, ("gmacs",)) if column.key == "gmacs"]
+    assert number(made.rows[0].values["gmacs"], column.digits) == "0.047"
 
 
 def printed(table: str, row: str, stream: str) -> PublishedRow:
