@@ -118,7 +118,7 @@ def measure(method: Method, frames: Tensor, seconds: float = 0.3) -> dict[str, f
     Returns:
         `cost/...` metrics: parameters, multiply-adds per video in 10^9, tokens after the last block, numbers
         stored per video, videos encoded per second, and the peak memory in 10^6 bytes (of the accelerator
-        while encoding; on a CPU of the whole process so far).
+        while encoding; on a CPU of the whole trial so far).
     """
     cost = video_cost(method, frames)
     speed, memory = _time(method, frames, seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import resource
 import subprocess
 import sys
 
@@ -101,3 +102,15 @@ def test_workers_whose_driver_has_ended_are_not_started_again():
         _EndOnMistake().after_exception(None, {0: lost})
     assert str(error.value.controller_failure) == "the trial's driver has ended"
     _EndOnMistake().after_exception(None, {0: RuntimeError("The actor died unexpectedly.")})  # that one starts again
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is counted anew on Linux alone")
+def test_a_trial_is_not_charged_for_the_memory_of_the_one_before_it_in_its_process():
+    def peak() -> float:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+    scraps = [torch.ones(8192) for _ in range(16384)]  # 512 MiB in pieces that the allocator would keep
+    before = peak()
+    scraps = scraps[-1:]  # lies above all others
+    alone._forget()
+    assert before - peak() > 400
