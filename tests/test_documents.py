@@ -16,6 +16,7 @@ DOCUMENTS = [
     "README.md",
     "docs/architecture.md",
     "docs/recipes.md",
+    "docs/figures.md",
     "docs/protocol.md",
     "docs/usage.md",
     "docs/tutorial.md",

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from orchestrator.tracking.values import RunRecord
 
 PARAMETERS, SECONDS = "cost/trained_parameters", "cost/seconds_task"
+TRAINING = ("micd_text", "micd_video", "angle_text", "angle_video")  # StructAlign's geometry
 INCIDENTAL = {"seed", "data.load_threads", "evaluation.batch_size", "evaluation.chunk"}  # do not set runs apart
 COLUMNS = (
     Column("r1", "R@1", "up"),
@@ -184,6 +185,7 @@ def _row(runs: list[RunRecord]) -> Row:
         extra={key: value for key, value in means.items() if key not in {*names.values(), *values}},
         curve=tuple(_curve(runs, curve)),
         matrices={name: matrix for name, matrix in matrices.items() if matrix},
+        training=_training(runs),
     )
 
 
@@ -209,6 +211,23 @@ def _curve(runs: Sequence[RunRecord], key: str) -> list[tuple[int, float, float]
     steps = sorted(set.intersection(*(set(history) for history in histories)))
     points = [(step, _mean([history[step] for history in histories])) for step in steps]
     return [(step, value.mean, value.std) for step, value in points if math.isfinite(value.mean)]
+
+
+def _training(runs: Sequence[RunRecord]) -> dict[str, tuple[tuple[int, float, float], ...]]:
+    """What figures show over all epochs of the stream, 1 to the last. Empty for methods that log none of it.
+
+    The same keys have numbers of finished tasks, at steps that are no end of an epoch: losses have none there.
+    """
+    known = [key for key in TRAINING if all(f"train/{key}" in run.metrics for run in runs)]
+    loss = next((key for key in runs[0].metrics if key.startswith("train/loss/")), "")
+    if not known or not loss:
+        return {}
+    epochs = {step: number for number, (step, _) in enumerate(runs[0].metrics[loss], start=1)}
+    found = {}
+    for key in known:
+        points = [(epochs[step], *rest) for step, *rest in _curve(runs, f"train/{key}") if step in epochs]
+        found[key] = tuple((epoch, mean, std) for epoch, mean, std in points)
+    return found
 
 
 def _matrix(runs: Sequence[RunRecord], suffix: str) -> list[list[float]]:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from orchestrator.tables.drawings import drawings
 from orchestrator.tables.formats import to_csv, to_latex, to_markdown
 from orchestrator.tables.table import Table
 
@@ -16,7 +17,7 @@ def write(made: Table | Sequence[Table], folder: Path) -> list[Path]:
     """Write `<stream>.md|.tex|.csv` and the figures of every table; each file appears whole or not at all.
 
     Returns:
-        The paths: the tables first, then R@1 over the tasks, then the two matrices of each row.
+        The paths: the tables first, then each figure of drawings.py as PNG and PDF, then the two matrices of each row.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -30,12 +31,11 @@ def write(made: Table | Sequence[Table], folder: Path) -> list[Path]:
 
 
 def _write_figures(table: Table, folder: Path, name: str) -> list[Path]:
-    from orchestrator.tracking import figures  # matplotlib takes a second to import
+    from orchestrator.tracking import figures, plots  # matplotlib takes a second to import
 
-    drawn = {}
-    curves = {row.label: row.curve for row in table.rows if len(row.curve) > 1}
-    if curves:
-        drawn[f"{name}_r1"] = figures.draw_curves(curves, f"{table.stream}: R@1 after each task")
+    drawn = {
+        f"{name}_{what}": plots.draw(panels, f"{table.stream}: {title}") for what, title, panels in drawings(table)
+    }
     for row in table.rows:
         if row.matrices:
             seeds = f"mean of {len(row.seeds)} seeds" if len(row.seeds) > 1 else f"seed {row.seeds[0]}"
@@ -43,9 +43,11 @@ def _write_figures(table: Table, folder: Path, name: str) -> list[Path]:
             drawn[f"{name}_{_slug(row.label)}_matrices"] = figures.draw_matrices(row.matrices, title)
     paths = []
     for stem, figure in drawn.items():
-        buffer = io.BytesIO()
-        figures.save(figure, buffer)
-        paths.append(_publish(folder / f"{stem}.png", buffer.getvalue()))
+        for form in ("png", "pdf"):
+            buffer = io.BytesIO()
+            figures.save(figure, buffer, form)
+            figure.set_layout_engine("none")  # laid out once, for both forms
+            paths.append(_publish(folder / f"{stem}.{form}", buffer.getvalue()))
     return paths
 
 

@@ -1,4 +1,4 @@
-"""Figures of a table and of a run: the T x T matrices and R@1 along the stream. Matplotlib's Agg, no window.
+"""Figures without a window, and the T x T matrices of a run. Lines and points: plots.py.
 
 Shapes: T tasks. A matrix holds R@1 in percent of task i (column) after task t (row); the rest is NaN or None.
 """
@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from orchestrator.tracking.styles import INK
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Matrix = Sequence[Sequence[float | None]]
-INK, FAINT = "#24292f", "#d0d7de"
-# Okabe-Ito without the pale yellow, which vanishes on white: distinguishable with colour vision deficiency.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
-LINES = ("-", "--", ":", "-.")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def square(matrix: Matrix) -> np.ndarray:
@@ -36,7 +33,7 @@ def square(matrix: Matrix) -> np.ndarray:
 
 def draw_matrices(matrices: Mapping[str, Matrix], title: str = "") -> Figure:
     """One panel per matrix, side by side on one colour scale, with the numbers written in the cells."""
-    figure, panels = _new(len(matrices), panel=max(3.4, 0.46 * max(map(len, matrices.values())) + 1.4))
+    figure, panels = new_figure(len(matrices), panel=max(3.4, 0.46 * max(map(len, matrices.values())) + 1.4))
     arrays = {name: square(matrix) for name, matrix in matrices.items()}
     known = np.concatenate([a[np.isfinite(a)] for a in arrays.values()])
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
@@ -54,49 +51,26 @@ def draw_matrices(matrices: Mapping[str, Matrix], title: str = "") -> Figure:
     return figure
 
 
-def draw_curves(curves: Mapping[str, Sequence[tuple[int, float, float]]], title: str, label: str = "R@1 (%)") -> Figure:
-    """One line per method over the tasks learned: (step, mean, std) with a band of one std where it is known."""
-    figure, (panel,) = _new(1, panel=4.4, width=7.2)
-    for index, (name, points) in enumerate(curves.items()):
-        steps, means, stds = (np.asarray(column, float) for column in zip(*points))
-        colour = COLOURS[index % len(COLOURS)]
-        style = LINES[index // len(COLOURS) % len(LINES)]
-        marker = MARKERS[index % len(MARKERS)]
-        panel.plot(steps, means, style, color=colour, marker=marker, markersize=4, linewidth=1.6, label=_wrapped(name))
-        if np.isfinite(stds).any():
-            panel.fill_between(steps, means - stds, means + stds, color=colour, alpha=0.15, linewidth=0)
-    panel.set_xlabel("tasks learned", fontsize=9, color=INK)
-    panel.set_ylabel(label, fontsize=9, color=INK)
-    panel.set_title(title, fontsize=11, color=INK, loc="left")
-    panel.set_xticks(np.unique(np.concatenate([[s for s, _, _ in p] for p in curves.values()])))
-    panel.grid(axis="y", color=FAINT, linewidth=0.6)
-    panel.tick_params(labelsize=8, colors=INK, length=0)
-    for side in ("top", "right", "left"):
-        panel.spines[side].set_visible(False)
-    panel.spines["bottom"].set_color(FAINT)
-    panel.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return figure
+def save(figure: Figure, to: Path | BinaryIO, form: str = "png") -> None:
+    """Write a figure as "png" or "pdf"; its bytes depend on the numbers alone."""
+    metadata = {"CreationDate": None, "Creator": None, "Producer": None} if form == "pdf" else {"Software": None}
+    figure.savefig(to, dpi=150, format=form, metadata=metadata)
 
 
-def _wrapped(name: str) -> str:
+def wrapped(name: str) -> str:
     """A name beside a plot, which must leave the plot its room."""
     lines = textwrap.wrap(name, 28, break_long_words=True)
     return "\n".join([*lines[:3], "..."] if len(lines) > 4 else lines)
 
 
-def save(figure: Figure, to: Path | BinaryIO) -> None:
-    """Write a PNG; its bytes depend on the numbers alone."""
-    figure.savefig(to, dpi=150, format="png", metadata={"Software": None})
-
-
-def _new(count: int, panel: float, width: float | None = None) -> tuple[Figure, list[Axes]]:
-    """A figure with `count` panels in a row, without the global state of pyplot."""
+def new_figure(count: int, panel: float, width: float | None = None, rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure with `count` panels in each of its rows, `panel` inches high in all, without pyplot's global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as NewFigure
 
     figure = NewFigure(figsize=(width or panel * count + 0.8, panel), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(1, count, squeeze=False)[0])
+    return figure, list(figure.subplots(rows, count, squeeze=False).flat)
 
 
 def _matrix(panel: Axes, array: np.ndarray, low: float, high: float) -> Any:

@@ -300,13 +300,16 @@ def test_cvlm_rows_are_compared_by_the_mean_over_tasks(tmp_path):
 
 def test_tables_and_figures_are_written_whole(tmp_path):
     records = [run("lwf", 0, 24.0), run("lwf", 1, 25.0), run("a/b ../c", tags=PAPER)]
+    for record in records[:2]:  # figures take long: matrices of one row alone
+        del record.metrics["task_01/t2v/r1"], record.metrics["task_01/t2v/r1_own"]
     paths = write(tables(records), tmp_path / "tables")
     names = [path.name for path in paths]
     assert names[:4] == ["msrvtt-10.md", "msrvtt-10.tex", "msrvtt-10.csv", "msrvtt-10_r1.png"]
     assert sorted(path.name for path in (tmp_path / "tables").iterdir()) == sorted(names)
     assert all(path.parent == tmp_path / "tables" for path in paths)
+    assert {path.suffix for path in paths[3:]} == {".png", ".pdf"}
     for path in paths[3:]:
-        assert path.read_bytes().startswith(b"\x89PNG")
+        assert path.read_bytes().startswith(b"\x89PNG" if path.suffix == ".png" else b"%PDF")
     again = [path.read_bytes() for path in write(tables(records), tmp_path / "again")]
     assert again == [path.read_bytes() for path in paths]
 

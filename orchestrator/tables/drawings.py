@@ -1,0 +1,148 @@
+"""What is drawn of a table, from its rows alone. One sentence for each figure: docs/figures.md.
+
+Matrices of a row stand in write.py; how it looks: tracking/plots.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from orchestrator.tables.table import Row, Table, Value, competes
+from orchestrator.tracking.plots import Line, Panel, Scale
+
+Drawing = tuple[str, str, list[Panel]]  # the end of the file's name, the title after the stream's name, the panels
+OWN = "own gallery"
+GEOMETRY = {
+    "micd_text": "MICD of captions (eq. 22)",
+    "micd_video": "MICD of videos (eq. 22)",
+    "angle_text": "|epsilon| of captions (eq. 9)",
+    "angle_video": "|epsilon| of videos (eq. 9)",
+}
+
+
+def drawings(table: Table) -> list[Drawing]:
+    """Every figure for which the rows have the numbers."""
+    found = [(name, title, make(table)) for name, (title, make) in FIGURES.items()]
+    return [each for each in found if each[2]]
+
+
+def _curves(table: Table) -> list[Panel]:
+    """R@1 after each task: fig. 6 of CTVR, fig. 4 of StructAlign."""
+    lines = [Line(row.label, row.method, row.curve) for row in table.rows if len(row.curve) > 1]
+    return [Panel("tasks learned", "R@1 (%)", lines)] if lines else []
+
+
+def _forgetting(table: Table) -> list[Panel]:
+    """R@1 of the first two tasks after every task (fig. 3 of BMU-MoCo), and what all old tasks have lost on average."""
+    rows = [(row, row.matrices[OWN]) for row in table.rows if len(row.matrices.get(OWN, ())) > 1]
+    if not rows:
+        return []
+    panels = []
+    for task in range(min(2, len(rows[0][1]) - 1)):
+        lines = [
+            _line(row, [(t, matrix[t - 1][task]) for t in range(task + 1, len(matrix) + 1)]) for row, matrix in rows
+        ]
+        panels.append(Panel("tasks learned", f"R@1 of task {task + 1} (%)", lines))
+    lost = [
+        _line(
+            row,
+            [(t, _mean([matrix[i][i] - matrix[t - 1][i] for i in range(t - 1)])) for t in range(2, len(matrix) + 1)],
+        )
+        for row, matrix in rows
+    ]
+    return [*panels, Panel("tasks learned", "R@1 lost since learned (points, mean of old tasks)", lost)]
+
+
+def _plasticity(table: Table) -> list[Panel]:
+    """R@1 of every task just after it was learned, less zero-shot's (fig. 2 of CTVR)."""
+    untrained = next((row.matrices.get(OWN) for row in table.rows if row.method == "zero_shot"), None)
+    others = [row for row in table.rows if row.method != "zero_shot" and row.matrices.get(OWN)]
+    if not untrained or not others:
+        return []
+    lines = []
+    for row in others:
+        learned = [(t + 1, own[t] - untrained[t][t]) for t, own in enumerate(row.matrices[OWN][: len(untrained)])]
+        lines.append(_line(row, learned))
+    return [Panel("task", "R@1 when learned, less zero-shot (points)", lines)]
+
+
+def _cost(table: Table) -> list[Panel]:
+    """R@1 against what it costs (fig. 5 of StructAlign, fig. 1 of TempMe), with the rows that no other row beats."""
+    panels = []
+    for name, scale, cost in COSTS:
+        rows = [row for row in table.rows if _is_known(row, cost) and (cost(row) > 0 or scale == "linear")]
+        if len({round(cost(row), 6) for row in rows}) < 2:
+            continue
+        lines = [_line(row, [(cost(row), _r1(row).mean, _r1(row).std)]) for row in rows]
+        competing = [(cost(row), _r1(row).mean) for row in rows if competes(row, table.columns[0])]
+        panels.append(Panel(name, "R@1 (%)", lines, joined=False, scale=scale, front=pareto(competing)))
+    return panels
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points (cost, gain) of which no other costs no more and gains more, by rising cost."""
+    front: list[tuple[float, float]] = []
+    for cost, gain in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not front or gain > front[-1][1]:
+            front.append((cost, gain))
+    return front
+
+
+def _geometry(table: Table) -> list[Panel]:
+    """How StructAlign's categories lie while it trains: fig. 8 of its paper, and the angles of eq. 9."""
+    panels = []
+    for key, name in GEOMETRY.items():
+        rows = [row for row in table.rows if row.training.get(key)]
+        if not rows:
+            continue
+        lines = [Line(row.label, row.method, row.training[key]) for row in rows]
+        tasks, epochs = len(rows[0].curve), rows[0].training[key][-1][0]
+        borders = [epochs * t / tasks + 0.5 for t in range(1, tasks)] if tasks and epochs % tasks == 0 else []
+        panels.append(Panel("epochs (lines: a task ends)", name, lines, borders=borders))
+    return panels
+
+
+def _line(row: Row, points: Sequence[tuple[float, ...]]) -> Line:
+    """Points (x, mean) or (x, mean, std)."""
+    return Line(
+        row.label, row.method, [(point[0], point[1], point[2] if len(point) > 2 else math.nan) for point in points]
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _r1(row: Row) -> Value:
+    return row.values.get("r1", Value())
+
+
+def _is_known(row: Row, cost: Callable[[Row], float]) -> bool:
+    return math.isfinite(cost(row)) and math.isfinite(_r1(row).mean)
+
+
+def _parameters(row: Row) -> float:
+    return row.values.get("params_m", Value()).mean
+
+
+def _gmacs(row: Row) -> float:
+    return row.values.get("gmacs", Value()).mean
+
+
+def _stored(row: Row) -> float:
+    return row.extra.get("cost/stored_floats_per_video", Value()).mean * 4 / 1000
+
+
+COSTS: tuple[tuple[str, Scale, Callable[[Row], float]], ...] = (
+    ("trained parameters (millions)", "log", _parameters),
+    ("multiply-adds of a video (10^9)", "linear", _gmacs),
+    ("stored for a video (kB, float32)", "log", _stored),
+)
+FIGURES: dict[str, tuple[str, Callable[[Table], list[Panel]]]] = {
+    "r1": ("R@1 after each task", _curves),
+    "forgetting": ("forgetting", _forgetting),
+    "plasticity": ("what each task gains over zero-shot", _plasticity),
+    "cost": ("R@1 against cost (grey: no row beats these)", _cost),
+    "geometry": ("geometry of categories while training", _geometry),
+}

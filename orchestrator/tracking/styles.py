@@ -1,0 +1,78 @@
+"""How a method looks in every figure: one colour, line and marker for ever, told apart without colour too."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+LineName = Literal["-", "--", ":", "-."]
+INK, FAINT = "#24292f", "#d0d7de"
+# Okabe-Ito without the pale yellow, which vanishes on white: distinguishable with colour vision deficiency.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
+LINES: tuple[LineName, ...] = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+# A method's place decides how it looks: append, never insert
+ORDER = (
+    *("clip4clip", "framefusion_moe", "structalign", "lwf", "xpool", "moe_adapter", "zero_shot"),
+    *("clip_vip", "tvr_plus_cl", "zscl", "vr_lwf", "tempme", "lora", "upper_bound"),
+    *("sta", "bmu_moco", "diffrate", "tome", "evit", "prompt", "adapter"),
+    *("base_moco", "bmu_moco_local", "co2l_moco", "lwf_moco", "er_ring_moco", "der_moco", "lump_moco"),
+    *("camoe", "dsl", "co2l", "ewc", "er_ring", "der", "lump"),
+    *("bmu_fixed", "bmu_ensemble"),
+)
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a row is drawn."""
+
+    colour: str
+    line: LineName
+    marker: str
+    is_hollow: bool = False  # the marker is an outline
+
+    @property
+    def face(self) -> str:
+        return "white" if self.is_hollow else self.colour
+
+
+def style_of(method: str, variant: int = 0) -> Style:
+    """The style of a method's row, the `variant`-th of the method in its figure: a shade of the method's colour.
+
+    A method of another package has the place that a digest of its name gives it.
+    """
+    known = method in ORDER
+    place = ORDER.index(method) if known else int(hashlib.sha256(method.encode()).hexdigest()[:8], 16)
+    group = place // len(COLOURS)
+    colour = COLOURS[place % len(COLOURS)]
+    mixed = _mixed(colour, "#000000" if variant % 2 else "#ffffff", min(0.75, 0.25 * ((variant + 1) // 2 + 1)))
+    return Style(
+        mixed if variant else colour,
+        LINES[(group + variant) % len(LINES)],
+        MARKERS[(place + group + variant) % len(MARKERS)],
+        is_hollow=(group // len(LINES) + variant) % 2 == 1,
+    )
+
+
+def styles_of(rows: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Style]:
+    """Row (label, method) -> style, of one figure; rows of one method differ in shade, line and marker.
+
+    The row that is called as its method has the method's own look, else the method's first row.
+    """
+    found = {}
+    for label, method in rows:
+        of_method = sorted((each for each in rows if each[1] == method), key=lambda each: each[0] != method)
+        found[label, method] = style_of(method, of_method.index((label, method)))
+    return found
+
+
+def _mixed(colour: str, other: str, share: float) -> str:
+    """`share` of another colour in a colour, both as #rrggbb."""
+    pairs = ((int(a, 16), int(b, 16)) for a, b in zip(_parts(colour), _parts(other)))
+    return "#" + "".join(f"{round((1 - share) * a + share * b):02x}" for a, b in pairs)
+
+
+def _parts(colour: str) -> tuple[str, str, str]:
+    return colour[1:3], colour[3:5], colour[5:7]

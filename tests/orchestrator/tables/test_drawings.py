@@ -1,0 +1,66 @@
+"""What is drawn of a table is what its rows say, and nothing is drawn of what they do not know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.tables.build import tables
+from orchestrator.tables.drawings import FIGURES, drawings, pareto
+from orchestrator.tables.table import Table
+from tests.orchestrator.tables.test_build import run
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "figures.md"
+
+
+def drawn(*runs):
+    """Name -> panels of the one table of these runs."""
+    (table,) = tables(list(runs))
+    return {name: panels for name, _, panels in drawings(table)}
+
+
+def test_each_figure_has_its_sentence_and_an_empty_table_has_none():
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert [name for name in FIGURES if f"_{name}`" not in text] == []
+    assert drawings(Table("empty", (), ())) == []
+
+
+def test_forgetting_is_what_a_task_had_when_it_was_learned_less_what_it_has():
+    panels = drawn(run())["forgetting"]
+    assert [point[:2] for point in panels[0].lines[0].points] == [(1, 60.0), (2, 58.0)]
+    assert [point[:2] for point in panels[-1].lines[0].points] == [(2, 2.0)]
+
+
+def test_plasticity_is_over_zero_shot_and_needs_its_row():
+    zero = run("zero_shot")
+    zero.metrics["task_02/t2v/r1_own"] = [(2, 40.0)]
+    (panel,) = drawn(run(), zero)["plasticity"]
+    assert {line.label: [point[:2] for point in line.points] for line in panel.lines} == {"lwf": [(1, 0.0), (2, 5.0)]}
+    assert "plasticity" not in drawn(run())
+
+
+def test_costs_are_drawn_where_rows_differ_and_the_front_is_what_no_row_beats():
+    cheap, dear = run(r1=20.0), run("zscl", r1=30.0)
+    cheap.metrics["cost/trained_parameters"] = [(2, 1e6)]
+    for record in (cheap, dear):
+        record.metrics["cost/video_gmacs"] = [(2, 53.0)]
+    (panel,) = drawn(cheap, dear)["cost"]
+    assert panel.x.startswith("trained parameters")
+    assert {line.label: line.points[0][:2] for line in panel.lines} == {"lwf": (1.0, 20.0), "zscl": (46.8, 30.0)}
+    assert panel.front == [(1.0, 20.0), (46.8, 30.0)]
+    assert pareto([(2, 5), (1, 4), (3, 5), (1, 3), (4, 9)]) == [(1, 4), (2, 5), (4, 9)]
+
+
+def test_epochs_are_told_from_finished_tasks_whose_numbers_have_the_same_name():
+    first, second = run("structalign"), run("structalign", seed=1)
+    for record, value in ((first, 0.2), (second, 0.4)):
+        record.metrics["train/loss/nce"] = [(8 * epoch, 1.0) for epoch in range(1, 5)]
+        record.metrics["train/micd_text"] = [(1, 9.0), (2, 9.0)] + [(8 * epoch, value) for epoch in range(1, 5)]
+    (panel,) = drawn(first, second)["geometry"]
+    ((*point, std),) = panel.lines[0].points[:1]
+    assert [x for x, _, _ in panel.lines[0].points] == [1, 2, 3, 4]
+    assert point == pytest.approx([1, 0.3])
+    assert std == pytest.approx(0.1414, abs=1e-4)
+    assert panel.borders == [2.5]
+    assert "geometry" not in drawn(run())
