@@ -28,7 +28,7 @@ def add_reproduce(commands: Any) -> None:
     add_where(parser, resources=True)
     add_verbose(parser)
     add_settings(parser)
-    parser.set_defaults(run=_reproduce, method=None, baselines=None, space=[], top=1, direction=None)
+    parser.set_defaults(run=_reproduce, method=None, baselines=None, space=[], vary=[], top=1, direction=None)
 
 
 def _reproduce(arguments: argparse.Namespace) -> str:

@@ -48,6 +48,13 @@ def add_sweep(commands: Any) -> None:
         help="best trials that must beat the recommended settings on validation videos; 0: none (2)",
     )
     parser.add_argument("--space", action="append", default=[], metavar="name=v1,v2", help="search these values only")
+    parser.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="name=v1,v2",
+        help="run these values of a setting, all else as recommended, and draw R@1 over them; again for other settings",
+    )
     parser.add_argument("--top", type=int, default=1, help="winners to rerun (%(default)s)")
     parser.add_argument("--seeds", type=int, help="of the rerun; 0 only searches (3)")
     parser.add_argument("--baselines", help=f"methods beside the winner ({BASELINES})")
@@ -106,17 +113,18 @@ def _sweep(arguments: argparse.Namespace) -> str:
     overrides = settings_of(arguments)
     if arguments.smoke:
         arguments.trials, arguments.seeds = 1, min(1 if arguments.seeds is None else arguments.seeds, 1)
-        arguments.baselines = arguments.baselines if names_table(arguments.preset) else "zero_shot"
+        is_table = names_table(arguments.preset) or arguments.vary
+        arguments.baselines = arguments.baselines if is_table else "zero_shot"
         overrides = {"optim.epochs": "1", **overrides}
     search = _search_settings(arguments, overrides)
-    if names_table(arguments.preset):
+    if names_table(arguments.preset) or arguments.vary:
         return run_table(arguments, search, overrides)
     return _sweep_method(arguments, search, overrides)
 
 
 def _beside_resume(arguments: argparse.Namespace) -> list[str]:
     """Words that would change what is resumed."""
-    options = "config method stream preset rows trials searcher scheduler confirm space seeds baselines direction"
+    options = "config method stream preset rows trials searcher scheduler confirm space vary seeds baselines direction"
     names = options.split()
     return [*arguments.overrides, *(f"--{name}" for name in names if getattr(arguments, name) not in (None, "", []))]
 
@@ -192,12 +200,15 @@ def run_table(arguments: argparse.Namespace, search: dict[str, Any], overrides: 
 def request_table(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> Any:
     """What was asked for, as a `TableRequest`; `arguments.stream` becomes the table's where none was named."""
     from orchestrator.jobs.words import check_table
-    from orchestrator.tables.presets import load_preset
+    from orchestrator.tables.presets import load_preset, names_table
 
+    if arguments.vary and not names_table(arguments.preset):
+        return _request_varied(arguments, search, overrides)
     for option, value, default in (
         ("--method", arguments.method, None),
         ("--baselines", arguments.baselines, None),
         ("--space", arguments.space, []),
+        ("--vary", arguments.vary, []),
         ("--top", arguments.top, 1),
     ):
         if value != default:
@@ -213,6 +224,27 @@ def request_table(arguments: argparse.Namespace, search: dict[str, Any], overrid
     from orchestrator.jobs.table_plan import TableRequest
 
     return TableRequest(name, arguments.stream, preset, overrides, get_direction(arguments))
+
+
+def _request_varied(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> Any:
+    """A table of a method, of each value of --vary in it, and of --baselines beside it; nothing is searched."""
+    from orchestrator.jobs.table_plan import TableRequest
+    from orchestrator.jobs.words import check_names, check_settings, check_table, varied_preset
+
+    if given := [name for name in search if str(search[name]) != "1" or name != "trials"]:  # --smoke means one trial
+        raise ConfigError(f"--vary: runs each value over seeds and searches nothing. Leave search.{given[0]} out.")
+    if arguments.space or arguments.top != 1 or arguments.rows:
+        raise ConfigError("--vary: searches nothing and has rows of its own. Leave --space, --top and --rows out.")
+    method, baselines = arguments.method or MAIN_JOB["method"], words_of(arguments.baselines or "")
+    check_names([method, *baselines], {}, arguments.vary, overrides)
+    preset = varied_preset(method, words_of(arguments.preset), baselines, arguments.vary)
+    preset = replace(preset, seeds=preset.seeds if arguments.seeds is None else arguments.seeds)
+    check_table(preset.search, preset.seeds, overrides)
+    check_settings(method, overrides, arguments.vary)
+    arguments.stream = arguments.stream or MAIN_JOB["stream"]
+    name = f"{method.replace(':', '-')}-vary-{Path(arguments.stream).stem}-{time.strftime('%m%d-%H%M%S')}"
+    supervised.tell_name(arguments.name or name)
+    return TableRequest(arguments.name or name, arguments.stream, preset, overrides, get_direction(arguments))
 
 
 def add_attach(commands: Any) -> None:

@@ -41,6 +41,7 @@ from orchestrator.on_ray.capacity import capacity
 from orchestrator.on_ray.plan import Capacity, Outcome, RowPlan, TrialPlan, write_plan
 from orchestrator.on_ray.tune import can_resume, run_rows
 from orchestrator.tables.beside_paper import ROW, TABLE_NAME
+from orchestrator.tables.build import VARIES
 from orchestrator.tables.marks import NOTES
 from orchestrator.tables.presets import as_data, parse_preset
 from orchestrator.tracking.tracker import Tracker
@@ -191,6 +192,7 @@ def _rerun_of(
     row = planned.rows[place]
     tags = {"ctvr.place": f"{place:03d}", "ctvr.table": planned.request.preset.title}
     preset = planned.request.preset
+    tags |= {VARIES: ",".join(preset.varies)} if preset.varies else {}
     tags |= {ROW: row.row.name} | ({TABLE_NAME: preset.name} if preset.name else {})
     notes, experiment = list(row.row.notes), row.experiment
     if row.sweep is None:

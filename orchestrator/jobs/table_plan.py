@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
+from methods.backbone.load import TINY
 from orchestrator.config import Settings
+from orchestrator.digests import digest_of
 from orchestrator.errors import ConfigError
 from orchestrator.jobs.deployment import Deployment
-from orchestrator.jobs.methods import default_presets
+from orchestrator.jobs.methods import block_counts, default_presets
 from orchestrator.jobs.sweep import Sweep, SweepRequest, plan_sweep
 from orchestrator.jobs.words import check_table
+from orchestrator.learning.assemble import load_clip
+from orchestrator.learning.cost import sizes_only
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.resolve import find, resolve
 from orchestrator.on_ray.plan import GAIN, MEAN, SearchConfig
@@ -81,7 +86,26 @@ def plan_table(request: TableRequest, where: Deployment) -> PlannedTable:
             rows.append(_plan_row(request, row, stream, search, bool(trials), where))
         except ConfigError as error:
             raise ConfigError(f"row {row.name}: {error}") from error
-    return PlannedTable(request, stream, search, tuple(rows))
+    return PlannedTable(request, stream, search, _distinct(rows) if preset.varies else tuple(rows))
+
+
+def _distinct(rows: Sequence[PlannedRow]) -> tuple[PlannedRow, ...]:
+    """Rows of one table that varies settings: of those with the same settings the first, which is the recommended."""
+    found: dict[str, PlannedRow] = {}
+    for row in rows:
+        found.setdefault(digest_of(row.experiment.settings), row)
+    return tuple(found.values())
+
+
+def _within_tower(experiment: Experiment, varies: Sequence[str]) -> Settings:
+    """Varied settings that count blocks of the vision tower, where they count more than there are: then all of them."""
+    counts = [name for name in block_counts(experiment.run.method) if name in varies]
+    if not counts:
+        return {}
+    backbone = experiment.backbone
+    tower = load_clip(backbone) if backbone.name == TINY else sizes_only(backbone.name)
+    depth = len(tower.vision.blocks)
+    return {name: depth for name in counts if experiment.settings[name] > depth}
 
 
 def stream_names(stream: Stream) -> list[str]:
@@ -100,5 +124,11 @@ def _plan_row(
         )
         sweep = plan_sweep(asked, where)
         return PlannedRow(row, sweep.experiment, sweep)
+    if given := [name for name in request.preset.varies if name in request.overrides]:
+        raise ConfigError(f"{given[0]}: the table varies it. Leave it out.")
     full = {**overrides, "method": row.method, "stream": request.stream, "workers": where.workers}
-    return PlannedRow(row, resolve(full, stream.settings, default_presets(row.method, stream, row.presets)), None)
+    presets = default_presets(row.method, stream, row.presets)
+    experiment = resolve(full, stream.settings, presets)
+    if fewer := _within_tower(experiment, request.preset.varies):
+        experiment = resolve({**full, **fewer}, stream.settings, presets)
+    return PlannedRow(row, experiment, None)

@@ -14,6 +14,7 @@ from methods import place_of
 from orchestrator.config import Settings, build, check_value, suggest
 from orchestrator.errors import ConfigError
 from orchestrator.on_ray.plan import SearchConfig, listed_values, read_plan
+from orchestrator.tables.presets import TablePreset, parse_preset
 
 MAX_HOURS = 10_000  # more than a year
 
@@ -97,6 +98,33 @@ def check_settings(method: str, settings: Mapping[str, Any], space: Sequence[str
                 hint = suggest(name, every) or f" Settings without a group: {', '.join(plain)}."
                 raise ConfigError(f"{name}: no such setting.{hint}")
             check_value(RunConfig, name, value)
+
+
+def varied_preset(method: str, presets: Sequence[str], beside: Sequence[str], words: Sequence[str]) -> TablePreset:
+    """The table of `ctvr sweep --vary`: a method, methods beside it, and a row for each value of each setting.
+
+    Args:
+        presets: of the method.
+        beside: rows `method:preset`, which vary in nothing.
+        words: `name=v1,v2`.
+
+    Raises:
+        ConfigError: for a setting that is listed twice, or a row that is.
+    """
+    values: dict[str, list[Any]] = {}
+    for word in words:
+        name, listed = listed_values(word, "--vary")
+        if name in values:
+            raise ConfigError(f"--vary {word}: {name} is listed twice. List all its values once.")
+        values[name] = listed
+    row = {"name": ":".join([method, ",".join(presets)]) if presets else method, "searched": False}
+    rows = [row, *({"name": each, "searched": False} for each in beside)]
+    title = (
+        f"{method}, one of {', '.join(values)} at a time" if len(values) > 1 else f"{method} over {next(iter(values))}"
+    )
+    return parse_preset(
+        {"title": title, "protocol": "any", "stream": "shapes-5", "search": {"trials": 0}, "rows": rows, "vary": values}
+    )
 
 
 def check_resumable(name: str, runs: Path) -> None:

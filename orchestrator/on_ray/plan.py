@@ -82,8 +82,8 @@ def rungs(grace: int, reduction: int, num_tasks: int) -> list[int]:
     return found
 
 
-def listed_values(word: str) -> tuple[str, list[Any]]:
-    """`name=v1,v2` of --space as the setting and its values.
+def listed_values(word: str, option: str = "--space") -> tuple[str, list[Any]]:
+    """`name=v1,v2` of --space or --vary as the setting and its values.
 
     Raises:
         ConfigError: if it has no `=` or no value.
@@ -91,7 +91,7 @@ def listed_values(word: str) -> tuple[str, list[Any]]:
     name, equals, values = word.partition("=")
     listed = [_plain(value.strip()) for value in values.split(",") if value.strip()]
     if not equals or not name.strip() or not listed:
-        raise ConfigError(f"--space {word!r}: write name=VALUE,VALUE, for example method.beta=0.4,0.6.")
+        raise ConfigError(f"{option} {word!r}: write name=VALUE,VALUE, for example method.beta=0.4,0.6.")
     return name.strip(), listed
 
 

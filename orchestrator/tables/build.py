@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from orchestrator.tracking.values import RunRecord
 
 PARAMETERS, SECONDS = "cost/trained_parameters", "cost/seconds_task"
+VARIES = "ctvr.varies"  # tag: the settings that a table's rows vary one at a time
 TRAINING = ("micd_text", "micd_video", "angle_text", "angle_video")  # StructAlign's geometry
 INCIDENTAL = {"seed", "data.load_threads", "evaluation.batch_size", "evaluation.chunk"}  # do not set runs apart
 COLUMNS = (
@@ -133,7 +134,9 @@ def tables(
             notes += [f"Paper: {note}" for note in paper.get("notes", [])]
         titles = {record.tags.get("ctvr.table", "") for record in complete}
         title = titles.pop() if len(titles) == 1 else ""
-        found.append(Table(stream, _columns(rows, of_stream, direction), tuple(rows), tuple(notes), title))
+        varies = dict.fromkeys(name for run in complete for name in run.tags.get(VARIES, "").split(",") if name)
+        columns = _columns(rows, of_stream, direction)
+        found.append(Table(stream, columns, tuple(rows), tuple(notes), title, tuple(varies)))
     return found
 
 
@@ -225,8 +228,8 @@ def _training(runs: Sequence[RunRecord]) -> dict[str, tuple[tuple[int, float, fl
     epochs = {step: number for number, (step, _) in enumerate(runs[0].metrics[loss], start=1)}
     found = {}
     for key in known:
-        points = [(epochs[step], *rest) for step, *rest in _curve(runs, f"train/{key}") if step in epochs]
-        found[key] = tuple((epoch, mean, std) for epoch, mean, std in points)
+        points = _curve(runs, f"train/{key}")
+        found[key] = tuple((epochs[step], mean, std) for step, mean, std in points if step in epochs)
     return found
 
 

@@ -24,6 +24,10 @@ GEOMETRY = {
 def drawings(table: Table) -> list[Drawing]:
     """Every figure for which the rows have the numbers."""
     found = [(name, title, make(table)) for name, (title, make) in FIGURES.items()]
+    found += [
+        (f"vary_{name.rpartition('.')[2]}", f"sensitivity to {name}", _sensitivity(table, name))
+        for name in table.varies
+    ]
     return [each for each in found if each[2]]
 
 
@@ -101,6 +105,64 @@ def _geometry(table: Table) -> list[Panel]:
         borders = [epochs * t / tasks + 0.5 for t in range(1, tasks)] if tasks and epochs % tasks == 0 else []
         panels.append(Panel("epochs (lines: a task ends)", name, lines, borders=borders))
     return panels
+
+
+def _sensitivity(table: Table, name: str) -> list[Panel]:
+    """What changes with one setting alone (fig. 8 of CTVR): R@1 and forgetting, in CVLM FR and HM as well.
+
+    Rows that differ in nothing else are one line; rows of methods that have no line are levels. The vertical line is
+    the recommended value, whose row is called as its method is.
+    """
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in table.rows:
+        if name in row.settings:
+            others = tuple(sorted((key, value) for key, value in row.settings.items() if key != name))
+            groups.setdefault((row.method, others), []).append(row)
+    lines = [rows for rows in groups.values() if len({row.settings[name] for row in rows}) > 1]
+    if not lines:
+        return []
+    values = sorted({row.settings[name] for rows in lines for row in rows}, key=lambda text: (_number(text), text))
+    places, scale = _places(values)
+    varied = {row.method for rows in lines for row in rows}
+    levels = [row for row in table.rows if row.method not in varied]
+    recommended = {places[row.settings[name]] for rows in lines for row in rows if "=" not in row.label}
+    panels = []
+    for column in table.columns:
+        if column.key not in {"r1", "bwf", "fr", "hm"}:
+            continue
+        drawn = []
+        for rows in lines:
+            cells = [(places[row.settings[name]], row.values.get(column.key, Value())) for row in rows]
+            points = sorted((x, cell.mean, cell.std) for x, cell in cells if math.isfinite(cell.mean))
+            drawn += [Line(rows[0].method, rows[0].method, points)] if points else []
+        beside = [
+            _line(row, [(0, cell.mean, cell.std)]) for row in levels if (cell := row.values.get(column.key, Value()))
+        ]
+        if drawn:
+            ticks = [(places[value], value) for value in values]
+            unit = f"{column.title} (%)" if column.key != "bwf" else "BWF (points)"
+            panels.append(
+                Panel(name, unit, drawn, levels=beside, scale=scale, ticks=ticks, borders=sorted(recommended))
+            )
+    return panels
+
+
+def _places(values: Sequence[str]) -> tuple[dict[str, float], Scale]:
+    """Where a setting's values stand: numbers at their place, logarithmic where they span a lot, words in a row."""
+    numbers = [_number(value) for value in values]
+    if not all(map(math.isfinite, numbers)):
+        return {value: float(place) for place, value in enumerate(values)}, "linear"
+    is_wide = max(numbers) >= 20 * min((abs(number) for number in numbers if number), default=math.inf)
+    if is_wide and min(numbers) <= 0:
+        return {value: float(place) for place, value in enumerate(values)}, "linear"
+    return dict(zip(values, numbers)), "log" if is_wide else "linear"
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.inf
 
 
 def _line(row: Row, points: Sequence[tuple[float, ...]]) -> Line:

@@ -81,6 +81,7 @@ class TablePreset:
     settings: dict[str, Any] = field(default_factory=dict)
     on: OnStreams = field(default_factory=dict)
     name: str = ""  # of a table that comes with the package; `load_preset` writes it
+    varies: tuple[str, ...] = ()  # settings of which some rows change one, and nothing else
 
     def __post_init__(self) -> None:
         names = [row.slug for row in self.rows]
@@ -179,7 +180,31 @@ def parse_preset(data: Any) -> TablePreset:
     if not isinstance(data, Mapping) or not isinstance(data.get("rows", []), list):
         raise ConfigError("is no table. Write an object with title, protocol, stream and a list of rows.")
     rows = [_parse_row(row, number) for number, row in enumerate(data.get("rows", []), start=1)]
-    return build(TablePreset, {**data, "rows": tuple(rows)})
+    rest = {name: value for name, value in data.items() if name != "vary"}
+    made = build(TablePreset, {**rest, "rows": tuple(rows)})
+    return vary(made, data["vary"]) if "vary" in data else made
+
+
+def vary(preset: TablePreset, values: Any) -> TablePreset:
+    """The table with a row more for each value of each setting: its first row, of which that one setting is changed.
+
+    Raises:
+        ConfigError: for what is no object of lists.
+    """
+    if not isinstance(values, Mapping) or not all(isinstance(listed, list) and listed for listed in values.values()):
+        raise ConfigError('vary: is no object of lists. Write {"method.beta": [0.2, 0.4]}.')
+    first = preset.rows[0]
+    rows = [
+        replace(first, name=f"{name}={value}", settings={**first.settings, name: value}, searched=False)
+        for name, listed in values.items()
+        for value in dict.fromkeys(_as_typed(value) for value in listed)
+    ]
+    return replace(preset, rows=(*preset.rows, *rows), varies=tuple(values))
+
+
+def _as_typed(value: Any) -> Any:
+    """A value of a list; one that is a list itself as it is typed on the command line."""
+    return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
 def _parse_row(data: Any, number: int) -> TableRow:

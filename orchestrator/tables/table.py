@@ -89,6 +89,7 @@ class Table:
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
     title: str = ""
+    varies: tuple[str, ...] = ()  # settings of which rows change one at a time
 
     @property
     def heading(self) -> str:

@@ -58,6 +58,37 @@ def test_it_asks_for_what_the_sweep_asks_for(monkeypatch, stream, tmp_path):
     assert asked[0][0].preset.name == "tempme-table13"
 
 
+def test_one_setting_is_varied_and_the_recommended_value_runs_once(stream, tmp_path, capsys, monkeypatch):
+    words = ["reproduce", "framefusion/fig8", "--plan", "--stream", stream, "--runs", str(tmp_path)]
+    assert main(words) == 0
+    blocks = [f"method.ffa_layers={count}" for count in (1, 2, 3)]  # tiny-clip has 4, which 10 of 12 is there too
+    experts = [f"method.num_experts={count}" for count in (1, 5, 15, 20)]
+    betas = [f"method.beta={beta}" for beta in (0.0, 0.2, 0.4, 0.8)]
+    rows = ["framefusion_moe", *blocks, *experts, *betas, "data.num_frames=6", "data.num_frames=18"]
+    assert f"{len(rows)}: {', '.join(rows)}\n" in capsys.readouterr().out
+    assert main([*words[:2], "method.beta=0.1", *words[2:]]) == 2
+    assert "method.beta: the table varies it" in capsys.readouterr().err
+
+    asked = []
+    (tmp_path / "two.mp4").write_bytes(b"0")
+    monkeypatch.setattr("orchestrator.jobs.sweep_table.sweep_table", lambda *request: asked.append(request) or "")
+    vary = ["sweep", "--method", "structalign", "--stream", stream, "--runs", str(tmp_path), "--name", "x"]
+    assert main([*vary, "--vary", "method.lambda1=0.1,0.5", "--baselines", "zero_shot", "--seeds", "2"]) == 0
+    preset = asked[0][0].preset
+    assert [row.name for row in preset.rows] == ["structalign", "zero_shot", "method.lambda1=0.1", "method.lambda1=0.5"]
+    assert (preset.seeds, preset.search["trials"], preset.varies) == (2, 0, ("method.lambda1",))
+    for more, message in (
+        (["--vary", "method.lamda1=1"], "method.lamda1: no such setting. Did you mean 'lambda1'"),
+        (["--vary", "method.lambda1"], "--vary 'method.lambda1': write name=VALUE,VALUE"),
+        (["--vary", "seed=1,2"], "seed: all trials of a sweep have seed 0"),
+        (["--vary", "method.lambda1=1", "--trials", "4"], "searches nothing. Leave search.trials out"),
+        (["--vary", "method.lambda1=1", "--space", "method.lambda2=1,2"], "Leave --space, --top and --rows out"),
+    ):
+        capsys.readouterr()
+        assert main([*vary, *more]) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_the_list_and_every_mistake_in_one_line(capsys):
     assert main(["reproduce", "--list"]) == 0
     assert capsys.readouterr().out.strip() == text()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.tables.build import tables
-from orchestrator.tables.drawings import FIGURES, drawings, pareto
+from orchestrator.tables.drawings import FIGURES, _places, drawings, pareto
 from orchestrator.tables.table import Table
 from tests.orchestrator.tables.test_build import run
 
@@ -22,7 +22,7 @@ def drawn(*runs):
 
 def test_each_figure_has_its_sentence_and_an_empty_table_has_none():
     text = DOCUMENT.read_text(encoding="utf-8")
-    assert [name for name in FIGURES if f"_{name}`" not in text] == []
+    assert [name for name in (*FIGURES, "vary_<setting>") if f"_{name}`" not in text] == []
     assert drawings(Table("empty", (), ())) == []
 
 
@@ -64,3 +64,29 @@ def test_epochs_are_told_from_finished_tasks_whose_numbers_have_the_same_name():
     assert std == pytest.approx(0.1414, abs=1e-4)
     assert panel.borders == [2.5]
     assert "geometry" not in drawn(run())
+
+
+def test_a_line_joins_the_rows_that_differ_in_one_setting_alone():
+    varies = {"ctvr.varies": "method.beta,method.num_experts"}
+    values = [("0.6", "10", 30.0), ("0.2", "10", 28.0), ("0.0", "10", 27.0), ("0.6", "5", 29.0)]
+    records = [
+        run("framefusion_moe", seed, r1 + seed, {**varies, "ctvr.row": "framefusion_moe" if r1 == 30 else f"x={r1}"},
+            **{"method.beta": beta, "method.num_experts": experts})
+        for beta, experts, r1 in values for seed in (0, 2)
+    ]  # fmt: skip
+    panels = drawn(*records, run("clip4clip", r1=20.0, tags=varies))
+    r1, bwf = panels["vary_beta"]
+    assert [(x, mean) for x, mean, _ in r1.lines[0].points] == [(0.0, 28.0), (0.2, 29.0), (0.6, 31.0)]
+    assert [std for _, _, std in r1.lines[0].points] == pytest.approx([2**0.5] * 3)
+    assert [level.points[0][1] for level in r1.levels] == [20.0]
+    assert r1.borders == [0.6]
+    assert bwf.y == "BWF (points)"
+    assert [x for x, _, _ in panels["vary_num_experts"][0].lines[0].points] == [5.0, 10.0]
+    assert not any(name.startswith("vary") for name in drawn(run(), run(**{"method.beta": "2"})))
+
+
+def test_values_stand_where_their_numbers_are_or_in_a_row():
+    assert _places(["0.2", "0.4"]) == ({"0.2": 0.2, "0.4": 0.4}, "linear")
+    assert _places(["0.01", "1", "100"])[1] == "log"
+    assert _places(["0.0", "1", "100"]) == ({"0.0": 0.0, "1": 1.0, "100": 2.0}, "linear")
+    assert _places(["mean", "se"]) == ({"mean": 0.0, "se": 1.0}, "linear")
