@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from orchestrator.cli.options import add_settings, add_where, get_where, settings_of
-from orchestrator.cli.sweep import add_verbose, request_table, run_table
+from orchestrator.cli.sweep import add_orders, add_verbose, request_table, run_table
 from orchestrator.errors import ConfigError
 
 
@@ -23,6 +23,7 @@ def add_reproduce(commands: Any) -> None:
     parser.add_argument("--stream", help="a name from `ctvr streams` (the table's)")
     parser.add_argument("--name", help="of the sweep (table, stream and time)")
     parser.add_argument("--seeds", type=int, help="of every row (the table's)")
+    add_orders(parser)
     parser.add_argument("--trials", type=int, help="of the search of every row (the table's)")
     parser.add_argument("--rows", default="", help="these rows only, by comma")
     add_where(parser, resources=True)

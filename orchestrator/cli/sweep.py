@@ -57,6 +57,7 @@ def add_sweep(commands: Any) -> None:
     )
     parser.add_argument("--top", type=int, default=1, help="winners to rerun (%(default)s)")
     parser.add_argument("--seeds", type=int, help="of the rerun; 0 only searches (3)")
+    add_orders(parser)
     parser.add_argument("--baselines", help=f"methods beside the winner ({BASELINES})")
     parser.add_argument("--rows", default="", help="of a table: these rows only, by comma")
     add_direction(parser)
@@ -66,6 +67,12 @@ def add_sweep(commands: Any) -> None:
     add_verbose(parser)
     add_settings(parser, "named settings of the method, or a whole table, e.g. ctvr-table1")
     parser.set_defaults(run=_sweep)
+
+
+def add_orders(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--orders", type=int, default=1, help="of the stream's tasks in the rerun: its own and drawn ones (%(default)s)"
+    )
 
 
 def add_verbose(parser: argparse.ArgumentParser) -> None:
@@ -126,7 +133,12 @@ def _beside_resume(arguments: argparse.Namespace) -> list[str]:
     """Words that would change what is resumed."""
     options = "config method stream preset rows trials searcher scheduler confirm space vary seeds baselines direction"
     names = options.split()
-    return [*arguments.overrides, *(f"--{name}" for name in names if getattr(arguments, name) not in (None, "", []))]
+    orders = ["--orders"] if arguments.orders != 1 else []
+    return [
+        *arguments.overrides,
+        *orders,
+        *(f"--{name}" for name in names if getattr(arguments, name) not in (None, "", [])),
+    ]
 
 
 def _search_settings(arguments: argparse.Namespace, overrides: dict[str, Any]) -> dict[str, Any]:
@@ -165,7 +177,7 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
     from orchestrator.jobs.session import within_budget
     from orchestrator.jobs.sweep import SweepRequest, sweep
 
-    name = arguments.name or f"{method.replace(':', '-')}-{Path(stream).stem}-{time.strftime('%m%d-%H%M%S')}"
+    name = arguments.name or f"{method.replace(':', '-')}-{_slug(stream)}-{time.strftime('%m%d-%H%M%S')}"
     supervised.tell_name(name)
     request = SweepRequest(
         method=method,
@@ -179,9 +191,15 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
         seeds=3 if arguments.seeds is None else arguments.seeds,
         baselines=baselines,
         direction=get_direction(arguments),
+        orders=arguments.orders,
     )
     with within_budget(arguments.budget_hours):
         return sweep(request, where)
+
+
+def _slug(stream: str) -> str:
+    """A stream as a part of a sweep's name."""
+    return Path(stream).stem.replace("@", "-order")
 
 
 def run_table(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> str:
@@ -218,12 +236,12 @@ def request_table(arguments: argparse.Namespace, search: dict[str, Any], overrid
     preset = replace(preset, search={**preset.search, **search}, seeds=seeds)
     check_table(preset.search, preset.seeds, overrides)
     arguments.stream = arguments.stream or preset.stream
-    table, stream = Path(arguments.preset).stem, Path(arguments.stream).stem
+    table, stream = Path(arguments.preset).stem, _slug(arguments.stream)
     name = arguments.name or f"{table}-{stream}-{time.strftime('%m%d-%H%M%S')}"
     supervised.tell_name(name)
     from orchestrator.jobs.table_plan import TableRequest
 
-    return TableRequest(name, arguments.stream, preset, overrides, get_direction(arguments))
+    return TableRequest(name, arguments.stream, preset, overrides, get_direction(arguments), arguments.orders)
 
 
 def _request_varied(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> Any:
@@ -236,15 +254,16 @@ def _request_varied(arguments: argparse.Namespace, search: dict[str, Any], overr
     if arguments.space or arguments.top != 1 or arguments.rows:
         raise ConfigError("--vary: searches nothing and has rows of its own. Leave --space, --top and --rows out.")
     method, baselines = arguments.method or MAIN_JOB["method"], words_of(arguments.baselines or "")
-    check_names([method, *baselines], {}, arguments.vary, overrides)
     preset = varied_preset(method, words_of(arguments.preset), baselines, arguments.vary)
+    check_names([method, *baselines], {}, arguments.vary, overrides)
     preset = replace(preset, seeds=preset.seeds if arguments.seeds is None else arguments.seeds)
     check_table(preset.search, preset.seeds, overrides)
     check_settings(method, overrides, arguments.vary)
     arguments.stream = arguments.stream or MAIN_JOB["stream"]
-    name = f"{method.replace(':', '-')}-vary-{Path(arguments.stream).stem}-{time.strftime('%m%d-%H%M%S')}"
+    name = f"{method.replace(':', '-')}-vary-{_slug(arguments.stream)}-{time.strftime('%m%d-%H%M%S')}"
     supervised.tell_name(arguments.name or name)
-    return TableRequest(arguments.name or name, arguments.stream, preset, overrides, get_direction(arguments))
+    name, direction = arguments.name or name, get_direction(arguments)
+    return TableRequest(name, arguments.stream, preset, overrides, direction, arguments.orders)
 
 
 def add_attach(commands: Any) -> None:
@@ -266,6 +285,7 @@ def add_rerun(commands: Any) -> None:
     parser.add_argument("--sweep", required=True, help="name of the sweep")
     parser.add_argument("--top", type=int, default=1, help="trials to rerun, best first (%(default)s)")
     parser.add_argument("--seeds", type=int, default=3, help="(%(default)s)")
+    add_orders(parser)
     parser.add_argument("--baselines", default="", help="methods beside the winner, by comma")
     add_direction(parser)
     add_where(parser, resources=True)
@@ -280,4 +300,5 @@ def _rerun(arguments: argparse.Namespace) -> str:
 
     baselines, direction = words_of(arguments.baselines), get_direction(arguments)
     with within_budget(arguments.budget_hours):
-        return rerun(arguments.sweep, where, arguments.top, arguments.seeds, baselines, direction)
+        counts = (arguments.top, arguments.seeds)
+        return rerun(arguments.sweep, where, *counts, baselines, direction, arguments.orders)

@@ -126,6 +126,7 @@ def _sweeps(place: Examined) -> Iterator[Finding]:
             counts = f"--top {record.settings.get('top', 1)} --seeds {record.settings.get('seeds', 3)}"
             beside = record.settings.get("baselines", "")
             counts += f" --baselines {beside}" if beside else ""
+            counts += f" --orders {record.settings['orders']}" if "orders" in record.settings else ""
             again = f"`ctvr sweep --resume {searched}{place_option}`"
             if "rows" not in record.settings:  # which a table's rerun has; it is never started by itself
                 again += f" if that sweep started it, else `ctvr rerun --sweep {searched} {counts}{place_option}`"

@@ -105,6 +105,24 @@ def over_seeds(found: Sequence[Rerun], seeds: int, workers: int, used: frozenset
     return list(runs.values())
 
 
+def over_orders(runs: Sequence[Rerun], orders: int) -> list[Rerun]:
+    """Each in so many orders of the stream's tasks: its own, and those that the numbers from 1 on draw.
+
+    Raises:
+        ConfigError: for less than one order.
+    """
+    if orders < 1:
+        raise ConfigError(f"--orders must be >= 1, got {orders}. 1 is the stream's own order of tasks alone.")
+    made = list(runs)
+    for order in range(1, orders):
+        for each in runs:
+            drawn = {"stream": f"{each.experiment.run.stream}@{order}"}
+            made.append(
+                replace(each, experiment=resolve({**each.experiment.settings, **drawn}, None, each.experiment.presets))
+            )
+    return made
+
+
 def run_all(plan: TrialPlan, runs: Sequence[Rerun], num_tasks: int, where: Deployment) -> int:
     """Run experiments on the connected cluster; returns how many failed."""
     listed = [run.listed() for run in runs]

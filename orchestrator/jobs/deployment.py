@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import ConfigError
+from orchestrator.streams.load import split_order
 from orchestrator.tracking.server import check, default_uri, require_records
 from orchestrator.tracking.tracker import Tracker, create_store
 
@@ -138,4 +139,7 @@ def absolute(place: str) -> str:
 
 def find_manifest(text: str) -> str:
     """A stream as every process finds it: a manifest's path becomes absolute."""
-    return str(Path(text).resolve()) if Path(text).is_file() else text
+    written, order = split_order(text)
+    if not Path(written).is_file():
+        return text
+    return str(Path(written).resolve()) + (f"@{order}" if order else "")

@@ -63,7 +63,10 @@ def make_all_ready(runs: Sequence[Experiment], where: Deployment, splits: Sequen
         curve: compute the zero-shot curves here. Workers with GPUs do it faster than this process.
     """
     made: dict[str, Ready] = {}
-    needs = [digest_of([asdict(part) for part in (run.data, run.backbone, run.evaluation)]) for run in runs]
+    needs = [
+        digest_of([run.run.stream, *(asdict(part) for part in (run.data, run.backbone, run.evaluation))])
+        for run in runs
+    ]
     for need, run in zip(needs, runs):
         if need not in made:
             made[need] = make_ready(run, where, splits, curve)

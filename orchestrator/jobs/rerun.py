@@ -22,6 +22,7 @@ from orchestrator.jobs.again import (
     Rerun,
     best_trials,
     not_complete,
+    over_orders,
     over_seeds,
     run_all,
     selection,
@@ -140,6 +141,7 @@ def rerun(
     seeds: int = 3,
     baselines: Sequence[str] = (),
     direction: Direction = "t2v",
+    orders: int = 1,
     keep_model: bool = True,
 ) -> str:
     """Run the best trials of a sweep and the baselines again, over fresh seeds, on test videos; then tabulate."""
@@ -164,11 +166,14 @@ def rerun(
     trials = tracker.find_runs(sweep=sweep_name)
     verdict, confirmation = read_verdict(tracker, sweep_name), tracker.find_runs(tags={CONFIRMS: sweep_name})
     runs = beside_winners(beside, winners, trials, selection(sweep)[0], seeds, where.workers, verdict, confirmation)
+    runs = over_orders(runs, orders)
     again = f"ctvr rerun --sweep {sweep_name} --top {top} --seeds {seeds}"
+    again += f" --orders {orders}" if orders > 1 else ""
     again += f" --baselines {','.join(baselines)}" if baselines else ""
     again += f" --direction {direction}" if direction != "t2v" else ""
     settings: Settings = {"rerun_of": sweep_name, "seeds": seeds, "top": top}
     settings |= {"baselines": ",".join(baselines)} if baselines else {}
+    settings |= {"orders": orders} if orders > 1 else {}
     return run_again(sweep_name, runs, where, tracker, settings, again, direction, keep_model)
 
 

@@ -17,7 +17,7 @@ from orchestrator.config import Settings, build
 from orchestrator.console import say
 from orchestrator.errors import ConfigError, FailedRuns
 from orchestrator.jobs import present
-from orchestrator.jobs.again import RULES, best_trials
+from orchestrator.jobs.again import RULES, best_trials, over_orders
 from orchestrator.jobs.announce import confirm_text, schedule_text, videos_text
 from orchestrator.jobs.confirm import candidates, confirm
 from orchestrator.jobs.deployment import Deployment, find_manifest
@@ -65,6 +65,7 @@ class SweepRequest:
     seeds: int = 0  # > 0: rerun the winners and tabulate
     baselines: tuple[str, ...] = ()
     direction: Direction = "t2v"  # of the table
+    orders: int = 1  # of the tasks, for the rerun
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ def plan_sweep(request: SweepRequest, where: Deployment) -> Sweep:
     refuse_seed([*request.overrides, *(word.partition("=")[0].strip() for word in request.space)])
     if request.top < 1 or request.seeds < 0:
         raise ConfigError(f"--top must be >= 1 and --seeds >= 0, got {request.top} and {request.seeds}.")
+    over_orders((), request.orders)
     build(SearchConfig, request.search or {}, "search")  # a mistake is said before an embedded stream is rendered
     places = where.places()
     stream = load_stream(request.stream, places.root, places.videos, render=False)
@@ -284,7 +286,8 @@ def _conclude(planned: Sweep, where: Deployment, tracker: Tracker, outcome: Outc
         lines += [verdict.text for verdict in verdicts.values()]
         present.confirmation(tracker, parent, [verdict.text for verdict in verdicts.values()])
     if request.seeds:
-        lines.append(rerun(request.name, where, request.top, request.seeds, request.baselines, request.direction))
+        counts, orders = (request.top, request.seeds), request.orders
+        lines.append(rerun(request.name, where, *counts, request.baselines, request.direction, orders))
     return "\n".join(lines)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestrator.console import say
 from orchestrator.errors import ConfigError, FailedRuns, Interrupted
-from orchestrator.jobs.again import RULES, Rerun, best_trials, over_seeds, used_seeds
+from orchestrator.jobs.again import RULES, Rerun, best_trials, over_orders, over_seeds, used_seeds
 from orchestrator.jobs.announce import confirm_text, schedule_text, videos_text
 from orchestrator.jobs.confirm import CONFIRMS, candidates, confirm
 from orchestrator.jobs.deployment import Deployment, find_manifest
@@ -73,6 +73,7 @@ def go_on(name: str, kept: Mapping[str, Any], where: Deployment) -> str:
         table = kept["table"]
         preset = parse_preset(table["preset"])
         request = TableRequest(name, table["stream"], preset, table["overrides"], table.get("direction", "t2v"))
+        request = replace(request, orders=table.get("orders", 1))
     except (KeyError, TypeError) as error:
         raise ConfigError(f"sweep {name}: its plan is of another version ({error}). Start a new table.") from error
     return _run(plan_table(request, where), where)
@@ -98,7 +99,8 @@ def _run(planned: PlannedTable, where: Deployment) -> str:
             say("resumed: finished tasks are kept")
         table = {"preset": as_data(request.preset), "stream": request.stream, "overrides": request.overrides}
         table["direction"] = request.direction
-        write_plan(plan, there.folder(request.name), table=table, where=portable(there))
+        kept = {**table, "orders": request.orders}
+        write_plan(plan, there.folder(request.name), table=kept, where=portable(there))
         again = f"ctvr sweep --resume {request.name}"
         parents = [*(row.plan.parent or "" for row in rows.values()), parent]
         with interruptible(f"table {request.name}", again, there, tracker, parents):
@@ -159,7 +161,8 @@ def _conclude(
         runs = [_rerun_of(planned, place, best, verdicts, tracker) for place in range(len(planned.rows))]
         used = _used(planned, tracker)
         seeds = planned.request.preset.seeds
-        text = _rerun(planned, over_seeds([run for run in runs if run], seeds, where.workers, used), where, tracker)
+        listed = over_seeds([run for run in runs if run], seeds, where.workers, used)
+        text = _rerun(planned, over_orders(listed, planned.request.orders), where, tracker)
     except (FailedRuns, Interrupted) as error:
         tracker.close(parent, "KILLED" if isinstance(error, Interrupted) else "FAILED")
         raise type(error)("\n".join([str(error), *_failures(failed)])) from None
@@ -249,6 +252,8 @@ def _plan_text(planned: PlannedTable, room: Capacity, decoded: int, where: Deplo
         budget += f"{schedule_text(search)}; {room_text(room)}"
     split = searched[0].experiment.evaluation.split if searched else "test"
     runs = over_seeds([Rerun(row.experiment) for row in planned.rows], request.preset.seeds, where.workers)
+    runs = over_orders(runs, request.orders)
+    orders = f" and {request.orders} orders of tasks" if request.orders > 1 else ""
     lines = [
         f"table {request.name}: {request.preset.title}, on {planned.stream.name}, {len(planned.stream.tasks)} tasks",
         f"  searched   {', '.join(row.row.name for row in searched) or 'no row'}",
@@ -256,7 +261,8 @@ def _plan_text(planned: PlannedTable, room: Capacity, decoded: int, where: Deplo
         f"  trials     {budget}",
         f"  chosen by  {RULES.get(search.metric, search.metric)} on {split} videos",
         f"  confirms   {confirm_text(search) if searched else 'nothing is searched'}",
-        f"  then       all rows over {request.preset.seeds} seeds on test videos: {len(runs)} runs in one rerun",
+        f"  then       all rows over {request.preset.seeds} seeds{orders} on test videos: {len(runs)} runs in one "
+        "rerun",
         f"  resources  {resources_text(where, room)}",
         f"  videos     {videos_text(decoded)}",
         f"  tracking   {tracker.uri.split('@')[-1]}",

@@ -9,6 +9,7 @@ from methods.backbone.load import TINY
 from orchestrator.config import Settings
 from orchestrator.digests import digest_of
 from orchestrator.errors import ConfigError
+from orchestrator.jobs.again import over_orders
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.methods import block_counts, default_presets
 from orchestrator.jobs.sweep import Sweep, SweepRequest, plan_sweep
@@ -33,6 +34,7 @@ class TableRequest:
     preset: TablePreset
     overrides: Settings  # of all rows
     direction: Direction = "t2v"  # what the table shows
+    orders: int = 1  # of the tasks, for the rerun
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ def plan_table(request: TableRequest, where: Deployment) -> PlannedTable:
         ConfigError: for whatever could not run; the message names the row.
     """
     preset = request.preset
+    over_orders((), request.orders)
     search, trials = check_table(preset.search, preset.seeds, request.overrides)
     places = where.places()
     stream = load_stream(request.stream, places.root, places.videos, render=False)

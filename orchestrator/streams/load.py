@@ -19,7 +19,8 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
     """Load an embedded stream, a stream of `<root>/streams/`, or any manifest.
 
     Args:
-        name_or_path: "shapes-10"; or "msrvtt-10" for `<root>/streams/msrvtt-10.json`; or a path to a .json file.
+        name_or_path: "shapes-10", or "shapes-10@3" for its tasks in the order that 3 draws; or "msrvtt-10"
+            for `<root>/streams/msrvtt-10.json`; or a path to a .json file.
         root: the folder of data: rendered streams and `streams/` lie below it.
         videos: the folder the manifest's paths start from; default is the manifest's own `videos`.
         render: make the videos of an embedded stream if they are not there; False, to look at the stream alone.
@@ -28,6 +29,9 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
         ConfigError: for an unknown name or a manifest that breaks the format.
     """
     name, root = str(name_or_path), Path(root)
+    written, order = split_order(name)
+    if order:
+        return load_stream(written, root, videos, render).in_order(order)
     if name in RENDERED:
         return _load_rendered(name, root, render)
     path = Path(name).expanduser()
@@ -39,6 +43,12 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
             raise ConfigError(_unknown_stream(name, root))
     data = read_json(path, unique_keys=True)
     return parse_manifest(data, source=str(path), base=path.parent, videos=videos)
+
+
+def split_order(name: str) -> tuple[str, int]:
+    """`NAME@3` as the stream and the number that draws the order of its tasks; 0 without one."""
+    written, _, order = name.rpartition("@")
+    return (written, int(order)) if written and order.isdecimal() else (name, 0)
 
 
 def plugins() -> dict[str, EntryPoint]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -52,6 +52,7 @@ class Stream:
     settings: dict[str, Any] = field(default_factory=dict)  # recommended dotted settings
     paper: str | None = None  # the published table this stream stands beside
     dropped: int = 0  # videos left out by `without`
+    order: int = 0  # of the tasks: as the stream has them, or drawn by this number
 
     @cached_property
     def categories(self) -> tuple[str, ...]:
@@ -90,6 +91,22 @@ class Stream:
             for task in self.tasks
         ]
         return hashlib.sha256(canonical({"protocol": self.protocol, "tasks": tasks}).encode()).hexdigest()
+
+    @cached_property
+    def content(self) -> str:
+        """sha256 as `digest`, of the tasks in any order."""
+        alone = sorted(replace(self, tasks=(task,)).digest for task in self.tasks)
+        return hashlib.sha256(canonical(alone).encode()).hexdigest()
+
+    def in_order(self, order: int) -> Stream:
+        """The same tasks in an order that the number `order` draws; 0 leaves them as they are.
+
+        In another order it is no published benchmark.
+        """
+        if not order:
+            return self
+        drawn = sorted(range(len(self.tasks)), key=lambda place: hashlib.sha256(f"{order} {place}".encode()).digest())
+        return replace(self, tasks=tuple(self.tasks[place] for place in drawn), order=order, paper=None)
 
     @property
     def settings_mark(self) -> str:

@@ -27,6 +27,7 @@ from orchestrator.tables.beside_paper import (
 )
 from orchestrator.tables.differences import between_seeds
 from orchestrator.tables.marks import CHOICE, marks_of, method_of, trials_of
+from orchestrator.tables.orders import by_order, content_of, in_any_order, mark, order_of, seed_names
 from orchestrator.tables.paper_numbers import paper_numbers, place, printed_columns
 from orchestrator.tables.significance import NOTE, ONE_SEED, Ranks, compared, read_ranks
 from orchestrator.tables.table import Column, Row, Table, Value
@@ -74,13 +75,16 @@ def collect(
     groups: dict[tuple[Any, ...], dict[str, RunRecord]] = {}
     for record in sorted(records, key=lambda record: record.started):
         if record.tags.get("ctvr.complete") == "true":
-            own = tuple(sorted((k, str(v)) for k, v in record.settings.items() if k not in INCIDENTAL))
-            tags = tuple(record.tags.get(tag, "") for tag in ("ctvr.note", "ctvr.transductive", "ctvr.stream_digest"))
-            seed = str(record.settings.get("seed", "0"))
+            own = tuple(sorted((k, in_any_order(k, v)) for k, v in record.settings.items() if k not in INCIDENTAL))
+            tags = (record.tags.get("ctvr.note", ""), record.tags.get("ctvr.transductive", ""), content_of(record))
+            seed = f"{record.settings.get('seed', '0')}@{order_of(record)}"
             groups.setdefault((method_of(record), own, tags), {})[seed] = record  # a seed run twice counts once
     rows = [_row(list(group.values())) for group in groups.values()]
     firsts = [next(iter(group.values())) for group in groups.values()]
-    rows = [beside_paper(row, run, papers_of(run) if papers_of else []) for row, run in zip(rows, firsts)]
+    rows = [  # no paper has the mean over orders
+        row if row.orders else beside_paper(row, run, papers_of(run) if papers_of else [])
+        for row, run in zip(rows, firsts)
+    ]
     rows = _named(rows, list(groups.values()))
     rows.sort(key=lambda row: (row.place, place(row.method), row.label))
     protocols = set(map(_protocol, firsts))
@@ -121,7 +125,7 @@ def tables(
         if any(row.trials is not None for row in rows):
             notes.append("Trials: how many were searched for the row. Time: of all tasks of its trials and reruns.")
         complete = [record for record in of_stream if record.tags.get("ctvr.complete") == "true"]
-        if len({record.tags.get("ctvr.stream_digest", "") for record in complete}) > 1:
+        if len(set(map(content_of, complete))) > 1:
             notes.append("These runs saw different versions of the stream (tag ctvr.stream_digest): do not compare.")
         if any(row.vs_best for row in rows):
             notes.append(NOTE)
@@ -174,13 +178,15 @@ def _row(runs: list[RunRecord]) -> Row:
         backwards = {"v2t/r1": "v2t/r1_mean"}
     values |= {key: means.get(f"stream/{name}", Value()) for key, name in backwards.items()}
     values["params_m"] = Value(parameters.mean / 1e6, parameters.std / 1e6 if parameters.std else math.nan)
+    measured: dict[str, str] = {key: names[key] for key in ("r1", "bwf", "fr") if key in names}
+    orders = by_order(runs, measured, finals)
     return Row(
         label=method_of(first),
         method=method_of(first),
         values=values,
-        seeds=tuple(str(run.settings.get("seed", "0")) for run in runs),
+        seeds=seed_names(runs),
         runs=tuple(run.run_id for run in runs),
-        marks=tuple(filter(None, [*marks_of(first), between_seeds(runs)])),
+        marks=tuple(filter(None, [*marks_of(first), between_seeds(runs), mark(orders.get("r1", ()))])),
         trials=trials_of(first),
         is_transductive=first.tags.get("ctvr.transductive") == "true",
         seconds=sum(map(seconds_of, runs)) + float(first.tags.get("ctvr.search_seconds", 0)),
@@ -189,6 +195,7 @@ def _row(runs: list[RunRecord]) -> Row:
         curve=tuple(_curve(runs, curve)),
         matrices={name: matrix for name, matrix in matrices.items() if matrix},
         training=_training(runs),
+        orders=orders,
     )
 
 
@@ -299,7 +306,7 @@ def _differing(run: RunRecord, others: Sequence[RunRecord]) -> dict[str, str]:
     return {
         name: str(run.settings.get(name, "unset"))
         for name in sorted(names)
-        if len({str(other.settings.get(name, "unset")) for other in others}) > 1
+        if len({in_any_order(name, other.settings.get(name, "unset")) for other in others}) > 1
     }
 
 

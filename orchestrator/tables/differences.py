@@ -78,7 +78,8 @@ def footnote(found: Mapping[str, tuple[str, str]], what: str = "its paper", is_r
 def between_seeds(runs: Sequence[RunRecord]) -> str:
     """What the seeds of one row were not alike in: code, weights, versions, machine; empty where they were."""
     made_of = [_made_of(run) for run in runs]
-    names = sorted({name for each in made_of for name in each})
+    of_order = {"stream", "frames"} if len({str(run.settings.get("stream", "")) for run in runs}) > 1 else set()
+    names = sorted({name for each in made_of for name in each} - of_order)  # tasks of another order are another digest
     unlike = []
     for name in names:
         groups: dict[str, list[str]] = {}

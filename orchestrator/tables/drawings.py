@@ -107,6 +107,20 @@ def _geometry(table: Table) -> list[Panel]:
     return panels
 
 
+def _orders(table: Table) -> list[Panel]:
+    """R@1 and forgetting in each order of the tasks."""
+    titles = {"r1": "R@1 (%)", "bwf": "BWF (points)", "fr": "FR (points)"}
+    panels = []
+    for key, title in titles.items():
+        lines = [Line(row.label, row.method, row.orders[key]) for row in table.rows if row.orders.get(key)]
+        if lines:
+            ticks = [
+                (float(x), "own" if x == 0 else str(int(x))) for x in sorted({p[0] for li in lines for p in li.points})
+            ]
+            panels.append(Panel("order of tasks", title, lines, joined=False, ticks=ticks))
+    return panels
+
+
 def _sensitivity(table: Table, name: str) -> list[Panel]:
     """What changes with one setting alone (fig. 8 of CTVR): R@1 and forgetting, in CVLM FR and HM as well.
 
@@ -206,5 +220,6 @@ FIGURES: dict[str, tuple[str, Callable[[Table], list[Panel]]]] = {
     "forgetting": ("forgetting", _forgetting),
     "plasticity": ("what each task gains over zero-shot", _plasticity),
     "cost": ("R@1 against cost (grey: no row beats these)", _cost),
+    "orders": ("robustness to the order of tasks", _orders),
     "geometry": ("geometry of categories while training", _geometry),
 }

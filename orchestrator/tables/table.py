@@ -77,6 +77,7 @@ class Row:
     paper_marks: tuple[str, ...] = ()
     curve: tuple[tuple[int, float, float], ...] = ()  # (tasks learned, mean R@1, std)
     matrices: Mapping[str, list[list[float]]] = field(default_factory=dict)  # name -> mean over seeds
+    orders: Mapping[str, tuple[tuple[int, float, float], ...]] = field(default_factory=dict)  # key -> (order, ., .)
     training: Mapping[str, tuple[tuple[int, float, float], ...]] = field(default_factory=dict)  # name -> (epoch, ., .)
 
 

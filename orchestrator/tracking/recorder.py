@@ -54,6 +54,7 @@ class Recorder:
             "ctvr.mark": stream.settings_mark,
             "ctvr.protocol": stream.protocol,
             "ctvr.stream_digest": stream.digest,
+            "ctvr.stream_content": stream.content,
             "ctvr.frames": frames_digest(stream, data.frames, splits_of(self.experiment, stream)),
             "ctvr.presets": ",".join(self.experiment.presets),
             "ctvr.made_of": canonical(commits.made_of),

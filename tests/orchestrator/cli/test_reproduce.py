@@ -55,7 +55,9 @@ def test_it_asks_for_what_the_sweep_asks_for(monkeypatch, stream, tmp_path):
     assert main(["reproduce", "tempme/table13", "optim.epochs=1", *rest]) == 0
     assert main(["sweep", "--preset", "tempme-table13", "--direction", "both", "optim.epochs=1", *rest]) == 0
     assert asked[0] == asked[1]
-    assert asked[0][0].preset.name == "tempme-table13"
+    assert (asked[0][0].preset.name, asked[0][0].orders) == ("tempme-table13", 1)
+    assert main(["reproduce", "tempme/table13", "--orders", "3", *rest]) == 0
+    assert asked[2][0].orders == 3
 
 
 def test_one_setting_is_varied_and_the_recommended_value_runs_once(stream, tmp_path, capsys, monkeypatch):

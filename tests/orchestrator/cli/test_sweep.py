@@ -39,7 +39,7 @@ def test_a_sweep_without_words_is_the_main_job(capsys, tmp_path, asked):
 def test_every_option_of_a_sweep_reaches_the_request(capsys, tmp_path, asked):
     words = "--method lwf --stream shapes-10 --name n --trials 4 --searcher random --scheduler none --top 2 --seeds 5"
     words += " --space method.weight=1,2 --space base.lr=1e-6 --baselines lora, --preset shapes,original"
-    words += " --direction v2t"
+    words += " --direction v2t --orders 3"
     ctvr(capsys, "sweep", *words.split(), "optim.epochs=2", "search.seed=7", "--runs", tmp_path)
     ((request, _),) = asked
     assert vars(request) == {
@@ -54,6 +54,7 @@ def test_every_option_of_a_sweep_reaches_the_request(capsys, tmp_path, asked):
         "seeds": 5,
         "baselines": ("lora",),
         "direction": "v2t",
+        "orders": 3,
     }
 
 
@@ -100,10 +101,10 @@ def test_a_sweep_is_resumed_by_its_name(capsys, tmp_path, asked):
 
 
 def test_a_rerun_has_the_words_of_its_command(capsys, tmp_path, asked):
-    words = "rerun --sweep s --top 2 --seeds 4 --baselines lora,lwf:shapes --direction both"
+    words = "rerun --sweep s --top 2 --seeds 4 --baselines lora,lwf:shapes --direction both --orders 5"
     ctvr(capsys, *words.split(), "--runs", tmp_path)
     ((sweep, _, *rest),) = asked
-    assert (sweep, rest) == ("s", [2, 4, ("lora", "lwf:shapes"), "both"])
+    assert (sweep, rest) == ("s", [2, 4, ("lora", "lwf:shapes"), "both", 5])
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_a_rerun_has_the_words_of_its_command(capsys, tmp_path, asked):
         (
             ["--preset", "ctvr-tabel1"],
             "--preset: 'ctvr-tabel1' is no table and no preset of framefusion_moe. Did you mean 'ctvr-table1'? "
-            "Tables: bmu-table2, ",
+            "Tables: bmu-fig4, ",
         ),
         (["--preset", "mine.json"], "--preset: there is no table 'mine.json'."),
         (["--preset", "ctvr-table1", "--rows", "lfw"], "--rows: the table has no row 'lfw'. Did you mean 'lwf'?"),

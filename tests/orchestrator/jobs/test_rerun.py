@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.errors import ConfigError
 from orchestrator.jobs import rerun as rerun_job
-from orchestrator.jobs.again import Rerun, best_trials, not_complete, over_seeds
+from orchestrator.jobs.again import Rerun, best_trials, not_complete, over_orders, over_seeds
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.rerun import (
     OVERRIDES,
@@ -143,6 +143,14 @@ def test_complete_runs_of_an_interrupted_rerun_are_not_run_again(few, where):
     assert not_complete(runs, "final", tracker) == runs
     tracker.set_tags(half, {"ctvr.complete": "true"})
     assert not_complete(runs, "final", tracker) == runs[1:]
+    ordered = over_orders(runs, 3)
+    assert ordered[:2] == runs  # the stream's own order: runs that may be there already
+    stream = runs[0].experiment.run.stream
+    assert [run.experiment.run.stream for run in ordered[2:]] == [f"{stream}@1"] * 2 + [f"{stream}@2"] * 2
+    assert [run.experiment.run.seed for run in ordered] == [run.experiment.run.seed for run in runs] * 3
+    assert len({run.label for run in ordered}) == 6
+    with pytest.raises(ConfigError, match="--orders must be >= 1, got 0"):
+        over_orders(runs, 0)
 
 
 def test_lists_of_mlflow_are_written_as_on_the_command_line():

@@ -229,6 +229,21 @@ def test_streams_are_found_by_name_and_unknown_names_get_a_suggestion(manifest: 
         load_stream("msrvtt-10", tmp_path)
 
 
+def test_an_order_of_the_tasks_is_a_part_of_the_digest_and_of_the_name(
+    manifest: dict[str, Any], tmp_path: Path
+) -> None:
+    path = write(manifest, tmp_path / "streams" / "holiday.json")
+    own, drawn = load_stream("holiday", tmp_path), [load_stream(f"{path}@{order}", tmp_path) for order in range(1, 9)]
+    names = [[task.name for task in stream.tasks] for stream in drawn]
+    assert {tuple(each) for each in names} == {("task_01", "task_02"), ("task_02", "task_01")}
+    for stream, order in zip(drawn, names):
+        assert (stream.digest == own.digest) == (order == ["task_01", "task_02"])
+        assert (stream.content, stream.name, stream.paper) == (own.content, "tiny", None)
+    assert load_stream("holiday@3", tmp_path) == drawn[2]
+    with pytest.raises(ConfigError, match="'holidya'"):
+        load_stream("holidya@3", tmp_path)
+
+
 @pytest.mark.parametrize("name", ["shapes-5", "shapes-cvlm"])
 def test_embedded_streams_are_rendered_below_the_root(
     manifest: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

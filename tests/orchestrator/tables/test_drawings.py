@@ -9,7 +9,7 @@ import pytest
 from orchestrator.tables.build import tables
 from orchestrator.tables.drawings import FIGURES, _places, drawings, pareto
 from orchestrator.tables.table import Table
-from tests.orchestrator.tables.test_build import run
+from tests.orchestrator.tables.test_build import PAPER, run
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "figures.md"
 
@@ -83,6 +83,29 @@ def test_a_line_joins_the_rows_that_differ_in_one_setting_alone():
     assert bwf.y == "BWF (points)"
     assert [x for x, _, _ in panels["vary_num_experts"][0].lines[0].points] == [5.0, 10.0]
     assert not any(name.startswith("vary") for name in drawn(run(), run(**{"method.beta": "2"})))
+
+
+def test_orders_of_the_tasks_are_one_row_whose_figure_and_footnote_say_how_far_they_are_apart():
+    content = {"ctvr.stream_content": "c"}
+    records = [
+        run("lwf", seed, r1 + seed, {**content, **PAPER, "ctvr.stream_digest": stream}, stream=stream)
+        for stream, r1 in (("s", 20.0), ("s@1", 24.0), ("s@2", 22.0))
+        for seed in (0, 2)
+    ]
+    records += [run("zscl", tags={**content, "ctvr.stream_digest": "s"}, stream="s")]
+    (table,) = tables(records)
+    row = next(row for row in table.rows if row.method == "lwf")
+    assert sorted(row.seeds) == ["0@0", "0@1", "0@2", "2@0", "2@1", "2@2"]
+    assert row.values["r1"].mean == 23.0
+    assert row.paper == {}
+    assert "over 3 orders of tasks: R@1 from 21.00 to 25.00, 2.00 between orders" in row.marks[-1]
+    assert not any("different" in note for note in (*table.notes, *row.marks))
+    r1, bwf = {name: panels for name, _, panels in drawings(table)}["orders"]
+    assert [(line.label, [point[:2] for point in line.points]) for line in r1.lines] == [
+        ("lwf", [(0, 21.0), (1, 25.0), (2, 23.0)])
+    ]
+    assert r1.lines[0].points[0][2] == pytest.approx(2**0.5)
+    assert bwf.ticks == [(0.0, "own"), (1.0, "1"), (2.0, "2")]
 
 
 def test_values_stand_where_their_numbers_are_or_in_a_row():

@@ -29,7 +29,9 @@ def test_a_shipped_table_names_registered_rows_and_a_search_that_exists(name):
     preset = load_preset(name)
     assert {row.method for row in preset.rows} <= {*METHODS, *CONFIGURATIONS}
     search = build(SearchConfig, {**preset.search, "trials": preset.search["trials"] or 1}, "search")
-    is_searched = name not in published_tables() and name not in {ORIGINALS, "efficient-continual"}
+    is_searched = (
+        name not in published_tables() and name not in {ORIGINALS, "efficient-continual"} and not preset.varies
+    )
     assert (preset.search["trials"], preset.seeds) == (8 if is_searched else 0, 3)
     assert search.trials >= 1
     assert preset.stream in RENDERED
@@ -176,7 +178,8 @@ def test_every_row_of_a_table_is_a_run_of_its_own_on_the_embedded_stream_and_the
     streams = {stream: SETTINGS[stream] for stream in named} | {table.stream: embedded_settings(table.stream)}
     for stream, settings in streams.items():
         rows = resolved(table, stream, settings)
-        assert len({json.dumps(each.settings, default=str) for each in rows.values()}) == len(rows), stream
+        unlike = {json.dumps(each.settings, default=str) for each in rows.values()}
+        assert len(unlike) >= len(rows) - len(table.varies), stream  # each setting may list the recommended value once
         assert set(rows) == {row.name for row in table.rows} or stream == table.stream or name == "tempme-table1"
         if stream in published:  # what the numbers say of their stream is what an import makes of it
             again = resolved(table, stream, published[stream])
