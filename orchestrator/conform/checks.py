@@ -1,6 +1,6 @@
 """What every method promises to the loop (methods/base.py), each promise as a function that raises a `Fault`.
 
-`ctvr conform NAME` calls them for any method.
+`ctvr conform NAME` calls them for any method, tests/methods/test_contract.py for every line of METHODS.
 """
 
 from __future__ import annotations
