@@ -83,7 +83,10 @@ def check_ctvr(words: list[str]) -> None:
     # `ctvr page` in a sentence names the command; a NAME behind an option that counts is some number
     if (len(words) == 1 and words[0] in COMMANDS) or words in (["COMMAND", "--help"], ["--version"], ["cache", "gc"]):
         return
-    given = PARSER.parse_args([word for word in words if word not in ("...", "--help")])
+    if words[-1] == "--help":
+        assert words[0] in COMMANDS
+        return
+    given = PARSER.parse_args([word for word in words if word != "..."])
     known = {
         key: None if isinstance(value, str) and PLACE.match(value) else value for key, value in vars(given).items()
     }
