@@ -113,4 +113,5 @@ def _digits(column: Column, means: Sequence[float]) -> int:
 def more_values(means: Mapping[str, Value]) -> dict[str, Value]:
     """What `more_columns` may show of a row's metrics; what a video costs has no spread where no seed changes it."""
     found = {key: means[metric] for key, (_, metric) in PRINTED.items() if metric in means}
-    return {key: value if value.std else replace(value, std=math.nan) for key, value in found.items()}
+    same = {key for key, value in found.items() if value.std <= 1e-9 * abs(value.mean)}
+    return {key: replace(value, std=math.nan) if key in same else value for key, value in found.items()}

@@ -35,12 +35,12 @@ def run(row: PublishedRow, is_of_table: bool = True, seed: int = 1, **changed: o
 
 def test_small_costs_keep_two_figures_and_no_spread_that_is_none():
     row = printed(*PRINTED[0][:3])
-    runs = [run(row, seed=1), run(row, seed=2)]
+    runs = [run(row, seed=seed) for seed in (1, 2, 3)]  # whose mean is not 0.0493 to the last bit
     for each in runs:
-        each.metrics["cost/video_gmacs"] = [(2, 0.0472)]
+        each.metrics["cost/video_gmacs"] = [(2, 0.0493)]
     (made,) = tables(runs, papers_of=papers_of)
     (column,) = [column for column in more_columns(made.rows, ("gmacs",)) if column.key == "gmacs"]
-    assert number(made.rows[0].values["gmacs"], column.digits) == "0.047"
+    assert number(made.rows[0].values["gmacs"], column.digits) == "0.049"
 
 
 def printed(table: str, row: str, stream: str) -> PublishedRow:
