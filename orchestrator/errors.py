@@ -11,6 +11,7 @@
         ├── Overtaken     (RuntimeError) 1    another process has committed the task, with other numbers
         ├── OutOfMemory   (RuntimeError) 1    a step does not fit the device's memory
         ├── TrialFailed   (RuntimeError) 1    a trial on Ray ended without its result
+        ├── Fault         (ValueError)   1    a method does not keep what methods promise
         ├── FailedRuns    (RuntimeError) 1    some runs of a job did not succeed
         └── Interrupted   (RuntimeError) 130  the user stopped a job; it can be resumed
 
@@ -55,6 +56,12 @@ class VideoError(CtvrError, ValueError):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
+
+
+class Fault(CtvrError, ValueError):
+    """What a method does against its contract (`ctvr conform`)."""
+
+    is_final = True
 
 
 class DamagedObject(CtvrError, ValueError):

@@ -13,7 +13,8 @@ from torch import Tensor
 from methods.backbone.clip import Clip
 from methods.base import Batch, Method
 from orchestrator.conform.small import make_batch, make_small_clip, make_task
-from orchestrator.conform.subject import FRAMES, OPTIM, TASKS, Fault, Subject, batches_of, features, learn, remember
+from orchestrator.conform.subject import FRAMES, OPTIM, TASKS, Subject, batches_of, features, learn, remember
+from orchestrator.errors import Fault
 from orchestrator.learning.optimizer import make_optimizer, set_rates, train_only
 from orchestrator.learning.weights import backbone_state, changed_state, load_state
 

@@ -16,7 +16,8 @@ import torch
 
 from methods.base import Method
 from orchestrator.config import under
-from orchestrator.conform.subject import Fault, Subject, features, learn, remember
+from orchestrator.conform.subject import Subject, features, learn, remember
+from orchestrator.errors import Fault
 from orchestrator.learning.resolve import presets_of
 
 Trace = tuple[str, ...]

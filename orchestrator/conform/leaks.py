@@ -14,7 +14,8 @@ from torch import Tensor
 
 from methods.base import Batch, Method
 from orchestrator.conform.small import MadeAgain, make_batch
-from orchestrator.conform.subject import FRAMES, TASKS, Fault, Subject, features, learn, remember
+from orchestrator.conform.subject import FRAMES, TASKS, Subject, features, learn, remember
+from orchestrator.errors import Fault
 from orchestrator.learning.weights import copied_state
 
 

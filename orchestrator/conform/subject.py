@@ -23,10 +23,6 @@ TASKS, FRAMES, PAIRS = 3, 4, 8
 OPTIM = OptimConfig(lr_scale=20.0)
 
 
-class Fault(Exception):
-    """What a method does against its contract, in one line."""
-
-
 @dataclass(frozen=True)
 class Subject:
     """A method with its settings."""

@@ -12,8 +12,8 @@ import torch
 import methods
 from orchestrator.conform import checks, leaks
 from orchestrator.conform.knobs import knobs
-from orchestrator.conform.subject import Fault, Subject
-from orchestrator.errors import CtvrError
+from orchestrator.conform.subject import Subject
+from orchestrator.errors import CtvrError, Fault
 
 CHECKS: dict[str, tuple[Callable[[Subject], str | None], str]] = {
     "losses": (checks.losses, "finite, and a step moves nothing but what is handed over"),

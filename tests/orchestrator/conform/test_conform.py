@@ -7,8 +7,8 @@ import importlib
 import pytest
 
 from orchestrator.cli.main import main
-from orchestrator.conform.subject import Fault, Subject
-from orchestrator.errors import ConfigError
+from orchestrator.conform.subject import Subject
+from orchestrator.errors import ConfigError, Fault
 from orchestrator.jobs.conform import CHECKS, conform
 from orchestrator.jobs.methods import search_space
 from orchestrator.jobs.new_method import new_method
