@@ -134,14 +134,6 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "pads of training captions are those of the batch",
         ),
     ],
-    "methods/der.py": [
-        (
-            "video, text, kept_video, kept_text = (gather(x) for x in (video, text, kept_video, kept_text))",
-            "pass",
-            "similarities are compared on each worker alone",
-            ON_TWO_WORKERS,
-        ),
-    ],
     "methods/er_ring.py": [
         (
             "count = max(round(self.config.ratio * pairs * workers), int(self.config.ratio > 0))",
@@ -162,14 +154,6 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "count = size * math.ceil((self.config.reference_images or len(batch.videos) * size) / size)",
             "count = size * (self.config.reference_images or len(batch.videos))",
             "reference images count on each worker",
-        ),
-    ],
-    "orchestrator/learning/loop.py": [
-        (
-            "return self.workers.mean(progress.means())  # a term may be a mean over a worker's own pairs",
-            "return progress.means()",
-            "the log is one worker's",
-            ON_TWO_WORKERS,
         ),
     ],
     "methods/layers/gather.py": [
