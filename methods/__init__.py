@@ -91,6 +91,12 @@ def place_of(name: str) -> str:
     raise ValueError(f"no method called {name!r}. {hint}All: `ctvr methods`.")
 
 
+def is_place(word: str) -> bool:
+    """Whether a word is `module:Class` and no row `method:preset`: classes have a capital letter, presets have none."""
+    module, _, cls = word.partition(":")
+    return bool(cls) and ("." in module or cls[0].isupper())
+
+
 def find_method(name: str) -> type[Method]:
     """The class of a method, or of the method that a configuration names.
 

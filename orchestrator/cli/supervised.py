@@ -253,14 +253,24 @@ def _said(job: Job) -> str:
 
 def _end_leftovers(token: str) -> None:
     """End what a driver left running: processes that have its token, and nothing else."""
+    left: set[int] = set()
     for number in (signal.SIGTERM, signal.SIGKILL):
         until = time.monotonic() + GRACE_SECONDS
-        for pid in (left := _with_token(token)):
+        for pid in (found := _with_token(token)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-        while left and time.monotonic() < until:
+        left.update(found)
+        while (left := {pid for pid in left if _runs(pid)}) and time.monotonic() < until:
             time.sleep(0.1)
-            left = _with_token(token)
+            left.update(_with_token(token))
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process is not over: one that ends loses its environment first, its files and locks only then."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
 
 
 def _with_token(token: str) -> list[int]:

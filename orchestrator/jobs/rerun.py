@@ -80,7 +80,7 @@ def baseline_rows(words: Sequence[str]) -> list[str]:
     """
     rows: list[str] = []
     for word in words:
-        method = rows[-1].partition(":")[0] if rows and ":" in rows[-1] else ""
+        method = split_row(rows[-1])[0] if rows and ":" in rows[-1] else ""
         if method and word in presets_of(method):
             rows[-1] += f",{word}"
         else:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from methods import place_of
+from methods import is_place, place_of
 from orchestrator.config import Settings, build, check_value, suggest
 from orchestrator.errors import ConfigError
 from orchestrator.on_ray.plan import SearchConfig, listed_values, read_plan
@@ -32,10 +32,10 @@ def check_names(methods: Sequence[str], search: Settings, space: Sequence[str], 
         ConfigError: at the first thing wrong.
     """
     for number, word in enumerate(methods):
-        if any(":" in earlier for earlier in methods[:number]):
+        if any(":" in earlier and not is_place(earlier) for earlier in methods[:number]):
             break  # from here on it may be a preset of the row before it
         try:
-            place_of(word if "." in word else word.partition(":")[0])
+            place_of(word if is_place(word) else word.partition(":")[0])
         except ValueError as error:
             raise ConfigError(f"method: {error}") from error
     build(SearchConfig, search, "search")

@@ -106,8 +106,8 @@ def more_columns(rows: Sequence[Row], printed: Sequence[str]) -> list[Column]:
 
 def _digits(column: Column, means: Sequence[float]) -> int:
     """The column's own, or as many as show two figures of its smallest value: a small backbone needs few GMACs."""
-    sizes = [abs(mean) for mean in means if mean and math.isfinite(mean)]
-    return max([column.digits, *(1 - math.floor(math.log10(min(sizes))) for _ in sizes[:1])])
+    smallest = min((abs(mean) for mean in means if mean and math.isfinite(mean)), default=1.0)
+    return max(column.digits, 1 - math.floor(math.log10(smallest))) if column.digits else 0  # what is counted is whole
 
 
 def more_values(means: Mapping[str, Value]) -> dict[str, Value]:

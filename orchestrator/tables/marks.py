@@ -65,7 +65,7 @@ def _short_of_epochs(run: RunRecord) -> str:
 
 def trials_of(run: RunRecord) -> int | None:
     """Trials that were searched for a row, 0 for one that was not searched; None where nobody says."""
-    method, _, trials = run.tags.get("ctvr.searched", "").partition(":")
+    method, _, trials = run.tags.get("ctvr.searched", "").rpartition(":")  # a method may be module:Class
     if not trials.isdigit():
         return None
     return int(trials) if method == method_of(run) else 0

@@ -28,6 +28,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
+from methods import is_place
 from orchestrator.config import Settings, build, suggest
 from orchestrator.errors import ConfigError
 from orchestrator.streams.manifest import read_json
@@ -116,7 +117,9 @@ class TablePreset:
 
 
 def split_row(word: str) -> tuple[str, tuple[str, ...]]:
-    """`method:preset,preset` as the method and its presets."""
+    """`method:preset,preset` as the method and its presets; `module:Class` is a method."""
+    if is_place(word.strip()):
+        return word.strip(), ()
     method, _, presets = word.partition(":")
     return method.strip(), tuple(preset.strip() for preset in presets.split(",") if preset.strip())
 

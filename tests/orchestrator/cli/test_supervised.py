@@ -90,6 +90,19 @@ os.kill(os.getpid(), signal.SIGSEGV)  # whatever an interpreter does when all is
     assert not is_alive(int((tmp_path / "left").read_text()))
 
 
+def test_a_process_that_has_lost_its_environment_is_waited_for_until_it_has_ended(monkeypatch):
+    """The kernel takes the environment of one that ends before its files and locks: here for half a second."""
+    slow = "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), exit(0))); print(flush=True); time.sleep(600)"
+    left = subprocess.Popen([sys.executable, "-c", f"import signal, time; {slow}"], stdout=subprocess.PIPE)
+    assert left.stdout is not None
+    left.stdout.readline()
+    found = iter([[left.pid]])
+    monkeypatch.setattr(supervised, "_with_token", lambda token: next(found, []))
+    supervised._end_leftovers("token")
+    assert not is_alive(left.pid)
+    assert left.wait(60) == 0
+
+
 def test_two_lives_without_a_task_are_the_end_and_the_command_that_goes_on_is_said(tmp_path, capfd):
     script = """
 supervised.tell_name("named")

@@ -12,6 +12,10 @@ from orchestrator.errors import ConfigError, Fault
 from orchestrator.jobs.conform import CHECKS, conform
 from orchestrator.jobs.methods import search_space
 from orchestrator.jobs.new_method import new_method
+from orchestrator.jobs.words import check_names
+from orchestrator.tables.marks import trials_of
+from orchestrator.tables.presets import split_row
+from orchestrator.tracking.values import RunRecord
 
 
 def place(cls: str) -> str:
@@ -66,6 +70,13 @@ def test_a_new_method_conforms_and_so_does_its_test(tmp_path, monkeypatch, capsy
     assert "(lr, weight)" in lines[list(CHECKS).index("knobs")]
     test = importlib.import_module("test_small_idea")
     test.test_the_untrained_method_is_zero_shot_clip()
+    check_names(["small_idea:SmallIdea", "clip4clip"], {}, [], [])  # as `ctvr run`, and beside a sweep's winner
+    assert split_row("small_idea:SmallIdea") == ("small_idea:SmallIdea", ())
+    assert split_row("lwf:original,no-x") == ("lwf", ("original", "no-x"))
+    run = RunRecord(
+        "", "", {}, {}, {"ctvr.method": "small_idea:SmallIdea", "ctvr.searched": "small_idea:SmallIdea:8"}, "", ""
+    )
+    assert trials_of(run) == 8
     assert sorted(search_space("small_idea:SmallIdea")[1]) == ["method.lr", "method.weight"]
 
 
