@@ -67,6 +67,9 @@ ORIGINAL = Recipe(
         "one optimizer for all tasks: its momentum crosses them",
         "two augmented views of an image: here its video and its caption",
         "memory images are shuffled into the data of the task; here as many are drawn as there are pairs",
+        "its loss is divided by all rows of the batch, images of the memory included: here by the present pairs",
+        "its teacher stays in training mode: the same where no layer knows the mode, as in CLIP",
+        "its memory keeps equal shares of each class: here of each task",
     ),
 )
 

@@ -142,6 +142,14 @@ def test_the_rate_of_every_step_is_that_of_the_released_schedule(compared):
         compared(name, "schedule", np.array(found), table[:steps], 1e-12)
 
 
+def test_mocos_cosine_is_that_of_every_epochs_first_step():
+    """No row is trained with it; version 1 drops by ten at epochs 120 and 160, for which there is no schedule."""
+    table, optim = FILE["moco/v2_cos"], OptimConfig(schedule="cosine", warmup=0.0)
+    for per_epoch in (1, 5):
+        found = [0.03 * lr_factor(per_epoch * epoch, 200 * per_epoch, per_epoch, True, optim) for epoch in range(200)]
+        assert found == pytest.approx(table, abs=1e-12)
+
+
 def test_clip_vip_counts_its_steps_from_one_and_ends_at_its_own_least_rate():
     steps, warm = 300, 3
     optim = optim_of("clip_vip")

@@ -99,7 +99,7 @@ def test_a_row_says_what_equals_the_release_and_what_of_its_recipe_does_not():
     own = run("clip4clip", "msrvtt-10", **{name: value for name, value in settings.items() if name != "method"})
     assert verified_note(own).endswith("recipe: preset original")
     assert verified_note(run("upper_bound", "msrvtt-10")) == ""
-    said = "forward, steps and recipe equal divyam3897/UCL@cfaa81d to 1e-05 on seeded weights"
+    said = "forward, loss, gradients, steps and recipe equal divyam3897/UCL@cfaa81d to 1e-05 on seeded weights"
     assert equals(of_method("lump")[0]) == said
 
 
