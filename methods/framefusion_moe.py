@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from methods.backbone.clip import BlockSeams, Clip
 from methods.base import Batch, Change, Method, ParamGroup, Task, unit
-from methods.layers.experts import PLACES, TaskAwareExperts, expert_seams
+from methods.layers.experts import PLACES, TaskAwareExperts, check_top_k, expert_seams
 from methods.layers.former_videos import FormerVideos, encode_once
 from methods.layers.gather import gather
 from methods.layers.losses import contrastive, cross_task
@@ -89,9 +89,9 @@ class FrameFusionMoEConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.beta <= 1:
             raise ValueError(f"beta weighs two losses and must lie in [0, 1], got {self.beta}. Use 0.6, or 0 for none.")
-        for name in ("num_experts", "top_k", "rank"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}. Use use_tame=false for no experts.")
+        for name in (name for name in ("num_experts", "rank") if getattr(self, name) < 1):
+            raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}. Use use_tame=false for no experts.")
+        check_top_k(self.top_k, self.num_experts)
         if self.ffa_layers < 0:
             raise ValueError(f"ffa_layers counts blocks and must be >= 0, got {self.ffa_layers}. Use 0 for no FFA.")
         if not 0 <= self.dropout < 1:

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from methods.backbone.clip import Attended, BlockSeams, Clip, TokenState, passes_again
 from methods.base import Batch, Change, Method, ParamGroup, Recipe, RowWise, Task, unit
 from methods.families.released_recipes import MTIL, MTIL_LEFT_OUT
-from methods.layers.experts import Chosen, Router
+from methods.layers.experts import Chosen, Router, check_top_k
 from methods.layers.gather import world_size
 from methods.layers.pooling import mean_pool
 
@@ -73,8 +73,7 @@ class MoEAdapterConfig:
     def __post_init__(self) -> None:
         if self.lr < 0:
             raise ValueError(f"lr must be >= 0, got {self.lr}.")
-        if not 1 <= self.top_k <= self.num_experts:
-            raise ValueError(f"top_k chooses among {self.num_experts} experts, got {self.top_k}. The paper uses 2.")
+        check_top_k(self.top_k, self.num_experts)
         if self.bottleneck < 1:
             raise ValueError(f"bottleneck must be >= 1, got {self.bottleneck}. The paper uses 64.")
         if not 0 <= self.dropout < 1:

@@ -35,6 +35,7 @@ from methods.base import Batch, Change, Frozen, Method, ParamGroup, RowWise, Tas
 from methods.layers.class_statistics import ClassStatistics, geometry
 from methods.layers.distillation import symmetric_distillation
 from methods.layers.etf import CategoryPrototypes, Head, make_head, misalignment
+from methods.layers.experts import check_top_k
 from methods.layers.gather import gather
 from methods.layers.kept_videos import KeptVideos
 from methods.layers.losses import contrastive, distillation
@@ -98,10 +99,10 @@ class StructAlignConfig:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 to leave its term out.")
         if self.tau2 <= 0 or (self.tau is not None and self.tau <= 0):
             raise ValueError(f"tau and tau2 are temperatures and must be > 0, got {self.tau} and {self.tau2}.")
-        if self.swap_heads and self.pseudo != "clip":
-            raise ValueError("swap_heads needs pseudo=clip: pseudo features behind the heads pass through none.")
-        if self.pair_weight and self.pseudo != "clip":
-            raise ValueError(f"pair_weight needs pseudo=clip: pseudo={self.pseudo} draws elsewhere than it compares.")
+        check_top_k(self.top_k, self.num_experts)
+        for name in ("swap_heads", "pair_weight"):
+            if getattr(self, name) and self.pseudo != "clip":
+                raise ValueError(f"{name} needs pseudo=clip: pseudo={self.pseudo} draws elsewhere than it reads.")
 
 
 RELEASED = {
@@ -236,8 +237,7 @@ class StructAlign(Method):
         """Unit word features (B, L) -> (B, N, d) with zero rows as pads; `fused` puts the caption's own first."""
         seams = self.adapters.text_seams(self.index if task is None else task)
         words, caption = words_and_caption(self.backbone.text, tokens, seams, self.config.pads_are_words)
-        words = unit(words)
-        return torch.cat([unit(caption)[:, None], words], dim=1) if self.config.score == "fused" else words
+        return torch.cat([unit(caption)[:, None], unit(words)], dim=1) if self.config.score == "fused" else unit(words)
 
     def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
         """Eq. 6: (Q, N, d) and (V, T, d) -> (Q, V). `fused`: (Q, V, 2), for `calibrate` to join."""

@@ -9,6 +9,7 @@ CONFIGURATIONS: for rows of tables that are the method with a preset (methods.CO
 above. LATER: settings of SPACE that no task before the second reads, by the method's own defaults: a staged search
 draws them anew within a group of trials that share their first task (`orchestrator/on_ray/staged.py`); a name too many
 costs time and no result. BLOCKS: settings that count blocks of the vision tower; a tower with fewer has as many values
-as blocks. METRIC, MODE: what a search goes by if `search.metric` is not given; for the gain over zero-shot, which is in
-the union of all galleries, the CVLM protocol has the mean R@1.
+as blocks. AT_MOST: setting -> the setting that it must not exceed: of the points that a search draws, those above are
+the same trial as the largest that can be. METRIC, MODE: what a search goes by if `search.metric` is not given; for the
+gain over zero-shot, which is in the union of all galleries, the CVLM protocol has the mean R@1.
 """

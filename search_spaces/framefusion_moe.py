@@ -32,6 +32,7 @@ PAPER = {
     "method.dropout": 0.1,
 }
 BLOCKS = ("method.ffa_layers",)
+AT_MOST = {"method.top_k": "method.num_experts"}
 LATER = ("method.lr_text", "method.lr_vision", "method.lr_other", "method.beta", "method.num_experts", "method.top_k")
 UNPUBLISHED = (
     "method.lr_text_first",

@@ -27,6 +27,7 @@ PAPER = {
     "method.lr_first": 2e-5,
     "method.lr": 3e-6,
 }
+AT_MOST = {"method.top_k": "method.num_experts"}
 LATER = ("method.lambda2", "method.tau2", "method.lr")
 UNPUBLISHED = (
     "method.tau2",

@@ -21,13 +21,31 @@ from methods.layers.gather import world_size
 PLACES = ("q", "k", "v", "out")  # the projections of a text block that task-aware experts adapt
 
 
+def check_top_k(top_k: int, num_experts: int) -> None:
+    """Refuse to choose more experts than there are: a smaller top_k would be the same model under another name.
+
+    Raises:
+        ValueError: unless 1 <= top_k <= num_experts.
+    """
+    if not 1 <= top_k <= num_experts:
+        raise ValueError(
+            f"top_k chooses among num_experts={num_experts} experts, got {top_k}. "
+            f"Use top_k={min(max(top_k, 1), max(num_experts, 1))}, or more experts."
+        )
+
+
 class Router(nn.Module):
     """Eq. 4: w = softmax(TopK(R(u))): one decision for each caption."""
 
     def __init__(self, width: int, num_experts: int, top_k: int, is_noisy: bool = True) -> None:
-        """Make R, and N if `is_noisy`: training then adds eps * (softplus(N u) + 0.01) to R(u), eps ~ N(0, 1)."""
+        """Make R, and N if `is_noisy`: training then adds eps * (softplus(N u) + 0.01) to R(u), eps ~ N(0, 1).
+
+        Raises:
+            ValueError: unless 1 <= top_k <= num_experts.
+        """
         super().__init__()
-        self.top_k = min(top_k, num_experts)
+        check_top_k(top_k, num_experts)
+        self.top_k = top_k
         self.route = nn.Parameter(torch.empty(num_experts, width))
         nn.init.kaiming_uniform_(self.route, a=math.sqrt(5))
         self.noise = nn.Parameter(torch.zeros(num_experts, width)) if is_noisy else None

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.backbone.clip import TokenState
-from methods.layers.experts import Router
+from methods.layers.experts import Router, check_top_k
 
 
 class LoRAExperts(nn.Module):
@@ -41,8 +41,7 @@ class LoRAExperts(nn.Module):
             ValueError: unless 1 <= top_k <= num_experts and rank >= 1.
         """
         super().__init__()
-        if not 1 <= top_k <= num_experts:
-            raise ValueError(f"top_k must lie in [1, num_experts = {num_experts}], got {top_k}.")
+        check_top_k(top_k, num_experts)
         if rank < 1:
             raise ValueError(f"the rank of an expert must be >= 1, got {rank}.")
         self.scale, self.dropout = alpha / rank, dropout

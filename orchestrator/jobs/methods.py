@@ -117,6 +117,11 @@ def block_counts(method: str) -> tuple[str, ...]:
     return tuple(_search_file(method).get("BLOCKS", ()))
 
 
+def at_most(method: str) -> dict[str, str]:
+    """AT_MOST of the method's search space: setting -> the setting that it must not exceed."""
+    return dict(_search_file(method).get("AT_MOST", {}))
+
+
 def read_later(method: str) -> tuple[str, ...]:
     """LATER of the method's search space: settings that no task before the second reads."""
     return tuple(_search_file(method).get("LATER", ()))

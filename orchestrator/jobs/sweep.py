@@ -21,9 +21,10 @@ from orchestrator.jobs.again import RULES, best_trials, over_orders
 from orchestrator.jobs.announce import confirm_text, schedule_text, videos_text
 from orchestrator.jobs.confirm import candidates, confirm
 from orchestrator.jobs.deployment import Deployment, find_manifest
-from orchestrator.jobs.methods import block_counts, chosen_by, default_presets, read_later, search_space
+from orchestrator.jobs.methods import at_most, block_counts, chosen_by, default_presets, read_later, search_space
 from orchestrator.jobs.ready import make_ready, searched_splits
 from orchestrator.jobs.rerun import OVERRIDES, baseline, baseline_rows, common, rerun
+from orchestrator.jobs.search_bounds import within_model
 from orchestrator.jobs.session import (
     check_machine,
     connected,
@@ -37,12 +38,11 @@ from orchestrator.jobs.session import (
 )
 from orchestrator.jobs.verdict import last_value, sight_text
 from orchestrator.jobs.words import refuse_seed
-from orchestrator.learning.assemble import load_clip
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.resolve import find, preset_settings, presets_of, resolve
 from orchestrator.on_ray.capacity import capacity
-from orchestrator.on_ray.plan import Capacity, Outcome, SearchConfig, SearchSpace, TrialPlan, write_plan
-from orchestrator.on_ray.search import choices, count_trials, is_staged, override_space, search_algorithm
+from orchestrator.on_ray.plan import Capacity, Outcome, SearchConfig, SearchSpace, TrialPlan, within, write_plan
+from orchestrator.on_ray.search import count_trials, is_staged, override_space
 from orchestrator.on_ray.tune import can_resume, run_search
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
@@ -96,7 +96,8 @@ class Sweep:
     @property
     def searched(self) -> SearchSpace:
         later = tuple(name for name in read_later(self.request.method) if name in self.space)
-        return SearchSpace(self.space, self.paper, self.recommended, self.stream.settings, later)
+        bounds = at_most(self.request.method)
+        return SearchSpace(self.space, self.paper, self.recommended, self.stream.settings, later, bounds)
 
 
 def plan_sweep(request: SweepRequest, where: Deployment) -> Sweep:
@@ -125,11 +126,13 @@ def plan_sweep(request: SweepRequest, where: Deployment) -> Sweep:
             f"evaluation.split=test: a sweep chooses settings, and {stream.name} has validation videos for that. Leave "
             "it out: the rerun is on test videos."
         )
-    space = _within_tower(request, space, experiment)
+    space = within_model(request.method, space, experiment, request.space)
     given["method"] = experiment.run.method  # of a named configuration: the method, its preset is among the presets
+    bounds = at_most(request.method)
+    bounded = {name: experiment.settings[name] for name in {*bounds, *bounds.values()} & space.keys()}
     for name, domain in space.items():
         for value in getattr(domain, "categories", None) or [domain.sample()]:
-            resolve({**full, name: value}, stream.settings, presets)
+            resolve({**full, **within({**bounded, name: value}, bounds)}, stream.settings, presets)
     for word in baseline_rows(request.baselines):
         baseline(word, stream, request.stream, common(request.overrides), where.workers)
     return Sweep(request, stream, experiment, given, space, paper, search)
@@ -154,20 +157,6 @@ def _searched(
     given = {**fixed, "evaluation.split": split, **request.overrides}
     given.update({"method": request.method, "stream": request.stream})
     return {name: domain for name, domain in space.items() if name not in {*request.overrides, *changed}}, paper, given
-
-
-def _within_tower(request: SweepRequest, space: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
-    """A space in which settings that count blocks have at most the vision tower's: more would be the same model."""
-    counts = [name for name in block_counts(request.method) if name in space]
-    if not counts:
-        return space
-    depth = len(load_clip(experiment.backbone).vision.blocks)
-    changed = dict(space)
-    for name in counts:
-        values = sorted({min(value, depth) for value in space[name].categories})
-        is_listed = any(word.partition("=")[0].strip() == name for word in request.space)
-        changed[name] = choices(values if len(values) > 1 or is_listed else range(1, depth + 1))
-    return changed
 
 
 def sweep(request: SweepRequest, where: Deployment) -> str:
@@ -337,10 +326,7 @@ def _stages(planned: Sweep) -> str:
 
 def _num_trials(planned: Sweep) -> int:
     """As many as were asked for; a grid has as many as it has points, whatever was asked for."""
-    if planned.search.searcher != "grid":
-        return planned.search.trials
-    _, param_space = search_algorithm(planned.search, planned.searched, len(planned.stream.tasks))
-    return count_trials(planned.search, param_space)
+    return count_trials(planned.search, planned.searched)
 
 
 def _what_follows(request: SweepRequest) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from methods.backbone.load import TINY
 from orchestrator.config import Settings
@@ -11,14 +12,14 @@ from orchestrator.digests import digest_of
 from orchestrator.errors import ConfigError
 from orchestrator.jobs.again import over_orders
 from orchestrator.jobs.deployment import Deployment
-from orchestrator.jobs.methods import block_counts, default_presets
+from orchestrator.jobs.methods import at_most, block_counts, default_presets
 from orchestrator.jobs.sweep import Sweep, SweepRequest, plan_sweep
 from orchestrator.jobs.words import check_table
 from orchestrator.learning.assemble import load_clip
 from orchestrator.learning.cost import sizes_only
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.resolve import find, resolve
-from orchestrator.on_ray.plan import GAIN, MEAN, SearchConfig
+from orchestrator.on_ray.plan import GAIN, MEAN, SearchConfig, within
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
 from orchestrator.tables.build import Direction
@@ -111,6 +112,18 @@ def _within_tower(experiment: Experiment, varies: Sequence[str]) -> Settings:
     return {name: depth for name in counts if experiment.settings[name] > depth}
 
 
+def within_bounds(
+    full: Settings, varies: Sequence[str], recommended: Mapping[str, Any], presets: tuple[str, ...]
+) -> Settings:
+    """What a varied setting bounds, where a recipe and not the user says more than that: then as much."""
+    bounds = {name: bound for name, bound in at_most(full["method"]).items() if name not in full}
+    if not any(bound in full for bound in bounds.values() if bound in varies):
+        return {}
+    plain = resolve({key: value for key, value in full.items() if key not in varies}, recommended, presets).settings
+    bounded = within({**{name: plain[name] for name in bounds}, **full}, bounds)
+    return {name: bounded[name] for name in bounds if bounded[name] < plain[name]}
+
+
 def stream_names(stream: Stream) -> list[str]:
     """What a stream is called, and the published benchmark that it is."""
     return [stream.name, *([stream.paper] if stream.paper else [])]
@@ -131,6 +144,7 @@ def _plan_row(
         raise ConfigError(f"{given[0]}: the table varies it. Leave it out.")
     full = {**overrides, "method": row.method, "stream": request.stream, "workers": where.workers}
     presets = default_presets(row.method, stream, row.presets)
+    full |= within_bounds(full, request.preset.varies, stream.settings, presets)
     experiment = resolve(full, stream.settings, presets)
     if fewer := _within_tower(experiment, request.preset.varies):
         experiment = resolve({**full, **fewer}, stream.settings, presets)

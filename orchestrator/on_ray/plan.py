@@ -102,6 +102,12 @@ def _plain(text: str) -> Any:
         return text
 
 
+def within(point: Mapping[str, Any], at_most: Mapping[str, str]) -> dict[str, Any]:
+    """A point in which no setting exceeds the one that bounds it: a larger one is the largest that can be."""
+    bounded = {name: bound for name, bound in at_most.items() if name in point and bound in point}
+    return {**point, **{name: min(point[name], point[bound]) for name, bound in bounded.items()}}
+
+
 @dataclass(frozen=True)
 class SearchSpace:
     """What is searched, and the two points that are tried first."""
@@ -111,6 +117,7 @@ class SearchSpace:
     recommended: Mapping[str, Any]  # setting -> the value that a run without a search would have
     stream: Mapping[str, Any] = field(default_factory=dict)  # settings that the stream recommends
     later: tuple[str, ...] = ()  # of `space`, what no task before the second reads
+    at_most: Mapping[str, str] = field(default_factory=dict)  # setting -> the setting of `space` that it cannot exceed
 
 
 @dataclass(frozen=True)

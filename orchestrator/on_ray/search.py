@@ -17,11 +17,19 @@ from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, SearchAlg
 from ray.tune.search.sample import Categorical, Float, Integer
 
 from orchestrator.errors import ConfigError
-from orchestrator.on_ray.plan import SearchConfig, SearchSpace, listed_values
+from orchestrator.on_ray.plan import SearchConfig, SearchSpace, listed_values, within
 
 
 class Listed(BasicVariantGenerator):
     """Random and grid search, and lists of configurations; its limit is not the restored one."""
+
+    at_most: Mapping[str, str] = {}  # of the space
+
+    def next_trial(self) -> Any:
+        trial = super().next_trial()
+        if trial is not None:
+            trial.config = within(trial.config, self.at_most)
+        return trial
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state({**state, "max_concurrent": self.max_concurrent})
@@ -43,14 +51,16 @@ class ByTask(Searcher):
     Args:
         inner: Optuna's searcher, which takes a trial that ends without a value as pruned.
         num_tasks: of the stream.
+        at_most: setting -> the setting that it cannot exceed.
     """
 
-    def __init__(self, inner: Searcher, num_tasks: int) -> None:
+    def __init__(self, inner: Searcher, num_tasks: int, at_most: Mapping[str, str]) -> None:
         super().__init__(metric=inner.metric, mode=inner.mode)
-        self.inner, self.num_tasks = inner, num_tasks
+        self.inner, self.num_tasks, self.at_most = inner, num_tasks, at_most
 
     def suggest(self, trial_id: str) -> Any:
-        return self.inner.suggest(trial_id)
+        point = self.inner.suggest(trial_id)
+        return within(point, self.at_most) if isinstance(point, Mapping) else point
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         self.inner.on_trial_result(trial_id, {**result, "training_iteration": result["task"]})
@@ -81,15 +91,23 @@ def search_algorithm(
         ConfigError: if a grid is asked for over a range that has no listed values.
     """
     first = first_points(space) or None
-    if search.searcher == "grid":
-        grid = {
-            name: tune.grid_search(grid_values(name, domain, space.paper.get(name)))
-            for name, domain in space.space.items()
-        }
-        return Listed(random_state=search.seed, max_concurrent=concurrent), grid
-    if search.searcher == "random":
-        return Listed(first, random_state=search.seed, max_concurrent=concurrent), dict(space.space)
+    if search.searcher in ("grid", "random"):
+        points = grid_points(space) if search.searcher == "grid" else first
+        listed = Listed(points, random_state=search.seed, max_concurrent=concurrent)
+        listed.at_most = space.at_most
+        return listed, dict(space.space)
     return Limiter(_optuna(search, space, first, num_tasks), max_concurrent=concurrent), {}
+
+
+def grid_points(space: SearchSpace) -> list[dict[str, Any]]:
+    """Every point of a grid; those that exceed a bound are the one that reaches it.
+
+    Raises:
+        ConfigError: over a range that has no listed values.
+    """
+    listed = [grid_values(name, domain, space.paper.get(name)) for name, domain in space.space.items()]
+    every = (within(dict(zip(space.space, values)), space.at_most) for values in itertools.product(*listed))
+    return list({tuple(point.values()): point for point in every}.values())
 
 
 class GridPoints(Searcher):
@@ -97,8 +115,7 @@ class GridPoints(Searcher):
 
     def __init__(self, space: SearchSpace) -> None:
         super().__init__()
-        listed = [grid_values(name, domain, space.paper.get(name)) for name, domain in space.space.items()]
-        self.points = [dict(zip(space.space, values)) for values in itertools.product(*listed)]
+        self.points = grid_points(space)
 
     def suggest(self, trial_id: str) -> Any:
         return self.points.pop(0) if self.points else Searcher.FINISHED
@@ -138,7 +155,7 @@ def _optuna(search: SearchConfig, space: SearchSpace, first: list[dict[str, Any]
             sampler = Staged(sampler, space.later, search.group, len(first or ()))
     found = OptunaSearch.convert_search_space(dict(space.space))  # which it would do itself, with a warning
     made = OptunaSearch(space=found, metric=search.metric, mode=search.mode, points_to_evaluate=first, sampler=sampler)
-    return ByTask(made, num_tasks)
+    return ByTask(made, num_tasks, space.at_most)
 
 
 def is_staged(search: SearchConfig, space: SearchSpace) -> bool:
@@ -186,11 +203,9 @@ def grid_values(name: str, domain: Any, paper: Any) -> list[Any]:
     raise ConfigError(f"{name}: a grid needs listed values. Write --space {name}=VALUE,VALUE.")
 
 
-def count_trials(search: SearchConfig, param_space: Mapping[str, Any]) -> int:
+def count_trials(search: SearchConfig, space: SearchSpace) -> int:
     """How many trials a search has; a grid has as many as it has points."""
-    if search.searcher != "grid":
-        return search.trials
-    return math.prod(len(values["grid_search"]) for values in param_space.values())
+    return len(grid_points(space)) if search.searcher == "grid" else search.trials
 
 
 def override_space(space: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:

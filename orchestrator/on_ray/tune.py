@@ -109,11 +109,11 @@ def run_search(
         return _run_waves({"": RowPlan(_begun(plan), space)}, num_tasks, search, max_concurrent)[""]
     room = capacity(plan, max_concurrent).concurrent
     algorithm, param_space = search_algorithm(search, space, num_tasks, room)
-    total = count_trials(search, param_space)
+    total = count_trials(search, space)
     config = tune.TuneConfig(
         metric=search.metric,
         mode=search.mode,
-        num_samples=total if search.searcher != "grid" else 1,
+        num_samples=total,
         search_alg=algorithm,
         scheduler=TaskHalving(search, num_tasks),
         trial_dirname_creator=_folder_name,

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from orchestrator.tables.table import Row, Table, Value, competes
+from orchestrator.tables.unpublished_settings import at_most
 from orchestrator.tracking.plots import Line, Panel, Scale
 
 Drawing = tuple[str, str, list[Panel]]  # the end of the file's name, the title after the stream's name, the panels
@@ -124,13 +125,14 @@ def _orders(table: Table) -> list[Panel]:
 def _sensitivity(table: Table, name: str) -> list[Panel]:
     """What changes with one setting alone (fig. 8 of CTVR): R@1 and forgetting, in CVLM FR and HM as well.
 
-    Rows that differ in nothing else are one line; rows of methods that have no line are levels. The vertical line is
-    the recommended value, whose row is called as its method is.
+    Rows that differ in nothing else, or in what that setting bounds, are one line; rows of methods that have no line
+    are levels. The vertical line is the recommended value, whose row is called as its method is.
     """
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in table.rows:
         if name in row.settings:
-            others = tuple(sorted((key, value) for key, value in row.settings.items() if key != name))
+            fixed = {name, *(key for key, bound in at_most(row.method).items() if bound == name)}
+            others = tuple(sorted((key, value) for key, value in row.settings.items() if key not in fixed))
             groups.setdefault((row.method, others), []).append(row)
     lines = [rows for rows in groups.values() if len({row.settings[name] for row in rows}) > 1]
     if not lines:

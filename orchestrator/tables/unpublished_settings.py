@@ -43,6 +43,13 @@ def departs(method: str) -> dict[str, str]:
     return {} if found is None else {name: str(value) for name, value in ast.literal_eval(found).items()}
 
 
+@cache
+def at_most(method: str) -> dict[str, str]:
+    """AT_MOST of search_spaces/<method>.py: setting -> the setting that it must not exceed."""
+    found = _assigned(method)[1].get("AT_MOST")
+    return {} if found is None else dict(ast.literal_eval(found))
+
+
 def _assigned(method: str) -> tuple[str, dict[str, ast.expr]]:
     """The file of a method's search space and what it assigns; empty if there is none."""
     method = CONFIGURATIONS.get(method, (method, ""))[0]

@@ -68,7 +68,7 @@ def test_router_and_both_matrices_have_gradients(experts, state):
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in experts.parameters())
 
 
-@pytest.mark.parametrize(("top_k", "rank", "message"), [(5, 3, r"\[1, num_experts = 4\], got 5"), (2, 0, "rank")])
+@pytest.mark.parametrize(("top_k", "rank", "message"), [(5, 3, "num_experts=4 experts, got 5"), (2, 0, "rank")])
 def test_impossible_sizes_are_refused(top_k, rank, message):
     with pytest.raises(ValueError, match=message):
         LoRAExperts(4, top_k, rank, 1.0, 8, 8)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ray.tune.experiment import Experiment
 
 from orchestrator.errors import ConfigError, FailedRuns
 from orchestrator.jobs import session
@@ -21,7 +23,10 @@ from orchestrator.jobs.sweep import (
     read_request,
     sweep,
 )
-from orchestrator.on_ray.plan import GAIN, Capacity, Outcome, write_plan
+from orchestrator.learning.resolve import resolve
+from orchestrator.on_ray.plan import GAIN, Capacity, Outcome, SearchConfig, write_plan
+from orchestrator.on_ray.search import grid_points, point_searcher, search_algorithm
+from orchestrator.on_ray.waves import Waves
 from orchestrator.tracking.tracker import Tracker
 
 
@@ -96,6 +101,14 @@ def test_a_configuration_with_a_name_of_its_own_is_searched_as_itself(few, where
         ({"space": ("method.lrr=1,2",)}, "method.lrr: no such setting"),
         ({"space": ("method.frame_norm=l2,l3",)}, "method.frame_norm: .*'l3'"),
         ({"space": ("method.lr",)}, "write name=VALUE,VALUE"),
+        (
+            {"method": "framefusion_moe", "overrides": {"method.top_k": "2"}, "space": ("method.num_experts=1,5",)},
+            "method: top_k chooses among num_experts=1 experts, got 2. Use top_k=1",
+        ),
+        (
+            {"method": "framefusion_moe", "overrides": {"method.num_experts": "2"}, "space": ("method.top_k=1,4",)},
+            "method: top_k chooses among num_experts=2 experts, got 4. Use top_k=2",
+        ),
         ({"search": {"searcher": "bayes"}}, "searcher: 'bayes' is none of"),
         ({"baselines": ("zero_shto",)}, "no method called 'zero_shto'. Did you mean zero_shot"),
         ({"baselines": ("clip4clip:none",)}, "clip4clip has none called 'none'"),
@@ -204,6 +217,29 @@ def test_more_blocks_than_the_tower_has_are_not_searched(few, where):
     assert planned.recommended["method.ffa_layers"] == 4  # 10 are all of them
     asked = plan_sweep(request(few, method="framefusion_moe", space=("method.ffa_layers=3,4,12",)), where)
     assert asked.space["method.ffa_layers"].categories == [3, 4]
+
+
+def test_no_pair_is_drawn_that_the_method_refuses_and_points_of_one_model_are_one_trial(few, where):
+    fixed = plan_sweep(request(few, method="framefusion_moe", overrides={"method.num_experts": "2"}), where)
+    assert fixed.space["method.top_k"].categories == [1, 2]
+    words = (f"{name}={value}" for name, value in fixed.recommended.items() if name != "method.top_k")
+    space = (*words, "method.num_experts=1,5")
+    grid = plan_sweep(request(few, method="framefusion_moe", space=space, search={"searcher": "grid"}), where)
+    pairs = [(1, 1), (5, 1), (5, 2), (5, 4)]
+    assert [experts_of(point) for point in grid_points(grid.searched)] == pairs
+    assert _num_trials(grid) == 4
+    for searcher in ("tpe", "staged", "random"):
+        search = SearchConfig(trials=8, searcher=searcher)
+        suggests = point_searcher(search, grid.searched, 4)
+        trials, _ = Waves(suggests, search, 4, lambda point: resolve({**grid.given, **point}).settings).due()
+        assert sorted(experts_of(trial.point) for trial in trials) == pairs
+    listed, drawn = search_algorithm(SearchConfig(searcher="random", scheduler="asha"), grid.searched, 4, 9)
+    listed.add_configurations([Experiment("a", lambda config: None, config=drawn, num_samples=9)])
+    assert {experts_of(listed.next_trial().config) for _ in range(9)} <= {*pairs}
+
+
+def experts_of(point: Mapping[str, int]) -> tuple[int, int]:
+    return point["method.num_experts"], point["method.top_k"]
 
 
 def test_what_is_confirmed_and_what_the_videos_can_show_is_said_before(few, where):

@@ -56,8 +56,8 @@ def test_a_grid_takes_listed_values_and_three_of_a_range():
 
 def test_a_grid_has_as_many_trials_as_points():
     search = SearchConfig(searcher="grid", trials=2)
-    algorithm, space = search_algorithm(search, WHOLE, 4, 3)
-    assert count_trials(search, space) == 6
+    algorithm, _ = search_algorithm(search, WHOLE, 4, 3)
+    assert count_trials(search, WHOLE) == 6
     assert isinstance(algorithm, Listed)
     assert algorithm.max_concurrent == 3
 

@@ -68,10 +68,10 @@ def test_epochs_are_told_from_finished_tasks_whose_numbers_have_the_same_name():
 
 def test_a_line_joins_the_rows_that_differ_in_one_setting_alone():
     varies = {"ctvr.varies": "method.beta,method.num_experts"}
-    values = [("0.6", "10", 30.0), ("0.2", "10", 28.0), ("0.0", "10", 27.0), ("0.6", "5", 29.0)]
+    values = [("0.6", "10", 30.0), ("0.2", "10", 28.0), ("0.0", "10", 27.0), ("0.6", "5", 29.0), ("0.6", "1", 26.0)]
     records = [
         run("framefusion_moe", seed, r1 + seed, {**varies, "ctvr.row": "framefusion_moe" if r1 == 30 else f"x={r1}"},
-            **{"method.beta": beta, "method.num_experts": experts})
+            **{"method.beta": beta, "method.num_experts": experts, "method.top_k": str(min(2, int(experts)))})
         for beta, experts, r1 in values for seed in (0, 2)
     ]  # fmt: skip
     panels = drawn(*records, run("clip4clip", r1=20.0, tags=varies))
@@ -81,7 +81,7 @@ def test_a_line_joins_the_rows_that_differ_in_one_setting_alone():
     assert [level.points[0][1] for level in r1.levels] == [20.0]
     assert r1.borders == [0.6]
     assert bwf.y == "BWF (points)"
-    assert [x for x, _, _ in panels["vary_num_experts"][0].lines[0].points] == [5.0, 10.0]
+    assert [x for x, _, _ in panels["vary_num_experts"][0].lines[0].points] == [1.0, 5.0, 10.0]
     assert not any(name.startswith("vary") for name in drawn(run(), run(**{"method.beta": "2"})))
 
 

@@ -12,6 +12,7 @@ from orchestrator.config import build
 from orchestrator.errors import ConfigError
 from orchestrator.importers.ctvr import ACTNET_SETTINGS, MSRVTT_SETTINGS
 from orchestrator.importers.cvlm import ALONE, CVLM_SETTINGS
+from orchestrator.jobs.table_plan import within_bounds
 from orchestrator.learning.assemble import load_clip, make_method
 from orchestrator.learning.resolve import presets_of, resolve, with_recipe
 from orchestrator.on_ray.plan import SearchConfig
@@ -166,7 +167,10 @@ def resolved(table, stream, settings):
     for row in table.rows:
         if row.is_for([stream]):
             full = {**table.settings_of(row, [stream]), "method": row.method, "stream": stream}
-            found[row.name] = resolve(full, settings, with_recipe(row.method, row.presets, settings))
+            presets = with_recipe(row.method, row.presets, settings)
+            found[row.name] = resolve(
+                {**full, **within_bounds(full, table.varies, settings, presets)}, settings, presets
+            )
     return found
 
 
