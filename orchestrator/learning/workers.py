@@ -32,14 +32,9 @@ class Workers:
         if self.size == 1:
             return encode(rows)
         mine = encode(rows[self.rank :: self.size]) if len(rows) > self.rank else None
-        parts: list[Tensor | None] = [None] * self.size
-        dist.all_gather_object(parts, mine)
-        found = [part for part in parts if part is not None]
-        if found[0].ndim == 3:
-            longest = max(part.shape[1] for part in found)
-            found = [nn.functional.pad(part, (0, 0, 0, longest - part.shape[1])) for part in found]
-        whole = found[0].new_zeros(len(rows), *found[0].shape[1:])
-        for rank, part in enumerate(found):
+        parts = _parts(mine, self.size)
+        whole = parts[0].new_empty(len(rows), *parts[0].shape[1:])
+        for rank, part in enumerate(parts):
             whole[rank :: self.size] = part
         return whole
 
@@ -80,3 +75,33 @@ class Workers:
         parts: list[Any] = [None] * self.size
         dist.all_gather_object(parts, sorted(names))
         return set().union(*parts)
+
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool)
+MOST_DIMENSIONS = 6
+
+
+def _parts(mine: Tensor | None, size: int) -> list[Tensor]:
+    """Rows of all workers on the CPU, in rank order; every worker gets them.
+
+    What they are goes ahead, then numbers as they lie in memory: nothing is pickled.
+
+    Args:
+        mine: (N, ...) on the CPU; N may differ, and so may a second of three dimensions (words), which is padded with
+            zeros to the longest. None: no rows; some worker has some.
+        size: number of workers.
+    """
+    head = torch.zeros(2 + MOST_DIMENSIONS, dtype=torch.int64, device="cpu")  # dimensions, type, shape
+    if mine is not None:
+        head[: 2 + mine.ndim] = torch.tensor([mine.ndim, TYPES.index(mine.dtype), *mine.shape])
+    heads = [torch.empty_like(head) for _ in range(size)]
+    dist.all_gather(heads, head)
+    known = torch.stack(heads)
+    ndim, dtype, *shape = known.amax(dim=0).tolist()
+    own = torch.zeros(shape[:ndim], dtype=TYPES[dtype], device="cpu") if mine is None else mine
+    if any(lacking := [most - length for most, length in zip(shape, own.shape)]):  # gloo wants equal shapes
+        own = nn.functional.pad(own, [pads for length in reversed(lacking) for pads in (0, length)])
+    flat = own.contiguous().view(-1).view(torch.uint8)
+    buffers = [torch.empty_like(flat) for _ in range(size)]
+    dist.all_gather(buffers, flat)
+    return [each.view(own.dtype).view(own.shape)[:rows] for each, rows in zip(buffers, known[:, 2].tolist())]

@@ -178,5 +178,10 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "several workers are warned of a deprecated argument",
             ON_TWO_WORKERS,
         ),
+        (
+            "whole[rank :: self.size] = part",
+            "whole[rank * len(parts[0]) : rank * len(parts[0]) + len(part)] = part",
+            "features of all workers are in another order than was dealt",
+        ),
     ],
 }

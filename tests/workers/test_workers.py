@@ -38,7 +38,7 @@ MORE = [
 ]
 GO_ON = ("er_ring", "der", "ewc", "bmu_moco", "framefusion_moe", "structalign")  # memories, queues, Fisher, experts
 RANDOM = ("clip4clip", "framefusion_moe", "structalign", "xpool", "moe_adapter", "lora", "er_ring", "lump_moco")
-ON_GPUS = ("clip4clip", "framefusion_moe", "structalign", "base_moco")  # two workers with a pretended GPU each
+ON_GPUS_TOO = ("no sum", "times workers")  # faults that two workers with a pretended GPU each must show, too
 QUEUE = 20  # keys; no multiple of what a step adds
 
 
@@ -95,8 +95,11 @@ def test_every_method_is_equal_on_one_two_and_three_workers(tmp_path):
             size, [*every, *MORE, *behind, *(drawn if size == 2 else drawn[:4])], tmp_path, tmp_path / "store", found
         )
         if size == 2:  # in processes of their own: autograd counts the devices before the first backward pass
-            on_gpus = [case_of(name, device="cuda") for name in ON_GPUS]
-            together(size, on_gpus, tmp_path, tmp_path / "store", found)
+            faults = [Case("clip4clip", fault=fault, device="cuda") for fault in ON_GPUS_TOO]
+            on_gpus = [replace(case, device="cuda") for case in every]
+            together(size, [*on_gpus, *faults], tmp_path, tmp_path / "store", found)
+            seen = [case.name for case in faults if apart(found.pop(case.name)[0], expected["clip4clip"])]
+            said += [f"not seen: {case.name}" for case in faults if case.name not in seen]
         said += [f"{size} workers: {sentence}" for sentence in differing(found, expected)]
         for case in drawn:
             if case.label and case.name in found:

@@ -1,0 +1,58 @@
+"""What workers tell one another; threads stand for them here, real processes are in tests/workers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from orchestrator.learning.workers import Workers
+
+
+def on_threads(size: int, work: Callable[[Workers], Any]) -> list[Any]:
+    """What each of `size` workers finds. Their `all_gather` refuses what gloo refuses; nothing else is there."""
+    me, meet, given = threading.local(), threading.Barrier(size, timeout=60), [torch.empty(0)] * size
+
+    def all_gather(parts: list[Tensor], x: Tensor) -> None:
+        given[me.rank] = x
+        meet.wait()
+        assert len({(each.shape, each.dtype) for each in (*given, *parts)}) == 1
+        assert all(each.is_contiguous() and each.device.type == "cpu" for each in (*given, *parts))
+        for part, each in zip(parts, given, strict=True):
+            part.copy_(each)
+        meet.wait()
+
+    def run(rank: int) -> Any:
+        me.rank = rank
+        return work(Workers(rank, size))
+
+    with ThreadPoolExecutor(size) as pool, mock.patch.object(dist, "all_gather", all_gather):
+        return list(pool.map(run, range(size)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3, 4)])
+@pytest.mark.parametrize("count", [7, 6, 2, 1])  # of rows; some workers have one less, or none
+def test_every_worker_gets_the_rows_of_all_bit_for_bit(count, shape, dtype):
+    numbers = torch.randn(*reversed(shape), count, generator=torch.Generator().manual_seed(count))
+    features = numbers.to(dtype).permute(*reversed(range(numbers.ndim)))  # not as they lie in memory
+    for size in (2, 3):
+        found = on_threads(size, lambda workers: workers.spread(lambda rows: features[list(rows)], range(count)))
+        assert all(torch.equal(one, features) and one.dtype == dtype for one in found)
+
+
+def test_words_are_padded_to_the_longest_caption_of_all_workers():
+    lengths = torch.tensor([2, 5, 1, 3, 2, 1, 1])
+
+    def encode(rows: Tensor) -> Tensor:
+        return torch.nn.utils.rnn.pad_sequence([torch.full((int(n), 2), float(n)) for n in rows], batch_first=True)
+
+    for found in on_threads(3, lambda workers: workers.spread(encode, lengths)):
+        assert torch.equal(found, encode(lengths))
