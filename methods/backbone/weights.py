@@ -2,17 +2,18 @@
 
 A `.pt` file is a program in the language of pickle. `torch.load(weights_only=True)` runs none of it, but that promise
 was broken before (CVE-2025-32434, torch below 2.6). So the user names the file by its SHA-256, and a child process
-reads it: without the network where the system allows that, without credentials in its environment, with limits of
-memory, CPU time and files. It hands tensors back as safetensors, which cannot hold a program.
+reads it: without the network and without other files where the system allows that (fence.py), without credentials in
+its environment, with limits of memory, CPU time and files. It hands tensors back as safetensors, which cannot hold a
+program.
 
-The child runs this file alone (`python -I weights.py`), so it imports nothing of ours.
+The child runs this file (`python -I weights.py`) and that one, so it imports nothing else of ours.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
+import importlib.util
 import io
 import json
 import os
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 SECONDS = 900  # a file of gigabytes on a slow disk
 _MIB = 2**20
 _SPARE = 1024 * _MIB  # address space beyond torch itself and copies of the file
-_NEWUSER, _NEWNET = 0x10000000, 0x40000000  # of unshare(2): an own network, which is empty
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
 
 
@@ -163,18 +163,6 @@ def convert(file: Path, wanted: str, out: Path) -> dict[str, str]:
     return {}
 
 
-def leave_network() -> bool:
-    """Give this process an empty network of its own; False where the system refuses that.
-
-    Root may; others only together with an own user namespace, and before the process has threads.
-    """
-    try:
-        unshare = ctypes.CDLL(None, use_errno=True).unshare
-    except (OSError, AttributeError):  # no Linux
-        return False
-    return unshare(_NEWNET) == 0 or unshare(_NEWUSER | _NEWNET) == 0
-
-
 def _bound(size: int) -> None:
     """Limits of this process, which has imported all it needs; `size` is the file's, in bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").is_file() else 0
@@ -192,9 +180,20 @@ def _bound(size: int) -> None:
         resource.setrlimit(kind, (most, most))
 
 
+def _raise_fences(readable: list[Path], writable: list[Path]) -> None:
+    """Those of fence.py, which lies beside this file; where the system refuses one, the limits stand."""
+    spec = importlib.util.spec_from_file_location("fence", Path(__file__).with_name("fence.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    fence = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fence)
+    fence.leave_files(readable, writable)
+    fence.leave_network()
+
+
 def main() -> int:
     file, wanted, out = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    leave_network()  # where that is refused, the other limits stand
+    _raise_fences([file], [out.parent])
     try:
         import torch  # noqa: F401 (before the limits: what they need is not the file's doing)
 

@@ -87,8 +87,7 @@ def _run(argv: list[str] | None) -> int:
     try:
         arguments = make_parser().parse_args(argv)
         if arguments.command is None:
-            print(guide(Path(os.environ.get("CTVR_RUNS") or "runs")))
-            return 0
+            return _print(guide(Path(os.environ.get("CTVR_RUNS") or "runs")))
         if argv is None and needs_parent(arguments) and not supervised.is_child():  # it was typed
             return supervised.supervise(job_of(arguments, sys.argv[1:]), arguments.verbose)
         # Whatever libraries print is no result; of a driver it goes where they write by themselves
@@ -104,8 +103,15 @@ def _run(argv: list[str] | None) -> int:
         return _fail(f"{error}. Free some space and run again." if _is_full(error) else error, ConfigError.status)
     except KeyboardInterrupt:
         return _fail("stopped. Finished tasks are kept; the same command goes on from them.", Interrupted.status)
-    if text:
-        print(redact(text))
+    return _print(redact(text)) if text else 0
+
+
+def _print(text: str) -> int:
+    """Print a result; whoever reads it may have had enough: `ctvr methods | head`."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the interpreter flushes at its end goes there
     return 0
 
 

@@ -67,6 +67,7 @@ def examine(runs: Path, store: str, stream: str | None, videos: Path | None, tra
         "versions": machine.versions,
         "code": _code,
         "decoders": machine.decoders,
+        "fences": machine.fences,
         "machine": partial(machine.machine, worker_of(place.stream)),
         "GPUs": machine.gpus,
         "Ray": network.ray_state,

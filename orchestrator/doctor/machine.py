@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import re
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from methods.backbone import fence
 from orchestrator.doctor.findings import Finding, Level, listed
 from orchestrator.on_ray.memory import free_memory, trials_in_memory
 
@@ -85,6 +87,29 @@ def decoders() -> Iterator[Finding]:
             "and built as 'nonfree and unredistributable'",
             "Do not write data.decoder=decord or auto for videos you do not trust, and do not pass its files on.",
         )
+
+
+def fences() -> Iterator[Finding]:
+    """What a file of somebody else could reach if it took the process over that reads it: videos, pickled weights."""
+    answer = subprocess.run(
+        [sys.executable, "-I", fence.__file__], capture_output=True, text=True, timeout=8, check=False
+    )
+    stands = json.loads(answer.stdout)
+    holes = []
+    if not stands["files"]:
+        holes.append("read what you may read (the kernel has no Landlock, or the container hides it)")
+    if not stands["network"]:
+        holes.append("reach the network (no network namespace for this user)")
+    if holes:
+        yield Finding(
+            "note",
+            "fences",
+            f"a hostile video that takes its decoder over could {' and '.join(holes)}",
+            "Decode only videos whose makers you trust, or on Linux 5.13 or later with both.",
+        )
+    else:
+        text = f"decoders read their videos' folders alone (Landlock {stands['files']}) and reach no network"
+        yield Finding("ok", "fences", text)
 
 
 def machine(worker: int = 0) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """The other side of `video.pool`: what a decoding child runs, and the limits that it sets itself.
 
-It has limits of memory, CPU time and written bytes, no network where the system allows that, and answers with JSON and
-raw bytes."""
+It has limits of memory, CPU time and written bytes, where the system allows that no network and no files but those of
+its videos' folders, and answers with JSON and raw bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import IO, Any
 
-from methods.backbone.weights import leave_network
+from methods.backbone.fence import leave_files, leave_network
 from orchestrator.errors import VideoError
 from orchestrator.video.decode import decode
 from orchestrator.video.index import Limits
@@ -28,9 +28,12 @@ log = logging.getLogger(__name__)
 def serve() -> None:
     """What a child runs: decode the requests of stdin, one JSON line each, until it ends.
 
-    The word behind the program is the decoder that will be asked for.
+    The words behind the program: the decoder that will be asked for, and the folders of its videos.
     """
-    leave_network()  # first: without threads; where the system refuses it, the other limits stand
+    decoder, *folders = sys.argv[1:]
+    # first: without threads; where the system refuses one, the other limits stand
+    leave_files([Path(__file__).parents[1], *folders])
+    leave_network()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not mix with the answers
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -39,7 +42,7 @@ def serve() -> None:
     import av
 
     av.logging.set_level(av.logging.PANIC)
-    if sys.argv[1:] != ["pyav"]:
+    if decoder != "pyav":
         with contextlib.suppress(ImportError, OSError):
             import decord  # noqa: F401  (its libraries belong to what the idle child uses)
     idle_bytes = _address_space()

@@ -5,8 +5,8 @@
 A child is a plain subprocess of this interpreter, not a multiprocessing worker: it does not run the caller's
 `__main__` again, may be started from daemon processes (data loader workers), and answers with JSON and raw
 bytes, so that a decoder taken over by a hostile file can hand nothing executable back. It has limits of memory, CPU
-time and written bytes, no network where the system allows that, and none of the parent's credentials in its
-environment.
+time and written bytes, none of the parent's credentials in its environment, and where the system allows that no network
+and no files but those of its videos' folders.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -134,10 +134,15 @@ class _Child:
         self.jobs_done = 0
         self.deadline = 0.0
         self.buffer = bytearray()
+        self.folders: list[Path] = []  # that the process may read, fixed when it starts
 
     def give(self, job: Job, decoder: str, limits: Limits) -> None:
         """Hand over a job, starting or replacing the process where needed."""
-        if self.jobs_done >= _JOBS_PER_CHILD:
+        folder = Path(os.path.realpath(job.path)).parent
+        is_outside = not any(folder.is_relative_to(known) for known in self.folders)
+        if is_outside:
+            self.folders = widened(self.folders, folder)
+        if is_outside or self.jobs_done >= _JOBS_PER_CHILD:
             self.stop()
         fresh = self.process is None
         if self.process is None:
@@ -196,7 +201,7 @@ class _Child:
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `stop`)
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
-            [*_CHILD, self.loads], stdin=pipe, stdout=pipe, stderr=self.errors, env=environment
+            [*_CHILD, self.loads, *map(str, self.folders)], stdin=pipe, stdout=pipe, stderr=self.errors, env=environment
         )
 
     def _crash(self) -> _Crash:
@@ -214,6 +219,20 @@ class _Child:
             how = f"the decoder ended with code {code}{': ' + last[0][:200] if last else ''}"
         self.stop()
         return _Crash(how)
+
+
+def widened(folders: Sequence[Path], folder: Path) -> list[Path]:
+    """Folders that a child may read, so that it may read one more.
+
+    A neighbour joins the folder that both lie in: videos sorted into many folders need few processes. A home, and what
+    homes lie in, is never read as a whole.
+    """
+    home = Path.home().resolve()
+    for known in folders:
+        common = Path(os.path.commonpath([known, folder]))
+        if len(common.parts) > 2 and not home.is_relative_to(common):
+            return [*(other for other in folders if not other.is_relative_to(common)), common]
+    return [*folders, folder]
 
 
 def _finished(busy: list[_Child], limits: Limits) -> Iterator[tuple[_Child, Frames | VideoError | _Crash]]:

@@ -257,6 +257,15 @@ def test_help_is_instant_and_needs_no_torch():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
+def test_a_reader_that_has_had_enough_ends_a_command_in_order():
+    read, write = os.pipe()
+    os.close(read)
+    code = "import sys; from orchestrator.cli.main import main; sys.exit(main(['completion', 'bash']))"
+    ended = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_a_script_that_ray_copies_elsewhere_finds_the_installed_package(tmp_path):
     here = Path(__file__).resolve().parents[3]
     script = tmp_path / "sweep.py"

@@ -78,7 +78,7 @@ def test_an_absent_runs_folder_is_no_obstacle_and_is_not_made(tmp_path):
     findings = look(tmp_path / "new", stream="shapes-5")
     assert blocking(findings) == []
     assert not (tmp_path / "new").exists()
-    assert {"versions", "FFmpeg", "machine", "GPUs", "disk", "store", "clock", "Ray", "MLflow", "outbox"} <= {
+    assert {"versions", "FFmpeg", "fences", "machine", "GPUs", "disk", "store", "clock", "Ray", "MLflow", "outbox"} <= {
         f.subject for f in findings
     }
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from methods.backbone.fence import landlock
 from orchestrator.errors import ConfigError, VideoError
 from orchestrator.video import pool as video
 from orchestrator.video.index import Limits
@@ -154,22 +157,27 @@ def test_bad_pool_settings_are_config_errors():
         Decoder(decoder="nope")
 
 
-def test_the_child_is_bounded_and_reaches_no_network(monkeypatch):
+def test_the_child_is_bounded_and_reaches_no_network_and_no_other_folder(monkeypatch, tmp_path):
     """Its own program, up to the limits of its first file; then it says what it may still do."""
+    (tmp_path / "videos").mkdir()
+    (tmp_path / "secret").write_text("canary")
     report = (
         "import json, resource, signal\n"
         "def names(kinds): return {k: resource.getrlimit(getattr(resource, 'RLIMIT_' + k))[0] for k in kinds}\n"
         "def told(request, limits):\n"
         "    left = signal.getitimer(signal.ITIMER_REAL)[0]\n"
         "    mine = os.readlink('/proc/self/ns/net')\n"
-        "    return None, json.dumps({**names(['CORE', 'FSIZE', 'AS', 'CPU']), 'alarm': left, 'net': mine})\n"
+        "    try: said = open(sys.argv[2] + '/../secret').read()\n"
+        "    except PermissionError: said = 'refused'\n"
+        "    said = {'net': mine, 'folders': sys.argv[2:], 'secret': said}\n"
+        "    return None, json.dumps({**names(['CORE', 'FSIZE', 'AS', 'CPU']), 'alarm': left, **said})\n"
         "from orchestrator.video import child as video\n"
         "video._answer = told\n"
         "video.serve()"
     )
-    monkeypatch.setattr(video, "_CHILD", [sys.executable, "-c", f"import os\n{report}"])
+    monkeypatch.setattr(video, "_CHILD", [sys.executable, "-c", f"import os, sys\n{report}"])
     with Decoder(workers=1, limits=Limits(max_seconds=20, memory_bytes=2**30), decoder="pyav") as decoder:
-        ((_, result),) = decoder.map([Job("a.mp4", SMALL)])
+        ((_, result),) = decoder.map([Job(str(tmp_path / "videos" / "a.mp4"), SMALL)])
     assert isinstance(result, VideoError)
     found = json.loads(result.reason)
     assert found["CORE"] == 0
@@ -179,6 +187,33 @@ def test_the_child_is_bounded_and_reaches_no_network(monkeypatch):
     assert 0 < found["alarm"] <= 40
     if os.geteuid() == 0:
         assert found["net"] != os.readlink("/proc/self/ns/net")
+    assert found["folders"] == [str(tmp_path / "videos")]
+    assert found["secret"] == ("refused" if landlock() else "canary")
+
+
+def test_folders_of_videos_grow_together_but_never_into_a_home(monkeypatch):
+    monkeypatch.setenv("HOME", "/srv/home/ann")
+    near = video.widened([Path("/data/train/a")], Path("/data/train/b"))
+    assert near == [Path("/data/train")]
+    assert video.widened([*near, Path("/srv/home/ann/x")], Path("/data/train/deep/c")) == [
+        Path("/srv/home/ann/x"),
+        Path("/data/train"),
+    ]
+    assert video.widened([Path("/srv/home/ann/x")], Path("/srv/home/ann/y")) == [
+        Path("/srv/home/ann/x"),
+        Path("/srv/home/ann/y"),
+    ]
+    assert video.widened([Path("/data")], Path("/tmp")) == [Path("/data"), Path("/tmp")]
+
+
+def test_a_child_follows_its_videos_into_another_folder_and_through_links(film, tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    (tmp_path / "one" / "link.mp4").symlink_to(film)
+    shutil.copy(film, tmp_path / "two" / "copy.mp4")
+    with Decoder(workers=1) as decoder:
+        clips = [decoder.decode(tmp_path / name, SMALL).frames for name in ("one/link.mp4", "two/copy.mp4")]
+    assert (clips[0] == clips[1]).all()
 
 
 PLAYLISTS = {

@@ -1,0 +1,107 @@
+"""Fences around a process that reads a file of somebody else: no network, and no file but those that it is given.
+
+Both are the kernel's and cannot be taken down again from inside. A process raises them before it has threads, and says
+how far it came: `python -I fence.py` prints what this machine allows. Imports nothing of ours: see weights.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import struct
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+_NEWUSER, _NEWNET = 0x10000000, 0x40000000  # of unshare(2): an own network, which is empty
+_NO_NEW_PRIVILEGES = 38  # of prctl(2); Landlock asks for it
+# landlock(7): system calls, and rights to files by their bits
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_GET_VERSION, _PATH_BENEATH = 1, 1
+_WRITE_FILE, _READ_FILE, _READ_DIR, _REMOVE_FILE, _MAKE_REG, _TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 5, 1 << 8, 1 << 14
+_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}  # known from this version on
+_TCP = 0b11  # bind and connect, from version 4 on
+_SCOPES = 0b11  # abstract sockets and signals of processes outside, from version 6 on
+_SYSTEM = (
+    *("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/sys/devices/system"),
+    *("/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/dev/urandom", "/dev/null", "/dev/zero"),
+)
+
+
+def leave_network() -> bool:
+    """Give this process an empty network of its own; False where the system refuses that.
+
+    Root may; others only together with an own user namespace, and before the process has threads.
+    """
+    try:
+        unshare = ctypes.CDLL(None, use_errno=True).unshare
+    except (OSError, AttributeError):  # no Linux
+        return False
+    return unshare(_NEWNET) == 0 or unshare(_NEWUSER | _NEWNET) == 0
+
+
+def leave_files(readable: Iterable[str | Path], writable: Iterable[str | Path] = ()) -> int:
+    """Let this process read `readable`, Python and the system's libraries, write in `writable`, and start no program.
+
+    Args:
+        readable: files, and folders with all that is in them. What does not exist is left out.
+        writable: folders.
+
+    Returns:
+        The version of Landlock that stands now; 0 where the kernel has none or refuses it, and nothing is fenced.
+    """
+    if not (version := landlock()):
+        return 0
+    system = ctypes.CDLL(None, use_errno=True)
+    handled = next(rights for known, rights in sorted(_RIGHTS.items(), reverse=True) if known <= version)
+    words = [handled, *([_TCP] if version >= 4 else []), *([_SCOPES] if version >= 6 else [])]
+    wanted = struct.pack(f"{len(words)}Q", *words)
+    rules = system.syscall(_CREATE_RULESET, wanted, ctypes.c_size_t(len(wanted)), 0)
+    if rules < 0:
+        return 0
+    try:
+        reads = _READ_FILE | _READ_DIR
+        writes = (reads | _WRITE_FILE | _REMOVE_FILE | _MAKE_REG | _TRUNCATE) & handled
+        for path, rights in [*((p, reads) for p in (*_python(), *readable)), *((p, writes) for p in writable)]:
+            with contextlib.suppress(OSError):  # not there
+                _allow(system, rules, Path(path), rights)
+        system.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+        return version if system.syscall(_RESTRICT_SELF, rules, 0) == 0 else 0
+    finally:
+        os.close(rules)
+
+
+def landlock() -> int:
+    """The version of Landlock that the kernel has; 0: none, switched off, or out of a container's reach."""
+    try:
+        version = ctypes.CDLL(None).syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _GET_VERSION)
+    except (OSError, AttributeError):  # no Linux
+        return 0
+    return max(0, int(version))
+
+
+def _allow(system: ctypes.CDLL, rules: int, path: Path, rights: int) -> None:
+    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        rights = rights if path.is_dir() else rights & ~_READ_DIR
+        rule = struct.pack("=Qi", rights, place)
+        system.syscall(_ADD_RULE, rules, _PATH_BENEATH, rule, 0)
+    finally:
+        os.close(place)
+
+
+def _python() -> Iterator[str]:
+    """What this interpreter and its libraries are made of; never where we are, or a folder that the home lies in."""
+    yield from _SYSTEM
+    home, here = Path.home().resolve(), Path.cwd()
+    libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    for path in {sys.prefix, sys.base_prefix, *sys.path, *libraries}:
+        place = Path(path).resolve()
+        if path and place != here and not home.is_relative_to(place):
+            yield path
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps({"files": leave_files([]), "network": leave_network()}) + "\n")
