@@ -56,6 +56,7 @@ CONFIGURATIONS = {
     "evit": ("lora", "evit"),
     "sta": ("lora", "sta"),
     "diffrate": ("lora", "diffrate"),
+    "testa": ("lora", "testa"),
     "bmu_moco_local": ("bmu_moco", "local"),
     "er_ring_moco": ("er_ring", "bmu-moco"),
     "der_moco": ("der", "bmu-moco"),

@@ -23,6 +23,7 @@ from methods.layers.gather import gather
 from methods.layers.losses import contrastive
 from methods.layers.missing_frames import without_missing
 from methods.layers.pooling import mean_pool
+from methods.layers.reducer_settings import ReducerName
 from methods.layers.reducers import plain_reducer
 from methods.layers.sequence_headers import FrameLSTM, FrameTransformer
 from methods.layers.temperature import ScaleConfig, bound_scale, set_scale
@@ -88,10 +89,9 @@ class Clip4ClipConfig(ScaleConfig):
     frame_norm: Literal["none", "l2"] = "none"
     loss_reduction: Literal["mean", "sum"] = "mean"
     mask_same_video: bool = False  # other captions of the same video are no negatives
-    reducer: Literal["none", "tome", "tome_shared", "evit", "sta", "diffrate"] = (
-        "none"  # fewer tokens in the vision tower
-    )
+    reducer: ReducerName = "none"  # fewer tokens in the vision tower; what it adds learns at lr_head
     r: int | None = None  # tokens that a block merges away; none: as ToMe, scaled to the depth
+    num_frames: int = 12  # reducer=tempme only: T; must be data.num_frames
     sim_eps: float | None = None  # of seqTransf's LayerNorms; None: as in CLIP's text tower, 1e-5
     mask_missing: bool = False  # frames of zeros at a video's end are none: those of data.sampling=one_per_second
     frozen: tuple[str, ...] = ()  # parts of CLIP that are not trained, such as vision.conv1 or text.blocks.0
@@ -106,6 +106,8 @@ class Clip4ClipConfig(ScaleConfig):
             raise ValueError(f"sim_layers must be >= 1, got {self.sim_layers}. Use sim_header=meanP for none.")
         if self.sim_eps is not None and self.sim_eps <= 0:
             raise ValueError(f"sim_eps must be > 0, got {self.sim_eps}. CLIP4Clip's code uses 1e-12.")
+        if self.mask_missing and self.reducer in ("tempme", "testa"):
+            raise ValueError(f"mask_missing leaves frames out, which reducer={self.reducer} joins. Write reducer=tome.")
 
 
 class Clip4Clip(Method):
@@ -128,7 +130,7 @@ class Clip4Clip(Method):
         self.config, self.backbone = config, backbone
         set_scale(backbone, config)
         self._frozen = {id(parameter) for parameter in parts(backbone, config.frozen)}
-        self.reducer = plain_reducer(config.reducer, config.r, backbone.vision)
+        self.reducer = plain_reducer(config.reducer, config.r, config.num_frames, backbone.vision)
         self.header: nn.Module | None = None
         if config.sim_header == "seqLSTM":
             self.header = FrameLSTM(backbone.embed_dim)
@@ -144,7 +146,13 @@ class Clip4Clip(Method):
         groups = [ParamGroup(name="clip", params=free, lr=self.config.lr)]
         if self.header is not None:
             groups.append(ParamGroup(name="header", params=list(self.header.parameters()), lr=self.config.lr_head))
+        if added := list(self.reducer.parameters()):
+            groups.append(ParamGroup(name="reducer", params=added, lr=self.config.lr_head))
         return groups
+
+    @classmethod
+    def only_frames(cls, config: Clip4ClipConfig) -> int | None:
+        return config.num_frames if config.reducer == "tempme" else None
 
     @classmethod
     def leaves_out_missing(cls, config: Clip4ClipConfig) -> bool:

@@ -26,12 +26,14 @@ import torch
 from torch import Tensor, nn
 
 from methods.backbone.clip import BlockSeams, Clip
-from methods.base import Batch, Change, Method, ParamGroup, Task, unit
+from methods.base import Batch, Method, ParamGroup, Task, unit
+from methods.families.framefusion_recipes import PRESETS
 from methods.layers.experts import PLACES, TaskAwareExperts, check_top_k, expert_seams
 from methods.layers.former_videos import FormerVideos, encode_once
 from methods.layers.gather import gather
 from methods.layers.losses import contrastive, cross_task
 from methods.layers.pooling import mean_pool
+from methods.layers.reducer_settings import ReducerName
 from methods.layers.reducers import combine, plain_reducer
 from methods.layers.temporal import Direction, FFAInit, FrameFusion, fused_blocks, fusion_seams
 
@@ -41,8 +43,9 @@ class FrameFusionMoEConfig:
     """Tuned by search_spaces/framefusion_moe.py. "Silent": the paper does not say; the value is the released code's."""
 
     # Not of the paper: fewer tokens in the vision tower. FFA needs the same plan for every frame (tome_shared)
-    reducer: Literal["none", "tome", "tome_shared", "evit", "sta", "diffrate"] = "none"
+    reducer: ReducerName = "none"
     r: int | None = None  # tokens that a block merges away; none: as ToMe, scaled to the depth
+    num_frames: int = 12  # reducer=tempme only: T; must be data.num_frames
 
     # Vision, section 3.3
     use_ffa: bool = True  # off: the ablation "w/o FFA", a frozen vision tower
@@ -103,80 +106,12 @@ class FrameFusionMoEConfig:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}.")
 
 
-# ACTNET, section 4.4; the rates of task 1 are the released code's, which chooses them by the data set.
-_ACTNET: dict[str, Any] = {
-    "method.num_experts": 5,
-    "method.ffa_layers": 12,
-    "method.lr_text_first": 5e-5,
-    "method.lr_vision_first": 5e-5,
-    "method.lr_other_first": 1e-4,
-    "data.num_frames": 24,
-    "data.batch_size": 16,
-}
-# JasonCodeMaker/CTVR at 72b7652, MSRVTT. Epochs stay the paper's 20 (the code's YAML says 1, its first script 10).
-_RELEASED: dict[str, Any] = {
-    "method.ffa_placement": "deepest",
-    "method.ffa_direction": "alternate",
-    "method.ffa_mix": "convex",
-    "method.ffa_output": True,
-    "method.ffa_init": "identity",
-    "method.alpha_init": 0.0,
-    "method.noisy_router": True,
-    "method.first_task_bypass": True,
-    "method.references": "batch",
-    "method.reference_source": "gallery",
-    "method.loss_reduction": "sum",
-    "method.logit_scale": 4.60,
-    "method.lr_text": 3e-6,
-    "method.lr_vision": 3e-6,
-    "method.lr_other": 1e-5,
-    "optim.name": "adamw_hf",
-    "optim.eps": 1e-6,
-    "optim.weight_decay": 0.2,
-    "optim.decay": "all",
-    "optim.warmup": 0.1,
-    "optim.warmup_tasks": "first",
-    "optim.warmup_from": "zero",
-    "optim.num_cycles": 1.0,
-    "optim.grad_clip": 1.0,
-    "data.augment": "crop_flip",
-    "evaluation.select": "best",
-}
-_PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {},
-    "paper-actnet": {**_ACTNET, "method.lr_text": 6e-6, "method.lr_vision": 6e-6, "method.lr_other": 6e-6},
-    "released": _RELEASED,
-    # The released files hold no configuration for ACTNET: later tasks have the rates of the one that there is.
-    "released-actnet": {**_RELEASED, **_ACTNET},
-    # For the embedded stream and tiny-clip, which learn at 50 times a large CLIP's rates: use with
-    # optim.lr_scale=50. From alpha = 0 a few hundred steps do not reach the FFA weights; from an output
-    # projection of zero with alpha = 1, the same function at the start, they do.
-    "shapes": {
-        "method.ffa_init": "zero_out",
-        "method.alpha_init": 1.0,
-        "method.ffa_direction": "alternate",
-        "method.rank": 16,
-        "method.lora_alpha": 64.0,
-        "method.lr_text": 6e-6,
-        "method.lr_vision": 6e-6,
-        "method.lr_other": 2e-6,
-        "method.lr_text_first": 2e-5,
-        "method.lr_vision_first": 6e-6,
-        "method.lr_other_first": 2e-6,
-    },
-    "no-ffa": Change({"method.use_ffa": False}),  # table 2
-    "no-tame": Change({"method.use_tame": False}),
-    "no-prototypes": Change({"method.use_prototypes": False}),
-    "no-cross-task": Change({"method.beta": 0.0}),
-}
-
-
 class FrameFusionMoE(Method):
     """Frozen CLIP with FFA beside its spatial attention and TAME on q, k, v, out of its text tower."""
 
     Config = FrameFusionMoEConfig
     accumulates = "features"
-    PRESETS: ClassVar[dict[str, dict[str, Any]]] = _PRESETS
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = PRESETS
 
     train_features: Tensor  # (R, d), empty unless reference_source is `train`
 
@@ -184,12 +119,16 @@ class FrameFusionMoE(Method):
     def reads_by_task(cls, config: FrameFusionMoEConfig) -> bool:
         return config.use_tame and config.use_prototypes
 
+    @classmethod
+    def only_frames(cls, config: FrameFusionMoEConfig) -> int | None:
+        return config.num_frames if config.reducer == "tempme" else None
+
     def __init__(self, config: FrameFusionMoEConfig, backbone: Clip) -> None:
         super().__init__()
         self.config, self.backbone = config, backbone
         self.prompts_by_task = self.reads_by_task(config)
         self.ffa = nn.ModuleDict({str(layer): self._make_ffa(layer) for layer in self._ffa_blocks()})
-        self.reducer = plain_reducer(config.reducer, config.r, backbone.vision)
+        self.reducer = plain_reducer(config.reducer, config.r, config.num_frames, backbone.vision)
         self._vision_seams()  # refuses a reducer that breaks the frames' alignment
         fused = self._ffa_blocks() or range(len(backbone.vision.blocks), 0)
         self.frozen_blocks = fused.start if config.reducer == "none" else 0
@@ -246,6 +185,7 @@ class FrameFusionMoE(Method):
         config = self.config
         first = index == 0
         vision = [p for block in self.ffa.values() for p in block.attention.parameters()]  # type: ignore[union-attr]
+        vision += self.reducer.parameters()
         other: list[nn.Parameter] = [block.alpha for block in self.ffa.values()]  # type: ignore[misc]
         text: list[nn.Parameter] = []
         is_bypassed = first and self._has_bypass

@@ -7,9 +7,10 @@ preset `tome` is the row "ToMe": every block merges r patches of each frame, bet
 similarity of their keys, and a merged token counts in attention for the patches it stands for (Bolya et al.,
 arXiv:2210.09461, section 3). It is TempMe's "+ImgMe" row (table 8). `reducer=tome_shared` is ours: one choice for
 all frames of a video, so that token i stays the same place in all. Preset `evit` is the row "EVIT": in blocks 3, 6, 9
-of 12 the class token keeps 70 % of the patches and the others become one (methods/layers/evit.py). Presets `sta` and
-`diffrate` are the rows of these names (methods/layers/sta.py, diffrate.py); the paper prints no rate for either, and
-the defaults are such that tokens and multiply-adds are those that it prints.
+of 12 the class token keeps 70 % of the patches and the others become one (methods/layers/evit.py). Presets `sta`,
+`diffrate` and `testa` are the rows of these names (methods/layers/sta.py, diffrate.py, testa.py); the paper prints no
+rate for any of them, and the defaults are such that multiply-adds, and tokens where it has them, are those it prints.
+TESTA's 0.59 M parameters are LoRA on four more attentions, over time, and four gates.
 """
 
 from __future__ import annotations
@@ -57,9 +58,10 @@ class Lora(AdaptedClip):
         "shapes": SHAPES,
         "tome": Change({"method.reducer": "tome"}),  # the row `tome`; r=None: the paper's 2 (ViT-B/32), 10 (B/16)
         "tome-original": TOME,
-        "evit": Change({"method.reducer": "evit"}),  # the rows `evit`, `sta`, `diffrate`
+        "evit": Change({"method.reducer": "evit"}),  # the rows `evit`, `sta`, `diffrate`, `testa`
         "sta": Change({"method.reducer": "sta"}),
         "diffrate": Change({"method.reducer": "diffrate"}),
+        "testa": Change({"method.reducer": "testa"}),
     }
 
     def __init__(self, config: LoraConfig, backbone: Clip) -> None:

@@ -51,5 +51,22 @@ CONFIGURATIONS = {
         },
         "PAPER": {"method.lr": 6e-4, "method.rank": 8},
     },
+    "testa": {
+        "SPACE": {
+            "method.lr": tune.loguniform(6e-5, 6e-3),  # TempMe's section 4.1 uses 6e-4
+            "method.rank": tune.choice([4, 8, 16]),  # the paper uses 8
+            "method.temporal_rank": tune.choice([4, 8, 16]),  # 8 has the parameters that its table prints
+        },
+        "PAPER": {"method.lr": 6e-4, "method.rank": 8, "method.temporal_rank": 8},
+        "UNPUBLISHED": (
+            "method.r",
+            "method.r_frames",
+            "method.stages",
+            "method.temporal_rank",
+            "optim.weight_decay",
+            "optim.warmup",
+            "optim.decay",
+        ),
+    },
 }
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -43,6 +43,7 @@ class TokenState:
     start: int = 0  # blocks that these tokens have passed already: they are stored ones (`VisionTower.prefix`)
     sizes: Tensor | None = None  # (G, N, 1) patches that each token stands for; None = one each
     proportional: bool = True  # attention counts a token once for each patch it stands for (ToMe, eq. 1)
+    frame_of: Tensor | None = None  # (B, T) int64: which remaining frame stands for each frame; None: itself
     keys: Tensor | None = None  # (G, n, D/H) what `between` of a block has noted for its `after`
     eot: Tensor | None = None  # (B,) position of the end-of-text token; None for images
     log: list[tuple[int, int, int]] = field(default_factory=list)

@@ -111,10 +111,13 @@ class VisionTower(nn.Module):
 
     def forward(self, frames: Tensor, seams: Seams | None = None) -> Tensor:
         """One joint embedding for each frame: (B, T, 3, H, W), or stored tokens, -> (B, T, d), not normalised."""
-        num_frames = frames.shape[1]
         x, state = self.embed(frames)
         x = run_blocks(self.blocks, x, seams, state, causal=False)
-        return self.read(x[:, : state.classes]).reshape(state.batch, num_frames, -1)
+        read = self.read(x[:, : state.classes])
+        if state.frame_of is not None:  # frames that have become one have one embedding
+            read = read.unflatten(0, (state.batch, -1))[:, :, 0]
+            return read.gather(1, state.frame_of[:, :, None].expand(-1, -1, read.shape[-1]))
+        return read.reshape(state.batch, frames.shape[1], -1)
 
 
 class TextTower(nn.Module):

@@ -63,15 +63,35 @@ def plan_bipartite(metric: Tensor, r: int, protected: int = 1) -> MergePlan:
         raise ValueError(f"r counts removed tokens and must be >= 0, got {r}. Use r=0 to disable merging.")
     groups, n, _ = metric.shape
     r = min(r, most_mergeable(n, protected))
-    position = torch.arange(n, device=metric.device)
     if r <= 0:
-        none = position.new_empty(groups, 0)
-        return MergePlan(position.expand(groups, n), none, none)
-    even, odd = protected + protected % 2, protected + 1 - protected % 2  # the first of either kind
+        return no_plan(groups, n, metric.device)
+    even, odd = first_places(protected)
     units = F.normalize(metric[:, protected:].float(), dim=-1)
     with in_float32(units.device):
         proposals = units[:, even - protected :: 2] @ units[:, odd - protected :: 2].mT  # (G, A, B)
     score, partner = proposals.max(dim=-1)  # (G, A)
+    return accept(score, partner, r, n, protected)
+
+
+def first_places(protected: int) -> tuple[int, int]:
+    """The first even and the first odd position behind `protected` tokens."""
+    return protected + protected % 2, protected + 1 - protected % 2
+
+
+def no_plan(groups: int, tokens: int, device: torch.device) -> MergePlan:
+    """Nothing leaves."""
+    position = torch.arange(tokens, device=device)
+    none = position.new_empty(groups, 0)
+    return MergePlan(position.expand(groups, tokens), none, none)
+
+
+def accept(score: Tensor, partner: Tensor, r: int, tokens: int, protected: int) -> MergePlan:
+    """The plan in which the `r` best proposals win.
+
+    Takes the score of every even token's proposal and which odd token it goes to, both (G, A).
+    """
+    groups, (even, odd) = len(score), first_places(protected)
+    position = torch.arange(tokens, device=score.device)
     ranking = score.argsort(dim=-1, descending=True, stable=True)
     leaving, staying = ranking[:, :r], ranking[:, r:].sort(dim=-1).values
     kept = torch.cat(

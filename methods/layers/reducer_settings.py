@@ -6,12 +6,13 @@ import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
-ReducerName = Literal["none", "tome", "tome_shared", "tempme", "evit", "sta", "diffrate"]
+ReducerName = Literal["none", "tome", "tome_shared", "tempme", "evit", "sta", "diffrate", "testa"]
 # settings that some reducers alone read -> those
 _ONLY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("keep_cross", "keep_intra", "clip_blocks", "clip_groups", "join_clips", "positions"), ("tempme",)),
     **dict.fromkeys(("keep_rate", "fuse", "anneal_from", "anneal_steps"), ("evit",)),
-    "stages": ("evit", "sta"),
+    **dict.fromkeys(("r_frames", "temporal_rank", "temporal_gate", "one_class"), ("testa",)),
+    "stages": ("evit", "sta", "testa"),
     "prune_to": ("diffrate",),
     "merge_to": ("diffrate",),
 }
@@ -35,7 +36,8 @@ class ReducerConfig:
     clip_groups: tuple[int, ...] = ()  # clips joined in each of them; (): 2, 2, 3 for 12 frames, 4, 4, 4 for 64
     join_clips: bool = True  # False: the same rates within single frames ("token reduction only", table 9)
     positions: Literal["always", "merging", "none"] = "always"  # clip positions; merging: the released code's habit
-    stages: tuple[int, ...] = ()  # blocks, from 0, of evit, behind which of sta; (): 3, 6, 9 and 0, 4, 8 of 12
+    # Blocks, from 0, of evit, behind which of sta, with testa's temporal attention; (): 3, 6, 9; 0, 4, 8; 8 to 11 of 12
+    stages: tuple[int, ...] = ()
     keep_rate: float = 0.7  # evit: share of the patches that stay in each of them
     fuse: bool = True  # evit: what goes becomes one token
     anneal_from: int = 0  # evit: steps of the optimizer before any patch goes in training
@@ -43,6 +45,11 @@ class ReducerConfig:
     # diffrate: K_p and K_m of every block, class token included; (): the released MAE-B 11.5 for a B/16, else ours
     prune_to: tuple[int, ...] = ()
     merge_to: tuple[int, ...] = ()
+    # testa: frames merged in each of the stages; None: numbers that cost what TempMe's Table 2 prints (it prints none)
+    r_frames: int | tuple[int, ...] | None = None
+    temporal_rank: int = 8  # testa: r of LoRA on the temporal attention
+    temporal_gate: Literal["scalar", "linear"] = "scalar"  # testa: linear is the release's layer, 0 at first too
+    one_class: bool = False  # testa: all class tokens of a video are equal, as in the release
 
     def __post_init__(self) -> None:
         numbers = self.r if isinstance(self.r, tuple) else () if self.r is None else (self.r,)
@@ -60,6 +67,12 @@ class ReducerConfig:
         if len(self.prune_to) != len(self.merge_to) or min((*self.prune_to, *self.merge_to), default=2) < 2:
             raise ValueError(
                 f"prune_to={self.prune_to} and merge_to={self.merge_to} must be equally many numbers >= 2."
+            )
+        gone = self.r_frames if isinstance(self.r_frames, tuple) else (self.r_frames or 0,)
+        if min(gone, default=0) < 0 or self.temporal_rank < 1:
+            raise ValueError(
+                f"r_frames={self.r_frames} counts frames that are merged away, temporal_rank={self.temporal_rank} is "
+                "at least 1. Write r_frames=0 to keep all frames."
             )
         if self.num_frames < 1:
             raise ValueError(f"num_frames must be >= 1, got {self.num_frames}.")

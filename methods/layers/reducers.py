@@ -1,6 +1,6 @@
 """Token reduction as a plug-in of the vision tower: none, ToMe, ToMe with one plan for all frames, TempMe.
 
-Others have a file each: evit.py, sta.py, diffrate.py. `make_reducer` makes them all.
+Others have a file each: evit.py, sta.py, diffrate.py, testa.py. `make_reducer` makes them all.
 
 ToMe: Bolya et al., arXiv:2210.09461. TempMe: "Temporal Token Merging for Efficient Text-Video Retrieval",
 arXiv:2409.01156, section 3.2; where the paper is silent (class tokens stay apart, sizes weigh the averages
@@ -32,6 +32,7 @@ from methods.layers.evit import EViT
 from methods.layers.merge import merge_tokens, most_mergeable, plan_bipartite
 from methods.layers.reducer_settings import ReducerConfig, ReducerName
 from methods.layers.sta import STA
+from methods.layers.testa import TESTA, frame_rates
 from methods.layers.token_steps import Step, TokenReducer, spread
 
 
@@ -232,6 +233,12 @@ def make_reducer(config: ReducerConfig, vision: VisionTower) -> TokenReducer:
         stages = config.stages or spread(blocks, 3, 0)
         gone = sta_rates(config.r, stages, tokens - 1)
         return STA(blocks, tokens, stages, gone)
+    if config.reducer == "testa":
+        stages = config.stages or tuple(range(blocks - max(1, blocks // 3), blocks))
+        frames = dict(zip(stages, frame_rates(config.r_frames, len(stages))))
+        steps = tome_steps(blocks, tokens, default_r(blocks, tokens) if config.r is None else config.r)
+        form = config.temporal_rank, config.temporal_gate, config.one_class
+        return TESTA(vision.blocks, [step.intra for step in steps], frames, *form)  # type: ignore[arg-type]
     if config.reducer == "diffrate":
         pruned, merged = (config.prune_to, config.merge_to) if config.prune_to else schedule(blocks, tokens)
         if len(pruned) != blocks:
@@ -260,9 +267,9 @@ def sta_rates(r: int | Sequence[int] | None, stages: Sequence[int], patches: int
     return tuple(r)
 
 
-def plain_reducer(name: ReducerName, r: int | None, vision: VisionTower) -> TokenReducer:
-    """A reducer of a method whose settings name it and, at most, its r; everything else is the default."""
-    return make_reducer(ReducerConfig(reducer=name, r=r), vision)
+def plain_reducer(name: ReducerName, r: int | None, num_frames: int, vision: VisionTower) -> TokenReducer:
+    """The reducer of a method whose settings name it and, at most, its r; everything else is the default."""
+    return make_reducer(ReducerConfig(reducer=name, r=r, num_frames=num_frames), vision)
 
 
 def combine(outer: Seams, inner: Seams) -> list[BlockSeams]:

@@ -21,17 +21,23 @@ class Step:
     cross: int = 0  # tokens merged before attention, compared by their features
     intra: int = 0  # tokens that are gone between attention and MLP
     late: int = 0  # tokens that are gone behind the MLP
+    frames: int = 0  # whole frames merged before attention, at most (T - 1) // 2
 
 
 def token_log(steps: Sequence[Step], tokens: int, frames: int) -> list[tuple[int, int, int]]:
     """Per block: attention groups of one video, tokens of a group in attention, and in the MLP."""
     log, groups = [], frames
     for step in steps:
-        groups //= step.group
+        groups = groups // step.group - min(step.frames, most_frames(groups))
         tokens = tokens * step.group - step.cross
         log.append((groups, tokens, tokens - step.intra))
         tokens -= step.intra + step.late
     return log
+
+
+def most_frames(frames: int) -> int:
+    """The frames that one merge of whole frames can take away at most: (T - 1) // 2."""
+    return max(0, (frames - 1) // 2)
 
 
 class TokenReducer(nn.Module):

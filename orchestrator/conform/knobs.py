@@ -59,7 +59,7 @@ def other_values(value: Any) -> list[Any]:
     if isinstance(value, tuple):
         return [(other, *value[1:]) for other in other_values(value[0])] if value else [(1,), (0.5,)]
     if value is None:
-        found: list[Any] = [1, 2, 0.5, 0.1]
+        found: list[Any] = [1, 2, 0, 0.5, 0.1]
     elif isinstance(value, int):
         found = [value + 1, value - 1, 2 * value, 1, 2, 3, 0]
     else:

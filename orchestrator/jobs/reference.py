@@ -36,7 +36,7 @@ OF_PAPER = {
     "camoe": ("camoe", "dsl"),
     "structalign": ("structalign",),
     "bmu": ("base_moco", "bmu_moco", "bmu_moco_local", "bmu_fixed", "bmu_ensemble"),
-    "tempme": ("tempme", "tome", "evit", "sta", "diffrate", "lora", "prompt", "adapter"),
+    "tempme": ("tempme", "tome", "evit", "sta", "diffrate", "testa", "lora", "prompt", "adapter"),
 }
 
 

@@ -207,6 +207,7 @@ ROWS: list[tuple[str, str, dict[str, Any], str, int, str, str]] = [
     ("EViT", "evit", {}, "", 12, "37.2", "0.49"),
     ("STA (r is ours)", "sta", {}, "", 12, "35.7", "0.49"),
     ("DiffRate (schedule is ours)", "diffrate", {}, "", 12, "36.8", "0.49"),
+    ("TESTA (rates are ours)", "testa", {}, "", 12, "40.6", "0.59"),
     ("TempMe", "tempme", {}, "", 12, "34.8", "0.50"),
     ("TempMe on prompts", "prompt", {"reducer": "tempme"}, "", 12, "", "0.09"),
     ("TempMe on adapters", "adapter", {"reducer": "tempme"}, "", 12, "", "0.28"),

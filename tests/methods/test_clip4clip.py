@@ -8,6 +8,7 @@ import torch
 from methods.backbone.clip import record_tokens
 from methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from methods.layers.losses import contrastive
+from methods.layers.token_steps import token_log
 from methods.zero_shot import ZeroShot, ZeroShotConfig
 from tests.methods.conftest import make_batch, make_small_clip
 
@@ -149,10 +150,18 @@ def test_wrong_settings_of_a_header_are_refused(settings, message):
         Clip4ClipConfig(**settings)
 
 
-@pytest.mark.parametrize("reducer", ["tome", "evit"])
+@pytest.mark.parametrize("reducer", ["tome", "evit", "tempme", "testa"])
 def test_it_can_be_trained_with_fewer_tokens(small_clip, batch, reducer):
-    method = Clip4Clip(Clip4ClipConfig(reducer=reducer, sim_header="seqLSTM"), small_clip)
+    frames = batch.frames.shape[1]
+    method = Clip4Clip(Clip4ClipConfig(reducer=reducer, sim_header="seqLSTM", num_frames=frames), small_clip)
     with record_tokens() as states:
         sum(method.losses(batch).values()).backward()
-    assert states[0].log[-1][2] == small_clip.vision.num_tokens - sum(s.intra for s in method.reducer.steps) < 17
-    assert all(p.grad is not None for p in small_clip.vision.parameters())
+    assert states[0].log == token_log(method.reducer.steps, small_clip.vision.num_tokens, frames)
+    assert all(p.grad is not None for p in [*small_clip.vision.parameters(), *method.reducer.parameters()])
+    handed = {id(p) for group in method.param_groups() for p in group["params"]}
+    assert all(id(p) in handed for p in method.reducer.parameters())
+
+
+def test_frames_that_are_joined_cannot_be_left_out():
+    with pytest.raises(ValueError, match="mask_missing leaves frames out, which reducer=testa joins"):
+        Clip4ClipConfig(reducer="testa", mask_missing=True)

@@ -19,6 +19,7 @@ ROWS = {
     "evit": ("lora", {"method.reducer": "evit"}, {}),
     "sta": ("lora", {"method.reducer": "sta"}, {}),
     "diffrate": ("lora", {"method.reducer": "diffrate"}, {}),
+    "testa": ("lora", {"method.reducer": "testa"}, {}),
     "bmu_moco_local": ("bmu_moco", {"method.use_global": False}, {}),
     "er_ring_moco": ("er_ring", {"method.base": "base_moco"}, {"method.memory": 10_000}),
     "der_moco": ("der", {"method.base": "base_moco"}, {"method.memory": 10_000}),

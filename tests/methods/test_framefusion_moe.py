@@ -652,8 +652,11 @@ def test_a_shared_merging_plan_keeps_neighbouring_frames_aligned(small_clip, bat
 def test_a_reducer_that_merges_each_frame_its_own_way_is_refused_with_the_reason(small_clip):
     with pytest.raises(ValueError, match="frames"):
         FrameFusionMoE(FrameFusionMoEConfig(reducer="tome", rank=4), small_clip)
-    for reducer in ("tome", "evit"):  # nothing to align
-        FrameFusionMoE(FrameFusionMoEConfig(reducer=reducer, rank=4, use_ffa=False), small_clip)
+    for reducer in ("tome", "evit", "tempme", "testa"):  # nothing to align
+        config = FrameFusionMoEConfig(reducer=reducer, rank=4, use_ffa=False, num_frames=4)
+        method = FrameFusionMoE(config, small_clip)
+        trained = {id(p) for group in method.param_groups() for p in group["params"]}
+        assert {id(p) for p in method.reducer.parameters()} <= trained
 
 
 def test_temporal_attention_is_counted_in_the_cost(small_clip, batch):

@@ -44,6 +44,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     **{f"{name}.{setting}": {"reducer": "tempme"} for name in ADAPTED for setting in SHARES},
     **{f"{name}.r": {"reducer": "tome"} for name in (*ADAPTED, "clip4clip")},
     "lora.keep_rate": {"reducer": "evit"},
+    **{f"{name}.{setting}": {"reducer": "testa"} for name in ADAPTED for setting in ("r_frames", "temporal_rank")},
     **{f"{name}.inflection": {"reducer": "tome"} for name in (*ADAPTED, "tempme")},
     "tempme.lr_clip": {"adaptation": "full"},
 }
@@ -55,7 +56,7 @@ ELSEWHERE: dict[str, str] = {
     # a video must have as many frames as the schedule is made for
     **{
         f"{name}.num_frames": "layers/test_reducers.py::test_another_number_of_frames_is_refused_with_the_remedy"
-        for name in (*ADAPTED, "tempme")
+        for name in (*ADAPTED, "tempme", "clip4clip", "framefusion_moe")
     },
     # one dataclass holds the reducer's settings of all four
     **{
@@ -67,6 +68,10 @@ ELSEWHERE: dict[str, str] = {
         f"{name}.keep_rate": "layers/test_reducers.py::test_the_tower_logs_what_the_schedule_says"
         for name in ("prompt", "adapter", "tempme")
     },
+    **{
+        f"tempme.{setting}": "layers/test_reducers.py::test_a_setting_that_the_reducer_does_not_read_is_refused"
+        for setting in ("r_frames", "temporal_rank")
+    },
     # frames of an image are alike, and the mean of them is one of them
     "zscl.reference_frames": "test_zscl.py::test_a_step_takes_as_many_images_as_pairs_unless_told_otherwise",
 }
@@ -76,6 +81,7 @@ VALUES: dict[str, Any] = {
     "structalign.fusion_layers": 1,
     "camoe.filler": 7,
     "tempme.r": 1,
+    "*.r_frames": 0,  # of 4 frames one can go
     "*.max_scale": 2.0,
     "*.min_scale": 50.0,
     "zscl.reference_texts": 5,

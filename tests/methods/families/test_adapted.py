@@ -63,7 +63,7 @@ def test_a_fresh_adaptation_is_frozen_clip(small_clip, name):
 
 
 @pytest.mark.parametrize("name", ["lora", "prompt", "adapter"])
-@pytest.mark.parametrize("reducer", ["tome", "tome_shared", "tempme", "evit", "sta", "diffrate"])
+@pytest.mark.parametrize("reducer", ["tome", "tome_shared", "tempme", "evit", "sta", "diffrate", "testa"])
 def test_every_adaptation_carries_every_reducer(small_clip, name, reducer):
     method = nudge(make(name, small_clip, reducer=reducer))
     features = method.encode_frames(make_batch(3, FRAMES).frames)
