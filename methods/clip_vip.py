@@ -24,11 +24,11 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.backbone.clip import Attention, BlockSeams, Clip, TokenState, VisionTower, record, through
+from methods.backbone.clip import Attention, Clip, TokenState, VisionTower, record, through
 from methods.base import Batch, Change, Method, ParamGroup, Recipe, unit
+from methods.layers.global_tokens import attend, block_of_video
 from methods.layers.losses import contrastive
 from methods.layers.temperature import ScaleConfig, bound_scale, set_scale
 
@@ -152,30 +152,11 @@ class VideoProxies(nn.Module):
 
     def block(self, block: Any, num_frames: int, x: Tensor, state: TokenState) -> Tensor:
         """One of CLIP's blocks over a whole video (B, G + T*N, D), with the attention of this file's header."""
-        x = x + block.ls_1(self.attend(block.attn, block.ln_1(x), num_frames, state))
-        tokens, whole = x.shape[1], 1 + len(self.proxies)
-        state.log.append((1, tokens, tokens))  # as if all attended to all: what is saved is taken off again
-        pairs = whole * tokens + (tokens - whole) * (whole + (tokens - whole) // num_frames)
-        state.extra_macs += 2 * x.shape[0] * x.shape[2] * (pairs - tokens**2)
-        return x + block.ls_2(block.mlp(block.ln_2(x)))
+        return block_of_video(block, 1 + len(self.proxies), num_frames, x, state)
 
     def attend(self, attention: Attention, y: Tensor, num_frames: int, state: TokenState) -> Tensor:
         """(B, G + T*N, D) -> the same: two softmaxes, one set of weights."""
-        whole = 1 + len(self.proxies)
-        q, k, v = (attention.heads_first(z) for z in attention.project(y, BlockSeams(), state))  # (B, H, G + T*N, D/H)
-        globals_ = F.scaled_dot_product_attention(q[:, :, :whole], k, v)
-        keys, values = (self.per_frame(z, num_frames) for z in (k, v))  # (B, H*T, G + N, D/H)
-        own = q[:, :, whole:].unflatten(2, (num_frames, -1)).flatten(1, 2)  # (B, H*T, N, D/H)
-        patches = F.scaled_dot_product_attention(own, keys, values)
-        patches = patches.unflatten(1, (q.shape[1], num_frames)).flatten(2, 3)  # (B, H, T*N, D/H)
-        return attention.out(torch.cat([globals_, patches], dim=2).transpose(1, 2).flatten(2))
-
-    def per_frame(self, z: Tensor, num_frames: int) -> Tensor:
-        """Keys or values (B, H, G + T*N, c) as each frame's patches see them: (B, H*T, G + N, c)."""
-        whole = 1 + len(self.proxies)
-        own = z[:, :, whole:].unflatten(2, (num_frames, -1))  # (B, H, T, N, c)
-        shared = z[:, :, None, :whole].expand(-1, -1, num_frames, -1, -1)  # (B, H, T, G, c)
-        return torch.cat([shared, own], dim=3).flatten(1, 2)
+        return attend(attention, y, 1 + len(self.proxies), num_frames, state)
 
 
 class CLIPViP(Method):

@@ -58,6 +58,7 @@ ELSEWHERE: dict[str, str] = {
         f"{name}.num_frames": "layers/test_reducers.py::test_another_number_of_frames_is_refused_with_the_remedy"
         for name in (*ADAPTED, "tempme", "clip4clip", "framefusion_moe")
     },
+    "dgl.num_frames": "test_dgl.py::test_each_frame_has_prompts_of_its_own_where_a_transformer_makes_them",
     # one dataclass holds the reducer's settings of all four
     **{
         f"{name}.anneal_{what}": "layers/test_evit.py::test_the_rate_falls_over_the_steps_of_training_alone"

@@ -1,0 +1,45 @@
+"""A whole video in one sequence: some tokens see everything, those of a frame see them and their own frame.
+
+By CLIP's own weights, as proxies of CLIP-ViP (arXiv:2209.06430, section 3.3) and prompts of DGL (AAAI 2024, section 3)
+do. Keys and values of a token are made once and serve both kinds of queries.
+
+Shapes: B videos, T frames, G global tokens, N tokens of a frame, D width, H heads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from methods.backbone.clip import Attention, BlockSeams, TokenState
+
+
+def block_of_video(block: Any, whole: int, num_frames: int, x: Tensor, state: TokenState) -> Tensor:
+    """One of CLIP's blocks over videos x (B, G + T*N, D), G = `whole` global tokens first; logs what it costs."""
+    x = x + block.ls_1(attend(block.attn, block.ln_1(x), whole, num_frames, state))
+    tokens = x.shape[1]
+    state.log.append((1, tokens, tokens))  # as if all attended to all: what is saved is taken off again
+    pairs = whole * tokens + (tokens - whole) * (whole + (tokens - whole) // num_frames)
+    state.extra_macs += 2 * x.shape[0] * x.shape[2] * (pairs - tokens**2)
+    return x + block.ls_2(block.mlp(block.ln_2(x)))
+
+
+def attend(attention: Attention, y: Tensor, whole: int, num_frames: int, state: TokenState) -> Tensor:
+    """(B, G + T*N, D) -> the same: two softmaxes, one set of weights."""
+    q, k, v = (attention.heads_first(z) for z in attention.project(y, BlockSeams(), state))  # (B, H, G + T*N, D/H)
+    globals_ = F.scaled_dot_product_attention(q[:, :, :whole], k, v)
+    keys, values = (per_frame(z, whole, num_frames) for z in (k, v))  # (B, H*T, G + N, D/H)
+    own = q[:, :, whole:].unflatten(2, (num_frames, -1)).flatten(1, 2)  # (B, H*T, N, D/H)
+    patches = F.scaled_dot_product_attention(own, keys, values)
+    patches = patches.unflatten(1, (q.shape[1], num_frames)).flatten(2, 3)  # (B, H, T*N, D/H)
+    return attention.out(torch.cat([globals_, patches], dim=2).transpose(1, 2).flatten(2))
+
+
+def per_frame(z: Tensor, whole: int, num_frames: int) -> Tensor:
+    """Keys or values (B, H, G + T*N, c) as the tokens of each frame see them: (B, H*T, G + N, c)."""
+    own = z[:, :, whole:].unflatten(2, (num_frames, -1))  # (B, H, T, N, c)
+    shared = z[:, :, None, :whole].expand(-1, -1, num_frames, -1, -1)  # (B, H, T, G, c)
+    return torch.cat([shared, own], dim=3).flatten(1, 2)
