@@ -57,7 +57,7 @@ MAY: dict[str, set[str]] = {
     "conform": {"learning", "methods"},
     "learning": {"data", "streams", "store", "methods"},
     "data": {"streams", "video", "store", "methods"},
-    "importers": {"streams"},
+    "importers": {"data", "streams"},  # data: arrays of features
     "streams": {"shapes"},
     "video": {"methods"},
     "shapes": set(),

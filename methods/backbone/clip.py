@@ -79,6 +79,7 @@ class VisionTower(nn.Module):
         self.heads = int(source.transformer.resblocks[0].attn.num_heads)
         self.num_tokens = int(self.positional_embedding.shape[0])  # N, the class token included
         self.entry = 0  # block that stored tokens enter
+        self.takes_features = False  # they are joint embeddings already, made elsewhere
 
     def embed(self, frames: Tensor) -> tuple[Tensor, TokenState]:
         """Frames (B, T, 3, H, W) as tokens (B*T, N, D), the class token first, after the first LayerNorm.
@@ -107,7 +108,7 @@ class VisionTower(nn.Module):
 
     def read(self, x: Tensor) -> Tensor:
         """Class tokens x (..., D) as joint embeddings (..., d), not normalised."""
-        return self.ln_post(x) @ self.proj
+        return x if self.takes_features else self.ln_post(x) @ self.proj
 
     def forward(self, frames: Tensor, seams: Seams | None = None) -> Tensor:
         """One joint embedding for each frame: (B, T, 3, H, W), or stored tokens, -> (B, T, d), not normalised."""

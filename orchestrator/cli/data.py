@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from orchestrator.cli.options import add_settings, add_where, get_where, settings_of
@@ -10,20 +11,29 @@ from orchestrator.cli.sweep import MAIN_JOB
 
 
 def add_streams(commands: Any) -> None:
-    parser = commands.add_parser("streams", help="list streams; import a benchmark's own files")
+    parser = commands.add_parser("streams", help="list streams; import a benchmark's own files; export one")
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     check = actions.add_parser("check", help="read a stream and list its missing videos")
     check.add_argument("stream")
     add_where(check)
     check.set_defaults(run=_streams_check)
     importer = actions.add_parser("import", help="turn published split and annotation files into a manifest")
-    importer.add_argument("kind", help="msrvtt, actnet, cvlm or csv")
+    importer.add_argument("kind", help="msrvtt, actnet, cvlm, csv or features")
     importer.add_argument(
         "files", nargs="*", metavar="name=FILE", help="see docs/usage.md: e.g. split=MSRVTT_10_dataset.pkl"
     )
     importer.add_argument("--name", help="of the stream (default: after the split file)")
     add_where(importer)
     importer.set_defaults(run=_streams_import)
+    exporter = actions.add_parser("export", help="write a stream's table, frames and features for other programs")
+    exporter.add_argument("stream")
+    exporter.add_argument("folder", type=Path, help="a new folder: table.csv, manifest.json and what is asked for")
+    exporter.add_argument("--frames", action="store_true", help="decoded frames of each video, (T, H, W, 3) uint8")
+    exporter.add_argument("--features", action="store_true", help="the untrained backbone's, of videos and captions")
+    exporter.add_argument("--form", default="npz", help="npy, npz, pt, h5 or parquet (npz)")
+    add_where(exporter)
+    add_settings(exporter)
+    exporter.set_defaults(run=_streams_export)
     add_where(parser)
     parser.set_defaults(run=_streams_list)
 
@@ -51,6 +61,14 @@ def _streams_import(arguments: argparse.Namespace) -> str:
         arguments.runs.resolve(),
         arguments.name,
     )
+
+
+def _streams_export(arguments: argparse.Namespace) -> str:
+    from orchestrator.jobs.export import export_stream
+
+    what = [name for name in ("frames", "features") if getattr(arguments, name)]
+    where = get_where(arguments)
+    return export_stream(arguments.stream, settings_of(arguments), where, arguments.folder, arguments.form, what)
 
 
 def add_cache(commands: Any) -> None:

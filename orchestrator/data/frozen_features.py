@@ -131,6 +131,8 @@ def frozen_features(method: Method, store: Store, precision: Literal["fp32", "bf
     The method's tower is told where they enter.
     """
     clips = [module for module in method.modules() if isinstance(module, Clip)]
+    if any(clip.vision.takes_features for clip in clips):
+        return None  # the stream has them
     if not method.frozen_blocks or len(clips) != 1 or method.frozen_blocks < WORTH * len(clips[0].vision.blocks):
         return None
     clips[0].vision.entry = method.frozen_blocks
@@ -147,7 +149,8 @@ def architecture(tower: nn.Module) -> list[list[str]]:
         plain = {
             key: value if isinstance(value, _PLAIN) else f"{value.__module__}.{value.__qualname__}"
             for key, value in vars(module).items()
-            if key not in {"training", "entry"} and (isinstance(value, _PLAIN) or inspect.isroutine(value))
+            if key not in {"training", "entry", "takes_features"}
+            and (isinstance(value, _PLAIN) or inspect.isroutine(value))
         }
         cls = type(module)
         found.append([name, f"{cls.__module__}.{cls.__qualname__}({module.extra_repr()})", canonical(plain)])

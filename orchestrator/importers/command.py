@@ -1,8 +1,9 @@
 """`ctvr streams import`: picks the importer of a benchmark's own files and the manifest's place.
 
 CTVR (papers 000 and 002) is in `importers.ctvr`, CVLM (paper 003) in `importers.cvlm`, a table of one's own in
-`importers.table`. Every importer checks its result as `load_stream` will, writes it to `out` and returns it with a
-short report; videos that are not there are counted, not refused. The format is in streams/manifest.py.
+`importers.table`, the same with features in the place of videos in `importers.features`. Every importer checks its
+result as `load_stream` will, writes it to `out` and returns it with a short report; videos that are not there are
+counted, not refused. The format is in streams/manifest.py.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from orchestrator.importers.builder import (
 )
 from orchestrator.importers.ctvr import import_actnet, import_msrvtt, read_split
 from orchestrator.importers.cvlm import DATASETS, import_cvlm
+from orchestrator.importers.features import import_features
 from orchestrator.importers.table import import_csv
 from orchestrator.streams.load import RENDERED
 
@@ -31,8 +33,10 @@ KINDS: dict[str, dict[str, str]] = {
     "actnet": {"split": "ACTNET_10_dataset.pkl", "train": "train_queries.json", "val": "val_queries.json"},
     "cvlm": {"folder": "FOLDER", "datasets": "msvd,didemo"},
     "csv": {"table": "TABLE.csv"},
+    "features": {"table": "TABLE.csv", "features": "FEATURES.npz", "text": "TEXTS.npy"},
 }
-OPTIONAL = {"datasets"}
+OPTIONAL = {"datasets", "text"}
+NO_VIDEOS = ("cvlm", "features")  # they say themselves where everything lies
 
 
 # ------------------------------------------------------------------------------------ the command line
@@ -67,7 +71,10 @@ def import_stream(kind: str, files: Mapping[str, str], videos: Path | None, root
         manifest["name"] = name
         write_manifest(manifest, out)
     elsewhere = "" if Path(root) == Path("runs").resolve() else f" --runs {root}"
-    return f"{report}\nwritten: {out}\nnext: ctvr cache build --stream {name}{elsewhere}"
+    follows = "run --method zero_shot" if kind == "features" else "cache build"
+    if kind == "features" and not files.get("text"):
+        elsewhere += " backbone.name=NAME"
+    return f"{report}\nwritten: {out}\nnext: ctvr {follows} --stream {name}{elsewhere}"
 
 
 def words_of(kind: str, words: Sequence[str]) -> dict[str, str]:
@@ -85,7 +92,7 @@ def _usage(kind: str) -> str:
         f"[{word}={example}]" if word in OPTIONAL else f"{word}={example}"
         for word, example in KINDS.get(kind, {}).items()
     )
-    return f"Write: ctvr streams import {kind} {words}" + ("" if kind == "cvlm" else " --videos FOLDER")
+    return f"Write: ctvr streams import {kind} {words}" + ("" if kind in NO_VIDEOS else " --videos FOLDER")
 
 
 def _check_words(kind: str, files: Mapping[str, str], videos: Path | None) -> None:
@@ -99,10 +106,11 @@ def _check_words(kind: str, files: Mapping[str, str], videos: Path | None) -> No
     for word in words:
         if not files.get(word) and word not in OPTIONAL:
             raise ConfigError(f"streams import {kind}: {word}= is missing. {usage}")
-    if kind != "cvlm" and videos is None:
+    if kind not in NO_VIDEOS and videos is None:
         raise ConfigError(f"streams import {kind}: --videos is missing. {usage}")
-    if kind == "cvlm" and videos is not None:
-        raise ConfigError(f"streams import cvlm: --videos {videos} is not needed: videos lie in folder=. {usage}")
+    if kind in NO_VIDEOS and videos is not None:
+        place = "videos lie in folder=" if kind == "cvlm" else "features= stands for them"
+        raise ConfigError(f"streams import {kind}: --videos {videos} is not needed: {place}. {usage}")
 
 
 def _default_name(kind: str, files: Mapping[str, str]) -> str:
@@ -119,6 +127,9 @@ def _import_kind(
 ) -> tuple[Manifest, str]:
     if kind == "cvlm":
         return import_cvlm(_path(files["folder"]), out, _listed(files.get("datasets", "")) or None)
+    if kind == "features":
+        texts = _path(files["text"]) if files.get("text") else None
+        return import_features(_path(files["table"]), _path(files["features"]), texts, out, name)
     assert videos is not None  # _check_words
     if kind == "msrvtt":
         annotations = [_path(word) for word in _listed(files["annotations"])]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from orchestrator.config import Settings
-from orchestrator.data.frames import FrameSource
+from orchestrator.data.imported_features import frame_source
 from orchestrator.data.prepare import DecodeMissing, Prepared, decode_stream
 from orchestrator.errors import ConfigError
 from orchestrator.jobs.deployment import Deployment, find_manifest
@@ -48,7 +48,7 @@ def build_cache(
     experiment = resolve({"method": "zero_shot", "stream": name, **overrides}, stream.settings)
     splits = ("train", "val", "test") if stream.has_val else ("train", "test")
     store = places.open_store()
-    source = FrameSource(store, experiment.data, load_clip(experiment.backbone).image_size)
+    source = frame_source(stream, store, experiment.data, load_clip(experiment.backbone).image_size)
 
     def build(decode: DecodeMissing, workers: int, featurize: Featurize | None) -> str:
         done = decode_stream(stream, source, splits, workers, decode=decode)

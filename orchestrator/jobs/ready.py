@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from orchestrator.data.batches import StreamData, check_pairs
-from orchestrator.data.frames import FrameSource
+from orchestrator.data.imported_features import feed, frame_source
 from orchestrator.data.prepare import prepare_stream
 from orchestrator.digests import digest_of
 from orchestrator.jobs.deployment import Deployment
@@ -42,8 +42,8 @@ def make_ready(experiment: Experiment, where: Deployment, splits: Sequence[str] 
     if trains(experiment):
         check_pairs(stream, experiment.data, experiment.run.workers)
     store = places.open_store()
-    backbone = load_clip(experiment.backbone)
-    source = FrameSource(store, experiment.data, backbone.image_size)
+    backbone = feed(load_clip(experiment.backbone), stream)
+    source = frame_source(stream, store, experiment.data, backbone.image_size)
     stream, decoded = prepare_stream(stream, source, splits, experiment.data.skip_missing)
     if curve:
         import torch

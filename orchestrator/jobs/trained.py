@@ -109,7 +109,7 @@ def _of_run(run: RunRecord, where: Deployment, stream: Stream | None) -> Trained
         key = run.tags.get("ctvr.commits") or run.tags.get("ctvr.result", "")
         tasks = [task_of(stream, index) for index in range(len(stream.tasks))]
         try:
-            return restore_trained(experiment, Commits(where.places().open_store(), key), tasks)
+            return restore_trained(experiment, Commits(where.places().open_store(), key), tasks, stream)
         except MissingObject:
             pass
     try:

@@ -14,11 +14,13 @@ from methods.backbone.clip import Clip
 from methods.backbone.load import load_backbone
 from methods.base import Method, Task
 from orchestrator.config import Settings
+from orchestrator.data.imported_features import feed, refuse_unfrozen
 from orchestrator.errors import ConfigError
 from orchestrator.learning.commits import Commits
 from orchestrator.learning.experiment import BackboneConfig, Experiment
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.weights import backbone_state, load_state, read_model
+from orchestrator.streams.stream import Stream
 
 
 def load_clip(config: BackboneConfig) -> Clip:
@@ -29,8 +31,11 @@ def load_clip(config: BackboneConfig) -> Clip:
         raise ConfigError(f"backbone: {error}") from error
 
 
-def make_method(experiment: Experiment, backbone: Clip) -> Method:
-    """A fresh method on a backbone, its own new weights seeded by the run's seed."""
+def make_method(experiment: Experiment, backbone: Clip, stream: Stream | None = None) -> Method:
+    """A fresh method on a backbone, its own new weights seeded by the run's seed.
+
+    `stream`: on which it is to run; one of features is refused to methods whose towers are not frozen.
+    """
     torch.manual_seed(experiment.run.seed)
     cls = find_method(experiment.run.method)
     try:
@@ -41,6 +46,8 @@ def make_method(experiment: Experiment, backbone: Clip) -> Method:
             method = cls(experiment.method, retriever)
     except ValueError as error:
         raise ConfigError(f"method: {error}") from error
+    if stream is not None:
+        refuse_unfrozen(experiment.run.method, method, backbone, stream)
     most, asked = method.max_frames, experiment.data.num_frames
     if most is not None and asked > most:
         raise ConfigError(
@@ -87,19 +94,20 @@ def read_trained(folder: Path) -> Trained:
     return Trained(method.eval(), experiment, clip)
 
 
-def restore_trained(experiment: Experiment, commits: Commits, tasks: Sequence[Task]) -> Trained:
+def restore_trained(experiment: Experiment, commits: Commits, tasks: Sequence[Task], stream: Stream) -> Trained:
     """The model that a run's last commit holds, and the galleries that it stored.
 
     Args:
         experiment: of the run.
         commits: of the run.
         tasks: of its stream.
+        stream: which may hold features in the place of videos.
 
     Raises:
         MissingObject: if the run has no commit of its last task, or `ctvr cache gc` has removed its weights.
     """
     weights, galleries = commits.load(len(tasks))
-    clip = load_clip(experiment.backbone)
+    clip = feed(load_clip(experiment.backbone), stream)
     method = make_method(experiment, clip)
     pretrained = backbone_state(method)
     for task, gallery in zip(tasks, galleries):

@@ -21,8 +21,8 @@ from methods.backbone.clip import Clip
 from methods.base import Method
 from orchestrator.data.batches import StreamData, check_pairs
 from orchestrator.data.device import memory_of, prepare_device
-from orchestrator.data.frames import FrameSource
 from orchestrator.data.frozen_features import frozen_features
+from orchestrator.data.imported_features import feed, frame_source
 from orchestrator.data.prepare import prepare_stream
 from orchestrator.errors import ConfigError, Overtaken
 from orchestrator.learning.assemble import load_clip, make_method
@@ -134,7 +134,7 @@ def execute(
         log.warning("repeatable=false: on a GPU a second run gives other numbers, and a run that was killed does, too")
     store = places.open_store()
     stream = stream or load_stream(experiment.run.stream, places.root, places.videos)
-    backbone = load_clip(experiment.backbone)
+    backbone = feed(load_clip(experiment.backbone), stream)
     data, frames = _open_data(experiment, stream, backbone, store, workers)
     stream = data.stream
     device = workers.device.type
@@ -154,7 +154,8 @@ def execute(
     clips = [backbone]  # then fresh ones: a method changes its backbone
 
     def begin() -> Loop:
-        method = make_method(experiment, clips.pop() if clips else load_clip(experiment.backbone)).to(workers.device)
+        clip = clips.pop() if clips else feed(load_clip(experiment.backbone), stream)
+        method = make_method(experiment, clip, stream).to(workers.device)
         mine = data.with_features(frozen_features(method, store, experiment.run.precision))
         loop = Loop(method, mine, config, commits, workers, report, zero_shot, reads)
         if on_ready is not None:
@@ -187,7 +188,7 @@ def _open_data(
 ) -> tuple[StreamData, str]:
     """The stream as tensors, every frame of it in the store, and the digest of these frames."""
     splits = splits_of(experiment, stream)
-    source = FrameSource(store, experiment.data, backbone.image_size)
+    source = frame_source(stream, store, experiment.data, backbone.image_size)
     prepare = partial(prepare_stream, source=source, splits=splits, skip_missing=experiment.data.skip_missing)
     if workers.rank == 0:  # one worker decodes what is missing, the others find it in the store
         stream, _ = prepare(stream)
@@ -252,7 +253,7 @@ def zero_shot_curve(
         config = LoopConfig(zero.optim, zero.evaluation, 0, zero.run.precision)
 
         def begin() -> Loop:
-            method = make_method(zero, backbone).to(data.device)
+            method = make_method(zero, backbone, stream).to(data.device)
             mine = data.with_features(frozen_features(method, store, zero.run.precision))
             return Loop(method, mine, config, commits, Workers(device=data.device))
 

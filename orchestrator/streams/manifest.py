@@ -4,6 +4,7 @@ A manifest is one JSON file (format 1):
 
     {"format": 1, "name": "msrvtt-10", "protocol": "ctvr" | "cvlm", "paper": "msrvtt-10" | null,
      "settings": {"data.num_frames": 12}, "videos": folder (optional; relative to the manifest),
+     "text_features": path below `videos` | null,
      "tasks": [{"name": "task_01", "categories": [...], "train": [ITEM], "val": [ITEM], "test": [ITEM]}]}
     ITEM = {"video": id, "path": path below `videos`, "segment": [start, end] in seconds | null,
             "category": str, "captions": [str], "twin": id | null}
@@ -135,7 +136,10 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
     """
     reader = _Reader(source)
     top = reader.object(
-        data, "", ("format", "name", "protocol", "tasks"), ("paper", "settings", "videos", "about", "sources")
+        data,
+        "",
+        ("format", "name", "protocol", "tasks"),
+        ("paper", "settings", "videos", "about", "sources", "text_features"),
     )
     if top["format"] != FORMAT:
         reader.fail("format", f"is not {FORMAT}, the one this version reads", "Import the stream again.")
@@ -153,6 +157,7 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
         reader.fail("tasks", "is empty", "Write at least one task.")
     _check_names(reader, tasks)
     _check_unique(reader, tasks)
+    _check_kinds(reader, tasks)
     return Stream(
         name=reader.text(top["name"], "name"),
         tasks=tasks,
@@ -160,7 +165,19 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
         has_val=_has_val(reader, top["protocol"], tasks),
         settings=_parse_settings(reader, top.get("settings", {})),
         paper=paper,
+        text_features=_text_features(reader, top.get("text_features"), Path(videos)),
     )
+
+
+def _text_features(reader: _Reader, value: Any, videos: Path) -> str | None:
+    if value is None:
+        return None
+    file = videos / reader.path(value, "text_features")
+    if not file.is_file():
+        reader.fail(
+            "text_features", f"{value!r} is not there", "Put the file below `videos`, or import the stream again."
+        )
+    return str(file)
 
 
 def _parse_settings(reader: _Reader, value: Any) -> dict[str, Any]:
@@ -246,6 +263,16 @@ def _check_unique(reader: _Reader, tasks: tuple[StreamTask, ...]) -> None:
                 if item.twin is not None and item.twin not in ids:
                     where = f"{task.name}: {split}: video {item.video!r}: twin"
                     reader.fail(where, f"no video is called {item.twin!r}", "Write the id of a video, or null.")
+
+
+def _check_kinds(reader: _Reader, tasks: tuple[StreamTask, ...]) -> None:
+    """Videos are files of one kind: films and folders of frames, or arrays of features."""
+    items = [(task, split, item) for task in tasks for split in SPLITS for item in getattr(task, split)]
+    counted = [each for each in items if each[2].path.endswith(".npy")]
+    if counted and len(counted) < len(items):
+        task, split, item = next(each for each in items if each not in counted)
+        where = f"{task.name}: {split}: video {item.video!r}"
+        reader.fail(where, "is a film, and other videos are features (.npy)", "Keep them in streams of their own.")
 
 
 def _has_val(reader: _Reader, protocol: str, tasks: tuple[StreamTask, ...]) -> bool:

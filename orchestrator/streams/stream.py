@@ -52,6 +52,7 @@ class Stream:
     settings: dict[str, Any] = field(default_factory=dict)  # recommended dotted settings
     paper: str | None = None  # the published table this stream stands beside
     dropped: int = 0  # videos left out by `without`
+    text_features: str | None = None  # file with features of all captions, where there are some (data/)
     order: int = 0  # of the tasks: as the stream has them, or drawn by this number
 
     @cached_property
@@ -107,6 +108,11 @@ class Stream:
             return self
         drawn = sorted(range(len(self.tasks)), key=lambda place: hashlib.sha256(f"{order} {place}".encode()).digest())
         return replace(self, tasks=tuple(self.tasks[place] for place in drawn), order=order, paper=None)
+
+    @cached_property
+    def has_features(self) -> bool:
+        """Whether its videos are arrays of features (.npy) that were made elsewhere."""
+        return self.tasks[0].train[0].path.endswith(".npy")
 
     @property
     def settings_mark(self) -> str:

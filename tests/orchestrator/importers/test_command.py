@@ -599,7 +599,7 @@ def test_the_command_without_files_shows_what_the_kind_needs(kind: str, tmp_path
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
     [
-        ("msrvt", {}, r"'msrvt' is no kind\. Did you mean 'msrvtt'\? Kinds: msrvtt, actnet, cvlm, csv\."),
+        ("msrvt", {}, r"'msrvt' is no kind\. Did you mean 'msrvtt'\? Kinds: msrvtt, actnet, cvlm, csv, features\."),
         ("msrvtt", {"splits": "x"}, r"splits= is unknown\. Did you mean 'split'\? Write: ctvr streams import msrvtt"),
         ("msrvtt", {"captions": ""}, r"captions= is missing\. Write: .* captions=MSRVTT_CL_validation\.csv --videos"),
         ("msrvtt", {"split": "nowhere.pkl"}, r"nowhere\.pkl"),

@@ -1,0 +1,198 @@
+"""Named arrays in the files that other programs write: .npy, .npz, .pt, .h5, .parquet, and folders of .npy.
+
+Nothing is unpickled: .npy and .npz without objects, .pt as tensors alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from orchestrator.errors import ConfigError, VideoError
+
+FORMS = ("npy", "npz", "pt", "h5", "parquet")
+COLUMNS = ("name", "row", "features")  # of .parquet: one line for each vector
+Arrays = dict[str, np.ndarray]
+
+
+def read_arrays(path: Path) -> Arrays | np.ndarray:
+    """What a file holds: name -> array, or one array where it has no names (.npy, a .pt that is a tensor).
+
+    Args:
+        path: .npy; .npz; .pt or .pth (a tensor, or a dictionary of tensors); .h5 or .hdf5 (datasets by name);
+            .parquet (columns name, features and, for several vectors of a name, row); or a folder of NAME.npy.
+
+    Raises:
+        ConfigError: for another kind of file, one that cannot be read, one that holds more than arrays, or one whose
+            package is not installed.
+    """
+    if path.is_dir():
+        found = {file.stem: _npy(file) for file in sorted(path.glob("*.npy"))}
+        if not found:
+            raise ConfigError(f"{path}: holds no .npy file. Name a file, or a folder with one NAME.npy for each video.")
+        return found
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file. Name one that ends in {_endings()}, or a folder of .npy files.")
+    readers: dict[str, Callable[[Path], Arrays | np.ndarray]] = {
+        "npy": _npy,
+        "npz": _npz,
+        "pt": _pt,
+        "pth": _pt,
+        "h5": _h5,
+        "hdf5": _h5,
+        "parquet": _parquet,
+    }
+    reader = readers.get(path.suffix.lstrip(".").lower())
+    if reader is None:
+        raise ConfigError(f"{path}: features are read from {_endings()}, or a folder of .npy files.")
+    try:
+        return reader(path)
+    except ConfigError:
+        raise
+    except Exception as error:  # five libraries, each with its own
+        raise ConfigError(f"{path}: cannot be read as arrays ({_first_line(error)}). Save it again.") from error
+
+
+def read_features(path: str) -> np.ndarray:
+    """The vectors (T, d) float32 of a video.
+
+    Raises:
+        VideoError: if the file is no array of finite numbers of that shape.
+    """
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise VideoError(path, f"no array of features ({str(error).splitlines()[0][:80]})") from error
+    return checked(found, path)
+
+
+def checked(found: np.ndarray, name: str) -> np.ndarray:
+    """Features as (T, d) float32; one vector is T = 1.
+
+    Raises:
+        VideoError: if they are no finite numbers of shape (T, d) or (d,).
+    """
+    vectors = found[None] if found.ndim == 1 else found
+    if vectors.ndim != 2 or not vectors.size or vectors.dtype.kind not in "fiu":
+        raise VideoError(name, f"features have shape {found.shape} of {found.dtype}; (frames, d) or (d,) is read")
+    if not np.isfinite(vectors).all():
+        raise VideoError(name, "features hold NaN or infinite numbers")
+    return np.ascontiguousarray(vectors, dtype=np.float32)
+
+
+def write_arrays(path: Path, arrays: Arrays) -> Path:
+    """The inverse of `read_arrays`; for .npy a folder. Returns what was written.
+
+    Raises:
+        ConfigError: for an ending that is none of FORMS, or whose package is not installed.
+    """
+    form = path.suffix.lstrip(".")
+    if form not in FORMS:
+        raise ConfigError(f"{path}: arrays are written as {_endings()}.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if form == "npy":
+        folder = path.with_suffix("")
+        folder.mkdir(exist_ok=True)
+        for name, array in arrays.items():
+            (folder / f"{name}.npy").parent.mkdir(parents=True, exist_ok=True)
+            np.save(folder / f"{name}.npy", array, allow_pickle=False)
+        return folder
+    if form == "npz":
+        with path.open("wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+    elif form == "pt":
+        import torch
+
+        torch.save({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}, path)
+    elif form == "h5":
+        with _optional("h5py", path).File(path, "w") as file:
+            for name, array in arrays.items():
+                file.create_dataset(name, data=array)
+    else:
+        _write_parquet(path, arrays)
+    return path
+
+
+def _npy(path: Path) -> np.ndarray:
+    found: np.ndarray = np.load(path, allow_pickle=False)
+    if not isinstance(found, np.ndarray):
+        raise ValueError("it is no .npy file")
+    return found
+
+
+def _npz(path: Path) -> Arrays:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except zipfile.BadZipFile as error:
+        raise ValueError("it is no .npz file") from error
+
+
+def _pt(path: Path) -> Arrays | np.ndarray:
+    import torch
+
+    found = torch.load(path, map_location="cpu", weights_only=True)
+    if isinstance(found, torch.Tensor):
+        return _plain(found)
+    if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
+        raise ConfigError(f"{path}: is no tensor and no dictionary of tensors. Save {{video: tensor}}.")
+    return {str(name): _plain(value) for name, value in found.items()}
+
+
+def _plain(tensor: Any) -> np.ndarray:
+    made: np.ndarray = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+    return made
+
+
+def _h5(path: Path) -> Arrays:
+    found: Arrays = {}
+    with _optional("h5py", path).File(path, "r") as file:
+        file.visititems(lambda name, node: found.__setitem__(name, node[()]) if hasattr(node, "dtype") else None)
+    return found
+
+
+def _parquet(path: Path) -> Arrays:
+    table = _optional("pyarrow.parquet", path).read_table(path)
+    if missing := [name for name in ("name", "features") if name not in table.column_names]:
+        raise ConfigError(f"{path}: has no column {missing[0]!r}. Columns: name, features and, for frames, row.")
+    names, vectors = table.column("name").to_pylist(), table.column("features").to_pylist()
+    if "row" not in table.column_names:
+        return {str(name): np.array(vector) for name, vector in zip(names, vectors)}
+    rows: dict[str, list[tuple[int, Any]]] = {}
+    for name, row, vector in zip(names, table.column("row").to_pylist(), vectors):
+        rows.setdefault(str(name), []).append((row, vector))
+    return {name: np.array([vector for _, vector in sorted(found)]) for name, found in rows.items()}
+
+
+def _write_parquet(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    parquet, arrow = _optional("pyarrow.parquet", path), _optional("pyarrow", path)
+    lines = [
+        (name, row, vector)
+        for name, array in arrays.items()
+        for row, vector in enumerate(np.atleast_2d(array).reshape(-1, array.shape[-1]).tolist())
+    ]
+    kind = arrow.list_(arrow.float32())
+    columns = [arrow.array([line[0] for line in lines]), arrow.array([line[1] for line in lines])]
+    columns.append(arrow.array([line[2] for line in lines], type=kind))
+    parquet.write_table(arrow.table(dict(zip(COLUMNS, columns))), path)
+
+
+def _optional(module: str, path: Path) -> Any:
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"{path.name}: .{path.suffix.lstrip('.')} needs {package}: pip install {package}") from error
+
+
+def _endings() -> str:
+    return ", ".join(f".{form}" for form in FORMS)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]

@@ -1,0 +1,116 @@
+"""A table of one's own and the features of its videos, computed elsewhere -> a manifest and a file for each video."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from orchestrator.data.arrays import Arrays, checked, read_arrays
+from orchestrator.errors import ConfigError, VideoError
+from orchestrator.importers.builder import Manifest, read_csv, write_manifest
+from orchestrator.importers.table import CSV_COLUMNS, CSV_TIMES, import_csv
+from orchestrator.streams.manifest import parse_manifest
+from orchestrator.streams.stream import SPLITS, describe
+
+TEXTS = "texts.npz"
+
+
+def import_features(table: Path, features: Path, texts: Path | None, out: Path, name: str) -> tuple[Manifest, str]:
+    """A stream of features: of videos by their ids, of captions by their words or in the order of the table's lines.
+
+    Args:
+        table: as of `import_csv`.
+        features: what `read_arrays` reads; id -> (T, d) or (d,), or one array in the order of the table's videos.
+        texts: features of the captions: caption -> (d,), or one array (lines of the table, d). None: a text tower
+            reads them.
+        out: the manifest to write; the arrays lie in a folder of its name.
+        name: of the stream.
+
+    Raises:
+        ConfigError: for videos or captions without features, or features of different lengths.
+    """
+    with tempfile.TemporaryDirectory() as empty:  # there are no videos
+        manifest, _ = import_csv(table, Path(empty), None, name)
+    items = list(_items(manifest))
+    found = _by_name(features, read_arrays(features), [item["video"] for item in items], "videos")
+    arrays: Arrays = {}  # of each file
+    width = 0
+    for number, item in enumerate(items):
+        vectors = _checked(features, item["video"], found[item["video"]])
+        width = width or vectors.shape[1]
+        if vectors.shape[1] != width:
+            raise ConfigError(
+                f"{features}: {item['video']!r} has features of {vectors.shape[1]} numbers, others of {width}. "
+                "Compute all of them by one model."
+            )
+        item |= {"path": f"{number:06d}.npy", "segment": None}
+        arrays[item["path"]] = vectors
+    frames = [len(vectors) for vectors in arrays.values()]
+    of_captions = _of_captions(table, texts, width) if texts is not None else None
+    folder = out.with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, vectors in arrays.items():
+        np.save(folder / path, vectors, allow_pickle=False)
+    settings: dict[str, Any] = {"data.num_frames": max(set(frames), key=frames.count)}
+    if of_captions is not None:
+        np.savez(folder / TEXTS, texts=np.array(list(of_captions)), features=np.stack(list(of_captions.values())))
+        settings |= {"backbone.name": "tiny-clip", "backbone.weights": "shipped"}  # of which nothing is read
+    manifest |= {"videos": folder.name, "settings": settings, "text_features": TEXTS if texts else None}
+    stream = parse_manifest(manifest, source=str(table), base=out.parent)
+    write_manifest(manifest, out)
+    of_texts = "captions have features, too" if texts else "captions are read by the backbone that you name"
+    lines = [describe(stream), f"features of {width} numbers, {min(frames)} to {max(frames)} a video; {of_texts}"]
+    return manifest, "\n".join([*lines, f"digest {stream.digest}"])
+
+
+def _items(manifest: Manifest) -> Iterator[dict[str, Any]]:
+    for task in manifest["tasks"]:
+        for split in SPLITS:
+            yield from task[split]
+
+
+def _by_name(file: Path, found: Arrays | np.ndarray, names: list[str], what: str) -> Arrays:
+    """Name -> array; an array without names is in the order of `names`."""
+    if isinstance(found, np.ndarray):
+        if len(found) != len(names):
+            raise ConfigError(
+                f"{file}: has {len(found)} rows for {len(names)} {what} of the table. One each, in order."
+            )
+        return dict(zip(names, found))
+    if missing := [name for name in names if name not in found]:
+        raise ConfigError(
+            f"{file}: has no features of {len(missing)} of {len(names)} {what}, the first {missing[0][:60]!r}. "
+            f"It has {len(found)}, such as {next(iter(found), '')[:60]!r}."
+        )
+    return found
+
+
+def _checked(file: Path, name: str, array: np.ndarray) -> np.ndarray:
+    try:
+        return checked(np.asarray(array), f"{file}: {name}")
+    except VideoError as error:
+        raise ConfigError(f"{error}. Save numbers of that shape.") from error
+
+
+def _of_captions(table: Path, texts: Path, width: int) -> Arrays:
+    """Caption -> its features (d,), each once."""
+    captions = [row["caption"] for _, row in read_csv(table, CSV_COLUMNS, CSV_TIMES)]
+    arrays = read_arrays(texts)
+    found: Arrays = {}
+    if isinstance(arrays, np.ndarray):
+        if len(arrays) != len(captions):
+            raise ConfigError(f"{texts}: has {len(arrays)} rows for {len(captions)} lines of {table.name}. One each.")
+        for caption, row in zip(captions, arrays):
+            if caption in found and not np.array_equal(found[caption], row):
+                raise ConfigError(f"{texts}: {caption[:60]!r} stands twice in the table, with two features. Keep one.")
+            found[caption] = row
+    else:
+        found = _by_name(texts, arrays, captions, "captions")
+    rows = {caption: _checked(texts, caption, found[caption]) for caption in captions}
+    if wrong := [row for row in rows.values() if row.shape != (1, width)]:
+        raise ConfigError(f"{texts}: captions have features of shape {wrong[0].shape}, videos of {width} numbers each.")
+    return {caption: row[0] for caption, row in rows.items()}

@@ -1,0 +1,133 @@
+"""`ctvr streams export`: a stream as files that other programs read: its table, manifest, frames and features.
+
+Shapes: T frames, d joint embedding.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from orchestrator.config import Settings
+from orchestrator.data.arrays import FORMS, write_arrays
+from orchestrator.data.batches import StreamData
+from orchestrator.data.imported_features import feed, frame_source
+from orchestrator.data.prepare import prepare_stream
+from orchestrator.errors import ConfigError
+from orchestrator.jobs.deployment import Deployment, find_manifest
+from orchestrator.learning.assemble import load_clip
+from orchestrator.learning.resolve import resolve
+from orchestrator.streams.load import load_stream
+from orchestrator.streams.stream import Item, Stream, walk
+
+COLUMNS = ("video", "caption", "category", "split", "task", "path", "start", "end")
+WHAT = ("table", "frames", "features")
+
+
+def export_stream(name: str, overrides: Settings, where: Deployment, out: Path, form: str, what: list[str]) -> str:
+    """Write a stream into a folder; returns what was written, and how it is read again.
+
+    Args:
+        name: a name or a manifest.
+        overrides: flat settings; `backbone.*` and `data.num_frames` decide frames and features.
+        where: runs folder, videos.
+        out: the folder.
+        form: one of FORMS, of frames and features.
+        what: of WHAT. table: `table.csv`, a line for each caption, and `manifest.json`. frames: (T, H, W, 3) uint8 of
+            each video. features: (T, d) of each video and (d,) of each caption by the untrained backbone.
+
+    Raises:
+        ConfigError: for an unknown form, a folder that is not empty, or videos that are missing.
+    """
+    if form not in FORMS:
+        raise ConfigError(f"--form: {form!r} is none of {', '.join(FORMS)}.")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out}: is there and not empty. Name another folder.")
+    if "frames" in what and form == "parquet":
+        raise ConfigError("--form: parquet holds vectors, and frames are pictures. Write npz, npy, pt or h5.")
+    places, manifest = where.places(), find_manifest(name)
+    stream = load_stream(manifest, places.root, places.videos)
+    if stream.has_features and "frames" in what:
+        raise ConfigError(f"--frames: stream {stream.name} has features and no frames. Leave it out.")
+    out.mkdir(parents=True, exist_ok=True)
+    lines = [f"{_write_table(stream, out)} captions: {out / 'table.csv'}, {out / 'manifest.json'}"]
+    if "frames" not in what and "features" not in what:
+        return lines[0]
+    experiment = resolve({"method": "zero_shot", "stream": manifest, **overrides}, stream.settings)
+    clip = feed(load_clip(experiment.backbone), stream)
+    source = frame_source(stream, places.open_store(), experiment.data, clip.image_size)
+    splits = ("train", "val", "test") if stream.has_val else ("train", "test")
+    stream, _ = prepare_stream(stream, source, splits, experiment.data.skip_missing)
+    items = [item for _, _, item in walk(stream)]
+    if "frames" in what:
+        frames = {item.video: source.load(item) for item in items}
+        lines.append(f"frames of {len(frames)} videos: {write_arrays(out / f'frames.{form}', frames)}")
+    if "features" in what:
+        torch.set_num_threads(experiment.run.threads)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        clip = clip.to(device).eval()
+        data = StreamData(stream, source, clip.tokenize, clip.mean, clip.std, experiment.data, device)
+        lines += _write_features(data, items, clip, out, form)
+    return "\n".join(lines)
+
+
+@torch.no_grad()
+def _write_features(data: StreamData, items: list[Item], clip: Any, out: Path, form: str) -> list[str]:
+    videos = {item.video: clip.vision(data.one(item))[0].cpu().numpy() for item in items}
+    texts: dict[str, np.ndarray] = {}
+    for caption in dict.fromkeys(caption for item in items for caption in item.captions):
+        texts[caption] = clip.text(data.tokens([caption]).to(data.device))[0].cpu().numpy()
+    written = write_arrays(out / f"features.{form}", videos)
+    lines = [f"features of {len(videos)} videos: {written}"]
+    in_order = np.stack([texts[caption] for item in items for caption in item.captions])
+    np.save(out / "text_features.npy", in_order, allow_pickle=False)  # in every form: captions are no names of files
+    lines.append(f"features of {len(in_order)} captions, a row for each line of the table: {out / 'text_features.npy'}")
+    words = f"table={out / 'table.csv'} features={written} text={out / 'text_features.npy'}"
+    return [*lines, f"to read them again: ctvr streams import features {words} --name NAME"]
+
+
+def _write_table(stream: Stream, out: Path) -> int:
+    """`table.csv` and `manifest.json`; returns the number of captions."""
+    lines = 0
+    with (out / "table.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for task, split, item in walk(stream):
+            segment = item.segment or ("", "")
+            for caption in item.captions:
+                writer.writerow([item.video, caption, item.category, split, task.name, item.path, *segment])
+                lines += 1
+    tasks: list[dict[str, Any]] = []
+    for each in stream.tasks:
+        found: dict[str, Any] = {"name": each.name, "categories": list(each.categories)}
+        for split in ("train", "val", "test"):
+            found[split] = [_item(item) for item in getattr(each, split)]
+        tasks.append(found)
+    manifest = {
+        "format": 1,
+        "name": stream.name,
+        "protocol": stream.protocol,
+        "paper": stream.paper,
+        "settings": dict(stream.settings),
+        "videos": "/",
+        "text_features": stream.text_features and stream.text_features.lstrip("/"),
+        "tasks": tasks,
+    }
+    (out / "manifest.json").write_text(json.dumps(manifest, ensure_ascii=False, indent=1), encoding="utf-8")
+    return lines
+
+
+def _item(item: Item) -> dict[str, Any]:
+    return {
+        "video": item.video,
+        "path": item.path.lstrip("/"),
+        "segment": list(item.segment) if item.segment else None,
+        "category": item.category,
+        "captions": list(item.captions),
+        "twin": item.twin,
+    }

@@ -1,0 +1,134 @@
+"""Streams out and in again: frames and features in files of other programs, and runs on features alone."""
+
+from __future__ import annotations
+
+import csv
+import re
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from orchestrator.cli.main import main
+from orchestrator.data.arrays import FORMS, read_arrays, write_arrays
+from orchestrator.errors import ConfigError
+from orchestrator.jobs.export import export_stream
+from orchestrator.learning.resolve import resolve
+from orchestrator.learning.run import Places, execute
+from orchestrator.streams.load import load_stream
+
+
+@pytest.fixture(scope="module")
+def exported(few, tmp_path_factory):
+    """A runs folder, and beside it the small stream's table, frames and features."""
+    from orchestrator.jobs.deployment import Deployment
+
+    root = tmp_path_factory.mktemp("exported")
+    where = Deployment(runs=root / "runs")
+    text = export_stream(few, {}, where, root / "out", "npz", ["frames", "features"])
+    assert "features of 8 videos" in text
+    return root
+
+
+def measured(root, stream, **settings):
+    found = load_stream(stream, root / "runs")
+    given = {"method": "zero_shot", "stream": str(stream), **{k.replace("__", "."): v for k, v in settings.items()}}
+    return execute(resolve(given, found.settings), Places(root / "runs"), stream=found).record
+
+
+def import_features(root, *words, name="made"):
+    return main(["streams", "import", "features", *words, "--name", name, "--runs", str(root / "runs")])
+
+
+def test_a_stream_of_exported_features_gives_the_numbers_of_its_videos(few, exported, capsys):
+    out = exported / "out"
+    table, vectors, texts = f"table={out / 'table.csv'}", f"features={out / 'features.npz'}", out / "text_features.npy"
+    assert import_features(exported, table, vectors, f"text={texts}", name="both") == 0
+    assert import_features(exported, table, vectors, name="videos") == 0
+    assert re.search(r"features of \d+ numbers, 4 to 4 a video", capsys.readouterr().out)
+    of_frames = measured(exported, few)
+    of_both = measured(exported, "both")
+    own = {"backbone__name": "tiny-clip", "backbone__weights": "shipped"}
+    of_videos = measured(exported, "videos", **own)
+    for record in (of_both, of_videos):
+        assert (record.own, record.union, record.ranks) == (of_frames.own, of_frames.union, of_frames.ranks)
+    trained = {"method": "framefusion_moe", "method__use_ffa": False, "optim__epochs": 1, "data__batch_size": 4}
+    trained |= {"method__num_experts": 2, "method__rank": 2, "method__dropout": 0.0, **own}
+    on_frames, on_features = measured(exported, few, **trained), measured(exported, "videos", **trained)
+    assert on_features.ranks == on_frames.ranks
+    for stream, method, message in (
+        (
+            "videos",
+            {"method": "clip4clip"},
+            "clip4clip changes its vision tower, and stream videos has features",
+        ),
+        ("both", {**trained, "backbone__name": "tiny-clip"}, "framefusion_moe changes its text tower"),
+        ("videos", {**own, "data__augment": "crop_flip"}, "data.augment: crop_flip is for frames"),
+        (
+            "videos",
+            {"backbone__name": "ViT-B-32", "backbone__weights": "random"},
+            "its texts of 512. Name the",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            measured(exported, stream, **{**(own if stream == "videos" else {}), **method})
+
+
+def test_the_exported_manifest_and_frames_are_the_streams(few, exported):
+    stream, again = load_stream(few, exported), load_stream(exported / "out" / "manifest.json", exported)
+    assert again.digest == stream.digest
+    assert again.tasks[0].train[0] == stream.tasks[0].train[0]
+    frames = read_arrays(exported / "out" / "frames.npz")
+    assert [array.shape for array in frames.values()] == [(4, 64, 64, 3)] * 8
+    assert {array.dtype for array in frames.values()} == {np.dtype("uint8")}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_arrays_come_back_from_every_form(form, tmp_path):
+    arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones((1, 3), np.float32)}
+    if form == "h5" and find_spec("h5py") is None:
+        with pytest.raises(ConfigError, match=r"\.h5 needs h5py: pip install h5py"):
+            write_arrays(tmp_path / "f.h5", arrays)
+        return
+    found = read_arrays(write_arrays(tmp_path / f"f.{form}", arrays))
+    assert list(found) == list(arrays)
+    assert all(np.array_equal(found[name], arrays[name]) for name in arrays)
+
+
+def test_wrong_features_are_refused_in_one_line(exported, tmp_path, capsys):
+    out = exported / "out"
+    with (out / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    videos = list(dict.fromkeys(row["video"] for row in rows))
+    good = {video: np.ones((2, 3)) for video in videos}
+    (tmp_path / "evil.pt").write_bytes(b"\x80\x04c__builtin__\neval\n.")
+    np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
+    np.save(tmp_path / "rows.npy", np.ones((3, 4)))
+    np.save(tmp_path / "texts.npy", np.ones((len(rows), 5)))
+    for name, arrays in (
+        ("missing", {videos[0]: np.ones(3)}),
+        ("wide", {**good, videos[-1]: np.ones((2, 4))}),
+        ("nan", {**good, videos[1]: np.full(3, np.nan)}),
+        ("cube", {**good, videos[0]: np.ones((2, 3, 4))}),
+        ("good", good),
+    ):
+        np.savez(tmp_path / f"{name}.npz", **arrays)
+    for word, message in (
+        ("missing.npz", f"has no features of {len(videos) - 1} of {len(videos)} videos, the first"),
+        ("wide.npz", "has features of 4 numbers, others of 3"),
+        ("nan.npz", "NaN or infinite"),
+        ("cube.npz", "shape (2, 3, 4) of float64; (frames, d) or (d,) is read"),
+        ("rows.npy", f"has 3 rows for {len(videos)} videos"),
+        ("objects.npy", "cannot be read as arrays"),
+        ("evil.pt", "cannot be read as arrays"),
+        ("none.npz", "no such file"),
+        ("good.csv", "no such file"),
+    ):
+        assert import_features(exported, f"table={out / 'table.csv'}", f"features={tmp_path / word}", name="w") == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert message in line, word
+    texts = f"text={tmp_path / 'texts.npy'}"
+    assert import_features(exported, f"table={out / 'table.csv'}", f"features={tmp_path / 'good.npz'}", texts) == 2
+    assert "captions have features of shape (1, 5), videos of 3 numbers" in capsys.readouterr().err
+    assert main(["streams", "export", "shapes-5", str(out), "--runs", str(exported / "runs")]) == 2
+    assert "is there and not empty" in capsys.readouterr().err
