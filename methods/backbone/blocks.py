@@ -45,6 +45,8 @@ class TokenState:
     proportional: bool = True  # attention counts a token once for each patch it stands for (ToMe, eq. 1)
     frame_of: Tensor | None = None  # (B, T) int64: which remaining frame stands for each frame; None: itself
     keys: Tensor | None = None  # (G, n, D/H) what `between` of a block has noted for its `after`
+    policy: Tensor | None = None  # (G, n) patches that a search of rates has not dropped: 1 or 0, with a gradient
+    class_row: Tensor | None = None  # (G, N) what `mix` of a block has noted for its `between`
     eot: Tensor | None = None  # (B,) position of the end-of-text token; None for images
     log: list[tuple[int, int, int]] = field(default_factory=list)
     # per block: attention groups of one video, tokens of a group in attention, tokens of a group in the MLP

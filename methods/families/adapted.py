@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.backbone.clip import BlockSeams, Clip, TokenState
-from methods.base import Method, ParamGroup, Task, unit
+from methods.base import Batch, Method, ParamGroup, Task, unit
+from methods.layers.diffrate_search import DiffRateSearch
 from methods.layers.lora import LoRA
 from methods.layers.pooling import mean_pool
 from methods.layers.reducer_settings import ReducerConfig
@@ -49,12 +50,16 @@ class AdaptedConfig(ReducerConfig):
     """Settings of all four methods; see `ReducerConfig` for the reducer's."""
 
     lr: float = 6e-4  # everything that is added to CLIP
+    lr_rates: float = 0.01  # of a search of rates (search_macs); DiffRate's
     train_positions: Literal["all", "first"] = "all"  # first: clip positions stay as the first task left them
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.lr < 0:
-            raise ValueError(f"lr must be >= 0, got {self.lr}.")
+        for name in ("lr", "lr_rates"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}.")
+        if self.search_macs is None and self.lr_rates != AdaptedConfig.lr_rates:
+            raise ValueError("lr_rates is the rate of a search; write search_macs too, or leave it out.")
 
 
 class Adaptation(nn.Module):
@@ -106,6 +111,8 @@ def _joint(width: int, blocks: int, rank: int) -> nn.ModuleList:
 class AdaptedClip(Method):
     """Frozen CLIP, an adaptation, a reducer. The base of four methods and none itself."""
 
+    accumulates = "features"
+
     @classmethod
     def only_frames(cls, config: AdaptedConfig) -> int | None:
         return config.num_frames if config.reducer == "tempme" else None
@@ -118,8 +125,13 @@ class AdaptedClip(Method):
 
     def begin_task(self, task: Task) -> None:
         self.train_positions = self.config.train_positions == "all" or task.index == 0
+        if isinstance(self.reducer, DiffRateSearch):
+            self.reducer.is_searching = task.index == 0
 
     def param_groups(self) -> list[ParamGroup]:
+        if isinstance(self.reducer, DiffRateSearch):  # CLIP and its adaptation are taken as they are
+            rates = ParamGroup(name="rates", params=list(self.reducer.parameters()), lr=self.config.lr_rates)
+            return [{**rates, "decay": "matrices"}] if self.reducer.is_searching else []
         groups = [ParamGroup(name="adaptation", params=list(self.adaptation.parameters()), lr=self.config.lr)]
         if self.train_positions:
             groups.append(ParamGroup(name="positions", params=list(self.reducer.parameters()), lr=self.config.lr))
@@ -135,6 +147,21 @@ class AdaptedClip(Method):
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         return unit(self.backbone.text(tokens, self.adaptation.text_seams(self.backbone)))
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        terms = super().losses(batch)
+        if isinstance(self.reducer, DiffRateSearch) and self.reducer.is_searching:
+            terms["macs"] = self.reducer.penalty()
+        return terms
+
+    def diagnostics(self) -> dict[str, float]:
+        """Of a search: K_p and K_m of every block, for prune_to and merge_to, and the multiply-adds of a frame."""
+        if not isinstance(self.reducer, DiffRateSearch):
+            return {}
+        found = {"frame_gmacs": float(self.reducer.macs()) / 1e9}
+        for block, (prune, merge) in enumerate(self.reducer.counts()):
+            found |= {f"prune_to/{block:02d}": float(prune), f"merge_to/{block:02d}": float(merge)}
+        return found
 
     def after_step(self) -> None:
         self.reducer.after_step()

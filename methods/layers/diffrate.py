@@ -7,9 +7,9 @@ After the released code (OpenGVLab/DiffRate, inference): between attention and M
     merge:  of these, patches from rank K_m on join the patch before rank K_m that is most like them (cosine of x)
             x_t <- plain mean of x_t and all that join it;   s_t <- s_t + sum s_j cos(j, t)
 
-K counts the class token. The rates are numbers here; the search that finds them is not built. The release sorts in
-every block; here order changes only where something goes, which no feature can tell. It lets a size fall to zero and
-below where a cosine is negative (log: NaN); here it stays above. Prompts are ours: in front, neither ranked nor joined.
+K counts the class token. The rates are numbers here; diffrate_search.py finds them. The release sorts in every block;
+here order changes only where something goes, which no feature can tell. It lets a size fall to zero and below where a
+cosine is negative (log: NaN); here it stays above. Prompts are ours: in front, neither ranked nor joined.
 
 Shapes: G frames, N tokens, D width.
 """
@@ -98,14 +98,20 @@ def merge_ranked(x: Tensor, metric: Tensor, size: Tensor, kept: int) -> tuple[Te
     Takes x (G, P, D), most important first, what is compared (G, P, C) and sizes (G, P, 1). Returns (G, kept, D) and
     (G, kept, 1).
     """
-    with torch.no_grad(), in_float32(x.device):
-        units = F.normalize(metric.float(), dim=-1)
-        cosine, target = (units[:, kept:] @ units[:, :kept].mT).max(dim=-1)  # (G, P - kept)
-        joins = target[:, :, None]
-        grown = size[:, :kept].scatter_add(1, joins, size[:, kept:] * cosine[:, :, None])
-        number = size.new_ones(len(x), kept, 1).scatter_add(1, joins, torch.ones_like(cosine)[:, :, None])
+    cosine, joins = most_alike(metric, kept)
+    grown = size[:, :kept].scatter_add(1, joins, size[:, kept:] * cosine)
+    number = size.new_ones(len(x), kept, 1).scatter_add(1, joins, torch.ones_like(cosine))
     total = x[:, :kept].scatter_add(1, joins.expand(-1, -1, x.shape[-1]), x[:, kept:])
     return total / number.to(x.dtype), grown.clamp_min(_LEAST_SIZE)
+
+
+@torch.no_grad()
+def most_alike(metric: Tensor, kept: int) -> tuple[Tensor, Tensor]:
+    """The best cosine of each token behind rank `kept` with one before, and which: (G, P, C) -> (G, P - kept, 1)."""
+    with in_float32(metric.device):
+        units = F.normalize(metric.float(), dim=-1)
+        cosine, target = (units[:, kept:] @ units[:, :kept].mT).max(dim=-1)
+    return cosine[:, :, None], target[:, :, None]
 
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:

@@ -13,8 +13,7 @@ _ONLY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("keep_rate", "fuse", "anneal_from", "anneal_steps"), ("evit",)),
     **dict.fromkeys(("r_frames", "temporal_rank", "temporal_gate", "one_class"), ("testa",)),
     "stages": ("evit", "sta", "testa"),
-    "prune_to": ("diffrate",),
-    "merge_to": ("diffrate",),
+    **dict.fromkeys(("prune_to", "merge_to", "search_macs", "search_step"), ("diffrate",)),
 }
 
 
@@ -45,6 +44,9 @@ class ReducerConfig:
     # diffrate: K_p and K_m of every block, class token included; (): the released MAE-B 11.5 for a B/16, else ours
     prune_to: tuple[int, ...] = ()
     merge_to: tuple[int, ...] = ()
+    # diffrate: 10^9 multiply-adds of a frame that a search of rates aims at; it trains rates alone, in the first task
+    search_macs: float | None = None
+    search_step: int = 4  # diffrate: between two numbers of patches that the search weighs
     # testa: frames merged in each of the stages; None: numbers that cost what TempMe's Table 2 prints (it prints none)
     r_frames: int | tuple[int, ...] | None = None
     temporal_rank: int = 8  # testa: r of LoRA on the temporal attention
@@ -74,6 +76,10 @@ class ReducerConfig:
                 f"r_frames={self.r_frames} counts frames that are merged away, temporal_rank={self.temporal_rank} is "
                 "at least 1. Write r_frames=0 to keep all frames."
             )
+        if self.search_step < 1 or (self.search_macs is not None and self.search_macs <= 0):
+            raise ValueError(f"search_macs and search_step must be > 0, got {self.search_macs}, {self.search_step}.")
+        if self.search_macs is not None and self.prune_to:
+            raise ValueError("search_macs finds prune_to and merge_to; leave one of both out.")
         if self.num_frames < 1:
             raise ValueError(f"num_frames must be >= 1, got {self.num_frames}.")
         for name in ("keep_cross", "keep_intra"):

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from methods.backbone.clip import Attended, BlockSeams, Seam, Seams, TokenState, VisionTower
 from methods.layers.diffrate import DiffRate, schedule
+from methods.layers.diffrate_search import DiffRateSearch
 from methods.layers.evit import EViT
 from methods.layers.merge import merge_tokens, most_mergeable, plan_bipartite
 from methods.layers.reducer_settings import ReducerConfig, ReducerName
@@ -239,6 +240,8 @@ def make_reducer(config: ReducerConfig, vision: VisionTower) -> TokenReducer:
         steps = tome_steps(blocks, tokens, default_r(blocks, tokens) if config.r is None else config.r)
         form = config.temporal_rank, config.temporal_gate, config.one_class
         return TESTA(vision.blocks, [step.intra for step in steps], frames, *form)  # type: ignore[arg-type]
+    if config.reducer == "diffrate" and config.search_macs is not None:
+        return DiffRateSearch(vision, config.search_macs, config.search_step)
     if config.reducer == "diffrate":
         pruned, merged = (config.prune_to, config.merge_to) if config.prune_to else schedule(blocks, tokens)
         if len(pruned) != blocks:

@@ -8,6 +8,7 @@ import torch
 
 from methods.backbone.clip import Block, BlockSeams, TokenState, record_tokens
 from methods.layers.diffrate import merge_ranked
+from methods.layers.diffrate_search import Rate, masked_attention, merge_in_place
 from methods.layers.evit import annealed, keep_attended, kept_patches
 from methods.layers.merge import merge_tokens, plan_bipartite, unmerge_tokens
 from methods.lora import Lora, LoraConfig
@@ -172,3 +173,82 @@ def test_features_sizes_and_gradients_of_diffrates_tower_equal_the_released_ones
             compared("diffrate", "forward", states[0].sizes[..., 0], io[f"{case}/block11_size"], 1e-5)
             for ours, theirs in gradients(method, io, "grad_fixed_both"):
                 compared("diffrate", "gradients", ours, theirs, 1e-4)
+
+
+def test_rates_masks_and_merges_of_diffrates_search_equal_the_released_ones(compared):
+    file = read(FIXTURES / "diffrate_search.npz")
+    rate = Rate(49, 4)
+    rate.logits.data = file["rate/logits"]
+    kept, probability = rate.kept(), rate.stays()
+    (slope,) = torch.autograd.grad(kept, rate.logits, retain_graph=True)
+    compared("diffrate", "forward", kept, file["rate/kept"], 0.0)
+    compared("diffrate", "gradients", slope, file["rate/kept_grad"], 1e-5)
+    compared("diffrate", "forward", probability, file["rate/token_probability"][1:], 1e-6)
+    logits, mask = file["policy/logits"].requires_grad_(), file["policy/policy"].requires_grad_()
+    found = masked_attention(logits, mask)
+    (found * file["policy/weights"]).sum().backward()
+    compared("diffrate", "forward", found, file["policy/out"], 1e-6)
+    compared("diffrate", "gradients", logits.grad, file["policy/grad_logits"], 1e-5)
+    compared("diffrate", "gradients", mask.grad, file["policy/grad_policy"], 1e-5)
+    given = floats(read(FIXTURES / "diffrate_merge.npz"))
+    merged, size = merge_in_place(*(given[name][:, 1:] for name in ("x", "metric", "size")), 7, 11)
+    compared("diffrate", "forward", merged, file["x_out_training"][:, 1:], 1e-6)
+    compared("diffrate", "forward", size, file["size_out_training"][:, 1:], 1e-6)
+
+
+def searching(target: float, step: int, state: Weights, arch: Weights) -> Lora:
+    """A search on the tower, at the logits of the release; equal ones where it has none."""
+    method = Lora(LoraConfig(reducer="diffrate", search_macs=target, search_step=step), tiny_clip(SHAPE, state)).train()
+    for name, logits in arch.items():
+        proxy(method, name).logits.data = logits
+    return method
+
+
+def proxy(method: Lora, name: str) -> Rate:
+    """Of `blocks.3.merge_ddp.selected_probability`."""
+    _, block, kind, _ = name.split(".")
+    return getattr(method.reducer, "pruned" if kind == "prune_ddp" else "merged")[int(block) - 1]
+
+
+def cross_entropy(method: Lora, io: Weights) -> torch.Tensor:
+    features = method.encode_frames(io["frames"].float()).flatten(0, 1)
+    return -(io["targets"] * features.log_softmax(dim=-1)).sum(dim=-1).mean()
+
+
+def test_the_search_of_rates_equals_the_released_one(compared, shared):
+    """Features, masks, sizes, both gradients of every rate, and the rates after a step of its optimizer."""
+    folder = shared / "reference" / "reduction"
+    io, state = read(folder / "diffrate_clip50.npz"), tower(floats(read(folder / "clip50_state.npz")))
+    facts = json.loads((folder / "diffrate.json").read_text())
+    for case in ("search_zeros_g1", "search_mixed_g1"):
+        method = searching(0.011, 1, state, floats(io, f"{case}/arch/"))
+        wanted = list(zip(facts[case]["prune"], facts[case]["merge"]))
+        assert method.reducer.counts() == wanted
+        with record_tokens() as states:
+            loss = cross_entropy(method, io)
+            found = method.encode_frames(io["frames"].float()).flatten(0, 1)
+        compared("diffrate", "forward", found, io[f"{case}/logits_out"], 1e-5)
+        compared("diffrate", "forward", states[0].policy, io[f"{case}/block11_mask"][:, 1:], 0.0)
+        compared("diffrate", "forward", states[0].sizes[..., 0], io[f"{case}/block11_size"], 1e-5)
+        compared("diffrate", "loss", loss, facts[case]["ce"], 1e-5)
+        compared("diffrate", "loss", method.reducer.macs() / facts[case]["flops"], 1.0, 1e-6)
+        for kind, term in (("ce", loss), ("flops", method.reducer.macs())):
+            method.zero_grad()
+            term.backward()
+            theirs = floats(io, f"{case}/{kind}_grad/")
+            assert len(theirs) == 22
+            scale = max(value.abs().max() for value in theirs.values())
+            for name, value in theirs.items():
+                gradient = proxy(method, name).logits.grad
+                ours = torch.zeros_like(value) if gradient is None else gradient
+                compared("diffrate", "gradients", ours / scale, value / scale, 1e-4)
+        with torch.no_grad():
+            found = method.eval().encode_frames(io["frames"].float()).flatten(0, 1)
+        compared("diffrate", "forward", found, io[f"{case}/logits_out_eval"], 1e-5)
+    method = searching(3.0, 2, state, floats(io, "loop_target3/init/"))
+    (group,) = method.param_groups()
+    optimizer = torch.optim.AdamW(group["params"], lr=group["lr"], weight_decay=0)
+    (cross_entropy(method, io) + method.reducer.penalty()).backward()
+    optimizer.step()
+    for name, value in floats(io, "loop_target3/step0/").items():
+        compared("diffrate", "steps", proxy(method, name).logits, value, 1e-5)

@@ -29,6 +29,7 @@ TESTS = Path(__file__).parent
 NUMBERS = (int, float)
 ADAPTED = ("lora", "prompt", "adapter")
 SHARES = ("keep_cross", "keep_intra")
+RATES = ("search_step", "lr_rates")
 
 # method.setting or *.setting -> settings beside which it acts, the method's own or base.*
 BESIDE: dict[str, dict[str, Any]] = {
@@ -44,6 +45,8 @@ BESIDE: dict[str, dict[str, Any]] = {
     **{f"{name}.{setting}": {"reducer": "tempme"} for name in ADAPTED for setting in SHARES},
     **{f"{name}.r": {"reducer": "tome"} for name in (*ADAPTED, "clip4clip")},
     "lora.keep_rate": {"reducer": "evit"},
+    **{f"{name}.search_macs": {"reducer": "diffrate"} for name in ADAPTED},
+    **{f"{name}.{what}": {"reducer": "diffrate", "search_macs": 1e-3} for name in ADAPTED for what in RATES},
     **{f"{name}.{setting}": {"reducer": "testa"} for name in ADAPTED for setting in ("r_frames", "temporal_rank")},
     **{f"{name}.inflection": {"reducer": "tome"} for name in (*ADAPTED, "tempme")},
     "tempme.lr_clip": {"adaptation": "full"},
@@ -71,7 +74,7 @@ ELSEWHERE: dict[str, str] = {
     },
     **{
         f"tempme.{setting}": "layers/test_reducers.py::test_a_setting_that_the_reducer_does_not_read_is_refused"
-        for setting in ("r_frames", "temporal_rank")
+        for setting in ("r_frames", "temporal_rank", "search_macs", *RATES)
     },
     # frames of an image are alike, and the mean of them is one of them
     "zscl.reference_frames": "test_zscl.py::test_a_step_takes_as_many_images_as_pairs_unless_told_otherwise",
