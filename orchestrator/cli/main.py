@@ -24,7 +24,7 @@ from orchestrator.cli.guide import guide
 from orchestrator.cli.plugins import add_conform, add_new
 from orchestrator.cli.reproduce import add_reproduce
 from orchestrator.cli.results import add_doctor, add_explain, add_methods, add_rebuild, add_sync, add_table, add_ui
-from orchestrator.cli.search import add_page, add_schema, add_search
+from orchestrator.cli.search import add_export, add_page, add_schema, add_search
 from orchestrator.cli.sweep import add_attach, add_rerun, add_sweep, job_of, needs_parent
 from orchestrator.cli.train import add_run
 from orchestrator.console import say
@@ -154,6 +154,7 @@ def make_parser(exits: bool = True) -> argparse.ArgumentParser:
     add_rebuild(commands)
     add_search(commands)
     add_page(commands)
+    add_export(commands)
     add_streams(commands)
     add_cache(commands)
     add_methods(commands)

@@ -1,4 +1,4 @@
-"""`ctvr search`, `ctvr page` and `ctvr schema`."""
+"""`ctvr search`, `ctvr page`, `ctvr export` and `ctvr schema`."""
 
 from __future__ import annotations
 
@@ -50,6 +50,24 @@ def _page(arguments: argparse.Namespace) -> str:
     from orchestrator.jobs.page import page
 
     return page(arguments.name, where, arguments.html)
+
+
+def add_export(commands: Any) -> None:
+    parser = commands.add_parser("export", help="write a trained model as a folder that others can load")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="FORM")
+    hub = actions.add_parser("hf", help="safetensors and a model card for Hugging Face's hub; nothing is uploaded")
+    hub.add_argument("folder", type=Path, help="a new one")
+    hub.add_argument("--model", required=True, help="run id, run, sweep (its best trial), method, best-STREAM")
+    hub.add_argument("--license", default="", help="of the weights (known of tiny-clip's and OpenAI's)")
+    add_where(hub)
+    hub.set_defaults(run=_export)
+
+
+def _export(arguments: argparse.Namespace) -> str:
+    where = get_records(arguments)
+    from orchestrator.jobs.export_model import export_hf
+
+    return export_hf(arguments.folder, arguments.model, where, arguments.license)
 
 
 def add_schema(commands: Any) -> None:

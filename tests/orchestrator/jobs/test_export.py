@@ -8,10 +8,14 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+import yaml
 
+import ctvr
 from orchestrator.cli.main import main
 from orchestrator.data.arrays import FORMS, read_arrays, write_arrays
+from orchestrator.digests import digest_file
 from orchestrator.errors import ConfigError
+from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.export import export_stream
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
@@ -21,8 +25,6 @@ from orchestrator.streams.load import load_stream
 @pytest.fixture(scope="module")
 def exported(few, tmp_path_factory):
     """A runs folder, and beside it the small stream's table, frames and features."""
-    from orchestrator.jobs.deployment import Deployment
-
     root = tmp_path_factory.mktemp("exported")
     where = Deployment(runs=root / "runs")
     text = export_stream(few, {}, where, root / "out", "npz", ["frames", "features"])
@@ -132,3 +134,31 @@ def test_wrong_features_are_refused_in_one_line(exported, tmp_path, capsys):
     assert "captions have features of shape (1, 5), videos of 3 numbers" in capsys.readouterr().err
     assert main(["streams", "export", "shapes-5", str(out), "--runs", str(exported / "runs")]) == 2
     assert "is there and not empty" in capsys.readouterr().err
+
+
+def test_an_exported_model_finds_what_the_run_finds_and_its_card_says_what_was_measured(learned, tmp_path, capsys):
+    out, runs = tmp_path / "model", ["--runs", str(learned)]
+    assert main(["export", "hf", str(out), "--model", "framefusion_moe", *runs]) == 0
+    (run,) = Deployment(runs=learned).tracker().find_runs(tags={"ctvr.method": "framefusion_moe"})
+    trained, again = ctvr.load("framefusion_moe", runs=learned), ctvr.load(out, runs=tmp_path / "none")
+    videos = learned / "small" / "videos"
+    hits = [model.search("a red star on the test", 3, videos) for model in (trained, again)]
+    assert [hit.video for hit in hits[0]] == [hit.video for hit in hits[1]]
+    assert [hit.score for hit in hits[0]] == pytest.approx([hit.score for hit in hits[1]])
+    _, head, body = (out / "README.md").read_text().split("---\n", 2)
+    card = yaml.safe_load(head)
+    (result,) = card["model-index"][0]["results"]
+    assert result["metrics"][0]["value"] == pytest.approx(run.last("stream/t2v/r1")[1], abs=1e-4)
+    assert (card["license"], result["dataset"]["split"]) == ("apache-2.0", "test")
+    for digest in (run.tags["ctvr.stream_digest"], run.tags["ctvr.result"], digest_file(out / "model.safetensors")):
+        assert digest in body
+    assert "Seed 0." in body
+    written = "".join((out / name).read_text() for name in ("README.md", "model.json", "made_of.json"))
+    assert str(learned) not in written
+    capsys.readouterr()
+    for words, message in (
+        ([str(out), "--model", "framefusion_moe"], "is there and not empty. Name another folder"),
+        ([str(tmp_path / "b"), "--model", "framefusion"], "Did you mean 'framefusion_moe'"),
+    ):
+        assert main(["export", "hf", *words, *runs]) == 2
+        assert message in capsys.readouterr().err

@@ -1,0 +1,165 @@
+"""`ctvr export hf`: a trained model as a folder for Hugging Face's hub: safetensors, its settings, and a card.
+
+The card says what was measured and on what; nothing in it is written by hand. Uploading is left to the user.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from orchestrator.data.batches import task_of
+from orchestrator.digests import digest_file
+from orchestrator.errors import ConfigError
+from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.trained import find_run, load
+from orchestrator.learning.weights import save_model
+from orchestrator.tracking.values import RunRecord
+
+# The licence under which weights of this kind were published; others are known to the user alone
+LICENCES = {"shipped": "apache-2.0", "random": "apache-2.0", "openai": "mit"}
+SHOWN = {
+    "stream/t2v/r1": "R@1, text to video (%)",
+    "stream/t2v/r5": "R@5, text to video (%)",
+    "stream/t2v/r10": "R@10, text to video (%)",
+    "stream/t2v/bwf": "backward forgetting (points)",
+    "stream/t2v/r1_gain": "R@1 over zero-shot (points)",
+    "stream/v2t/r1": "R@1, video to text (%)",
+}
+WITHOUT_SEED = ("seed", "stream", "evaluation.batch_size", "evaluation.chunk", "data.load_threads")
+
+
+def export_hf(folder: Path, name: str, where: Deployment, licence: str = "") -> str:
+    """Write a model, `README.md` as its card, and what `ctvr.load(folder)` reads.
+
+    Args:
+        folder: a new one.
+        name: of a complete run, as of `jobs.trained.find_run`.
+        where: the runs folder.
+        licence: of the weights, as the hub names it; "" where that of the backbone's weights is known.
+
+    Raises:
+        ConfigError: for a folder that is not empty, an unknown model, or weights of an unknown licence.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder}: is there and not empty. Name another folder.")
+    run = find_run(name, where)
+    weights = str(run.settings.get("backbone.weights", ""))
+    licence = licence or LICENCES.get(weights, "")
+    if not licence:
+        raise ConfigError(f"--license: that of backbone.weights={weights} is not known here. Write it: --license mit.")
+    model = load(run.run_id, where)
+    stream = model.stream
+    if stream is None:
+        raise ConfigError(f"model {name}: its stream {run.settings['stream']} is not here, and the card describes it.")
+    tasks: list[dict[str, Any]] = [vars(task_of(stream, index)) for index in range(len(stream.tasks))]
+    settings = {**model.settings, "stream": stream.name}  # no path of this machine
+    for setting in ("backbone.weights", "backbone.sha256"):
+        settings[setting] = Path(str(settings[setting])).name if "/" in str(settings[setting]) else settings[setting]
+    save_model(model.trained.method.cpu(), settings, tasks, folder)
+    digests = {
+        "model.safetensors": digest_file(folder / "model.safetensors"),
+        "stream": run.tags.get("ctvr.stream_digest", ""),
+        "frames": run.tags.get("ctvr.frames", ""),
+        "result": run.tags.get("ctvr.result", ""),
+    }
+    seeds = _seeds(run, where)
+    (folder / "README.md").write_text(_card(run, stream.name, licence, digests, seeds, settings), encoding="utf-8")
+    (folder / "made_of.json").write_text(run.tags.get("ctvr.made_of", "{}"), encoding="utf-8")
+    return (
+        f"written: {folder} (model.safetensors, model.json, made_of.json, README.md), licence {licence}\n"
+        f"read it: ctvr search 'a text' --model {folder}\n"
+        f"upload it by yourself: hf upload OWNER/NAME {folder}"
+    )
+
+
+def _seeds(run: RunRecord, where: Deployment) -> dict[int, float]:
+    """Seed -> R@1 of the complete runs that differ from this one in the seed alone."""
+    alike = {key: run.tags.get(key) for key in ("ctvr.method", "ctvr.stream_digest", "ctvr.split", "ctvr.made_of")}
+    found = where.existing_tracker().find_runs(tags={"ctvr.complete": "true"})
+    plain = _plain(run)
+    return {
+        int(other.settings["seed"]): last[1]
+        for other in found
+        if {key: other.tags.get(key) for key in alike} == alike
+        and _plain(other) == plain
+        and (last := other.last("stream/t2v/r1"))
+    }
+
+
+def _plain(run: RunRecord) -> dict[str, Any]:
+    return {name: value for name, value in run.settings.items() if name not in WITHOUT_SEED}
+
+
+def _card(
+    run: RunRecord,
+    stream: str,
+    licence: str,
+    digests: dict[str, str],
+    seeds: dict[int, float],
+    settings: dict[str, object],
+) -> str:
+    values = {label: last[1] for key, label in SHOWN.items() if (last := run.last(key))}
+    split, method, seed = run.tags.get("ctvr.split", ""), run.tags.get("ctvr.method", ""), run.settings["seed"]
+    metrics = [{"type": label, "value": round(value, 4)} for label, value in values.items()]
+    result = {
+        "task": {"type": "text-to-video-retrieval"},
+        "dataset": {"name": stream, "type": stream, "split": split},
+        "metrics": metrics,
+    }
+    head: dict[str, Any] = {
+        "license": licence,
+        "library_name": "ctvr",
+        "tags": ["text-to-video-retrieval", "continual-learning", method],
+        "model-index": [{"name": method, "results": [result]}],
+    }
+    several = ""
+    if len(seeds) > 1:
+        mean, spread = statistics.mean(seeds.values()), statistics.stdev(seeds.values())
+        several = f" Over the seeds {', '.join(map(str, sorted(seeds)))}: R@1 {mean:.2f} ± {spread:.2f} (sample std)."
+    mark = f"\n\n{run.tags['ctvr.mark']}." if run.tags.get("ctvr.mark") else ""
+    rows = "\n".join(f"| {label} | {value:.2f} |" for label, value in values.items())
+    listed = "\n".join(f"| {name} | `{digest}` |" for name, digest in digests.items() if digest)
+    return f"""---
+{yaml.safe_dump(head, sort_keys=False, allow_unicode=True).strip()}
+---
+
+# {method} on {stream}
+
+Continual text-to-video retrieval: the tasks of the stream were learned one after another. After the last one, on
+{split} videos, among the videos of all tasks:
+
+| metric | value |
+|---|---|
+{rows}
+
+Seed {seed}.{several}{mark}
+
+## Use
+
+```python
+import ctvr
+
+model = ctvr.load("this-folder")
+model.search("a red square moves left", videos="my-videos")
+```
+
+The features under which videos were stored while it learned are not here: videos are encoded by the model as it is.
+
+## What it was made of
+
+| what | sha256 |
+|---|---|
+{listed}
+
+`made_of.json` has the digests of code, weights, versions and device; every setting is below and in `model.json`. The
+weights of the backbone {settings["backbone.name"]} ({settings["backbone.weights"]}) are part of the file: licence {licence}.
+
+```json
+{json.dumps(settings, indent=1, default=str)}
+```
+"""
