@@ -39,6 +39,14 @@ def test_files_and_targets_that_a_document_names_are_there(name):
     assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets()
 
 
+def test_names_of_settings_do_not_break_on_the_site():
+    named = re.search(r"^extra_css: \[(.+)\]$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)
+    assert named is not None
+    (rule,) = re.findall(r"td:first-child > code \{(.+?)\}", (ROOT / "docs" / named[1]).read_text(), flags=re.DOTALL)
+    assert "white-space: nowrap" in rule
+    assert "| `method.prototype_weight` |" in (ROOT / "docs/settings.md").read_text()  # a name alone in its cell
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 

@@ -157,7 +157,7 @@ The features under which videos were stored while it learned are not here: video
 {listed}
 
 `made_of.json` has the digests of code, weights, versions and device; every setting is below and in `model.json`. The
-weights of the backbone {settings["backbone.name"]} ({settings["backbone.weights"]}) are part of the file: licence {licence}.
+file holds the weights of {settings["backbone.name"]} ({settings["backbone.weights"]}), too: licence {licence}.
 
 ```json
 {json.dumps(settings, indent=1, default=str)}
