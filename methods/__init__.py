@@ -29,6 +29,7 @@ METHODS = {
     "adapter": "methods.adapter:Adapter",
     "tempme": "methods.tempme:TempMe",
     "dgl": "methods.dgl:DGL",
+    "mv_adapter": "methods.mv_adapter:MVAdapter",
     "xpool": "methods.xpool:XPool",
     "clip_vip": "methods.clip_vip:CLIPViP",
     "moe_adapter": "methods.moe_adapter:MoEAdapter",

@@ -9,6 +9,7 @@ from typing import Any
 FLOAT16: Mapping[str, Mapping[str, float]] = {
     "clip4clip": {"lr": 1e-7},
     "camoe": {"lr": 1e-7},
+    "mv_adapter": {"lr": 5e-6, "lr_bias": 1e-7},
 }
 TEXT = "{settings}: published with float16 weights; in float32 such a rate moves them far less (docs/protocol.md)"
 

@@ -1,0 +1,125 @@
+"""MV-Adapter's two adapters (Jin et al., CVPR 2024), as zhangbw17/MV-Adapter computes them.
+
+Both stand behind the MLP of a block, are fed with its output y and add to it. Shapes: B videos or captions, T frames,
+N tokens of a frame (class token and patches), L tokens of a caption, D width of the tower, m bottleneck.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods.backbone.blocks import QuickGELU
+
+Tying = Literal["none", "down_out", "down_in"]
+FACTOR, HIDDEN, SHARE = 32, 16, 0.1  # width of a tied block's vector, of the calibration; what is added of an adapter
+
+
+class _Adapter(nn.Module):
+    """What both have: a way down that a tied block's vector scales, a transformer block, a way up that begins at 0."""
+
+    def __init__(self, width: int, bottleneck: int, heads: int, places: int, tying: Tying) -> None:
+        super().__init__()
+        self.tying = tying
+        self.down, self.up = nn.Linear(width, bottleneck), nn.Linear(bottleneck, width)
+        self.positions = nn.Parameter(0.01 * torch.randn(places, bottleneck))
+        self.ln = nn.LayerNorm(bottleneck)
+        self.block = nn.TransformerEncoderLayer(
+            bottleneck, heads, 4 * bottleneck, dropout=0.0, activation=QuickGELU(), batch_first=True, norm_first=True
+        )
+        self.act = QuickGELU()
+        self.factor = None if tying == "none" else nn.Linear(FACTOR, bottleneck if tying == "down_out" else width)
+        for tensor in (self.down.bias, self.up.weight, self.up.bias, self.block.self_attn.in_proj_bias):
+            nn.init.zeros_(tensor)
+        nn.init.normal_(self.block.self_attn.in_proj_weight, std=width**-0.5)  # of the tower's width, as released
+        for linear in (self.block.self_attn.out_proj, self.block.linear1, self.block.linear2):
+            nn.init.normal_(linear.weight, std=(2 * width) ** -0.5)
+
+    def lowered(self, y: Tensor, shared: Tensor | None) -> Tensor:
+        """y (..., D) -> (..., m) before any activation; `shared` (32,) is the vector of a tied block."""
+        if self.factor is None or shared is None:
+            return self.down(y)
+        factor = self.factor(shared)
+        if self.tying == "down_in":
+            return F.linear(factor * y, self.down.weight, self.down.bias)
+        return factor * F.linear(y, self.down.weight) + self.down.bias
+
+    def macs(self, tokens: int, places: int) -> int:
+        """Multiply-adds of `tokens` that go down and up, and of `places` in the block."""
+        size = self.down.out_features
+        return 2 * tokens * self.down.weight.numel() + places * 12 * size**2 + 2 * places**2 * size
+
+
+class VideoAdapter(_Adapter):
+    """Class tokens of all frames and means of their patches look at one another; patches pass by."""
+
+    def __init__(self, width: int, bottleneck: int, heads: int, num_frames: int, tying: Tying = "none") -> None:
+        super().__init__(width, bottleneck, heads, 2 * num_frames + 1, tying)
+        nn.init.kaiming_uniform_(self.down.weight, a=math.sqrt(5))
+        self.whole = nn.Parameter(bottleneck**-0.5 * torch.randn(bottleneck))  # `cc` of the release
+        self.calibrate = nn.ModuleDict(
+            {
+                "g": nn.Linear(bottleneck, bottleneck),
+                "a": nn.Linear(2 * bottleneck, HIDDEN),
+                "b": nn.Linear(HIDDEN, bottleneck, bias=False),
+            }
+        )
+        nn.init.zeros_(self.calibrate["b"].weight)  # type: ignore[arg-type]
+
+    def forward(self, y: Tensor, there: Tensor | None = None, shared: Tensor | None = None) -> Tensor:
+        """What is added to y (B, T, N, D).
+
+        Args:
+            y: the MLP's output.
+            there: (B, T) which places hold a frame; None: all.
+            shared: (32,) of a tied block.
+        """
+        z = self.act(self.lowered(y, shared))  # (B, T, N, m)
+        sequence = self.sequence(z)
+        hidden = None if there is None else ~torch.cat([torch.ones_like(there[:, :1]), there, there], dim=1)
+        sequence = self.act(self.block(self.ln(sequence), src_key_padding_mask=hidden))
+        frames = y.shape[1]
+        whole, classes, means = sequence[:, :1], sequence[:, 1 : 1 + frames], sequence[:, 1 + frames :]
+        classes = self.calibration(whole, classes + means, there) * classes
+        return SHARE * self.up(torch.cat([classes[:, :, None], z[:, :, 1:]], dim=2))
+
+    def sequence(self, z: Tensor) -> Tensor:
+        """(B, 1 + 2T, m) of z (B, T, N, m): the token of the video, class tokens, means of patches, with positions."""
+        whole = self.whole.to(z.dtype).expand(len(z), 1, -1)
+        x = torch.cat([whole, z[:, :, 0], z[:, :, 1:].mean(dim=2)], dim=1)
+        return x + self.positions[: x.shape[1]].to(z.dtype)
+
+    def calibration(self, whole: Tensor, frames: Tensor, there: Tensor | None) -> Tensor:
+        """Factors (B, T, m) of the class tokens, 1 at first."""
+        own = self.calibrate["g"](whole).expand_as(frames)
+        key = torch.cat([frames, own], dim=-1)
+        if there is not None:
+            key = key * there[..., None]
+        factors: Tensor = 1 + self.calibrate["b"](self.calibrate["a"](key).relu())
+        return factors
+
+    def extra(self, videos: int, frames: int, tokens: int) -> int:
+        """Multiply-adds of videos of so many frames and tokens of a frame."""
+        small = sum(p.numel() for p in self.calibrate.parameters() if p.ndim > 1)
+        own = self.calibrate["g"].weight.numel()  # type: ignore[operator]
+        return videos * (self.macs(frames * tokens, 1 + 2 * frames) + frames * (small - own) + own)
+
+
+class TextAdapter(_Adapter):
+    """Words look at those before them; without an activation on the way down."""
+
+    def __init__(self, width: int, bottleneck: int, heads: int, num_words: int, tying: Tying = "none") -> None:
+        super().__init__(width, bottleneck, heads, num_words, tying)
+        nn.init.normal_(self.down.weight, std=(2 * width) ** -0.5)
+
+    def forward(self, y: Tensor, shared: Tensor | None = None) -> Tensor:
+        """What is added to y (B, L, D), L at most the number of positions."""
+        length = y.shape[1]
+        z = self.lowered(y, shared)
+        later = torch.ones(length, length, dtype=torch.bool, device=y.device).triu(1)
+        z = self.block(self.ln(z + self.positions[:length].to(z.dtype)), src_mask=later)
+        return SHARE * self.up(self.act(z))

@@ -1,0 +1,178 @@
+"""MV-Adapter: a small adapter in every block of frozen CLIP, whose video part sees all frames.
+
+Jin et al., "MV-Adapter: Multimodal Video Transfer Learning for Video Text Retrieval", CVPR 2024, as its code
+(zhangbw17/MV-Adapter) computes it; row of TempMe (arXiv:2409.01156, table 2, ViT-B/16). The adapters are
+methods/layers/mv_adapters.py, behind the MLP of a block:
+
+    x = x + MLP(LN x) + A(MLP(LN x)),   A = 0.1 (W_u s + b_u), W_u and b_u zero at first: the network starts as CLIP
+    video:   z = phi(W_d y + b_d); class tokens, means of patches and a token of the video pass one transformer block;
+             the class tokens are calibrated by what it makes of them, and patches pass by it
+    caption: z = W_d y + b_d; words pass a causal block of the same kind
+    in the last `tied` blocks a vector f, one for both towers, scales rows (down_out) or inputs (down_in) of W_d
+    v = unit(mean over t of unit(f_t));  S = q v^T;  loss = InfoNCE of S exp(logit_scale), logit_scale frozen
+
+All adapters and f learn, and every bias of CLIP at a rate of its own: 3,325,696 + 171,008 = 3,496,704 weights for
+MSRVTT, 2.34 % of ViT-B/16's. 2.39 is such a percentage, too, that of MSVD with down_in, whose 3.6 M TempMe prints.
+Published rates (5e-6, 1e-7) are those of float16 weights (docs/protocol.md): in float32 they move far less.
+
+What we changed: a caption may be shorter than the table of positions, which nothing of it notices; longer ones are
+cut. Missing frames (`mask_missing`) are masked, calibrated by 0 and left out of the mean. Videos may have fewer frames
+than the table, and means of patches then stand at other positions, as released.
+
+Shapes: B videos or captions, T frames, N tokens of a frame, L tokens of a caption, D width, d joint embedding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from methods.backbone.clip import BlockSeams, Clip, TokenState
+from methods.base import Change, Method, ParamGroup, Recipe, unit
+from methods.families.adapted import PAPER
+from methods.layers.missing_frames import frames_there
+from methods.layers.mv_adapters import FACTOR, TextAdapter, Tying, VideoAdapter
+
+_CONFIG = "the configuration of MSRVTT"
+ORIGINAL = Recipe(
+    "zhangbw17/MV-Adapter (commit not recorded)",
+    {
+        "method.lr": (5e-6, f"{_CONFIG}: a rate of float16 weights"),
+        "method.lr_bias": (1e-7, f"{_CONFIG}: a rate of float16 weights"),
+        "method.tied": (2, f"{_CONFIG}: modal_dynamic, blocks 10 and 11"),
+        "method.tying": ("down_out", f'{_CONFIG}: modal_dynamic, "down out"'),
+        "method.mask_missing": (True, "fewer frames than asked for are filled with zeros and masked"),
+        "optim.name": ("bert_adam", "its optimizer, without correction of the bias"),
+        "optim.betas": ((0.9, 0.98), "its optimizer"),
+        "optim.eps": (1e-6, "its optimizer"),
+        "optim.weight_decay": (0.2, "its groups"),
+        "optim.decay": ("no_bias", "its groups, of the adapters; biases of CLIP decay"),
+        "optim.schedule": ("cosine_whole", "its schedule, not begun anew behind the warm-up"),
+        "optim.warmup": (0.1, "its schedule"),
+        "optim.warmup_from": ("zero", "its schedule: the first step has rate 0"),
+        "optim.grad_clip": (1.0, "of all, then of each tensor"),
+        "optim.epochs": (5, _CONFIG),
+        "data.batch_size": (16, f"{_CONFIG}: of each worker, of whose number nothing is said"),
+        "data.num_frames": (12, _CONFIG),
+        "data.max_tokens": (32, _CONFIG),
+    },
+    (
+        "weights, gradients and moments in float16, the adapters' too (docs/protocol.md)",
+        "frames are number i n // T of n, so the first always and the last never",
+        "over W workers the gradient is 1/W of the whole one",
+        "DiDeMo and ActivityNet: their configurations name a class that is not in the code",
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MVAdapterConfig:
+    """Tuned by search_spaces/mv_adapter.py."""
+
+    lr: float = 5e-6  # adapters and tied vectors
+    lr_bias: float = 1e-7  # every bias of CLIP; 0 learns none
+    bottleneck: int = 64  # m
+    heads: int = 2  # of the block within an adapter
+    tied: int = 2  # last blocks of both towers that share a vector. LSMDC: 3, ActivityNet: 1
+    tying: Tying = "down_out"  # what the vector scales. MSVD, LSMDC, ActivityNet: down_in
+    num_frames: int = 12  # positions of the video adapter; videos may have fewer
+    num_words: int = 32  # positions of the text adapter; longer captions are cut and end with the end of text
+    mask_missing: bool = False  # frames of zeros at a video's end are none: those of data.sampling=one_per_second
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "lr_bias"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 to train none of these.")
+        if min(self.bottleneck, self.heads) < 1 or self.bottleneck % self.heads:
+            raise ValueError(
+                f"bottleneck must be a multiple of heads, got {self.bottleneck} and {self.heads}. Use 64 and 2."
+            )
+        if self.tied < 0:
+            raise ValueError(f"tied counts blocks and must be >= 0, got {self.tied}. Use 0 for none.")
+        if self.num_frames < 1:
+            raise ValueError(f"num_frames must be >= 1, got {self.num_frames}.")
+        if self.num_words < 3:
+            raise ValueError(f"num_words must be >= 3 (start, a word, end), got {self.num_words}. The paper has 32.")
+
+
+class MVAdapter(Method):
+    """Frozen CLIP but for its biases, with adapters that the towers' last blocks tie to each other."""
+
+    Config = MVAdapterConfig
+    PRESETS = {
+        "paper": PAPER,  # the training of TempMe's tables
+        "original": ORIGINAL,
+        "shapes": {"method.lr": 2e-5, "method.lr_bias": 2e-6},  # with optim.lr_scale=50: 1e-3 and 1e-4
+        "down_in": Change({"method.tying": "down_in"}),
+    }
+
+    @classmethod
+    def leaves_out_missing(cls, config: MVAdapterConfig) -> bool:
+        return config.mask_missing
+
+    def __init__(self, config: MVAdapterConfig, backbone: Clip) -> None:
+        super().__init__()
+        self.config, self.backbone, self.max_frames = config, backbone, config.num_frames
+        vision, text = backbone.vision, backbone.text
+        tied = 0 if config.tying == "none" else min(config.tied, len(vision.blocks), len(text.blocks))
+        self.shared = nn.Parameter(torch.zeros(tied, FACTOR))
+
+        def made(cls: Any, width: int, blocks: int, places: int) -> nn.ModuleList:
+            first = blocks - tied
+            kinds = [config.tying if block >= first else "none" for block in range(blocks)]
+            return nn.ModuleList(cls(width, config.bottleneck, config.heads, places, kind) for kind in kinds)
+
+        self.video = made(VideoAdapter, vision.width, len(vision.blocks), config.num_frames)
+        self.text = made(TextAdapter, text.width, len(text.blocks), config.num_words)
+
+    def param_groups(self) -> list[ParamGroup]:
+        own = [self.shared, *self.video.parameters(), *self.text.parameters()]
+        own = [parameter for parameter in own if parameter.numel()]
+        biases = [p for name, p in self.backbone.named_parameters() if "bias" in name]
+        groups: list[ParamGroup] = [ParamGroup(name="adapters", params=own, lr=self.config.lr)]
+        if self.config.lr_bias:
+            groups.append(ParamGroup(name="biases", params=biases, lr=self.config.lr_bias, decay="all"))
+        return groups
+
+    def _shared(self, block: int, blocks: int) -> Tensor | None:
+        """The vector of a block of a tower of so many."""
+        number = block - (blocks - len(self.shared))
+        return self.shared[number] if number >= 0 else None
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        there = None
+        if self.config.mask_missing:
+            places = torch.arange(frames.shape[1], device=frames.device)
+            there = places < frames_there(frames)[:, None]  # (B, T)
+        seams = [BlockSeams(mlp=partial(self._video, adapter, there)) for adapter in self.video]
+        each = unit(self.backbone.vision(frames, seams))  # (B, T, d)
+        return unit(each.mean(dim=1) if there is None else (each * there[..., None]).sum(dim=1))
+
+    def _video(self, adapter: Any, there: Tensor | None, y: Tensor, output: Tensor, state: TokenState) -> Tensor:
+        shared = self._shared(state.layer, len(self.video))
+        state.extra_macs += adapter.extra(state.batch, state.frames, output.shape[1])
+        added: Tensor = adapter(output.unflatten(0, (state.batch, state.frames)), there, shared)
+        return output + added.flatten(0, 1)
+
+    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
+        seams = [BlockSeams(mlp=partial(self._text, adapter)) for adapter in self.text]
+        return unit(self.backbone.text(self.within(tokens), seams))
+
+    def within(self, tokens: Tensor) -> Tensor:
+        """Captions (B, L) of at most `num_words` tokens, the last of a longer one the end of text."""
+        words = self.config.num_words
+        if tokens.shape[1] <= words:
+            return tokens
+        last = torch.where(tokens.argmax(dim=-1) >= words, tokens.amax(dim=-1), tokens[:, words - 1])
+        return torch.cat([tokens[:, : words - 1], last[:, None]], dim=1)
+
+    def _text(self, adapter: Any, y: Tensor, output: Tensor, state: TokenState) -> Tensor:
+        added: Tensor = adapter(output, self._shared(state.layer, len(self.text)))
+        return output + added
+
+    def scale(self) -> Tensor:
+        return self.backbone.logit_scale.exp()

@@ -1,0 +1,22 @@
+"""Search space of methods/mv_adapter.py."""
+
+from ray import tune
+
+FIXED = {"method": "mv_adapter"}
+SPACE = {
+    # 5e-6 and 1e-7 are rates of float16 weights, which move float32 ones far less (docs/protocol.md)
+    "method.lr": tune.loguniform(5e-6, 5e-3),
+    "method.lr_bias": tune.loguniform(1e-7, 1e-4),
+    "method.tied": tune.choice([0, 1, 2, 3]),  # MSRVTT 2, LSMDC 3, ActivityNet 1
+    "method.tying": tune.choice(["down_out", "down_in"]),  # MSRVTT and DiDeMo: down_out; the others: down_in
+    "optim.weight_decay": tune.choice([0.0, 0.05, 0.2]),  # released: 0.2
+}
+PAPER = {
+    "method.lr": 5e-6,
+    "method.lr_bias": 1e-7,
+    "method.tied": 2,
+    "method.tying": "down_out",
+    "optim.weight_decay": 0.2,
+}
+UNPUBLISHED = ("method.lr", "method.lr_bias")
+METRIC, MODE = "stream/t2v/r1_gain", "max"
