@@ -6,7 +6,6 @@ from orchestrator.jobs import sweep, sweep_table
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.session import kept_where
 from orchestrator.on_ray.plan import read_plan
-from orchestrator.on_ray.state import check_state
 
 
 def resume(name: str, where: Deployment) -> str:
@@ -17,7 +16,6 @@ def resume(name: str, where: Deployment) -> str:
     """
     plan, kept = read_plan(where.folder(name), name)
     where.check()
-    check_state(plan)
     where = kept_where(where, plan, kept)
     if "table" in kept:
         return sweep_table.go_on(name, kept, where)

@@ -228,15 +228,13 @@ def _search(planned: Sweep, where: Deployment, plan: TrialPlan | None) -> str:
         present.introduce(tracker, parent, request.name, question, planned.search, planned.space)
         plan = replace(plan, parent=parent, root=str(there.places().root), tracking_uri=tracker.uri)
         plan = replace(plan, max_nodes=there.max_nodes)
-        if goes_on := can_resume(plan):
+        if can_resume(plan):
             say("resumed: finished tasks are kept")
         kept = {"request": asdict(request), "num_tasks": len(stream.tasks), "where": portable(there)}
         write_plan(plan, there.folder(request.name), **kept)
         again = f"ctvr sweep --resume {request.name}"
         with interruptible(f"sweep {request.name}", again, there, tracker, [parent]):
-            outcome = run_search(
-                plan, len(stream.tasks), planned.search, planned.searched, there.max_concurrent, goes_on
-            )
+            outcome = run_search(plan, len(stream.tasks), planned.search, planned.searched, there.max_concurrent)
             if outcome.is_interrupted:  # Ray Tune ends a search in order on Ctrl-C, and returns
                 raise KeyboardInterrupt
             return _conclude(planned, there, tracker, outcome, parent)

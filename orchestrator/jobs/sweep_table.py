@@ -95,7 +95,7 @@ def _run(planned: PlannedTable, where: Deployment) -> str:
         parent = tracker.open_sweep(request.name, stream.name, settings, {"ctvr.table": request.preset.title})
         plan = replace(plan, parent=parent)
         rows = {row.row.name: _row_plan(row, plan, stream.name, planned, tracker) for row in planned.searched}
-        if goes_on := bool(rows) and can_resume(plan):
+        if rows and can_resume(plan):
             say("resumed: finished tasks are kept")
         table = {"preset": as_data(request.preset), "stream": request.stream, "overrides": request.overrides}
         table["direction"] = request.direction
@@ -107,7 +107,7 @@ def _run(planned: PlannedTable, where: Deployment) -> str:
             outcomes: dict[str, Outcome] = {}
             if rows:
                 num_tasks = len(stream.tasks)
-                outcomes = run_rows(rows, num_tasks, planned.search, there.max_concurrent, goes_on)
+                outcomes = run_rows(rows, num_tasks, planned.search, there.max_concurrent)
             if any(outcome.is_interrupted for outcome in outcomes.values()):
                 raise KeyboardInterrupt
             for name, outcome in outcomes.items():

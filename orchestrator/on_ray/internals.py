@@ -62,16 +62,6 @@ def trials_of(results: tune.ResultGrid) -> list[Any]:
     return list(results._experiment_analysis.trials)
 
 
-def give_anew(tuner: tune.Tuner, config: tune.TuneConfig, callbacks: list[tune.Callback]) -> None:
-    """Replace what a restored tuner took from its file: limits, scheduler and callbacks are those of this process.
-
-    `Tuner.restore` takes neither.
-    """
-    inner: Any = tuner._local_tuner
-    inner._tune_config = config
-    inner._run_config.callbacks = callbacks
-
-
 class Trainer(DataParallelTrainer):
     """Ray Train's trainer without the process that deals out Ray datasets: our workers read the data themselves.
 

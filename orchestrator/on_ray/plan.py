@@ -222,11 +222,9 @@ def below(storage: str, name: str) -> str:
     return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}"))
 
 
-def run_name(plan: TrialPlan, config: Mapping[str, Any], trial_id: str) -> str:
+def run_name(plan: TrialPlan, config: Mapping[str, Any]) -> str:
     """The name of a trial's Train run and of its MLflow run; `config` is Tune's."""
-    if "run" in config:
-        return f"{plan.sweep}-{config['run']['label']}"
-    return f"{plan.sweep}-{config.get('method', plan.settings.get('method'))}-{trial_id}"
+    return f"{plan.sweep}-{config['run']['label']}"
 
 
 def label_of(settings: Mapping[str, Any], name: str = "") -> str:

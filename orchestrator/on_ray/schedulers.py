@@ -41,18 +41,18 @@ class TaskHalving(FIFOScheduler):
         reached = [rung for rung in self._rungs if rung <= task]
         if task >= self.num_tasks or value is None or not reached:
             return str(TrialScheduler.CONTINUE)
-        recorded = self._scores[trial.config.get("row", "")][reached[-1]]
-        if trial.trial_id in recorded:  # reported again, or between two rungs
+        number, recorded = str(trial.config["number"]), self._scores[trial.config["row"]][reached[-1]]
+        if number in recorded:  # reported again, or between two rungs
             return str(TrialScheduler.CONTINUE)
         before = [score for score in recorded.values() if not math.isnan(score)]
-        recorded[trial.trial_id] = self._better * value
-        is_behind = bool(before) and not recorded[trial.trial_id] >= np.percentile(before, self._passing)
+        recorded[number] = self._better * value
+        is_behind = bool(before) and not recorded[number] >= np.percentile(before, self._passing)
         return str(TrialScheduler.STOP if is_behind else TrialScheduler.CONTINUE)
 
     def remember(self, scores: Mapping[str, Mapping[int, float]], row: str = "") -> None:
-        """Take in what earlier processes of this sweep measured: trial id -> finished tasks -> metric."""
+        """Take in what earlier processes of this sweep measured: number of a trial -> finished tasks -> metric."""
         for rung, recorded in self._scores[row].items():
-            for trial_id, by_task in scores.items():
+            for number, by_task in scores.items():
                 reached = [task for task in by_task if task >= rung]
                 if reached:
-                    recorded[trial_id] = self._better * by_task[min(reached)]
+                    recorded[number] = self._better * by_task[min(reached)]

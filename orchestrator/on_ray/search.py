@@ -1,45 +1,18 @@
-"""What is searched and by whom: search spaces, searchers, and under ASHA the rows of a table together.
-
-The searchers and the limiter below keep the limit they were made with when a sweep is restored: Tune would bring back
-the old cluster's.
-"""
+"""What is searched and by whom: search spaces and searchers."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from ray import cloudpickle, tune
-from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, SearchAlgorithm, Searcher
+from ray import tune
+from ray.tune.search import Searcher
 from ray.tune.search.sample import Categorical, Float, Integer
 
 from orchestrator.errors import ConfigError
 from orchestrator.on_ray.plan import SearchConfig, SearchSpace, listed_values, within
-
-
-class Listed(BasicVariantGenerator):
-    """Random and grid search, and lists of configurations; its limit is not the restored one."""
-
-    at_most: Mapping[str, str] = {}  # of the space
-
-    def next_trial(self) -> Any:
-        trial = super().next_trial()
-        if trial is not None:
-            trial.config = within(trial.config, self.at_most)
-        return trial
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state({**state, "max_concurrent": self.max_concurrent})
-
-
-class Limiter(ConcurrencyLimiter):
-    """A limit around a searcher; it is not the restored one."""
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state({**state, "max_concurrent": self.max_concurrent})
 
 
 class ByTask(Searcher):
@@ -69,35 +42,6 @@ class ByTask(Searcher):
         is_whole = result is not None and result.get("task", 0) >= self.num_tasks
         self.inner.on_trial_complete(trial_id, result=result if is_whole else None, error=error)
 
-    def save(self, checkpoint_path: str) -> None:
-        self.inner.save(checkpoint_path)
-
-    def restore(self, checkpoint_path: str) -> None:
-        self.inner.restore(checkpoint_path)
-
-
-def search_algorithm(
-    search: SearchConfig, space: SearchSpace, num_tasks: int, concurrent: int = 1
-) -> tuple[Searcher | SearchAlgorithm, dict[str, Any]]:
-    """The searcher and the parameter space it wants. What is known to work is tried first: see `first_points`.
-
-    Args:
-        search: what was asked for.
-        space: what is searched.
-        num_tasks: of the stream.
-        concurrent: trials at once.
-
-    Raises:
-        ConfigError: if a grid is asked for over a range that has no listed values.
-    """
-    first = first_points(space) or None
-    if search.searcher in ("grid", "random"):
-        points = grid_points(space) if search.searcher == "grid" else first
-        listed = Listed(points, random_state=search.seed, max_concurrent=concurrent)
-        listed.at_most = space.at_most
-        return listed, dict(space.space)
-    return Limiter(_optuna(search, space, first, num_tasks), max_concurrent=concurrent), {}
-
 
 def grid_points(space: SearchSpace) -> list[dict[str, Any]]:
     """Every point of a grid; those that exceed a bound are the one that reaches it.
@@ -124,15 +68,24 @@ class GridPoints(Searcher):
         """A grid learns nothing."""
 
 
-def point_searcher(search: SearchConfig, space: SearchSpace, num_tasks: int) -> Searcher:
-    """Who suggests the points of one search, one at a time; what is known to work comes first.
+def point_searcher(
+    search: SearchConfig, space: SearchSpace, num_tasks: int, begun: Sequence[Mapping[str, Any]] = ()
+) -> Searcher:
+    """Who suggests the points of one search, one at a time; what is known to work comes first: see `first_points`.
+
+    Args:
+        search: what was asked for.
+        space: what is searched.
+        num_tasks: of the stream.
+        begun: points of an interrupted search, suggested before anything else. A grid has its order.
 
     Raises:
         ConfigError: if a grid is asked for over a range that has no listed values.
     """
     if search.searcher == "grid":
         return GridPoints(space)
-    return _optuna(search, space, first_points(space) or None, num_tasks)
+    points = [*map(dict, begun), *(point for point in first_points(space) if point not in begun)]
+    return _optuna(search, space, points or None, num_tasks)
 
 
 def _optuna(search: SearchConfig, space: SearchSpace, first: list[dict[str, Any]] | None, num_tasks: int) -> Searcher:
@@ -224,64 +177,3 @@ def override_space(space: Mapping[str, Any], words: Sequence[str]) -> dict[str, 
 def choices(values: Iterable[Any]) -> Categorical:
     """A domain of listed values."""
     return tune.choice(list(values))
-
-
-# ------------------------------------------------------------------------------------------- whole tables
-
-
-class RowSearch(Searcher):
-    """The searches of a table's rows as one, so that all of them share a cluster: rows take turns.
-
-    A suggestion is `{"row": name, "settings": {...}}`.
-
-    Args:
-        searchers: row -> its searcher.
-        trials: of each row.
-        search: metric and mode.
-    """
-
-    def __init__(self, searchers: Mapping[str, Searcher], trials: int, search: SearchConfig) -> None:
-        super().__init__(metric=search.metric, mode=search.mode)
-        self.searchers, self.trials = dict(searchers), trials
-        self.begun = dict.fromkeys(searchers, 0)
-        self.row_of: dict[str, str] = {}  # trial id -> row
-
-    def suggest(self, trial_id: str) -> Any:
-        row = min(self.begun, key=lambda name: self.begun[name])  # the first in the table's order of those behind
-        if self.begun[row] >= self.trials:
-            return Searcher.FINISHED
-        point = self.searchers[row].suggest(trial_id)
-        self.begun[row] += 1
-        self.row_of[trial_id] = row
-        return {"row": row, "settings": point}
-
-    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        self.searchers[self.row_of[trial_id]].on_trial_result(trial_id, result)
-
-    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        if trial_id in self.row_of:
-            self.searchers[self.row_of[trial_id]].on_trial_complete(trial_id, result=result, error=error)
-
-    def save(self, checkpoint_path: str) -> None:
-        Path(checkpoint_path).write_bytes(cloudpickle.dumps(self.__dict__))
-
-    def restore(self, checkpoint_path: str) -> None:
-        self.__dict__.update(cloudpickle.loads(Path(checkpoint_path).read_bytes()))
-
-
-def row_search(search: SearchConfig, rows: Mapping[str, SearchSpace], num_tasks: int, concurrent: int) -> Searcher:
-    """The searcher of a table: `search.trials` for each row.
-
-    Args:
-        search: what was asked for.
-        rows: row -> what is searched.
-        num_tasks: of the stream.
-        concurrent: trials at once, of all rows together.
-
-    Raises:
-        ConfigError: for a grid, which has another number of trials for every row.
-    """
-    if search.searcher == "grid":
-        raise ConfigError("search.searcher: the rows of a table get equally many trials. Write tpe or random.")
-    searchers = {name: point_searcher(search, row, num_tasks) for name, row in rows.items()}
-    return Limiter(RowSearch(searchers, search.trials, search), max_concurrent=concurrent)

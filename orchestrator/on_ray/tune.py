@@ -15,19 +15,22 @@ import signal
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from ray import tune
 from ray.tune.integration.ray_train import TuneReportCallback
+from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
 
 from orchestrator.config import Settings
 from orchestrator.digests import source_digest
-from orchestrator.errors import TrialFailed
+from orchestrator.errors import ConfigError, TrialFailed
 from orchestrator.on_ray.alone import run_alone
+from orchestrator.on_ray.asha import Asynchronous, AsynchronousSearch
 from orchestrator.on_ray.capacity import capacity, process_resources
-from orchestrator.on_ray.internals import give_anew, hand_on_no_keys, keep_note, read_note, trials_of
+from orchestrator.on_ray.internals import hand_on_no_keys, keep_note, read_note, trials_of
 from orchestrator.on_ray.plan import (
     GAIN,
     ListedRun,
@@ -36,43 +39,28 @@ from orchestrator.on_ray.plan import (
     SearchConfig,
     SearchSpace,
     TrialPlan,
-    below,
     label_of,
     run_name,
 )
 from orchestrator.on_ray.schedulers import TaskHalving
-from orchestrator.on_ray.search import (
-    Limiter,
-    Listed,
-    count_trials,
-    is_staged,
-    point_searcher,
-    row_search,
-    search_algorithm,
-)
+from orchestrator.on_ray.search import count_trials, is_staged, point_searcher
 from orchestrator.on_ray.trial import run_workers
 from orchestrator.on_ray.watch import Plans, Room, Watcher, WaveWatcher, failures_of_process
 from orchestrator.on_ray.wave_search import WaveSearch
 from orchestrator.on_ray.waves import Journal, Resolve, Waves
 from orchestrator.on_ray.worker import Work
-from orchestrator.tracking.tracker import Tracker
 
 
 def _trial(config: dict[str, Any], plans: Plans) -> None:
     """Tune's trainable. Tune tries a failed one again; what cannot go better is not trained again."""
-    plan = plans[config.get("row", "")]
-    trial_id = tune.get_context().get_trial_id()
-    verdict = f"ctvr-{plan.session}-{trial_id}"
+    plan, run = plans[config.get("row", "")], ListedRun(**config["run"])
+    verdict = f"ctvr-{plan.session}-{tune.get_context().get_trial_id()}"
     if known := read_note(verdict):
         raise TrialFailed(known, is_final=True)
-    name = run_name(plan, config, trial_id)
-    settings, presets, until = config.get("settings", config), None, None
-    if "run" in config:
-        run = ListedRun(**config["run"])
-        settings, presets, until = run.settings, run.presets, run.until
-        plan = replace(plan, tags={**plan.tags, **run.tags})
-    full = {**plan.settings, **settings, "workers": plan.workers}
-    work = Work(plan, full, plan.presets if presets is None else presets, name, until)
+    plan = replace(plan, tags={**plan.tags, **run.tags})
+    full = {**plan.settings, **run.settings, "workers": plan.workers}
+    presets = plan.presets if run.presets is None else run.presets
+    work = Work(plan, full, presets, run_name(plan, config), run.until)
     try:
         if plan.workers == 1:
             run_alone(work)
@@ -85,14 +73,9 @@ def _trial(config: dict[str, Any], plans: Plans) -> None:
 
 
 def run_search(
-    plan: TrialPlan,
-    num_tasks: int,
-    search: SearchConfig,
-    space: SearchSpace,
-    max_concurrent: int | None = None,
-    resume: bool = False,
+    plan: TrialPlan, num_tasks: int, search: SearchConfig, space: SearchSpace, max_concurrent: int | None = None
 ) -> Outcome:
-    """Search settings. Ray is connected.
+    """Search settings, or go on with what an interrupted search under the same `plan.sweep` left. Ray is connected.
 
     Args:
         plan: what all trials share.
@@ -100,27 +83,11 @@ def run_search(
         search: how, and by how many trials.
         space: what is searched; its two points are tried first.
         max_concurrent: upper limit of trials at once; computed from the cluster otherwise.
-        resume: go on with what an interrupted search under the same `plan.sweep` left. Waves always do.
 
     Raises:
         ConfigError: if nothing fits the cluster.
     """
-    if search.is_in_waves:
-        return _run_waves({"": RowPlan(_begun(plan), space)}, num_tasks, search, max_concurrent)[""]
-    room = capacity(plan, max_concurrent).concurrent
-    algorithm, param_space = search_algorithm(search, space, num_tasks, room)
-    total = count_trials(search, space)
-    config = tune.TuneConfig(
-        metric=search.metric,
-        mode=search.mode,
-        num_samples=total,
-        search_alg=algorithm,
-        scheduler=TaskHalving(search, num_tasks),
-        trial_dirname_creator=_folder_name,
-    )
-    watcher = Watcher(plan, total, num_tasks, room, Room(plan, algorithm, max_concurrent))
-    trials, seconds = _fit({"": _begun(plan)}, config, param_space, watcher, "tune", resume)
-    return _outcome(trials, total, num_tasks, seconds, watcher.ended)
+    return run_rows({"": RowPlan(plan, space)}, num_tasks, search, max_concurrent)[""]
 
 
 def run_listed(
@@ -140,7 +107,7 @@ def run_listed(
     room = capacity(plan, max_concurrent).concurrent
     plan = _begun(plan)
     listed = [asdict(_as_listed(plan, run)) for run in runs]
-    algorithm = Listed(max_concurrent=room)
+    algorithm = BasicVariantGenerator(max_concurrent=room)
     config = tune.TuneConfig(
         metric=GAIN,
         mode="max",
@@ -150,7 +117,7 @@ def run_listed(
     )
     watcher = Watcher(plan, len(listed), num_tasks, room, Room(plan, algorithm, max_concurrent))
     param_space = {"run": tune.grid_search(listed)}
-    trials, seconds = _fit({"": plan}, config, param_space, watcher, f"tune-{plan.session}", False)
+    trials, seconds = _fit({"": plan}, config, param_space, watcher, f"tune-{plan.session}")
     return _outcome(trials, len(listed), num_tasks, seconds, watcher.ended)
 
 
@@ -160,38 +127,59 @@ def _begun(plan: TrialPlan, session: str = "") -> TrialPlan:
 
 
 def run_rows(
-    rows: Mapping[str, RowPlan],
-    num_tasks: int,
-    search: SearchConfig,
-    max_concurrent: int | None = None,
-    resume: bool = False,
+    rows: Mapping[str, RowPlan], num_tasks: int, search: SearchConfig, max_concurrent: int | None = None
 ) -> dict[str, Outcome]:
     """Search every row of a table, `search.trials` each, all of them sharing the connected cluster.
 
     Raises:
-        ConfigError: if nothing fits the cluster, or for a grid.
+        ConfigError: if nothing fits the cluster, for a grid that has no listed values, or one over rows under ASHA.
     """
     session = secrets.token_hex(4)
-    plans = {name: _begun(row.plan, session) for name, row in rows.items()}
-    if search.is_in_waves:
-        begun = {name: replace(row, plan=plans[name]) for name, row in rows.items()}
-        return _run_waves(begun, num_tasks, search, max_concurrent)
+    begun = {name: replace(row, plan=_begun(row.plan, session)) for name, row in rows.items()}
+    run = _run_waves if search.is_in_waves else _run_asha
+    return run(begun, num_tasks, search, max_concurrent)
+
+
+def _run_asha(
+    rows: Mapping[str, RowPlan], num_tasks: int, search: SearchConfig, max_concurrent: int | None
+) -> dict[str, Outcome]:
+    """Search asynchronously; an interrupted search goes on from its journal."""
+    if search.searcher == "grid" and len(rows) > 1:
+        raise ConfigError("search.searcher: the rows of a table get equally many trials. Write tpe or random.")
+    plans = {name: row.plan for name, row in rows.items()}
     plan = next(iter(plans.values()))  # as to resources all are alike
     room = capacity(plan, max_concurrent).concurrent
-    algorithm = row_search(search, {name: row.space for name, row in rows.items()}, num_tasks, room)
-    total = search.trials * len(rows)
+    journal = Journal(journal_of(plan), plan.sources)
+    searches = {
+        name: Asynchronous(
+            partial(point_searcher, search, row.space, num_tasks),
+            search,
+            num_tasks,
+            Resolve(row.plan, row.space),
+            count_trials(search, row.space),
+            journal,
+            name,
+        )
+        for name, row in rows.items()
+    }
+    searcher, scheduler = AsynchronousSearch(searches, plans), TaskHalving(search, num_tasks, list(rows))
+    for name in rows:
+        scheduler.remember(searcher.scores(name), name)
+    algorithm = ConcurrencyLimiter(searcher, max_concurrent=room)
+    total = sum(each.total for each in searches.values())
+    watcher = Watcher(plans, total, num_tasks, room, Room(plan, algorithm, max_concurrent), searcher.ended)
     config = tune.TuneConfig(
         metric=search.metric,
         mode=search.mode,
-        num_samples=total,
+        num_samples=-1,
         search_alg=algorithm,
-        scheduler=TaskHalving(search, num_tasks, list(rows)),
+        scheduler=scheduler,
         trial_dirname_creator=_folder_name,
     )
-    watcher = Watcher(plans, total, num_tasks, room, Room(plan, algorithm, max_concurrent))
-    trials, seconds = _fit(plans, config, {}, watcher, "tune", resume)
-    of = {name: [trial for trial in trials if trial.config.get("row") == name] for name in rows}
-    return {name: _outcome(of[name], search.trials, num_tasks, seconds, watcher.ended) for name in rows}
+    seconds = 0.0
+    if not all(each.has_begun_all for each in searches.values()):
+        _, seconds = _fit(plans, config, {}, watcher, f"tune-{plan.session}")
+    return {name: searcher.outcome(name, seconds) for name in rows}
 
 
 def _run_waves(
@@ -215,13 +203,13 @@ def _run_waves(
         for name, row in rows.items()
     }
     searcher = WaveSearch(waves, plans)
-    algorithm = Limiter(searcher, max_concurrent=room)
+    algorithm = ConcurrencyLimiter(searcher, max_concurrent=room)
     watcher = WaveWatcher(plans, search.trials, num_tasks, room, Room(plan, algorithm, max_concurrent), searcher)
     searcher.listener = watcher
     config = tune.TuneConfig(num_samples=-1, search_alg=algorithm, trial_dirname_creator=_folder_name)
     seconds = 0.0
     if searcher.decide():  # a finished search has nothing to ask Tune for
-        _, seconds = _fit(plans, config, {}, watcher, f"tune-{plan.session}", False)
+        _, seconds = _fit(plans, config, {}, watcher, f"tune-{plan.session}")
     return {name: searcher.outcome(name, seconds) for name in rows}
 
 
@@ -231,28 +219,25 @@ def journal_of(plan: TrialPlan) -> Path:
 
 
 def _fit(
-    plans: Plans, config: tune.TuneConfig, param_space: dict[str, Any], watcher: Watcher, name: str, resume: bool
+    plans: Plans, config: tune.TuneConfig, param_space: dict[str, Any], watcher: Watcher, name: str
 ) -> tuple[list[Any], float]:
     """Hand everything to Tune; returns its trials and the seconds that it took."""
     started = time.monotonic()
     plan = next(iter(plans.values()))
     trainable = tune.with_resources(tune.with_parameters(_trial, plans=dict(plans)), process_resources(plan))
     config = replace(config, reuse_actors=plan.workers == 1)  # a driver of workers imports nothing that is slow
-    if resume:
-        tuner = _restored(plans, trainable, config, watcher)
-    else:
-        tuner = tune.Tuner(
-            trainable,
-            param_space=param_space,
-            tune_config=config,
-            run_config=tune.RunConfig(
-                name=name,
-                storage_path=plan.storage,
-                callbacks=[watcher],
-                failure_config=tune.FailureConfig(max_failures=failures_of_process(plan)),
-                verbose=0,
-            ),
-        )
+    tuner = tune.Tuner(
+        trainable,
+        param_space=param_space,
+        tune_config=config,
+        run_config=tune.RunConfig(
+            name=name,
+            storage_path=plan.storage,
+            callbacks=[watcher],
+            failure_config=tune.FailureConfig(max_failures=failures_of_process(plan)),
+            verbose=0,
+        ),
+    )
     hand_on_no_keys()
     try:
         with _quiet_end():
@@ -274,36 +259,8 @@ def _as_listed(plan: TrialPlan, run: Settings | ListedRun) -> ListedRun:
 
 
 def can_resume(plan: TrialPlan) -> bool:
-    """Whether a search was begun: it left a journal, or under ASHA Tune's state of it."""
-    if journal_of(plan).is_file():
-        return True
-    from pyarrow import fs
-
-    folder = below(plan.storage, "tune")
-    system, path = fs.FileSystem.from_uri(folder) if "://" in folder else (fs.LocalFileSystem(), folder)
-    found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
-    return tune.Tuner.can_restore(folder) and any(Path(f.path).match("experiment_state-*.json") for f in found)
-
-
-def _restored(plans: Plans, trainable: Any, config: tune.TuneConfig, watcher: Watcher) -> tune.Tuner:
-    """The tuner of an interrupted search, its trials and searcher as they were; the rest is this process's."""
-    storage = next(iter(plans.values())).storage
-    tuner = tune.Tuner.restore(below(storage, "tune"), trainable=trainable, resume_unfinished=True, resume_errored=True)
-    give_anew(tuner, config, [watcher])
-    if isinstance(config.scheduler, TaskHalving):
-        for row, plan in plans.items():
-            config.scheduler.remember(_scores(plan, config.metric or GAIN), row)
-    return tuner
-
-
-def _scores(plan: TrialPlan, metric: str) -> dict[str, dict[int, float]]:
-    """Trial id -> finished tasks -> metric, of a sweep as MLflow has it."""
-    runs = Tracker(plan.tracking_uri, Path(plan.root)).find_runs(sweep=plan.sweep)
-    return {
-        run.tags.get("ctvr.trial", "").rpartition("-")[2]: dict(run.metrics[metric])
-        for run in runs
-        if metric in run.metrics
-    }
+    """Whether a search was begun: it left a journal."""
+    return journal_of(plan).is_file()
 
 
 @contextlib.contextmanager

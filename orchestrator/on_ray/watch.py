@@ -84,24 +84,26 @@ class Watcher(tune.Callback):
         num_tasks: of the stream.
         concurrent: trials at once.
         room: follows the cluster as it grows and shrinks.
+        before: how many had ended when an interrupted search was gone on with.
     """
 
     def __init__(
-        self, plans: TrialPlan | Plans, trials: int, num_tasks: int, concurrent: int, room: Room | None = None
+        self,
+        plans: TrialPlan | Plans,
+        trials: int,
+        num_tasks: int,
+        concurrent: int,
+        room: Room | None = None,
+        before: int = 0,
     ) -> None:
         self.plans: Plans = {"": plans} if isinstance(plans, TrialPlan) else plans
         self.trials, self.num_tasks, self.concurrent, self.room = trials, num_tasks, concurrent, room
+        self.before = before
         self.numbers: dict[str, int] = {}
         self.seen: dict[str, int] = {}
         self.ended: set[str] = set()
         self._begun: dict[str, float] = {}
         self._longest = 0.0  # seconds of a complete trial
-
-    def get_state(self) -> dict[str, Any]:
-        return {"numbers": self.numbers, "seen": self.seen, "ended": sorted(self.ended)}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.numbers, self.seen, self.ended = dict(state["numbers"]), dict(state["seen"]), set(state["ended"])
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
         concurrent = self.room.look(self._left()) if self.room else None
@@ -167,7 +169,7 @@ class Watcher(tune.Callback):
         words = getattr(inner, "last_words", "") or words_of_the_dead(inner)
         if not words:
             return
-        name = run_name(plan, trial.config, trial.trial_id)
+        name = run_name(plan, trial.config)
         tracker = Tracker(plan.tracking_uri, Path(plan.root))
         try:
             runs = [run.run_id for run in tracker.find_runs(sweep=plan.sweep, tags={"ctvr.trial": name})]
@@ -184,23 +186,25 @@ class Watcher(tune.Callback):
 
     def _left(self) -> int:
         """How many trials still want room."""
-        return self.trials - len(self.ended)
+        return self.trials - self.before - len(self.ended)
 
     def _label(self, trial: Any) -> str:
-        number = self.numbers.setdefault(trial.trial_id, len(self.numbers) + 1)
-        what = trial.config["run"]["label"] if "run" in trial.config else trial.config.get("row", "")
-        return f"trial {number}/{self.trials} {what}".rstrip()
+        if "number" in trial.config:  # of a search, in which every row has as many
+            number, many, what = trial.config["number"], self.trials // len(self.plans), trial.config["row"]
+        else:
+            number = self.numbers.setdefault(trial.trial_id, len(self.numbers) + 1)
+            many, what = self.trials, trial.config["run"]["label"]
+        return f"trial {number}/{many} {what}".rstrip()
 
     def _outlook(self) -> str:
         """The time that is left, if no further trial is stopped early."""
-        left = self.trials - len(self.ended)
-        if left <= 0:
+        if (left := self._left()) <= 0:
             return ""
         return f"; {left} to go, at most {duration(math.ceil(left / self.concurrent) * self._longest)}"
 
     def _close(self, trial: Any, status: str, tags: dict[str, str]) -> None:
         plan = self._plan(trial)
-        self._close_run(plan, run_name(plan, trial.config, trial.trial_id), status, tags)
+        self._close_run(plan, run_name(plan, trial.config), status, tags)
 
     def _close_run(self, plan: TrialPlan, name: str, status: str, tags: dict[str, str]) -> None:
         tracker = Tracker(plan.tracking_uri, Path(plan.root))

@@ -89,8 +89,13 @@ class Journal:
         trial.scores = {int(task): float(value) for task, value in known.get("scores", {}).items()}
         trial.reads, trial.reused = tuple(known.get("reads", ())), int(known.get("reused", 0))
 
+    def begun(self, row: str) -> list[dict[str, Any]]:
+        """What was written of a row's trials, in the order of their numbers: for a search that cannot ask again."""
+        return sorted(self.rows.get(row, {}).values(), key=lambda entry: int(entry["number"]))
+
     def write(self, row: str, trial: WaveTrial) -> None:
-        about = {"scores": trial.scores, "reads": trial.reads, "reused": trial.reused}
+        about = {"number": trial.number, "point": trial.point, "stopped": trial.stopped}
+        about |= {"scores": trial.scores, "reads": trial.reads, "reused": trial.reused}
         self.rows.setdefault(row, {})[trial.label] = about
         if self.file is not None:
             self.file.parent.mkdir(parents=True, exist_ok=True)

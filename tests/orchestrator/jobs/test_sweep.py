@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ray.tune.experiment import Experiment
 
 from orchestrator.errors import ConfigError, FailedRuns
 from orchestrator.jobs import session
@@ -25,7 +24,7 @@ from orchestrator.jobs.sweep import (
 )
 from orchestrator.learning.resolve import resolve
 from orchestrator.on_ray.plan import GAIN, Capacity, Outcome, SearchConfig, write_plan
-from orchestrator.on_ray.search import grid_points, point_searcher, search_algorithm
+from orchestrator.on_ray.search import grid_points, point_searcher
 from orchestrator.on_ray.waves import Waves
 from orchestrator.tracking.tracker import Tracker
 
@@ -233,9 +232,6 @@ def test_no_pair_is_drawn_that_the_method_refuses_and_points_of_one_model_are_on
         suggests = point_searcher(search, grid.searched, 4)
         trials, _ = Waves(suggests, search, 4, lambda point: resolve({**grid.given, **point}).settings).due()
         assert sorted(experts_of(trial.point) for trial in trials) == pairs
-    listed, drawn = search_algorithm(SearchConfig(searcher="random", scheduler="asha"), grid.searched, 4, 9)
-    listed.add_configurations([Experiment("a", lambda config: None, config=drawn, num_samples=9)])
-    assert {experts_of(listed.next_trial().config) for _ in range(9)} <= {*pairs}
 
 
 def experts_of(point: Mapping[str, int]) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from ray import tune
 from ray.train.backend import BackendConfig
 
 from orchestrator.on_ray import internals
-from orchestrator.on_ray.internals import Trainer, cause_of, give_anew, hand_on_no_keys, trials_of
+from orchestrator.on_ray.internals import Trainer, cause_of, hand_on_no_keys, trials_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -41,17 +41,11 @@ def test_a_name_of_rays_own_is_there(name):
     assert hasattr(holder, attribute)
 
 
-def test_what_objects_of_ray_keep_is_there(tmp_path):
+def test_what_objects_of_ray_keep_is_there():
     from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
 
     inner = ValueError("mine")
     assert cause_of(UserExceptionWithTraceback(inner, "Traceback")) is inner
-    tuner = tune.Tuner(lambda config: None, run_config=tune.RunConfig(name="x", storage_path=str(tmp_path)))
-    inner = tuner._local_tuner
-    assert {"_tune_config", "_run_config"} <= vars(inner).keys()
-    config, callbacks = tune.TuneConfig(num_samples=7), [tune.Callback()]
-    give_anew(tuner, config, callbacks)
-    assert (inner._tune_config, inner._run_config.callbacks) == (config, callbacks)
     assert trials_of(tune.ResultGrid(SimpleNamespace(trials=[]))) == []
 
 

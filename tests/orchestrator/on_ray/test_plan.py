@@ -46,8 +46,7 @@ def test_a_listed_run_has_the_same_name_whenever_it_is_run(plan):
     assert re.fullmatch(r"lora-seed2-[0-9a-f]{6}", label)
     assert label == label_of(dict(reversed(settings.items())))
     assert label != label_of({**settings, "data.num_frames": 5})
-    assert run_name(plan, {"run": {"label": label}}, "x_1") == f"s-{label}"
-    assert run_name(plan, {"method.lr": 1}, "x_1") == "s-lora-x_1"
+    assert run_name(plan, {"run": {"label": label}}) == f"s-{label}"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ def halving(num_tasks: int = 4, **search: object) -> TaskHalving:
 
 
 def decide(made: TaskHalving, trial_id: str, task: int, gain: float, row: str = "") -> str:
-    trial = SimpleNamespace(trial_id=trial_id, config={"row": row} if row else {})
+    trial = SimpleNamespace(config={"row": row, "number": trial_id})
     return made.on_trial_result(None, trial, {"task": task, GAIN: gain})
 
 
@@ -80,7 +80,7 @@ def test_the_rule_is_that_of_rays_own_scheduler():
     rays = ASHAScheduler(time_attr="task", max_t=10, grace_period=1, reduction_factor=2, metric=GAIN, mode="max")
     ours, chance = halving(num_tasks=9), random.Random(0)
     for number in range(60):
-        trial = SimpleNamespace(trial_id=str(number), config={})
+        trial = SimpleNamespace(trial_id=str(number), config={"row": "", "number": number})
         rays.on_trial_add(None, trial)
         for task in range(1, 9):
             value = chance.random() * task

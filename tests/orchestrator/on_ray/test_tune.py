@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from orchestrator.on_ray.plan import ListedRun, TrialPlan, label_of
-from orchestrator.on_ray.tune import _as_listed, _outcome, can_resume
+from orchestrator.on_ray.tune import _as_listed, _outcome, can_resume, journal_of
 
 
 @pytest.fixture
@@ -18,12 +18,12 @@ def plan(tmp_path: Path) -> TrialPlan:
     return TrialPlan("s", str(tmp_path), "", uri, None, str(tmp_path / "ray"), {"method": "lora"}, ("shapes",))
 
 
-def test_nothing_can_be_resumed_before_tune_wrote_its_state(plan):
-    assert not can_resume(plan)
+def test_nothing_can_be_resumed_before_there_is_a_journal(plan):
     (Path(plan.storage) / "tune").mkdir(parents=True)
-    (Path(plan.storage) / "tune" / "tuner.pkl").touch()
+    (Path(plan.storage) / "tune" / "tuner.pkl").touch()  # Tune's own is never read
     assert not can_resume(plan)
-    (Path(plan.storage) / "tune" / "experiment_state-2026.json").touch()
+    journal_of(plan).parent.mkdir(parents=True)
+    journal_of(plan).touch()
     assert can_resume(plan)
 
 

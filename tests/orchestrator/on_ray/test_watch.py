@@ -17,6 +17,8 @@ from orchestrator.on_ray.plan import GAIN, Capacity, SearchConfig, TrialPlan, ru
 from orchestrator.on_ray.watch import Room, Watcher, WaveWatcher, failures_of_process
 from orchestrator.tracking.tracker import Tracker, create_store
 
+NUMBERS = {"a": 1, "b": 2, "0": 2, "1": 1}  # of trials, by the ends of their names
+
 
 @pytest.fixture
 def plan(tmp_path: Path) -> TrialPlan:
@@ -25,6 +27,7 @@ def plan(tmp_path: Path) -> TrialPlan:
 
 
 def trial(trial_id: str, error_file: Path | None = None, **config: object) -> SimpleNamespace:
+    config = {"row": "", "number": NUMBERS[trial_id[-1]], "run": {"label": f"lora-{trial_id}"}, **config}
     return SimpleNamespace(trial_id=trial_id, config=config, pickled_error_file=error_file, num_failures=0)
 
 
@@ -76,7 +79,7 @@ def test_a_stopped_and_a_failed_trial_are_closed_in_mlflow(plan, capsys):
     parent = tracker.open_sweep("s", "stream", {})
     ids = {}
     for trial_id in ("a_0", "a_1", "a_10"):
-        tags = {"ctvr.trial": run_name(plan, {}, trial_id)}
+        tags = {"ctvr.trial": run_name(plan, {"run": {"label": f"lora-{trial_id}"}})}
         ids[trial_id] = tracker.open_run("stream", trial_id, {}, parent, tags)
     watcher = Watcher(plan, 3, 3, 2)
     watcher.on_trial_result(0, [], trial("a_1"), row(1))
@@ -130,15 +133,6 @@ def test_a_tracking_server_that_is_away_does_not_end_the_sweep(plan):
     watcher.on_trial_complete(0, [], trial("a"))
 
 
-def test_a_resumed_watcher_goes_on_counting(plan, capsys):
-    first, second = Watcher(plan, 2, 3, 1), Watcher(plan, 2, 3, 1)
-    first.on_trial_result(0, [], trial("a"), row(1))
-    second.set_state(first.get_state())
-    second.on_trial_result(0, [], trial("a"), row(1))
-    second.on_trial_result(0, [], trial("b"), row(1))
-    assert [line[:9] for line in lines(capsys)] == ["trial 1/2", "trial 2/2"]
-
-
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
@@ -161,11 +155,13 @@ def test_trials_of_a_table_are_named_by_their_row_and_closed_in_its_sweep(plan, 
     ids = {}
     for row, made in plans.items():
         parent = tracker.open_sweep(made.sweep, "stream", {})
-        ids[row] = tracker.open_run("stream", row, {}, parent, {"ctvr.trial": run_name(made, {"row": row}, "1")})
+        ids[row] = tracker.open_run(
+            "stream", row, {}, parent, {"ctvr.trial": run_name(made, {"run": {"label": "lora-1"}})}
+        )
     watcher = Watcher(plans, 2, 3, 2)
-    failed = trial("1", kept(TrialFailed("why"), Path(plan.root)), row="lwf", settings={})
+    failed = trial("1", kept(TrialFailed("why"), Path(plan.root)), row="lwf")
     watcher.on_trial_error(0, [], failed)
-    assert lines(capsys) == ["trial 1/2 lwf  failed: why"]
+    assert lines(capsys) == ["trial 1/1 lwf  failed: why"]
     runs = {run.run_id: run.status for run in Tracker(plan.tracking_uri, Path(plan.root)).find_runs()}
     assert runs == {ids["lora"]: "RUNNING", ids["lwf"]: "FAILED"}
 

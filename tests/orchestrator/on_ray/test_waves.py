@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from ray import cloudpickle, tune
-from ray.tune.search import Searcher
+from ray.tune.search import ConcurrencyLimiter, Searcher
 
 from orchestrator.on_ray.plan import GAIN, SearchConfig, SearchSpace, TrialPlan
-from orchestrator.on_ray.search import Limiter, is_staged, point_searcher
+from orchestrator.on_ray.search import is_staged, point_searcher
 from orchestrator.on_ray.staged import leader_of
 from orchestrator.on_ray.wave_search import WaveSearch
 from orchestrator.on_ray.waves import Journal, Waves
@@ -60,7 +60,7 @@ def run(
     """
     plan = TrialPlan("s", "/nowhere", "", "", None, "/nowhere", {"method": "lora"})
     search = WaveSearch(made, dict.fromkeys(made, plan))
-    limiter = Limiter(search, max_concurrent=room)
+    limiter = ConcurrencyLimiter(search, max_concurrent=room)
     chance, alive, trained, number = random.Random(seed), {}, 0, 0
     ended: list[tuple[str, int, int]] = []
     while True:
