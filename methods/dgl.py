@@ -38,6 +38,7 @@ from methods.backbone.clip import BlockSeams, Clip, TokenState, VisionTower, thr
 from methods.base import Change, Method, ParamGroup, Recipe, Task, unit
 from methods.families.adapted import PAPER
 from methods.layers.global_tokens import block_of_video
+from methods.layers.new_block import new_block, passed
 
 # scripts/msrvtt.sh is of the transformer; the linear ones are of LSMDC and ActivityNet (VATEX: 5e-3)
 _SHARED = {
@@ -130,16 +131,14 @@ class UnifiedPrompts(nn.Module):
         vision, width = backbone.vision, backbone.vision.width
         self.count, self.num_frames = count, num_frames
         self.embedding = nn.Parameter(torch.randn(len(vision.blocks), count * (2 + num_frames), width))
-        self.mixer = nn.TransformerEncoderLayer(
-            width, vision.heads, 4 * width, dropout=0.0, activation=QuickGELU(), batch_first=True, norm_first=True
-        )
+        self.mixer = new_block(width, vision.heads)
         self.to_text = nn.Sequential(
             nn.Linear(width, 2 * width), QuickGELU(), nn.Linear(2 * width, backbone.text.width)
         )
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """Local prompts (K, T, P, D) and text prompts (K, 2P, E), prefix first."""
-        mixed = self.mixer(self.embedding)
+        mixed = passed(self.mixer, self.embedding)
         local = mixed[:, 2 * self.count :].unflatten(1, (self.num_frames, self.count))
         return local, self.to_text(mixed[:, : 2 * self.count])
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.backbone.blocks import QuickGELU
+from methods.layers.new_block import new_block, passed
 
 Tying = Literal["none", "down_out", "down_in"]
 FACTOR, HIDDEN, SHARE = 32, 16, 0.1  # width of a tied block's vector, of the calibration; what is added of an adapter
@@ -28,15 +29,13 @@ class _Adapter(nn.Module):
         self.down, self.up = nn.Linear(width, bottleneck), nn.Linear(bottleneck, width)
         self.positions = nn.Parameter(0.01 * torch.randn(places, bottleneck))
         self.ln = nn.LayerNorm(bottleneck)
-        self.block = nn.TransformerEncoderLayer(
-            bottleneck, heads, 4 * bottleneck, dropout=0.0, activation=QuickGELU(), batch_first=True, norm_first=True
-        )
+        self.block = new_block(bottleneck, heads)
         self.act = QuickGELU()
         self.factor = None if tying == "none" else nn.Linear(FACTOR, bottleneck if tying == "down_out" else width)
-        for tensor in (self.down.bias, self.up.weight, self.up.bias, self.block.self_attn.in_proj_bias):
+        for tensor in (self.down.bias, self.up.weight, self.up.bias):
             nn.init.zeros_(tensor)
-        nn.init.normal_(self.block.self_attn.in_proj_weight, std=width**-0.5)  # of the tower's width, as released
-        for linear in (self.block.self_attn.out_proj, self.block.linear1, self.block.linear2):
+        nn.init.normal_(self.block.attn.in_weight, std=width**-0.5)  # of the tower's width, as released
+        for linear in (self.block.attn.out, self.block.mlp.c_fc, self.block.mlp.c_proj):
             nn.init.normal_(linear.weight, std=(2 * width) ** -0.5)
 
     def lowered(self, y: Tensor, shared: Tensor | None) -> Tensor:
@@ -80,8 +79,8 @@ class VideoAdapter(_Adapter):
         """
         z = self.act(self.lowered(y, shared))  # (B, T, N, m)
         sequence = self.sequence(z)
-        hidden = None if there is None else ~torch.cat([torch.ones_like(there[:, :1]), there, there], dim=1)
-        sequence = self.act(self.block(self.ln(sequence), src_key_padding_mask=hidden))
+        seen = None if there is None else torch.cat([torch.ones_like(there[:, :1]), there, there], dim=1)
+        sequence = self.act(passed(self.block, self.ln(sequence), seen))
         frames = y.shape[1]
         whole, classes, means = sequence[:, :1], sequence[:, 1 : 1 + frames], sequence[:, 1 + frames :]
         classes = self.calibration(whole, classes + means, there) * classes
@@ -120,6 +119,5 @@ class TextAdapter(_Adapter):
         """What is added to y (B, L, D), L at most the number of positions."""
         length = y.shape[1]
         z = self.lowered(y, shared)
-        later = torch.ones(length, length, dtype=torch.bool, device=y.device).triu(1)
-        z = self.block(self.ln(z + self.positions[:length].to(z.dtype)), src_mask=later)
+        z = passed(self.block, self.ln(z + self.positions[:length].to(z.dtype)), causal=True)
         return SHARE * self.up(self.act(z))

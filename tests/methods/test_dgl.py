@@ -49,7 +49,7 @@ def ours(state: Weights) -> Weights:
         return made
     made["source.embedding"] = by_layer(state["clip.unified_prompt_embedding.weight"])
     theirs = "clip.PromptTransformer.resblocks.0."
-    names = {"attn.": "self_attn.", "ln_1": "norm1", "ln_2": "norm2", "mlp.c_fc": "linear1", "mlp.c_proj": "linear2"}
+    names = {"attn.in_proj_": "attn.in_", "attn.out_proj": "attn.out", "ln_": "ln_", "mlp.": "mlp."}
     for old, new in names.items():
         found = {key: value for key, value in state.items() if key.startswith(theirs + old)}
         made |= {key.replace(theirs + old, f"source.mixer.{new}"): value for key, value in found.items()}
