@@ -25,13 +25,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from methods.backbone.clip import Clip, Seams
-from methods.base import Batch, Change, Frozen, Method, ParamGroup, RowWise, Task, unit
+from methods.base import Batch, Frozen, Method, ParamGroup, RowWise, Task, unit
+from methods.families.structalign_recipes import PRESETS
 from methods.layers.class_statistics import ClassStatistics, geometry
 from methods.layers.distillation import symmetric_distillation
 from methods.layers.etf import CategoryPrototypes, Head, make_head, misalignment
@@ -39,6 +40,8 @@ from methods.layers.experts import check_top_k
 from methods.layers.gather import gather
 from methods.layers.kept_videos import KeptVideos
 from methods.layers.losses import contrastive, distillation
+from methods.layers.reducer_settings import ReducerName
+from methods.layers.reducers import plain_reducer
 from methods.layers.structalign_adapters import TaskAwareAdapters, make_adapters
 from methods.layers.word_features import (
     frame_word_similarity,
@@ -92,6 +95,10 @@ class StructAlignConfig:
     # End-of-text tokens count as words up to the longest caption of the task, or of all queries; released: of the batch
     pads_are_words: bool = False
     score: Literal["words", "fused"] = "words"  # fused: half eq. 6, half mean frame x end of text, as z-scores
+    # Not of the paper: fewer tokens in the vision tower; frames that ask each other (task_aware) need tome_shared
+    reducer: ReducerName = "none"
+    r: int | None = None  # tokens that a block merges away; none: as ToMe, scaled to the depth
+    num_frames: int = 12  # reducer=tempme only: T; must be data.num_frames
 
     def __post_init__(self) -> None:
         for name in ("lambda1", "lambda2", "pair_weight", "prototype_weight", "lr", "lr_first", "lr_other"):
@@ -105,54 +112,11 @@ class StructAlignConfig:
                 raise ValueError(f"{name} needs pseudo=clip: pseudo={self.pseudo} draws elsewhere than it reads.")
 
 
-RELEASED = {
-    "method.tau": 0.010051835744633586,  # exp(-4.6)
-    "method.tau2": 2.0,
-    "method.adapters": "task_aware",
-    "method.etf_frame": "gaussian",
-    "method.heads": "frozen_linear",
-    "method.pseudo": "clip",
-    "method.swap_heads": True,
-    "method.lambda1_is": "share",
-    "method.pair_weight": 0.5,
-    "method.loss_reduction": "sum",
-    "method.divide_by_batch": True,
-    "method.teacher": "initial",
-    "method.crp_on": "logits",
-    "method.pads_are_words": True,
-    "method.score": "fused",
-    "optim.name": "adamw_hf",
-    "optim.weight_decay": 0.5,
-    "optim.decay": "all",
-    "optim.warmup_tasks": "first",
-    "optim.warmup_from": "zero",
-    "optim.num_cycles": 1.0,
-    "optim.epochs": 20,
-    "data.batch_size": 32,
-    "data.augment": "crop_flip",
-    "evaluation.select": "best",
-    "evaluation.patience": 5,  # from epoch 11 on
-    "evaluation.patience_from": 10,
-}
-ACTNET = {"method.lr": 6e-6, "method.num_experts": 5, "method.fusion_layers": 12, "data.num_frames": 24}
-
-
 class StructAlign(Method):
     """Frozen CLIP whose words and frames are aligned with one simplex of categories."""
 
     Config = StructAlignConfig
-    PRESETS = {
-        "paper": {"optim.epochs": 20, "data.batch_size": 32},
-        "paper-actnet": {"optim.epochs": 20, "data.batch_size": 32, **ACTNET},
-        "released": RELEASED,
-        "released-actnet": {**RELEASED, **ACTNET},
-        # For the embedded streams, with optim.lr_scale=50: chosen on validation videos before pseudo features had a
-        # gradient, not anew. Words alone stay below zero-shot CLIP there: the small text tower never aligned them.
-        "shapes": {"method.score": "fused", "method.lr_first": 1e-5, "method.lr": 4e-6},
-        "framework": Change({"method.lambda1": 0.0, "method.lambda2": 0.0}),  # table 3
-        "no-cetf": Change({"method.lambda1": 0.0}),  # "Framework + L_CRP"
-        "no-crp": Change({"method.lambda2": 0.0}),  # "Framework + CETF"
-    }
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = PRESETS
 
     @classmethod
     def unfinished_score(cls, config: StructAlignConfig) -> str:
@@ -163,14 +127,21 @@ class StructAlign(Method):
     def reads_by_task(cls, config: StructAlignConfig) -> bool:
         return config.adapters == "task_aware"
 
+    @classmethod
+    def only_frames(cls, config: StructAlignConfig) -> int | None:
+        return config.num_frames if config.reducer == "tempme" else None
+
     def __init__(self, config: StructAlignConfig, backbone: Clip) -> None:
         super().__init__()
         self.config, self.backbone = config, backbone
         c, d = config, backbone.embed_dim
         text = (c.num_experts, c.top_k, c.text_rank, c.text_alpha, c.text_dropout)
-        self.adapters = make_adapters(c.adapters, backbone, text, (c.vision_rank, c.vision_alpha), c.fusion_layers)
+        reducer = plain_reducer(c.reducer, c.r, c.num_frames, backbone.vision)
+        vision = (c.vision_rank, c.vision_alpha)
+        self.adapters = make_adapters(c.adapters, backbone, text, vision, c.fusion_layers, reducer)
         self.prompts_by_task, self.reads_pads = self.reads_by_task(config), config.pads_are_words
-        self.frozen_blocks = self.adapters.first if isinstance(self.adapters, TaskAwareAdapters) else 0
+        if isinstance(self.adapters, TaskAwareAdapters) and c.reducer == "none":
+            self.frozen_blocks = self.adapters.first
         self.g_text, self.g_video = make_head(d, c.heads), make_head(d, c.heads)
         self.prototypes = CategoryPrototypes(d, c.etf_frame, c.prototypes == "learned", c.etf_num_classes)
         self.statistics = ClassStatistics()

@@ -16,7 +16,9 @@ from methods.backbone.clip import BlockSeams, Clip, Seams
 from methods.layers.experts import PLACES, TaskAwareExperts
 from methods.layers.lora import LoRA
 from methods.layers.lora_experts import LoRAExperts
+from methods.layers.reducers import combine
 from methods.layers.temporal import FrameFusion
+from methods.layers.token_steps import TokenReducer
 
 
 def _modules(block: nn.Module) -> dict[str, Any]:
@@ -36,8 +38,10 @@ class LoRAAdapters(nn.Module):
         text_dropout: float,
         vision_rank: int,
         vision_alpha: float,
+        reducer: TokenReducer,
     ) -> None:
         super().__init__()
+        self.reducer = reducer
         text, vision = backbone.text.width, backbone.vision.width
 
         def experts() -> LoRAExperts:
@@ -60,12 +64,15 @@ class LoRAAdapters(nn.Module):
         return [BlockSeams(**_modules(block)) for block in self.text]
 
     def vision_seams(self) -> Seams:
-        """Eq. 5."""
-        return [BlockSeams(**_modules(block)) for block in self.vision]
+        """Eq. 5, and the reducer."""
+        return combine(self.reducer.seams(), [BlockSeams(**_modules(block)) for block in self.vision])
 
     def groups(self, index: int) -> dict[str, list[nn.Parameter]]:
         """What task `index` trains."""
-        return {"text": list(self.text.parameters()), "vision": list(self.vision.parameters())}
+        return {
+            "text": list(self.text.parameters()),
+            "vision": [*self.vision.parameters(), *self.reducer.parameters()],
+        }
 
 
 class TaskAwareAdapters(nn.Module):
@@ -83,9 +90,15 @@ class TaskAwareAdapters(nn.Module):
         text_alpha: float,
         text_dropout: float,
         fusion_layers: int,
+        reducer: TokenReducer,
     ) -> None:
-        """Make adapters; frames are fused in the last `fusion_layers` blocks, forth and back in turn."""
+        """Make adapters; frames are fused in the last `fusion_layers` blocks, forth and back in turn.
+
+        Raises:
+            ValueError: for a reducer under which a token is not the same place in all frames.
+        """
         super().__init__()
+        self.reducer = reducer
         text, vision = backbone.text, backbone.vision
         self.width = text.width
 
@@ -107,6 +120,7 @@ class TaskAwareAdapters(nn.Module):
             for name, parameter in fusion.named_parameters():
                 if name.endswith(".bias"):
                     nn.init.zeros_(parameter)
+        self.vision_seams()  # refuses a reducer that breaks the frames' alignment
 
     def begin_task(self, index: int) -> None:
         """Draw the task's prototype from N(0, 1/sqrt(D))."""
@@ -132,8 +146,9 @@ class TaskAwareAdapters(nn.Module):
         return seams
 
     def vision_seams(self) -> Seams:
-        """Cross-frame attention beside CLIP's own, in the last blocks."""
-        return [None] * self.first + [BlockSeams(beside=fusion) for fusion in self.vision]
+        """Cross-frame attention beside CLIP's own, in the last blocks, and the reducer."""
+        fusions = [BlockSeams(beside=fusion, needs_alignment=True) for fusion in self.vision]
+        return combine(self.reducer.seams(), [*[BlockSeams()] * self.first, *fusions])
 
     def groups(self, index: int) -> dict[str, list[nn.Parameter]]:
         """What task `index` trains: in the first one expert and no router, later all of them; its own prototype."""
@@ -143,7 +158,10 @@ class TaskAwareAdapters(nn.Module):
         fusions = [cast(FrameFusion, fusion) for fusion in self.vision]
         return {
             "text": text,
-            "vision": [parameter for fusion in fusions for parameter in fusion.attention.parameters()],
+            "vision": [
+                *(parameter for fusion in fusions for parameter in fusion.attention.parameters()),
+                *self.reducer.parameters(),
+            ],
             "other": [*(fusion.alpha for fusion in fusions), self.prototypes[index]],
         }
 
@@ -154,6 +172,7 @@ def make_adapters(
     text: tuple[int, int, int, float, float],
     vision: tuple[int, float],
     fusion_layers: int,
+    reducer: TokenReducer,
 ) -> LoRAAdapters | TaskAwareAdapters:
     """The adapters of the paper, or those of its released code.
 
@@ -161,7 +180,8 @@ def make_adapters(
         text: experts, how many of them act, their rank, alpha and dropout.
         vision: rank and alpha of `lora`.
         fusion_layers: last blocks in which `task_aware` lets frames attend to each other.
+        reducer: leaves the vision tower fewer tokens.
     """
     if kind == "lora":
-        return LoRAAdapters(backbone, *text, *vision)
-    return TaskAwareAdapters(backbone, *text, fusion_layers)
+        return LoRAAdapters(backbone, *text, *vision, reducer)
+    return TaskAwareAdapters(backbone, *text, fusion_layers, reducer)

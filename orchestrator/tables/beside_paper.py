@@ -28,7 +28,12 @@ PRINTED = {  # what papers print beside what tables always show, and the metric 
     "rsum": (Column("rsum", "R-Sum", "up"), "stream/t2v/rsum"),
     "gmacs": (Column("gmacs", "GMACs", "down", 1), "cost/video_gmacs"),
     "tokens": (Column("tokens", "Tokens", "", 0), "cost/tokens_out"),
+    # no paper prints these
+    "run_seconds": (Column("run_seconds", "Seconds (run)", "down", 1), "cost/seconds_run"),
+    "memory": (Column("memory", "Memory (MB)", "down", 0), "cost/peak_memory_mb"),
+    "stored": (Column("stored", "Stored (kB)", "down", 2), "cost/stored_floats_per_video"),
 }
+SCALE = {"stored": 4 / 1000}  # float32 numbers of a video in kB
 
 
 @dataclass(frozen=True)
@@ -113,5 +118,6 @@ def _digits(column: Column, means: Sequence[float]) -> int:
 def more_values(means: Mapping[str, Value]) -> dict[str, Value]:
     """What `more_columns` may show of a row's metrics; what a video costs has no spread where no seed changes it."""
     found = {key: means[metric] for key, (_, metric) in PRINTED.items() if metric in means}
+    found |= {key: Value(found[key].mean * by, found[key].std * by) for key, by in SCALE.items() if key in found}
     same = {key for key, value in found.items() if value.std <= 1e-9 * abs(value.mean)}
     return {key: replace(value, std=math.nan) if key in same else value for key, value in found.items()}

@@ -29,6 +29,7 @@ from orchestrator.tables.differences import between_seeds
 from orchestrator.tables.marks import CHOICE, marks_of, method_of, trials_of
 from orchestrator.tables.orders import by_order, content_of, in_any_order, mark, order_of, seed_names
 from orchestrator.tables.paper_numbers import paper_numbers, place, printed_columns
+from orchestrator.tables.presets import columns_of
 from orchestrator.tables.significance import NOTE, ONE_SEED, Ranks, compared, read_ranks
 from orchestrator.tables.table import Column, Row, Table, Value
 
@@ -171,7 +172,7 @@ def _row(runs: list[RunRecord]) -> Row:
         curve = "stream/t2v/r1"
     values = {key: means.get(name, Value()) for key, name in names.items()}
     values |= {key: value for key, value in means.items() if re.fullmatch(r"task_\d+/(r1|fr)", key)}
-    values |= more_values(means)
+    values |= more_values({**means, "cost/seconds_run": _mean([seconds_of(run) for run in runs])})
     parameters = means.get(PARAMETERS, Value())
     backwards = {column.key: column.key for column in V2T} | {"v2t/rsum": "v2t/rsum"}
     if _protocol(first) == "cvlm":
@@ -317,7 +318,8 @@ def _columns(rows: Sequence[Row], records: Sequence[RunRecord], direction: Direc
         return (*back, COLUMNS[-1])
     forward = _cvlm_columns(rows, records) if is_cvlm else COLUMNS
     tables_of = {record.tags.get(TABLE_NAME, "") for record in records}
-    printed = printed_columns(tables_of.pop()) if len(tables_of) == 1 else ()
+    name = tables_of.pop() if len(tables_of) == 1 else ""
+    printed = (*printed_columns(name), *columns_of(name))
     more = more_columns(rows, printed)
     if direction == "t2v":
         return (*forward, *more)

@@ -85,6 +85,24 @@ def _cost(table: Table) -> list[Panel]:
     return panels
 
 
+def _pareto(table: Table) -> list[Panel]:
+    """What fewer multiply-adds do to R@1 and to forgetting, of a table that shows them; rows that none beats."""
+    panels = []
+    if not {"gmacs", "bwf"} <= {column.key for column in table.columns}:
+        return []
+    for column, sign, unit in (("r1", 1, "R@1 (%)"), ("bwf", -1, "BWF (points)")):
+        cells = [(row, row.values.get(column, Value())) for row in table.rows]
+        known = [(row, cell) for row, cell in cells if math.isfinite(cell.mean) and math.isfinite(_gmacs(row))]
+        if len({round(_gmacs(row), 6) for row, _ in known}) < 2:
+            continue
+        lines = [_line(row, [(_gmacs(row), cell.mean, cell.std)]) for row, cell in known]
+        of_column = next((each for each in table.columns if each.key == column), table.columns[0])
+        points = [(_gmacs(row), sign * cell.mean) for row, cell in known if competes(row, of_column)]
+        front = [(x, sign * y) for x, y in pareto(points)]
+        panels.append(Panel("multiply-adds of a video (10^9)", unit, lines, joined=False, front=front))
+    return panels
+
+
 def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """The points (cost, gain) of which no other costs no more and gains more, by rising cost."""
     front: list[tuple[float, float]] = []
@@ -222,6 +240,7 @@ FIGURES: dict[str, tuple[str, Callable[[Table], list[Panel]]]] = {
     "forgetting": ("forgetting", _forgetting),
     "plasticity": ("what each task gains over zero-shot", _plasticity),
     "cost": ("R@1 against cost (grey: no row beats these)", _cost),
+    "pareto": ("R@1 and forgetting against multiply-adds (grey: no row beats these)", _pareto),
     "orders": ("robustness to the order of tasks", _orders),
     "geometry": ("geometry of categories while training", _geometry),
 }

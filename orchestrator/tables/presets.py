@@ -5,6 +5,7 @@ A preset is a JSON file, of `orchestrator/tables/table_presets` or one's own:
     {"title": ..., "protocol": "ctvr" | "cvlm" | "any", "stream": the default one, "seeds": 3,
      "search": {"trials": 8, "metric": "stream/t2v/r1_gain", ...},    (settings of SearchConfig; 0 trials: no search)
      "settings": {"optim.epochs": 4},                                 (of all rows; optional)
+     "columns": ["gmacs", "memory"],                                  (beside the usual ones; optional)
      "on": {"msrvtt": {"data.num_frames": 12}},                       (of all rows on streams of that name; optional)
      "rows": [{"name": "lwf", "searched": true, "settings": {}, "notes": ["how it differs from its paper"]},
               {"name": "camoe:dsl,entity"},
@@ -25,6 +26,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -83,6 +85,7 @@ class TablePreset:
     on: OnStreams = field(default_factory=dict)
     name: str = ""  # of a table that comes with the package; `load_preset` writes it
     varies: tuple[str, ...] = ()  # settings of which some rows change one, and nothing else
+    columns: tuple[Literal["rsum", "gmacs", "tokens", "run_seconds", "memory", "stored"], ...] = ()  # beside the usual
 
     def __post_init__(self) -> None:
         names = [row.slug for row in self.rows]
@@ -146,6 +149,12 @@ def _joined(words: Sequence[str], known: Sequence[str]) -> list[str]:
 def preset_names() -> list[str]:
     """The tables that come with the package."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+@cache
+def columns_of(name: str) -> tuple[str, ...]:
+    """What a table of the package shows beside the usual columns; nothing for any other."""
+    return load_preset(name).columns if name in preset_names() else ()
 
 
 def names_table(word: str) -> bool:

@@ -43,7 +43,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "camoe.temperature": {"loss": "dual_softmax"},
     "camoe.test_temperature": {"revise": True},
     **{f"{name}.{setting}": {"reducer": "tempme"} for name in ADAPTED for setting in SHARES},
-    **{f"{name}.r": {"reducer": "tome"} for name in (*ADAPTED, "clip4clip")},
+    **{f"{name}.r": {"reducer": "tome"} for name in (*ADAPTED, "clip4clip", "structalign")},
     "lora.keep_rate": {"reducer": "evit"},
     **{f"{name}.search_macs": {"reducer": "diffrate"} for name in ADAPTED},
     **{f"{name}.{what}": {"reducer": "diffrate", "search_macs": 1e-3} for name in ADAPTED for what in RATES},
@@ -59,7 +59,7 @@ ELSEWHERE: dict[str, str] = {
     # a video must have as many frames as the schedule is made for
     **{
         f"{name}.num_frames": "layers/test_reducers.py::test_another_number_of_frames_is_refused_with_the_remedy"
-        for name in (*ADAPTED, "tempme", "clip4clip", "framefusion_moe")
+        for name in (*ADAPTED, "tempme", "clip4clip", "framefusion_moe", "structalign")
     },
     "dgl.num_frames": "test_dgl.py::test_each_frame_has_prompts_of_its_own_where_a_transformer_makes_them",
     # one dataclass holds the reducer's settings of all four

@@ -12,12 +12,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from methods.backbone.clip import Clip
+from methods.backbone.clip import Clip, record_tokens
 from methods.base import Batch, Task, unit
+from methods.families.structalign_recipes import RELEASED
 from methods.layers.class_statistics import dispersion
 from methods.layers.etf import misalignment, simplex_etf
+from methods.layers.token_steps import token_log
 from methods.layers.word_features import frame_word_similarity, is_word
-from methods.structalign import RELEASED, StructAlign, StructAlignConfig
+from methods.structalign import StructAlign, StructAlignConfig
 from orchestrator.data.batches import Queries
 from orchestrator.learning.evaluate import EvaluationConfig, all_scores, caption_features
 from tests.methods.conftest import make_batch, make_task
@@ -562,3 +564,32 @@ def test_a_weight_counts_as_often_as_it_says(small_clip, setting, term, pseudo):
         terms.append(float(method.losses(second())[term].detach()))
     assert terms[1] == pytest.approx(4 * terms[0], rel=1e-4)
     assert terms[0] > 0
+
+
+@pytest.mark.parametrize("reducer", ["tome", "evit", "tempme", "testa"])
+def test_fewer_tokens_teach_frames_and_words_and_the_former_self_reduces_as_it_did(small_clip, reducer):
+    """With the reducer's own weights among the trained ones, and a copy of them in the teacher."""
+    frames = make_batch(4).frames.shape[1]
+    method = StructAlign(StructAlignConfig(reducer=reducer, num_frames=frames), small_clip)
+    for index in range(2):
+        method.begin_task(make_task(index))
+        batch = make_batch(4, categories=make_task(index).categories)
+        with record_tokens() as states:
+            sum(method.losses(batch).values()).backward()
+        log = token_log(method.adapters.reducer.steps, small_clip.vision.num_tokens, frames)
+        assert [state.log for state in states] == [log] * (1 + index)
+        method.end_task(make_task(index), [batch])
+    handed = {id(p) for group in method.param_groups() for p in group["params"]}
+    added = list(method.adapters.reducer.parameters())
+    assert all(id(p) in handed and p.grad is not None for p in added)
+    taught = method.teacher.module.reducer
+    assert taught is not method.adapters.reducer
+    assert method.encode_video(batch.frames).shape == (4, frames, 16)
+
+
+def test_frames_that_ask_each_other_need_the_same_places(small_clip):
+    config = {"adapters": "task_aware", "fusion_layers": 2}
+    assert StructAlign(StructAlignConfig(**config), small_clip).frozen_blocks == 2
+    assert StructAlign(StructAlignConfig(**config, reducer="tome_shared"), small_clip).frozen_blocks == 0
+    with pytest.raises(ValueError, match="Write reducer=tome_shared"):
+        StructAlign(StructAlignConfig(**config, reducer="evit"), small_clip)

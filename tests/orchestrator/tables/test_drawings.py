@@ -52,6 +52,30 @@ def test_costs_are_drawn_where_rows_differ_and_the_front_is_what_no_row_beats():
     assert pareto([(2, 5), (1, 4), (3, 5), (1, 3), (4, 9)]) == [(1, 4), (2, 5), (4, 9)]
 
 
+def test_a_table_may_show_what_rows_cost_and_what_forgetting_that_buys():
+    """Of the package's own table, which no paper prints: its columns, and two fronts of which one goes down."""
+    tags = {"ctvr.table_name": "efficient-continual"}
+    records = []
+    for method, gmacs, r1, bwf in (("lwf", 53.0, 30.0, 2.0), ("zscl", 40.0, 28.0, 1.0), ("der", 60.0, 29.0, 1.5)):
+        record = run(method, r1=r1, tags=tags)
+        record.metrics.update(
+            {
+                "cost/video_gmacs": [(2, gmacs)],
+                "cost/stored_floats_per_video": [(2, 512.0)],
+                "cost/peak_memory_mb": [(2, 100.0)],
+                "cost/seconds_task": [(1, 4.0), (2, 5.0)],
+                "stream/t2v/bwf": [(2, bwf)],
+            }
+        )
+        records.append(record)
+    (table,) = tables(records)
+    assert [column.key for column in table.columns[-4:]] == ["gmacs", "run_seconds", "memory", "stored"]
+    assert [table.rows[0].values[key].mean for key in ("run_seconds", "stored")] == [9.0, 2.048]
+    r1, bwf = drawn(*records)["pareto"]
+    assert (r1.front, bwf.front) == ([(40.0, 28.0), (53.0, 30.0)], [(40.0, 1.0)])
+    assert "pareto" not in drawn(*(run(method) for method in ("lwf", "zscl")))
+
+
 def test_epochs_are_told_from_finished_tasks_whose_numbers_have_the_same_name():
     first, second = run("structalign"), run("structalign", seed=1)
     for record, value in ((first, 0.2), (second, 0.4)):
