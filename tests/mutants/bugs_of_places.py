@@ -49,7 +49,16 @@ LINES: dict[str, list[tuple[str, ...]]] = {
     "orchestrator/data/frozen_features.py": [
         ("**numerics(device),", "", "features do not know how a GPU was set up"),
     ],
-    "orchestrator/bench/gpu.py": [("prepare_device(device)", "pass", "a GPU is measured with free kernels")],
+    "orchestrator/bench/gpu.py": [
+        ("prepare_device(device)", "pass", "a GPU is measured with free kernels"),
+        (
+            "with waits_of(self.workers.device) as self.waits:",
+            'with waits_of(torch.device("cpu")) as self.waits:',
+            "a GPU is measured without its waits",
+            "tests/devices/test_devices.py::"
+            "test_the_measurements_for_a_gpu_time_the_loop_and_name_the_lines_at_which_it_waits",
+        ),
+    ],
     "methods/layers/sequence_headers.py": [
         (
             "self.lstm.train(self.training or torch.is_grad_enabled())",
@@ -64,6 +73,12 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "self._where, self._every = where, 1",
             "the losses of every step are read from a GPU",
             ON_A_GPU,
+        ),
+        (
+            "flags = list(least(torch.stack(flags)).unbind())  # all workers end, or none: others would wait for one",
+            "flags = list(torch.stack(flags).unbind())",
+            "a worker that diverges stops, and the others wait for it",
+            "tests/orchestrator/learning/test_workers.py",
         ),
     ],
     "methods/layers/transfer.py": [
@@ -154,6 +169,22 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "count = size * math.ceil((self.config.reference_images or len(batch.videos) * size) / size)",
             "count = size * (self.config.reference_images or len(batch.videos))",
             "reference images count on each worker",
+        ),
+    ],
+    "methods/der.py": [
+        (
+            "video, text, kept_video, kept_text = (gather(x) for x in (video, text, kept_video, kept_text))",
+            "pass",
+            "similarities of memory pairs are those of each worker alone",
+            ON_TWO_WORKERS,
+        ),
+    ],
+    "orchestrator/learning/loop.py": [
+        (
+            "return self.workers.mean(progress.means())  # a term may be a mean over a worker's own pairs",
+            "return progress.means()",
+            "the log is that of one worker",
+            ON_TWO_WORKERS,
         ),
     ],
     "methods/layers/gather.py": [

@@ -24,7 +24,8 @@ from tests.workers.group import Hang, together
 FEW = [
     Case("clip4clip"),
     Case("clip4clip", {"optim.accumulate": 2, "evaluation.select": "best"}),
-    Case("der", {"method.target": "similarities", "method.memory": 8}),
+    Case("der", {"method.target": "similarities", "method.memory": 8, "method.alpha": 200}),  # that its term is large
+    Case("der", {"method.memory": 8, "method.alpha": 200}),  # a term that is a mean over a worker's own pairs
     Case("er_ring", {"method.ratio": 0.25}),  # three memory pairs in a step, and one or two in the last
     Case("lump"),
 ]

@@ -13,11 +13,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from orchestrator.errors import Diverged
+from orchestrator.learning.progress import Progress
 from orchestrator.learning.workers import Workers
 
 
 def on_threads(size: int, work: Callable[[Workers], Any]) -> list[Any]:
-    """What each of `size` workers finds. Their `all_gather` refuses what gloo refuses; nothing else is there."""
+    """What each of `size` workers finds.
+
+    Their `all_gather` refuses what gloo refuses, and `all_reduce` knows the least; nothing else is there.
+    """
     me, meet, given = threading.local(), threading.Barrier(size, timeout=60), [torch.empty(0)] * size
 
     def all_gather(parts: list[Tensor], x: Tensor) -> None:
@@ -29,11 +34,21 @@ def on_threads(size: int, work: Callable[[Workers], Any]) -> list[Any]:
             part.copy_(each)
         meet.wait()
 
+    def all_reduce(x: Tensor, op: Any) -> None:
+        assert op == dist.ReduceOp.MIN
+        parts = [torch.empty_like(x) for _ in range(size)]
+        all_gather(parts, x)
+        x.copy_(torch.stack(parts).amin(dim=0))
+
     def run(rank: int) -> Any:
         me.rank = rank
         return work(Workers(rank, size))
 
-    with ThreadPoolExecutor(size) as pool, mock.patch.object(dist, "all_gather", all_gather):
+    there = {"is_initialized": lambda: True, "get_world_size": lambda: size}
+    with (
+        ThreadPoolExecutor(size) as pool,
+        mock.patch.multiple(dist, all_gather=all_gather, all_reduce=all_reduce, **there),
+    ):
         return list(pool.map(run, range(size)))
 
 
@@ -56,3 +71,16 @@ def test_words_are_padded_to_the_longest_caption_of_all_workers():
 
     for found in on_threads(3, lambda workers: workers.spread(encode, lengths)):
         assert torch.equal(found, encode(lengths))
+
+
+def test_all_workers_stop_for_a_term_of_one_of_them_that_is_no_number():
+    def train(workers: Workers) -> str:
+        progress = Progress(workers.device, "task_01, epoch 1")
+        progress.add({"shared": torch.tensor(1.0), "own": torch.tensor(1.0 if workers.rank else float("nan"))}, {})
+        with pytest.raises(Diverged) as stopped:
+            progress.step(torch.tensor(1.0))
+        return str(stopped.value)
+
+    first, second = on_threads(2, train)
+    assert first == second
+    assert first.startswith("task_01, epoch 1: the loss (own) is no finite number.")
