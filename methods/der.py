@@ -96,7 +96,7 @@ class DER(ReplayStrategy):
         """How far memory pairs `rows` have gone from what they were."""
         pairs = self.memory.batch(rows)
         video, text = self.base.encode_video(pairs.frames).float(), self._texts(pairs)
-        kept_video, kept_text = self.memory.video_features[rows], self.memory.text_features[rows]
+        kept_video, kept_text = self.memory.features(rows)
         if self.config.target == "similarities":  # over the memory pairs of all workers
             video, text, kept_video, kept_text = (gather(x) for x in (video, text, kept_video, kept_text))
         with torch.autocast(video.device.type, enabled=False):

@@ -92,7 +92,7 @@ class LUMP(ReplayStrategy):
         if not len(rows):
             return self.base.losses(batch)
         memory = replace(self.memory.batch(rows), tasks=None)  # half a caption has no task of its own
-        return self.mixed(batch, memory, draw_share(self.config.alpha, batch.frames.device))
+        return self.mixed(batch, memory, draw_share(self.config.alpha))
 
     def mixed(self, batch: Batch, memory: Batch, share: float) -> dict[str, Tensor]:
         """The retriever's losses of `share` of `batch` and the rest of `memory`, pair by pair.

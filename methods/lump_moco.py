@@ -62,7 +62,7 @@ class LUMPMoCo(ReplayStrategy):
         rows = self.memory.draw(len(batch.videos))
         if not len(rows):
             return super().losses(batch)
-        share = draw_share(self.config.alpha, batch.frames.device)
+        share = draw_share(self.config.alpha)
         return {"contrastive": self.mixed_contrast(batch, self.memory.batch(rows), share)}
 
     def mixed_contrast(self, batch: Batch, memory: Batch, share: float) -> Tensor:

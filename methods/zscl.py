@@ -158,7 +158,7 @@ class ZSCL(Strategy):
         if self.teacher is not None and self.reference is not None:
             size = world_size()
             count = size * math.ceil((self.config.reference_images or len(batch.videos) * size) / size)
-            rows = deal(torch.randint(len(self.reference), (count,)), batch.frames.device)
+            rows = deal(torch.randint(len(self.reference), (count,)))
             images = self.reference.images(rows.tolist(), batch.frames.device)
             images = images.expand(-1, self.config.reference_frames, -1, -1, -1)
             terms["distillation"] = self.config.weight * self.distil(images)

@@ -81,16 +81,15 @@ def _gathered(x: Tensor) -> Tensor:
     return _AllGather.apply(x)
 
 
-def deal(rows: Tensor, device: torch.device, sizes: Sequence[int] = ()) -> Tensor:
+def deal(rows: Tensor, sizes: Sequence[int] = ()) -> Tensor:
     """This worker's part of what worker 0 has drawn for all, in rank order.
 
     Args:
-        rows: (N, ...) on each worker; those of worker 0 count.
-        device: the worker's own, where the part is; alone it stays where it was.
+        rows: (N, ...) on the CPU of each worker, which hosts tell one another by gloo: no GPU is waited for. Those of
+            worker 0 count.
         sizes: parts of every worker; equal ones, if none are given.
     """
     if world_size() == 1:
         return rows
-    rows = rows.to(device)
     dist.broadcast(rows, src=0)
     return rows.split(list(sizes) or len(rows) // world_size())[dist.get_rank()]

@@ -55,6 +55,7 @@ class ReplayMemory(nn.Module):
             raise ValueError(f"memory counts pairs and must be >= 0, got {capacity}. Use 0 for no replay.")
         self.capacity, self.policy, self.quota = capacity, policy, quota
         self.source: PairSource | None = None
+        self._known: tuple[list[tuple[Tensor, int]], Tensor, Tensor] | None = None
         for name in _FIELDS:
             self.register_buffer(name, torch.empty(0))
         self.register_buffer("seen", torch.tensor(0))
@@ -65,7 +66,7 @@ class ReplayMemory(nn.Module):
     # -------------------------------------------------------------------------------------- reading
 
     def draw(self, count: int | Sequence[int]) -> Tensor:
-        """Rows for this worker, drawn uniformly; none if empty.
+        """Rows for this worker, on the CPU, drawn uniformly; none if empty.
 
         They are drawn for all workers at once, as one worker draws them: none twice in a step, unless fewer pairs are
         kept than all workers ask for.
@@ -74,25 +75,38 @@ class ReplayMemory(nn.Module):
             count: of each worker; of every worker, where they differ.
         """
         if not len(self):
-            return torch.empty(0, dtype=torch.int64, device=self.videos.device)
+            return torch.empty(0, dtype=torch.int64)
         sizes = [count] * world_size() if isinstance(count, int) else count
         of_all = sum(sizes)
         rounds = [torch.randperm(len(self)) for _ in range(-(-of_all // len(self)))]
         drawn = torch.cat(rounds or [torch.empty(0, dtype=torch.int64)])[:of_all]
-        return to_device(deal(drawn, self.videos.device, sizes), self.videos.device)
+        return deal(drawn, sizes)
+
+    def features(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Video and text features (R, d) that were kept with the pairs at `rows` (R,), of the CPU."""
+        own = to_device(rows, self.videos.device)
+        return self.video_features[own], self.text_features[own]
+
+    def _on_host(self) -> tuple[Tensor, Tensor]:
+        """`pairs` and `tasks` as they are now, on the CPU. A GPU is waited for once, and not in every step."""
+        now, known = (self.pairs, self.tasks), self._known
+        if known is None or any(x is not y or x._version != n for x, (y, n) in zip(now, known[0])):
+            pairs, tasks = torch.stack(now).cpu()
+            known = self._known = [(x, x._version) for x in now], pairs, tasks
+        return known[1:]
 
     def batch(self, rows: Tensor) -> Batch:
-        """The pairs at `rows` as they were offered.
+        """The pairs at `rows`, of the CPU, as they were offered.
 
         Raises:
             ValueError: if nobody has said where pairs are read from.
         """
         if self.source is None:
             raise ValueError("a memory of numbers cannot be replayed without its pairs: call read_pairs_from() first.")
-        pairs = self.pairs[rows]
-        numbers, tasks = torch.stack([pairs, self.tasks[rows]]).cpu()  # one wait of a GPU's host
-        frames, tokens = self.source.pairs(numbers.tolist())
-        return Batch(frames, tokens, self.videos[rows], self.categories[rows], pairs, tasks)
+        pairs, tasks = self._on_host()
+        frames, tokens = self.source.pairs(pairs[rows].tolist())
+        own = to_device(rows, self.videos.device)
+        return Batch(frames, tokens, self.videos[own], self.categories[own], self.pairs[own], tasks[rows])
 
     # -------------------------------------------------------------------------------------- writing
 
@@ -159,7 +173,7 @@ class ReplayMemory(nn.Module):
         """Shrink every task to a uniform sample of its quota."""
         if not len(self):
             return
-        kept, tasks = [], self.tasks.cpu()
+        kept, (_, tasks) = [], self._on_host()
         for index, quota in enumerate(quotas):
             rows = (tasks == index).nonzero()[:, 0]
             kept.append(rows[torch.randperm(len(rows))[:quota].sort().values])

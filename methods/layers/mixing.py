@@ -37,12 +37,11 @@ class MixingConfig:
             raise ValueError(f"alpha shapes Beta(alpha, alpha) and must be > 0, got {self.alpha}. LUMP uses 0.4.")
 
 
-def draw_share(alpha: float, device: torch.device) -> float:
-    """lambda ~ Beta(alpha, alpha), the same on every worker; `device` is the worker's own."""
-    shape = torch.tensor(alpha)
+def draw_share(alpha: float) -> float:
+    """lambda ~ Beta(alpha, alpha), the same on every worker."""
+    shape = torch.tensor(alpha, device="cpu")  # which a host may read
     share = torch.distributions.Beta(shape, shape).sample()
     if world_size() > 1:
-        share = share.to(device)
         dist.broadcast(share, src=0)
     return float(share)
 

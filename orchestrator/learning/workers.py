@@ -51,7 +51,8 @@ class Workers:
         if self.size == 1 or not values:
             return dict(values)
         names = sorted(values)
-        whole = torch.tensor([values[name] for name in names], dtype=torch.float64, device=self.device)
+        own = [values[name] for name in names]
+        whole = torch.tensor(own, dtype=torch.float64, device="cpu")  # by gloo: a GPU would be waited for
         dist.all_reduce(whole)
         found = dict(zip(names, (whole / self.size).tolist()))
         return {name: found[name] for name in values}

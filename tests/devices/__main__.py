@@ -7,8 +7,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-from methods import METHODS
-from tests.devices.cases import CASES, FILE
+from tests.devices.cases import CASES, EVERY, FILE
 from tests.devices.drive import PHASES, STEPS, TASKS, Report, examine
 
 HEAD = ("", f"waits of {STEPS} steps", "of end_task", "of the search", "operators a step")
@@ -17,7 +16,7 @@ HEAD = ("", f"waits of {STEPS} steps", "of end_task", "of the search", "operator
 def main() -> None:
     found: dict[str, Report] = {}
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        for name in METHODS:
+        for name in EVERY:
             found[name] = pool.submit(examine, name, "bf16").result()
         for label, given in CASES.items():
             found[label] = pool.submit(examine, label.partition(",")[0], "fp32", **given).result()

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from methods import find_method
+from methods import CONFIGURATIONS, METHODS, find_method
 from orchestrator.config import under
 
+EVERY = (*METHODS, *CONFIGURATIONS)
 FILE = Path(__file__).parent / "budget.json"
 BUDGET: dict[str, dict[str, int]] = json.loads(FILE.read_text())  # label -> phase -> waits
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from methods import find_method
+from methods import CONFIGURATIONS, find_method
 from methods.backbone.clip import Clip
 from methods.backbone.load import TINY, load_backbone
 from methods.base import Batch, Method
@@ -27,6 +27,7 @@ from orchestrator.learning.commits import Commits
 from orchestrator.learning.evaluate import EvaluationConfig
 from orchestrator.learning.loop import Loop, LoopConfig, Precision
 from orchestrator.learning.optimizer import OptimConfig
+from orchestrator.learning.resolve import resolve
 from orchestrator.learning.workers import Workers
 from orchestrator.store.store import Store
 from orchestrator.streams.stream import Item, Stream, StreamTask
@@ -67,8 +68,12 @@ class Noise:
 
 
 def make_method(name: str, base_settings: Mapping[str, Any] | None = None, **settings: Any) -> Method:
-    """With its own defaults on the small backbone; `ewc:clip4clip` names the base."""
+    """With its own defaults on the small backbone, or a configuration; `ewc:clip4clip` names the base."""
     torch.manual_seed(5)
+    if name in CONFIGURATIONS:
+        made = resolve({"method": name, "stream": "s", "data.num_frames": FRAMES})
+        whole, clip = find_method(name), make_small_clip()
+        return whole(made.method, find_method(made.method.base)(made.base, clip) if whole.wraps else clip)
     name, _, base = name.partition(":")
     cls = find_method(name)
     own = {"num_frames": FRAMES} if "num_frames" in cls.Config.__dataclass_fields__ else {}

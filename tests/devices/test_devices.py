@@ -15,9 +15,8 @@ from multiprocessing import get_context
 
 import pytest
 
-from methods import METHODS
 from orchestrator.bench.gpu import to_markdown
-from tests.devices.cases import BUDGET, CASES
+from tests.devices.cases import BUDGET, CASES, EVERY
 from tests.devices.drive import STEPS, Report, bench, examine
 from tests.devices.pretended import Trespass
 
@@ -81,14 +80,14 @@ def check(report: Report, label: str) -> None:
     assert report.waits == BUDGET[label], f"the host waits at {report.places}"
 
 
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in METHODS])
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in EVERY])
 def test_a_method_stays_on_its_device_repeats_and_waits_no_more_than_its_budget(name, on_gpu):
     check(on_gpu(name, "bf16"), name)
 
 
 def test_no_method_waits_more_than_twice_a_step():
-    assert set(BUDGET) == {*METHODS, *CASES}
-    assert {name: BUDGET[name] for name in METHODS if BUDGET[name]["steps"] > 2 * STEPS} == {}
+    assert set(BUDGET) == {*EVERY, *CASES}
+    assert {name: BUDGET[name] for name in BUDGET if BUDGET[name]["steps"] > 2 * STEPS} == {}
 
 
 @pytest.mark.slow

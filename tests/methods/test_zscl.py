@@ -165,7 +165,7 @@ def test_a_step_takes_as_many_images_as_pairs_unless_told_otherwise(make, monkey
     begin(make(reference_images=3, reference_frames=2)).train().losses(make_batch(pairs=4))
     assert shapes == [(4, 1, 3, 32, 32), (3, 2, 3, 32, 32)]
     monkeypatch.setattr("methods.zscl.world_size", lambda: 3)  # they are counted over all workers
-    monkeypatch.setattr("methods.zscl.deal", lambda rows, device: rows.chunk(3)[0])
+    monkeypatch.setattr("methods.zscl.deal", lambda rows: rows.chunk(3)[0])
     for settings in ({}, {"reference_images": 6}, {"reference_images": 7}):
         begin(make(**settings)).train().losses(make_batch(pairs=4))
     assert [shape[0] for shape in shapes[2:]] == [4, 2, 3]

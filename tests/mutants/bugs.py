@@ -285,7 +285,7 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "the reservoir forgets the past",
         ),
         (
-            "frames, tokens = self.source.pairs(numbers.tolist())",
+            "frames, tokens = self.source.pairs(pairs[rows].tolist())",
             "frames, tokens = self.source.pairs(rows.tolist())",
             "the pairs at a place of the memory are read in place of those that it keeps",
         ),

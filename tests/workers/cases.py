@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -75,6 +76,15 @@ class Watched(loop.Loop):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.start: dict[str, Tensor] = {}
+        self.waits: Counter[str] = Counter()  # of the steps of the last task, for a GPU
+
+    def _train(self, task: Task) -> None:
+        with ExitStack() as stack:
+            if self.workers.device.type == "cuda":
+                from tests.devices.pretended import watching
+
+                self.waits = stack.enter_context(watching()).waits
+            super()._train(task)
 
     def _begin(self, task: Task) -> None:
         super()._begin(task)
@@ -134,7 +144,14 @@ def _run(case: Case, workers: Workers, folder: str) -> dict[str, Any]:
     bits = hashlib.sha256(repr(told).encode())
     for value in [*state.values(), *made.galleries]:
         bits.update(value.numpy().tobytes())
-    found = {"bits": bits.hexdigest(), "behind": hashlib.sha256(b"".join(behind)).hexdigest(), **told}
+    found = {
+        "waits": {
+            place: n for place, n in made.waits.items() if not place.startswith("torch ")
+        },  # `gradients` reads, too
+        "bits": bits.hexdigest(),
+        "behind": hashlib.sha256(b"".join(behind)).hexdigest(),
+        **told,
+    }
     if workers.rank == 0:
         found |= {"state": {name: value.clone() for name, value in state.items()}, "start": made.start}
         found["galleries"] = made.galleries

@@ -101,6 +101,8 @@ def test_every_method_is_equal_on_one_two_and_three_workers(tmp_path):
             together(size, [*on_gpus, *faults], tmp_path, tmp_path / "store", found)
             seen = [case.name for case in faults if apart(found.pop(case.name)[0], expected["clip4clip"])]
             said += [f"not seen: {case.name}" for case in faults if case.name not in seen]
+            waits = {case.name: found[case.name][0]["waits"] for case in on_gpus}  # of a task's two steps
+            said += [f"{name}: waits at {places}" for name, places in waits.items() if sum(places.values()) > 4]
         said += [f"{size} workers: {sentence}" for sentence in differing(found, expected)]
         for case in drawn:
             if case.label and case.name in found:

@@ -151,6 +151,12 @@ def test_the_memory_keeps_numbers_and_reads_the_pairs_again():
     batch = memory.batch(torch.tensor([3, 1]))
     assert torch.equal(batch.pairs, memory.pairs[[3, 1]])
     assert torch.equal(batch.frames[:, 0, 0, 0, 0].long(), batch.videos)
+    memory.write(make_task(1), pairs(20, 7))  # what is read is what is kept now
+    batch = memory.batch(torch.arange(4))
+    assert torch.equal(batch.frames[:, 0, 0, 0, 0].long(), memory.videos)
+    assert torch.equal(batch.tasks, memory.tasks)
+    memory.load_state_dict({**memory.state_dict(), "pairs": memory.pairs.flip(0)})
+    assert torch.equal(memory.batch(torch.arange(4)).frames[:, 0, 0, 0, 0].long(), memory.videos.flip(0))
     assert not any("source" in name for name in memory.state_dict())
 
 
