@@ -417,7 +417,7 @@ def pretended() -> Iterator[torch.device]:
     patches = (
         mock.patch.object(torch, "autocast", lambda name, *given, **more: autocast(kind(name), *given, **more)),
         mock.patch.object(torch, "get_autocast_dtype", lambda name: get_dtype(kind(name))),
-        mock.patch.object(torch, "is_autocast_enabled", lambda name: is_on(kind(name))),
+        mock.patch.object(torch, "is_autocast_enabled", lambda name="cuda": is_on(kind(name))),
         mock.patch.object(torch, "Generator", _generator),
         mock.patch.object(torch.cuda, "get_rng_state", _rng_state),
         mock.patch.object(torch.cuda, "set_rng_state", _set_rng_state),
