@@ -80,6 +80,7 @@ class Adapter(AdaptedClip):
     """Frozen CLIP with a bottleneck after each MLP."""
 
     Config = AdapterConfig
+    any_tower = True
     PRESETS = {"paper": PAPER, "released": RELEASED, "shapes": SHAPES}
 
     def __init__(self, config: AdapterConfig, backbone: Clip) -> None:

@@ -114,6 +114,7 @@ class Clip4Clip(Method):
     """CLIP whose frames are averaged, at will after they have looked at one another; fully fine-tuned."""
 
     Config = Clip4ClipConfig
+    any_tower = True
     accumulates = "features"
     PRESETS = {
         "paper": {},

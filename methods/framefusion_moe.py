@@ -110,7 +110,7 @@ class FrameFusionMoE(Method):
     """Frozen CLIP with FFA beside its spatial attention and TAME on q, k, v, out of its text tower."""
 
     Config = FrameFusionMoEConfig
-    accumulates = "features"
+    accumulates, any_tower = "features", True
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = PRESETS
 
     train_features: Tensor  # (R, d), empty unless reference_source is `train`

@@ -52,6 +52,7 @@ class Lora(AdaptedClip):
     """Frozen CLIP with LoRA on the attention of both towers."""
 
     Config = LoraConfig
+    any_tower = True
     PRESETS = {
         "paper": PAPER,
         "released": RELEASED,

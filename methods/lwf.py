@@ -72,6 +72,7 @@ class LwF(Strategy):
     """Wrap a retriever; hold it close to its former self."""
 
     Config = LwFConfig
+    any_tower = True
     PRESETS = {
         "paper": {},
         # The weight is chosen on the validation videos of shapes-5 (R@1, two seeds): 1 and 0.3 28.1, 0.1 29.4,

@@ -27,6 +27,7 @@ class ZeroShot(Method):
     """Frozen CLIP with mean-pooled frames."""
 
     Config = ZeroShotConfig
+    any_tower = True
 
     def __init__(self, config: ZeroShotConfig, backbone: Clip) -> None:
         super().__init__()

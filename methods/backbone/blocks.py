@@ -161,7 +161,7 @@ class Block(nn.Module):
         super().__init__()
         self.ln_1, self.ln_2, self.mlp = source.ln_1, source.ln_2, source.mlp
         self.ls_1, self.ls_2 = source.ls_1, source.ls_2
-        if type(source.mlp.gelu).__name__ == "QuickGELU":
+        if type(getattr(source.mlp, "gelu", None)).__name__ == "QuickGELU":
             source.mlp.gelu = QuickGELU()
         self.attn = Attention(source.attn)
 

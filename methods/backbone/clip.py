@@ -1,5 +1,7 @@
 """A CLIP backbone: open_clip's two towers, rebuilt of blocks with seams (blocks.py). load.py loads one.
 
+Towers of other kinds behind the same seams are in other_towers.py.
+
 An open_clip model is taken apart once, in `Clip.__init__`, into the same network with named places where a
 method may act. What a method needs of the seams can be imported from here too.
 
@@ -55,7 +57,9 @@ __all__ = [
 
 
 class VisionTower(nn.Module):
-    """CLIP's ViT over the frames of a video."""
+    """CLIP's ViT over the frames of a video. Other towers behind the same seams: other_towers.py."""
+
+    is_plain = True  # its parts are CLIP's: a class token, conv1, ln_pre, ln_post, proj
 
     def __init__(self, source: Any) -> None:
         super().__init__()
@@ -74,6 +78,7 @@ class VisionTower(nn.Module):
         self.class_embedding = source.class_embedding  # (D,)
         self.positional_embedding = source.positional_embedding  # (N, D)
         self.proj = source.proj  # (D, d)
+        self.embed_dim = int(source.proj.shape[1])
         self.blocks = nn.ModuleList(Block(block) for block in source.transformer.resblocks)
         self.width = int(self.class_embedding.shape[0])
         self.heads = int(source.transformer.resblocks[0].attn.num_heads)
@@ -124,6 +129,8 @@ class VisionTower(nn.Module):
 class TextTower(nn.Module):
     """CLIP's causal transformer over a caption."""
 
+    causal = True
+
     def __init__(self, source: Any) -> None:
         super().__init__()
         if (
@@ -159,14 +166,14 @@ class TextTower(nn.Module):
     def hidden(self, tokens: Tensor, seams: Seams | None = None) -> tuple[Tensor, Tensor]:
         """Every token's joint embedding (B, L', d), not normalised, and the end-of-text positions (B,)."""
         x, state = self.embed(tokens)
-        x = run_blocks(self.blocks, x, seams, state, causal=True)
+        x = run_blocks(self.blocks, x, seams, state, self.causal)
         assert state.eot is not None
         return self.ln_final(x) @ self.proj, state.eot
 
     def forward(self, tokens: Tensor, seams: Seams | None = None) -> Tensor:
         """One joint embedding for each caption: (B, L) int64 -> (B, d), not normalised."""
         x, state = self.embed(tokens)
-        return self.read(run_blocks(self.blocks, x, seams, state, causal=True), state)
+        return self.read(run_blocks(self.blocks, x, seams, state, self.causal), state)
 
 
 class Clip(nn.Module):
@@ -179,14 +186,17 @@ class Clip(nn.Module):
         mean: Sequence[float],
         std: Sequence[float],
         name: str = "",
+        vision: VisionTower | None = None,
+        text: TextTower | None = None,
     ) -> None:
+        """Take `source`, an open_clip model, apart; `vision` and `text` are its towers where they are not CLIP's."""
         super().__init__()
         self.name = name
-        self.vision = VisionTower(source.visual)
-        self.text = TextTower(source.text if hasattr(source, "text") else source)
+        self.vision = vision or VisionTower(source.visual)
+        self.text = text or TextTower(source.text if hasattr(source, "text") else source)
         self.logit_scale = nn.Parameter(source.logit_scale.detach().clone().float())  # log of 1 / temperature
         self.tokenize = tokenize
         self.mean, self.std = tuple(mean), tuple(std)
-        self.embed_dim = int(self.vision.proj.shape[1])
+        self.embed_dim = self.vision.embed_dim
         size = source.visual.image_size
         self.image_size = int(size[0] if isinstance(size, (tuple, list)) else size)

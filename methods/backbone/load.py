@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from methods.backbone.architectures import TINY, TINY_FOLDER
 from methods.backbone.clip import Clip
+from methods.backbone.other_towers import EndMarked, LastTokenText, text_of, vision_of
 from methods.backbone.weights import read_weights
 from methods.paths import named_path
 
@@ -41,7 +42,10 @@ def load_backbone(name: str, weights: str = "openai", seed: int = 0, sha256: str
         source, tokenize, mean, std = _tiny_clip(weights, seed, sha256)
     else:
         source, tokenize, mean, std = _open_clip(name, weights, seed, sha256)
-    return Clip(source, tokenize, mean, std, name).eval()
+    vision, text = vision_of(source, name), text_of(source)
+    if isinstance(text, LastTokenText):
+        tokenize = EndMarked(tokenize, text)
+    return Clip(source, tokenize, mean, std, name, vision, text).eval()
 
 
 def _tiny_clip(
@@ -84,6 +88,8 @@ def _open_clip(
         torch.manual_seed(seed)
         try:
             source = open_clip.create_model(name, pretrained=weights if is_tag else None)
+        except ModuleNotFoundError as error:
+            raise ValueError(f"{name} needs the package {error.name}: pip install {error.name}") from error
         except (OSError, RuntimeError) as error:
             if not is_tag:
                 raise
@@ -93,7 +99,22 @@ def _open_clip(
             ) from error
     if _is_path(weights):
         _load_weights(source, named_path(weights), sha256)
-    return source, open_clip.get_tokenizer(name), source.visual.image_mean, source.visual.image_std
+    return source, _tokenizer(name), source.visual.image_mean, source.visual.image_std
+
+
+def _tokenizer(name: str) -> Callable[[list[str]], Tensor]:
+    import open_clip
+
+    try:
+        found: Callable[[list[str]], Tensor] = open_clip.get_tokenizer(name)
+    except ImportError as error:
+        raise ValueError(f"the tokenizer of {name} needs the package transformers: pip install transformers") from error
+    except (OSError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        raise ValueError(
+            f"the tokenizer of {name} could not be fetched ({reason}). Fetch it once with a network."
+        ) from error
+    return found
 
 
 def are_here(name: str, weights: str) -> bool:

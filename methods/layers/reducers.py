@@ -220,6 +220,11 @@ def make_reducer(config: ReducerConfig, vision: VisionTower) -> TokenReducer:
         ValueError: if the schedule does not fit the tower.
     """
     blocks, tokens = len(vision.blocks), vision.num_tokens
+    if config.reducer != "none" and not vision.is_plain:
+        raise ValueError(
+            f"reducer={config.reducer}: tokens are merged around CLIP's class token, and this tower pools otherwise. "
+            "Write reducer=none."
+        )
     if config.stages and not 0 <= config.stages[0] <= config.stages[-1] < blocks:
         raise ValueError(f"stages={config.stages}: the backbone has blocks 0..{blocks - 1}.")
     if config.reducer == "tempme":

@@ -58,7 +58,7 @@ class FrozenFeatures:
     def maker(self) -> str:
         """Digest of all that decides the tokens but the frames: weights, architecture, code, precision, device."""
         if not self._maker:
-            device = self.tower.class_embedding.device
+            device = self.tower.conv1.weight.device
             cpu = torch.backends.cpu.get_cpu_capability()
             self._maker = digest_of(
                 {

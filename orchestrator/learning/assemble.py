@@ -38,6 +38,12 @@ def make_method(experiment: Experiment, backbone: Clip, stream: Stream | None = 
     """
     torch.manual_seed(experiment.run.seed)
     cls = find_method(experiment.run.method)
+    served = [cls] if not cls.wraps else [cls, find_method(experiment.method.base)]
+    if not backbone.vision.is_plain and not all(each.any_tower for each in served):
+        raise ConfigError(
+            f"method: {experiment.name} reads parts of CLIP's own towers, and {backbone.name} has others. Choose "
+            "zero_shot, clip4clip, framefusion_moe, lora, adapter, lwf or ewc, or a backbone such as ViT-B-16."
+        )
     try:
         if not cls.wraps:
             method = cls(experiment.method, backbone)

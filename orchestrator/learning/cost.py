@@ -37,12 +37,14 @@ TokenLog = Sequence[tuple[int, int, int]]
 def tower_macs(tower: VisionTower, log: TokenLog, frames: int) -> int:
     """Multiply-adds of CLIP's image tower on one video, by the formula of this module's header.
 
+    What a timm tower does behind its last block, such as pooling by attention, is not counted.
+
     Args:
         tower: gives the widths; its device may be `meta`.
         log: per block: attention groups of one video, tokens of a group in attention, and in the MLP.
         frames: T, each of which is cut into patches.
     """
-    patches = tower.num_tokens - 1
+    patches = tower.num_tokens - getattr(tower, "classes", 1)
     macs = frames * patches * tower.conv1.weight.numel()
     for block, (groups, attended, processed) in zip(tower.blocks, log, strict=True):
         width = tower.width

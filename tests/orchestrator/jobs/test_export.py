@@ -42,6 +42,7 @@ def import_features(root, *words, name="made"):
     return main(["streams", "import", "features", *words, "--name", name, "--runs", str(root / "runs")])
 
 
+@pytest.mark.slow
 def test_a_stream_of_exported_features_gives_the_numbers_of_its_videos(few, exported, capsys):
     out = exported / "out"
     table, vectors, texts = f"table={out / 'table.csv'}", f"features={out / 'features.npz'}", out / "text_features.npy"
