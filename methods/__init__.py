@@ -30,6 +30,7 @@ METHODS = {
     "tempme": "methods.tempme:TempMe",
     "dgl": "methods.dgl:DGL",
     "mv_adapter": "methods.mv_adapter:MVAdapter",
+    "plevu": "methods.plevu:PLEVU",
     "xpool": "methods.xpool:XPool",
     "clip_vip": "methods.clip_vip:CLIPViP",
     "moe_adapter": "methods.moe_adapter:MoEAdapter",

@@ -36,6 +36,7 @@ from methods.base import Change, Method, ParamGroup, Recipe, unit
 from methods.families.adapted import PAPER
 from methods.layers.missing_frames import frames_there
 from methods.layers.mv_adapters import FACTOR, TextAdapter, Tying, VideoAdapter
+from methods.layers.within import within
 
 _CONFIG = "the configuration of MSRVTT"
 ORIGINAL = Recipe(
@@ -160,15 +161,7 @@ class MVAdapter(Method):
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         seams = [BlockSeams(mlp=partial(self._text, adapter)) for adapter in self.text]
-        return unit(self.backbone.text(self.within(tokens), seams))
-
-    def within(self, tokens: Tensor) -> Tensor:
-        """Captions (B, L) of at most `num_words` tokens, the last of a longer one the end of text."""
-        words = self.config.num_words
-        if tokens.shape[1] <= words:
-            return tokens
-        last = torch.where(tokens.argmax(dim=-1) >= words, tokens.amax(dim=-1), tokens[:, words - 1])
-        return torch.cat([tokens[:, : words - 1], last[:, None]], dim=1)
+        return unit(self.backbone.text(within(tokens, self.config.num_words), seams))
 
     def _text(self, adapter: Any, y: Tensor, output: Tensor, state: TokenState) -> Tensor:
         added: Tensor = adapter(output, self._shared(state.layer, len(self.text)))

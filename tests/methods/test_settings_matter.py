@@ -85,6 +85,9 @@ VALUES: dict[str, Any] = {
     "structalign.fusion_layers": 1,
     "camoe.filler": 7,
     "tempme.r": 1,
+    "plevu.prefix": 2,
+    "plevu.postfix": 2,
+    "plevu.heads": 4,  # of 16 dimensions
     "*.r_frames": 0,  # of 4 frames one can go
     "*.max_scale": 2.0,
     "*.min_scale": 50.0,

@@ -146,7 +146,9 @@ def test_mocos_cosine_is_that_of_every_epochs_first_step():
     """No row is trained with it; version 1 drops by ten at epochs 120 and 160, for which there is no schedule."""
     table, optim = FILE["moco/v2_cos"], OptimConfig(schedule="cosine", warmup=0.0)
     for per_epoch in (1, 5):
-        found = [0.03 * lr_factor(per_epoch * epoch, 200 * per_epoch, per_epoch, True, optim) for epoch in range(200)]
+        found = [
+            0.03 * lr_factor(per_epoch * epoch, 200 * per_epoch, per_epoch, True, optim) for epoch in range(0, 200, 5)
+        ]
         assert found == pytest.approx(table, abs=1e-12)
 
 

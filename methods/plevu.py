@@ -1,0 +1,172 @@
+"""Efficient-Prompt, the row "PLEVU" of TempMe's tables: vectors around the words, a transformer over the frames.
+
+Ju et al., "Prompting Visual-Language Models for Efficient Video Understanding", ECCV 2022, arXiv:2112.04478; code
+ju-chen/Efficient-Prompt, which is of action recognition. Its text and video sides are as released; that captions stand
+in the place of class names is our reading, since no code of its retrieval is public.
+
+    caption: [start, a vectors, words, b vectors, end], vectors being rows of one table by their places: prefix rows
+             1..a, postfix rows behind the last word, which differ by the length of a caption; then CLIP's positions
+    video:   f_t = CLIP's feature of frame t, not normalised; `layers` transformer blocks over f + time; their mean
+    S = unit(t) unit(v)^T;  loss = cross-entropy of S / tau, of both directions (released: of videos over captions)
+
+CLIP is frozen. Nothing new is zero at first, so that it does not start as CLIP. With two layers and 12 frames 6,350,336
+weights learn, which TempMe prints as 6.35 M. Captions that leave no room are cut and end with the end of text.
+
+Shapes: B videos or captions, T frames, L tokens of a caption, E width of the text tower, d joint embedding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods.backbone.clip import BlockSeams, Clip, TokenState
+from methods.base import Batch, Method, ParamGroup, Recipe, unit
+from methods.families.adapted import PAPER
+from methods.layers.losses import contrastive
+from methods.layers.new_block import new_block, passed
+from methods.layers.within import within
+
+_COMMAND = "the documented command of HMDB51"
+ORIGINAL = Recipe(
+    "ju-chen/Efficient-Prompt (commit not recorded)",
+    {
+        "method.lr": (1e-4, _COMMAND),
+        "method.prefix": (16, _COMMAND),
+        "method.postfix": (16, _COMMAND),
+        "method.layers": (1, _COMMAND),
+        "method.num_frames": (16, _COMMAND),
+        "method.tau": (0.07, "its loss, fixed"),
+        "method.directions": ("video", "its loss: each video over the class names"),
+        "optim.name": ("adamw", "torch's"),
+        "optim.betas": ((0.9, 0.999), "torch's default"),
+        "optim.eps": (1e-8, "torch's default"),
+        "optim.weight_decay": (0.01, "torch's default"),
+        "optim.decay": ("all", "one group"),
+        "optim.grad_clip": (None, "there is none"),
+        "optim.schedule": ("constant", "a cosine of 200,000 steps, of which 1,100 are taken"),
+        "optim.warmup": (0.0, "there is none"),
+        "data.batch_size": (64, _COMMAND),
+        "data.num_frames": (16, _COMMAND),
+    },
+    (
+        "1,100 iterations: optim.epochs counts passes over a task",
+        "frames at a rate that is drawn, also at test, where five passes are averaged",
+        "class names of the batch and others up to 400: here the captions of the batch",
+        "ViT-B/16: a row has the backbone of its table",
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PLEVUConfig:
+    """Tuned by search_spaces/plevu.py."""
+
+    lr: float = 1e-4  # all that is new
+    prefix: int = 16  # a; at most a quarter of the text tower's places
+    postfix: int = 16  # b; likewise
+    layers: int = 2  # over the frames: two have the weights that TempMe prints, the documented command has one
+    heads: int = 8  # of these
+    num_frames: int = 12  # rows of the table of times; videos may have fewer
+    tau: float = 0.07  # fixed, not CLIP's
+    directions: Literal["both", "video"] = "both"  # video: each video over the captions, as released
+
+    def __post_init__(self) -> None:
+        if self.lr < 0:
+            raise ValueError(f"lr must be >= 0, got {self.lr}. Use lr=0 to train nothing.")
+        if min(self.prefix, self.postfix, self.layers) < 0:
+            found = f"{self.prefix}, {self.postfix} and {self.layers}"
+            raise ValueError(f"prefix, postfix and layers count and must be >= 0, got {found}. Use 0 for none.")
+        if min(self.heads, self.num_frames) < 1:
+            raise ValueError(f"heads and num_frames must be >= 1, got {self.heads} and {self.num_frames}.")
+        if self.tau <= 0:
+            raise ValueError(f"tau is a temperature and must be > 0, got {self.tau}. The release uses 0.07.")
+
+
+class PLEVU(Method):
+    """Frozen CLIP with learned vectors around the words and a small transformer over its frames."""
+
+    Config = PLEVUConfig
+    accumulates = "features"
+    PRESETS = {
+        "paper": {**PAPER, "method.lr": 1e-4},  # the training of TempMe's tables, at the release's rate
+        "original": ORIGINAL,
+        "shapes": {"method.lr": 2e-5},  # with optim.lr_scale=50: 1e-3, the default of its code
+    }
+
+    def __init__(self, config: PLEVUConfig, backbone: Clip) -> None:
+        super().__init__()
+        self.config, self.backbone, self.max_frames = config, backbone, config.num_frames
+        self.frozen_blocks = len(backbone.vision.blocks)
+        text, width = backbone.text, backbone.embed_dim
+        if width % config.heads:
+            raise ValueError(f"heads={config.heads} do not divide the joint embedding's {width} dimensions. Use 8.")
+        most = text.context_length // 4
+        self.around = min(config.prefix, most), min(config.postfix, most)  # a, b
+        self.vectors = nn.Parameter(0.01 * torch.randn(text.context_length, text.width))
+        self.times = nn.Parameter(0.01 * torch.randn(config.num_frames if config.layers else 0, width))
+        self.frames = nn.ModuleList(new_block(width, config.heads) for _ in range(config.layers))
+
+    def param_groups(self) -> list[ParamGroup]:
+        added = [self.vectors, self.times, *self.frames.parameters()]
+        return [ParamGroup(name="added", params=[p for p in added if p.numel()], lr=self.config.lr)]
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        return unit(self.over_frames(self.backbone.vision(frames)))
+
+    def over_frames(self, x: Tensor) -> Tensor:
+        """Features of videos (B, d) of those of their frames (B, T, d), not normalised."""
+        if len(self.frames):
+            x = x + self.times[: x.shape[1]].to(x.dtype)
+        for block in self.frames:
+            x = passed(block, x)
+        return x.mean(dim=1)
+
+    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
+        text = self.backbone.text
+        seams = [BlockSeams() for _ in text.blocks]
+        seams[0] = BlockSeams(before=self.placed)
+        last = partial(_taken_back, *self.around)
+        seams[-1] = BlockSeams(before=seams[-1].before, after=last)
+        return unit(text(within(tokens, text.context_length - sum(self.around)), seams))
+
+    def placed(self, x: Tensor, state: TokenState) -> Tensor:
+        """Embedded captions (B, L, E) with the vectors around their words: (B, L + a + b, E)."""
+        table, (a, b), length = self.backbone.text.positional_embedding, self.around, x.shape[1]
+        words = x - table[:length].to(x.dtype)  # they stand elsewhere now
+        place = torch.arange(length + a + b, device=x.device)
+        end = _last(state)[:, None]  # (B, 1)
+        moved = torch.where(place == end + a + b, end, (place - a).clamp(min=0).where(place > 0, 0))
+        is_word = (place == 0) | ((place > a) & (place < end + a)) | (place == end + a + b)  # (B, L + a + b)
+        index = moved.expand_as(is_word).clamp(max=length - 1)[..., None].expand(-1, -1, x.shape[2])
+        own = self.vectors[: len(place)].to(x.dtype)
+        return torch.where(is_word[..., None], words.gather(1, index), own) + table[: len(place)].to(x.dtype)
+
+    def scale(self) -> Tensor:
+        return torch.full((), 1 / self.config.tau, device=self.backbone.logit_scale.device)
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        logits = self.logits(batch)
+        if self.config.directions == "both":
+            return {"contrastive": contrastive(logits)}
+        return {"contrastive": F.cross_entropy(logits.mT, torch.arange(len(logits), device=logits.device))}
+
+
+def _last(state: TokenState) -> Tensor:
+    """Where captions end (B,); of mixed ones (layers/mixing.py) the longer one."""
+    assert state.eot is not None
+    other = getattr(state, "other_eot", None)
+    return state.eot if other is None else torch.maximum(state.eot, other)
+
+
+def _taken_back(a: int, b: int, x: Tensor, state: TokenState) -> Tensor:
+    """The tokens of captions (B, L + a + b, E) where they stood before vectors were put around them: (B, L, E)."""
+    place = torch.arange(x.shape[1] - a - b, device=x.device)
+    end = _last(state)[:, None]
+    index = torch.where(place < end, (place + a).where(place > 0, 0), place + a + b)
+    return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))

@@ -1,0 +1,21 @@
+"""Search space of methods/plevu.py."""
+
+from ray import tune
+
+FIXED = {"method": "plevu"}
+SPACE = {
+    "method.lr": tune.loguniform(1e-5, 1e-2),  # its documented command: 1e-4; the default of its code: 1e-3
+    "method.prefix": tune.choice([0, 4, 8, 16]),  # its documented command: 16
+    "method.postfix": tune.choice([0, 4, 8, 16]),
+    "method.layers": tune.choice([1, 2, 4]),  # its documented command: 1; two have the weights that TempMe prints
+    "optim.weight_decay": tune.choice([0.0, 0.01, 0.2]),  # released: 0.01
+}
+PAPER = {
+    "method.lr": 1e-4,
+    "method.prefix": 16,
+    "method.postfix": 16,
+    "method.layers": 2,
+    "optim.weight_decay": 0.01,
+}
+UNPUBLISHED = ("method.lr", "method.prefix", "method.postfix", "method.layers", "optim.weight_decay")
+METRIC, MODE = "stream/t2v/r1_gain", "max"
