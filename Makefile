@@ -35,6 +35,7 @@ test-faults: $(READY)  ## kill a sweep on Ray, over and over, and lose a node; o
 	$(PYTEST) -n 1 -m fault $(ARGS) tests/faults/test_node_loss.py tests/chaos/test_sweeps.py tests/cluster/test_three_hosts.py
 
 test-cluster: $(READY)  ## cluster files, a stack in moto's account, hosts made of network namespaces, a Slurm of two nodes
+	$(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt Flask-WTF
 	$(PYTEST) -n 1 -m "slow or not slow" --durations=25 $(ARGS) tests/cluster
 
 wheel: $(READY)  ## build it into dist/, install it elsewhere and run it from there

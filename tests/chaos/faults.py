@@ -1,7 +1,9 @@
 """Where a process can be hurt: the calls by which a run makes something last, counted and interrupted.
 
 A run is killed *before* or *after* the n-th of them, or *within* it (the file then ends early, as if the machine had
-died while it was written). The same n is the same place in every run of the same settings.
+died while it was written). A file that got its name without having been synced ends early, too, whenever its writer
+dies: a machine that goes down with it would lose its bytes. The same n is the same place in every run of the same
+settings.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +32,7 @@ class Call:
     name: str
     path: str
     descriptor: int | None = None  # of a file that is being written
+    target: str = ""  # the second name, of those that have one
 
 
 @contextmanager
@@ -47,7 +51,8 @@ def watched(root: Path, before: Callable[[Call], None], after: Callable[[Call], 
             path = _path_of(descriptor) if descriptor is not None else os.fspath(target)
             if not str(path).startswith(str(root)):
                 return original(target, *rest, **named)
-            call = Call(count, name, str(path), descriptor)
+            second = os.fspath(rest[0]) if rest and name in ("replace", "rename", "link") else ""
+            call = Call(count, name, str(path), descriptor, str(second))
             count += 1
             before(call)
             try:
@@ -79,20 +84,43 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _is_younger(path: str, started: float) -> bool:
+    """Whether a file was written since then: what an earlier life left was synced by that one."""
+    return os.path.isfile(path) and os.stat(path).st_mtime >= started
+
+
+def tear(path: str, number: int) -> None:
+    """Let a file end early, by fewer bytes than a record of the outbox has."""
+    os.truncate(path, max(0, os.path.getsize(path) - 1 - number % _TORN_BYTES))
+
+
 @contextmanager
 def killed_at(root: Path, number: int, when: When) -> Iterator[None]:
     """Die at the `number`-th durable call below `root` (from 0); a run with fewer calls lives."""
+
+    started = time.time()
+    synced: set[str] = set()
+    unsafe: set[str] = set()  # names of files whose bytes are nowhere but in memory
+
+    def lose() -> None:
+        for path in filter(os.path.isfile, unsafe):
+            tear(path, number)
+        die()
 
     def before(call: Call) -> None:
         if call.number != number or when == "after":
             return
         if when == "within" and call.descriptor is not None and os.path.isfile(call.path):
-            os.truncate(call.path, max(0, os.path.getsize(call.path) - 1 - number % _TORN_BYTES))
-        die()
+            tear(call.path, number)
+        lose()
 
     def after(call: Call) -> None:
+        if call.name == "fsync":
+            synced.add(call.path)
+        elif call.target and call.path not in synced and _is_younger(call.target, started):
+            unsafe.add(call.target)
         if call.number == number and when == "after":
-            die()
+            lose()
 
     with watched(root, before, after):
         yield

@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.digests import digest_of
 from orchestrator.learning import commits
+from orchestrator.learning.loop import Loop
+from orchestrator.store import local
 from orchestrator.store.store import Store
 from orchestrator.tracking.outbox import Outbox
 from orchestrator.tracking.sending import Sender
 from tests.chaos.engine import Engine, Unbroken, compare
 from tests.chaos.life import Kill, Story, Tracked
 
-METHOD = "lora"
+METHOD, RANDOM = "lora", "framefusion_moe"  # the latter adds experts that begin at random
 
 
 def imagined(folder: Path, seed: int = 3) -> Engine:
@@ -59,7 +62,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("CTVR_CACHE", "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_DISABLE_TELEMETRY"):
             patch.setenv(name, "")  # what it sets is undone
-        made = Engine(tmp_path_factory.mktemp("chaos"), 0, (METHOD,))
+        made = Engine(tmp_path_factory.mktemp("chaos"), 0, (METHOD, RANDOM))
         made.prepare()
         yield made
 
@@ -129,3 +132,51 @@ def test_metrics_that_are_lost_or_doubled_are_found(engine, monkeypatch):
     monkeypatch.setattr(Sender, "_history", lambda self, run_id, key: {})
     told = engine.tell(Story(8, METHOD, "sqlite", False, late(engine, "sqlite")), 9)
     assert any("is there 2 times" in problem for problem in told.wrong)
+
+
+def skip_the_sync(patch: pytest.MonkeyPatch) -> None:
+    """What the machine has not written is lost with it (faults.py)."""
+    patch.setattr(local, "_write_and_sync", lambda path, buffers, mode: path.write_bytes(b"".join(buffers)))
+
+
+def commit_before_the_objects(patch: pytest.MonkeyPatch) -> None:
+    put, settle, waiting = commits.Commits._put, commits.Commits._settle, []
+
+    def later(self, kind, stem, arrays):
+        content = {name: [str(a.dtype), list(a.shape), commits._sha(a)] for name, a in arrays.items()}
+        waiting.append((kind, stem, arrays))
+        return f"{stem}-{digest_of(content)[:16]}"
+
+    def first(self, done, commit):
+        is_settled = settle(self, done, commit)
+        while waiting:
+            put(self, *waiting.pop(0))
+        return is_settled
+
+    patch.setattr(commits.Commits, "_put", later)
+    patch.setattr(commits.Commits, "_settle", first)
+
+
+def forget_the_random_state(patch: pytest.MonkeyPatch) -> None:
+    """In every life that goes on from a commit."""
+    load, seed, resumed = commits.Commits.load, Loop._seed, []
+
+    def noted(self, done):
+        resumed.append(done)
+        return load(self, done)
+
+    patch.setattr(commits.Commits, "load", noted)
+    patch.setattr(Loop, "_seed", lambda self, *parts: None if resumed else seed(self, *parts))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "method", "plant"),
+    [(10, METHOD, skip_the_sync), (11, METHOD, commit_before_the_objects), (12, RANDOM, forget_the_random_state)],
+)
+def test_planted_faults_of_the_engine_are_found(engine, monkeypatch, number, method, plant):
+    """Of one that commits too early only a kill in between tells: lives end at one call after another."""
+    plant(monkeypatch)
+    kills = tuple(Kill(call=call, when="after") for call in range(20, 32, 2))
+    told = engine.tell(Story(number, method, "away", False, kills), 9)
+    assert told.wrong

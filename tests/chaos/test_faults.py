@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import StoreError
+from orchestrator.store import local
 from orchestrator.store.store import Store
 from tests.chaos.faults import WHENS, Call, When, counted, killed_at, no_space_from
 
@@ -76,6 +77,17 @@ def test_a_write_within_which_a_process_dies_is_cut_short(tmp_path):
     (torn,) = (tmp_path / "other" / "store" / ".tmp").iterdir()
     assert whole.read_bytes().startswith(torn.read_bytes())
     assert torn.stat().st_size < whole.stat().st_size
+
+
+def test_a_file_that_was_named_without_being_synced_is_cut_short_whenever_its_writer_dies(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "_write_and_sync", lambda path, buffers, mode: path.write_bytes(b"".join(buffers)))
+    assert die_at(tmp_path, 5, "before") == -signal.SIGKILL  # long after the first record got its name
+    assert names(tmp_path) == ["a.json", "b.json"]
+    whole = tmp_path / "whole"
+    write(whole)
+    torn = (tmp_path / "store" / "k" / "a.json").read_bytes()
+    assert (whole / "store" / "k" / "a.json").read_bytes().startswith(torn)
+    assert len(torn) < (whole / "store" / "k" / "a.json").stat().st_size
 
 
 def test_a_call_that_fails_counts_too(tmp_path):
