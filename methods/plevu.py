@@ -30,7 +30,6 @@ from methods.base import Batch, Method, ParamGroup, Recipe, unit
 from methods.families.adapted import PAPER
 from methods.layers.losses import contrastive
 from methods.layers.new_block import new_block, passed
-from methods.layers.within import within
 
 _COMMAND = "the documented command of HMDB51"
 ORIGINAL = Recipe(
@@ -131,21 +130,33 @@ class PLEVU(Method):
         text = self.backbone.text
         seams = [BlockSeams() for _ in text.blocks]
         seams[0] = BlockSeams(before=self.placed)
-        last = partial(_taken_back, *self.around)
+        last = partial(self.taken_back, tokens.shape[1])
         seams[-1] = BlockSeams(before=seams[-1].before, after=last)
-        return unit(text(within(tokens, text.context_length - sum(self.around)), seams))
+        return unit(text(tokens, seams))
 
     def placed(self, x: Tensor, state: TokenState) -> Tensor:
-        """Embedded captions (B, L, E) with the vectors around their words: (B, L + a + b, E)."""
+        """Embedded captions (B, L, E) with the vectors around their words, cut to the tower's places: (B, L', E)."""
         table, (a, b), length = self.backbone.text.positional_embedding, self.around, x.shape[1]
         words = x - table[:length].to(x.dtype)  # they stand elsewhere now
-        place = torch.arange(length + a + b, device=x.device)
         end = _last(state)[:, None]  # (B, 1)
-        moved = torch.where(place == end + a + b, end, (place - a).clamp(min=0).where(place > 0, 0))
-        is_word = (place == 0) | ((place > a) & (place < end + a)) | (place == end + a + b)  # (B, L + a + b)
+        at = self.end(end)
+        place = torch.arange(min(length + a + b, len(table)), device=x.device)
+        moved = torch.where(place == at, end, (place - a).clamp(min=0).where(place > 0, 0))
+        is_word = (place == 0) | ((place > a) & (place < at - b)) | (place == at)  # (B, L')
         index = moved.expand_as(is_word).clamp(max=length - 1)[..., None].expand(-1, -1, x.shape[2])
         own = self.vectors[: len(place)].to(x.dtype)
         return torch.where(is_word[..., None], words.gather(1, index), own) + table[: len(place)].to(x.dtype)
+
+    def end(self, end: Tensor) -> Tensor:
+        """Where the end of text stands among the vectors: the last place, if the caption leaves no other."""
+        return (end + sum(self.around)).clamp(max=self.backbone.text.context_length - 1)
+
+    def taken_back(self, length: int, x: Tensor, state: TokenState) -> Tensor:
+        """Tokens (B, L', E) where they stood before vectors were put around them: (B, L, E); what was cut is lost."""
+        a, place = self.around[0], torch.arange(length, device=x.device)
+        end = _last(state)[:, None]
+        index = torch.where(place == end, self.end(end), (place + a).where(place > 0, 0)).clamp(max=x.shape[1] - 1)
+        return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
 
     def scale(self) -> Tensor:
         return torch.full((), 1 / self.config.tau, device=self.backbone.logit_scale.device)
@@ -162,11 +173,3 @@ def _last(state: TokenState) -> Tensor:
     assert state.eot is not None
     other = getattr(state, "other_eot", None)
     return state.eot if other is None else torch.maximum(state.eot, other)
-
-
-def _taken_back(a: int, b: int, x: Tensor, state: TokenState) -> Tensor:
-    """The tokens of captions (B, L + a + b, E) where they stood before vectors were put around them: (B, L, E)."""
-    place = torch.arange(x.shape[1] - a - b, device=x.device)
-    end = _last(state)[:, None]
-    index = torch.where(place < end, (place + a).where(place > 0, 0), place + a + b)
-    return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
