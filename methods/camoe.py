@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from methods.backbone.clip import Clip
 from methods.base import Batch, Change, Method, ParamGroup, RowWise, unit
 from methods.layers.dual_softmax import Gain, Reduction, dual_softmax, revise
-from methods.layers.gather import gather
+from methods.layers.gather import gather, world_size
 from methods.layers.language.sentences import Keywords, MaskMode, Strategy, encoder
 from methods.layers.losses import contrastive
 from methods.layers.transfer import to_device
@@ -139,6 +139,8 @@ class FrameAttention(nn.Module):
 class Gate(nn.Module):
     """Eq. 10: weights (B, E) of the experts, which sum to 1. W_p starts at zero (silent): all experts count alike."""
 
+    used: Tensor | None = None  # (B, E) of the last videos that were trained on
+
     def __init__(self, aggregate: nn.Module, width: int) -> None:
         super().__init__()
         self.aggregate = aggregate
@@ -146,7 +148,10 @@ class Gate(nn.Module):
         nn.init.zeros_(self.project.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.project(self.aggregate(x)).softmax(dim=-1)
+        gates = self.project(self.aggregate(x)).softmax(dim=-1)
+        if self.training:
+            self.used = gates.detach()
+        return gates
 
 
 class CAMoE(Method):
@@ -181,6 +186,7 @@ class CAMoE(Method):
         self.experts = nn.ModuleDict({name: self._aggregation(self._scheme(name)) for name in STREAMS})
         gated = STREAMS if config.gates == "multi" else STREAMS[:1]
         width = backbone.embed_dim
+        self._share = 0.0
         self.gates = nn.ModuleDict({name: Gate(self._aggregation(config.gate), width) for name in gated})
         needs_words = config.streams == "parts" and config.tasks == "three"
         needs_words |= config.search_with != "sentence" and config.streams == "parts"
@@ -277,6 +283,7 @@ class CAMoE(Method):
         """One term for each matching: eq. 13's summands."""
         views, texts = self.views(batch.frames), self.texts(batch.tokens)
         videos = gather(batch.videos)
+        self._share = world_size() / len(videos)  # of a row, in a mean over workers whose rows are not equally many
         terms = {}
         for name, (text, has_part) in texts.items():
             queries, gallery = gather(text), gather(unit(views[name]))
@@ -292,6 +299,16 @@ class CAMoE(Method):
         if config.loss == "dual_softmax":
             return dual_softmax(logits, config.temperature, config.gain, config.reduction, same)
         return contrastive(logits, config.reduction, same) if len(logits) else logits.sum()
+
+    def monitored(self) -> dict[str, float | Tensor]:
+        """Fig. 7, as a mean over the last batch: what each expert weighs, and in which matching if in several."""
+        found: dict[str, float | Tensor] = {}
+        for stream, gate in self.gates.items():
+            used, name = getattr(gate, "used", None), "gate" if stream == "sentence" else f"gate_{stream}"
+            if used is not None:
+                shares = used.sum(dim=0) * self._share
+                found |= {f"{name}/{expert}": share for expert, share in zip(STREAMS, shares.unbind())}
+        return found
 
     def scale(self) -> Tensor:
         return self.backbone.logit_scale.exp()

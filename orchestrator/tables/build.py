@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 PARAMETERS, SECONDS = "cost/trained_parameters", "cost/seconds_task"
 VARIES = "ctvr.varies"  # tag: the settings that a table's rows vary one at a time
-TRAINING = ("micd_text", "micd_video", "angle_text", "angle_video")  # StructAlign's geometry
+# what figures show over training: StructAlign's geometry, CAMoE's gates
+TRAINING = re.compile(r"train/((?:micd|angle)_(?:text|video)|gate(?:_\w+)?/\w+)")
 INCIDENTAL = {"seed", "data.load_threads", "evaluation.batch_size", "evaluation.chunk"}  # do not set runs apart
 COLUMNS = (
     Column("r1", "R@1", "up"),
@@ -229,7 +230,8 @@ def _training(runs: Sequence[RunRecord]) -> dict[str, tuple[tuple[int, float, fl
 
     The same keys have numbers of finished tasks, at steps that are no end of an epoch: losses have none there.
     """
-    known = [key for key in TRAINING if all(f"train/{key}" in run.metrics for run in runs)]
+    shared = sorted(set.intersection(*(set(run.metrics) for run in runs)))
+    known = [match[1] for key in shared if (match := TRAINING.fullmatch(key))]
     loss = next((key for key in runs[0].metrics if key.startswith("train/loss/")), "")
     if not known or not loss:
         return {}

@@ -126,6 +126,23 @@ def _geometry(table: Table) -> list[Panel]:
     return panels
 
 
+def _experts(table: Table) -> list[Panel]:
+    """What each expert counts in the last epoch of every task, a panel for each row: fig. 7 of CAMoE, as a mean."""
+    panels = []
+    for row in table.rows:
+        lines = []
+        for key in sorted(key for key in row.training if key.startswith("gate")):
+            points = row.training[key]
+            kind, _, expert = key.partition("/")
+            each = points[-1][0] // len(row.curve) if points and row.curve else 0  # epochs of a task
+            ends = [(epoch // each, mean, std) for epoch, mean, std in points if each and epoch % each == 0]
+            name = f"{kind.replace('_', ' of ')}: {expert}"
+            lines += [Line(name, row.method, ends)] if ends else []
+        if lines:
+            panels.append(Panel("task", "share (mean over training pairs)", lines, title=row.label))
+    return panels
+
+
 def _orders(table: Table) -> list[Panel]:
     """R@1 and forgetting in each order of the tasks."""
     titles = {"r1": "R@1 (%)", "bwf": "BWF (points)", "fr": "FR (points)"}
@@ -242,5 +259,6 @@ FIGURES: dict[str, tuple[str, Callable[[Table], list[Panel]]]] = {
     "cost": ("R@1 against cost (grey: no row beats these)", _cost),
     "pareto": ("R@1 and forgetting against multiply-adds (grey: no row beats these)", _pareto),
     "orders": ("robustness to the order of tasks", _orders),
+    "experts": ("what each expert counts", _experts),
     "geometry": ("geometry of categories while training", _geometry),
 }

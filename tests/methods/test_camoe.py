@@ -86,6 +86,16 @@ def test_gates_sum_to_one_and_start_equal(make):
     assert not torch.allclose(gate(x), torch.full((5, 3), 1 / 3), atol=0.05)
 
 
+def test_what_each_expert_counts_in_training_is_told_and_sums_to_one(make):
+    for gates, streams in (("single", ["gate"]), ("multi", ["gate", "gate_action", "gate_entity"])):
+        method = make(gates=gates).train()
+        assert method.monitored() == {}
+        method.losses(make_batch(4))
+        told = method.monitored()
+        assert sorted({name.partition("/")[0] for name in told}) == streams
+        assert sum(float(told[f"gate/{stream}"]) for stream in ("sentence", "entity", "action")) == pytest.approx(1)
+
+
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_a_gate_that_chooses_one_expert_returns_it(make, index):
     method, x = make(), torch.randn(5, 4, 16)

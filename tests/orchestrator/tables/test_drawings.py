@@ -90,6 +90,17 @@ def test_epochs_are_told_from_finished_tasks_whose_numbers_have_the_same_name():
     assert "geometry" not in drawn(run())
 
 
+def test_gates_are_drawn_by_task_at_its_last_epoch():
+    gated = run("camoe")
+    gated.metrics["train/loss/nce"] = [(8 * epoch, 1.0) for epoch in range(1, 5)]
+    gated.metrics["train/gate/entity"] = [(8 * epoch, 0.1 * epoch) for epoch in range(1, 5)]
+    (panel,) = drawn(gated, run())["experts"]
+    assert [(line.label, [point[:2] for point in line.points]) for line in panel.lines] == [
+        ("gate: entity", [(1, 0.2), (2, 0.4)])
+    ]
+    assert "experts" not in drawn(run())
+
+
 def test_a_line_joins_the_rows_that_differ_in_one_setting_alone():
     varies = {"ctvr.varies": "method.beta,method.num_experts"}
     values = [("0.6", "10", 30.0), ("0.2", "10", 28.0), ("0.0", "10", 27.0), ("0.6", "5", 29.0), ("0.6", "1", 26.0)]
