@@ -23,6 +23,7 @@ DOCUMENTS = [
     "docs/new-method.md",
     "docs/troubleshooting.md",
     "docs/faq.md",
+    "docs/gpu.md",
 ]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 

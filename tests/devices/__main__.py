@@ -1,4 +1,7 @@
-"""`python -m tests.devices`: the waits of every method and case as a table; `--write` makes budget.json of them."""
+"""`python -m tests.devices [NAME ...]`: the waits of every method and case, or of those named, as a table.
+
+`--write` makes budget.json of them.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,17 @@ HEAD = ("", f"waits of {STEPS} steps", "of end_task", "of the search", "operator
 
 def main() -> None:
     found: dict[str, Report] = {}
+    asked = [word for word in sys.argv[1:] if word != "--write"]
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        for name in EVERY:
+        for name in (name for name in EVERY if name in (asked or EVERY)):
             found[name] = pool.submit(examine, name, "bf16").result()
-        for label, given in CASES.items():
+        for label, given in CASES.items() if not asked else ():
             found[label] = pool.submit(examine, label.partition(",")[0], "fp32", **given).result()
     sys.stdout.write("| " + " | ".join(HEAD) + " |\n|---|--:|--:|--:|--:|\n")
     for label, report in found.items():
         numbers = [*(report.waits[phase] for phase in PHASES), sum(report.operators.values()) // (STEPS * TASKS)]
         sys.stdout.write(f"| {label} | " + " | ".join(map(str, numbers)) + " |\n")
-    if "--write" in sys.argv:
+    if "--write" in sys.argv and not asked:
         lines = [f" {json.dumps(label)}: {json.dumps(report.waits)}" for label, report in found.items()]
         FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 

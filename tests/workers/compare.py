@@ -18,6 +18,14 @@ def apart(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
     return [*_numbers(found, expected), *_tensors(found, expected)]
 
 
+def distances(found: Mapping[str, Any], expected: Mapping[str, Any]) -> tuple[float, float]:
+    """How far a run is from another at most: a number of the log (of 1 or more), and a tensor (of its change)."""
+    logs = zip(found["training"], expected["training"], strict=True)
+    loss = max(abs(mine[name] - other[name]) / max(1.0, abs(other[name])) for mine, other in logs for name in other)
+    state, start = expected["state"], expected["start"]
+    return loss, max(_share(found["state"][name], state[name], start.get(name)) for name in state)
+
+
 def _numbers(found: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[str]:
     if "diverged" in found:
         yield f"diverged: {found['diverged']}"

@@ -50,6 +50,10 @@ def case_of(name: str, **more: Any) -> Case:
     return Case(name, {"base.queue_size": QUEUE} if name.endswith("_moco") else {}, **more)
 
 
+EVERY = [case_of(name) for name in (*METHODS, *CONFIGURATIONS) if name not in {"zero_shot", "zscl"}]
+EVERY += [Case("zscl", {"method.average_every": 1})]
+
+
 def alone(cases: Sequence[Case], folder: Path) -> dict[str, dict[str, Any]]:
     """What one worker learns."""
     return {case.name: run(case, Workers(), str(folder / "store")) for case in cases}
@@ -84,20 +88,18 @@ def test_a_few_methods_are_equal_on_two_workers_and_planted_faults_are_not(tmp_p
 
 @pytest.mark.slow
 def test_every_method_is_equal_on_one_two_and_three_workers(tmp_path):
-    every = [case_of(name) for name in (*METHODS, *CONFIGURATIONS) if name != "zero_shot"]
-    every = [Case("zscl", {"method.average_every": 1}) if case.method == "zscl" else case for case in every]
     drawn = [case_of(name, random=True, label=label) for name in RANDOM for label in ("", "again")]
-    expected = alone([*every, *MORE], tmp_path)
+    expected = alone([*EVERY, *MORE], tmp_path)
     said = []
     for size in (2, 3):
         found: dict[str, list[Any]] = {}
         behind = [case_of(name, after=1) for name in GO_ON] if size == 2 else []
         together(
-            size, [*every, *MORE, *behind, *(drawn if size == 2 else drawn[:4])], tmp_path, tmp_path / "store", found
+            size, [*EVERY, *MORE, *behind, *(drawn if size == 2 else drawn[:4])], tmp_path, tmp_path / "store", found
         )
         if size == 2:  # in processes of their own: autograd counts the devices before the first backward pass
             faults = [Case("clip4clip", fault=fault, device="cuda") for fault in ON_GPUS_TOO]
-            on_gpus = [replace(case, device="cuda") for case in every]
+            on_gpus = [replace(case, device="cuda") for case in EVERY]
             together(size, [*on_gpus, *faults], tmp_path, tmp_path / "store", found)
             seen = [case.name for case in faults if apart(found.pop(case.name)[0], expected["clip4clip"])]
             said += [f"not seen: {case.name}" for case in faults if case.name not in seen]
