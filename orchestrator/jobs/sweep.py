@@ -47,6 +47,7 @@ from orchestrator.on_ray.tune import can_resume, run_search
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
 from orchestrator.tables.build import Direction
+from orchestrator.tracking.mirror import check_mirror
 from orchestrator.tracking.tracker import Tracker
 
 
@@ -121,6 +122,7 @@ def plan_sweep(request: SweepRequest, where: Deployment) -> Sweep:
         raise ConfigError(f"sweep: every setting of {request.method} is fixed, nothing is searched. Use `ctvr run`.")
     full = {**given, "workers": where.workers}
     experiment = resolve(full, stream.settings, presets)
+    check_mirror(experiment.tracking.mirror)
     if stream.has_val and experiment.evaluation.split == "test":
         raise ConfigError(
             f"evaluation.split=test: a sweep chooses settings, and {stream.name} has validation videos for that. Leave "

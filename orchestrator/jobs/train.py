@@ -18,6 +18,7 @@ from orchestrator.learning.resolve import find, resolve, with_recipe
 from orchestrator.learning.run import execute
 from orchestrator.on_ray.plan import GAIN
 from orchestrator.streams.load import embedded_settings, load_stream
+from orchestrator.tracking.mirror import check_mirror
 from orchestrator.tracking.recorder import Recorder
 
 
@@ -74,6 +75,7 @@ def train(
     experiment = resolve(settings, stream.settings, chosen)
     if experiment.run.workers > 1:
         raise ConfigError("workers: `ctvr run` trains in one process. Use `ctvr rerun` or `ctvr sweep` for several.")
+    check_mirror(experiment.tracking.mirror)
     tracker = where.tracker(stream.name)
     name = f"{experiment.run.method}-seed{experiment.run.seed}-{time.strftime('%m%d-%H%M%S')}"
     recorder = Recorder(tracker, experiment, name, keep_model=keep_model)

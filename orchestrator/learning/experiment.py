@@ -45,11 +45,19 @@ class RunConfig:
             raise ValueError(f"seed must be a number of 64 bits, got {self.seed}. Use a small one.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrackingConfig:
+    """Where numbers are shown besides MLflow, which stays the record. No result depends on it."""
+
+    mirror: Literal["none", "tensorboard", "wandb", "trackio"] = "none"  # offline, below the runs folder
+
+
 GROUPS: dict[str, type] = {
     "backbone": BackboneConfig,
     "data": DataConfig,
     "optim": OptimConfig,
     "evaluation": EvaluationConfig,
+    "tracking": TrackingConfig,
 }
 
 
@@ -62,6 +70,7 @@ class Experiment:
     data: DataConfig
     optim: OptimConfig
     evaluation: EvaluationConfig
+    tracking: TrackingConfig
     method: Any  # an instance of the method's Config
     base: Any | None  # of the wrapped retriever's Config, for a strategy
     settings: Settings = field(default_factory=dict)

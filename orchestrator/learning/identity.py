@@ -42,6 +42,7 @@ NOT_DECISIVE = (
     "optim.checkpoint_activations",
     "evaluation.batch_size",
     "evaluation.chunk",
+    "tracking.mirror",
 )
 # `streams` decides the order of tasks, items and category indices
 ROOMS = (

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # How a run was carried out, not what was run
 OF_THE_RUN = {"seed", "stream", "workers", "threads", "data.load_threads", "data.skip_missing", "data.decoder"}
-OF_THE_RUN |= {"evaluation.split", "evaluation.batch_size", "evaluation.chunk", "backbone.sha256"}
+OF_THE_RUN |= {"tracking.mirror", "evaluation.split", "evaluation.batch_size", "evaluation.chunk", "backbone.sha256"}
 DATA_AND_OPTIMISER: dict[str, dict[str, Any]] = {  # of the papers' own benchmarks, by the first word of `ctvr.paper`
     "msrvtt": {"preset": "paper", "data.num_frames": 12, "data.batch_size": 8, "optim.epochs": 20},
     "actnet": {"preset": "paper-actnet", "data.num_frames": 24, "data.batch_size": 16, "optim.epochs": 20},

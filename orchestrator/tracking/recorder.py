@@ -18,6 +18,7 @@ from orchestrator.learning.identity import frames_digest
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import splits_of
 from orchestrator.learning.weights import save_model
+from orchestrator.tracking.mirror import Mirror
 from orchestrator.tracking.shown import dataset_of, write_signature
 from orchestrator.tracking.tracker import Tracker
 
@@ -38,6 +39,7 @@ class Recorder:
     run_id: str = ""
     _context: tuple[Method, StreamData] | None = None
     _logged_epochs: int = 0
+    _mirror: Mirror | None = None
 
     def ready(self, key: str, method: Method, data: StreamData, commits: Commits) -> None:
         """Open the MLflow run, and bring it up to date with what an earlier process committed."""
@@ -72,6 +74,9 @@ class Recorder:
         self.run_id = self.tracker.open_run(stream.name, self.name, self.experiment.settings, self.parent, tags)
         self.tracker.log_dataset(self.run_id, dataset_of(data, self.experiment.evaluation.split))
         self.tracker.log_environment(self.run_id)
+        if self._mirror is None:  # not again where another process was quicker with a task
+            kind, folder = self.experiment.tracking.mirror, self.tracker.runs / "mirror"
+            self._mirror = Mirror(kind, folder, self.name, stream.name, self.experiment.settings)
         if done:
             record = commits.record(done)
             self._log_training(record)
@@ -93,10 +98,16 @@ class Recorder:
         self._logged_epochs = len(rows)
         if new:
             self.tracker.log_history(self.run_id, new)
+            self._show(new)
 
     def _log_task(self, record: Record, step: int) -> None:
         """Metrics after `step` tasks, and how long the last of them took."""
         self.tracker.log_task(self.run_id, step, _of_task(record, step))
+        self._show({step: _of_task(record, step)})
+
+    def _show(self, rows: Mapping[int, Mapping[str, float]]) -> None:
+        if self._mirror is not None:
+            self._mirror.log(rows)
 
     def complete(self, record: Record) -> None:
         """Record what is known once the stream is learned, and close the run."""
@@ -123,6 +134,8 @@ class Recorder:
                 self.tracker.log_artifacts(self.run_id, Path(folder) / "model", into="model")
         self.tracker.set_tags(self.run_id, {"ctvr.complete": "true"})
         self.tracker.close(self.run_id)
+        if self._mirror is not None:
+            self._mirror.close()
 
 
 def _training(record: Record) -> dict[int, dict[str, float]]:

@@ -1,0 +1,96 @@
+"""Mirrors: every number of MLflow's, in order, and no way to stop a run. The trackers are modules of this test."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+
+import pytest
+
+from orchestrator.errors import ConfigError
+from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.train import train
+from orchestrator.tracking import mirror
+from orchestrator.tracking.mirror import Mirror, check_mirror
+from orchestrator.tracking.values import metric_name
+
+STUB = """
+import json
+from pathlib import Path
+class Settings:
+    def __init__(self, **given): self.given = given
+def init(**given):
+    global file
+    file = (Path(given.get("dir") or ".") / "stub.jsonl").open("a")
+    file.write(json.dumps({"init": {k: str(v) for k, v in given.items() if k != "settings"}}) + chr(10))
+def log(row):
+    if FAILS: raise RuntimeError("no room")
+    file.write(json.dumps(row) + chr(10))
+def finish():
+    file.close()
+FAILS = False
+"""
+
+
+@pytest.fixture
+def stub(tmp_path, monkeypatch):
+    """A package called wandb that writes rows to a file."""
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "wandb.py").write_text(STUB)
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    yield
+    sys.modules.pop("wandb", None)
+
+
+@pytest.mark.slow
+def test_a_mirror_gets_the_numbers_of_mlflow_and_an_error_of_its_own_ends_nothing(stub, runs, manifest, caplog):
+    where = Deployment(runs=runs)
+    settings = {"method": "clip4clip", "stream": manifest, "optim.epochs": "1", "tracking.mirror": "wandb"}
+    done = train(settings, (), where)
+    rows = [json.loads(line) for line in (runs / "mirror" / "stub.jsonl").read_text().splitlines()]
+    assert rows[0]["init"]["mode"] == "offline"
+    assert rows[0]["init"]["project"] == "small"
+    shown = [(row["step"], row["stream/t2v/r1"]) for row in rows[1:] if "stream/t2v/r1" in row]
+    (run,) = where.tracker().find_runs()
+    assert shown == run.metrics["stream/t2v/r1"]
+    keys = {key for row in rows[1:] for key in row} - {"step"}
+    assert {key for key in keys if key.startswith("train/")}
+    assert {metric_name(key) for key in keys} <= set(run.metrics)
+
+    sys.modules["wandb"].FAILS = True
+    again = train({**settings, "seed": "1"}, (), where)
+    assert "wandb has stopped (no room); the run goes on" in caplog.text
+    assert len(again.record.own) == len(done.record.own)
+    assert len(where.tracker().find_runs(tags={"ctvr.complete": "true"})) == 2
+
+
+def test_a_mirror_that_hangs_holds_nobody_up_and_rows_that_do_not_fit_are_counted(tmp_path, monkeypatch, caplog):
+    opened = threading.Event()
+
+    class Hangs:
+        def __init__(self, *given: object) -> None:
+            opened.wait(60)
+
+    monkeypatch.setattr(mirror, "PATIENCE", 0.01)
+    monkeypatch.setattr(mirror, "ROOM", 2)
+    monkeypatch.setitem(mirror.WRITERS, "trackio", Hangs)
+    made = Mirror("trackio", tmp_path, "run", "stream", {})
+    made.log({step: {"a": 1.0} for step in range(10)})
+    made.close()
+    opened.set()
+    assert "8 rows did not fit" in caplog.text
+    nothing = Mirror("none", tmp_path / "none", "run", "stream", {})
+    nothing.log({1: {"a": 1.0}})
+    nothing.close()
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_missing_package_is_named_in_one_line_before_anything_is_trained(runs, manifest, monkeypatch):
+    monkeypatch.setattr(mirror, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="tracking.mirror: trackio needs a package: pip install trackio"):
+        train({"method": "zero_shot", "stream": manifest, "tracking.mirror": "trackio"}, (), Deployment(runs=runs))
+    assert not (runs / "mlflow.db").exists()
+    with pytest.raises(ConfigError, match=r"tracking.mirror: .*'wandbb'"):
+        train({"method": "zero_shot", "stream": manifest, "tracking.mirror": "wandbb"}, (), Deployment(runs=runs))
+    check_mirror("none")
