@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 import yaml
+
+from orchestrator.streams.load import load_stream
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [
@@ -46,6 +49,20 @@ def test_names_of_settings_do_not_break_on_the_site():
     (rule,) = re.findall(r"td:first-child > code \{(.+?)\}", (ROOT / "docs" / named[1]).read_text(), flags=re.DOTALL)
     assert "white-space: nowrap" in rule
     assert "| `method.prototype_weight` |" in (ROOT / "docs/settings.md").read_text()  # a name alone in its cell
+
+
+def test_the_typed_queries_mean_clips_that_are_there_and_are_no_captions(tmp_path):
+    spec = importlib.util.spec_from_file_location("typed_queries", ROOT / "docs/typed_queries.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    stream = load_stream("shapes-5", tmp_path, render=False)
+    captions = {item.video: item.captions for task in stream.tasks for item in task.test}
+    assert len(module.QUERIES) == len(set(module.QUERIES.values()) & captions.keys()) == 10
+    assert not set(module.QUERIES) & {caption for found in captions.values() for caption in found}
+    text = (ROOT / "docs/usage.md").read_text()
+    assert len(re.findall(r"\d+", text.partition("finds them at ")[2].partition(" of 480")[0])) == 10
 
 
 def test_the_readme_is_short():
