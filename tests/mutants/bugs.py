@@ -481,9 +481,37 @@ LINES: dict[str, list[tuple[str, ...]]] = {
     ],
     "methods/camoe.py": [
         (
-            "return self.project(self.aggregate(x)).softmax(dim=-1)",
-            "return self.project(self.aggregate(x)).softmax(dim=0)",
+            "gates = self.project(self.aggregate(x)).softmax(dim=-1)",
+            "gates = self.project(self.aggregate(x)).softmax(dim=0)",
             "gates are shared out over the batch",
+        ),
+    ],
+    "methods/layers/testa.py": [
+        (
+            "return accept(most_frequent(score), most_frequent(partner), r, frames, 0)",
+            "return accept(score.amax(dim=1), most_frequent(partner), r, frames, 0)",
+            "the most similar place decides for a frame",
+            "tests/methods/layers/test_testa.py",
+        ),
+        (
+            "state.frame_of = target if state.frame_of is None else target.gather(1, state.frame_of)",
+            "state.frame_of = target",
+            "a second merge forgets the first one's frames",
+            "tests/methods/layers/test_testa.py",
+        ),
+    ],
+    "methods/layers/diffrate_search.py": [
+        (
+            "seen = (logits - logits.amax(dim=-1, keepdim=True)).exp() * (mask[:, None, None] * (1 - own) + own)",
+            "seen = (logits - logits.amax(dim=-1, keepdim=True)).exp() * mask[:, None, None]",
+            "a token that was cut does not see itself",
+            "tests/methods/test_released_reduction.py",
+        ),
+        (
+            "grown = torch.cat([size[:, :kept], size[:, kept:left] * cosine], dim=1).clamp_min(1)",
+            "grown = torch.cat([size[:, :kept], size[:, kept:left] * cosine], dim=1)",
+            "sizes fall below 1 in a search",
+            "tests/methods/test_released_reduction.py",
         ),
     ],
     # --------------------------------------------------------------------------------------------- StructAlign

@@ -27,6 +27,14 @@ def test_places_that_agree_vote_like_one_and_the_smallest_of_equally_frequent_va
     assert torch.equal(most_frequent(torch.arange(12.0).reshape(1, 4, 3).flip(1)), torch.arange(3.0)[None])
 
 
+def test_frames_that_are_alike_everywhere_go_before_those_that_are_equal_in_one_place():
+    here = torch.eye(6)  # what a place shows in six frames
+    here[3] = torch.tensor([0.0, 0.0, 0.9, 0.4, 0.0, 0.0])
+    there = here.clone()
+    there[1] = there[0]
+    assert plan_frames(torch.stack([here, there])[None], 1).moved.tolist() == [[2]]
+
+
 def test_merging_frames_that_are_equal_loses_nothing_and_every_frame_keeps_its_embedding(small_clip):
     """The gate is closed: only merging could change anything. Frames leave their order, embeddings do not."""
     twins = torch.randn(2, 3, 3, 32, 32).repeat_interleave(2, dim=1)
