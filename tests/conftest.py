@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import sys
 from collections.abc import Iterator
@@ -42,6 +43,25 @@ def pytest_runtest_teardown() -> None:
     if "decord" in sys.modules and not _told:
         _told.append("decord")
         pytest.fail("decord was loaded in the process of pytest. Give it a child: tests/apart.py")
+
+
+def _seed(seed: int) -> None:
+    """What draws without a seed of its own draws the same, whichever tests ran before in this process."""
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    _seed(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    _seed(2)  # another: a test must not draw what its fixtures drew
 
 
 @pytest.fixture(autouse=True, scope="session")

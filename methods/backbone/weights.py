@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
+BARE = "(the tensor)"  # name of a pickled tensor that stands alone
 SECONDS = 900  # a file of gigabytes on a slow disk
 _MIB = 2**20
 _SPARE = 1024 * _MIB  # address space beyond torch itself and copies of the file
@@ -42,7 +43,7 @@ def read_weights(file: Path, sha256: str) -> dict[str, Tensor]:
         sha256: 64 hexadecimal digits; needed for a pickle, compared if given for safetensors.
 
     Returns:
-        Name -> tensor on the CPU. Of `{"state_dict": {...}}` the inner dictionary.
+        Name -> tensor on the CPU. Of `{"state_dict": {...}}` the inner dictionary; a tensor alone is called BARE.
 
     Raises:
         ValueError: one line; for a pickle without its digest, another file than the digest says, or no weights.
@@ -149,6 +150,8 @@ def convert(file: Path, wanted: str, out: Path) -> dict[str, str]:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a damaged or hostile file makes torch say
         return {"error": (str(error).splitlines() or [type(error).__name__])[0]}
+    if isinstance(state, torch.Tensor):
+        state = {BARE: state}
     if isinstance(state, Mapping):
         state = state.get("state_dict", state)
     if not isinstance(state, Mapping):

@@ -1,6 +1,6 @@
 """Named arrays in the files that other programs write: .npy, .npz, .pt, .h5, .parquet, and folders of .npy.
 
-Nothing is unpickled: .npy and .npz without objects, .pt as tensors alone.
+Nothing is unpickled: .npy and .npz without objects, .pt as tensors alone, by a child process (backbone/weights.py).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from methods.backbone.weights import BARE, read_weights
+from orchestrator.digests import digest_file
 from orchestrator.errors import ConfigError, VideoError
 
 FORMS = ("npy", "npz", "pt", "h5", "parquet")
@@ -134,14 +136,11 @@ def _npz(path: Path) -> Arrays:
 
 
 def _pt(path: Path) -> Arrays | np.ndarray:
-    import torch
-
-    found = torch.load(path, map_location="cpu", weights_only=True)
-    if isinstance(found, torch.Tensor):
-        return _plain(found)
-    if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
-        raise ConfigError(f"{path}: is no tensor and no dictionary of tensors. Save {{video: tensor}}.")
-    return {str(name): _plain(value) for name, value in found.items()}
+    """Read where weights of strangers are: in a bounded child that sees no other file."""
+    found = read_weights(path, digest_file(path))
+    if set(found) == {BARE}:
+        return _plain(found[BARE])
+    return {name: _plain(value) for name, value in found.items()}
 
 
 def _plain(tensor: Any) -> np.ndarray:

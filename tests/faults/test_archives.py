@@ -192,11 +192,6 @@ FORBIDDEN = {
 ALLOWED = {
     ("methods/backbone/weights.py", "torch.load"),  # weights_only, after the digest, in a child
     ("orchestrator/bench/gpu.py", "torch.load"),  # weights_only, what our own child has just written
-    (
-        "orchestrator/on_ray/search.py",
-        "cloudpickle.loads",
-    ),  # Tune's state of a table's search
-    ("orchestrator/on_ray/state.py", "pickle.loads"),  # Tune's state of this sweep, which Tune loads right after
     ("orchestrator/on_ray/watch.py", "cloudpickle.loads"),  # the error of a trial that this process has just written
 }
 
