@@ -70,7 +70,7 @@ def test_equal_frames_look_the_same_to_every_caption(head, frames):
 def test_captions_see_different_videos(head):
     q, f = features()
     r = pooled(head, q, f)
-    assert float((r - r[:, :1]).abs()[:, 1:].amin(dim=(0, 2)).min()) > 1e-4
+    assert float((r - r[:, :1]).norm(dim=2)[:, 1:].min()) > 1e-2
 
 
 def test_at_the_start_the_pooled_frames_are_the_attention_average():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -51,6 +52,7 @@ def together(
         AssertionError: if a worker fails.
     """
     folder.mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=folder))  # a group that meets where one before it met may find its addresses
     context = get_context("forkserver")  # torch is loaded once for all of them
     context.set_forkserver_preload(["tests.workers.cases"])
     news = context.Queue()
