@@ -75,9 +75,11 @@ def leave_files(readable: Iterable[str | Path], writable: Iterable[str | Path] =
 
 def landlock() -> int:
     """The version of Landlock that the kernel has; 0: none, switched off, or out of a container's reach."""
+    if sys.platform != "linux":  # where the number is that of another call
+        return 0
     try:
         version = ctypes.CDLL(None).syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _GET_VERSION)
-    except (OSError, AttributeError):  # no Linux
+    except (OSError, AttributeError):
         return 0
     return max(0, int(version))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +87,16 @@ def checked(found: np.ndarray, name: str) -> np.ndarray:
     return np.ascontiguousarray(vectors, dtype=np.float32)
 
 
-def write_arrays(path: Path, arrays: Arrays) -> Path:
+def write_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> Path:
     """The inverse of `read_arrays`; for .npy a folder. Returns what was written.
 
+    Args:
+        path: the file.
+        arrays: names and arrays; .npy, .npz and .h5 hold one of them in memory at a time, the others all.
+
     Raises:
-        ConfigError: for an ending that is none of FORMS, or whose package is not installed.
+        ConfigError: for an ending that is none of FORMS, one whose package is not installed, or a name that leads out
+            of the folder.
     """
     form = path.suffix.lstrip(".")
     if form not in FORMS:
@@ -100,23 +105,28 @@ def write_arrays(path: Path, arrays: Arrays) -> Path:
     if form == "npy":
         folder = path.with_suffix("")
         folder.mkdir(exist_ok=True)
-        for name, array in arrays.items():
-            (folder / f"{name}.npy").parent.mkdir(parents=True, exist_ok=True)
-            np.save(folder / f"{name}.npy", array, allow_pickle=False)
+        for name, array in arrays:
+            file = folder / f"{name}.npy"
+            if not file.resolve().is_relative_to(folder.resolve()):
+                raise ConfigError(f"{name!r} leads out of {folder} as the name of a file. Write npz, or rename it.")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            np.save(file, array, allow_pickle=False)
         return folder
     if form == "npz":
-        with path.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, array in arrays:
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                    np.lib.format.write_array(entry, np.asarray(array), allow_pickle=False)
     elif form == "pt":
         import torch
 
-        torch.save({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}, path)
+        torch.save({name: torch.from_numpy(np.array(array)) for name, array in arrays}, path)
     elif form == "h5":
-        with _optional("h5py", path).File(path, "w") as file:
-            for name, array in arrays.items():
-                file.create_dataset(name, data=array)
+        with _optional("h5py", path).File(path, "w") as hdf:
+            for name, array in arrays:
+                hdf.create_dataset(name, data=array)
     else:
-        _write_parquet(path, arrays)
+        _write_parquet(path, dict(arrays))
     return path
 
 

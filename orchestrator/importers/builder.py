@@ -191,10 +191,11 @@ def read_csv(path: Path, required: Sequence[str], optional: Sequence[str] = ()) 
             reader = csv.DictReader(file, strict=True)
             header = [name.strip() for name in reader.fieldnames or []]
             reader.fieldnames = header
-            for name in required:
-                if name not in header:
-                    hint = suggest(name, header) or f" The header has: {', '.join(header)[:200]}."
-                    raise ConfigError(f"{path}: line 1: no column {name!r}.{hint}")
+            if missing := [name for name in required if name not in header]:
+                listed = " and ".join(map(repr, missing))
+                hint = "" if len(missing) > 1 else suggest(missing[0], header)
+                hint = hint or f" The header has: {', '.join(header)[:200]}."
+                raise ConfigError(f"{path}: line 1: no column {listed}.{hint}")
             for row in reader:
                 cells = {name: (row.get(name) or "").strip() for name in (*required, *optional)}
                 empty = [name for name in required if not cells[name]]

@@ -16,6 +16,7 @@ import torch
 from orchestrator.config import Settings
 from orchestrator.data.arrays import FORMS, write_arrays
 from orchestrator.data.batches import StreamData
+from orchestrator.data.device import prepare_device
 from orchestrator.data.imported_features import feed, frame_source
 from orchestrator.data.prepare import prepare_stream
 from orchestrator.errors import ConfigError
@@ -65,11 +66,12 @@ def export_stream(name: str, overrides: Settings, where: Deployment, out: Path, 
     stream, _ = prepare_stream(stream, source, splits, experiment.data.skip_missing)
     items = [item for _, _, item in walk(stream)]
     if "frames" in what:
-        frames = {item.video: source.load(item) for item in items}
-        lines.append(f"frames of {len(frames)} videos: {write_arrays(out / f'frames.{form}', frames)}")
+        frames = ((item.video, source.load(item)) for item in items)  # one at a time: they are gigabytes
+        lines.append(f"frames of {len(items)} videos: {write_arrays(out / f'frames.{form}', frames)}")
     if "features" in what:
         torch.set_num_threads(experiment.run.threads)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        prepare_device(device, experiment.run.repeatable)
         clip = clip.to(device).eval()
         data = StreamData(stream, source, clip.tokenize, clip.mean, clip.std, experiment.data, device)
         lines += _write_features(data, items, clip, out, form)
@@ -78,12 +80,12 @@ def export_stream(name: str, overrides: Settings, where: Deployment, out: Path, 
 
 @torch.no_grad()
 def _write_features(data: StreamData, items: list[Item], clip: Any, out: Path, form: str) -> list[str]:
-    videos = {item.video: clip.vision(data.one(item))[0].cpu().numpy() for item in items}
+    videos = ((item.video, clip.vision(data.one(item))[0].cpu().numpy()) for item in items)
     texts: dict[str, np.ndarray] = {}
     for caption in dict.fromkeys(caption for item in items for caption in item.captions):
         texts[caption] = clip.text(data.tokens([caption]).to(data.device))[0].cpu().numpy()
     written = write_arrays(out / f"features.{form}", videos)
-    lines = [f"features of {len(videos)} videos: {written}"]
+    lines = [f"features of {len(items)} videos: {written}"]
     in_order = np.stack([texts[caption] for item in items for caption in item.captions])
     np.save(out / "text_features.npy", in_order, allow_pickle=False)  # in every form: captions are no names of files
     lines.append(f"features of {len(in_order)} captions, a row for each line of the table: {out / 'text_features.npy'}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from methods import find_method
+from methods import METHODS, find_method
 from methods.backbone.clip import Clip
 from methods.backbone.load import load_backbone
 from methods.base import Method, Task
@@ -40,9 +40,10 @@ def make_method(experiment: Experiment, backbone: Clip, stream: Stream | None = 
     cls = find_method(experiment.run.method)
     served = [cls] if not cls.wraps else [cls, find_method(experiment.method.base)]
     if not backbone.vision.is_plain and not all(each.any_tower for each in served):
+        others = ", ".join(name for name in METHODS if find_method(name).any_tower)
         raise ConfigError(
-            f"method: {experiment.name} reads parts of CLIP's own towers, and {backbone.name} has others. Choose "
-            "zero_shot, clip4clip, framefusion_moe, lora, adapter, lwf or ewc, or a backbone such as ViT-B-16."
+            f"method: {experiment.name} reads parts of CLIP's own towers, and {backbone.name} has others. Choose a "
+            f"backbone such as ViT-B-16, or one of {others}."
         )
     try:
         if not cls.wraps:

@@ -111,10 +111,7 @@ class Asynchronous:
         task = int(result.get("task", 0))
         if not 0 < task <= self.num_tasks or self.search.metric not in result or task in trial.scores:
             return
-        trial.scores[task] = float(result[self.search.metric])
-        trial.reused = int(result.get("reused", 0))
-        if task == self.num_tasks:
-            trial.reads = tuple(filter(None, str(result.get("reads", "")).split(",")))
+        trial.take_in(task, float(result[self.search.metric]), result, task == self.num_tasks)
         self.journal.write(self.row, trial)
         self.searcher.on_trial_result(trial.name, self._told(trial, task))
 

@@ -68,6 +68,13 @@ class WaveTrial:
     def is_alive(self) -> bool:
         return not self.failed and not self.stopped
 
+    def take_in(self, task: int, value: float, result: Mapping[str, Any], is_last: bool) -> None:
+        """What it reported after a task."""
+        self.scores[task] = value
+        self.reused = int(result.get("reused", 0))
+        if is_last:
+            self.reads = tuple(filter(None, str(result.get("reads", "")).split(",")))
+
 
 class Journal:
     """What the trials of a sweep reported, in a file that an interruption leaves behind.
@@ -259,10 +266,7 @@ class Waves:
         task = int(result.get("task", 0))
         if not 0 < task <= until or self.search.metric not in result:
             return
-        trial.scores[task] = float(result[self.search.metric])
-        trial.reused = int(result.get("reused", 0))
-        if task == self.num_tasks:
-            trial.reads = tuple(filter(None, str(result.get("reads", "")).split(",")))
+        trial.take_in(task, float(result[self.search.metric]), result, task == self.num_tasks)
         self.journal.write(self.row, trial)
 
     def end(self, trial: WaveTrial, until: int) -> None:

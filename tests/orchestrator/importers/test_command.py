@@ -180,7 +180,7 @@ def test_wrong_annotations_are_refused_in_one_line(msrvtt: dict[str, Path], cont
     ("text", "message"),
     [
         ("key,video,sentence\n1,2,3\n", "line 1: no column 'video_id'. Did you mean 'video'"),
-        ("", "line 1: no column 'video_id'"),
+        ("", "line 1: no column 'video_id' and 'sentence'. The header has"),
         ("video_id,sentence\nvideo7010,\n", "line 2: sentence is empty"),
         ("video_id,sentence\nvideo7010,a\nvideo7010,b\n", "line 3: a second caption of 'video7010'"),
         ('video_id,sentence\nvideo7010,"a\n', "not a .csv file"),

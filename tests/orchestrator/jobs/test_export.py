@@ -88,14 +88,20 @@ def test_the_exported_manifest_and_frames_are_the_streams(few, exported):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_arrays_come_back_from_every_form(form, tmp_path):
-    arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones((1, 3), np.float32)}
+    arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "file": np.ones((1, 3), np.float32)}
     if form == "h5" and find_spec("h5py") is None:
         with pytest.raises(ConfigError, match=r"\.h5 needs h5py: pip install h5py"):
-            write_arrays(tmp_path / "f.h5", arrays)
+            write_arrays(tmp_path / "f.h5", arrays.items())
         return
-    found = read_arrays(write_arrays(tmp_path / f"f.{form}", arrays))
+    found = read_arrays(write_arrays(tmp_path / f"f.{form}", iter(arrays.items())))
     assert list(found) == list(arrays)
     assert all(np.array_equal(found[name], arrays[name]) for name in arrays)
+
+
+def test_a_name_that_leads_out_of_the_folder_is_no_name_of_a_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"'../../up' leads out of .*f as the name of a file"):
+        write_arrays(tmp_path / "f.npy", [("../../up", np.ones(3))])
+    assert not list(tmp_path.parent.rglob("up.npy"))
 
 
 def test_wrong_features_are_refused_in_one_line(exported, tmp_path, capsys):
