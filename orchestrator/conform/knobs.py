@@ -1,7 +1,9 @@
 """Whether each number among a method's settings is read: another value must change what is learned or found.
 
-A number may count under other settings alone (a rate of a reducer that is off), so it is tried under the method's
-defaults, then under each of its presets and each other choice of its switches.
+A number may count under other settings alone (a rate of a reducer that is off). It is tried under the method's
+defaults, then under its presets and each other choice of its switches, and beside other values of a number that has
+none by default. What the defaults refuse must count under every choice that takes it: `stages` is read by three
+reducers, and one that ignored it would be found. What nothing takes is no dead knob; it is listed.
 """
 
 from __future__ import annotations
@@ -9,18 +11,21 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 
 from methods.base import Method
 from orchestrator.config import under
+from orchestrator.conform.small import LAYERS, WIDTH
 from orchestrator.conform.subject import Subject, features, learn, remember
 from orchestrator.errors import Fault
 from orchestrator.learning.resolve import presets_of
 
 Trace = tuple[str, ...]
+COUNTS, IDLE, REFUSED = "counts", "idle", "refused"
 BY_DATA = ("num_frames",)  # what follows from the data and is refused otherwise
 
 
@@ -29,14 +34,22 @@ def knobs(subject: Subject) -> str:
 
     Raises:
         Fault: with those that change nothing.
+        Exception: what the method raises by itself under its defaults.
     """
     numbers = list(numbers_of(type(subject.experiment.method)))
-    plain: dict[str, Trace | None] = {}
-    dead = [name for name in numbers if not Knob(subject, name, plain).is_alive()]
-    if dead:
-        listed = ", ".join(f"method.{name}" for name in dead)
+    seen: dict[str, Trace | None] = {repr(subject.experiment.settings): trace(subject.make())}
+    found = {name: Knob(subject, name, seen).look() for name in numbers}
+    if dead := [_named(name, where) for name, (says, where) in found.items() if says == IDLE]:
+        listed = ", ".join(dead)
         raise Fault(f"no other value of {listed} changes a loss, a weight, a feature or a score: is it read at all?")
-    return ", ".join(numbers) or "it has no number to set"
+    refused = [name for name in numbers if found[name][0] == REFUSED]
+    counted = ", ".join(name for name in numbers if name not in refused) or "it has no number to set"
+    return counted + (f"; no other value was taken of: {', '.join(refused)}" if refused else "")
+
+
+def _named(name: str, where: Mapping[str, Any]) -> str:
+    under = " ".join(f"{key}={value}" for key, value in where.items())
+    return f"method.{name}" + (f" under {under}" if under else "")
 
 
 def numbers_of(config: type) -> Iterator[str]:
@@ -57,52 +70,94 @@ def _kinds(hint: Any) -> set[Any]:
 def other_values(value: Any) -> list[Any]:
     """Values to try in place of one; a method may refuse any of them."""
     if isinstance(value, tuple):
-        return [(other, *value[1:]) for other in other_values(value[0])] if value else [(1,), (0.5,)]
+        if not value:  # one number, or one for each block of the small backbone
+            return [(1,), (0.5,), (2,), (8,) * LAYERS, (12, *(8,) * (LAYERS - 1))]
+        return [(other, *value[1:]) for other in other_values(value[0])]
     if value is None:
         found: list[Any] = [1, 2, 0, 0.5, 0.1]
     elif isinstance(value, int):
         found = [value + 1, value - 1, 2 * value, 1, 2, 3, 0]
-    else:
-        found = [3 * value, value / 3, value + 0.5, 0.5, 1.0, 0.9, 0.1, 0.0]
+    else:  # 100: a bound that nothing small reaches
+        found = [3 * value, value / 3, value + 0.5, 0.5, 1.0, 0.9, 0.1, 0.0, 100.0]
     return [other for other in dict.fromkeys(found) if other != value]
 
 
 class Knob:
     """One number of a method's settings."""
 
-    def __init__(self, subject: Subject, name: str, plain: dict[str, Trace | None]) -> None:
-        """`plain` keeps the traces of settings under which numbers are tried."""
-        self.subject, self.name, self.plain = subject, name, plain
+    def __init__(self, subject: Subject, name: str, seen: dict[str, Trace | None]) -> None:
+        """`seen` keeps the traces of settings under which numbers are tried."""
+        self.subject, self.name, self.seen = subject, name, seen
+        self.default = getattr(subject.experiment.method, name)
 
-    def is_alive(self) -> bool:
-        return any(self._counts(context) for context in self._contexts())
+    def look(self) -> tuple[str, Mapping[str, Any]]:
+        """COUNTS, IDLE with the settings under which it is, or REFUSED."""
+        plain = self._under({})
+        if plain == COUNTS:
+            return COUNTS, {}
+        heard, untaken = [plain], [dict[str, Any]()]
+        if plain == IDLE:
+            contexts = [*self._presets(), *self._choices(), *self._beside({})]
+            if self._under_some(contexts, few=True) == COUNTS:  # in most cases, and at a third of the price
+                return COUNTS, {}
+            return self._under_some(contexts + [c for choice in self._choices() for c in self._beside(choice)]), {}
+        for choice in self._choices():
+            said = self._under(choice)
+            if said == IDLE and self._under_some(self._beside(choice)) == COUNTS:
+                said = COUNTS
+            if said == IDLE and not set(choice.values()) <= {"none", False}:  # switched off, it may be idle
+                return IDLE, choice
+            heard.append(said)
+            untaken += [choice] if said == REFUSED else []
+        if COUNTS not in heard:
+            heard.append(self._under_some(c for choice in untaken for c in self._beside(choice)))
+        if COUNTS not in heard:
+            heard.append(self._under_some(self._presets()))
+        return next(answer for answer in (COUNTS, IDLE, REFUSED) if answer in heard), {}
 
-    def _contexts(self) -> Iterator[dict[str, Any]]:
-        """Settings under which the number is tried: none, then those of presets, then other choices one by one."""
-        made = self.subject.experiment
-        cls: Any = type(made.method)
-        yield {}
-        for settings in presets_of(made.run.method).values():
+    def _presets(self) -> Iterator[dict[str, Any]]:
+        for settings in presets_of(self.subject.experiment.run.method).values():
             if own := {name: value for name, value in settings.items() if name.startswith(("method.", "base."))}:
                 yield own
-        for name, hint in get_type_hints(cls).items():
+
+    def _choices(self) -> Iterator[dict[str, Any]]:
+        made = self.subject.experiment.method
+        for name, hint in get_type_hints(type(made)).items():
             choices = get_args(hint) if get_origin(hint) is Literal else (True, False) if hint is bool else ()
             for choice in choices:
-                if choice != getattr(made.method, name):
+                if choice != getattr(made, name):
                     yield {f"method.{name}": choice}
 
-    def _counts(self, context: Mapping[str, Any]) -> bool:
-        if repr(context) not in self.plain:
-            self.plain[repr(context)] = self._trace(context)
-        if (plain := self.plain[repr(context)]) is None:
-            return False
-        made = self._made(context)
-        assert made is not None  # it has a trace
-        for other in other_values(getattr(made.experiment.method, self.name)):
-            found = self._trace({**context, f"method.{self.name}": other})
-            if found is not None and found != plain:
-                return True
-        return False
+    def _beside(self, choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The choice with a value of another number, of those that are nothing by default."""
+        made = self.subject.experiment.method
+        for name in numbers_of(type(made)):
+            if name != self.name and getattr(made, name) in (None, ()):
+                for value in other_values(getattr(made, name)):
+                    yield {**choice, f"method.{name}": value}
+
+    def _under_some(self, contexts: Iterable[Mapping[str, Any]], few: bool = False) -> str:
+        best = REFUSED
+        for context in contexts:
+            if (says := self._under(context, few)) == COUNTS:
+                return COUNTS
+            best = IDLE if says == IDLE else best
+        return best
+
+    def _under(self, context: Mapping[str, Any], few: bool = False) -> str:
+        """Whether two values that are taken under these settings make two different traces."""
+        own = f"method.{self.name}"
+        value = context.get(own, self.default)
+        taken = [v for v in (value, *other_values(value)) if self._made({**context, own: v})]
+        first: Trace | None = None
+        several = False
+        for other in taken[: 3 if few else None] if len(taken) > 1 else ():
+            found = self._trace({**context, own: other})
+            if found is not None and first is not None and found != first:
+                return COUNTS
+            several |= found is not None and first is not None
+            first = first or found
+        return IDLE if several else REFUSED
 
     def _made(self, changes: Mapping[str, Any]) -> Subject | None:
         """The subject with other settings; None where they are refused."""
@@ -111,16 +166,28 @@ class Knob:
         if changes.get("method.base", settings.get("method.base")) != settings.get("method.base"):
             settings = {f"method.{name}": value for name, value in under(settings, "method").items()}
         try:
+            if all(name.startswith("method.") for name in changes):
+                replace(own.method, **under(changes, "method"))  # refusals are many, and this is quick
             return Subject.of(own.run.method, {**settings, **changes})
-        except ValueError:
+        except (ValueError, TypeError):
             return None
 
     def _trace(self, changes: Mapping[str, Any]) -> Trace | None:
+        """What becomes of these settings; on a backbone whose joint space is as wide as its towers if it must be."""
         made = self._made(changes)
-        try:
-            return None if made is None else trace(made.make())
-        except (ValueError, RuntimeError, IndexError):  # refused late, or too large for the small backbone
+        if made is None:
             return None
+        key = repr(made.experiment.settings)
+        if key not in self.seen:
+            self.seen[key] = _traced(made) or _traced(replace(made, embed_dim=WIDTH))
+        return self.seen[key]
+
+
+def _traced(made: Subject) -> Trace | None:
+    try:
+        return trace(made.make())
+    except (ValueError, RuntimeError, IndexError):  # refused late, or too large for the small backbone
+        return None
 
 
 def trace(method: Method) -> Trace:

@@ -15,18 +15,25 @@ from methods.backbone.clip import Clip
 from methods.base import Batch, Task
 
 CONTEXT, VOCABULARY = 16, 100
+LAYERS, WIDTH, EMBED_DIM = 4, 32, 16
 WORDS = ("man", "plays", "a", "dog", "red", "guitar", "sings", "in", "kitchen", "slowly")
 
 
-def make_small_clip(seed: int = 0, layers: int = 4, embed_dim: int = 16) -> Clip:
+def make_small_clip(seed: int = 0, layers: int = LAYERS, embed_dim: int = EMBED_DIM) -> Clip:
     """An open_clip CLIP of width 32 with random weights: 4 blocks, 17 tokens a frame, 16 joint dimensions."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         source = open_clip.CLIP(
             embed_dim=embed_dim,
             quick_gelu=True,
-            vision_cfg={"layers": layers, "width": 32, "head_width": 8, "patch_size": 8, "image_size": 32},
-            text_cfg={"context_length": CONTEXT, "vocab_size": VOCABULARY, "width": 32, "heads": 4, "layers": layers},
+            vision_cfg={"layers": layers, "width": WIDTH, "head_width": 8, "patch_size": 8, "image_size": 32},
+            text_cfg={
+                "context_length": CONTEXT,
+                "vocab_size": VOCABULARY,
+                "width": WIDTH,
+                "heads": 4,
+                "layers": layers,
+            },
         )
         for parameter in source.parameters():  # CLIP's own initialisation is too timid to test anything with
             if parameter.ndim > 1:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from methods import find_method
 from methods.base import Batch, Method, PairSource
-from orchestrator.conform.small import MadeAgain, make_batch, make_small_clip, make_task
+from orchestrator.conform.small import EMBED_DIM, MadeAgain, make_batch, make_small_clip, make_task
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.optimizer import OptimConfig, make_optimizer, set_rates, train_only
 from orchestrator.learning.resolve import resolve
@@ -28,6 +28,7 @@ class Subject:
     """A method with its settings."""
 
     experiment: Experiment
+    embed_dim: int = EMBED_DIM  # d of the small backbone
 
     @classmethod
     def of(cls, name: str, settings: Mapping[str, Any] | None = None, presets: Sequence[str] = ()) -> Subject:
@@ -48,7 +49,7 @@ class Subject:
         torch.manual_seed(5)
         made = self.experiment
         cls = find_method(made.run.method)
-        backbone: Any = make_small_clip()
+        backbone: Any = make_small_clip(embed_dim=self.embed_dim)
         if cls.wraps:
             backbone = find_method(made.method.base)(made.base, backbone)
         method: Method = cls(made.method, backbone)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -32,6 +32,45 @@ class DeadKnob(Plain):
     def __init__(self, config, backbone):
         super().__init__(config, backbone)
         self.heads = [0] * config.num_heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwitchedConfig(PlainConfig):
+    """Numbers that count under other settings alone: `size` under a mode, `places` and `sizes` together."""
+
+    mode: Literal["none", "first", "last"] = "none"
+    size: int = 2
+    places: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
+    blocks: int = 4
+
+    def __post_init__(self) -> None:
+        if self.mode == "none" and self.size != 2:
+            raise ValueError("size is a setting of mode=first or last")
+        if len(self.places) != len(self.sizes):
+            raise ValueError("places and sizes are equally many")
+        if self.blocks != 4:
+            raise ValueError("blocks is 4")
+
+
+class Switched(Plain):
+    Config = SwitchedConfig
+
+    def __init__(self, config, backbone):
+        super().__init__(config, backbone)
+        counts = {"first": config.size, "last": -config.size}
+        self.register_buffer("read", torch.tensor([counts.get(config.mode, 0), *config.places, *config.sizes]))
+
+
+class IdleUnderOne(Switched):
+    """`size` is taken in mode=last, and read in mode=first."""
+
+    Config = SwitchedConfig
+
+    def __init__(self, config, backbone):
+        super().__init__(config, backbone)
+        if config.mode == "last":
+            self.read.zero_()
 
 
 class Counts(Plain):

@@ -7,6 +7,7 @@ import importlib
 import pytest
 
 from orchestrator.cli.main import main
+from orchestrator.conform.knobs import knobs
 from orchestrator.conform.subject import Subject
 from orchestrator.errors import ConfigError, Fault
 from orchestrator.jobs.conform import CHECKS, conform
@@ -26,6 +27,7 @@ def place(cls: str) -> str:
     ("cls", "check", "message"),
     [
         ("DeadKnob", "knobs", r"no other value of method\.num_heads changes"),
+        ("IdleUnderOne", "knobs", r"no other value of method\.size under method\.mode=last changes"),
         ("Counts", "resume", "resumed behind task 1, features differ: what decides them is neither a parameter nor"),
         ("ClassMemory", "leaks", "a variable of a class or a module"),
         ("Peeks", "leaks", "pair 1000000 is asked of the source of pairs before any task has shown it"),
@@ -41,6 +43,21 @@ def place(cls: str) -> str:
 def test_a_planted_fault_is_caught(cls, check, message):
     with pytest.raises(Fault, match=message):
         CHECKS[check][0](Subject.of(place(cls)))
+
+
+@pytest.mark.slow
+def test_a_number_that_counts_under_other_settings_is_tried_under_them_and_one_that_nothing_takes_is_named():
+    assert knobs(Subject.of(place("Switched"))) == (
+        "lr, weight, size, places, sizes; no other value was taken of: blocks"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lora", "dgl", "er_ring"])
+def test_a_method_of_ours_conforms_with_every_number(name):
+    said = conform(name)
+    assert [line.split()[1] for line in said] == ["ok"] * len(CHECKS)
+    assert "no other value was taken" not in said[list(CHECKS).index("knobs")]
 
 
 def test_what_is_wrong_is_one_line_of_each_check_and_exit_status_1(capsys):
