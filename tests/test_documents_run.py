@@ -1,0 +1,131 @@
+"""The commands and the Python of README and docs are run; each of the others says why it is not.
+
+Typed as they are printed, in one process, where a stream of a few videos stands in the place of the embedded ones.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from orchestrator.cli.main import main
+from orchestrator.importers.table import CSV_COLUMNS
+from orchestrator.jobs.deployment import Deployment
+from orchestrator.streams import load
+from orchestrator.streams.manifest import parse_manifest, read_json
+from tests.small_stream import write_stream
+from tests.test_commands import DOCUMENTS, ROOT, blocks_of, commands_of, lines_of
+
+FIRST = ("docs/tutorial.md", "README.md", "docs/usage.md")  # the others ask for what these leave
+WHY_NOT = {
+    "make .*": "a target of make; those that check or build have jobs of their own in CI",
+    r"ctvr sweep( .*)?|ctvr rerun( .*)?|python orchestrator/sweep.py": "Ray: tests/orchestrator/on_ray",
+    "ctvr reproduce ITEM|ctvr reproduce tempme/table2": "Ray, and a table of hours",
+    "ctvr table --sweep .*": "a finished rerun, which takes Ray: tests/orchestrator/on_ray",
+    "ctvr cache build .*": "decodes a benchmark, or on a cluster: tests/orchestrator/jobs/test_cache.py",
+    "ctvr attach.*|python cluster/.*": "a cluster: tests/cluster",
+    "ctvr streams import (msrvtt|actnet|cvlm) .*": "the benchmark's own files: tests/orchestrator/importers",
+    "ctvr streams check msrvtt-10": "a benchmark's stream, imported from its own files",
+    ".*backbone.weights=openai": "downloads weights",
+    r"ctvr methods --verified --write|ctvr schema --write": "writes into the repository",
+    "python docs/typed_queries.py .*": "three trained models of the whole embedded stream",
+    "ctvr streams export .* --form h5": "h5py",
+    "ctvr ui": "a server that stays until it is stopped",
+    "ctvr (run|search|table|page|conform|explain|reproduce|rebuild|sync)": "names the command in a sentence",
+}
+FILLED = {"NAME": "lwf", "PRESET": "original", "ITEM": "framefusion/fig8", "COMMAND": "search"}
+FILLED_IN = {"ctvr streams check NAME": "mine", "ctvr doctor --stream NAME": "mine", "ctvr page NAME": "shapes-5"}
+
+
+def typed(line: str) -> Iterator[list[str]]:
+    """The commands of a line that are ours, and `cd`."""
+    for words in commands_of(line):
+        if words[0] in ("ctvr", "make", "cd", "python"):
+            yield words
+
+
+def why_not(text: str) -> str:
+    return next((why for pattern, why in WHY_NOT.items() if re.fullmatch(pattern, text)), "")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The reader's folder: what the documents presuppose, and a small stream under the names of the embedded ones."""
+    home = tmp_path_factory.mktemp("reader")
+    manifest = read_json(write_stream(home / "small", num_tasks=2, train=2, searched=1))
+    shutil.copytree(home / "small" / "videos", home / "videos")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        patch.setenv("HOME", str(home))
+        patch.syspath_prepend(str(home))
+        embedded = lambda name, root, render: parse_manifest({**manifest, "name": name}, name, home / "small")
+        patch.setattr(load, "_load_rendered", embedded)
+        rows = [
+            [item["path"], caption, item["category"], split, str(number)]
+            for number, task in enumerate(manifest["tasks"], 1)
+            for split in ("train", "val", "test")
+            for item in task[split]
+            for caption in item["captions"]
+        ]
+        lines = [",".join(row) for row in [list(CSV_COLUMNS), *rows]]
+        Path("my.csv").write_text("\n".join(lines))
+        Path("my.yaml").write_text("method: clip4clip\nstream: shapes-5\n")
+        Path("my_method.py").write_text(blocks_of(ROOT / "docs/new-method.md", "python")[0])
+        np.savez("videos.npz", **{row[0]: np.ones((2, 8)) for row in rows})
+        np.save("captions.npy", np.ones((len(rows), 8)))
+        yield home
+
+
+def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What is wrong with a command as it is typed; nothing if it runs."""
+    if "KEY" in words:
+        trained = Deployment(runs=Path("runs")).existing_tracker().find_runs(tags={"ctvr.complete": "true"})
+        words = [trained[0].tags["ctvr.result"] if word == "KEY" else word for word in words]
+    given = FILLED_IN.get(" ".join(words))
+    filled = [given if given and word == "NAME" else FILLED.get(word, word) for word in words[1:]]
+    try:
+        status: object = main([os.path.expanduser(word) if word.startswith("~") else word for word in filled])
+    except SystemExit as ended:  # --help
+        status = ended.code
+    said = capsys.readouterr()
+    return "" if status == 0 else f"{shlex.join(words)}: {status}: {said.err.strip()[-300:]}"
+
+
+def run_python(document: Path) -> None:
+    for block in blocks_of(document, "python"):
+        exec(block, {})
+
+
+@pytest.mark.slow
+def test_every_command_of_the_documents_runs_or_says_why_not(place, monkeypatch, capsys):
+    order = [ROOT / name for name in FIRST]
+    failed, seen, used = [], set[str](), set[str]()
+    for document in [*order, *(each for each in DOCUMENTS if each not in order)]:
+        monkeypatch.chdir(place)
+        if document.name == "README.md":
+            run_python(document)
+        for line in lines_of(document.read_text(encoding="utf-8")):
+            for words in typed(line):
+                text = " ".join(words)
+                if words[0] == "cd":
+                    if Path(words[1]).is_dir():
+                        monkeypatch.chdir(words[1])
+                        monkeypatch.syspath_prepend(str(Path.cwd()))
+                elif why := why_not(text):
+                    used.add(why)
+                elif text not in seen:
+                    seen.add(text)
+                    if wrong := run(words, capsys):
+                        failed.append(f"{document.name}: {wrong}")
+        if document.name == "tutorial.md":
+            run_python(document)
+    assert not failed, "\n".join(failed)
+    assert used == set(WHY_NOT.values()), "a reason that no command has"
+    assert len(seen) > 30
