@@ -12,14 +12,14 @@ With a reducer the prompts are protected and every new clip gets its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from methods.backbone.clip import BlockSeams, Clip, TokenState
+from methods.backbone.clip import BlockSeams, Clip
 from methods.families.adapted import PAPER, RELEASED, SHAPES, Adaptation, AdaptedClip, AdaptedConfig
+from methods.layers.deep_prompts import drop, insert
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,43 +44,10 @@ class Prompts(Adaptation):
 
     def vision_seams(self, backbone: Clip) -> list[BlockSeams]:
         prompts = [backbone.vision.ln_pre(self.vision[0]), *self.vision[1:]]
-        return [BlockSeams(before=_insert(p, caption=False), after=_drop(p, caption=False)) for p in prompts]
+        return [BlockSeams(before=insert(p), after=drop(len(p))) for p in prompts]
 
     def text_seams(self, backbone: Clip) -> list[BlockSeams]:
-        return [BlockSeams(before=_insert(p, caption=True), after=_drop(p, caption=True)) for p in self.text]
-
-
-def _insert(prompts: Tensor, caption: bool) -> Callable[[Tensor, TokenState], Tensor]:
-    """Put prompts (P, D) after the class tokens of an image, or the start of a caption."""
-    count = len(prompts)
-
-    def before(x: Tensor, state: TokenState) -> Tensor:
-        start = 1 if caption else state.classes
-        if state.eot is not None:
-            state.eot = state.eot + count
-        if state.sizes is not None:
-            ones = state.sizes.new_ones(len(x), count, 1)
-            state.sizes = torch.cat([state.sizes[:, :start], ones, state.sizes[:, start:]], dim=1)
-        state.protected += count
-        return torch.cat([x[:, :start], prompts.to(x.dtype).expand(len(x), -1, -1), x[:, start:]], dim=1)
-
-    return before
-
-
-def _drop(prompts: Tensor, caption: bool) -> Callable[[Tensor, TokenState], Tensor]:
-    """Undo `_insert` after the block."""
-    count = len(prompts)
-
-    def after(x: Tensor, state: TokenState) -> Tensor:
-        start = 1 if caption else state.classes
-        if state.eot is not None:
-            state.eot = state.eot - count
-        if state.sizes is not None:
-            state.sizes = torch.cat([state.sizes[:, :start], state.sizes[:, start + count :]], dim=1)
-        state.protected -= count
-        return torch.cat([x[:, :start], x[:, start + count :]], dim=1)
-
-    return after
+        return [BlockSeams(before=insert(p, caption=True), after=drop(len(p), caption=True)) for p in self.text]
 
 
 class Prompt(AdaptedClip):

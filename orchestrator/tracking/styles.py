@@ -21,7 +21,7 @@ ORDER = (
     *("base_moco", "bmu_moco_local", "co2l_moco", "lwf_moco", "er_ring_moco", "der_moco", "lump_moco"),
     *("camoe", "dsl", "co2l", "ewc", "er_ring", "der", "lump"),
     *("bmu_fixed", "bmu_ensemble", "testa", "dgl", "dgl_transformer", "mv_adapter"),
-    *("plevu",),
+    *("plevu", "vop", "vop_fc"),
 )
 
 

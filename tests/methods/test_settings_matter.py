@@ -39,6 +39,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "structalign.prototype_weight": {"prototypes": "learned"},
     "structalign.pair_weight": {"pseudo": "clip"},
     "structalign.fusion_layers": {"adapters": "task_aware"},
+    "vop.lstm_width": {"prompts": "context"},
     "camoe.filler": {"mask_mode": "filler"},
     "camoe.temperature": {"loss": "dual_softmax"},
     "camoe.test_temperature": {"revise": True},
@@ -87,6 +88,8 @@ VALUES: dict[str, Any] = {
     "tempme.r": 1,
     "plevu.prefix": 2,
     "plevu.postfix": 2,
+    "vop.prefix": 1,  # of 16 places 2 at most
+    "vop.suffix": 1,
     "plevu.heads": 4,  # of 16 dimensions
     "*.r_frames": 0,  # of 4 frames one can go
     "*.max_scale": 2.0,

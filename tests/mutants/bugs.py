@@ -437,8 +437,35 @@ LINES: dict[str, list[tuple[str, ...]]] = {
     "methods/adapter.py": [
         ("return self.up(F.gelu(self.down(x)))", "return self.up(self.down(x))", "the adapter is linear"),
     ],
-    "methods/prompt.py": [
-        ("state.eot = state.eot + count", "pass", "the caption is read at a wrong token"),
+    "methods/vop.py": [
+        (
+            "return unit(self.encode_frames(frames)).mean(dim=1)",
+            "return unit(self.encode_frames(frames).mean(dim=1))",
+            "a video is a unit vector, which it is not as released",
+        ),
+        (
+            "behind = torch.where(place == self.columns - 1, a + b, a)",
+            "behind = a",
+            "a full caption is read at a suffix prompt",
+        ),
+        (
+            "words = x - table[:length]  # they stand elsewhere now",
+            "words = x",
+            "words have two positions",
+        ),
+        (
+            "rest = x.unflatten(0, (state.batch, state.frames)).flatten(1, 2) if is_first else x[:, len(prompts) :]",
+            "rest = x.unflatten(0, (state.batch, state.frames)).flatten(1, 2) if is_first else x",
+            "prompts of former blocks go on",
+        ),
+    ],
+    "methods/layers/deep_prompts.py": [
+        (
+            "state.eot = state.eot + count",
+            "pass",
+            "the caption is read at a wrong token",
+            "tests/methods/test_prompt.py",
+        ),
     ],
     "methods/layers/merge.py": [
         (

@@ -33,11 +33,11 @@ def test_the_plan_counts_runs_and_says_what_is_here_and_runs_nothing(stream, tmp
     words = ["reproduce", "tempme/table2", "--plan", "--stream", stream, "--seeds", "2", *runs]
     assert main(words) == 0
     shown = capsys.readouterr().out
-    assert "13 rows x 2 seeds = 26 runs of 1 task\n" in shown
-    assert "not on mine: MV-Adapter, ViT-B/16, DGL^L, ViT-B/16, TempMe, ViT-B/16" in shown
+    assert "14 rows x 2 seeds = 28 runs of 1 task\n" in shown
+    assert "not on mine: MV-Adapter, ViT-B/16, VoP^F+C, ViT-B/16, DGL^L, ViT-B/16, TempMe, ViT-B/16" in shown
     assert "1 of 2 videos are missing" in shown
-    assert "tiny-clip, shipped: here (13 rows)" in shown
-    assert "rows without a method here: VoP^F+C;" in shown
+    assert "tiny-clip, shipped: here (14 rows)" in shown
+    assert "rows without a method here: RAP, ViT-B/16" in shown
     assert not (tmp_path / "runs" / "mlflow.db").exists()
     assert main([*words[:2], "backbone.weights=other.safetensors", *words[2:]]) == 0
     assert "tiny-clip, other.safetensors: not here" in capsys.readouterr().out

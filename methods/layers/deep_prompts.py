@@ -1,0 +1,47 @@
+"""Learned tokens of one block: put in before it and taken out behind it.
+
+Shapes: G attention groups, N tokens, P prompts, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from methods.backbone.clip import TokenState
+
+Seam = Callable[[Tensor, TokenState], Tensor]
+
+
+def insert(prompts: Tensor, caption: bool = False) -> Seam:
+    """Put prompts, (P, D) or of each group (G, P, D), after the class tokens of an image or the start of a caption."""
+    count = prompts.shape[-2]
+
+    def before(x: Tensor, state: TokenState) -> Tensor:
+        start = 1 if caption else state.classes
+        if state.eot is not None:
+            state.eot = state.eot + count
+        if state.sizes is not None:
+            ones = state.sizes.new_ones(len(x), count, 1)
+            state.sizes = torch.cat([state.sizes[:, :start], ones, state.sizes[:, start:]], dim=1)
+        state.protected += count
+        return torch.cat([x[:, :start], prompts.to(x.dtype).expand(len(x), -1, -1), x[:, start:]], dim=1)
+
+    return before
+
+
+def drop(count: int, caption: bool = False) -> Seam:
+    """Undo `insert` of `count` prompts after the block."""
+
+    def after(x: Tensor, state: TokenState) -> Tensor:
+        start = 1 if caption else state.classes
+        if state.eot is not None:
+            state.eot = state.eot - count
+        if state.sizes is not None:
+            state.sizes = torch.cat([state.sizes[:, :start], state.sizes[:, start + count :]], dim=1)
+        state.protected -= count
+        return torch.cat([x[:, :start], x[:, start + count :]], dim=1)
+
+    return after

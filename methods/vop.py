@@ -1,0 +1,210 @@
+"""VoP: CLIP frozen, prompts of its own in every block of both towers; of frames, of what they show, of videos.
+
+Huang et al., "VoP: Text-Video Co-Operative Prompt Tuning for Cross-Modal Retrieval", CVPR 2023. Row VoP^F+C of TempMe
+(arXiv:2409.01156, tables 2, 3, 4 and 17). Public is the base model alone, and of it what a search runs (modelscope):
+
+    frame    = [class, P_k prompts, patches] in block k, those of block 0 before ln_pre; each block drops those before
+    caption  = [start, a_k prefix, words, pads, b_k suffix, last place] of 77 places in block k; words have moved by
+               the prefix, and the prompts of block 0 have positions
+    v        = mean over t of unit(f_t), not normalised again;  q = unit(text);  S = q v^T
+    loss     = InfoNCE of S exp(logit_scale), mean of both directions, logit_scale frozen: no training code is public
+
+The release reads a caption a + b places behind the end among its ids, where it stands a places behind it
+(`readout=past_end`): the row of a pad, which sees the whole caption and four pads. Only of a caption without pads it is
+the end. Suffix prompts reach no other caption.
+
+F and C have no public code: what follows is our reading of the paper's abstract and of TempMe's counts.
+C (`prompts=context`): a BiLSTM over the class tokens that enter a block and one linear layer, both shared by all of
+these blocks, make prompts of each frame. They enter as they are, in block 0 too.
+F (`video_blocks`): in the last blocks the tokens of all frames and P prompts of the video attend to each other.
+The preset `fc` has 4 prompts, 4 such blocks and no suffix: 14,208,000 weights (TempMe prints 14.10 M, which no usual
+LSTM gives) and 57.86 GMACs without the 1.36 of the BiLSTM, which TempMe leaves out and we count (58.0).
+
+Shapes: B videos or captions, T frames, K blocks, P prompts, N tokens of a frame, L tokens of a caption, D, E widths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from methods.backbone.clip import BlockSeams, Clip, TokenState
+from methods.base import Change, Method, ParamGroup, unit
+from methods.families.adapted import PAPER
+from methods.layers.deep_prompts import Seam, drop, insert
+
+
+@dataclass(frozen=True, kw_only=True)
+class VoPConfig:
+    """Tuned by search_spaces/vop.py."""
+
+    lr: float = 6e-4  # all that is new; TempMe's
+    prompts: Literal["fixed", "context"] = "fixed"  # of frames: learned, or made of what the video's frames show (C)
+    num_prompts: int = 8  # P of a frame, and of a video in `video_blocks`
+    prefix: int = 4  # a of a caption; at most an eighth of the text tower's places
+    suffix: int = 4  # b; likewise
+    video_blocks: int = 0  # last blocks in which all frames of a video attend to each other (F)
+    lstm_width: int = 768  # of each direction, where prompts=context
+    readout: Literal["end", "past_end"] = "end"  # of a caption; past_end as released
+
+    def __post_init__(self) -> None:
+        if self.lr < 0:
+            raise ValueError(f"lr must be >= 0, got {self.lr}. Use lr=0 to train nothing.")
+        if min(self.num_prompts, self.lstm_width) < 1:
+            found = f"{self.num_prompts} and {self.lstm_width}"
+            raise ValueError(f"num_prompts and lstm_width must be >= 1, got {found}. Use 8 and 768.")
+        if min(self.prefix, self.suffix, self.video_blocks) < 0:
+            found = f"{self.prefix}, {self.suffix} and {self.video_blocks}"
+            raise ValueError(f"prefix, suffix and video_blocks count and must be >= 0, got {found}. Use 0 for none.")
+
+
+class ContextPrompts(nn.Module):
+    """Prompts of each frame, of the class tokens of all frames of its video."""
+
+    def __init__(self, width: int, count: int, hidden: int) -> None:
+        super().__init__()
+        self.count = count
+        self.lstm = nn.LSTM(width, hidden, batch_first=True, bidirectional=True)
+        self.out = nn.Linear(2 * hidden, count * width)
+
+    def forward(self, classes: Tensor) -> Tensor:
+        """Class tokens (B, T, D) -> prompts (B, T, P, D)."""
+        # cuDNN takes gradients of an LSTM in training mode alone; it has no dropout
+        self.lstm.train(self.training or torch.is_grad_enabled())
+        made: Tensor = self.out(self.lstm(classes)[0])
+        return made.unflatten(-1, (self.count, -1))
+
+    def macs(self, frames: int) -> int:
+        """Multiply-adds of so many frames."""
+        hidden, width = self.lstm.hidden_size, self.lstm.input_size
+        return frames * (8 * hidden * (width + hidden) + 2 * hidden * self.count * width)
+
+
+class VoP(Method):
+    """Frozen CLIP with prompts in every block of both towers."""
+
+    Config = VoPConfig
+    PRESETS = {
+        "paper": PAPER,  # the training of TempMe's tables
+        "released": Change({"method.readout": "past_end"}),  # modelscope's: a search alone, so nothing of training
+        "shapes": {"method.lr": 2e-5},  # with optim.lr_scale=50: 1e-3
+        "fc": Change(
+            {"method.prompts": "context", "method.num_prompts": 4, "method.suffix": 0, "method.video_blocks": 4}
+        ),  # the row `vop_fc`
+    }
+
+    def __init__(self, config: VoPConfig, backbone: Clip) -> None:
+        super().__init__()
+        self.config, self.backbone = config, backbone
+        vision, text = backbone.vision, backbone.text
+        most, depth = text.context_length // 8, len(vision.blocks)
+        self.around = min(config.prefix, most), min(config.suffix, most)  # a, b
+        self.columns = text.context_length - sum(self.around)  # of a caption among its prompts
+        self.first = depth - min(config.video_blocks, depth)  # block of videos
+
+        def drawn(*shape: int) -> nn.Parameter:
+            return nn.Parameter(0.02 * torch.randn(shape))
+
+        is_fixed = config.prompts == "fixed"
+        self.frame = drawn(self.first if is_fixed else 0, config.num_prompts, vision.width)
+        self.video = drawn(depth - self.first, config.num_prompts, vision.width)
+        self.text = drawn(len(text.blocks), sum(self.around), text.width)
+        self.context = None
+        if not is_fixed and self.first:
+            self.context = ContextPrompts(vision.width, config.num_prompts, config.lstm_width)
+
+    def param_groups(self) -> list[ParamGroup]:
+        added = [p for name, p in self.named_parameters() if not name.startswith("backbone.") and p.numel()]
+        return [ParamGroup(name="prompts", params=added, lr=self.config.lr)] if added else []
+
+    # ----------------------------------------------------------------------------------------- videos
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        return unit(self.encode_frames(frames)).mean(dim=1)
+
+    def encode_frames(self, frames: Tensor) -> Tensor:
+        """One feature for each frame: (B, T, 3, H, W) -> (B, T, d), not normalised."""
+        vision, count = self.backbone.vision, self.config.num_prompts
+        seams = []
+        for block in range(self.first):
+            before: Seam = self.of_context
+            if self.context is None:
+                before = insert(self.frame[block] if block else vision.ln_pre(self.frame[0]))
+            seams.append(BlockSeams(before=before, after=drop(count)))
+        for block, prompts in enumerate(self.video):
+            last = block == len(self.video) - 1
+            seams.append(BlockSeams(before=partial(_joined, prompts, block == 0), after=self._apart if last else None))
+        return vision(frames, seams)
+
+    def of_context(self, x: Tensor, state: TokenState) -> Tensor:
+        """Frames x (B*T, N, D) with prompts made of the class tokens of their video: (B*T, N + P, D)."""
+        assert self.context is not None
+        state.extra_macs += self.context.macs(len(x))
+        prompts = self.context(x[:, 0].unflatten(0, (state.batch, state.frames)))
+        return insert(prompts.flatten(0, 1))(x, state)
+
+    def _apart(self, x: Tensor, state: TokenState) -> Tensor:
+        """Videos (B, P + T*N, D) as their frames (B*T, N, D)."""
+        return x[:, self.config.num_prompts :].unflatten(1, (state.frames, -1)).flatten(0, 1)
+
+    # ----------------------------------------------------------------------------------------- captions
+
+    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
+        befores = [partial(self._replaced, prompts) for prompts in self.text]
+        seams = [BlockSeams(before=before) for before in befores]
+        seams[0] = BlockSeams(before=self.placed)
+        last = partial(self.taken_back, tokens.shape[1])
+        seams[-1] = BlockSeams(before=seams[-1].before, after=last)
+        return unit(self.backbone.text(tokens, seams))
+
+    def placed(self, x: Tensor, state: TokenState) -> Tensor:
+        """Embedded captions (B, L, E) among the prompts of block 0, in all places of the tower: (B, 77, E)."""
+        text, length = self.backbone.text, x.shape[1]
+        table = text.positional_embedding.to(x.dtype)
+        words = x - table[:length]  # they stand elsewhere now
+        end = _last(state)[:, None]  # (B, 1)
+        at = end.clamp(max=self.columns - 1)  # a longer caption is cut and ends with its end
+        place = torch.arange(self.columns, device=x.device)
+        index = torch.where(place == at, end, place.clamp(max=length - 1))
+        words = words.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
+        pad = text.token_embedding.weight[0].to(x.dtype)
+        words = torch.where((place <= at)[..., None], words, pad)
+        prefix, suffix = self._split(self.text[0], x)
+        return torch.cat([words[:, :1], prefix, words[:, 1:-1], suffix, words[:, -1:]], dim=1) + table
+
+    def _replaced(self, prompts: Tensor, x: Tensor, state: TokenState) -> Tensor:
+        """Captions (B, 77, E) with the prompts (a + b, E) of a block in place of those before."""
+        a, b = self.around
+        prefix, suffix = self._split(prompts, x)
+        return torch.cat([x[:, :1], prefix, x[:, 1 + a : -1 - b], suffix, x[:, -1:]], dim=1)
+
+    def _split(self, prompts: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        prefix, suffix = prompts.to(x.dtype).expand(len(x), -1, -1).split(self.around, dim=1)
+        return prefix, suffix
+
+    def taken_back(self, length: int, x: Tensor, state: TokenState) -> Tensor:
+        """Captions (B, 77, E) as (B, L, E): at each place what would be read of a caption that ends there."""
+        a, b = self.around
+        place = torch.arange(length, device=x.device).clamp(max=self.columns - 1)
+        behind = torch.where(place == self.columns - 1, a + b, a)
+        return x[:, place + (a + b if self.config.readout == "past_end" else behind)]
+
+    def scale(self) -> Tensor:
+        return self.backbone.logit_scale.exp()
+
+
+def _joined(prompts: Tensor, is_first: bool, x: Tensor, state: TokenState) -> Tensor:
+    """Videos (B, P + T*N, D) with these prompts (P, D); of frames (B*T, N, D) in the first block of videos."""
+    rest = x.unflatten(0, (state.batch, state.frames)).flatten(1, 2) if is_first else x[:, len(prompts) :]
+    return torch.cat([prompts.to(x.dtype).expand(len(rest), -1, -1), rest], dim=1)
+
+
+def _last(state: TokenState) -> Tensor:
+    """Where captions end (B,); of mixed ones (layers/mixing.py) the longer one."""
+    assert state.eot is not None
+    other = getattr(state, "other_eot", None)
+    return state.eot if other is None else torch.maximum(state.eot, other)
