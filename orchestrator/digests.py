@@ -23,6 +23,10 @@ ROOT = Path(__file__).resolve().parent.parent
 _FRESH_NS = 2 * 10**9  # a file this young may still change without its times changing
 _LINE_LIMIT = 4000  # bytes; appends below a page are not mixed with those of other processes
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))  # made once: a stream has a key for each video
+
+Identity = tuple[int, int, int]  # of a file: size in bytes, modification and status-change time in ns
+
 
 def cache_folder() -> Path:
     """Where this machine keeps what can be made again: $CTVR_CACHE, else $XDG_CACHE_HOME/ctvr, else ~/.cache/ctvr."""
@@ -40,7 +44,7 @@ def canonical(value: Any) -> str:
         ValueError: for what JSON cannot say (sets, arrays, bytes, objects).
     """
     try:
-        return json.dumps(value, sort_keys=True, separators=(",", ":"))
+        return _ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"cannot be written as JSON: {error}.") from None
 
@@ -119,21 +123,26 @@ def digest_file(path: str | Path, cache: Path | None = None) -> str:
         files = sorted(p for p in Path(full).iterdir() if p.is_file() and not p.name.startswith("."))
         return digest_of([[p.name, digest_file(p, cache)] for p in files])
     known = _Memory.of((cache or cache_folder()) / "digests.jsonl")
-    before = _identity(status)
+    before = identity_of(status)
     digest = known.get(full, before)
     while digest is None:
         digest = _hash(Path(full))
-        after = _identity(os.stat(full))
+        after = identity_of(os.stat(full))
         if after != before:  # written to while it was read
             before, digest = after, None
-        elif time.time_ns() - max(before[1], before[2]) > _FRESH_NS:
+        elif is_settled(before):
             known.add(full, before, digest)
     return digest
 
 
-def _identity(status: os.stat_result) -> tuple[int, int, int]:
-    """(size, modification time, status-change time in ns)."""
+def identity_of(status: os.stat_result) -> Identity:
+    """While it stays the same, a file that is settled does."""
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def is_settled(identity: Identity) -> bool:
+    """Whether a file is old enough that another change would change its times."""
+    return time.time_ns() - max(identity[1:]) > _FRESH_NS
 
 
 def _hash(path: Path) -> str:
@@ -151,20 +160,20 @@ class _Memory:
 
     def __init__(self, file: Path) -> None:
         self.file, self.read_to = file, 0
-        self.known: dict[str, tuple[tuple[int, int, int], str]] = {}
+        self.known: dict[str, tuple[Identity, str]] = {}
 
     @classmethod
     def of(cls, file: Path) -> _Memory:
         return cls._open.setdefault(file, cls(file))
 
-    def get(self, path: str, identity: tuple[int, int, int]) -> str | None:
+    def get(self, path: str, identity: Identity) -> str | None:
         entry = self.known.get(path)
         if entry is None or entry[0] != identity:
             self._catch_up()
             entry = self.known.get(path)
         return entry[1] if entry is not None and entry[0] == identity else None
 
-    def add(self, path: str, identity: tuple[int, int, int], digest: str) -> None:
+    def add(self, path: str, identity: Identity, digest: str) -> None:
         self.known[path] = (identity, digest)
         line = (json.dumps([path, *identity, digest]) + "\n").encode()
         with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else

@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
         "--shows",
         action="store_true",
         help="the papers' sizes, and beside them larger rankings, "
-        "a ViT-B/16, checkpointed activations and a cold decoder (quarter of an hour)",
+        "a ViT-B/16, checkpointed activations, a cold decoder and a start on 100,000 videos (quarter of an hour)",
     )
     parser.add_argument("--record", action="store_true", help="write what is measured into shares.json instead")
     parser.add_argument("--gpu", action="store_true", help="step time, memory and videos per second on a GPU instead")

@@ -24,6 +24,7 @@ from methods.backbone.load import TINY, load_backbone
 from methods.base import Batch
 from methods.xpool import XPool
 from orchestrator.bench.hot import HotPath
+from orchestrator.bench.many import many
 from orchestrator.bench.reference import (
     captions_like_msrvtt,
     nothing_known,
@@ -242,6 +243,7 @@ SHOWN: dict[str, Make] = {
     "tempme-16": partial(tempme, vit=VIT_16),
     "ranking-10000": partial(ranking, large=10_000),
     "cold": cold,
+    "many": many,
 }
 ONE_SIZE = ("start",)  # no toy of it is smaller
 PATHS: dict[str, Make] = {

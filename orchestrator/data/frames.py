@@ -6,15 +6,16 @@ Shapes: T frames, H = W image size.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from orchestrator.data.known_files import KnownFiles
 from orchestrator.data.settings import DataConfig
-from orchestrator.digests import digest_file, digest_of
+from orchestrator.digests import Identity, digest_file, digest_of
 from orchestrator.errors import ConfigError, MissingObject, VideoError
 from orchestrator.store.store import Store
 from orchestrator.streams.stream import Item
@@ -52,17 +53,21 @@ class FrameSource:
     def key(self, item: Item) -> str:
         """Content address of an item's frames: what file, which frames, what size, which decoder."""
         if item not in self._keys:
-            self._keys[item] = digest_of(
-                {
-                    "file": _digest_path(item.path),
-                    "segment": item.segment,
-                    "num_frames": self.sampling.num_frames,
-                    "rule": self.sampling.rule,
-                    "size": self.sampling.size,
-                    "decoder": self.version,
-                }
-            )
+            self._keys[item] = self._key(item, digest_path(item.path))
         return self._keys[item]
+
+    def _key(self, item: Item, file: Any) -> str:
+        """The same, where the digest of the file is known."""
+        return digest_of(
+            {
+                "file": file,
+                "segment": item.segment,
+                "num_frames": self.sampling.num_frames,
+                "rule": self.sampling.rule,
+                "size": self.sampling.size,
+                "decoder": self.version,
+            }
+        )
 
     def load(self, item: Item) -> np.ndarray:
         """Frames (T, H, W, 3) uint8; a damaged or evicted object is decoded again here."""
@@ -78,15 +83,28 @@ class FrameSource:
         arrays = {"frames": frames, "timestamps": timestamps}
         self.store.put("frames", self.key(item), arrays, {"video": item.video, "decoder": decoder})
 
-    def keys(self, items: Iterable[Item]) -> tuple[dict[Item, str], Broken]:
-        """The content address of each item, once, and the items whose file cannot even be read."""
+    def keys(self, items: Iterable[Item], seen: Mapping[str, Identity] | None = None) -> tuple[dict[Item, str], Broken]:
+        """The content address of each item, once, and the items whose file cannot even be read.
+
+        Args:
+            items: of any tasks.
+            seen: path -> what the file system says of a file now (`streams.videos.look`): digests of these files are
+                read from the store, which remembers them, and kept there.
+        """
         keys: dict[Item, str] = {}
         broken: Broken = []
+        files = KnownFiles(self.store, seen or {})
         for item in dict.fromkeys(items):
             try:
-                keys[item] = self.key(item)
+                key = self._keys.get(item)
+                if key is None:
+                    is_file = item.path in files.seen
+                    key = self._key(item, files.digest(item.path) if is_file else digest_path(item.path))
+                    self._keys[item] = key
+                keys[item] = key
             except OSError as error:
                 broken.append((item, VideoError(item.path, error.strerror or str(error))))
+        files.keep()
         return keys, broken
 
     def decode_missing(
@@ -122,7 +140,7 @@ class FrameSource:
         return len(items) - len(broken), broken
 
 
-def _digest_path(path: str) -> Any:
+def digest_path(path: str) -> Any:
     """Digest of a video file, or of every file in a folder of frames."""
     if os.path.isdir(path):
         return [[file.name, digest_file(file)] for file in sorted(Path(path).iterdir()) if file.is_file()]

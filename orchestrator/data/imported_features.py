@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,11 +51,8 @@ class FeatureSource(FrameSource):
         self._texts = digest_file(stream.text_features) if stream.text_features else ""
         self._keys: dict[Item, str] = {}
 
-    def key(self, item: Item) -> str:
-        if item not in self._keys:
-            made = {"features": digest_file(item.path), "texts": self._texts, "num_frames": self.num_frames}
-            self._keys[item] = digest_of(made)
-        return self._keys[item]
+    def _key(self, item: Item, file: Any) -> str:
+        return digest_of({"features": file, "texts": self._texts, "num_frames": self.num_frames})
 
     def load(self, item: Item) -> np.ndarray:
         """`num_frames` of the stored vectors, the middles of equal parts: (num_frames, 1, d) float32."""

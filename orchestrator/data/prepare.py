@@ -9,10 +9,11 @@ from typing import Protocol
 from tqdm import tqdm
 
 from orchestrator.data.frames import Broken, FrameSource
+from orchestrator.digests import Identity
 from orchestrator.errors import ConfigError
 from orchestrator.store.garbage import note_use
 from orchestrator.streams.stream import Item, Stream
-from orchestrator.streams.videos import missing_videos, without
+from orchestrator.streams.videos import look, missing_videos, without
 
 
 class DecodeMissing(Protocol):
@@ -40,16 +41,17 @@ def decode_stream(
     workers: int = 2,
     progress: bool = True,
     decode: DecodeMissing | None = None,
-    missing: list[Item] | None = None,
+    seen: dict[str, Identity] | None = None,
 ) -> Prepared:
     """Decode every video of the splits that is not in the store; note there that the stream uses these frames.
 
     Args:
         workers: processes that decode at once.
         decode: who decodes; default `source.decode_missing`, on this machine.
-        missing: items without a file, where the caller has looked already.
+        seen: what `look` says of the stream, where the caller has asked already.
     """
-    missing = missing_videos(stream) if missing is None else missing
+    seen = look(stream) if seen is None else seen
+    missing = missing_videos(stream, seen)
     gone = {id(item) for item in missing}
     items = [
         item
@@ -58,7 +60,7 @@ def decode_stream(
         for item in stream.items(index, split)
         if id(item) not in gone
     ]
-    keys, unreadable = source.keys(items)
+    keys, unreadable = source.keys(items, seen)
     if keys:
         note_use(source.store, stream.name, list(keys.values()))
     present = source.store.present("frames", list(keys.values()))
@@ -84,10 +86,11 @@ def prepare_stream(
         ConfigError: if videos are absent or broken and `skip_missing` is not set; with broken ones, everything
             else has been decoded by then.
     """
-    missing = missing_videos(stream)
+    seen = look(stream)
+    missing = missing_videos(stream, seen)
     if missing and not skip_missing:
         raise ConfigError(_complain(stream, [(item, "no such file") for item in missing], "missing"))
-    done = decode_stream(stream, source, splits, workers, progress, missing=missing)
+    done = decode_stream(stream, source, splits, workers, progress, seen=seen)
     if done.broken and not skip_missing:
         raise ConfigError(_complain(stream, [(item, error.reason) for item, error in done.broken], "broken"))
     lost = [*done.missing, *(item for item, _ in done.broken)]

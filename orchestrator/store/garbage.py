@@ -27,7 +27,8 @@ from orchestrator.store.store import Entry, Size, Store, size_of
 
 DAY = 24 * 3600.0
 USES = "uses"
-_AGEING = ("commits", USES)  # records that an age lets go
+FILES = "files"  # digests of a stream's files (data/known_files.py)
+_AGEING = ("commits", USES, FILES)  # records that an age lets go
 _COLLECTED = re.compile(  # arrays that go without a record; whatever else lies there stays
     r"(frames/[0-9a-f]{64}|features/[0-9a-f]{64}/.+|(weights|gallery)/.+/(task|select)_\d+-[0-9a-f]{16})\.safetensors"
 )

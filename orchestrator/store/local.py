@@ -138,7 +138,8 @@ class LocalFiles:
         for parent, folders, files in os.walk(self.root / folder):
             folders[:] = [f for f in folders if not f.startswith(".")]
             below = Path(parent).relative_to(self.root).as_posix()
-            yield from (file if below == "." else f"{below}/{file}" for file in files if not file.startswith("."))
+            prefix = "" if below == "." else f"{below}/"
+            yield from [prefix + file for file in files if file[0] != "."]
 
     def clock(self) -> float:
         """Now, by the clock that stamps the objects; it may be a file server's."""

@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.config import suggest
 from orchestrator.errors import ConfigError
 from orchestrator.streams.manifest import parse_manifest, read_json
-from orchestrator.streams.stream import Stream
+from orchestrator.streams.stream import Stream, collector_off
 
 RENDERED = {"shapes-5": 5, "shapes-10": 10, "shapes-20": 20, "shapes-cvlm": None}
 BENCHMARKS = ("msrvtt-10", "msrvtt-20", "actnet-10", "actnet-20", "cvlm")
@@ -41,8 +41,9 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
         path = root / "streams" / f"{name}.json"
         if not path.is_file():
             raise ConfigError(_unknown_stream(name, root))
-    data = read_json(path, unique_keys=True)
-    return parse_manifest(data, source=str(path), base=path.parent, videos=videos)
+    with collector_off():
+        data = read_json(path, unique_keys=True)
+        return parse_manifest(data, source=str(path), base=path.parent, videos=videos)
 
 
 def split_order(name: str) -> tuple[str, int]:

@@ -27,6 +27,7 @@ from orchestrator.streams.stream import SPLITS, Item, Segment, Stream, StreamTas
 from orchestrator.streams.videos import VideoPlaces
 
 FORMAT = 1
+_ODD_PARTS = frozenset({"", ".", ".."})
 
 
 def read_json(path: Path, unique_keys: bool = False) -> Any:
@@ -54,10 +55,11 @@ def read_json(path: Path, unique_keys: bool = False) -> Any:
 
 
 def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
     repeated = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
-    if repeated:
-        raise ValueError(f"key {repeated[0]!r} is given twice in one object")
-    return dict(pairs)
+    raise ValueError(f"key {repeated[0]!r} is given twice in one object")
 
 
 class _Reader:
@@ -93,7 +95,9 @@ class _Reader:
             self.fail(where, f"is {_kind(value)}, not text", "Write text in double quotes.")
         if not value.strip():
             self.fail(where, "is empty", "Write some text, or remove it.")
-        if one_line and not value.isprintable():
+        if value.isprintable():  # half a surrogate pair is not
+            return value
+        if one_line:
             self.fail(where, "has a character that cannot be printed", "Use printable characters on one line.")
         if any("\ud800" <= char <= "\udfff" for char in value):
             self.fail(where, "has half a surrogate pair, which is not text", "Write the whole character.")
@@ -111,7 +115,10 @@ class _Reader:
         return float(value[0]), float(value[1])
 
     def path(self, value: Any, where: str) -> str:
-        path = PurePosixPath(self.text(value, where))
+        text = self.text(value, where)
+        if "\\" not in text and not _ODD_PARTS.intersection(text.split("/")):
+            return text  # as `PurePosixPath` would write it
+        path = PurePosixPath(text)
         if path.is_absolute() or ".." in path.parts or "\\" in str(path) or not path.parts:
             self.fail(where, f"{value!r} leads out of the videos folder", "Write a path below `videos`, with '/'.")
         return str(path)
@@ -246,8 +253,8 @@ def _check_unique(reader: _Reader, tasks: tuple[StreamTask, ...]) -> None:
     for task in tasks:
         for split in SPLITS:
             for item in getattr(task, split):
-                where = f"{task.name}: {split}: video {item.video!r}"
                 if item.video in ids:
+                    where = f"{task.name}: {split}: video {item.video!r}"
                     first, first_split = ids[item.video]
                     kind = "a leak between splits" if first_split != split else "a duplicate"
                     reader.fail(where, f"this id is also in {first}: {first_split} ({kind})", "Keep one of them.")
@@ -255,6 +262,7 @@ def _check_unique(reader: _Reader, tasks: tuple[StreamTask, ...]) -> None:
                 key = item.path, item.segment
                 first, first_split = files.setdefault(key, (task.name, split))
                 if first_split != split:
+                    where = f"{task.name}: {split}: video {item.video!r}"
                     problem = f"its file and segment are also in {first}: {first_split} (a leak between splits)"
                     reader.fail(where, problem, "Keep one of them.")
     for task in tasks:
@@ -267,10 +275,11 @@ def _check_unique(reader: _Reader, tasks: tuple[StreamTask, ...]) -> None:
 
 def _check_kinds(reader: _Reader, tasks: tuple[StreamTask, ...]) -> None:
     """Videos are files of one kind: films and folders of frames, or arrays of features."""
-    items = [(task, split, item) for task in tasks for split in SPLITS for item in getattr(task, split)]
-    counted = [each for each in items if each[2].path.endswith(".npy")]
-    if counted and len(counted) < len(items):
-        task, split, item = next(each for each in items if each not in counted)
+    items = [item for task in tasks for split in SPLITS for item in getattr(task, split)]
+    counted = sum(item.path.endswith(".npy") for item in items)
+    if 0 < counted < len(items):
+        every = ((task, split, item) for task in tasks for split in SPLITS for item in getattr(task, split))
+        task, split, item = next(each for each in every if not each[2].path.endswith(".npy"))
         where = f"{task.name}: {split}: video {item.video!r}"
         reader.fail(where, "is a film, and other videos are features (.npy)", "Keep them in streams of their own.")
 

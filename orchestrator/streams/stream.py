@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -16,6 +18,18 @@ Protocol = Literal["ctvr", "cvlm"]
 Segment = tuple[float, float]
 
 SPLITS = ("train", "val", "test")
+
+
+@contextmanager
+def collector_off() -> Iterator[None]:
+    """No search for circles of objects while 100,000 items are made or written, which have none: half of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @dataclass(frozen=True)
@@ -85,6 +99,7 @@ class Stream:
         return [(i, c) for i, item in enumerate(items) for c in range(len(item.captions))]
 
     @cached_property
+    @collector_off()
     def digest(self) -> str:
         """sha256 over all that decides results; where the files lie, names and recommended settings do not."""
         tasks = [

@@ -6,9 +6,10 @@ import dataclasses
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 
+from orchestrator.digests import Identity, identity_of
 from orchestrator.errors import ConfigError
 from orchestrator.streams.stream import SPLITS, Item, Stream, StreamTask, walk
 
@@ -21,22 +22,27 @@ class VideoPlaces:
 
     def __init__(self, base: Path) -> None:
         self.base = os.path.abspath(base)
-        self.listed: dict[str, frozenset[str]] = {}
+        self.listed: dict[str, tuple[str, frozenset[str]]] = {}  # folder as it is written -> its place, names in it
 
     def find(self, path: str) -> str:
         """The place of `path`; where nothing is there, the place where it was expected."""
-        full = os.path.join(self.base, path)
-        folder, name = os.path.split(full)
-        names = self.listed.get(folder)
-        if names is None:
-            names = self.listed[folder] = frozenset(os.listdir(folder)) if os.path.isdir(folder) else frozenset()
+        below, _, name = path.rpartition("/")
+        known = self.listed.get(below)
+        if known is None:
+            known = self.listed[below] = self._list(below or ("/" if path.startswith("/") else ""))
+        folder, names = known
         if name in names:
-            return full
+            return folder + name
         stem = video_stem(name)
         for other in (*(stem + suffix for suffix in VIDEO_SUFFIXES), stem):
             if other in names:
-                return os.path.join(folder, other)
-        return full
+                return folder + other
+        return folder + name
+
+    def _list(self, below: str) -> tuple[str, frozenset[str]]:
+        folder = os.path.join(self.base, below)
+        names = frozenset(os.listdir(folder)) if os.path.isdir(folder) else frozenset[str]()
+        return os.path.join(folder, ""), names
 
 
 def video_stem(name: str) -> str:
@@ -45,9 +51,25 @@ def video_stem(name: str) -> str:
     return stem if suffix.lower() in VIDEO_SUFFIXES else name
 
 
+def look(stream: Stream) -> dict[str, Identity]:
+    """What the file system says of every file of a stream, asked once: it may have 100,000 on a file server.
+
+    What is no file (nothing, or a folder of frames) is left out.
+    """
+    seen: dict[str, Identity] = {}
+    for path in dict.fromkeys(item.path for _, _, item in walk(stream)):
+        try:
+            status = os.stat(path)
+        except (OSError, ValueError):
+            continue
+        if stat.S_ISREG(status.st_mode):
+            seen[path] = identity_of(status)
+    return seen
+
+
 def _is_there(path: str) -> bool:
     try:
-        mode = os.stat(path).st_mode  # asked once: a stream may have 100,000 videos on a file server
+        mode = os.stat(path).st_mode
     except (OSError, ValueError):
         return False
     if stat.S_ISDIR(mode):
@@ -55,10 +77,15 @@ def _is_there(path: str) -> bool:
     return stat.S_ISREG(mode)
 
 
-def missing_videos(stream: Stream) -> list[Item]:
-    """All items whose file is not there (nor under another extension, nor as a folder with frames)."""
+def missing_videos(stream: Stream, seen: Container[str] | None = None) -> list[Item]:
+    """All items whose file is not there (nor under another extension, nor as a folder with frames).
+
+    Args:
+        seen: paths of files that are there; default what `look` finds.
+    """
+    seen = look(stream) if seen is None else seen
     find = VideoPlaces(Path("/")).find  # the items' paths are absolute
-    return [item for _, _, item in walk(stream) if not _is_there(find(item.path))]
+    return [item for _, _, item in walk(stream) if item.path not in seen and not _is_there(find(item.path))]
 
 
 def check_videos(stream: Stream) -> str:

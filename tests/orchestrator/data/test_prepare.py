@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from orchestrator import digests
+from orchestrator.data import known_files
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.prepare import prepare_stream
 from orchestrator.data.settings import DataConfig
 from orchestrator.errors import ConfigError
 from orchestrator.learning.run import Places
 from orchestrator.store import store
-from orchestrator.store.garbage import USES
+from orchestrator.store.garbage import FILES, USES
+from orchestrator.store.store import Store
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import walk
+from orchestrator.streams.videos import look
 
 
 def test_a_second_preparation_decodes_nothing(runs, small_stream):
@@ -26,19 +30,77 @@ def test_a_second_preparation_decodes_nothing(runs, small_stream):
     assert decoded == 0
 
 
-def test_a_stream_that_is_ready_asks_the_file_system_three_times_for_a_video(runs, small_stream, monkeypatch):
+def asked_for(monkeypatch, do) -> list[str]:
+    """The paths that `do` asks the file system about."""
+    asked: list[str] = []
+    real = os.stat
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            os, "stat", lambda path, *more, **named: (asked.append(str(path)), real(path, *more, **named))[1]
+        )
+        do()
+    return asked
+
+
+def test_a_stream_that_is_ready_asks_the_file_system_once_for_a_video(runs, small_stream, monkeypatch):
     monkeypatch.setattr(digests, "_FRESH_NS", -(10**15))  # digests of files that were just made are remembered, too
-    source = FrameSource(Places(runs).open_store(), DataConfig(num_frames=4), 64)
-    prepare_stream(small_stream, source, ("train", "val", "test"), progress=False)
-    source, asked, real = FrameSource(source.store, DataConfig(num_frames=4), 64), [], os.stat
     monkeypatch.setattr(store, "_LISTED_HERE", 1)
-    monkeypatch.setattr(
-        os, "stat", lambda path, *more, **named: (asked.append(str(path)), real(path, *more, **named))[1]
-    )
-    prepare_stream(small_stream, source, ("train", "val", "test"), progress=False)
+    monkeypatch.setattr(known_files, "LEAST", 1)
+
+    def prepare() -> FrameSource:
+        source = FrameSource(Places(runs).open_store(), DataConfig(num_frames=4), 64)
+        prepare_stream(small_stream, source, ("train", "val", "test"), progress=False)
+        return source
+
+    keys = prepare()._keys
+    monkeypatch.setattr(known_files, "digest_file", None)  # the index of another machine will do
     videos = sum(1 for _ in walk(small_stream))
-    assert len([path for path in asked if path.endswith(".mp4")]) <= 3 * videos
-    assert len(asked) < 3 * videos + 20  # and the store's folder is listed
+    asked = asked_for(monkeypatch, prepare)
+    assert len([path for path in asked if path.endswith(".mp4")]) == videos
+    assert len(asked) < videos + 20  # and the store's folder is listed
+    assert prepare()._keys == keys
+
+
+def test_the_index_of_files_is_never_believed_against_the_files(manifest, runs, tmp_path, monkeypatch):
+    """Whatever happens to a file or to the index, the keys are those of a store without one."""
+    stream, there = load_stream(manifest, runs), Store.open(tmp_path / "store")
+    items = [item for _, _, item in walk(stream)]
+    files = [Path(item.path) for item in items]
+
+    def keys(least: int = 1) -> dict:
+        monkeypatch.setattr(known_files, "LEAST", least)
+        return FrameSource(there, DataConfig(num_frames=4), 64).keys(items, look(stream))[0]
+
+    def index() -> dict:
+        """What is stored for all files, when it has been found right."""
+        assert keys() == keys(least=10**9)
+        return there.get_json(FILES, name)
+
+    newest = max(file.stat().st_ctime_ns for file in files)
+    monkeypatch.setattr(digests.time, "time_ns", lambda: newest)
+    before = keys()
+    assert not there.list(FILES)  # files this young may change unseen
+    monkeypatch.setattr(digests.time, "time_ns", lambda: newest + 10**13)
+    assert keys() == before
+    (name,) = there.list(FILES)
+    first, status = index(), files[0].stat()
+    time.sleep(0.02)  # the clock of file systems ticks every few milliseconds
+    files[0].write_bytes(files[0].read_bytes()[::-1])  # the same size, and its time set back
+    os.utime(files[0], ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert len(keys().items() - before.items()) == 1
+    second = index()
+    assert second != first
+    there.put_json(FILES, name, first)  # another writer, who is late
+    assert index() == second
+    files[1].unlink()  # a shorter list is another index
+    assert len(keys()) == len(items) - 1
+    assert len(there.list(FILES)) == 2
+    files[1].write_bytes(b"other")
+    for wrong in ({}, [], {"identities": "?", "digests": 3}, {"identities": "AAAA", "digests": "AAAA"}):
+        there.put_json(FILES, name, wrong)
+        assert index() not in (wrong, second)
+    (tmp_path / "store" / FILES / f"{name}.json").write_text("{")
+    assert index()
 
 
 def spoil(manifest: str, change) -> None:
