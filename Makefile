@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED = 0
 export MLFLOW_DISABLE_TELEMETRY = true
 
-.PHONY: help sweep test test-all test-faults test-cluster wheel lint format bench bench-gpu null-simulation chaos ui docs clean mutants
+.PHONY: help sweep test test-all test-faults test-cluster wheel lint format bench bench-gpu null-simulation chaos scale ui docs clean mutants
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -65,6 +65,11 @@ KILLS ?= 200
 SEED  ?= 0
 chaos: $(READY)  ## kill runs at KILLS=200 seeded moments, go on, compare with unbroken ones (ARGS=--ray: sweeps on Ray)
 	$(BIN)/python -m tests.chaos --kills $(KILLS) --seed $(SEED) $(ARGS)
+
+NODES  ?= 16
+TRIALS ?= 100
+scale: $(READY)  ## drive a sweep of TRIALS=100 trials on NODES=16 raylets of this machine; nothing is trained
+	$(BIN)/python -m tests.scale --nodes $(NODES) --trials $(TRIALS) $(ARGS)
 
 mutants: $(READY)  ## plant a curated list of bugs, one at a time; fails if the tests let one pass (ARGS="--only *lwf*")
 	$(BIN)/python -m tests.mutants --jobs 2 $(ARGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -175,9 +176,12 @@ def fit_count(plan: TrialPlan, nodes: Sequence[Mapping[str, float]]) -> int:
         raise ConfigError(
             f"a trial needs {wanted:g} GPUs, the cluster has {gpus:g}. Lower --gpus-per-trial or --workers."
         )
-    fits = 0
-    while fits * need < cpus and sum(_slots(plan, node, fits + 1) for node in nodes) >= (fits + 1) * plan.workers:
-        fits += 1
+
+    def is_too_many(trials: int) -> bool:
+        slots = sum(_slots(plan, node, trials) for node in nodes)
+        return (trials - 1) * need >= cpus or slots < trials * plan.workers
+
+    fits = bisect_left(range(1, math.ceil(cpus / need) + 1), True, key=is_too_many)
     if not fits:
         slots = sum(_slots(plan, node, 1) for node in nodes)
         raise ConfigError(

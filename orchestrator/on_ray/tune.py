@@ -46,7 +46,7 @@ from orchestrator.on_ray.schedulers import TaskHalving
 from orchestrator.on_ray.search import count_trials, is_staged, point_searcher
 from orchestrator.on_ray.trial import run_workers
 from orchestrator.on_ray.watch import Plans, Room, Watcher, WaveWatcher, failures_of_process
-from orchestrator.on_ray.wave_search import WaveSearch
+from orchestrator.on_ray.wave_search import WaveSearch, label_of_trial
 from orchestrator.on_ray.waves import Journal, Resolve, Waves
 from orchestrator.on_ray.worker import Work
 
@@ -176,9 +176,13 @@ def _run_asha(
         scheduler=scheduler,
         trial_dirname_creator=_folder_name,
     )
+    for name, each in searches.items():  # an earlier process may have ended before it told MLflow
+        for trial in (one for one in each.trials if one.stopped):
+            watcher.close_stopped(name, label_of_trial(plans[name], trial), search.scheduler, trial.stopped)
     seconds = 0.0
     if not all(each.has_begun_all for each in searches.values()):
         _, seconds = _fit(plans, config, {}, watcher, f"tune-{plan.session}")
+    watcher.records.finish()
     return {name: searcher.outcome(name, seconds) for name in rows}
 
 
@@ -210,6 +214,7 @@ def _run_waves(
     seconds = 0.0
     if searcher.decide():  # a finished search has nothing to ask Tune for
         _, seconds = _fit(plans, config, {}, watcher, f"tune-{plan.session}")
+    watcher.records.finish()
     return {name: searcher.outcome(name, seconds) for name in rows}
 
 
@@ -245,6 +250,7 @@ def _fit(
     finally:
         if watcher.room:
             watcher.room.close()
+        watcher.records.finish()
     return trials_of(results), time.monotonic() - started
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Mapping
@@ -16,13 +15,13 @@ from orchestrator.errors import ConfigError, TrialFailed
 from orchestrator.on_ray.capacity import ask_for_room, capacity
 from orchestrator.on_ray.failures import is_lost_node, words_of_the_dead
 from orchestrator.on_ray.plan import GAIN, TrialPlan, run_name
+from orchestrator.on_ray.records import Records
 from orchestrator.redaction import redact
 from orchestrator.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
     from orchestrator.on_ray.wave_search import WaveSearch
 
-log = logging.getLogger(__name__)
 Plans = Mapping[str, TrialPlan]  # row of a table -> what its trials share; "" where there are no rows
 LOOK_SECONDS = 10.0  # how often it is looked whether nodes came or went
 MOST_LOST_NODES = 50  # that one trial's driver may lose
@@ -99,6 +98,7 @@ class Watcher(tune.Callback):
         self.plans: Plans = {"": plans} if isinstance(plans, TrialPlan) else plans
         self.trials, self.num_tasks, self.concurrent, self.room = trials, num_tasks, concurrent, room
         self.before = before
+        self.records = Records()
         self.numbers: dict[str, int] = {}
         self.seen: dict[str, int] = {}
         self.ended: set[str] = set()
@@ -139,7 +139,7 @@ class Watcher(tune.Callback):
         self.ended.add(trial.trial_id)
         if task < self.num_tasks:
             say(f"{self._label(trial)}  stopped after task {task}: others do better", with_time=True)
-            self._close(trial, "FINISHED", {"ctvr.stopped": f"asha after task {task}"})
+            self.close_stopped(trial.config.get("row", ""), trial.config["run"]["label"], "asha", task)
         elif trial.trial_id in self._begun:
             self._longest = max(self._longest, time.monotonic() - self._begun[trial.trial_id])
             say(f"{self._label(trial)}  complete after {duration(self._longest)}{self._outlook()}", with_time=True)
@@ -169,14 +169,15 @@ class Watcher(tune.Callback):
         words = getattr(inner, "last_words", "") or words_of_the_dead(inner)
         if not words:
             return
-        name = run_name(plan, trial.config)
-        tracker = Tracker(plan.tracking_uri, Path(plan.root))
-        try:
+        name, number = run_name(plan, trial.config), trial.num_failures
+
+        def keep() -> None:
+            tracker = Tracker(plan.tracking_uri, Path(plan.root))
             runs = [run.run_id for run in tracker.find_runs(sweep=plan.sweep, tags={"ctvr.trial": name})]
             for run in runs or filter(None, [plan.parent]):
-                tracker.log_text(run, f"failures/{'' if runs else f'{name}-'}{trial.num_failures}.txt", words)
-        except Exception as error:  # a server that is away must not end the sweep
-            log.warning("tracking: why %s failed was not recorded: %s", name, error)
+                tracker.log_text(run, f"failures/{'' if runs else f'{name}-'}{number}.txt", words)
+
+        self.records.add(f"why {name} failed", keep)
 
     def _plan(self, trial: Any) -> TrialPlan:
         return self.plans[trial.config.get("row", "")]
@@ -202,18 +203,23 @@ class Watcher(tune.Callback):
             return ""
         return f"; {left} to go, at most {duration(math.ceil(left / self.concurrent) * self._longest)}"
 
+    def close_stopped(self, row: str, label: str, scheduler: str, task: int) -> None:
+        """End the MLflow run of a trial that was stopped after a task."""
+        plan = self.plans[row]
+        self._close_run(plan, f"{plan.sweep}-{label}", "FINISHED", {"ctvr.stopped": f"{scheduler} after task {task}"})
+
     def _close(self, trial: Any, status: str, tags: dict[str, str]) -> None:
         plan = self._plan(trial)
         self._close_run(plan, run_name(plan, trial.config), status, tags)
 
     def _close_run(self, plan: TrialPlan, name: str, status: str, tags: dict[str, str]) -> None:
-        tracker = Tracker(plan.tracking_uri, Path(plan.root))
-        try:
+        def close() -> None:
+            tracker = Tracker(plan.tracking_uri, Path(plan.root))
             for run in tracker.find_runs(sweep=plan.sweep, tags={"ctvr.trial": name}):
                 tracker.set_tags(run.run_id, tags)
                 tracker.close(run.run_id, status)
-        except Exception as error:  # a server that is away must not end the sweep
-            log.warning("tracking: run %s stays open: %s", name, error)
+
+        self.records.add(f"the end of run {name}", close)
 
 
 class WaveWatcher(Watcher):
@@ -252,9 +258,7 @@ class WaveWatcher(Watcher):
     def stopped(self, row: str, number: int, label: str, task: int) -> None:
         """Others of the wave did better."""
         say(f"{self._name(row, number)}  stopped after task {task}: others do better", with_time=True)
-        plan = self.plans[row]
-        tags = {"ctvr.stopped": f"{self.search.waves[row].search.scheduler} after task {task}"}
-        self._close_run(plan, f"{plan.sweep}-{label}", "FINISHED", tags)
+        self.close_stopped(row, label, self.search.waves[row].search.scheduler, task)
 
     def wave_ended(self, row: str, wave: int, waves: int | None) -> None:
         """Say how long it took, and what is left at most where the number of waves is known."""

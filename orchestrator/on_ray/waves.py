@@ -22,6 +22,7 @@ run. Source: Jamieson and Talwalkar, arXiv:1502.07943 (successive halving).
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ from typing import Any, Protocol
 from orchestrator.config import Settings
 from orchestrator.digests import digest_of
 from orchestrator.on_ray.plan import SearchConfig, SearchSpace, TrialPlan, rungs
+
+log = logging.getLogger(__name__)
 
 MAX_REPEATED = 100  # suggestions in a row that are trials already: the space has no other point, as far as one can see
 
@@ -79,6 +82,9 @@ class WaveTrial:
 class Journal:
     """What the trials of a sweep reported, in a file that an interruption leaves behind.
 
+    A line of JSON for the sources, then one for each report; of a trial the last counts. What a trial costs here does
+    not grow with their number.
+
     Args:
         file: none: nothing is kept.
         sources: digest of the code. What other sources reported is not believed; their commits are not either.
@@ -87,9 +93,26 @@ class Journal:
     def __init__(self, file: Path | None, sources: str = "") -> None:
         self.file, self.sources = file, sources
         self.rows: dict[str, dict[str, dict[str, Any]]] = {}
+        self._is_begun = False  # by this process
         if file is not None and file.is_file():
-            kept = json.loads(file.read_text(encoding="utf-8"))
-            self.rows = kept["rows"] if kept.get("sources") == sources else {}
+            self._load(file)
+
+    def _load(self, file: Path) -> None:
+        first, *lines = file.read_text(encoding="utf-8").split("\n")
+        try:
+            kept = json.loads(first)
+        except ValueError:  # a power cut took it
+            log.warning("%s is damaged: trials are asked again; their finished tasks are taken over", file)
+            return
+        if kept.get("sources") != self.sources:
+            return
+        self.rows = kept.get("rows", {})  # of version 0.1, which wrote all of them at once
+        for line in lines:
+            try:
+                entry = json.loads(line)
+            except ValueError:  # empty, or cut short
+                continue
+            self.rows.setdefault(entry["row"], {})[entry["label"]] = entry["about"]
 
     def read(self, row: str, trial: WaveTrial) -> None:
         known = self.rows.get(row, {}).get(trial.label, {})
@@ -104,11 +127,25 @@ class Journal:
         about = {"number": trial.number, "point": trial.point, "stopped": trial.stopped}
         about |= {"scores": trial.scores, "reads": trial.reads, "reused": trial.reused}
         self.rows.setdefault(row, {})[trial.label] = about
-        if self.file is not None:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            temporary = self.file.with_suffix(".tmp")
-            temporary.write_text(json.dumps({"sources": self.sources, "rows": self.rows}), encoding="utf-8")
-            temporary.replace(self.file)
+        if self.file is None:
+            return
+        if not self._is_begun:  # what an earlier process left may end within a line
+            self._begin(self.file)
+            self._is_begun = True
+            return
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(_line(row, trial.label, about))
+
+    def _begin(self, file: Path) -> None:
+        lines = [_line(row, label, about) for row, trials in self.rows.items() for label, about in trials.items()]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_suffix(".tmp")
+        temporary.write_text("".join([json.dumps({"sources": self.sources}) + "\n", *lines]), encoding="utf-8")
+        temporary.replace(file)
+
+
+def _line(row: str, label: str, about: Mapping[str, Any]) -> str:
+    return json.dumps({"row": row, "label": label, "about": about}) + "\n"
 
 
 @dataclass(frozen=True)

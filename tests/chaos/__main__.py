@@ -29,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--engine", action="store_true", help="one process without Ray (the default)")
     kind.add_argument("--ray", action="store_true", help="nested sweeps: worker, trial driver, driver, MLflow server")
+    kind.add_argument("--core", action="store_true", help="the same: raylet, GCS, Train controller, MLflow server")
     parser.add_argument("--workers", type=int, default=1, help="of each trial of nested sweeps (%(default)s)")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="tell this story alone, and keep its folder")
     arguments = parser.parse_args(argv)
@@ -37,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if min(arguments.kills, arguments.workers) < 1 or arguments.seed < 0:
             raise ConfigError("--kills and --workers must be >= 1 and --seed >= 0.")
-        tell = partial(kill_sweeps, workers=arguments.workers) if arguments.ray else kill_engine
+        tell = kill_engine
+        if arguments.ray or arguments.core:
+            tell = partial(kill_sweeps, workers=arguments.workers, is_core=arguments.core)
         summary, wrong = tell(folder, arguments.kills, arguments.seed, arguments.only)
     except (ConfigError, OSError) as error:
         sys.stderr.write(f"chaos: {error}\n")
@@ -84,12 +87,14 @@ def kill_engine(folder: Path, kills: int, seed: int, only: int | None) -> tuple[
     return "chaos: " + ", ".join(parts), [problem for told in stories for problem in told.wrong]
 
 
-def kill_sweeps(folder: Path, kills: int, seed: int, only: int | None, workers: int = 1) -> tuple[str, list[str]]:
+def kill_sweeps(
+    folder: Path, kills: int, seed: int, only: int | None, workers: int = 1, is_core: bool = False
+) -> tuple[str, list[str]]:
     """As `kill_engine`, of nested sweeps on a Ray of their own."""
-    from tests.chaos.sweeps import Sweeps, Told
+    from tests.chaos.sweeps import OF_RAY, VICTIMS, Sweeps, Told
 
-    sweeps, told = Sweeps(folder, seed, workers), list[Told]()
-    hits, number = 0, only or 0
+    sweeps, told = Sweeps(folder, seed, workers, OF_RAY if is_core else VICTIMS), list[Told]()
+    hits, number, kind = 0, only or 0, "--core" if is_core else "--ray"
     try:
         sweeps.prepare()
         say(f"unbroken sweep: {sweeps.seconds:.0f} s, {len(sweeps.commits)} commits, {len(sweeps.metrics)} metrics")
@@ -100,7 +105,7 @@ def kill_sweeps(folder: Path, kills: int, seed: int, only: int | None, workers: 
             victims = ", ".join(kill.victim for kill in told[-1].kills)
             say(f"sweep {number}: {told[-1].seconds:.0f} s, killed: {victims}; {recovery_text(told[-1].recovery)}")
             for problem in told[-1].wrong:
-                say(f"sweep {number}: {problem}. Again: --ray --seed {seed} --only {number}")
+                say(f"sweep {number}: {problem}. Again: {kind} --seed {seed} --only {number}")
             number += 1
     finally:
         sweeps.close()

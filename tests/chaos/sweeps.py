@@ -1,8 +1,9 @@
-"""Kill a real nested sweep: its workers, trial drivers, the whole driver, and the MLflow server; then compare.
+"""Kill a real nested sweep: its workers, trial drivers, Ray itself, the whole driver, the MLflow server; then compare.
 
 Ray runs in processes of their own, started by `ctvr sweep` as a user would; they are found by the titles that Ray
 gives them, and nothing of Ray is imported here. A sweep whose driver was killed goes on with
-`ctvr sweep --resume`; what MLflow missed is sent with `ctvr sync`. Compared with the sweep that nobody killed: the
+`ctvr sweep --resume`; one whose raylet or GCS was killed goes on by itself, and says so in one line; what MLflow missed
+is sent with `ctvr sync`. Compared with the sweep that nobody killed: the
 commits of all tasks of all trials (digests of weights and galleries, matrices, metrics, ranks), and every
 metric of every trial in MLflow, exactly once.
 """
@@ -32,9 +33,11 @@ from tests.chaos.watch import Server, Watch, below, wait_for
 from tests.small_stream import write_stream
 
 Metrics = dict[tuple[str, str, int], tuple[float, int]]
-Victim = Literal["worker", "trial", "driver", "server"]
+Victim = Literal["worker", "trial", "driver", "server", "raylet", "gcs", "controller"]
 VICTIMS: tuple[Victim, ...] = ("worker", "trial", "driver", "server", "worker")  # of one sweep, in any order
-TITLES = {"worker": "ray::RayTrainWorker", "trial": "ray::ImplicitFunc"}  # a trial of one worker is one process
+OF_RAY: tuple[Victim, ...] = ("raylet", "controller", "server", "gcs")  # the same, without which Ray does not work
+TITLES = {"worker": "ray::RayTrainWorker", "trial": "ray::ImplicitFunc", "controller": "ray::TrainController"}
+FILES = {"raylet": "/raylet/raylet ", "gcs": "/gcs/gcs_server "}  # in the command lines of programs
 TRIALS, TASKS = 2, 4
 RATES = "method.lr=0,4e-6"
 SETTINGS = (
@@ -73,10 +76,12 @@ class Sweeps:
         folder: everything is written here.
         seed: of what is killed, and when.
         workers: of each trial.
+        victims: of each sweep.
     """
 
-    def __init__(self, folder: Path, seed: int, workers: int = 1) -> None:
-        self.folder, self.seed, self.workers = folder, seed, workers
+    def __init__(self, folder: Path, seed: int, workers: int = 1, victims: tuple[Victim, ...] = VICTIMS) -> None:
+        self.folder, self.seed, self.workers, self.victims = folder, seed, workers, victims
+        # a trial of one worker is one process
         self.titles = TITLES if workers > 1 else dict.fromkeys(TITLES, TITLES["trial"])
         self.manifest = folder / "small.json"
         self.server = Server(folder)
@@ -107,10 +112,10 @@ class Sweeps:
     def kills(self, number: int) -> tuple[Kill, ...]:
         """What is killed in the sweep of that number; the same for the same seed."""
         rng = np.random.default_rng([self.seed, number])
-        moments = sorted(int(moment) for moment in rng.integers(0, TRIALS * TASKS - 1, len(VICTIMS)))
-        order = rng.permutation(len(VICTIMS))
+        moments = sorted(int(moment) for moment in rng.integers(0, TRIALS * TASKS - 1, len(self.victims)))
+        order = rng.permutation(len(self.victims))
         return tuple(
-            Kill(VICTIMS[place], moment, float(rng.uniform(0, 1.5)), float(rng.uniform(*AWAY)))
+            Kill(self.victims[place], moment, float(rng.uniform(0, 1.5)), float(rng.uniform(*AWAY)))
             for place, moment in zip(order, moments)
         )
 
@@ -124,9 +129,9 @@ class Sweeps:
         watch = Watch(runs)
         watch.start()
         started = time.monotonic()
-        self.sweep, died = self._start(number, resume=False), []
+        self.sweep, died, least = self._start(number, resume=False), [], 0
         for kill in kills:
-            wait_for(partial(self._has_ended_or_reached, watch, kill.commits))
+            wait_for(partial(self._has_ended_or_reached, watch, max(kill.commits, least)))
             time.sleep(kill.seconds)
             if self.sweep.poll() is not None:
                 break
@@ -134,6 +139,8 @@ class Sweeps:
                 told.kills.append(kill)
                 if kill.victim != "server":  # nobody waits for it
                     died.append(time.monotonic())
+                if kill.victim in FILES:  # a sweep that Ray's end stops twice without a task between gives up
+                    least = len(watch.seen)
                 if kill.victim == "driver":
                     self.server.start()  # a resumed sweep asks for it, and says so where it is away
                     self.server.await_answer()
@@ -144,7 +151,7 @@ class Sweeps:
         self.server.start()
         self.server.await_answer()
         told.recovery = [seconds for moment in died if (seconds := watch.recovery(moment)) is not None]
-        told.wrong = [*watch.wrong, *self._check(number, self.sweep.returncode)]
+        told.wrong = [*watch.wrong, *self._check(number, self.sweep.returncode, told.kills)]
         return told
 
     def close(self) -> None:
@@ -173,9 +180,7 @@ class Sweeps:
         found: list[int] = []
 
         def search() -> bool:
-            found[:] = sorted(
-                pid for pid, title in below(sweep.pid).items() if title.startswith(self.titles[kill.victim])
-            )
+            found[:] = sorted(pid for pid, title in below(sweep.pid).items() if self._is(kill.victim, title))
             return bool(found) or sweep.poll() is not None
 
         wait_for(search)
@@ -184,12 +189,15 @@ class Sweeps:
         os.kill(found[kill.commits % len(found)], signal.SIGKILL)
         return True
 
+    def _is(self, victim: Victim, title: str) -> bool:
+        return FILES[victim] in title if victim in FILES else title.startswith(self.titles[victim])
+
     def _start(self, number: int, resume: bool) -> subprocess.Popen[bytes]:
         words = ["--resume", _name(number)] if resume else [*self._words(number), *SETTINGS]
         return self._ctvr(number, "sweep", *words)
 
     def _words(self, number: int) -> list[str]:
-        search = ["--searcher", "grid", "--scheduler", "none", "--seeds", "0", "--space", RATES]
+        search = ["--searcher", "grid", "--scheduler", "none", "--seeds", "0", "--confirm", "0", "--space", RATES]
         what = ["--name", _name(number), "--method", "clip4clip", "--stream", str(self.manifest)]
         places = [
             "--local-cpus",
@@ -222,13 +230,16 @@ class Sweeps:
 
     # ------------------------------------------------------------------------------------ comparing
 
-    def _check(self, number: int, status: int) -> Iterator[str]:
+    def _check(self, number: int, status: int, kills: list[Kill]) -> Iterator[str]:
         said = (self._runs(number) / "log").read_text(errors="replace")
         if status:
             yield f"the sweep ended with status {status}: {(said.strip().splitlines() or ['nothing was said'])[-1]}"
             return
         if "Traceback" in said:
             yield "a traceback was shown"
+        again, engines = said.count("; starting again"), sum(kill.victim in FILES for kill in kills)
+        if again > engines or (again < engines and not any(kill.victim == "driver" for kill in kills)):
+            yield f"Ray was killed {engines} times and {again} lines said so"
         self._ctvr(number, "sync").wait()
         if not self.commits:  # the unbroken sweep
             return

@@ -946,8 +946,8 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "a setting that nobody reads makes another trial",
         ),
         (
-            'self.rows = kept["rows"] if kept.get("sources") == sources else {}',
-            'self.rows = kept["rows"]',
+            'if kept.get("sources") != self.sources:',
+            "if False:",
             "results of other code are believed",
         ),
     ],

@@ -152,11 +152,11 @@ def test_rows_take_turns_and_learn_from_their_own_trials(tmp_path):
 def test_what_other_sources_reported_is_not_believed_and_points_of_another_space_are_refused(tmp_path):
     search, file = SearchConfig(trials=3, scheduler="asha"), tmp_path / "journal.json"
     Cluster(file, search).run(0)
-    kept = json.loads(file.read_text())
     other = Asynchronous(partial(point_searcher, search, SPACE, TASKS), search, TASKS, dict, 3, Journal(file, "new"))
     assert other.trials == []
-    for entry in kept["rows"][""].values():
-        entry["point"]["method.layers"] = 8  # no choice any more
-    file.write_text(json.dumps(kept))
+    kept = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in kept[1:]:
+        line["about"]["point"]["method.layers"] = 8  # no choice any more
+    file.write_text("\n".join(map(json.dumps, kept)))
     with pytest.raises(ConfigError, match=r"journal.json: trial 1 is no point of what is searched \(.*new sweep"):
         Cluster(file, search)

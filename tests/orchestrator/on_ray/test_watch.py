@@ -86,8 +86,11 @@ def test_a_stopped_and_a_failed_trial_are_closed_in_mlflow(plan, capsys):
     watcher.on_trial_complete(0, [], trial("a_1"))
     error = kept(TrialFailed("data.x: is wrong.", last_words="Traceback\nof a worker"), Path(plan.root))
     watcher.on_trial_error(0, [], trial("a_0", error))
+    watcher.records.finish()
     assert tracker.download(ids["a_0"], "failures/0.txt").read_text() == "Traceback\nof a worker"
-    Watcher(replace(plan, parent=parent), 1, 3, 2).on_trial_recover(0, [], trial("b", error))  # it opened no run
+    other = Watcher(replace(plan, parent=parent), 1, 3, 2)
+    other.on_trial_recover(0, [], trial("b", error))  # it opened no run
+    other.records.finish()
     assert tracker.download(parent, "failures/s-lora-b-0.txt").read_text() == "Traceback\nof a worker"
     runs = {run.run_id: run for run in Tracker(plan.tracking_uri, Path(plan.root)).find_runs(sweep="s")}
     assert (runs[ids["a_1"]].status, runs[ids["a_1"]].tags["ctvr.stopped"]) == ("FINISHED", "asha after task 1")
@@ -131,6 +134,7 @@ def test_a_tracking_server_that_is_away_does_not_end_the_sweep(plan):
     watcher = Watcher(away, 1, 3, 1)
     watcher.on_trial_result(0, [], trial("a"), row(1))
     watcher.on_trial_complete(0, [], trial("a"))
+    watcher.records.finish()
 
 
 @pytest.mark.parametrize(
@@ -161,6 +165,7 @@ def test_trials_of_a_table_are_named_by_their_row_and_closed_in_its_sweep(plan, 
     watcher = Watcher(plans, 2, 3, 2)
     failed = trial("1", kept(TrialFailed("why"), Path(plan.root)), row="lwf")
     watcher.on_trial_error(0, [], failed)
+    watcher.records.finish()
     assert lines(capsys) == ["trial 1/1 lwf  failed: why"]
     runs = {run.run_id: run.status for run in Tracker(plan.tracking_uri, Path(plan.root)).find_runs()}
     assert runs == {ids["lora"]: "RUNNING", ids["lwf"]: "FAILED"}
@@ -246,6 +251,7 @@ def test_stretches_of_a_trial_are_one_trial_to_the_reader_and_a_stopped_one_is_c
         "wave 1/2 ended after 0 s; at most 0 s to go",
         "wave 1 ended after 0 s",
     ]
+    watcher.records.finish()
     (found,) = tracker.find_runs(sweep="s")
     assert (found.run_id, found.status) == (run, "FINISHED")
     assert found.tags["ctvr.stopped"] == "halving after task 1"

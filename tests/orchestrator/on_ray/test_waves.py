@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from orchestrator.on_ray.plan import GAIN, SearchConfig, SearchSpace, TrialPlan
 from orchestrator.on_ray.search import is_staged, point_searcher
 from orchestrator.on_ray.staged import leader_of
 from orchestrator.on_ray.wave_search import WaveSearch
-from orchestrator.on_ray.waves import Journal, Waves
+from orchestrator.on_ray.waves import Journal, Waves, WaveTrial
 
 SPACE = SearchSpace(
     {
@@ -208,6 +209,32 @@ def test_what_other_sources_reported_is_not_believed(tmp_path):
     run({"": first}, 1, 0)
     assert waves(search, journal=Journal(tmp_path / "journal.json", "old")).due()[0] == []
     assert len(waves(search, journal=Journal(tmp_path / "journal.json", "new")).due()[0]) == 2
+
+
+def test_a_journal_grows_by_a_line_and_may_end_within_one(tmp_path, caplog):
+    file = tmp_path / "s" / "journal.json"
+    journal, trials = Journal(file, "code"), [WaveTrial(n, {"x": n}, {"x": n}, str(n)) for n in (1, 2)]
+    for trial in trials:
+        for task in (1, 2):
+            trial.scores[task] = float(task + trial.number)
+            before = file.read_text() if file.exists() else ""
+            journal.write("", trial)
+            assert file.read_text().startswith(before)
+    assert len(file.read_text().splitlines()) == 5
+    file.write_text(file.read_text()[:-9])  # a kill within the last line: the second trial's second task
+    again = Journal(file, "code")
+    assert [entry["scores"] for entry in again.begun("")] == [{"1": 2.0, "2": 3.0}, {"1": 3.0}]
+    again.write("", trials[1])
+    assert [entry["scores"] for entry in Journal(file, "code").begun("")] == [
+        {"1": 2.0, "2": 3.0},
+        {"1": 3.0, "2": 4.0},
+    ]
+    file.write_text(json.dumps({"sources": "code", "rows": again.rows}))  # as version 0.1 wrote it
+    assert Journal(file, "code").begun("") == Journal(file, "code").begun("") != []
+    assert not caplog.records
+    file.write_text("")
+    assert Journal(file, "code").begun("") == []
+    assert "is damaged" in caplog.text
 
 
 def test_an_interrupted_search_says_so_and_a_whole_one_counts_its_trials():

@@ -1,0 +1,237 @@
+"""`make scale NODES=64 TRIALS=1000`: what it costs to drive a sweep of that size; nothing is trained.
+
+Every node is a raylet of its own on this machine, with one CPU to Ray. One small run is trained first: each trial
+writes what that one wrote (pretend.py). The search, its journal, MLflow's server and the store are those of `ctvr
+sweep`. Each node needs about 130 MB, each trial at work about 130 MB more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from orchestrator.console import say
+from tests.chaos.watch import Server
+
+METHOD, TASKS = "framefusion_moe", 4
+SMALL = ("backbone.name=tiny-clip", "backbone.weights=shipped", "data.num_frames=2", "data.batch_size=2")
+
+
+class Driver(threading.Thread):
+    """Looks at the memory of this process, which drives the search, and at the processor time of MLflow's server."""
+
+    def __init__(self, server: int) -> None:
+        super().__init__(daemon=True)
+        self.me, self.server = psutil.Process(), psutil.Process(server)
+        self.memory: list[float] = []
+        self._over = threading.Event()
+        self._cpu = self.cpu()
+
+    def run(self) -> None:
+        while not self._over.wait(1.0):
+            self.memory.append(self.me.memory_info().rss / 2**20)
+
+    def end(self) -> None:
+        self._over.set()
+        self.join()
+
+    def cpu(self) -> tuple[float, float]:
+        """Seconds that this process, and the server with its workers, have computed."""
+        served = [self.server, *self.server.children(recursive=True)]
+        return sum(self.me.cpu_times()[:2]), sum(sum(process.cpu_times()[:2]) for process in served)
+
+    def since(self) -> tuple[float, float]:
+        mine, served = self.cpu()
+        return mine - self._cpu[0], served - self._cpu[1]
+
+
+class Timed:
+    """A function that notes how long each of its calls took."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.seconds: list[float] = []
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        began = time.monotonic()
+        try:
+            return self.function(*arguments, **named)
+        finally:
+            self.seconds.append(time.monotonic() - began)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the sweep and print what was measured."""
+    parser = argparse.ArgumentParser(prog="python -m tests.scale", description="Drive a sweep that trains nothing.")
+    parser.add_argument("--nodes", type=int, default=64, help="raylets on this machine (%(default)s)")
+    parser.add_argument("--trials", type=int, default=1000, help="of the sweep (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="that a task takes in the mean (%(default)s)")
+    parser.add_argument("--scheduler", choices=("asha", "halving", "none"), default="asha", help="(%(default)s)")
+    parser.add_argument("--searcher", choices=("tpe", "random", "staged"), default="tpe", help="(%(default)s)")
+    parser.add_argument("--out", type=Path, help="a JSON file for the figures")
+    arguments = parser.parse_args(argv)
+    if min(arguments.nodes, arguments.trials) < 1 or arguments.seconds <= 0:
+        parser.error("--nodes and --trials must be >= 1, --seconds > 0")
+    folder = Path(tempfile.mkdtemp(prefix="scale", dir="/tmp"))  # short: sockets of Ray lie below it
+    try:
+        figures = _measure(folder, arguments)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    for name, value in figures.items():
+        say(f"{name:<52} {value:.6g}" if isinstance(value, float) else f"{name:<52} {value}")
+    if arguments.out:
+        arguments.out.write_text(json.dumps(figures, indent=1) + "\n")
+    return 0 if figures["trials that ended"] == arguments.trials else 1
+
+
+def _measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    from tests.scale.pretend import pattern_of
+    from tests.small_stream import write_stream
+
+    manifest = write_stream(folder / "small", num_tasks=TASKS)
+    _train_one(folder, manifest)
+    pattern = pattern_of(folder / "one", folder / "one" / "store", TASKS)
+    server = Server(folder)
+    server.start()
+    try:
+        server.await_answer()
+        assert server.process is not None
+        os.environ["MLFLOW_TRACKING_URI"] = server.uri
+        return _sweep(folder, manifest, arguments, pattern, server.process.pid)
+    finally:
+        server.close()
+
+
+def _train_one(folder: Path, manifest: Path) -> None:
+    """The run whose writing is repeated, in a process that takes torch with it."""
+    where = ["--runs", str(folder / "one")]
+    command = [sys.executable, "-m", "orchestrator", "run", "--method", METHOD, "--stream", str(manifest), *where]
+    done = subprocess.run([*command, *SMALL], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"the run that is to be repeated failed: {done.stderr or done.stdout}")
+
+
+def _sweep(folder: Path, manifest: Path, arguments: argparse.Namespace, pattern: Any, server: int) -> dict[str, Any]:
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from orchestrator.jobs.deployment import Deployment
+    from orchestrator.jobs.session import trial_plan
+    from orchestrator.jobs.sweep import SweepRequest, plan_sweep
+    from orchestrator.on_ray import connection, tune
+    from orchestrator.on_ray.search import ByTask
+    from orchestrator.on_ray.watch import Watcher
+    from tests.scale.pretend import TIMES, trial
+
+    def pretended(config: dict[str, Any], plans: Any) -> None:
+        trial(config, plans, pattern, arguments.seconds)
+
+    tune._trial = pretended
+    suggested, reported, looked = (
+        Timed(ByTask.suggest),
+        Timed(Watcher.on_trial_result),
+        Timed(Watcher.on_trial_complete),
+    )
+    ByTask.suggest = lambda *given: suggested(*given)
+    Watcher.on_trial_result = lambda *given, **named: reported(*given, **named)
+    Watcher.on_trial_complete = lambda *given, **named: looked(*given, **named)
+    where = Deployment(folder / "runs", str(folder / "runs" / "store"))
+    search = {"trials": arguments.trials, "scheduler": arguments.scheduler, "searcher": arguments.searcher}
+    overrides: dict[str, Any] = dict(word.split("=", 1) for word in SMALL)
+    planned = plan_sweep(SweepRequest(METHOD, str(manifest), "scale", overrides, search=search), where)
+    os.environ.update({**connection.QUIET, **connection.worker_environment()})
+    os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
+    began = time.monotonic()
+    head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 200 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        for _ in range(arguments.nodes):
+            cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20, wait=False)
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+        while sum(node["Alive"] for node in ray.nodes()) <= arguments.nodes:
+            time.sleep(0.5)
+        started = time.monotonic() - began
+        tracker = where.tracker("small")
+        plan = trial_plan(where, "scale", tracker, [planned.experiment])
+        parent = tracker.open_sweep("scale", "small", {}, {})
+        plan = replace(plan, settings=planned.given, presets=planned.experiment.presets, parent=parent)
+        watch = Driver(server)
+        watch.start()
+        outcome = tune.run_search(plan, TASKS, planned.search, planned.searched)
+        watch.end()
+        began = time.monotonic()
+        records = tracker.find_runs(sweep="scale")
+        read = time.monotonic() - began
+        mine, served = watch.since()
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    each = [json.loads(path.read_text()) for path in (folder / "runs" / TIMES).glob("*.json")]
+    stored = [path.stat().st_size for path in (folder / "runs" / "store").rglob("*") if path.is_file()]
+    ended = outcome.complete + outcome.stopped + outcome.failed
+    return {
+        "nodes": arguments.nodes,
+        "trials that ended": ended,
+        "complete": outcome.complete,
+        "stopped early": outcome.stopped,
+        "failed": outcome.failed,
+        "tasks": outcome.tasks,
+        "start of the nodes, s": started,
+        "the search, s": outcome.seconds,
+        "tasks at work at once, mean": outcome.tasks * arguments.seconds / outcome.seconds,
+        "driver: CPU-s per trial": mine / ended,
+        "driver: memory at first, MB": statistics.median(watch.memory[:5]),
+        "driver: memory at most, MB": max(watch.memory),
+        "search: a suggestion among the first 100, median s": _median(suggested.seconds[:100]),
+        "search: a suggestion among the last 100, median s": _median(suggested.seconds[-100:]),
+        "driver: a report, median s": _median(reported.seconds),
+        "driver: the end of a trial, median s": _median(looked.seconds),
+        "MLflow's server: CPU-s per trial": served / ended,
+        "MLflow: s that a task waited": _per_task(each, "mlflow"),
+        "store: s that a task waited": _per_task(each, "store"),
+        "search: s that a report waited": _per_task(each, "search"),
+        "from one stretch to the next of a process, median s": _between(each),
+        "MLflow: reading all runs, s": read,
+        "MLflow: runs read": len(records),
+        "MLflow: database, MB": (folder / "mlflow.db").stat().st_size / 2**20,
+        "journal, kB": tune.journal_of(plan).stat().st_size / 2**10,
+        "store: objects": len(stored),
+        "store: MB": sum(stored) / 2**20,
+    }
+
+
+def _per_task(each: list[dict[str, Any]], what: str) -> float:
+    return sum(one.get(what, 0.0) for one in each) / max(1, sum(one["tasks"] for one in each))
+
+
+def _median(seconds: list[float]) -> float:
+    return statistics.median(seconds) if seconds else math.nan
+
+
+def _between(each: list[dict[str, Any]]) -> float:
+    """What passes between the end of a stretch and the beginning of the next one in the same process."""
+    gaps = []
+    for pid in {one["pid"] for one in each}:
+        mine = sorted((one for one in each if one["pid"] == pid), key=lambda one: one["began"])
+        gaps += [after["began"] - before["ended"] for before, after in pairwise(mine)]
+    return _median(gaps)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

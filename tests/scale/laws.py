@@ -1,0 +1,63 @@
+"""How what a driver does for one trial grows with the number of trials and of nodes; without Ray's processes."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config import Settings
+from orchestrator.on_ray.asha import Asynchronous
+from orchestrator.on_ray.capacity import fit_count
+from orchestrator.on_ray.plan import GAIN, SearchConfig, SearchSpace, TrialPlan
+from orchestrator.on_ray.search import point_searcher
+from orchestrator.on_ray.waves import Journal
+
+TASKS = 10
+
+
+def of_trials(folder: Path, trials: int, space: SearchSpace, given: Settings) -> dict[str, float]:
+    """One search of so many trials, every one of which reports after every task.
+
+    Returns:
+        Seconds of one suggestion and of one report among the last 50 trials, and the size of the journal in bytes.
+    """
+    search = SearchConfig(trials=trials, scheduler="asha", searcher="tpe")
+    journal = Journal(folder / f"journal{trials}.json")
+
+    def resolve(point: Mapping[str, Any]) -> Settings:
+        return {**given, **point}
+
+    made = Asynchronous(partial(point_searcher, search, space, TASKS), search, TASKS, resolve, trials, journal)
+    suggested, reported = list[float](), list[float]()
+    for _ in range(trials):
+        began = time.process_time()
+        trial = made.next()
+        suggested.append(time.process_time() - began)
+        if trial is None:
+            break
+        place = int(hashlib.sha256(repr(sorted(trial.point.items())).encode()).hexdigest()[:8], 16) / 2**32
+        began = time.process_time()
+        for task in range(1, TASKS + 1):
+            made.report(trial, {"task": task, GAIN: place + task})
+        reported.append((time.process_time() - began) / TASKS)
+        made.end(trial, is_error=False)
+    assert journal.file is not None
+    last = slice(-50, None)
+    return {
+        "suggestion, s": sum(suggested[last]) / len(suggested[last]),
+        "report, s": sum(reported[last]) / len(reported[last]),
+        "journal, bytes": float(journal.file.stat().st_size),
+    }
+
+
+def of_nodes(counts: tuple[int, ...] = (8, 64, 512)) -> Iterator[tuple[int, float]]:
+    """Nodes of 8 GPUs and 64 CPUs -> CPU seconds of one look at how many trials of one GPU have room."""
+    plan = TrialPlan("s", "/", "/", "sqlite://", None, "/", cpus_per_worker=1.0, gpus_per_worker=1.0)
+    for count in counts:
+        began = time.process_time()
+        assert fit_count(plan, [{"CPU": 64.0, "GPU": 8.0}] * count) == 8 * count
+        yield count, time.process_time() - began
