@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,21 @@ def on_files(files: Files, config: Any) -> Files:
     for name in PAGES[1:]:
         text = (ROOT / f"{name}.md").read_text(encoding="utf-8")
         files.append(File.generated(config, f"{name.lower()}.md", content=text))
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=notebook_page(path)))
     return files
+
+
+def notebook_page(path: Path) -> str:
+    """A notebook as Markdown, with what its cells said when it was executed."""
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        for output in cell.get("outputs", ()):
+            said = "".join(output.get("text") or output["data"]["text/plain"])
+            parts.append(f"```text\n{said.rstrip()}\n```")
+    return "\n\n".join(parts)
 
 
 def on_page_markdown(markdown: str, page: Any, **given: Any) -> str:

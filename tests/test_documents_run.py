@@ -1,16 +1,21 @@
-"""The commands and the Python of README and docs are run; each of the others says why it is not.
+"""Commands and Python of README and docs, and notebooks, are run; each of the other commands says why it is not.
 
 Typed as they are printed, in one process, where a stream of a few videos stands in the place of the embedded ones.
 """
 
 from __future__ import annotations
 
+import copy
+import importlib.util
+import json
 import os
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +28,9 @@ from orchestrator.streams.manifest import parse_manifest, read_json
 from tests.small_stream import write_stream
 from tests.test_commands import DOCUMENTS, ROOT, blocks_of, commands_of, lines_of
 
+_spec = importlib.util.spec_from_file_location("execute", ROOT / "notebooks" / "execute.py")
+notebooks: Any = importlib.util.module_from_spec(_spec)  # type: ignore[arg-type]
+_spec.loader.exec_module(notebooks)  # type: ignore[union-attr]
 FIRST = ("docs/tutorial.md", "README.md", "docs/usage.md")  # the others ask for what these leave
 WHY_NOT = {
     "make .*": "a target of make; those that check or build have jobs of their own in CI",
@@ -129,3 +137,18 @@ def test_every_command_of_the_documents_runs_or_says_why_not(place, monkeypatch,
     assert not failed, "\n".join(failed)
     assert used == set(WHY_NOT.values()), "a reason that no command has"
     assert len(seen) > 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", notebooks.NAMES)
+def test_a_notebook_is_executed_and_keeps_its_outputs_and_no_place(place, monkeypatch, name):
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    kept = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))
+    found = notebooks.execute(copy.deepcopy(kept))
+    kinds = [
+        [[each["output_type"] for each in cell.get("outputs", ())] for cell in made["cells"]] for made in (kept, found)
+    ]
+    assert kinds[0] == kinds[1]
+    assert not re.search(r"/(work|tmp|home|root|Users)/", json.dumps(kept))
+    assert {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")} == set(notebooks.NAMES)

@@ -1,0 +1,65 @@
+"""Executes a notebook in this process and keeps what its cells say: `python notebooks/execute.py first_run`.
+
+No Jupyter is needed for it: a cell is Python, and a line `!ctvr ...` a command of ours. What a cell prints and the value
+of its last line are kept in the notebook, and no path of this machine. Run it in a folder of its own: streams and runs lie there.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from orchestrator.cli.main import main
+
+HERE = Path(__file__).resolve().parent
+NAMES = ("first_run", "rows_and_table", "own_method", "features")
+
+
+def execute(notebook: dict[str, Any]) -> dict[str, Any]:
+    """The notebook with the outputs of its cells.
+
+    Raises:
+        Exception: what a cell raises.
+    """
+    names: dict[str, Any] = {"__name__": "notebook", "_command": _command}
+    count = 0
+    for cell in notebook["cells"]:
+        if cell["cell_type"] != "code":
+            continue
+        count += 1
+        cell["execution_count"], cell["outputs"] = count, _outputs("".join(cell["source"]), names, count)
+    return notebook
+
+
+def _outputs(source: str, names: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    lines = [f"_command({line[6:]!r})" if line.startswith("!ctvr ") else line for line in source.splitlines()]
+    tree = ast.parse("\n".join(lines))
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        exec(compile(tree, "notebook", "exec"), names)
+        value = eval(compile(ast.Expression(last.value), "notebook", "eval"), names) if last else None
+    found: list[dict[str, Any]] = []
+    if text := said.getvalue().replace(f"{Path.cwd()}/", ""):
+        found.append({"name": "stdout", "output_type": "stream", "text": text.splitlines(keepends=True)})
+    if value is not None:
+        data = {"text/plain": repr(value).splitlines(keepends=True)}
+        found.append({"data": data, "execution_count": count, "metadata": {}, "output_type": "execute_result"})
+    return found
+
+
+def _command(words: str) -> None:
+    if status := main(shlex.split(words, comments=True)):
+        raise SystemExit(f"ctvr {words}: exit status {status}")
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or NAMES:
+        path = HERE / f"{name}.ipynb"
+        made = execute(json.loads(path.read_text(encoding="utf-8")))
+        path.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
