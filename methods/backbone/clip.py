@@ -60,6 +60,8 @@ class VisionTower(nn.Module):
     """CLIP's ViT over the frames of a video. Other towers behind the same seams: other_towers.py."""
 
     is_plain = True  # its parts are CLIP's: a class token, conv1, ln_pre, ln_post, proj
+    classes = 1  # leading class tokens of a frame
+    reducers: tuple[str, ...] | None = None  # that its tokens can be merged by; None: all
 
     def __init__(self, source: Any) -> None:
         super().__init__()

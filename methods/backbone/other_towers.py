@@ -42,6 +42,7 @@ class TimmVision(VisionTower):
     """timm's VisionTransformer in open_clip's TimmModel (SigLIP, SigLIP2)."""
 
     is_plain = False
+    reducers = ("none",)
 
     def __init__(self, source: Any, name: str = "") -> None:
         """Take a TimmModel apart.

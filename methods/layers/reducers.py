@@ -219,16 +219,18 @@ def make_reducer(config: ReducerConfig, vision: VisionTower) -> TokenReducer:
     Raises:
         ValueError: if the schedule does not fit the tower.
     """
-    blocks, tokens = len(vision.blocks), vision.num_tokens
-    if config.reducer != "none" and not vision.is_plain:
+    blocks, tokens, classes = len(vision.blocks), vision.num_tokens, vision.classes
+    if vision.reducers is not None and config.reducer not in vision.reducers:
+        *others, last = vision.reducers
+        known = f"{', '.join(others)} or {last}" if others else last
         raise ValueError(
             f"reducer={config.reducer}: tokens are merged around CLIP's class token, and this tower pools otherwise. "
-            "Write reducer=none."
+            f"Write reducer={known}."
         )
     if config.stages and not 0 <= config.stages[0] <= config.stages[-1] < blocks:
         raise ValueError(f"stages={config.stages}: the backbone has blocks 0..{blocks - 1}.")
     if config.reducer == "tempme":
-        steps = tempme_steps(config, blocks, tokens)
+        steps = tempme_steps(config, blocks, tokens, classes)
         return Reducer(steps, vision.width, config.num_frames, config.positions, proportional=config.proportional)
     if config.reducer == "none":
         return Reducer([Step()] * blocks, vision.width)
@@ -254,9 +256,9 @@ def make_reducer(config: ReducerConfig, vision: VisionTower) -> TokenReducer:
                 f"prune_to and merge_to have {len(pruned)} numbers each, the backbone has {blocks} blocks."
             )
         return DiffRate(tokens, pruned, merged, config.proportional)
-    r = default_r(blocks, tokens) if config.r is None else config.r
+    r = default_r(blocks, tokens, classes) if config.r is None else config.r
     shared = config.reducer == "tome_shared"
-    steps = tome_steps(blocks, tokens, r, config.inflection)
+    steps = tome_steps(blocks, tokens, r, config.inflection, classes)
     return Reducer(steps, vision.width, shared=shared, proportional=config.proportional)
 
 

@@ -23,8 +23,53 @@ DECODE = (
     "tests/orchestrator/video/test_decode.py::test_one_frame_a_second_and_from_first_to_last_are_the_released_rules"
 )
 
+UMT = "tests/methods/backbone/test_umt.py"
+
 # file -> (line, the line with the bug, what breaks, the tests that must fall)
 RELEASED: dict[str, list[tuple[str, ...]]] = {
+    # --------------------------------------------------------------------------------------------------- UMT
+    "methods/backbone/umt.py": [
+        (
+            "return torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])",
+            "return torch.cat([self.q_bias, self.q_bias, self.v_bias])",
+            "keys have a bias",
+            f"{UMT}::test_keys_get_no_bias_from_training_and_frames_apart_know_nothing_of_one_another",
+        ),
+        (
+            "return tokens.scatter(1, end[:, None], 0)",
+            "return tokens",
+            "a caption's end is a word",
+            f"{UMT}::test_a_caption_is_read_alike_beside_longer_ones_and_its_end_is_a_pad",
+        ),
+        (
+            'return self.pretrained_frames if self.attends == "video" and num_frames > 1 else None',
+            "return None",
+            "positions are never stretched over time",
+            f"{UMT}::test_positions_begin_as_an_images_and_stretch_over_time",
+        ),
+    ],
+    "methods/backbone/bert.py": [
+        (
+            "return ((tokens == 0)[:, None, None, :] * _OUT).to(x.dtype)",
+            "return ((tokens == 0)[:, None, None, :] * 0.0).to(x.dtype)",
+            "captions read their pads",
+            f"{UMT}::test_a_caption_is_read_alike_beside_longer_ones_and_its_end_is_a_pad",
+        ),
+    ],
+    "methods/layers/matching.py": [
+        (
+            "target = same / same.sum(dim=1, keepdim=True)",
+            "target = same",
+            "captions of one video count several times",
+            f"{UMT}::test_captions_of_one_video_share_its_mass_and_are_no_negatives",
+        ),
+        (
+            "return weights.masked_fill(same, 0.0)",
+            "return weights",
+            "another caption of the same video is a wrong one",
+            f"{UMT}::test_captions_of_one_video_share_its_mass_and_are_no_negatives",
+        ),
+    ],
     # -------------------------------------------------------------------------------------------- evaluation
     "orchestrator/learning/ranking.py": [
         (

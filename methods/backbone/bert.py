@@ -1,0 +1,133 @@
+"""UMT's text encoder: one BERT, of which the lower layers read a caption and the upper ones what a video shows of it.
+
+Devlin et al., arXiv:1810.04805, cut in two as UMT's code (arXiv:2303.16058) cuts it; layers are post-norm:
+
+    x = LN(x + SelfAttn(x));  [x = LN(x + CrossAttn(x, E));]  x = LN(x + MLP(x))        eps 1e-12, exact GELU
+
+Only the upper layers have the part in brackets. Its keys and values are of the video alone, so `memory` makes them once
+for each video, however many captions are matched with it: 8.32 of 9.468 GMACs of a pair at full size.
+
+A caption is [CLS] and its words, without [SEP]; its feature is that of [CLS]. Id 0 is a pad.
+
+Shapes: B captions, L words, N video tokens, D width of the text, E width of the video tokens, H heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+_EPS = 1e-12
+_OUT = -10000.0  # what BERT adds to the score of a pad
+Memory = Sequence[tuple[Tensor, Tensor]]  # of each fusion layer: keys and values (V, H, N, D/H)
+
+
+class BertAttention(nn.Module):
+    """Multi-head attention of captions to themselves or to a video, with its residual and LayerNorm."""
+
+    def __init__(self, width: int, heads: int, of_width: int | None = None) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(width, width)
+        self.key, self.value = (nn.Linear(of_width or width, width) for _ in range(2))
+        self.dense, self.norm = nn.Linear(width, width), nn.LayerNorm(width, eps=_EPS)
+
+    def _heads_first(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What can be attended to of x (B, N, E): both (B, H, N, D/H)."""
+        return self._heads_first(self.key(x)), self._heads_first(self.value(x))
+
+    def forward(self, x: Tensor, keys_values: tuple[Tensor, Tensor], bias: Tensor | None = None) -> Tensor:
+        """Takes x (B, L, D) and a bias (B, 1, 1, N) of the scores."""
+        q = self._heads_first(self.query(x))
+        mixed = F.scaled_dot_product_attention(q, *keys_values, attn_mask=bias)
+        found: Tensor = self.norm(x + self.dense(mixed.transpose(1, 2).flatten(2)))
+        return found
+
+
+class BertLayer(nn.Module):
+    """One post-norm layer; with `of_width` it attends to a video, too."""
+
+    def __init__(self, width: int, heads: int, hidden: int, of_width: int | None = None) -> None:
+        super().__init__()
+        self.attention = BertAttention(width, heads)
+        self.crossattention = None if of_width is None else BertAttention(width, heads, of_width)
+        self.wide, self.narrow = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        self.norm = nn.LayerNorm(width, eps=_EPS)
+
+    def forward(self, x: Tensor, bias: Tensor, video: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        x = self.attention(x, self.attention.keys_values(x), bias)
+        if self.crossattention is not None:
+            assert video is not None
+            x = self.crossattention(x, video)
+        found: Tensor = self.norm(x + self.narrow(F.gelu(self.wide(x))))
+        return found
+
+
+class FusionBert(nn.Module):
+    """BERT cut in two; the defaults are those of UMT's B/16."""
+
+    def __init__(
+        self,
+        width: int = 768,
+        layers: int = 12,
+        fusion_from: int = 9,
+        heads: int = 12,
+        hidden: int = 3072,
+        vocabulary: int = 30522,
+        places: int = 512,
+        video_width: int = 768,
+    ) -> None:
+        """Make a BERT with new weights.
+
+        Args:
+            width: D.
+            layers: of both parts.
+            fusion_from: the first layer that attends to the video.
+            heads: of each layer.
+            hidden: width within the MLP.
+            vocabulary: ids.
+            places: of the longest caption.
+            video_width: E.
+        """
+        super().__init__()
+        self.width, self.fusion_from, self.context_length = width, fusion_from, places
+        self.word = nn.Embedding(vocabulary, width)
+        self.position, self.kind = nn.Embedding(places, width), nn.Embedding(2, width)
+        self.norm = nn.LayerNorm(width, eps=_EPS)
+        self.layers = nn.ModuleList(
+            BertLayer(width, heads, hidden, None if layer < fusion_from else video_width) for layer in range(layers)
+        )
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """Captions (B, L) int64 through the lower layers: (B, L, D), [CLS] at place 0."""
+        x = self.word(tokens) + self.kind.weight[0] + self.position.weight[: tokens.shape[1]]
+        x, bias = self.norm(x), _pads(tokens, x)
+        for layer in self.layers[: self.fusion_from]:
+            x = layer(x, bias)
+        return x
+
+    def memory(self, video: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of videos (V, N, E) for every fusion layer, each (V, H, N, D/H)."""
+        return [layer.crossattention.keys_values(video) for layer in self.layers[self.fusion_from :]]  # type: ignore
+
+    def fuse(self, x: Tensor, tokens: Tensor, memory: Memory) -> Tensor:
+        """Captions as `read` left them (B, L, D), each with its video's memory (B or 1, ...): (B, L, D)."""
+        bias = _pads(tokens, x)
+        for layer, video in zip(self.layers[self.fusion_from :], memory, strict=True):
+            x = layer(x, bias, tuple(part.expand(len(x), *part.shape[1:]) for part in video))
+        return x
+
+
+def _pads(tokens: Tensor, x: Tensor) -> Tensor:
+    """What is added to scores, (B, 1, 1, L): nothing for words, nearly minus infinity for pads."""
+    return ((tokens == 0)[:, None, None, :] * _OUT).to(x.dtype)

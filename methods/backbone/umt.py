@@ -1,0 +1,225 @@
+"""UMT's image tower: a ViT in which all patches of a video attend to one another, behind CLIP's seams.
+
+Li et al., "Unmasked Teacher: Towards Training-Efficient Video Foundation Models", arXiv:2303.16058, as its
+authors' code (`multi_modality`) builds the encoder; UMT4Clip of TempMe (arXiv:2409.01156, tables 6 and 7) passes
+every frame by itself. Beside CLIP's tower:
+
+    no class token, no LayerNorm before the blocks; LayerNorms have eps 1e-6, activations are the exact GELU
+    positions are a fixed sine table over all T P places, never trained; keys have no bias
+    E = LN(x) (B, N, D);  pooled = LN(mean of each frame's tokens);  one embedding a frame = W pooled + b
+
+Which positions a frame of UMT4Clip has is not published: here those of an image, so that the tower sees T images.
+
+Shapes: B videos, T frames, P patches of a frame, N tokens of a group, G groups (B videos, or B T frames), D width, d
+joint embedding.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods.backbone.bert import FusionBert, Memory
+from methods.backbone.blocks import Attention, Block, Seams, TokenState, record, run_blocks
+from methods.backbone.clip import Clip, VisionTower
+
+_EPS = 1e-6
+
+
+def sine_positions(frames: int, patches: int, width: int, pretrained: int | None = None) -> Tensor:
+    """The fixed positions of all places of a video: (T P, D), in float64 until they are stored.
+
+    Args:
+        frames: T; 1 is an image, whose table is the first P rows of any video's.
+        patches: P.
+        width: D.
+        pretrained: frames of a shorter or longer video whose table is stretched in a straight line over time.
+    """
+    own = frames if pretrained is None else pretrained
+    place = torch.arange(own * patches, dtype=torch.float64)[:, None]
+    column = torch.arange(width)
+    angle = place / 10000.0 ** (2 * torch.div(column, 2, rounding_mode="floor") / width)
+    table = torch.where(column % 2 == 0, angle.sin(), angle.cos()).float()
+    if own == frames:
+        return table
+    by_place = table.unflatten(0, (own, patches)).permute(1, 2, 0)  # (P, D, T0)
+    return F.interpolate(by_place, size=frames, mode="linear", align_corners=False).permute(2, 0, 1).flatten(0, 1)
+
+
+class KeysWithoutBias(Attention):
+    """Attention whose queries and values have a bias and whose keys have none."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        nn.Module.__init__(self)
+        self.heads = heads
+        self.in_weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(3 * width, width)))
+        self.q_bias = nn.Parameter(torch.zeros(width))
+        self.v_bias = nn.Parameter(torch.zeros(width))
+        self.out = nn.Linear(width, width)
+
+    @property
+    def in_bias(self) -> Tensor:  # type: ignore[override]
+        """(3D,), zeros for the keys: a number there would change no attention, yet which tokens are merged."""
+        return torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
+
+
+class UmtBlock(Block):
+    """A block of UMT with the seams of any other."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        nn.Module.__init__(self)
+        self.ln_1, self.ln_2 = nn.LayerNorm(width, eps=_EPS), nn.LayerNorm(width, eps=_EPS)
+        self.ls_1, self.ls_2 = nn.Identity(), nn.Identity()
+        wide, narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.mlp = nn.Sequential(OrderedDict(c_fc=wide, gelu=nn.GELU(), c_proj=narrow))
+        self.attn = KeysWithoutBias(width, heads)
+
+
+class UmtVision(VisionTower):
+    """UMT's encoder over a video (`attends="video"`), or over each of its frames (`"frame"`, UMT4Clip)."""
+
+    is_plain = False
+    reducers = ("none", "tome", "tome_shared", "tempme")
+
+    def __init__(
+        self,
+        image: int = 224,
+        patch: int = 16,
+        width: int = 768,
+        blocks: int = 12,
+        heads: int = 12,
+        embed: int = 512,
+        attends: Literal["video", "frame"] = "video",
+        pretrained_frames: int | None = None,
+    ) -> None:
+        """Make a tower with new weights; the defaults are those of B/16.
+
+        Args:
+            image: pixels of a side.
+            patch: pixels of a patch's side.
+            width: D.
+            blocks: of the tower.
+            heads: of each block.
+            embed: d.
+            attends: how far attention reaches.
+            pretrained_frames: frames whose positions are stretched; None: positions are made for any T.
+        """
+        nn.Module.__init__(self)
+        self.attends, self.pretrained_frames = attends, pretrained_frames
+        self.width, self.heads, self.embed_dim, self.classes = width, heads, embed, 0
+        self.num_tokens = (image // patch) ** 2  # P
+        self.conv1 = nn.Conv2d(3, width, patch, patch)
+        self.blocks = nn.ModuleList(UmtBlock(width, heads) for _ in range(blocks))
+        self.norm = nn.LayerNorm(width, eps=_EPS)
+        self.pool_norm = nn.LayerNorm(width, eps=_EPS)
+        self.proj = nn.Linear(width, embed)
+        self.entry, self.takes_features = 0, False
+
+    def embed(self, frames: Tensor) -> tuple[Tensor, TokenState]:
+        """Frames (B, T, 3, H, W) as tokens of videos (B, T P, D), or of frames (B T, P, D)."""
+        batch, num_frames = frames.shape[:2]
+        x = self.conv1(frames.flatten(0, 1)).flatten(2).mT  # (B T, P, D)
+        apart = self.attends == "frame"
+        if not apart:
+            x = x.unflatten(0, (batch, num_frames)).flatten(1, 2)
+        table = sine_positions(1 if apart else num_frames, self.num_tokens, self.width, self._stretched(num_frames))
+        state = TokenState(batch, num_frames if apart else 1, classes=0, protected=0)
+        if not apart:  # the cost of a pass counts the patches of one frame of each group
+            state.extra_macs = batch * (num_frames - 1) * self.num_tokens * self.conv1.weight.numel()
+        return x + table.to(x), record(state)
+
+    def _stretched(self, num_frames: int) -> int | None:
+        return self.pretrained_frames if self.attends == "video" and num_frames > 1 else None
+
+    def tokens(
+        self, frames: Tensor, seams: Seams | None = None, weighted: bool = True
+    ) -> tuple[Tensor, Tensor, TokenState]:
+        """What fusion attends to and what is compared: E (B, N, D) of a whole video, pooled (B, T', D), and the state.
+
+        Args:
+            frames: (B, T, 3, H, W).
+            seams: of the blocks; a reducer leaves T' clips of the T frames.
+            weighted: merged tokens count once for each patch in the mean, as all patches did before.
+
+        Raises:
+            ValueError: if tokens of whole videos were merged, which no longer belong to one frame.
+        """
+        x, state = self.embed(frames)
+        x = self.norm(run_blocks(self.blocks, x, seams, state, causal=False))  # (G, N, D)
+        if self.attends == "video":
+            if state.sizes is not None:
+                raise ValueError("tokens are merged within frames and clips: write attends=frame, or reducer=none.")
+            means = x.unflatten(1, (frames.shape[1], -1)).mean(dim=2)
+            return x, self.pool_norm(means), state
+        means = x.mean(dim=1)
+        if state.sizes is not None and weighted:
+            sizes = state.sizes.to(x)
+            means = (x * sizes).sum(dim=1) / sizes.sum(dim=1)
+        means = means.unflatten(0, (state.batch, -1))  # (B, T', D)
+        return x.unflatten(0, (state.batch, -1)).flatten(1, 2), self.pool_norm(means), state
+
+    def forward(self, frames: Tensor, seams: Seams | None = None) -> Tensor:
+        """One joint embedding for each frame or clip: (B, T, 3, H, W) -> (B, T', d), not normalised."""
+        found: Tensor = self.proj(self.tokens(frames, seams)[1])
+        return found
+
+    def prefix(self, frames: Tensor, blocks: int) -> Tensor:
+        raise ValueError("UMT's tower is trained as a whole: no leading blocks are stored.")
+
+    def read(self, x: Tensor) -> Tensor:
+        raise ValueError("UMT's tower pools patches: a method must call it as a whole.")
+
+
+class UmtText(nn.Module):
+    """BERT's lower layers and a projection, where CLIP's text tower stands."""
+
+    def __init__(self, bert: FusionBert, embed: int) -> None:
+        super().__init__()
+        self.bert, self.proj = bert, nn.Linear(bert.width, embed)
+        self.width, self.context_length = bert.width, bert.context_length
+
+    @staticmethod
+    def without_end(tokens: Tensor) -> Tensor:
+        """Captions (B, L) whose last id is a pad: UMT reads [CLS] and words, and no mark behind them."""
+        end = tokens.argmax(dim=1)  # every tokenizer here ends a caption with the largest id
+        return tokens.scatter(1, end[:, None], 0)
+
+    def read(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Words (B, L, D) and joint embeddings (B, d), not normalised, of captions as `without_end` makes them."""
+        words = self.bert.read(tokens)
+        return words, self.proj(words[:, 0])
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """One joint embedding for each caption: (B, L) int64, ended -> (B, d), not normalised."""
+        return self.read(self.without_end(tokens))[1]
+
+
+class Umt(Clip):
+    """Both towers, the head that judges a pair, and the temperature, where a CLIP stands."""
+
+    def __init__(
+        self,
+        vision: UmtVision,
+        bert: FusionBert,
+        tokenize: Callable[[list[str]], Tensor],
+        mean: Sequence[float],
+        std: Sequence[float],
+        image_size: int,
+        name: str = "",
+    ) -> None:
+        nn.Module.__init__(self)
+        self.name, self.vision, self.text = name, vision, UmtText(bert, vision.embed_dim)  # type: ignore[assignment]
+        self.head = nn.Linear(bert.width, 2)  # logit 1: caption and video belong together
+        self.temp = nn.Parameter(torch.tensor(0.07))
+        self.tokenize, self.mean, self.std = tokenize, tuple(mean), tuple(std)
+        self.embed_dim, self.image_size = vision.embed_dim, image_size
+
+    def match(self, words: Tensor, tokens: Tensor, memory: Memory) -> Tensor:
+        """Logits (B, 2) of captions (B, L, D) as `UmtText.read` left them, each with its video's memory."""
+        found: Tensor = self.head(self.text.bert.fuse(words, tokens, memory)[:, 0])  # type: ignore[operator, union-attr]
+        return found

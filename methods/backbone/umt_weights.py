@@ -1,0 +1,86 @@
+"""UMT's published weights under our names: vision, text and fusion encoder, projections, head and temperature.
+
+Retrieval checkpoints have one prefix more in the text encoder (`text_encoder.bert.`). What they hold beside is not
+needed: the language model's head, the CLIP teacher and its decoder, indices of positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+_VISION = {"norm1": "ln_1", "norm2": "ln_2", "attn.proj": "attn.out", "mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj"}
+_VISION |= {"attn.qkv.weight": "attn.in_weight", "attn.q_bias": "attn.q_bias", "attn.v_bias": "attn.v_bias"}
+_TEXT = {
+    "embeddings.word_embeddings": "word",
+    "embeddings.position_embeddings": "position",
+    "embeddings.token_type_embeddings": "kind",
+    "embeddings.LayerNorm": "norm",
+}
+_LAYER = {
+    "attention.output.LayerNorm": "attention.norm",
+    "attention.output.dense": "attention.dense",
+    "intermediate.dense": "wide",
+    "output.dense": "narrow",
+    "output.LayerNorm": "norm",
+}
+_HEADS = {
+    "vision_proj.": "vision.proj.",
+    "text_proj.": "text.proj.",
+    "itm_head.": "head.",
+    "vision_encoder.pool_norm.": "vision.pool_norm.",
+    "vision_encoder.encoder.norm.": "vision.norm.",
+    "vision_encoder.encoder.patch_embed.proj.": "vision.conv1.",
+}
+_LEFT_OUT = ("text_encoder.cls.", "clip_teacher.", "clip_decoder.", "vision_encoder.clip_", "text_decoder.")
+
+
+def under_our_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The authors' weights (raw or without `model`) as the state of `methods.backbone.umt.Umt`.
+
+    Raises:
+        ValueError: for a name that UMT has not.
+    """
+    found = {}
+    for name, value in state.items():
+        ours = _named(name.replace("text_encoder.bert.", "text_encoder."))
+        if ours is not None:
+            one_frame = ours == "vision.conv1.weight" and value.ndim == 5  # (D, 3, 1, p, p), a tubelet of one frame
+            found[ours] = (value[:, :, 0] if one_frame else value).float()
+    return found
+
+
+def _named(name: str) -> str | None:
+    if name.startswith(_LEFT_OUT) or "position_ids" in name:
+        return None
+    if name == "temp":
+        return "temp"
+    for theirs, ours in _HEADS.items():
+        if name.startswith(theirs):
+            return ours + name.removeprefix(theirs)
+    for prefix, made in (("vision_encoder.encoder.blocks.", _block), ("text_encoder.encoder.layer.", _layer)):
+        if name.startswith(prefix):
+            number, _, rest = name.removeprefix(prefix).partition(".")
+            return made(number, rest)
+    for theirs, ours in _TEXT.items():
+        if name.startswith(f"text_encoder.{theirs}."):
+            return f"text.bert.{ours}.{name.rpartition('.')[2]}"
+    raise ValueError(f"{name}: no weight of UMT. Give a checkpoint of its retrieval or its pre-training.")
+
+
+def _block(number: str, rest: str) -> str:
+    for theirs, ours in _VISION.items():
+        if rest.startswith(theirs):
+            return f"vision.blocks.{number}.{ours}{rest.removeprefix(theirs)}"
+    raise ValueError(f"blocks.{number}.{rest}: no weight of UMT's vision encoder.")
+
+
+def _layer(number: str, rest: str) -> str:
+    at, rest = f"text.bert.layers.{number}.", rest.replace(".self.", ".")
+    if rest.startswith("crossattention."):
+        return at + rest.replace("output.LayerNorm", "norm").replace("output.dense", "dense")
+    for theirs, ours in _LAYER.items():
+        if rest.startswith(theirs):
+            return at + ours + rest.removeprefix(theirs)
+    return at + rest  # queries, keys and values
