@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from methods.backbone.clip import BlockSeams, Clip
 from methods.base import Batch, Method, ParamGroup, Task, unit
 from methods.families.framefusion_recipes import PRESETS
+from methods.layers.expert_usage import usage
 from methods.layers.experts import PLACES, TaskAwareExperts, check_top_k, expert_seams
 from methods.layers.former_videos import FormerVideos, encode_once
 from methods.layers.gather import gather
@@ -264,6 +265,10 @@ class FrameFusionMoE(Method):
     def _make_tame(self) -> TaskAwareExperts:
         c, width = self.config, self.backbone.text.width
         return TaskAwareExperts(width, width, c.rank, c.lora_alpha / c.rank, c.dropout)  # alpha / r: lambda of eq. 6
+
+    def monitored(self) -> dict[str, float | Tensor]:
+        """What each expert of TAME has counted in the last batch; of task 1 the first alone, where it has no router."""
+        return usage(self.tame)
 
     def counted_parameters(self) -> dict[str, int]:
         """Parameters by several ways of counting; call it after the first `begin_task`.

@@ -36,6 +36,7 @@ from methods.families.structalign_recipes import PRESETS
 from methods.layers.class_statistics import ClassStatistics, geometry
 from methods.layers.distillation import symmetric_distillation
 from methods.layers.etf import CategoryPrototypes, Head, make_head, misalignment
+from methods.layers.expert_usage import usage
 from methods.layers.experts import check_top_k
 from methods.layers.gather import gather
 from methods.layers.kept_videos import KeptVideos
@@ -317,5 +318,9 @@ class StructAlign(Method):
         return {"etf_weight": float(self._weight), **self.statistics.geometry()}
 
     def monitored(self) -> dict[str, float | Tensor]:
-        """Of texts and videos aligned in the last batch: eq. 22, as fig. 8 has it over training; |epsilon| of eq. 9."""
-        return dict(zip(("micd_text", "micd_video", "angle_text", "angle_video"), self._geometry.unbind()))
+        """Of texts and videos aligned in the last batch: eq. 22, as fig. 8 has it over training; |epsilon| of eq. 9.
+
+        And what each expert of its text adapters has counted.
+        """
+        names = ("micd_text", "micd_video", "angle_text", "angle_video")
+        return {**dict(zip(names, self._geometry.unbind())), **usage(self.adapters)}

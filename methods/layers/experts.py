@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.backbone.clip import BlockSeams, TokenState
+from methods.layers.expert_usage import Counted
 from methods.layers.gather import world_size
 
 PLACES = ("q", "k", "v", "out")  # the projections of a text block that task-aware experts adapt
@@ -86,7 +87,7 @@ class Chosen(nn.Module):
             self.note(torch.arange(num_experts, device=device)[None] == 0)
 
 
-class SharedLoRAExperts(Chosen):
+class SharedLoRAExperts(Chosen, Counted):
     """Eq. 5 with its factor: scale * sum_i w_i B_i A x."""
 
     def __init__(
@@ -109,8 +110,10 @@ class SharedLoRAExperts(Chosen):
         down = F.linear(F.dropout(x, self.dropout, self.training), self.A)  # (B, L, r)
         if gates is None:
             self.note_first(len(self.B), x.device)
+            self.count(F.one_hot(torch.zeros(len(x), dtype=torch.int64, device=x.device), len(self.B)))
             return self.scale * F.linear(down, self.B[0])
         self.note(gates)
+        self.count(gates)
         up, kept = torch.stack(tuple(self.B)), gates
         if _reads(gates):
             used = (gates > 0).any(dim=0).nonzero()[:, 0].tolist()
@@ -129,7 +132,7 @@ class SharedLoRAExperts(Chosen):
 
     def grow(self, num_experts: int) -> None:
         """Add experts that equal expert 0, up to `num_experts`."""
-        first = self.B[0].detach()
+        first, self.counted = self.B[0].detach(), None
         self.B.extend(first.clone() for _ in range(num_experts - len(self.B)))
 
 

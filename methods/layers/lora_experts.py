@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.backbone.clip import TokenState
+from methods.layers.expert_usage import Counted
 from methods.layers.experts import Router, check_top_k
 
 
-class LoRAExperts(nn.Module):
+class LoRAExperts(Counted):
     """W x + scale * sum_i G_i B_i A_i x; fills the seams q, k, v, out of a text block.
 
     All experts are computed and weighted, so that an expert outside the top k has a gradient of zero
@@ -58,7 +59,9 @@ class LoRAExperts(nn.Module):
 
     def forward(self, x: Tensor, projected: Tensor, state: TokenState) -> Tensor:
         """Eq. 3: add the experts' weighted sum for x (B, L, D) to `projected` (B, L, O)."""
-        gates = self.gates(x, state).to(x.dtype)
+        gates = self.gates(x, state)
+        self.count(gates)
+        gates = gates.to(x.dtype)
         x = F.dropout(x, self.dropout, self.training)
         down = F.linear(x, self.A.flatten(0, 1)).unflatten(-1, self.A.shape[:2])  # (B, L, E, r)
         weighted = (down * gates[:, None, :, None]).flatten(2)  # (B, L, E * r)

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 PARAMETERS, SECONDS = "cost/trained_parameters", "cost/seconds_task"
 VARIES = "ctvr.varies"  # tag: the settings that a table's rows vary one at a time
-# what figures show over training: StructAlign's geometry, CAMoE's gates
-TRAINING = re.compile(r"train/((?:micd|angle)_(?:text|video)|gate(?:_\w+)?/\w+)")
+# what figures show over training: StructAlign's geometry, gates of CAMoE and of experts
+TRAINING = re.compile(r"train/((?:micd|angle)_(?:text|video)|(?:gate(?:_\w+)?|expert)/\w+)")
 INCIDENTAL = {"seed", "data.load_threads", "evaluation.batch_size", "evaluation.chunk", "tracking.mirror"}
 COLUMNS = (
     Column("r1", "R@1", "up"),

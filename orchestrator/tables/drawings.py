@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from orchestrator.tables.table import Row, Table, Value, competes
 from orchestrator.tables.unpublished_settings import at_most
 from orchestrator.tracking.plots import Line, Panel, Scale
@@ -132,15 +134,34 @@ def _experts(table: Table) -> list[Panel]:
     for row in table.rows:
         lines = []
         for key in sorted(key for key in row.training if key.startswith("gate")):
-            points = row.training[key]
             kind, _, expert = key.partition("/")
-            each = points[-1][0] // len(row.curve) if points and row.curve else 0  # epochs of a task
-            ends = [(epoch // each, mean, std) for epoch, mean, std in points if each and epoch % each == 0]
+            ends = _last_epochs(row, key)
             name = f"{kind.replace('_', ' of ')}: {expert}"
             lines += [Line(name, row.method, ends)] if ends else []
         if lines:
             panels.append(Panel("task", "share (mean over training pairs)", lines, title=row.label))
     return panels
+
+
+def expert_shares(row: Row) -> np.ndarray:
+    """Of the gates of each task's last epoch the share of each expert in percent, (E, T); 0 rows if none were logged.
+
+    The logged numbers are sums over captions: of several seeds or workers the larger has the larger part.
+    """
+    keys = sorted(key for key in row.training if key.startswith("expert/"))
+    counted = np.zeros((len(keys), len(row.curve)))
+    for expert, key in enumerate(keys):
+        for task, mean, _ in _last_epochs(row, key):
+            counted[expert, task - 1] = mean
+    with np.errstate(invalid="ignore"):  # a task that trained none
+        return 100 * counted / counted.sum(axis=0)
+
+
+def _last_epochs(row: Row, key: str) -> list[tuple[int, float, float]]:
+    """Task, mean and deviation of what was logged in the last epoch of every task."""
+    points, tasks = row.training[key], len(row.curve)
+    each = points[-1][0] // tasks if points and tasks else 0  # epochs of a task
+    return [(epoch // each, mean, std) for epoch, mean, std in points if each and epoch % each == 0]
 
 
 def _orders(table: Table) -> list[Panel]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.tables.drawings import drawings
+from orchestrator.tables.drawings import drawings, expert_shares
 from orchestrator.tables.formats import to_csv, to_latex, to_markdown
 from orchestrator.tables.table import Table
 
@@ -40,6 +40,8 @@ def _write_figures(table: Table, folder: Path, name: str) -> list[Path]:
         if row.matrices:
             seeds = f"mean of {len(row.seeds)} seeds" if len(row.seeds) > 1 else f"seed {row.seeds[0]}"
             title = f"{row.label} on {table.stream}, {seeds}"
+            if len(shares := expert_shares(row)):
+                drawn[f"{name}_{_slug(row.label)}_experts"] = figures.draw_shares(shares, f"experts of {title}")
             drawn[f"{name}_{_slug(row.label)}_matrices"] = figures.draw_matrices(row.matrices, title)
     paths = []
     for stem, figure in drawn.items():

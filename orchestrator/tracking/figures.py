@@ -42,12 +42,21 @@ def draw_matrices(matrices: Mapping[str, Matrix], title: str = "") -> Figure:
     for panel, (name, array) in zip(panels, arrays.items()):
         image = _matrix(panel, array, low, high)
         panel.set_title(name, fontsize=10, color=INK, loc="left")
-    bar = figure.colorbar(image, ax=list(panels), fraction=0.035, pad=0.02)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=8, colors=INK, length=0)
-    bar.set_label("R@1 (%)", fontsize=9, color=INK)
+    _bar(figure, image, panels, "R@1 (%)", (low, high))
     if title:
         figure.suptitle(textwrap.fill(title, 100), fontsize=11, color=INK, x=0.01, ha="left")
+    return figure
+
+
+def draw_shares(shares: np.ndarray, title: str) -> Figure:
+    """What each expert (E rows) has of each task (T columns), in percent, with the numbers written in the cells."""
+    experts, tasks = shares.shape
+    figure, (panel,) = new_figure(1, panel=max(2.6, 0.36 * experts + 1.5), width=max(4.6, 0.43 * tasks + 2.2))
+    routed = shares[:, np.nanmax(shares, axis=0, initial=0) < 100]  # one that has all would leave the others pale
+    high = max(float(np.nanmax(routed, initial=0)), 1.0)
+    image = _matrix(panel, shares, 0.0, high, ("task", "expert"))
+    _bar(figure, image, [panel], "share of the gates (%)", (0.0, high))
+    figure.suptitle(textwrap.fill(title, max(48, 7 * tasks)), fontsize=10, color=INK, x=0.01, ha="left")
     return figure
 
 
@@ -73,26 +82,39 @@ def new_figure(count: int, panel: float, width: float | None = None, rows: int =
     return figure, list(figure.subplots(rows, count, squeeze=False).flat)
 
 
-def _matrix(panel: Axes, array: np.ndarray, low: float, high: float) -> Any:
-    size = len(array)
+def _bar(figure: Figure, image: Any, panels: Sequence[Axes], label: str, between: tuple[float, float]) -> None:
+    bar = figure.colorbar(image, ax=list(panels), fraction=0.035, pad=0.02)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=8, colors=INK, length=0)
+    bar.set_label(label, fontsize=9, color=INK)
+    bar.ax.set_ylim(*between)  # the palest colours are below, so that cells are told from the ground
+
+
+def _matrix(
+    panel: Axes,
+    array: np.ndarray,
+    low: float,
+    high: float,
+    names: tuple[str, str] = ("evaluated on task", "after learning task"),
+) -> Any:
+    rows, columns = array.shape
     image = panel.imshow(np.ma.masked_invalid(array), cmap="Blues", vmin=low - 0.15 * (high - low), vmax=high)
-    digits = 1 if size <= 12 else 0
-    for t in range(size):
-        for i in range(t + 1):
+    digits = 1 if columns <= 12 else 0
+    for t in range(rows):
+        for i in range(columns):
             if np.isfinite(array[t, i]):
                 dark = (array[t, i] - low) / (high - low) > 0.6
                 text = f"{array[t, i]:.{digits}f}"
                 panel.text(i, t, text, ha="center", va="center", fontsize=7, color="white" if dark else INK)
-    ticks = list(range(size))
-    panel.set_xticks(ticks, [str(t + 1) for t in ticks])
-    panel.set_yticks(ticks, [str(t + 1) for t in ticks])
-    panel.set_xlabel("evaluated on task", fontsize=9, color=INK)
-    panel.set_ylabel("after learning task", fontsize=9, color=INK)
+    panel.set_xticks(range(columns), [str(i + 1) for i in range(columns)])
+    panel.set_yticks(range(rows), [str(t + 1) for t in range(rows)])
+    panel.set_xlabel(names[0], fontsize=9, color=INK)
+    panel.set_ylabel(names[1], fontsize=9, color=INK)
     panel.tick_params(labelsize=8, colors=INK, length=0)
     for spine in panel.spines.values():
         spine.set_visible(False)
-    panel.set_xticks([t - 0.5 for t in range(1, size)], minor=True)
-    panel.set_yticks([t - 0.5 for t in range(1, size)], minor=True)
+    panel.set_xticks([i - 0.5 for i in range(1, columns)], minor=True)
+    panel.set_yticks([t - 0.5 for t in range(1, rows)], minor=True)
     panel.grid(which="minor", color="white", linewidth=1.5)
     panel.tick_params(which="minor", length=0)
     return image

@@ -175,6 +175,18 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "pairs are replayed that were once at a place of the memory",
         ),
     ],
+    "methods/layers/expert_usage.py": [
+        (
+            "total = world_size() * torch.stack(sums).mean(dim=0)",
+            "total = torch.stack(sums).mean(dim=0)",
+            "captions of experts are a worker's share of them",
+        ),
+        (
+            "if self.training and not passes_again():",
+            "if self.training:",
+            "an expert counts a caption that passes again twice",
+        ),
+    ],
     "methods/zscl.py": [
         (
             "count = size * math.ceil((self.config.reference_images or len(batch.videos) * size) / size)",

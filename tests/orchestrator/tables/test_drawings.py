@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from orchestrator.tables.build import tables
-from orchestrator.tables.drawings import FIGURES, _places, drawings, pareto
+from orchestrator.tables.drawings import FIGURES, _places, drawings, expert_shares, pareto
 from orchestrator.tables.table import Table
+from orchestrator.tables.write import write
 from tests.orchestrator.tables.test_build import PAPER, run
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "figures.md"
@@ -99,6 +101,18 @@ def test_gates_are_drawn_by_task_at_its_last_epoch():
         ("gate: entity", [(1, 0.2), (2, 0.4)])
     ]
     assert "experts" not in drawn(run())
+
+
+def test_experts_have_shares_of_a_task_whatever_was_summed(tmp_path):
+    """Of its last epoch; an expert that comes later has had nothing before."""
+    record = run("framefusion_moe")
+    record.metrics["train/loss/nce"] = [(8 * epoch, 1.0) for epoch in range(1, 5)]
+    record.metrics["train/expert/01"] = [(8, 9.0), (16, 6.0), (24, 9.0), (32, 1.5)]
+    record.metrics["train/expert/02"] = [(24, 9.0), (32, 4.5)]
+    (table,) = tables([record])
+    np.testing.assert_allclose(expert_shares(table.rows[0]), [[100, 25], [0, 75]])
+    assert "msrvtt-10_framefusion_moe_experts.png" in {path.name for path in write(table, tmp_path)}
+    assert expert_shares(tables([run()])[0].rows[0]).shape[0] == 0
 
 
 def test_a_line_joins_the_rows_that_differ_in_one_setting_alone():

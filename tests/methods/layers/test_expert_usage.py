@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from methods.backbone.blocks import passing_again
+from methods.backbone.clip import TokenState
+from methods.framefusion_moe import FrameFusionMoE, FrameFusionMoEConfig
+from methods.layers.expert_usage import usage
+from methods.layers.lora_experts import LoRAExperts
+from methods.structalign import StructAlign, StructAlignConfig
+from tests.methods.conftest import make_batch, make_task
+
+
+def told(method) -> dict[str, float]:
+    return {name: float(x) for name, x in method.monitored().items() if name.startswith("expert/")}
+
+
+@pytest.mark.parametrize("cls", [FrameFusionMoE, StructAlign])
+def test_experts_count_every_caption_that_is_trained_on_once(small_clip, cls):
+    """Task 1 of FrameFusionMoE has one expert; a teacher, a search and a second pass of the same step count nothing."""
+    torch.manual_seed(0)
+    config = {FrameFusionMoE: FrameFusionMoEConfig, StructAlign: StructAlignConfig}[cls](num_experts=3, top_k=2)
+    method = cls(config, small_clip)
+    for index in range(2):
+        method.begin_task(make_task(index))
+        batch = make_batch(5)
+        method.train().losses(batch)
+        found = told(method)
+        assert len(found) == (1 if cls is FrameFusionMoE and index == 0 else 3)
+        assert sum(found.values()) == pytest.approx(5)
+        assert told(method) == {}
+        with passing_again():
+            method.losses(batch)
+        copy.deepcopy(method).eval().encode_text(batch.tokens)
+        assert told(method) == {}
+        method.eval().end_task(make_task(index), [batch])
+        method.remember(make_task(index), method.encode_video(batch.frames))
+        assert told(method) == {}
+
+
+def test_sums_over_parts_of_unlike_size_are_those_of_the_whole_on_any_number_of_workers(monkeypatch):
+    torch.manual_seed(0)
+    layer, x, eot = LoRAExperts(4, 2, 2, 1.0, 8, 8).train(), torch.randn(7, 3, 8), torch.arange(7) % 3
+
+    def counted(*parts: slice) -> dict[str, float]:
+        for part in parts:
+            layer(x[part], torch.zeros(len(x[part]), 3, 8), TokenState(len(x[part]), eot=eot[part]))
+        return {name: float(value) for name, value in usage(layer).items()}
+
+    whole = counted(slice(None))
+    assert counted(slice(0, 2), slice(2, 7)) == pytest.approx(whole)
+    monkeypatch.setattr("methods.layers.expert_usage.world_size", lambda: 2)
+    first, second = counted(slice(0, 2)), counted(slice(2, 7))  # the loop takes the mean of what both tell
+    assert {name: (first[name] + second[name]) / 2 for name in whole} == pytest.approx(whole)
+    assert usage(torch.nn.Linear(2, 2)) == {}
