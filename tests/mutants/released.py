@@ -18,6 +18,8 @@ EXPERTS = (
     "tests/methods/test_moe_adapter.py::"
     "test_of_experts_used_alike_the_lower_numbers_are_kept_and_of_those_nobody_used_none"
 )
+IMAGES = "tests/methods/images/test_released.py"
+IMAGE_STEPS = f"{IMAGES}::test_steps_from_the_reference_weights_are_the_released_ones"
 REDUCERS = "tests/methods/layers/test_reducers.py"
 DECODE = (
     "tests/orchestrator/video/test_decode.py::test_one_frame_a_second_and_from_first_to_last_are_the_released_rules"
@@ -390,6 +392,53 @@ RELEASED: dict[str, list[tuple[str, ...]]] = {
             "self.frozen[chosen] = True",
             "experts that nobody used are frozen",
             EXPERTS,
+        ),
+    ],
+    # -------------------------------------------------------------------------------------------- images
+    "methods/images/siamese.py": [
+        (
+            "c = first.mT @ second / len(z1)",
+            "c = first.mT @ second / (len(z1) - 1)",
+            "Barlow Twins' diagonal of equal views is 1",
+            f"{IMAGES}::test_both_losses_and_their_gradients_are_the_released_ones",
+        ),
+    ],
+    "methods/images/si.py": [
+        (
+            "self.importance += self.path / ((weights - self.anchor).square() + 1)",
+            "self.importance = self.path / ((weights - self.anchor).square() + 1)",
+            "what tasks before the last one needed is forgotten",
+            f"{IMAGES}::test_si_adds_what_each_task_needed",
+        ),
+        (
+            "nn.utils.clip_grad_value_(self.base.parameters(), self.config.clip)",
+            "nn.utils.clip_grad_norm_(self.base.parameters(), self.config.clip)",
+            "gradients are clipped by their norm",
+            f"{IMAGES}::test_si_adds_what_each_task_needed",
+        ),
+    ],
+    "methods/images/replay.py": [
+        (
+            "return share * first + (1 - share) * again, share * second + (1 - share) * self.memory.kept[rows]",
+            "return share * first + (1 - share) * again, share * second + (1 - share) * again",
+            "the second view is mixed with the plain image",
+            IMAGE_STEPS,
+        ),
+    ],
+    "methods/images/memory.py": [
+        (
+            "place = seen if seen < self.capacity else int(self.random.randint(0, seen + 1))",
+            "place = seen if seen < self.capacity else int(self.random.randint(0, seen))",
+            "an image is kept too often",
+            f"{IMAGES}::test_a_memory_keeps_and_draws_what_the_released_one_does_and_goes_on_where_it_was_saved",
+        ),
+    ],
+    "methods/images/knn.py": [
+        (
+            "weights = (nearest / TEMPERATURE).exp()",
+            "weights = (nearest / TEMPERATURE).exp().ceil()",
+            "neighbours vote in whole numbers",
+            f"{IMAGES}::test_neighbours_vote_as_in_the_release_and_foreign_classes_change_nothing",
         ),
     ],
 }

@@ -1,0 +1,56 @@
+"""Accuracy of a backbone by the nearest neighbours of its features, as divyam3897/UCL@cfaa81d measures it.
+
+A test image is compared with the training images of its own task. The k most similar of them vote for their class
+with exp(cosine / 0.1); of equal votes the lower label wins (Wu et al., arXiv:1805.01978, section 3.4).
+
+Shapes: Q test images, N training images of the task, C features.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+TEMPERATURE = 0.1
+
+
+def votes(test: Tensor, bank: Tensor, labels: Tensor, k: int, classes: int) -> Tensor:
+    """What each class gets: (Q, classes).
+
+    Args:
+        test: (Q, C), of any length.
+        bank: (N, C).
+        labels: (N,) int64 in [0, classes).
+        k: neighbours that vote, 1 to N.
+        classes: of the task.
+
+    Raises:
+        ValueError: if there are fewer than k training images.
+    """
+    if not 1 <= k <= len(bank):
+        raise ValueError(f"k counts neighbours among {len(bank)} training images, got {k}. Use 1 to {len(bank)}.")
+    likeness = F.normalize(test.float(), dim=-1) @ F.normalize(bank.float(), dim=-1).mT
+    nearest, rows = likeness.topk(k, dim=-1)  # (Q, k)
+    weights = (nearest / TEMPERATURE).exp()
+    return weights.new_zeros(len(test), classes).scatter_add_(1, labels[rows], weights)
+
+
+def accuracy(votes: Tensor, labels: Tensor) -> float:
+    """Percent of test images whose class got most; labels (Q,)."""
+    return 100.0 * (votes.argmax(dim=1) == labels).double().mean().item()
+
+
+def released_k(tasks: int, asked: int = 200) -> int:
+    """Neighbours after so many tasks: the release takes their number where the size of the bank was meant."""
+    return min(asked, tasks)
+
+
+def mean_accuracy(table: list[list[float]]) -> float:
+    """After the last row's task; row t holds the accuracy of tasks 0..t after task t."""
+    return sum(table[-1]) / len(table[-1])
+
+
+def forgetting(table: list[list[float]]) -> float:
+    """Mean over former tasks of A_ii - A_ti; NaN after the first task. The best of former values counts for nothing."""
+    earlier = len(table) - 1
+    return sum(table[i][i] - table[-1][i] for i in range(earlier)) / earlier if earlier else float("nan")

@@ -1,0 +1,137 @@
+"""LUMP and DER over images, step by step as divyam3897/UCL@cfaa81d has them (models/mixup.py, models/der.py).
+
+LUMP: Madaan et al., arXiv:2110.06976, section 4. DER: Buzzega et al., arXiv:2004.07211, eq. 5, with the backbone's
+feature in the place of the answers. methods/lump.py and methods/der.py are the same ideas over text-video retrievers,
+whose memories are written when a task ends; here a memory is written behind every step, and read from the second step
+of the first task on.
+
+a(m) is a stored plain image, augmented anew. Numpy draws in this order: rows, lambda, places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from methods.base import Batch, Method, ParamGroup, Task
+from methods.images.memory import ImageMemory
+from methods.images.siamese import FIRST, PLAIN, SECOND, Siamese
+
+Again = Callable[[Tensor], Tensor]  # plain images (R, 3, H, W) in [0, 1] -> augmented and normalised
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageReplayConfig:
+    """Defaults: the release's configurations."""
+
+    memory: int = 256  # images in total
+    rows: int = 256  # drawn in a step
+    alpha: float = 0.4
+
+    def __post_init__(self) -> None:
+        if self.alpha <= 0:
+            raise ValueError(f"alpha must be > 0, got {self.alpha}. The release has 0.4.")
+        if self.rows < 1:
+            raise ValueError(f"rows counts images and must be >= 1, got {self.rows}. The release has 256.")
+
+
+class ImageLUMP(Method):
+    """Learn from mixtures of the present and the past alone.
+
+    x1~ = lambda x1 + (1 - lambda) a(m), x2~ = lambda x2 + (1 - lambda) m', where m' is the second view as it was drawn
+    when the image was stored; one lambda ~ Beta(alpha, alpha) for a batch.
+    """
+
+    Config = ImageReplayConfig
+    wraps = True
+    config: ImageReplayConfig
+
+    def __init__(self, config: ImageReplayConfig, base: Siamese, again: Again, seed: int = 0) -> None:
+        super().__init__()
+        self.config, self.base, self.again = config, base, again
+        self.memory = ImageMemory(config.memory, seed)
+        self._new: tuple[Tensor, Tensor] | None = None
+
+    def param_groups(self) -> list[ParamGroup]:
+        return self.base.param_groups()
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        return self.base.encode_video(frames)
+
+    def begin_task(self, task: Task) -> None:
+        self.base.begin_task(task)
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        first, second = self.mixed(batch)
+        self._new = batch.frames[:, PLAIN], batch.frames[:, SECOND]
+        return {"views": self.base.alike(first, second)}
+
+    def mixed(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Both views (B, 3, H, W) as they are learned from.
+
+        Raises:
+            ValueError: if fewer images are kept than the batch has, which have no partner.
+        """
+        first, second = batch.frames[:, FIRST], batch.frames[:, SECOND]
+        if not len(self.memory):
+            return first, second
+        rows = self.memory.draw(self.config.rows)[: len(first)]
+        if len(rows) < len(first):
+            raise ValueError(
+                f"memory: {len(rows)} images are drawn for a batch of {len(first)}, and each needs a partner. Use a "
+                f"memory and rows of at least {len(first)} images, or smaller batches."
+            )
+        share = float(self.memory.random.beta(self.config.alpha, self.config.alpha))
+        again = self.again(self.memory.images[rows])
+        return share * first + (1 - share) * again, share * second + (1 - share) * self.memory.kept[rows]
+
+    def after_step(self) -> None:
+        if self._new is not None:
+            self.memory.write(*self._new)
+            self._new = None
+
+
+class ImageDER(Method):
+    """Hold the backbone's features of stored images where they were.
+
+    L = L(x1, x2) + alpha mean (f(a(m)) - o_m)^2, over rows and numbers; o = f(x1) of an extra pass in training mode,
+    before the step that it is stored behind.
+    """
+
+    Config = ImageReplayConfig
+    wraps = True
+    config: ImageReplayConfig
+
+    def __init__(self, config: ImageReplayConfig, base: Siamese, again: Again, seed: int = 0) -> None:
+        super().__init__()
+        self.config, self.base, self.again = config, base, again
+        self.memory = ImageMemory(config.memory, seed)
+        self._new: tuple[Tensor, Tensor] | None = None
+
+    def param_groups(self) -> list[ParamGroup]:
+        return self.base.param_groups()
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        return self.base.encode_video(frames)
+
+    def begin_task(self, task: Task) -> None:
+        self.base.begin_task(task)
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        terms = self.base.losses(batch)
+        with torch.no_grad():
+            answers = self.base.backbone(batch.frames[:, FIRST])
+        if len(self.memory):
+            rows = self.memory.draw(self.config.rows)
+            features = self.base.backbone(self.again(self.memory.images[rows]))
+            terms["distillation"] = self.config.alpha * (features - self.memory.kept[rows]).square().mean()
+        self._new = batch.frames[:, PLAIN], answers
+        return terms
+
+    def after_step(self) -> None:
+        if self._new is not None:
+            self.memory.write(*self._new)
+            self._new = None

@@ -1,0 +1,56 @@
+"""ResNet-18 for small images (He et al., arXiv:1512.03385), as divyam3897/UCL@cfaa81d has it for 32 and 64 pixels.
+
+The stem is a 3x3 convolution of stride 1 without pooling, and there is no last layer. Parameter names are the
+release's, so that its checkpoints load.
+
+Shapes: B images, H = W image size, C channels.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions and a way around them: (B, C, H, W) -> (B, C', H', W')."""
+
+    def __init__(self, before: int, behind: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, behind, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(behind)
+        self.conv2 = nn.Conv2d(behind, behind, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(behind)
+        self.downsample: nn.Module = nn.Identity()
+        if stride != 1 or before != behind:
+            around = nn.Conv2d(before, behind, 1, stride, bias=False)
+            self.downsample = nn.Sequential(around, nn.BatchNorm2d(behind))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn1(self.conv1(x)).relu()
+        out: Tensor = (self.bn2(self.conv2(y)) + self.downsample(x)).relu()
+        return out
+
+
+class ResNet18(nn.Module):
+    """(B, 3, H, W) -> (B, 512), the mean over places of the last block; H >= 8.
+
+    Args:
+        channels: of the first of the four stages, each of which doubles them.
+    """
+
+    def __init__(self, channels: int = 64) -> None:
+        super().__init__()
+        self.width = 8 * channels  # numbers of a feature
+        self.conv1, self.bn1 = nn.Conv2d(3, channels, 3, 1, 1, bias=False), nn.BatchNorm2d(channels)
+        stages, before = [], channels
+        for stage in range(4):
+            behind = channels << stage
+            stages.append(nn.Sequential(Block(before, behind, 1 if stage == 0 else 2), Block(behind, behind, 1)))
+            before = behind
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.bn1(self.conv1(x)).relu()
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            x = stage(x)
+        return x.mean(dim=(2, 3))

@@ -1,0 +1,89 @@
+"""Synaptic intelligence over images as divyam3897/UCL@cfaa81d computes it (models/si.py).
+
+Zenke et al., arXiv:1703.04200, eq. 3-5, hold weights that a former task needed. The release differs from the paper,
+and this file follows it: of a step, a weight earns rate g^2, where the paper has -g times what the weight moved; g
+has the penalty's part in it and is clipped to [-1, 1]; rate is the configured one, not the optimizer's; xi is 1.
+
+    L = L_views + strength sum_i Omega_i (theta_i - theta*_i)^2   over the backbone's weights
+    omega_i += rate g_i^2;   at a task's end Omega_i += omega_i / ((theta_i - theta*_i)^2 + 1)
+
+Running statistics of batch normalisation are not held.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
+
+from methods.base import Batch, Method, ParamGroup, Task
+from methods.images.siamese import Siamese
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSIConfig:
+    """Defaults: the release's configurations."""
+
+    strength: float = 0.4  # c
+    rate: float = 0.03  # what a squared gradient counts
+    clip: float = 1.0  # each number of a gradient
+
+    def __post_init__(self) -> None:
+        if self.strength < 0 or self.rate < 0:
+            raise ValueError(f"strength and rate must be >= 0, got {self.strength} and {self.rate}. Use 0.4 and 0.03.")
+        if self.clip <= 0:
+            raise ValueError(f"clip must be > 0, got {self.clip}. The release has 1.")
+
+
+class ImageSI(Method):
+    """Hold what former tasks needed."""
+
+    Config = ImageSIConfig
+    wraps = True
+    config: ImageSIConfig
+    importance: Tensor  # Omega (P,), of all weights of the backbone end to end
+    path: Tensor  # omega (P,)
+    anchor: Tensor  # theta* (P,)
+
+    def __init__(self, config: ImageSIConfig, base: Siamese) -> None:
+        super().__init__()
+        self.config, self.base = config, base
+        weights = parameters_to_vector(base.backbone.parameters()).detach()
+        self.register_buffer("importance", torch.zeros_like(weights))
+        self.register_buffer("path", torch.zeros_like(weights))
+        self.register_buffer("anchor", weights.clone())
+        self._is_first = True
+
+    def param_groups(self) -> list[ParamGroup]:
+        return self.base.param_groups()
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        return self.base.encode_video(frames)
+
+    def begin_task(self, task: Task) -> None:
+        self.base.begin_task(task)
+        self._is_first = task.index == 0
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        terms = self.base.losses(batch)
+        if not self._is_first:
+            weights = parameters_to_vector(self.base.backbone.parameters())
+            terms["held"] = self.config.strength * (self.importance * (weights - self.anchor).square()).sum()
+        return terms
+
+    @torch.no_grad()
+    def before_step(self) -> None:
+        """Clip every gradient, and note those of the backbone: called behind `backward`, before the optimizer."""
+        nn.utils.clip_grad_value_(self.base.parameters(), self.config.clip)
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.base.backbone.parameters()]
+        self.path += self.config.rate * parameters_to_vector(gradients).square()
+
+    @torch.no_grad()
+    def end_task(self, task: Task, loader: Any) -> None:
+        weights = parameters_to_vector(self.base.backbone.parameters())
+        self.importance += self.path / ((weights - self.anchor).square() + 1)
+        self.anchor.copy_(weights)
+        self.path.zero_()

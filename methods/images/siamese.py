@@ -1,0 +1,129 @@
+"""SimSiam and Barlow Twins: two views of an image should look alike, and no label says what it is.
+
+SimSiam: Chen & He, arXiv:2011.10566, algorithm 1. Barlow Twins: Zbontar et al., arXiv:2103.03230, eq. 1-2. Sizes,
+projector and predictor are those of divyam3897/UCL@cfaa81d; alone it is the row `Finetune` of BMU-MoCo's Table 4.
+What we changed: the release builds a third block of the projector and never uses it, and runs the predictor under
+Barlow Twins, whose loss does not read it. Neither is here.
+
+Shapes: B images, H = W image size, d projected features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods.base import Batch, Method, ParamGroup
+
+FIRST, SECOND, PLAIN = 0, 1, 2  # places of an image's pictures in `Batch.frames` (B, 3, 3, H, W)
+
+
+class ImageBackbone(Protocol):
+    """(B, 3, H, W) -> (B, width)."""
+
+    width: int
+
+    def __call__(self, images: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiameseConfig:
+    """Defaults: configs/simsiam_c10.yaml of the release."""
+
+    loss: Literal["simsiam", "barlow"] = "simsiam"
+    width: int = 2048  # of projected features
+    bottleneck: int = 512  # of the predictor
+    off_diagonal: float = 0.005  # lambda of Barlow Twins, eq. 1
+    lr: float = 0.03  # of 256 images
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or self.bottleneck < 1:
+            raise ValueError(
+                f"width and bottleneck count numbers and must be >= 1, got {self.width} and {self.bottleneck}. "
+                "The release has 2048 and 512."
+            )
+        if self.off_diagonal < 0:
+            raise ValueError(f"off_diagonal must be >= 0, got {self.off_diagonal}. The paper has 0.005.")
+
+
+def simsiam(p1: Tensor, p2: Tensor, z1: Tensor, z2: Tensor) -> Tensor:
+    """-(cos(p1, z2) + cos(p2, z1)) / 2, the mean over images; all (B, d). No gradient passes through z."""
+    return (_away(p1, z2) + _away(p2, z1)) / 2
+
+
+def _away(p: Tensor, z: Tensor) -> Tensor:
+    return -F.cosine_similarity(p, z.detach(), dim=-1).mean()
+
+
+def barlow_twins(z1: Tensor, z2: Tensor, off_diagonal: float = 0.005) -> Tensor:
+    """sum_d (1 - c_dd)^2 + off_diagonal sum_{d != e} c_de^2; z (B, d), B >= 2.
+
+    c = z1^T z2 / B of numbers standardised over the batch by their unbiased deviation, so that c_dd of equal views is
+    (B - 1) / B. A number that is the same for all images has no deviation and gives NaN, as in the release.
+    """
+    first, second = ((z - z.mean(dim=0)) / z.std(dim=0) for z in (z1, z2))
+    c = first.mT @ second / len(z1)
+    diagonal = c.diagonal()
+    return (1 - diagonal).square().sum() + off_diagonal * (c.square().sum() - diagonal.square().sum())
+
+
+def _layer(before: int, behind: int, is_last: bool = False) -> nn.Sequential:
+    parts: list[nn.Module] = [nn.Linear(before, behind), nn.BatchNorm1d(behind)]
+    return nn.Sequential(*parts, *([] if is_last else [nn.ReLU()]))
+
+
+class Siamese(Method):
+    """A backbone that learns to see two views of an image alike.
+
+    Args:
+        config: loss and sizes.
+        backbone: an `ImageBackbone`.
+    """
+
+    Config = SiameseConfig
+    config: SiameseConfig
+
+    def __init__(self, config: SiameseConfig, backbone: nn.Module) -> None:
+        super().__init__()
+        self.config, self.backbone = config, backbone
+        wide = config.width
+        self.projector = nn.ModuleDict(
+            {"layer1": _layer(int(backbone.width), wide), "layer3": _layer(wide, wide, is_last=True)}  # type: ignore[arg-type]
+        )
+        self.predictor = nn.ModuleDict(
+            {"layer1": _layer(wide, config.bottleneck), "layer2": nn.Linear(config.bottleneck, wide)}
+        )
+
+    def param_groups(self) -> list[ParamGroup]:
+        """Everything decays, biases and batch normalisation too."""
+        base = [*self.backbone.parameters(), *self.projector.parameters()]
+        return [
+            ParamGroup(name="base", params=base, lr=self.config.lr, decay="all"),
+            ParamGroup(name="predictor", params=list(self.predictor.parameters()), lr=self.config.lr, decay="all"),
+        ]
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        """What the backbone makes of an image: (B, 1, 3, H, W) -> (B, C). Heads are for training alone."""
+        features: Tensor = self.backbone(frames[:, 0])
+        return features
+
+    def project(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, d)."""
+        z: Tensor = self.projector["layer3"](self.projector["layer1"](self.backbone(images)))
+        return z
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        return {"views": self.alike(batch.frames[:, FIRST], batch.frames[:, SECOND])}
+
+    def alike(self, first: Tensor, second: Tensor) -> Tensor:
+        """The loss of two views (B, 3, H, W), which pass one after the other: each is normalised by its own batch."""
+        z1, z2 = self.project(first), self.project(second)
+        with torch.autocast(z1.device.type, enabled=False):
+            if self.config.loss == "barlow":
+                return barlow_twins(z1.float(), z2.float(), self.config.off_diagonal)
+        p1, p2 = (self.predictor["layer2"](self.predictor["layer1"](z)) for z in (z1, z2))
+        return simsiam(p1.float(), p2.float(), z1.float(), z2.float())
