@@ -76,6 +76,11 @@ def _layer(before: int, behind: int, is_last: bool = False) -> nn.Sequential:
     return nn.Sequential(*parts, *([] if is_last else [nn.ReLU()]))
 
 
+def make_projector(before: int, wide: int) -> nn.ModuleDict:
+    """(B, before) -> (B, wide) by `layer1` and `layer3`, as the release names them."""
+    return nn.ModuleDict({"layer1": _layer(before, wide), "layer3": _layer(wide, wide, is_last=True)})
+
+
 class Siamese(Method):
     """A backbone that learns to see two views of an image alike.
 
@@ -91,9 +96,7 @@ class Siamese(Method):
         super().__init__()
         self.config, self.backbone = config, backbone
         wide = config.width
-        self.projector = nn.ModuleDict(
-            {"layer1": _layer(int(backbone.width), wide), "layer3": _layer(wide, wide, is_last=True)}  # type: ignore[arg-type]
-        )
+        self.projector = make_projector(int(backbone.width), wide)  # type: ignore[arg-type]
         self.predictor = nn.ModuleDict(
             {"layer1": _layer(wide, config.bottleneck), "layer2": nn.Linear(config.bottleneck, wide)}
         )

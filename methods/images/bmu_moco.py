@@ -1,0 +1,137 @@
+"""BMU-MoCo over images: our construction of the last row of its Table 4 (Gao et al., NeurIPS 2022, section 4.4).
+
+The paper says neither how one modality takes the place of two nor any of its settings, and published no code. Here the
+two views of an image stand where a video and its caption do, in eq. 7-18 as methods/bmu_moco.py spells them out; one
+encoder (backbone and projector, unit vectors) reads both. What is ours: this, batch size and rate of the release whose
+protocol the table has (divyam3897/UCL@cfaa81d), and m, m_hat, tau and the queue of the paper's section 4.1. Keys are
+made in training mode, normalised by their own batch as MoCo's are; moving averages run over weights, and each key
+encoder has running statistics of its own.
+
+Shapes: B images of all workers, d projected features.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods.base import Batch, Method, ParamGroup, Task
+from methods.families.momentum import check_momentum, check_start
+from methods.images.siamese import FIRST, SECOND, make_projector
+from methods.layers.gather import gather
+from methods.layers.momentum import Negatives, follow, momentum_contrast, move, review
+from methods.layers.queues import KeyQueue, Pair
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageBMUConfig:
+    """Ours; see the header."""
+
+    width: int = 2048  # d
+    lr: float = 0.03
+    m: float = 0.99  # eq. 8, 14
+    m_hat: float = 0.99  # eq. 12, 13; 1 reviews nothing
+    tau: float = 0.07
+    queue_size: int = 1440
+    use_global: bool = True
+    method_start_task: int = 2  # earlier tasks are Base-MoCo, as in the paper's other tables
+
+    def __post_init__(self) -> None:
+        if self.tau <= 0:
+            raise ValueError(f"tau is a temperature and must be > 0, got {self.tau}. The paper uses 0.07.")
+        check_momentum("m", self.m)
+        check_momentum("m_hat", self.m_hat)
+        check_start(self.method_start_task)
+
+
+class Encoder(nn.Module):
+    """(B, 3, H, W) -> unit vectors (B, d)."""
+
+    def __init__(self, backbone: nn.Module, width: int) -> None:
+        super().__init__()
+        self.backbone, self.projector = backbone, make_projector(int(backbone.width), width)  # type: ignore[arg-type]
+
+    def forward(self, images: Tensor) -> Tensor:
+        z: Tensor = self.projector["layer3"](self.projector["layer1"](self.backbone(images)))
+        return F.normalize(z.float(), dim=-1)
+
+    def pair(self, batch: Batch) -> Pair:
+        """Both views, one after the other; the first takes the place of a video."""
+        return Pair(gather(self(batch.frames[:, FIRST])), gather(self(batch.frames[:, SECOND])))
+
+
+class KeyEncoder(nn.Module):
+    """A copy that follows, and the queue of its keys. Its batch normalisation trains when its owner does."""
+
+    def __init__(self, encoder: Encoder, config: ImageBMUConfig) -> None:
+        super().__init__()
+        self.encoder = copy.deepcopy(encoder).requires_grad_(False)
+        self.queue = KeyQueue(config.queue_size, config.width)
+
+    @torch.no_grad()
+    def keys(self, batch: Batch) -> Pair:
+        return self.encoder.pair(batch)
+
+
+class ImageBMUMoCo(Method):
+    """Review what a local and a global momentum encoder retain, at every step from `method_start_task` on."""
+
+    Config = ImageBMUConfig
+    contrasts_batch = False
+    config: ImageBMUConfig
+
+    def __init__(self, config: ImageBMUConfig, backbone: nn.Module) -> None:
+        super().__init__()
+        self.config, self.encoder = config, Encoder(backbone, config.width)
+        self.local = KeyEncoder(self.encoder, config)
+        self.global_ = KeyEncoder(self.encoder, config) if config.use_global else None
+        self.task_index = 0
+        self._new: list[tuple[KeyEncoder, Pair]] = []  # keys that wait for the optimizer step
+
+    @property
+    def momenta(self) -> list[KeyEncoder]:
+        return [self.local] if self.global_ is None else [self.local, self.global_]
+
+    @property
+    def _has_started(self) -> bool:
+        return self.task_index + 1 >= self.config.method_start_task
+
+    def begin_task(self, task: Task) -> None:
+        self.task_index, self._new = task.index, []
+        for momentum in self.momenta:
+            if task.index == 0 or momentum is self.local:  # the global one starts once
+                move(momentum.encoder, self.encoder, 1.0)
+            if task.index == 0:
+                momentum.queue.reset()
+
+    def param_groups(self) -> list[ParamGroup]:
+        return [ParamGroup(name="encoder", params=list(self.encoder.parameters()), lr=self.config.lr, decay="all")]
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        """What the trained backbone makes of an image: (B, 1, 3, H, W) -> (B, C)."""
+        features: Tensor = self.encoder.backbone(frames[:, 0])
+        return features
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        queries = self.encoder.pair(batch)
+        self._new = [(momentum, momentum.keys(batch)) for momentum in self.momenta]
+        used = self._new if self._has_started else self._new[:1]
+        queues = [momentum.queue.content()[0] for momentum, _ in used]
+        none = [torch.zeros(len(queries.video), len(q.video), dtype=torch.bool, device=q.video.device) for q in queues]
+        negatives = Negatives.join([Negatives(queue, spared) for queue, spared in zip(queues, none)])
+        return {"contrastive": momentum_contrast(queries, [keys for _, keys in used], negatives, self.config.tau)}
+
+    def after_step(self) -> None:
+        if self._has_started:
+            for momentum in self.momenta:  # eq. 12, then eq. 13
+                review(self.encoder, momentum.encoder, self.config.m_hat)
+        for momentum in self.momenta:  # eq. 8, eq. 14
+            follow(momentum.encoder, self.encoder, self.config.m)
+        for momentum, keys in self._new:
+            count = torch.arange(len(keys.video), device=keys.video.device)
+            momentum.queue.enqueue(keys, count)
+        self._new = []
