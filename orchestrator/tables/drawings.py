@@ -61,6 +61,21 @@ def _forgetting(table: Table) -> list[Panel]:
     return [*panels, Panel("tasks learned", "R@1 lost since learned (points, mean of old tasks)", lost)]
 
 
+def _final(table: Table) -> list[Panel]:
+    """R@1 of every task when it was learned and at the end, in CVLM (fig. 1 of BMU-MoCo)."""
+    rows = [(row, row.matrices[OWN]) for row in table.rows if len(row.matrices.get(OWN, ())) > 1]
+    if not rows or "fr" not in {column.key for column in table.columns}:
+        return []
+    learned = [_line(row, [(t, own[t - 1][t - 1]) for t in range(1, len(own) + 1)]) for row, own in rows]
+    final = [_line(row, list(enumerate(own[-1], start=1))) for row, own in rows]
+    known = [point[1] for line in (*learned, *final) for point in line.points if math.isfinite(point[1])]
+    between = (min(known) - 2, max(known) + 2) if known else None
+    return [
+        Panel("task", name, lines, between=between)
+        for name, lines in (("R@1 when learned (%)", learned), ("R@1 of the final model (%)", final))
+    ]
+
+
 def _plasticity(table: Table) -> list[Panel]:
     """R@1 of every task just after it was learned, less zero-shot's (fig. 2 of CTVR)."""
     untrained = next((row.matrices.get(OWN) for row in table.rows if row.method == "zero_shot"), None)
@@ -276,6 +291,7 @@ COSTS: tuple[tuple[str, Scale, Callable[[Row], float]], ...] = (
 FIGURES: dict[str, tuple[str, Callable[[Table], list[Panel]]]] = {
     "r1": ("R@1 after each task", _curves),
     "forgetting": ("forgetting", _forgetting),
+    "final": ("what was learned and what is left of it", _final),
     "plasticity": ("what each task gains over zero-shot", _plasticity),
     "cost": ("R@1 against cost (grey: no row beats these)", _cost),
     "pareto": ("R@1 and forgetting against multiply-adds (grey: no row beats these)", _pareto),

@@ -43,6 +43,7 @@ class Panel:
     ticks: Sequence[tuple[float, str]] = ()  # where and what; all of x that is whole if empty and few
     borders: Sequence[float] = ()  # vertical lines, such as where a task ends
     front: Sequence[tuple[float, float]] = ()  # corners of a Pareto front
+    between: tuple[float, float] | None = None  # of y, where panels are compared
 
 
 def draw(panels: Sequence[Panel], title: str) -> Figure:
@@ -111,6 +112,8 @@ def _level(place: Axes, level: Line, style: Style) -> None:
 
 
 def _dress(place: Axes, panel: Panel) -> None:
+    if panel.between is not None:
+        place.set_ylim(*panel.between)
     place.set_xlabel(panel.x, fontsize=9, color=INK)
     place.set_ylabel(panel.y, fontsize=9, color=INK)
     place.set_title(panel.title, fontsize=10, color=INK, loc="left")

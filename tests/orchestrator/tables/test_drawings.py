@@ -11,7 +11,7 @@ from orchestrator.tables.build import tables
 from orchestrator.tables.drawings import FIGURES, _places, drawings, expert_shares, pareto
 from orchestrator.tables.table import Table
 from orchestrator.tables.write import write
-from tests.orchestrator.tables.test_build import PAPER, run
+from tests.orchestrator.tables.test_build import PAPER, cvlm, run
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "figures.md"
 
@@ -32,6 +32,14 @@ def test_forgetting_is_what_a_task_had_when_it_was_learned_less_what_it_has():
     panels = drawn(run())["forgetting"]
     assert [point[:2] for point in panels[0].lines[0].points] == [(1, 60.0), (2, 58.0)]
     assert [point[:2] for point in panels[-1].lines[0].points] == [(2, 2.0)]
+
+
+def test_what_was_learned_and_what_is_left_of_it_is_drawn_in_cvlm():
+    learned, final = drawn(cvlm())["final"]
+    assert learned.between == final.between == (38.0, 62.0)
+    assert [point[:2] for point in learned.lines[0].points] == [(1, 60.0), (2, 40.0)]
+    assert [point[:2] for point in final.lines[0].points] == [(1, 50.0), (2, 40.0)]
+    assert "final" not in drawn(run())
 
 
 def test_plasticity_is_over_zero_shot_and_needs_its_row():
