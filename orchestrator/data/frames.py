@@ -5,9 +5,11 @@ Shapes: T frames, H = W image size.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,10 @@ import numpy as np
 
 from orchestrator.data.known_files import KnownFiles
 from orchestrator.data.settings import DataConfig
-from orchestrator.digests import Identity, digest_file, digest_of
+from orchestrator.digests import Identity, canonical, digest_file, digest_of
 from orchestrator.errors import ConfigError, MissingObject, VideoError
 from orchestrator.store.store import Store
-from orchestrator.streams.stream import Item
+from orchestrator.streams.stream import Item, Segment
 from orchestrator.video.decode import decoder_version
 from orchestrator.video.pool import Decoder, Job
 from orchestrator.video.sampling import Sampling
@@ -58,16 +60,25 @@ class FrameSource:
 
     def _key(self, item: Item, file: Any) -> str:
         """The same, where the digest of the file is known."""
-        return digest_of(
-            {
-                "file": file,
-                "segment": item.segment,
-                "num_frames": self.sampling.num_frames,
-                "rule": self.sampling.rule,
-                "size": self.sampling.size,
-                "decoder": self.version,
-            }
-        )
+        if item.segment is None and isinstance(file, str):
+            return hashlib.sha256(file.join(self._around).encode()).hexdigest()
+        return digest_of(self._decisive(item.segment, file))
+
+    def _decisive(self, segment: Segment | None, file: Any) -> dict[str, Any]:
+        """All that decides frames."""
+        return {
+            "file": file,
+            "segment": segment,
+            "num_frames": self.sampling.num_frames,
+            "rule": self.sampling.rule,
+            "size": self.sampling.size,
+            "decoder": self.version,
+        }
+
+    @cached_property
+    def _around(self) -> list[str]:
+        """What stands before and behind the digest of a file where it is a whole video: written once for all."""
+        return canonical(self._decisive(None, "<file>")).split("<file>")
 
     def load(self, item: Item) -> np.ndarray:
         """Frames (T, H, W, 3) uint8; a damaged or evicted object is decoded again here."""

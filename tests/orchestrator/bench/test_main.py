@@ -23,7 +23,7 @@ def test_an_unknown_comparison_is_one_line(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == (
         "bench: --only rankin: is no comparison. Did you mean 'ranking'? "
         "All: step, structalign, texts, tempme, ranking, xpool, store, decoding, start, "
-        "checkpointed, tempme-16, ranking-10000, cold, many, memory, features, trial.\n"
+        "checkpointed, tempme-16, ranking-10000, cold, many, texts-960, memory, features, trial.\n"
     )
 
 

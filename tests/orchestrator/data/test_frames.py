@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.settings import DataConfig
+from orchestrator.digests import digest_file, digest_of
 from orchestrator.errors import ConfigError
 from orchestrator.learning.run import Places
 from orchestrator.store.store import Store
@@ -54,6 +57,10 @@ def test_the_key_changes_with_everything_that_decides_the_frames(small_stream, r
         FrameSource(store, DataConfig(num_frames=4), 64).key(small_stream.items(0, "train")[1]),
     }
     assert len(keys) == 5 + ("decord" in decoder_version("auto"))
+    source = FrameSource(store, DataConfig(num_frames=4), 64)
+    for segment in (None, (0.0, 1.5)):  # stored frames are found again
+        made = {"decoder": source.version, "num_frames": 4, "rule": "segments", "segment": segment, "size": 64}
+        assert source.key(replace(item, segment=segment)) == digest_of({**made, "file": digest_file(item.path)})
 
 
 def test_frames_of_another_size_than_the_backbone_sees_are_refused(runs):
