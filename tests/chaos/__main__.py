@@ -29,7 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--engine", action="store_true", help="one process without Ray (the default)")
     kind.add_argument("--ray", action="store_true", help="nested sweeps: worker, trial driver, driver, MLflow server")
-    kind.add_argument("--core", action="store_true", help="the same: raylet, GCS, Train controller, MLflow server")
+    kind.add_argument(
+        "--core", action="store_true", help="the same: raylet, GCS, Train controller, MLflow server, memory"
+    )
     parser.add_argument("--workers", type=int, default=1, help="of each trial of nested sweeps (%(default)s)")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="tell this story alone, and keep its folder")
     arguments = parser.parse_args(argv)

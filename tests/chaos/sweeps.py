@@ -33,9 +33,10 @@ from tests.chaos.watch import Server, Watch, below, wait_for
 from tests.small_stream import write_stream
 
 Metrics = dict[tuple[str, str, int], tuple[float, int]]
-Victim = Literal["worker", "trial", "driver", "server", "raylet", "gcs", "controller"]
+Victim = Literal["worker", "trial", "driver", "server", "raylet", "gcs", "controller", "memory"]
 VICTIMS: tuple[Victim, ...] = ("worker", "trial", "driver", "server", "worker")  # of one sweep, in any order
-OF_RAY: tuple[Victim, ...] = ("raylet", "controller", "server", "gcs")  # the same, without which Ray does not work
+# The same, without which Ray does not work. "memory": another process takes it, and Ray ends whom it chooses
+OF_RAY: tuple[Victim, ...] = ("raylet", "controller", "server", "gcs", "memory")
 TITLES = {"worker": "ray::RayTrainWorker", "trial": "ray::ImplicitFunc", "controller": "ray::TrainController"}
 FILES = {"raylet": "/raylet/raylet ", "gcs": "/gcs/gcs_server "}  # in the command lines of programs
 TRIALS, TASKS = 2, 4
@@ -45,6 +46,7 @@ SETTINGS = (
     *("optim.lr_scale=50", "optim.epochs=40", "evaluation.split=test", "optim.weight_decay=0.2"),
     *("method.train_scale=true", "method.frame_norm=none"),
 )
+FREE = 0.25  # share of the machine's memory that may be taken before Ray ends workers
 AWAY = (1.0, 15.0)  # seconds that the MLflow server stays down
 
 
@@ -89,6 +91,7 @@ class Sweeps:
         self.metrics: Metrics = {}
         self.seconds = 0.0
         self.sweep: subprocess.Popen[bytes] | None = None  # the one that runs
+        self.threshold = 0.95  # of the machine's memory, above which Ray ends workers
 
     def prepare(self) -> None:
         """Render the stream, start MLflow, and run the sweep that nobody kills."""
@@ -177,6 +180,9 @@ class Sweeps:
             sweep.kill()
             sweep.wait()
             return True
+        if kill.victim == "memory":
+            exhaust_memory(self.threshold)
+            return True
         found: list[int] = []
 
         def search() -> bool:
@@ -210,8 +216,11 @@ class Sweeps:
         return [*what, *search, *places]
 
     def _ctvr(self, number: int, command: str, *words: str) -> subprocess.Popen[bytes]:
+        if "memory" in self.victims:
+            self.threshold = min(0.95, taken() + FREE)
         environment = {
             **os.environ,
+            "RAY_memory_usage_threshold": f"{self.threshold:.3f}",
             "RAY_TMPDIR": str(self.folder),
             "MLFLOW_TRACKING_URI": self.server.uri,
             "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -283,6 +292,28 @@ def compare(expected: Metrics, found: Metrics) -> Iterator[str]:
             yield f"metric {point} is there {count} times"
         elif point[1] not in TIMED and value != expected[point][0]:
             yield f"metric {point} is {value!r}, should be {expected[point][0]!r}"
+
+
+def taken() -> float:
+    """The share of the machine's memory that is in use."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return 1.0 - float(memory.available) / float(memory.total)
+
+
+def exhaust_memory(threshold: float, seconds: float = 4.0) -> None:
+    """Take memory, in a process of its own, until more than `threshold` of the machine's is in use; hold it a while."""
+    program = (
+        "import sys, time\n"
+        "from tests.chaos.sweeps import taken\n"
+        "held = []\n"
+        "while taken() < float(sys.argv[1]) + 0.02:\n"
+        "    held.append(bytearray(b'x') * 2**27)\n"
+        "time.sleep(float(sys.argv[2]))\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+    subprocess.run([sys.executable, "-c", program, str(threshold), str(seconds)], cwd=root, check=True)
 
 
 def _name(number: int) -> str:
