@@ -3,6 +3,7 @@
     Exception
     └── CtvrError                      1    one line for the user; the command line prints it without a traceback
         ├── ConfigError   (ValueError)   2    a mistake in what the user wrote: a setting, an option, a file, a place
+        │   └── TrackingAway             2    MLflow's server does not answer
         ├── VideoError    (ValueError)   1    one video cannot be used
         ├── DamagedObject (ValueError)   1    the bytes of an object are not what was stored
         ├── MissingObject (KeyError)     1    no such object in the store, or it was damaged and has been removed
@@ -42,6 +43,10 @@ class ConfigError(CtvrError, ValueError):
 
     status = 2
     is_final = True
+
+
+class TrackingAway(ConfigError):
+    """MLflow's server does not answer: a wrong address, or one that is away for a while."""
 
 
 class VideoError(CtvrError, ValueError):

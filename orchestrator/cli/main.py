@@ -28,7 +28,7 @@ from orchestrator.cli.search import add_export, add_page, add_schema, add_search
 from orchestrator.cli.sweep import add_attach, add_rerun, add_sweep, job_of, needs_parent
 from orchestrator.cli.train import add_run
 from orchestrator.console import say
-from orchestrator.errors import ConfigError, CtvrError, Interrupted, StoreError
+from orchestrator.errors import ConfigError, CtvrError, Interrupted, StoreError, TrackingAway
 from orchestrator.redaction import hide_secrets, redact
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
             raise
         traceback.print_exc(file=sys.__stderr__)  # into the log, or to the terminal with --verbose
         lines = str(error).strip().splitlines()
-        is_away = isinstance(error, StoreError) or _is_full(error)
+        is_away = _is_away(error) or _is_full(error)
         named = lines[:1] if is_away else [type(error).__name__, *lines[:1]]
         supervised.tell_end(1, redact(": ".join(named)), is_away)
         return 1
@@ -94,7 +94,7 @@ def _run(argv: list[str] | None) -> int:
         with contextlib.redirect_stdout((supervised.is_child() and sys.__stderr__) or sys.stderr):
             text = arguments.run(arguments)
     except CtvrError as error:
-        if supervised.is_child() and isinstance(error, StoreError):
+        if supervised.is_child() and _is_away(error):
             raise  # the parent waits for it
         return _fail(error, error.status)
     except OSError as error:
@@ -113,6 +113,11 @@ def _print(text: str) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the interpreter flushes at its end goes there
     return 0
+
+
+def _is_away(error: Exception) -> bool:
+    """What the sweep writes to does not answer. A server that never did is a mistake in its address."""
+    return isinstance(error, StoreError) or (isinstance(error, TrackingAway) and supervised.is_later_life())
 
 
 def _is_full(error: Exception) -> bool:

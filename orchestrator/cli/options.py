@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from orchestrator.config import parse_overrides, read_settings
 from orchestrator.console import say
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, TrackingAway
 
 
 def add_where(parser: argparse.ArgumentParser, resources: bool = False) -> None:
@@ -171,7 +171,8 @@ def check_first(arguments: argparse.Namespace, stream: str | None) -> None:
     uri = default_uri(arguments.runs)
     found = examine(arguments.runs, arguments.store, stream, arguments.videos, uri)
     for finding in blocking(found):
-        raise ConfigError(f"{finding.subject}: {finding.text}. {finding.remedy}")
+        kind = TrackingAway if finding.is_away else ConfigError
+        raise kind(f"{finding.subject}: {finding.text}. {finding.remedy}")
     warnings = [finding.subject for finding in found if finding.level == "warning"]
     if warnings:
         say(f"doctor: {len(warnings)} warnings ({', '.join(warnings)}); `ctvr doctor` says more")

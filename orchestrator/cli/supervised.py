@@ -129,7 +129,7 @@ def supervise(job: Job, verbose: bool = False) -> int:
                 return end.status
             log = _keep_log(job, Path(folder) / "log")
         before, commits = commits, _commits(job)
-        fruitless = 0 if commits - before else fruitless + 1
+        fruitless = 0 if commits - before else fruitless + (not end.is_away)
         line = f"{job.what}: {end.why}; what is finished is kept ({len(commits)} tasks in the store)"
         is_late = job.deadline is not None and time.monotonic() >= job.deadline
         if fruitless == FRUITLESS or job.lives == MOST_LIVES or is_late:
@@ -147,14 +147,16 @@ def supervise(job: Job, verbose: bool = False) -> int:
 
 
 def _comes_back(job: Job) -> bool:
-    """Wait until the store answers and the runs folder has room; whether they came to that in time."""
+    """Wait until store and MLflow answer and the runs folder has room; whether they came to that in time."""
     from orchestrator.jobs.finished import finished_tasks
+    from orchestrator.tracking.server import check, default_uri
 
     until = time.monotonic() + AWAY_SECONDS
     while time.monotonic() < until:
         time.sleep(LOOK_SECONDS)
         with contextlib.suppress(Exception):  # whatever a store says that is away
             finished_tasks(job.runs, job.name, job.store)
+            check(default_uri(job.runs))
             if shutil.disk_usage(job.runs).free >= ROOM:
                 return True
     return False
@@ -164,7 +166,7 @@ def _live(job: Job, folder: Path, verbose: bool) -> End:
     """One life of the driver, from its start to the end of the last process that it left behind."""
     token = secrets.token_hex(16)
     terminal = 2 if verbose else os.dup(2)
-    state = {"folder": str(folder), "parent": os.getpid(), "stderr": terminal}
+    state = {"folder": str(folder), "parent": os.getpid(), "stderr": terminal, "lives": job.lives}
     environment = {**os.environ, CHILD: json.dumps(state), TOKEN: token}
     if (SOURCES / "pyproject.toml").is_file():  # a checkout, which may not be installed
         environment["PYTHONPATH"] = os.pathsep.join([str(SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -289,11 +291,12 @@ def _with_token(token: str) -> list[int]:
 
 
 _life: Path | None = None  # in the child: the folder in which it tells its parent of itself
+_former = 0  # in the child: lives before it
 
 
 def begin_life() -> None:
     """In the child: own lines to the terminal, whatever else is written to 2 to the log. Elsewhere nothing."""
-    global _life
+    global _life, _former
     text = os.environ.pop(CHILD, "")
     if not text:
         return
@@ -302,11 +305,16 @@ def begin_life() -> None:
     if state["stderr"] != 2:
         os.set_inheritable(state["stderr"], False)
         sys.stderr = os.fdopen(state["stderr"], "w", buffering=1, errors="backslashreplace")
-    _life = Path(state["folder"])
+    _life, _former = Path(state["folder"]), state["lives"]
 
 
 def is_child() -> bool:
     return _life is not None
+
+
+def is_later_life() -> bool:
+    """Whether this child goes on with what an earlier one has begun."""
+    return is_child() and _former > 0
 
 
 def tell_name(name: str) -> None:

@@ -22,7 +22,7 @@ from orchestrator.digests import cache_folder, source_digest
 from orchestrator.doctor import machine, network, records
 from orchestrator.doctor.findings import Finding, listed
 from orchestrator.doctor.records import Examined
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, TrackingAway
 from orchestrator.on_ray.memory import worker_bytes
 from orchestrator.store.store import Store
 from orchestrator.streams.load import RENDERED, load_stream
@@ -126,7 +126,8 @@ def _code() -> Iterator[Finding]:
 def _of_error(subject: str, error: ConfigError) -> Finding:
     """Our one-line errors end with their remedy."""
     text, dot, remedy = str(error).rpartition(". ")
-    return Finding("error", subject, text or str(error), remedy if dot else "Correct this and run `ctvr doctor` again.")
+    remedy = remedy if dot else "Correct this and run `ctvr doctor` again."
+    return Finding("error", subject, text or str(error), remedy, isinstance(error, TrackingAway))
 
 
 # ------------------------------------------------------------------------------------- folders, data

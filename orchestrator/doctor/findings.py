@@ -13,12 +13,13 @@ SHOWN = 5  # names in one finding
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report; `remedy` is empty where nothing is wrong."""
+    """One line of the report; `remedy` is empty where nothing is wrong. `is_away`: may be right at another time."""
 
     level: Level
     subject: str
     text: str
     remedy: str = ""
+    is_away: bool = False
 
 
 def listed(names: list[str]) -> str:

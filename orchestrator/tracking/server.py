@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, TrackingAway
 from orchestrator.tracking.internals import NOISY, OUT_OF_DATE
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def check(uri: str, timeout: int = 5) -> None:
     """Ask once whether `uri` can be used, without long retries.
 
     Raises:
-        ConfigError: one line with the URI (its password left out), the reason and the remedy.
+        ConfigError: one line with the URI (its password left out), the reason and the remedy; `TrackingAway` where a
+            server does not answer.
     """
     if uri.startswith("sqlite:///"):
         folder = Path(uri.removeprefix("sqlite:///")).parent
@@ -72,7 +73,7 @@ def check(uri: str, timeout: int = 5) -> None:
         try:
             new_client(uri).search_experiments(max_results=1)
         except Exception as error:  # whatever it is, the user gets one line
-            raise ConfigError(f"tracking {shown(uri)}: {reason(error)}. {_remedy(error)}") from error
+            raise TrackingAway(f"tracking {shown(uri)}: {reason(error)}. {_remedy(error)}") from error
 
 
 def ui_command(uri: str, host: str = "127.0.0.1", port: int = 5000) -> list[str]:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import pytest
 
 from orchestrator.cli import supervised
 from orchestrator.cli.main import main, make_parser
+from orchestrator.cli.options import check_first
 from orchestrator.cli.supervised import Job, supervise
 from orchestrator.cli.sweep import job_of, needs_parent
 from orchestrator.errors import StoreError
@@ -170,6 +172,31 @@ def test_a_full_disk_and_a_store_that_is_away_are_the_parents_matter_in_a_child_
         assert str(error) in told["fault"]
         (tmp_path / "end").unlink()
     assert "Free some space and run again" in capsys.readouterr().err
+
+
+def test_an_mlflow_server_that_goes_away_is_waited_for_and_one_that_never_answered_is_a_mistake(
+    tmp_path, monkeypatch, capsys
+):
+    def fail(arguments: object) -> str:
+        check_first(Namespace(runs=tmp_path, store="", videos=None), None)
+        return ""
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+
+    monkeypatch.setattr("orchestrator.cli.results._doctor", fail)
+    monkeypatch.setattr(supervised, "_life", tmp_path)
+    for former in (0, 1):
+        monkeypatch.setattr(supervised, "_former", former)
+        assert main(["doctor"]) == 2 - former
+        told = json.loads((tmp_path / "end").read_text())
+        assert (told["status"], told["is_away"]) == ((None, True) if former else (2, False))
+    assert capsys.readouterr().err.count("Start the server") == 1
+    # The parent looks at the server, too
+    monkeypatch.setattr(supervised, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(supervised, "AWAY_SECONDS", 0.3)
+    assert not supervised._comes_back(Job(["sweep"], tmp_path))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert supervised._comes_back(Job(["sweep"], tmp_path))
 
 
 def test_a_mistake_of_the_user_is_told_once(tmp_path, capfd):
