@@ -108,6 +108,13 @@ def test_suffix_prompts_reach_full_captions_alone(small_clip):
     torch.testing.assert_close(method.encode_text(cut)[0], after[0])
 
 
+def test_a_full_caption_is_read_at_its_end_and_a_shorter_one_where_its_end_has_moved(small_clip):
+    x = torch.arange(16.0)[None, :, None].expand(2, 16, 32)
+    for readout, third, last in (("end", 5, 15), ("past_end", 7, 15)):
+        found = make(small_clip, readout=readout).taken_back(16, x, TokenState(2))[0, :, 0]
+        assert found[[3, 11, 15]].tolist() == [third, last, last]
+
+
 def test_a_video_is_the_mean_of_its_frames_directions(small_clip):
     method, frames = make(small_clip), make_batch(2, 3).frames
     each = torch.stack([method.encode_video(frames[:, [t]]) for t in range(3)], dim=1)
