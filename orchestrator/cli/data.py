@@ -30,7 +30,7 @@ def add_streams(commands: Any) -> None:
     exporter.add_argument("folder", type=Path, help="a new folder: table.csv, manifest.json and what is asked for")
     exporter.add_argument("--frames", action="store_true", help="decoded frames of each video, (T, H, W, 3) uint8")
     exporter.add_argument("--features", action="store_true", help="the untrained backbone's, of videos and captions")
-    exporter.add_argument("--form", default="npz", help="npy, npz, pt, h5 or parquet (npz)")
+    exporter.add_argument("--form", default="npz", help="npy, npz, pt, h5, parquet or tar, a shard of WebDataset (npz)")
     add_where(exporter)
     add_settings(exporter)
     exporter.set_defaults(run=_streams_export)

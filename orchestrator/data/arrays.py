@@ -1,4 +1,4 @@
-"""Named arrays in the files that other programs write: .npy, .npz, .pt, .h5, .parquet, and folders of .npy.
+"""Named arrays in the files that other programs write: .npy, .npz, .pt, .h5, .parquet, .tar, and folders of .npy.
 
 Nothing is unpickled: .npy and .npz without objects, .pt as tensors alone, by a child process (backbone/weights.py).
 """
@@ -6,6 +6,8 @@ Nothing is unpickled: .npy and .npz without objects, .pt as tensors alone, by a 
 from __future__ import annotations
 
 import importlib
+import io
+import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -17,7 +19,7 @@ from methods.backbone.weights import BARE, read_weights
 from orchestrator.digests import digest_file
 from orchestrator.errors import ConfigError, VideoError
 
-FORMS = ("npy", "npz", "pt", "h5", "parquet")
+FORMS = ("npy", "npz", "pt", "h5", "parquet", "tar")
 COLUMNS = ("name", "row", "features")  # of .parquet: one line for each vector
 Arrays = dict[str, np.ndarray]
 
@@ -27,7 +29,8 @@ def read_arrays(path: Path) -> Arrays | np.ndarray:
 
     Args:
         path: .npy; .npz; .pt or .pth (a tensor, or a dictionary of tensors); .h5 or .hdf5 (datasets by name);
-            .parquet (columns name, features and, for several vectors of a name, row); or a folder of NAME.npy.
+            .parquet (columns name, features and, for several vectors of a name, row); .tar (a shard of WebDataset:
+            KEY.npy, beside it KEY.txt with the name where it is not the key); or a folder of NAME.npy.
 
     Raises:
         ConfigError: for another kind of file, one that cannot be read, one that holds more than arrays, or one whose
@@ -48,6 +51,7 @@ def read_arrays(path: Path) -> Arrays | np.ndarray:
         "h5": _h5,
         "hdf5": _h5,
         "parquet": _parquet,
+        "tar": _tar,
     }
     reader = readers.get(path.suffix.lstrip(".").lower())
     if reader is None:
@@ -92,7 +96,7 @@ def write_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> Path:
 
     Args:
         path: the file.
-        arrays: names and arrays; .npy, .npz and .h5 hold one of them in memory at a time, the others all.
+        arrays: names and arrays; .npy, .npz, .h5 and .tar hold one of them in memory at a time, the others all.
 
     Raises:
         ConfigError: for an ending that is none of FORMS, one whose package is not installed, or a name that leads out
@@ -125,6 +129,8 @@ def write_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> Path:
         with _optional("h5py", path).File(path, "w") as hdf:
             for name, array in arrays:
                 hdf.create_dataset(name, data=array)
+    elif form == "tar":
+        _write_tar(path, arrays)
     else:
         _write_parquet(path, dict(arrays))
     return path
@@ -163,6 +169,37 @@ def _h5(path: Path) -> Arrays:
     with _optional("h5py", path).File(path, "r") as file:
         file.visititems(lambda name, node: found.__setitem__(name, node[()]) if hasattr(node, "dtype") else None)
     return found
+
+
+def _tar(path: Path) -> Arrays:
+    """Nothing is unpacked onto the disk; files of other kinds are passed over."""
+    arrays: Arrays = {}
+    names: dict[str, str] = {}
+    with tarfile.open(path) as archive:
+        for member in archive:
+            folder, _, file = member.name.rpartition("/")
+            key, _, kind = file.partition(".")  # as WebDataset does: the rest behind the first dot says what it is
+            key = f"{folder}/{key}" if folder else key
+            stream = archive.extractfile(member) if kind in ("npy", "txt") else None
+            if stream is not None and kind == "npy":
+                arrays[key] = np.lib.format.read_array(io.BytesIO(stream.read()), allow_pickle=False)
+            elif stream is not None:
+                names[key] = stream.read().decode()
+    if not arrays:
+        raise ValueError("it holds no .npy")
+    return {names.get(key, key): array for key, array in arrays.items()}
+
+
+def _write_tar(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Keys are numbers: a name may hold dots, which would end a key."""
+    with tarfile.open(path, "w") as archive:
+        for number, (name, array) in enumerate(arrays):
+            data = io.BytesIO()
+            np.lib.format.write_array(data, np.asarray(array), allow_pickle=False)
+            for kind, content in (("npy", data.getvalue()), ("txt", name.encode())):
+                entry = tarfile.TarInfo(f"{number:06d}.{kind}")
+                entry.size = len(content)
+                archive.addfile(entry, io.BytesIO(content))
 
 
 def _parquet(path: Path) -> Arrays:

@@ -21,6 +21,7 @@ from orchestrator.data.imported_features import feed, frame_source
 from orchestrator.data.prepare import prepare_stream
 from orchestrator.errors import ConfigError
 from orchestrator.jobs.deployment import Deployment, find_manifest
+from orchestrator.jobs.folders import check_new, make_new
 from orchestrator.learning.assemble import load_clip
 from orchestrator.learning.resolve import resolve
 from orchestrator.streams.load import load_stream
@@ -47,19 +48,19 @@ def export_stream(name: str, overrides: Settings, where: Deployment, out: Path, 
     """
     if form not in FORMS:
         raise ConfigError(f"--form: {form!r} is none of {', '.join(FORMS)}.")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: is there and not empty. Name another folder.")
+    check_new(out)
     if "frames" in what and form == "parquet":
         raise ConfigError("--form: parquet holds vectors, and frames are pictures. Write npz, npy, pt or h5.")
     places, manifest = where.places(), find_manifest(name)
-    stream = load_stream(manifest, places.root, places.videos)
+    stream = load_stream(manifest, places.root, places.videos, render=False)
     if stream.has_features and "frames" in what:
         raise ConfigError(f"--frames: stream {stream.name} has features and no frames. Leave it out.")
-    out.mkdir(parents=True, exist_ok=True)
+    experiment = resolve({"method": "zero_shot", "stream": manifest, **overrides}, stream.settings)
+    make_new(out)
+    stream = load_stream(manifest, places.root, places.videos)  # now that nothing is wrong, videos may be rendered
     lines = [f"{_write_table(stream, out)} captions: {out / 'table.csv'}, {out / 'manifest.json'}"]
     if "frames" not in what and "features" not in what:
         return lines[0]
-    experiment = resolve({"method": "zero_shot", "stream": manifest, **overrides}, stream.settings)
     clip = feed(load_clip(experiment.backbone), stream)
     source = frame_source(stream, places.open_store(), experiment.data, clip.image_size)
     splits = ("train", "val", "test") if stream.has_val else ("train", "test")

@@ -16,6 +16,7 @@ from orchestrator.data.batches import task_of
 from orchestrator.digests import digest_file
 from orchestrator.errors import ConfigError
 from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.folders import check_new, make_new
 from orchestrator.jobs.trained import find_run, load
 from orchestrator.learning.weights import save_model
 from orchestrator.tracking.values import RunRecord
@@ -45,13 +46,13 @@ def export_hf(folder: Path, name: str, where: Deployment, licence: str = "") -> 
     Raises:
         ConfigError: for a folder that is not empty, an unknown model, or weights of an unknown licence.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder}: is there and not empty. Name another folder.")
+    check_new(folder)
     run = find_run(name, where)
     weights = str(run.settings.get("backbone.weights", ""))
     licence = licence or LICENCES.get(weights, "")
     if not licence:
         raise ConfigError(f"--license: that of backbone.weights={weights} is not known here. Write it: --license mit.")
+    make_new(folder)
     model = load(run.run_id, where)
     stream = model.stream
     if stream is None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import keyword
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from methods import CONFIGURATIONS, METHODS, plugins
 from orchestrator.errors import ConfigError
+from orchestrator.jobs.folders import make_new
 
 MODULE = '''\
 """CLASS: frozen CLIP whose captions learn one shift of the embedding. Replace this by your method, and this line, too.
@@ -140,7 +143,11 @@ def new_method(name: str, into: Path = Path()) -> str:
     folder = into / name
     if folder.exists():
         raise ConfigError(f"new method: {folder} is there already. Choose another name or --into FOLDER.")
-    folder.mkdir(parents=True)
+    if name in sys.stdlib_module_names or ((found := find_spec(name)) and found.origin):
+        raise ConfigError(
+            f"new method {name!r}: a module of that name is installed, and would be hidden. Choose another."
+        )
+    make_new(folder)
     cls = "".join(part.capitalize() for part in name.split("_")) or "Method"
     files = {"pyproject.toml": PROJECT, f"{name}.py": MODULE, f"{name}_space.py": SPACE, f"test_{name}.py": TEST}
     for file, text in files.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
 import pytest
 
@@ -101,6 +102,8 @@ def test_a_new_method_conforms_and_so_does_its_test(tmp_path, monkeypatch, capsy
     ("call", "message"),
     [
         (lambda: new_method("my-idea"), "new method 'my-idea': is no module"),
+        (lambda: new_method("torch"), "new method 'torch': a module of that name is installed, and would be hidden"),
+        (lambda: new_method("idea", Path("/proc")), "/proc/idea: cannot be made (No such file or directory). Name"),
         (lambda: new_method("lwf"), "there is one of that name"),
         (lambda: conform("lwff"), "no method called 'lwff'. Did you mean lwf?"),
         (lambda: conform("lwf", {"method.weigth": 2}), "method.weigth: no such setting. Did you mean 'weight'?"),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
+import tarfile
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -98,6 +101,24 @@ def test_arrays_come_back_from_every_form(form, tmp_path):
     assert all(np.array_equal(found[name], arrays[name]) for name in arrays)
 
 
+def test_a_shard_of_another_program_is_read_by_its_keys_and_what_cannot_be_is_one_line(tmp_path):
+    def shard(name, *members):
+        with tarfile.open(tmp_path / name, "w") as archive:
+            for member, data in members:
+                entry = tarfile.TarInfo(member)
+                entry.size = len(data)
+                archive.addfile(entry, io.BytesIO(data))
+        return tmp_path / name
+
+    np.save(file := io.BytesIO(), np.arange(3.0))
+    found = read_arrays(shard("a.tar", ("x/red_1.npy", file.getvalue()), ("x/red_1.json", b"{}")))
+    assert list(found) == ["x/red_1"]
+    np.save(objects := io.BytesIO(), np.array([{}]), allow_pickle=True)
+    for path in (shard("b.tar", ("a.npy", objects.getvalue())), shard("c.tar", ("a.cls", b"1"))):
+        with pytest.raises(ConfigError, match=r"\.tar: cannot be read as arrays \("):
+            read_arrays(path)
+
+
 def test_a_name_that_leads_out_of_the_folder_is_no_name_of_a_file(tmp_path):
     with pytest.raises(ConfigError, match=r"'../../up' leads out of .*f as the name of a file"):
         write_arrays(tmp_path / "f.npy", [("../../up", np.ones(3))])
@@ -139,8 +160,15 @@ def test_wrong_features_are_refused_in_one_line(exported, tmp_path, capsys):
     texts = f"text={tmp_path / 'texts.npy'}"
     assert import_features(exported, f"table={out / 'table.csv'}", f"features={tmp_path / 'good.npz'}", texts) == 2
     assert "captions have features of shape (1, 5), videos of 3 numbers" in capsys.readouterr().err
-    assert main(["streams", "export", "shapes-5", str(out), "--runs", str(exported / "runs")]) == 2
-    assert "is there and not empty" in capsys.readouterr().err
+    for folder, words, message in (
+        (out, (), "is there and not empty"),
+        (Path("/proc/x"), (), "/proc/x: cannot be made (No such file or directory). Name another folder."),
+        (tmp_path / "e", ("data.num_frames=0", "--features"), "num_frames must be >= 1, got 0"),
+    ):  # before anything is rendered
+        assert main(["streams", "export", "shapes-5", str(folder), *words, "--runs", str(exported / "runs")]) == 2
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "e").exists()
+    assert not list((exported / "runs").glob("shapes-*"))
 
 
 def test_an_exported_model_finds_what_the_run_finds_and_its_card_says_what_was_measured(learned, tmp_path, capsys):
