@@ -156,7 +156,7 @@ def _pt(path: Path) -> Arrays | np.ndarray:
     found = read_weights(path, digest_file(path))
     if set(found) == {BARE}:
         return _plain(found[BARE])
-    return {name: _plain(value) for name, value in found.items()}
+    return {name: _plain(value) for name, value in sorted(found.items())}  # the child tells them in any order
 
 
 def _plain(tensor: Any) -> np.ndarray:
