@@ -247,7 +247,8 @@ class Sweeps:
         if "Traceback" in said:
             yield "a traceback was shown"
         again, engines = said.count("; starting again"), sum(kill.victim in FILES for kill in kills)
-        if again > engines or (again < engines and not any(kill.victim == "driver" for kill in kills)):
+        is_told = again or any(kill.victim == "driver" for kill in kills)  # two deaths may end one life
+        if again > engines or (engines and not is_told):
             yield f"Ray was killed {engines} times and {again} lines said so"
         self._ctvr(number, "sync").wait()
         if not self.commits:  # the unbroken sweep
