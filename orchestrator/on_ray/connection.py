@@ -130,6 +130,8 @@ def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool
     """Whether a cluster was joined. One that was not asked for may be gone, its file left behind."""
     bind_to_loopback(False)
     remember_free(None)
+    if not is_asked and not _answers(cluster_file()):  # Ray would ask for minutes
+        return False
     try:
         ray.init(address=wanted, runtime_env={"env_vars": dict(environment)}, **_quiet())
     except (ConnectionError, ValueError) as error:
@@ -137,6 +139,15 @@ def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool
             raise ConfigError(f"--address: no Ray cluster answers at {wanted!r}. Start one or leave it out.") from error
         return False
     return True
+
+
+def _answers(file: Path) -> bool:
+    """Whether anything listens at the address in a file that `ray start` left."""
+    with contextlib.suppress(OSError, ValueError):
+        host, _, port = file.read_text().strip().rpartition(":")
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=10):
+            return True
+    return False
 
 
 def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 3) -> None:

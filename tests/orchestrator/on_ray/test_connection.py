@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -216,6 +217,25 @@ def test_both_ways_into_a_cluster_hand_the_environment_to_its_workers(monkeypatc
     for options in calls:
         assert options["runtime_env"]["env_vars"]["CUBLAS_WORKSPACE_CONFIG"]
     assert [options["address"] for options in calls] == ["10.0.0.1:6379", "local"]
+
+
+def test_a_cluster_that_is_gone_and_left_its_file_is_not_asked_for(monkeypatch, tmp_path):
+    monkeypatch.setattr("os.environ", {**os.environ, "RAY_TMPDIR": str(tmp_path)})
+    os.environ.pop("RAY_ADDRESS", None)
+    calls: list[str] = []
+    monkeypatch.setattr("ray.init", lambda **options: calls.append(options["address"]))
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr(connection, "_await_dashboard", lambda port: None)
+    connection.cluster_file().parent.mkdir()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        connection.cluster_file().write_text(f"127.0.0.1:{listener.getsockname()[1]}")
+        listener.listen()
+        connection.connect()
+    connection.connect()  # nobody listens any more
+    connection.cluster_file().write_text("nonsense")
+    connection.connect()
+    assert calls == ["auto", "local", "local"]
 
 
 def test_an_autoscaler_is_asked_for_whole_trials(monkeypatch):
