@@ -15,7 +15,11 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-_NEWUSER, _NEWNET = 0x10000000, 0x40000000  # of unshare(2): an own network, which is empty
+_NEWUSER, _NEWNET, _NEWNS = 0x10000000, 0x40000000, 0x20000  # of unshare(2): an own network, an own tree of mounts
+_RDONLY, _REMOUNT, _BIND, _REC, _PRIVATE, _DETACH = 1, 1 << 5, 1 << 12, 1 << 14, 1 << 18, 2  # of mount(2), umount2(2)
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}  # system call; the C library has no function for it
+_ROOT = Path("/tmp")  # a new tree grows on it, in memory; nothing is made in the folder below
+_CAPABILITIES = 0x20080522  # version of capset(2)
 _NO_NEW_PRIVILEGES = 38  # of prctl(2); Landlock asks for it
 # landlock(7): system calls, and rights to files by their bits
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -42,16 +46,25 @@ def leave_network() -> bool:
     return unshare(_NEWNET) == 0 or unshare(_NEWUSER | _NEWNET) == 0
 
 
-def leave_files(readable: Iterable[str | Path], writable: Iterable[str | Path] = ()) -> int:
-    """Let this process read `readable`, Python and the system's libraries, write in `writable`, and start no program.
+def leave_files(readable: Iterable[str | Path], writable: Iterable[str | Path] = ()) -> str:
+    """Let this process read `readable`, Python and the system's libraries, and write in `writable`.
 
     Args:
         readable: files, and folders with all that is in them. What does not exist is left out.
         writable: folders.
 
     Returns:
-        The version of Landlock that stands now; 0 where the kernel has none or refuses it, and nothing is fenced.
+        What keeps it there now: "Landlock" and its version, "mounts" where the kernel has none or refuses it, or ""
+        where namespaces are refused too, and nothing is fenced.
     """
+    readable, writable = list(readable), list(writable)
+    if version := _restrict(readable, writable):
+        return f"Landlock {version}"
+    return "mounts" if _leave_tree(readable, writable) else ""
+
+
+def _restrict(readable: list[str | Path], writable: list[str | Path]) -> int:
+    """Fence this process by Landlock, which also lets it start no program; its version, or 0."""
     if not (version := landlock()):
         return 0
     system = ctypes.CDLL(None, use_errno=True)
@@ -71,6 +84,70 @@ def leave_files(readable: Iterable[str | Path], writable: Iterable[str | Path] =
         return version if system.syscall(_RESTRICT_SELF, rules, 0) == 0 else 0
     finally:
         os.close(rules)
+
+
+def _leave_tree(readable: list[str | Path], writable: list[str | Path]) -> bool:
+    """Give this process a tree of mounts of its own in which what is not given is not there; False if that is refused.
+
+    Kernels before 5.13 have no Landlock, and most of their systems let every user make namespaces. Programs that the
+    readable folders hold can still be started, and processes outside be signalled. Before threads, as above.
+    """
+    number = _PIVOT_ROOT.get(os.uname().machine)
+    if sys.platform != "linux" or number is None:
+        return False
+    system = ctypes.CDLL(None, use_errno=True)
+    user, group, here = os.getuid(), os.getgid(), Path.cwd()
+    if system.unshare(_NEWUSER | _NEWNS):
+        return False
+    try:
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            Path("/proc/self", name).write_text(text)
+        _mount(system, "none", "/", None, _REC | _PRIVATE)
+        wanted = {Path(path): False for path in (*_python(), *readable)} | {Path(path): True for path in writable}
+        places = {way: may for path, may in wanted.items() for way in (path.absolute(), path.resolve())}
+        opened = [(way, may, os.open(way, os.O_PATH)) for way, may in sorted(places.items()) if way.exists()]
+        _mount(system, "tmpfs", _ROOT, "tmpfs", 0)
+    except OSError:
+        return False
+    try:
+        for way, may_write, source in opened:
+            _show(system, _ROOT / way.relative_to("/"), source, may_write)
+            os.close(source)
+        old = _ROOT / ".old"
+        old.mkdir()
+        if system.syscall(number, os.fsencode(_ROOT), os.fsencode(old)):
+            raise OSError(ctypes.get_errno(), "pivot_root")
+    except OSError:
+        system.umount2(os.fsencode(_ROOT), _DETACH)
+        return False
+    os.chdir(here if here.exists() else "/")
+    system.umount2(b"/.old", _DETACH)
+    Path("/.old").rmdir()
+    with contextlib.suppress(OSError):  # what is left open is memory of this process alone
+        _mount(system, "none", "/", None, _REMOUNT | _BIND | _RDONLY)
+    system.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    # all rights in the namespace are given up: what is mounted for reading cannot be mounted anew
+    return bool(system.capset(struct.pack("Ii", _CAPABILITIES, 0), struct.pack("6I", *[0] * 6)) == 0)
+
+
+def _show(system: ctypes.CDLL, place: Path, source: int, may_write: bool) -> None:
+    """Mount an open file or folder at a place, which is made where no folder above it was mounted."""
+    if not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if Path(f"/proc/self/fd/{source}").is_dir():
+            place.mkdir()
+        else:
+            place.touch()
+    _mount(system, f"/proc/self/fd/{source}", place, None, _BIND | _REC)
+    if not may_write:
+        kept = os.statvfs(place).f_flag & 0b1110  # nosuid, nodev and noexec may not be taken away
+        _mount(system, "none", place, None, _REMOUNT | _BIND | _RDONLY | kept)
+
+
+def _mount(system: ctypes.CDLL, source: str, place: str | Path, kind: str | None, flags: int) -> None:
+    name = None if kind is None else kind.encode()
+    if system.mount(source.encode(), os.fsencode(place), name, ctypes.c_ulong(flags), None):
+        raise OSError(ctypes.get_errno(), f"{place}: {os.strerror(ctypes.get_errno())}")
 
 
 def landlock() -> int:

@@ -97,7 +97,9 @@ def fences() -> Iterator[Finding]:
     stands = json.loads(answer.stdout)
     holes = []
     if not stands["files"]:
-        holes.append("read what you may read (the kernel has no Landlock, or the container hides it)")
+        holes.append(
+            "read what you may read (Landlock and namespaces of mounts are missing, or hidden by the container)"
+        )
     if not stands["network"]:
         holes.append("reach the network (no network namespace for this user)")
     if holes:
@@ -105,10 +107,10 @@ def fences() -> Iterator[Finding]:
             "note",
             "fences",
             f"a hostile video that takes its decoder over could {' and '.join(holes)}",
-            "Decode only videos whose makers you trust, or on Linux 5.13 or later with both.",
+            "Decode only videos whose makers you trust, or where there is Landlock (Linux 5.13) or user namespaces.",
         )
     else:
-        text = f"decoders read their videos' folders alone (Landlock {stands['files']}) and reach no network"
+        text = f"decoders read their videos' folders alone ({stands['files']}) and reach no network"
         yield Finding("ok", "fences", text)
 
 

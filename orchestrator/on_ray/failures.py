@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import traceback
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from orchestrator.on_ray.internals import cause_of
 from orchestrator.redaction import redact
 
 NODE_DIED = "its node has died"  # in what Ray says of an actor; there is no class of error for it
+NO_MEMORY = "running low on memory"  # the same, of one that Ray's memory monitor ended
+MOST_SHORT_OF_MEMORY = 20  # attempts of a trial between two finished tasks that this may end
+_OWN, _ALL = re.compile(r"actual memory used=([\d.]+)GB"), re.compile(r"GB used / ([\d.]+)GB limit")
 LOG_LINES, LOG_BYTES = 200, 100_000  # of a worker's log that are kept
 ASK_SECONDS = 15  # that a node may take to send the log of a worker that died
 
@@ -22,6 +26,13 @@ ASK_SECONDS = 15  # that a node may take to send the log of a worker that died
 def is_lost_node(error: BaseException) -> bool:
     """Whether an actor died with its node, which a machine that was taken away does to all of them."""
     return any(getattr(each, "preempted", False) or NODE_DIED in str(each) for each in (error, cause_of(error)))
+
+
+def is_short_of_memory(error: BaseException) -> bool:
+    """Whether Ray ended a process because others took the machine's memory: it held less than half of it itself."""
+    said = next((text for text in map(str, (error, cause_of(error))) if NO_MEMORY in text), "")
+    own, limit = max(map(float, _OWN.findall(said)), default=0.0), _ALL.search(said)
+    return bool(said) and (limit is None or own < float(limit[1]) / 2)
 
 
 # What torch says, as a plain RuntimeError, of a fault of the program: tensors of two devices or types, and an operator

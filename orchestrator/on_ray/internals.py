@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 from ray import tune
+from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.train.v2._internal.callbacks import DatasetsCallback
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
@@ -55,6 +56,37 @@ def hand_on_no_keys() -> None:
     class_cache.ENV_VARS_TO_PROPAGATE = {
         name for name in class_cache.ENV_VARS_TO_PROPAGATE if not name.startswith("AWS_")
     }
+
+
+def count_every_death_once() -> None:
+    """Have Tune take the death of a trial's process for one failure of that trial, whatever the process was doing.
+
+    Tune 2.60 does not in two cases, both of which a machine without memory brings about. A process that is handed to
+    another trial (`reuse_actors`) and dies before it has begun with it is told twice, and the second time ends the
+    trial for good, however many attempts are left; a process that Ray's memory monitor ended raises an error that
+    Tune does not know as a death, and ends the search.
+    """
+    from ray.air.execution._internal.actor_manager import RayActorManager
+    from ray.tune.execution.tune_controller import TuneController
+
+    fail_of_trial, fail_of_process = TuneController._trial_task_failure, RayActorManager._actor_task_failed
+    if getattr(fail_of_trial, "counts_once", False):
+        return
+
+    def of_trial(self: Any, trial: Any, exception: Exception) -> None:
+        told_again = trial in self._resetting_trials and isinstance(exception, RayActorError)
+        self._resetting_trials.discard(trial)
+        if not told_again:  # the other notice of the same death comes at once
+            fail_of_trial(self, trial, exception)
+
+    def of_process(self: Any, tracked_actor_task: Any, exception: Exception) -> None:
+        if isinstance(exception, OutOfMemoryError):
+            exception = RayActorError(error_msg=str(exception))
+        fail_of_process(self, tracked_actor_task, exception)
+
+    of_trial.counts_once = True  # type: ignore[attr-defined]
+    TuneController._trial_task_failure = of_trial  # type: ignore[method-assign]
+    RayActorManager._actor_task_failed = of_process  # type: ignore[method-assign]
 
 
 def trials_of(results: tune.ResultGrid) -> list[Any]:

@@ -6,14 +6,17 @@ holds, and is never a reason to refuse one. Loads neither Ray nor torch: `ctvr d
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from methods.backbone.architectures import TINY, TINY_FOLDER, image_size
+from methods.backbone.architectures import TINY, TINY_FOLDER, UMT, image_size
 
 # Bytes of a process with torch, open_clip, Ray and MLflow and a model of no size: 1.27 to 1.93 GB was the peak of 78
 # runs of 8 methods with tiny-clip
@@ -71,6 +74,8 @@ def _described(name: str) -> dict[str, Any] | None:
     """The description of a backbone, as open_clip has it, which is not loaded for it."""
     if name == TINY:
         return dict(json.loads((TINY_FOLDER / "config.json").read_text())["model"])
+    if name in UMT:
+        return UMT[name]
     spec = find_spec("open_clip")
     file = Path(spec.origin).parent / "model_configs" / f"{name}.json" if spec is not None and spec.origin else None
     return dict(json.loads(file.read_text())) if file is not None and file.is_file() else None
@@ -103,14 +108,29 @@ def memory_of(nodes: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     return [{"memory": node.get("memory", 0.0)} for node in nodes]
 
 
+def await_memory(needed: int, seconds: float) -> None:
+    """Wait, no longer than `seconds`, until a process of `needed` bytes fits without Ray ending it for its memory."""
+    share = 1.0 - float(os.environ.get("RAY_memory_usage_threshold", "0.95"))  # noqa: SIM112
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        if all(limit - used - needed > share * limit for limit, used in _memories()):
+            return
+        time.sleep(min(1.0, seconds))
+
+
 def free_memory() -> int | None:
     """Bytes that may still be used, by the machine and by the container we are in; None where it cannot be known."""
-    room = []
-    try:
+    return min((limit - used for limit, used in _memories()), default=None)
+
+
+def _memories() -> list[tuple[int, int]]:
+    """Bytes there are and bytes in use: of the machine, and of the container we are in if it has a limit."""
+    found = []
+    with contextlib.suppress(OSError, KeyError, ValueError):  # no Linux
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        room.append(int(lines["MemAvailable"].split()[0]) * 1024)
+        whole, free = (int(lines[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+        found.append((whole, whole - free))
+    with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit ("max")
         group = Path("/sys/fs/cgroup")
-        room.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    except (OSError, KeyError, ValueError):  # no Linux, no container, or one without a limit ("max")
-        pass
-    return min(room, default=None)
+        found.append((int((group / "memory.max").read_text()), int((group / "memory.current").read_text())))
+    return found

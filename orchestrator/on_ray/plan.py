@@ -12,13 +12,14 @@ from urllib.parse import urlsplit, urlunsplit
 from orchestrator.config import Settings, suggest
 from orchestrator.digests import digest_of
 from orchestrator.errors import ConfigError
+from orchestrator.streams.measures import ACCURACY, GAIN, MEAN, SEARCHED
 
 if TYPE_CHECKING:
     from orchestrator.learning.run import Places
 
-GAIN = "stream/t2v/r1_gain"
+__all__ = ["ACCURACY", "GAIN", "MEAN", "SEARCHED"]  # for who plans
+
 STAGED_FROM = 16  # trials of a search that is staged by itself: two waves
-MEAN = "stream/t2v/r1_mean"  # over tasks, each in its own gallery: what the tables of the CVLM protocol show
 
 
 @dataclass(frozen=True, kw_only=True)

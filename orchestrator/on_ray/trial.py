@@ -13,7 +13,14 @@ from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig, 
 from ray.train.backend import BackendConfig
 
 from orchestrator.errors import TrialFailed
-from orchestrator.on_ray.failures import explain, is_final, is_lost_node, note_last_words
+from orchestrator.on_ray.failures import (
+    MOST_SHORT_OF_MEMORY,
+    explain,
+    is_final,
+    is_lost_node,
+    is_short_of_memory,
+    note_last_words,
+)
 from orchestrator.on_ray.internals import Trainer, cause_of
 from orchestrator.on_ray.nodes import is_started_here
 from orchestrator.on_ray.plan import TrialPlan
@@ -69,17 +76,18 @@ class _EndOnMistake(UserCallback):
     """Ends a run at once on an error that would come again, and on too many others since the last finished task.
 
     Train itself would try as often after a mistake as after a lost node, and would count both for the whole run. Lost
-    nodes are not counted: on machines that come and go a long trial loses many.
+    nodes are not counted: on machines that come and go a long trial loses many. A machine whose memory others take is
+    given `MOST_SHORT_OF_MEMORY` attempts.
 
     The same where the trial's driver has ended, stopped by the scheduler or lost: workers die with it, and a
     controller that starts others in the moment before its own end leaves their placement group to nobody.
     """
 
     def __init__(self, max_failures: int = 3) -> None:
-        self.max_failures, self.failures = max_failures, 0
+        self.max_failures, self.failures, self.short = max_failures, 0, 0
 
     def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
-        self.failures = 0
+        self.failures = self.short = 0
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         for error in worker_exceptions.values():
@@ -89,8 +97,11 @@ class _EndOnMistake(UserCallback):
                 raise ControllerError(explain(WorkerGroupError("", worker_exceptions)))
         if any(is_lost_node(error) for error in worker_exceptions.values()):
             return
-        self.failures += 1
-        if self.failures > self.max_failures:
+        if any(is_short_of_memory(error) for error in worker_exceptions.values()):
+            self.short += 1
+        else:
+            self.failures += 1
+        if self.short > MOST_SHORT_OF_MEMORY or self.failures > self.max_failures:
             raise ControllerError(explain(WorkerGroupError("", worker_exceptions)))
 
 

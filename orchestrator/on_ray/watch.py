@@ -13,10 +13,13 @@ from ray import cloudpickle, tune
 from orchestrator.console import duration, say
 from orchestrator.errors import ConfigError, TrialFailed
 from orchestrator.on_ray.capacity import ask_for_room, capacity
-from orchestrator.on_ray.failures import is_lost_node, words_of_the_dead
-from orchestrator.on_ray.plan import GAIN, TrialPlan, run_name
+from orchestrator.on_ray.failures import MOST_SHORT_OF_MEMORY, is_lost_node, is_short_of_memory, words_of_the_dead
+from orchestrator.on_ray.memory import PROCESS, await_memory
+from orchestrator.on_ray.nodes import is_started_here
+from orchestrator.on_ray.plan import TrialPlan, run_name
 from orchestrator.on_ray.records import Records
 from orchestrator.redaction import redact
+from orchestrator.streams.measures import progress_text
 from orchestrator.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 Plans = Mapping[str, TrialPlan]  # row of a table -> what its trials share; "" where there are no rows
 LOOK_SECONDS = 10.0  # how often it is looked whether nodes came or went
 MOST_LOST_NODES = 50  # that one trial's driver may lose
+MEMORY_SECONDS = 20.0  # that a search on this machine alone waits for memory before a process starts again
 ASK_SECONDS = 60.0  # how often the request for machines is made anew: other sweeps on the cluster overwrite it
 
 
@@ -102,6 +106,7 @@ class Watcher(tune.Callback):
         self.numbers: dict[str, int] = {}
         self.seen: dict[str, int] = {}
         self.ended: set[str] = set()
+        self._short: dict[str, int] = {}  # how often memory ran out since the last finished task
         self._begun: dict[str, float] = {}
         self._longest = 0.0  # seconds of a complete trial
 
@@ -123,13 +128,11 @@ class Watcher(tune.Callback):
         if task <= self.seen.get(seen_as, 0):  # reported again after a restart
             return
         self.seen[seen_as] = task
+        self._short.pop(trial.trial_id, None)
         if (plan := self._plan(trial)).workers == 1:  # failures count since the last finished task
             trial.max_failures = trial.num_failures + failures_of_process(plan)
         parts = [self._label(trial), f"task {task}/{self.num_tasks}"]
-        parts.append(f"R@1 {result.get('stream/t2v/r1', math.nan):.2f}")
-        if GAIN in result:
-            parts.append(f"({result[GAIN]:+.2f} over zero-shot)")
-        parts.append(f"BWF {result.get('stream/t2v/bwf', math.nan):.2f}")
+        parts.append(progress_text(result))
         is_reused = task <= int(result.get("reused", 0))
         parts.append("trained by another trial" if is_reused else f"{result.get('seconds', math.nan):.1f} s")
         say("  ".join(parts), with_time=True)
@@ -152,6 +155,13 @@ class Watcher(tune.Callback):
         error = _error(trial)
         if is_lost_node(error) and trial.max_failures < MOST_LOST_NODES:
             trial.max_failures += 1
+        elif is_short_of_memory(error):
+            say(f"{self._label(trial)}  Ray ended it: memory ran out; it starts again", with_time=True)
+            self._short[trial.trial_id] = self._short.get(trial.trial_id, 0) + 1
+            if self._short[trial.trial_id] <= MOST_SHORT_OF_MEMORY:
+                trial.max_failures += 1
+            if is_started_here():
+                await_memory(PROCESS, MEMORY_SECONDS)
         elif getattr(_innermost(error), "is_final", False):
             trial.max_failures = trial.num_failures
         self._keep_words(trial, error)

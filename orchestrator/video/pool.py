@@ -138,11 +138,11 @@ class _Child:
 
     def give(self, job: Job, decoder: str, limits: Limits) -> None:
         """Hand over a job, starting or replacing the process where needed."""
-        folder = Path(os.path.realpath(job.path)).parent
-        is_outside = not any(folder.is_relative_to(known) for known in self.folders)
-        if is_outside:
-            self.folders = widened(self.folders, folder)
-        if is_outside or self.jobs_done >= _JOBS_PER_CHILD:
+        before = self.folders
+        for path in (os.path.realpath(job.path), os.path.abspath(job.path)):  # a link is found where it lies
+            if not any(Path(path).is_relative_to(known) for known in self.folders):
+                self.folders = widened(self.folders, Path(path).parent)
+        if self.folders is not before or self.jobs_done >= _JOBS_PER_CHILD:
             self.stop()
         fresh = self.process is None
         if self.process is None:

@@ -84,12 +84,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=4.0, help="that a task takes in the mean (%(default)s)")
     parser.add_argument("--scheduler", choices=("asha", "halving", "none"), default="asha", help="(%(default)s)")
     parser.add_argument("--searcher", choices=("tpe", "random", "staged"), default="tpe", help="(%(default)s)")
+    parser.add_argument(
+        "--laws", action="store_true", help="the driver's part alone, by the number of trials and nodes"
+    )
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
     arguments = parser.parse_args(argv)
     if min(arguments.nodes, arguments.trials) < 1 or arguments.seconds <= 0:
         parser.error("--nodes and --trials must be >= 1, --seconds > 0")
     folder = Path(tempfile.mkdtemp(prefix="scale", dir="/tmp"))  # short: sockets of Ray lie below it
     try:
+        if arguments.laws:
+            return _tell_laws(folder)
         figures = _measure(folder, arguments)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -116,6 +121,21 @@ def _measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         return _sweep(folder, manifest, arguments, pattern, server.process.pid)
     finally:
         server.close()
+
+
+def _tell_laws(folder: Path) -> int:
+    from orchestrator.jobs.deployment import Deployment
+    from orchestrator.jobs.sweep import SweepRequest, plan_sweep
+    from tests.scale.laws import of_nodes, of_trials
+
+    where = Deployment(folder / "runs", str(folder / "runs" / "store"))
+    planned = plan_sweep(SweepRequest(METHOD, "shapes-5", "laws", {}), where)
+    for trials in (100, 300, 1000):
+        found = of_trials(folder, trials, planned.searched, planned.experiment.settings)
+        say(f"{trials:>5} trials  " + "  ".join(f"{name} {value:.3g}" for name, value in found.items()))
+    for nodes, seconds in of_nodes():
+        say(f"{nodes:>5} nodes   a look for room, s {seconds:.2g}")
+    return 0
 
 
 def _train_one(folder: Path, manifest: Path) -> None:

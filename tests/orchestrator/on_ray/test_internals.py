@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import importlib
 import os
+import pickle
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 from ray import tune
+from ray.air.execution._internal.actor_manager import RayActorManager
+from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.train.backend import BackendConfig
+from ray.tune.execution.tune_controller import TuneController
 
 from orchestrator.on_ray import internals
-from orchestrator.on_ray.internals import Trainer, cause_of, hand_on_no_keys, trials_of
+from orchestrator.on_ray.failures import is_short_of_memory
+from orchestrator.on_ray.internals import Trainer, cause_of, count_every_death_once, hand_on_no_keys, trials_of
 
+KILLED = (  # as Ray 2.60 words it, shortened
+    "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.2, ID: 7a) was "
+    "7.20GB used / 23.54GB limit (0.305759)\nOOM kill reason: Memory usage 7625936896B exceeded threshold\nSelected to "
+    "kill: (Actor(5a): job ID=01, pid=11417, actual memory used=3.61GB, worker ID=17)"
+)
 REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+class _Trial:
+    def __init__(self, status: str) -> None:
+        self.status = status
 
 
 @pytest.mark.parametrize(
@@ -27,6 +43,8 @@ REPOSITORY = Path(__file__).resolve().parents[3]
         "ray.experimental.internal_kv._internal_kv_get",
         "ray.experimental.internal_kv._internal_kv_put",
         "ray.tune.execution.class_cache.ENV_VARS_TO_PROPAGATE",
+        "ray.air.execution._internal.actor_manager.RayActorManager._actor_task_failed",
+        "ray.tune.execution.tune_controller.TuneController._trial_task_failure",
         "ray.train.v2._internal.callbacks.DatasetsCallback",
         "ray.train.v2.api.data_parallel_trainer.DataParallelTrainer._create_default_callbacks",
     ],
@@ -47,6 +65,39 @@ def test_what_objects_of_ray_keep_is_there():
     inner = ValueError("mine")
     assert cause_of(UserExceptionWithTraceback(inner, "Traceback")) is inner
     assert trials_of(tune.ResultGrid(SimpleNamespace(trials=[]))) == []
+
+
+@pytest.mark.parametrize(("status", "expected"), [("PENDING", ["RUNNING"]), ("RUNNING", ["RUNNING"])])
+def test_a_process_that_dies_is_one_failure_of_its_trial_also_where_it_was_just_handed_to_it(status, expected):
+    count_every_death_once()
+    loop, process, trial, failed = object.__new__(TuneController), MagicMock(), _Trial(status), []
+    vars(loop).update(
+        _actor_to_trial={process: trial},
+        _actor_manager=MagicMock(),
+        _actor_stopped=MagicMock(),
+        _unstage_trial_with_resources=MagicMock(),
+        _pending_trials={trial} if status == "PENDING" else set(),
+        _resetting_trials={trial} if status == "PENDING" else set(),
+        _paused_trials=set(),
+        _fail_fast=False,
+        _print_trial_errors=False,
+        _set_trial_status=lambda trial, status: setattr(trial, "status", status),
+        _process_trial_failure=lambda trial, exception: failed.append(trial.status),
+    )
+    # in this order Ray's manager of actors tells it: the process, then what it had been asked to do
+    loop._actor_failed(process, RayActorError())
+    loop._trial_task_failure(trial, RayActorError())
+    assert failed == expected
+    assert not loop._resetting_trials
+
+
+def test_a_process_that_ray_ends_for_its_memory_is_one_that_died():
+    count_every_death_once()
+    told: list[Exception] = []
+    task = SimpleNamespace(_tracked_actor=MagicMock(), _on_error=lambda actor, error: told.append(error))
+    RayActorManager._actor_task_failed(MagicMock(), task, OutOfMemoryError(KILLED))
+    assert isinstance(told[0], RayActorError)
+    assert is_short_of_memory(pickle.loads(pickle.dumps(told[0])))
 
 
 def test_ray_is_bounded_at_the_newest_minor_version_that_these_tests_have_seen():

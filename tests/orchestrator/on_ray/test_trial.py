@@ -15,7 +15,7 @@ from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
 
 from orchestrator.errors import ConfigError
 from orchestrator.on_ray import alone, featurize
-from orchestrator.on_ray.failures import explain
+from orchestrator.on_ray.failures import MOST_SHORT_OF_MEMORY, explain
 from orchestrator.on_ray.plan import TrialPlan
 from orchestrator.on_ray.trial import _backend, _device, _EndOnMistake
 
@@ -41,6 +41,13 @@ def test_lost_nodes_are_no_failures_and_others_count_since_the_last_finished_tas
     lost = RuntimeError("The actor died because its node has died. Node Id: 5f")  # as Ray's GCS words it
     for _ in range(20):
         callback.after_exception(None, {0: wrapped(RuntimeError("gloo")), 1: wrapped(lost)})
+    short = RuntimeError("killed due to the node running low on memory. It was 22.8GB used / 23.5GB limit")
+    for _ in range(MOST_SHORT_OF_MEMORY):
+        callback.after_exception(None, {0: wrapped(short), 1: wrapped(RuntimeError("gloo"))})
+    with pytest.raises(ControllerError):
+        callback.after_exception(None, {0: wrapped(short)})
+    callback.after_report(None, [{}], None)
+    callback.after_exception(None, {0: wrapped(short)})
     for _ in range(3):
         callback.after_exception(None, {0: wrapped(RuntimeError("gloo"))})
         callback.after_report(None, [{}], None)

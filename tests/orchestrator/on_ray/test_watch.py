@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 from ray import cloudpickle
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from orchestrator.errors import ConfigError, TrialFailed
-from orchestrator.on_ray import watch
+from orchestrator.on_ray import memory, watch
+from orchestrator.on_ray.failures import MOST_SHORT_OF_MEMORY
 from orchestrator.on_ray.plan import GAIN, Capacity, SearchConfig, TrialPlan, run_name
 from orchestrator.on_ray.watch import Room, Watcher, WaveWatcher, failures_of_process
 from orchestrator.tracking.tracker import Tracker, create_store
@@ -109,6 +110,26 @@ def test_a_driver_that_is_lost_with_its_node_is_not_counted(plan, tmp_path):
         lost.max_failures = 1
         Watcher(plan, 1, 3, 1).on_trial_recover(0, [], lost)
         assert lost.max_failures == allowed
+
+
+def test_memory_that_others_take_is_waited_for_and_counted_apart(plan, tmp_path, monkeypatch):
+    killed, waited = "1 worker(s) were killed due to the node running low on memory. 23.1GB used / 24GB limit", []
+    monkeypatch.setattr(watch, "is_started_here", lambda: True)
+    monkeypatch.setattr(watch, "await_memory", lambda *told: waited.append(told))
+    watcher, short = Watcher(plan, 1, 3, 1), trial("a", kept(RayActorError(error_msg=killed), tmp_path))
+    short.max_failures = 3
+    for _ in range(MOST_SHORT_OF_MEMORY + 2):
+        watcher.on_trial_recover(0, [], short)
+    assert short.max_failures == 3 + MOST_SHORT_OF_MEMORY
+    watcher.on_trial_result(0, [], short, row(1))
+    watcher.on_trial_recover(0, [], short)
+    assert short.max_failures == 4
+    assert len(waited) == MOST_SHORT_OF_MEMORY + 3
+    of_its_own = f"{killed} actual memory used=12.50GB, "  # what does not fit is no fault of others
+    greedy = trial("a", kept(RayActorError(error_msg=of_its_own), tmp_path))
+    greedy.max_failures = 3
+    watcher.on_trial_recover(0, [], greedy)
+    assert greedy.max_failures == 3
 
 
 def test_failures_count_since_the_last_finished_task_and_what_would_come_again_has_one_more_attempt(plan, tmp_path):
@@ -256,3 +277,12 @@ def test_stretches_of_a_trial_are_one_trial_to_the_reader_and_a_stopped_one_is_c
     assert (found.run_id, found.status) == (run, "FINISHED")
     assert found.tags["ctvr.stopped"] == "halving after task 1"
     assert watcher._left() == 3
+
+
+def test_memory_is_waited_for_until_it_is_there_and_no_longer(monkeypatch):
+    free, slept = iter([2, 2, 4]), []
+    monkeypatch.setattr(memory, "_memories", lambda: [(1000, 0), (100, 100 - next(free))])
+    monkeypatch.setattr(memory.time, "sleep", slept.append)
+    monkeypatch.setenv("RAY_memory_usage_threshold", "0.99")
+    memory.await_memory(2, 1000.0)
+    assert len(slept) == 2
