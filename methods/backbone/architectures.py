@@ -8,13 +8,46 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 TINY = "tiny-clip"
 TINY_FOLDER = Path(__file__).parent / "tiny_clip"  # shipped with this package
 
+# UMT's own towers (arXiv:2303.16058), described as open_clip describes others; `fusion_from`: see backbone/bert.py
+UMT: dict[str, dict[str, Any]] = {
+    "UMT-B-16": {
+        "embed_dim": 512,
+        "vision_cfg": {"image_size": 224, "patch_size": 16, "width": 768, "layers": 12, "heads": 12},
+        "text_cfg": {
+            "width": 768,
+            "layers": 12,
+            "heads": 12,
+            "hidden": 3072,
+            "fusion_from": 9,
+            "vocab_size": 30522,
+            "context_length": 512,
+        },
+    },
+    "UMT-L-16": {
+        "embed_dim": 768,
+        "vision_cfg": {"image_size": 224, "patch_size": 16, "width": 1024, "layers": 24, "heads": 16},
+        "text_cfg": {
+            "width": 1024,
+            "layers": 24,
+            "heads": 16,
+            "hidden": 4096,
+            "fusion_from": 19,
+            "vocab_size": 30522,
+            "context_length": 512,
+        },
+    },
+}
+
 
 def image_size(name: str) -> int | None:
     """Pixels of a side of the images that a backbone sees; None if nobody has described one of this name."""
+    if name in UMT:
+        return int(UMT[name]["vision_cfg"]["image_size"])
     file = TINY_FOLDER / "config.json" if name == TINY else _open_clip_folder() / f"{name}.json"
     if not file.is_file():
         return None

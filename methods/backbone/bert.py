@@ -59,11 +59,13 @@ class BertLayer(nn.Module):
         self.wide, self.narrow = nn.Linear(width, hidden), nn.Linear(hidden, width)
         self.norm = nn.LayerNorm(width, eps=_EPS)
 
-    def forward(self, x: Tensor, bias: Tensor, video: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, bias: Tensor, video: tuple[Tensor, Tensor] | None = None, video_bias: Tensor | None = None
+    ) -> Tensor:
         x = self.attention(x, self.attention.keys_values(x), bias)
         if self.crossattention is not None:
             assert video is not None
-            x = self.crossattention(x, video)
+            x = self.crossattention(x, video, video_bias)
         found: Tensor = self.norm(x + self.narrow(F.gelu(self.wide(x))))
         return found
 
@@ -102,11 +104,7 @@ class FusionBert(nn.Module):
         self.layers = nn.ModuleList(
             BertLayer(width, heads, hidden, None if layer < fusion_from else video_width) for layer in range(layers)
         )
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-            if isinstance(module, nn.Linear):
-                nn.init.zeros_(module.bias)
+        new_weights(self)
 
     def read(self, tokens: Tensor) -> Tensor:
         """Captions (B, L) int64 through the lower layers: (B, L, D), [CLS] at place 0."""
@@ -128,6 +126,20 @@ class FusionBert(nn.Module):
         return x
 
 
+def new_weights(part: nn.Module) -> None:
+    """BERT's beginning: small matrices, no biases."""
+    for module in part.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+        if isinstance(module, nn.Linear):
+            nn.init.zeros_(module.bias)
+
+
+def bias_of(seen: Tensor, x: Tensor) -> Tensor:
+    """What is added to scores, in the kind of number of x: nothing where `seen`, nearly minus infinity elsewhere."""
+    return ((seen == 0) * _OUT).to(x.dtype)
+
+
 def _pads(tokens: Tensor, x: Tensor) -> Tensor:
-    """What is added to scores, (B, 1, 1, L): nothing for words, nearly minus infinity for pads."""
-    return ((tokens == 0)[:, None, None, :] * _OUT).to(x.dtype)
+    """The same for words of captions (B, L) and their pads, (B, 1, 1, L)."""
+    return bias_of((tokens != 0)[:, None, None, :], x)

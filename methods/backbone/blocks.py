@@ -47,6 +47,7 @@ class TokenState:
     keys: Tensor | None = None  # (G, n, D/H) what `between` of a block has noted for its `after`
     policy: Tensor | None = None  # (G, n) patches that a search of rates has not dropped: 1 or 0, with a gradient
     class_row: Tensor | None = None  # (G, N) what `mix` of a block has noted for its `between`
+    rotate: Callable[[Tensor], Tensor] | None = None  # q or k, heads first (G, H, N, D/H): rotary positions; None: none
     eot: Tensor | None = None  # (B,) position of the end-of-text token; None for images
     log: list[tuple[int, int, int]] = field(default_factory=list)
     # per block: attention groups of one video, tokens of a group in attention, tokens of a group in the MLP
@@ -113,6 +114,8 @@ class Attention(nn.Module):
         self.in_bias = nn.Parameter(source.in_proj_bias.detach().clone())  # (3D,)
         self.out = nn.Linear(source.embed_dim, source.embed_dim)
         self.out.load_state_dict(source.out_proj.state_dict())
+        if isinstance(norm := getattr(source, "norm", None), nn.Module) and not isinstance(norm, nn.Identity):
+            self.norm = norm  # before `out`, as in EVA-02
 
     def project(self, y: Tensor, seams: BlockSeams, state: TokenState) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v of tokens y (G, N, D), each (G, N, D)."""
@@ -135,6 +138,8 @@ class Attention(nn.Module):
     def forward(self, y: Tensor, seams: BlockSeams, state: TokenState, causal: bool = False) -> tuple[Tensor, Attended]:
         """Attend within each group. Takes y (G, N, D), returns (G, N, D) and what `between` asked for."""
         q, k, v = (self.heads_first(x) for x in self.project(y, seams, state))
+        if state.rotate is not None:
+            q, k = state.rotate(q), state.rotate(k)
         bias = None  # (G, 1, 1, N)
         if state.sizes is not None and state.proportional:
             bias = state.sizes.log()[:, None, None, :, 0].to(q.dtype)
@@ -143,6 +148,8 @@ class Attention(nn.Module):
         else:
             mixed = seams.mix(q, k, v, bias, state)
         merged = mixed.transpose(1, 2).flatten(2)
+        if hasattr(self, "norm"):
+            merged = self.norm(merged)
         out = self.out(merged)
         if seams.out is not None:
             out = seams.out(merged, out, state)

@@ -11,25 +11,27 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from methods.backbone.architectures import TINY, TINY_FOLDER
+from methods.backbone.architectures import TINY, TINY_FOLDER, UMT
 from methods.backbone.clip import Clip
-from methods.backbone.other_towers import EndMarked, LastTokenText, text_of, vision_of
+from methods.backbone.other_towers import EndMarked, WholeText, text_of, vision_of
+from methods.backbone.umt_load import load_umt
 from methods.backbone.weights import read_weights
 from methods.paths import named_path
 
 VERSION: str = importlib.metadata.version("open_clip_torch")  # of the library that defines the towers
 
 
-def load_backbone(name: str, weights: str = "openai", seed: int = 0, sha256: str = "") -> Clip:
+def load_backbone(name: str, weights: str = "openai", seed: int = 0, sha256: str = "", vocabulary: str = "") -> Clip:
     """Load an open_clip model as a backbone.
 
     Args:
-        name: `tiny-clip` (shipped with this package) or an open_clip architecture such as
+        name: `tiny-clip` (shipped with this package), `UMT-B-16`, `UMT-L-16` or an open_clip architecture such as
             `ViT-B-32-quickgelu`. OpenAI's weights need the quickgelu variants.
         weights: `shipped` (tiny-clip only), an open_clip tag such as `openai` (downloaded by
             open_clip), a local file (.safetensors, .pt), or `random`.
         seed: of `random` weights.
         sha256: of the local file; needed for a pickle (anything but .safetensors).
+        vocabulary: BERT's vocab.txt, a file; for UMT alone, which needs it.
 
     Raises:
         ValueError: for an unknown name or tag, a file that does not fit the architecture, or a pickle that is not
@@ -38,12 +40,16 @@ def load_backbone(name: str, weights: str = "openai", seed: int = 0, sha256: str
     """
     if sha256 and not _is_path(weights):
         raise ValueError(f"sha256 names a file, and weights={weights!r} is none. Leave it out.")
+    if name in UMT:
+        return _umt(name, weights, seed, sha256, vocabulary)
+    if vocabulary:
+        raise ValueError(f"vocabulary={vocabulary!r} is UMT's; {name} has a tokenizer of its own. Leave it out.")
     if name == TINY:
         source, tokenize, mean, std = _tiny_clip(weights, seed, sha256)
     else:
         source, tokenize, mean, std = _open_clip(name, weights, seed, sha256)
     vision, text = vision_of(source, name), text_of(source)
-    if isinstance(text, LastTokenText):
+    if isinstance(text, WholeText):
         tokenize = EndMarked(tokenize, text)
     return Clip(source, tokenize, mean, std, name, vision, text).eval()
 
@@ -73,13 +79,24 @@ def _tiny_clip(
     return source, tokenizer, config["mean"], config["std"]
 
 
+def _umt(name: str, weights: str, seed: int, sha256: str, vocabulary: str) -> Clip:
+    if weights != "random" and not _is_path(weights):
+        raise ValueError(f"{name} has no weights called {weights!r}. Write its authors' file, or random.")
+    state = None if weights == "random" else _state_of(named_path(weights), sha256)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return load_umt(name, state, named_path(vocabulary) if vocabulary else None, weights).eval()
+
+
 def _open_clip(
     name: str, weights: str, seed: int, sha256: str
 ) -> tuple[nn.Module, Callable[[list[str]], Tensor], list[float], list[float]]:
     import open_clip
 
     if name not in open_clip.list_models():
-        raise ValueError(f"no backbone called {name!r}. Write tiny-clip or one of open_clip.list_models().")
+        raise ValueError(
+            f"no backbone called {name!r}. Write tiny-clip, UMT-B-16, UMT-L-16 or one of open_clip.list_models()."
+        )
     is_tag = weights != "random" and not _is_path(weights)
     if is_tag and weights not in open_clip.list_pretrained_tags_by_model(name):
         tags = ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none"
@@ -138,13 +155,18 @@ def _is_path(weights: str) -> bool:
     return "/" in weights or weights.endswith((".safetensors", ".pt", ".pth", ".bin"))
 
 
-def _load_weights(source: nn.Module, file: Path, sha256: str = "") -> None:
-    """Read a state dict into an open_clip model; nothing but tensors is ever unpickled (see weights.py)."""
+def _state_of(file: Path, sha256: str = "") -> dict[str, Tensor]:
+    """The tensors of a file; nothing but tensors is ever unpickled (see weights.py)."""
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such weights file.")
     state = read_weights(file, sha256)
     state = {name.removeprefix("module."): value for name, value in state.items()}
-    state = {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
+    return {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
+
+
+def _load_weights(source: nn.Module, file: Path, sha256: str = "") -> None:
+    """Read a state dict into an open_clip model."""
+    state = _state_of(file, sha256)
     missing, unexpected = source.load_state_dict(state, strict=False)
     missing = [name for name in missing if not name.endswith("attn_mask")]
     if missing or unexpected:

@@ -31,7 +31,9 @@ from methods.backbone.clip import Clip, VisionTower
 _EPS = 1e-6
 
 
-def sine_positions(frames: int, patches: int, width: int, pretrained: int | None = None) -> Tensor:
+def sine_positions(
+    frames: int, patches: int, width: int, pretrained: int | None = None, device: torch.device | None = None
+) -> Tensor:
     """The fixed positions of all places of a video: (T P, D), in float64 until they are stored.
 
     Args:
@@ -39,10 +41,11 @@ def sine_positions(frames: int, patches: int, width: int, pretrained: int | None
         patches: P.
         width: D.
         pretrained: frames of a shorter or longer video whose table is stretched in a straight line over time.
+        device: where it is made, so that a GPU waits for nothing.
     """
     own = frames if pretrained is None else pretrained
-    place = torch.arange(own * patches, dtype=torch.float64)[:, None]
-    column = torch.arange(width)
+    place = torch.arange(own * patches, dtype=torch.float64, device=device)[:, None]
+    column = torch.arange(width, device=device)
     angle = place / 10000.0 ** (2 * torch.div(column, 2, rounding_mode="floor") / width)
     table = torch.where(column % 2 == 0, angle.sin(), angle.cos()).float()
     if own == frames:
@@ -127,7 +130,8 @@ class UmtVision(VisionTower):
         apart = self.attends == "frame"
         if not apart:
             x = x.unflatten(0, (batch, num_frames)).flatten(1, 2)
-        table = sine_positions(1 if apart else num_frames, self.num_tokens, self.width, self._stretched(num_frames))
+        own = self._stretched(num_frames)
+        table = sine_positions(1 if apart else num_frames, self.num_tokens, self.width, own, x.device)
         state = TokenState(batch, num_frames if apart else 1, classes=0, protected=0)
         if not apart:  # the cost of a pass counts the patches of one frame of each group
             state.extra_macs = batch * (num_frames - 1) * self.num_tokens * self.conv1.weight.numel()
@@ -202,6 +206,9 @@ class UmtText(nn.Module):
 class Umt(Clip):
     """Both towers, the head that judges a pair, and the temperature, where a CLIP stands."""
 
+    vision: UmtVision
+    text: UmtText  # type: ignore[assignment]
+
     def __init__(
         self,
         vision: UmtVision,
@@ -213,13 +220,18 @@ class Umt(Clip):
         name: str = "",
     ) -> None:
         nn.Module.__init__(self)
-        self.name, self.vision, self.text = name, vision, UmtText(bert, vision.embed_dim)  # type: ignore[assignment]
+        self.name, self.vision, self.text = name, vision, UmtText(bert, vision.embed_dim)
         self.head = nn.Linear(bert.width, 2)  # logit 1: caption and video belong together
         self.temp = nn.Parameter(torch.tensor(0.07))
         self.tokenize, self.mean, self.std = tokenize, tuple(mean), tuple(std)
         self.embed_dim, self.image_size = vision.embed_dim, image_size
 
+    @property
+    def logit_scale(self) -> Tensor:  # type: ignore[override]
+        """The logarithm of 1 / temp."""
+        return -self.temp.log()
+
     def match(self, words: Tensor, tokens: Tensor, memory: Memory) -> Tensor:
         """Logits (B, 2) of captions (B, L, D) as `UmtText.read` left them, each with its video's memory."""
-        found: Tensor = self.head(self.text.bert.fuse(words, tokens, memory)[:, 0])  # type: ignore[operator, union-attr]
+        found: Tensor = self.head(self.text.bert.fuse(words, tokens, memory)[:, 0])
         return found

@@ -1,7 +1,7 @@
-"""UMT's published weights under our names: vision, text and fusion encoder, projections, head and temperature.
+"""UMT's published weights under our names: vision, text and fusion encoder, projections, head, temperature, decoder.
 
-Retrieval checkpoints have one prefix more in the text encoder (`text_encoder.bert.`). What they hold beside is not
-needed: the language model's head, the CLIP teacher and its decoder, indices of positions.
+Pre-training checkpoints have one prefix more in the text encoder (`text_encoder.bert.`). What they hold beside is not
+needed: the CLIP teacher and its decoder, indices of positions; the language model's head by the answers alone.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _LAYER = {
     "output.dense": "narrow",
     "output.LayerNorm": "norm",
 }
+_WRITING = {"cls.predictions.transform.dense": "transform", "cls.predictions.transform.LayerNorm": "transform_norm"}
 _HEADS = {
     "vision_proj.": "vision.proj.",
     "text_proj.": "text.proj.",
@@ -49,6 +50,43 @@ def under_our_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             one_frame = ours == "vision.conv1.weight" and value.ndim == 5  # (D, 3, 1, p, p), a tubelet of one frame
             found[ours] = (value[:, :, 0] if one_frame else value).float()
     return found
+
+
+def of_decoder(state: Mapping[str, Tensor], fusion_from: int) -> dict[str, Tensor]:
+    """The state of `methods.backbone.answers.AnswerDecoder`: the checkpoint's own decoder, else its fusion layers.
+
+    Args:
+        state: the authors' weights.
+        fusion_from: the first fusion layer of the text encoder, which is the decoder's first layer where it has none.
+
+    Raises:
+        ValueError: if the checkpoint has neither a decoder nor the head of a language model.
+    """
+    found, has_own = {}, any(name.startswith("text_decoder.") for name in state)
+    skipped = 0 if has_own else fusion_from
+    for name, value in state.items():
+        part, _, rest = name.replace(".bert.", ".", 1).partition(".")
+        if part == ("text_decoder" if has_own else "text_encoder") and "position_ids" not in rest:
+            ours = _of_decoder(rest, skipped)
+            if ours is not None:
+                found[ours] = value.float()
+    if "bias" not in found:
+        raise ValueError("the checkpoint has neither a decoder of answers nor the head of a language model.")
+    return found
+
+
+def _of_decoder(name: str, skipped: int) -> str | None:
+    for theirs, ours in {**_TEXT, **_WRITING}.items():
+        if name.startswith(f"{theirs}."):
+            return f"{ours}.{name.rpartition('.')[2]}"
+    if name == "cls.predictions.bias":
+        return "bias"
+    if not name.startswith("encoder.layer."):
+        return None  # the head's matrix is that of the words
+    number, _, rest = name.removeprefix("encoder.layer.").partition(".")
+    if int(number) < skipped:
+        return None
+    return _layer(str(int(number) - skipped), rest).removeprefix("text.bert.")
 
 
 def _named(name: str) -> str | None:

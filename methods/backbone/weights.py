@@ -43,7 +43,8 @@ def read_weights(file: Path, sha256: str) -> dict[str, Tensor]:
         sha256: 64 hexadecimal digits; needed for a pickle, compared if given for safetensors.
 
     Returns:
-        Name -> tensor on the CPU. Of `{"state_dict": {...}}` the inner dictionary; a tensor alone is called BARE.
+        Name -> tensor on the CPU. Of `{"state_dict": {...}}` and `{"model": {...}}` the inner dictionary;
+        a tensor alone is called BARE.
 
     Raises:
         ValueError: one line; for a pickle without its digest, another file than the digest says, or no weights.
@@ -153,7 +154,7 @@ def convert(file: Path, wanted: str, out: Path) -> dict[str, str]:
     if isinstance(state, torch.Tensor):
         state = {BARE: state}
     if isinstance(state, Mapping):
-        state = state.get("state_dict", state)
+        state = next((state[name] for name in ("state_dict", "model") if isinstance(state.get(name), Mapping)), state)
     if not isinstance(state, Mapping):
         return {"error": f"it holds a {type(state).__name__}, no dictionary of weights"}
     tensors = {str(name): value for name, value in state.items() if isinstance(value, torch.Tensor)}

@@ -1,0 +1,72 @@
+"""UMT as a backbone of its own: its towers by name, published weights from a file, BERT's vocabulary beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from methods.backbone.architectures import UMT
+from methods.backbone.bert import FusionBert
+from methods.backbone.umt import Umt, UmtVision
+from methods.backbone.umt_weights import under_our_names
+from methods.backbone.word_pieces import WordPieces
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
+
+
+def make_umt(name: str, tokenize: Any = None) -> Umt:
+    """A UMT of `architectures.UMT` with new weights, on the present device."""
+    sizes = UMT[name]
+    seen, read = sizes["vision_cfg"], sizes["text_cfg"]
+    vision = UmtVision(
+        seen["image_size"], seen["patch_size"], seen["width"], seen["layers"], seen["heads"], sizes["embed_dim"]
+    )
+    bert = FusionBert(
+        read["width"],
+        read["layers"],
+        read["fusion_from"],
+        read["heads"],
+        read["hidden"],
+        read["vocab_size"],
+        read["context_length"],
+        seen["width"],
+    )
+    return Umt(vision, bert, tokenize or (lambda texts: torch.empty(0)), MEAN, STD, seen["image_size"], name)
+
+
+def load_umt(name: str, state: dict[str, Tensor] | None, vocabulary: Path | None, source: str = "") -> Umt:
+    """A UMT with given weights, or with new ones.
+
+    Args:
+        name: of `architectures.UMT`.
+        state: the authors' weights; None: new ones.
+        vocabulary: BERT's vocab.txt.
+        source: of the weights, for messages.
+
+    Raises:
+        ValueError: for a vocabulary or weights that do not fit.
+        FileNotFoundError: if there is no vocabulary.
+    """
+    if vocabulary is None:
+        raise ValueError(
+            f"{name} reads captions by BERT's word pieces. Write backbone.vocabulary=FILE, the vocab.txt of "
+            "bert-base-uncased."
+        )
+    pieces, wanted = WordPieces.of_file(vocabulary), UMT[name]["text_cfg"]["vocab_size"]
+    if pieces.end != wanted:
+        raise ValueError(f"{vocabulary}: has {pieces.end} pieces, {name} has {wanted}. Check backbone.vocabulary.")
+    umt = make_umt(name, pieces)
+    if state is not None:
+        try:
+            lacking = umt.load_state_dict(under_our_names(state), strict=False)
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(f"{source}: does not fit {name} ({str(error).splitlines()[-1].strip()[:160]})") from error
+        if wrong := [*lacking.missing_keys, *lacking.unexpected_keys]:
+            raise ValueError(
+                f"{source}: does not fit {name} ({len(lacking.missing_keys)} weights missing, "
+                f"{len(lacking.unexpected_keys)} unknown, for example {wrong[0]}). Check backbone.name."
+            )
+    return umt

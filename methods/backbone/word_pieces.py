@@ -1,0 +1,110 @@
+"""BERT's word pieces, by which UMT reads captions, questions and answers (Devlin et al., arXiv:1810.04805).
+
+Text is lower-cased, freed of accents and cut at blanks and around punctuation; of a word the longest piece of the
+vocabulary is taken from its beginning, then the longest `##` piece of the rest, and so on. A word that cannot be cut
+is [UNK]. Captions and questions are cleaned first, as UMT's code does it; answers are not.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+MARKS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+_LONGEST = 100  # letters of a word; a longer one is [UNK]
+
+
+def clean(text: str) -> str:
+    """A caption or question without punctuation, in lower case, its blanks one each."""
+    text = re.sub(r"[,.'!?\"()*#:;~]", "", text.lower()).replace("-", " ").replace("/", " ")
+    return " ".join(text.replace("<person>", "person").split())
+
+
+class WordPieces:
+    """A tokenizer by a vocabulary, whose captions end with a mark of our own: the largest id, which UMT takes away.
+
+    So it keeps what every reader of captions here relies on (`UmtText.without_end`).
+    """
+
+    def __init__(self, vocabulary: Sequence[str], length: int = 65) -> None:
+        """Make a tokenizer.
+
+        Args:
+            vocabulary: pieces in the order of their ids; [PAD] is the first.
+            length: L of captions, with the mark.
+
+        Raises:
+            ValueError: if it lacks one of `MARKS`, or [PAD] is not the first.
+        """
+        self.ids = {piece: number for number, piece in enumerate(vocabulary)}
+        lacking = [mark for mark in MARKS if mark not in self.ids]
+        if lacking or self.ids["[PAD]"] != 0:
+            raise ValueError(f"a vocabulary of BERT begins with [PAD] and holds {', '.join(MARKS)}.")
+        self.length, self.end = length, len(vocabulary)
+        self._known: dict[str, tuple[int, ...]] = {}  # words of captions come again
+
+    @classmethod
+    def of_file(cls, file: Path, length: int = 65) -> WordPieces:
+        """Those of a `vocab.txt`, one piece a line."""
+        if not file.is_file():
+            raise FileNotFoundError(f"{file}: no such vocabulary. Give the vocab.txt of bert-base-uncased.")
+        try:
+            return cls(file.read_text(encoding="utf-8").splitlines(), length)
+        except ValueError as error:  # UnicodeDecodeError, too
+            raise ValueError(f"{file}: {str(error).splitlines()[0]} Give the vocab.txt of bert-base-uncased.") from None
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """Captions as they stand in batches: cleaned, [CLS], pieces, the mark, zeros: (N, L) int64."""
+        found = torch.zeros(len(texts), self.length, dtype=torch.int64)
+        for row, text in enumerate(texts):
+            ids = [*self.pieces(clean(text), self.length - 1), self.end]
+            found[row, : len(ids)] = torch.tensor(ids)
+        return found
+
+    def answers(self, texts: Sequence[str], length: int = 5) -> Tensor:
+        """Answers as the decoder writes them: [CLS], pieces, [SEP] if there is room, zeros: (N, length) int64."""
+        found = torch.zeros(len(texts), length, dtype=torch.int64)
+        for row, text in enumerate(texts):
+            ids = [*self.pieces(text, length), self.ids["[SEP]"]][:length]
+            found[row, : len(ids)] = torch.tensor(ids)
+        return found
+
+    def pieces(self, text: str, most: int) -> list[int]:
+        """[CLS] and the pieces of a text, `most` ids in all."""
+        ids = [self.ids["[CLS]"]]
+        for word in _words(text):
+            if word not in self._known:
+                self._known[word] = self._cut(word)
+            ids += self._known[word]
+        return ids[:most]
+
+    def _cut(self, word: str) -> tuple[int, ...]:
+        unknown, start, found = (self.ids["[UNK]"],), 0, list[int]()
+        if len(word) > _LONGEST:
+            return unknown
+        while start < len(word):
+            prefix = "##" if start else ""
+            ends = range(len(word), start, -1)
+            end = next((end for end in ends if prefix + word[start:end] in self.ids), None)
+            if end is None:
+                return unknown
+            found.append(self.ids[prefix + word[start:end]])
+            start = end
+        return tuple(found)
+
+
+def _words(text: str) -> list[str]:
+    plain = "".join(c for c in unicodedata.normalize("NFD", text.lower()) if unicodedata.category(c) != "Mn")
+    return "".join(f" {c} " if _is_apart(c) else c for c in plain).split()
+
+
+def _is_apart(c: str) -> bool:
+    """Punctuation, all of ASCII's that is neither letter nor digit, and Chinese characters stand for themselves."""
+    if c.isascii():
+        return not c.isalnum() and not c.isspace()
+    return unicodedata.category(c).startswith("P") or 0x4E00 <= ord(c) <= 0x9FFF

@@ -1,0 +1,236 @@
+"""UMT: captions and videos are compared first, then the best pairs are read together.
+
+Li et al., "Unmasked Teacher: Towards Training-Efficient Video Foundation Models", arXiv:2303.16058, as its authors'
+code fine-tunes it for retrieval; UMT and UMT4Clip of TempMe (arXiv:2409.01156, table 6). The towers are
+methods/backbone/umt.py and bert.py, the losses methods/layers/matching.py:
+
+    s = mean over frames of cos(W_v pooled_t, W_t [CLS]);  loss = VTC(s / temp) + VTM, temp learns within [0.001, 0.5]
+    a caption's `rerank` best videos by s are ordered by logit 1 of the head on the fused [CLS]; all others are -100
+    a video's best captions likewise, in a pass of its own
+
+All is trained. `attends=frame` is UMT4Clip; `reducer` merges its tokens (TempMe's 111.5 GMACs follow from no schedule
+that is published: ours is that of its other B/16 towers, 120.3).
+
+Its own towers: `backbone.name=UMT-B-16 backbone.weights=FILE backbone.vocabulary=vocab.txt`, the authors' checkpoint
+(with `backbone.sha256` where it is a pickle) and the vocabulary of bert-base-uncased; UMT-L-16 likewise.
+
+What we changed: on a CLIP backbone both towers have its sizes and tokenizer, but new weights. Negatives are drawn
+among the pairs of all workers, and every encoder gets the whole gradient, so that the number of workers does not
+matter; released, they are the worker's own and VTC's gradient is divided by their number. No dropout, no stochastic
+depth. Every pair is read together in an evaluation, and `rerank` then chooses: the same ranks at a higher price.
+
+Shapes: B pairs, Q captions, V videos, L words, N tokens of a video, D width of the text, E of the tokens, d joint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from methods.backbone.bert import FusionBert
+from methods.backbone.clip import Clip
+from methods.backbone.umt import Umt, UmtVision
+from methods.base import Batch, Change, Method, ParamGroup, Task, unit
+from methods.layers.gather import gather
+from methods.layers.matching import matching, negative_weights, shared_contrastive
+from methods.layers.reducers import plain_reducer
+from methods.layers.transfer import to_device
+from methods.layers.within import within
+
+OUT = -100.0  # the score of a pair that is not among the best
+# the recipe of MSR-VTT; every rate falls along half a cosine to a hundredth, here to 0
+PAPER = {
+    "optim.name": "adamw",
+    "optim.weight_decay": 0.02,
+    "optim.epochs": 10,
+    "optim.warmup": 0.1,
+    "optim.grad_clip": None,
+    "data.batch_size": 256,
+    "data.num_frames": 12,
+    "data.augment": "crop_flip",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class UmtConfig:
+    """Tuned by search_spaces/umt.py."""
+
+    lr: float = 1e-5  # of everything
+    rerank: int = 128  # best videos of a caption, and captions of a video, that are read together; 0: s alone ranks
+    hard_negatives: bool = True  # False: wrong pairs are drawn alike
+    attends: Literal["video", "frame"] = "video"  # how far a patch looks; frame: UMT4Clip
+    reducer: Literal["none", "tome", "tome_shared", "tempme"] = "none"  # fewer tokens; with attends=frame
+    r: int | None = None  # tokens that a block merges away; None: as ToMe, scaled to the depth
+    num_frames: int = 12  # reducer=tempme only: T; must be data.num_frames
+    num_words: int = 32  # of a caption, [CLS] included
+
+    def __post_init__(self) -> None:
+        if self.lr < 0:
+            raise ValueError(f"lr must be >= 0, got {self.lr}.")
+        if self.rerank < 0:
+            raise ValueError(f"rerank counts pairs and must be >= 0, got {self.rerank}. Use 0 to rank by s alone.")
+        if self.num_words < 2:
+            raise ValueError(f"num_words must be >= 2 (start, a word), got {self.num_words}. The paper has 32.")
+        if self.attends == "video" and self.reducer != "none":
+            raise ValueError(f"reducer={self.reducer} merges tokens of frames apart. Write attends=frame.")
+
+
+def like(clip: Clip) -> Umt:
+    """UMT with new weights, the sizes of a CLIP and its tokenizer; a quarter of the text's layers are fusion layers.
+
+    Its blocks, widths and heads are the CLIP's, and so is the device.
+    """
+    vision, text = clip.vision, clip.text
+    patch, layers = int(vision.conv1.weight.shape[-1]), len(text.blocks)
+    words = len(text.token_embedding.weight) + 1  # a mark behind captions may be one more
+    with vision.conv1.weight.device:
+        tower = UmtVision(clip.image_size, patch, vision.width, len(vision.blocks), vision.heads, clip.embed_dim)
+        bert = FusionBert(
+            text.width,
+            layers,
+            layers - max(1, layers // 4),
+            text.heads,
+            4 * text.width,
+            words,
+            text.context_length,
+            vision.width,
+        )
+        return Umt(tower, bert, clip.tokenize, clip.mean, clip.std, clip.image_size, clip.name)
+
+
+class UMT(Method):
+    """Two towers whose best pairs a third part reads together; all of it trained."""
+
+    Config = UmtConfig
+    any_tower, reads_umt = True, True
+    accumulates = "features"
+    PRESETS = {
+        "paper": PAPER,
+        "shapes": {"method.lr": 2e-5},  # with optim.lr_scale=50: 1e-3, which suits the small backbone
+        "umt4clip": Change({"method.attends": "frame"}),
+        "umt4clip-tempme": Change({"method.attends": "frame", "method.reducer": "tempme"}),
+    }
+
+    def __init__(self, config: UmtConfig, backbone: Clip) -> None:
+        super().__init__()
+        self.config = config
+        self.backbone = backbone if isinstance(backbone, Umt) else like(backbone)
+        self.backbone.vision.attends = config.attends
+        self.reducer = plain_reducer(config.reducer, config.r, config.num_frames, self.backbone.vision)
+        self.seed = 0  # of the next wrong pairs: the same on all workers, and on a run that goes on
+
+    @classmethod
+    def only_frames(cls, config: UmtConfig) -> int | None:
+        return config.num_frames if config.reducer == "tempme" else None
+
+    @classmethod
+    def unfinished_score(cls, config: UmtConfig) -> str:
+        if not config.rerank:
+            return ""
+        return "umt orders the best pairs of a complete matrix by another score. Write base.rerank=0"
+
+    def begin_task(self, task: Task) -> None:
+        self.seed = (task.index + 1) << 32
+
+    def param_groups(self) -> list[ParamGroup]:
+        own = [*self.backbone.parameters(), *self.reducer.parameters()]
+        return [ParamGroup(name="umt", params=own, lr=self.config.lr)]
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        """The mean of the frames' unit vectors, then all tokens: (B, T, 3, H, W) -> (B, 1 + N, max(d, E))."""
+        tokens, pooled, _ = self.backbone.vision.tokens(frames, self.reducer.seams())
+        mean = unit(self.backbone.vision.proj(pooled)).mean(dim=1, keepdim=True)
+        return _stacked(mean, tokens)
+
+    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
+        """The unit vector of [CLS], then all words and whether there is one: (B, L) -> (B, 1 + L, max(d, D + 1))."""
+        most = min(self.config.num_words, self.backbone.text.bert.context_length)
+        ids = self.backbone.text.without_end(within(tokens, most + 1))[:, :most]
+        ids = F.pad(ids, (0, most - ids.shape[1]))
+        words, feature = self.backbone.text.read(ids)
+        return _stacked(unit(feature)[:, None], torch.cat([words, (ids != 0)[..., None].to(words)], dim=-1))
+
+    def _cosines(self, queries: Tensor, gallery: Tensor) -> Tensor:
+        width = self.backbone.vision.embed_dim
+        return queries[:, 0, :width] @ gallery[:, 0, :width].mT
+
+    def _words(self, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """Words (Q, L, D) and 1 where there is one (Q, L), 0 at pads."""
+        width = self.backbone.text.bert.width
+        return queries[:, 1:, :width], (queries[:, 1:, width] > 0.5).long()
+
+    def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
+        """s (Q, V); with `rerank` beside it the logit of the pair: (Q, V, 2). Keys and values are made once a video."""
+        similar = self._cosines(queries, gallery)
+        if not self.config.rerank:
+            return similar
+        words, there = self._words(queries)
+        logits = []
+        for video in gallery[:, 1:, : self.backbone.vision.width].split(1):
+            logits.append(self.backbone.match(words, there, self.backbone.text.bert.memory(video))[:, 1])
+        return torch.stack([similar, torch.stack(logits, dim=1).to(similar)], dim=-1)
+
+    def calibrates(self) -> bool:
+        return self.config.rerank > 0
+
+    def calibrate(self, scores: Tensor) -> Tensor:
+        return self._best(scores, 1)
+
+    def calibrate_for_videos(self, scores: Tensor) -> Tensor:
+        return self._best(scores, 0)
+
+    def _best(self, scores: Tensor, dim: int) -> Tensor:
+        """The logits of the best along `dim`, `OUT` elsewhere."""
+        if not self.config.rerank:
+            return scores
+        similar, logits = scores.unbind(dim=-1)
+        best = similar.topk(min(self.config.rerank, similar.shape[dim]), dim=dim).indices
+        return torch.full_like(logits, OUT).scatter(dim, best, logits.gather(dim, best))
+
+    def scale(self) -> Tensor:
+        return 1 / self.backbone.temp
+
+    def logits(self, batch: Batch) -> Tensor:
+        """s / temp (B, B) over the pairs of all workers."""
+        return self._compared(gather(self.encode_text(batch.tokens)), gather(self.encode_video(batch.frames)))
+
+    def _compared(self, queries: Tensor, videos: Tensor) -> Tensor:
+        with torch.autocast(videos.device.type, enabled=False):
+            return self.scale().float() * self._cosines(queries.float(), videos.float())
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        queries, videos = gather(self.own_texts(batch)), gather(self.encode_video(batch.frames))
+        numbers = gather(batch.videos)
+        similar = self._compared(queries, videos)
+        terms = {"contrastive": shared_contrastive(similar, numbers)}
+        hard = self.config.hard_negatives
+        wrong_video = self._drawn(negative_weights(similar, numbers, hard))
+        wrong_text = self._drawn(negative_weights(similar.mT, numbers, hard))
+        rows = torch.arange(len(queries), device=queries.device)
+        words, there = self._words(queries[torch.cat([rows, rows, wrong_text])])
+        shown = torch.cat([rows, wrong_video, rows])
+        memory = self.backbone.text.bert.memory(videos[:, 1:, : self.backbone.vision.width])
+        chosen = [(keys[shown], values[shown]) for keys, values in memory]
+        logits = self.backbone.match(words, there, chosen).float()
+        return {**terms, "matching": matching(logits)}
+
+    def _drawn(self, weights: Tensor) -> Tensor:
+        """One column of every row of weights (B, B), by their size: (B,); a GPU is not waited for."""
+        generator = torch.Generator().manual_seed(self.seed)
+        self.seed += 1
+        noise = torch.empty(weights.shape).exponential_(generator=generator)
+        return (weights / to_device(noise, weights.device)).argmax(dim=1)
+
+    def after_step(self) -> None:
+        with torch.no_grad():
+            self.backbone.temp.clamp_(0.001, 0.5)
+
+
+def _stacked(first: Tensor, others: Tensor) -> Tensor:
+    """One row (B, 1, a) before others (B, N, b): (B, 1 + N, max(a, b)) with zeros behind the narrower."""
+    width = max(first.shape[-1], others.shape[-1])
+    return torch.cat([F.pad(x.float(), (0, width - x.shape[-1])) for x in (first, others)], dim=1)

@@ -1,0 +1,109 @@
+"""UMT as a backbone of its own: published weights by name, with BERT's vocabulary."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from methods.backbone import architectures, umt_load
+from methods.backbone.load import load_backbone
+from methods.backbone.word_pieces import MARKS
+from methods.umt import UMT, UmtConfig
+from orchestrator.errors import ConfigError
+from orchestrator.learning.assemble import make_method
+from orchestrator.learning.cost import planned, trained_parameters
+from orchestrator.learning.identity import weights_digest
+from orchestrator.learning.resolve import resolve
+from orchestrator.on_ray.memory import size_of
+from tests.methods.conftest import make_batch
+from tests.methods.released import floats, read
+
+SMALL = {
+    "embed_dim": 32,
+    "vision_cfg": {"image_size": 32, "patch_size": 8, "width": 64, "layers": 4, "heads": 4},
+    "text_cfg": {
+        "width": 48,
+        "layers": 4,
+        "heads": 4,
+        "hidden": 96,
+        "fusion_from": 2,
+        "vocab_size": 128,
+        "context_length": 40,
+    },
+}
+
+
+@pytest.fixture
+def vocabulary(tmp_path, monkeypatch):
+    monkeypatch.setitem(architectures.UMT, "UMT-small", SMALL)
+    file = tmp_path / "vocab.txt"
+    file.write_text("\n".join([*MARKS, *(f"w{number}" for number in range(124))]))
+    return file
+
+
+def test_the_authors_file_is_read_by_name_and_scores_as_released(shared, tmp_path, vocabulary, compared):
+    folder = shared / "reference" / "umt"
+    state = {name: value.contiguous() for name, value in floats(read(folder / "umt_s_state.npz")).items()}
+    save_file(state, tmp_path / "umt.safetensors")
+    torch.save({"model": state}, tmp_path / "umt.pth")
+    digest = hashlib.sha256((tmp_path / "umt.pth").read_bytes()).hexdigest()
+    backbone = load_backbone("UMT-small", str(tmp_path / "umt.safetensors"), vocabulary=str(vocabulary))
+    pickled = load_backbone("UMT-small", str(tmp_path / "umt.pth"), sha256=digest, vocabulary=str(vocabulary))
+    for name, value in backbone.state_dict().items():
+        assert torch.equal(value, pickled.state_dict()[name]), name
+    method, io = UMT(UmtConfig(), backbone).eval(), read(folder / "umt_s_io.npz")
+    assert method.backbone is backbone
+    ends = io["attention_mask"].sum(dim=1, keepdim=True)
+    tokens = torch.nn.functional.pad(io["input_ids"], (0, 1)).scatter(1, ends, 128)  # as the tokenizer ends captions
+    with torch.no_grad():
+        scores = method.score(method.encode_text(tokens), method.encode_video(io["video"].float()))
+    compared("umt", "forward", scores[..., 0].mT, io["sim_v2t_temp1"])
+    assert backbone.tokenize(["w3, w5"]).tolist()[0][:4] == [2, 7, 9, 128]
+
+
+def test_it_learns_by_the_loop_and_other_methods_are_refused(vocabulary):
+    settings = {"method": "umt", "stream": "s", "backbone.name": "UMT-small", "data.num_frames": 4}
+    backbone = load_backbone("UMT-small", "random", vocabulary=str(vocabulary))
+    method = make_method(resolve(settings), backbone)
+    assert method.backbone is backbone
+    assert set(method.losses(make_batch(4, 4))) == {"contrastive", "matching"}
+    with pytest.raises(ConfigError, match=r"clip4clip reads CLIP's towers, and UMT-small has UMT's. Write umt\."):
+        make_method(resolve({**settings, "method": "clip4clip"}), backbone)
+
+
+def test_wrong_files_are_named_with_what_to_write(tmp_path, vocabulary):
+    with pytest.raises(ValueError, match="Write backbone.vocabulary=FILE"):
+        load_backbone("UMT-small", "random")
+    with pytest.raises(ValueError, match="no weights called 'openai'"):
+        load_backbone("UMT-small", vocabulary=str(vocabulary))
+    with pytest.raises(ValueError, match="tiny-clip has a tokenizer of its own. Leave it out"):
+        load_backbone("tiny-clip", "shipped", vocabulary=str(vocabulary))
+    save_file({"temp": torch.zeros(())}, tmp_path / "part.safetensors")
+    with pytest.raises(ValueError, match=r"does not fit UMT-small \(\d+ weights missing, 0 unknown"):
+        load_backbone("UMT-small", str(tmp_path / "part.safetensors"), vocabulary=str(vocabulary))
+    save_file({"another": torch.zeros(())}, tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match=r"does not fit UMT-small \(another: no weight of UMT"):
+        load_backbone("UMT-small", str(tmp_path / "other.safetensors"), vocabulary=str(vocabulary))
+    vocabulary.write_text("\n".join(MARKS))
+    with pytest.raises(ValueError, match="has 4 pieces, UMT-small has 128"):
+        load_backbone("UMT-small", "random", vocabulary=str(vocabulary))
+
+
+def test_other_words_are_another_run(vocabulary):
+    before = weights_digest("UMT-small", "random", str(vocabulary))
+    assert before != weights_digest("UMT-small", "random")
+    vocabulary.write_text("another")
+    assert before != weights_digest("UMT-small", "random", str(vocabulary))
+
+
+def test_at_full_size_it_is_the_published_model():
+    with torch.device("meta"):
+        assert umt_load.make_umt("UMT-L-16").embed_dim == 768
+    method, cost = planned("umt", backbone="UMT-B-16")
+    assert trained_parameters(method) == 202_411_267
+    assert cost.macs / 1e9 == pytest.approx(303.118, abs=1e-3)
+    assert architectures.image_size("UMT-B-16") == 224
+    assert 1e8 < size_of("UMT-B-16").parameters < 2.1e8

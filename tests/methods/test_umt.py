@@ -1,0 +1,170 @@
+"""UMT as a method: what is ranked, what is drawn, and its losses by their parts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from methods.base import Batch, unit
+from methods.layers.matching import matching, negative_weights, shared_contrastive
+from methods.umt import OUT, UMT, UmtConfig
+from orchestrator.errors import ConfigError
+from orchestrator.learning.cost import planned
+from orchestrator.learning.resolve import resolve
+from tests.methods.backbone.test_umt import released_umt
+from tests.methods.conftest import make_batch, make_task
+from tests.methods.released import FIXTURES, floats, read
+
+
+@pytest.fixture
+def made(small_clip):
+    def make(**settings: object) -> UMT:
+        torch.manual_seed(3)
+        method = UMT(UmtConfig(**settings), small_clip).eval()
+        for parameter in method.parameters():  # away from BERT's timid start
+            if parameter.ndim > 1:
+                parameter.data += 0.2 * torch.randn_like(parameter)
+        return method
+
+    return make
+
+
+@torch.no_grad()
+def test_scores_are_means_of_cosines_and_the_heads_logits(made):
+    method, batch = made(), make_batch(4, 3)
+    videos, texts = method.encode_video(batch.frames), method.encode_text(batch.tokens)
+    tokens, pooled, _ = method.backbone.vision.tokens(batch.frames)
+    frames = unit(method.backbone.vision.proj(pooled))  # (V, T, d)
+    ids = method.backbone.text.without_end(batch.tokens)
+    words, feature = method.backbone.text.read(ids)
+    scores = method.score(texts, videos)
+    torch.testing.assert_close(scores[..., 0], torch.einsum("qd,vtd->qv", unit(feature), frames) / 3)
+    for video in range(4):
+        logits = method.backbone.match(words, ids, method.backbone.text.bert.memory(tokens[video : video + 1]))
+        torch.testing.assert_close(scores[:, video, 1], logits[:, 1])
+    torch.testing.assert_close(made(rerank=0).score(texts, videos), scores[..., 0])
+
+
+def test_the_best_are_ordered_by_the_head_in_each_direction_and_all_others_come_last(made):
+    method = made(rerank=2)
+    similar = torch.tensor([[0.9, 0.8, 0.1], [0.2, 0.7, 0.6], [0.3, 0.4, 0.5]])
+    logits = torch.tensor([[-1.0, 2.0, 9.0], [8.0, 1.0, 3.0], [7.0, -5.0, -4.0]])
+    scores = torch.stack([similar, logits], dim=-1)
+    assert method.calibrate(scores).tolist() == [[-1, 2, OUT], [OUT, 1, 3], [OUT, -5, -4]]
+    assert method.calibrate_for_videos(scores).tolist() == [[-1, 2, OUT], [OUT, 1, 3], [7, OUT, -4]]
+    assert torch.equal(made().calibrate(scores), logits)
+    plain = made(rerank=0)
+    assert not plain.calibrates()
+    assert plain.calibrate(similar) is similar
+
+
+def test_losses_are_those_of_the_pairs_and_of_wrong_ones_that_are_drawn_again_alike(made):
+    batch = make_batch(6, 3)
+    first, again = made(), made()
+    for method in (first, again):
+        method.begin_task(make_task(1))
+    terms = first.losses(batch)
+    assert {name: float(term.detach()) for name, term in again.losses(batch).items()} == {
+        name: float(term.detach()) for name, term in terms.items()
+    }
+    torch.testing.assert_close(terms["contrastive"], shared_contrastive(again.logits(batch), batch.videos))
+    assert float(terms["matching"].detach()) != float(first.losses(batch)["matching"].detach())  # others are drawn
+    chance = matching(torch.zeros(18, 2))
+    torch.testing.assert_close(chance, torch.tensor(2.0).log())
+
+
+def test_the_second_loss_reads_pairs_then_wrong_videos_then_wrong_captions(made):
+    method, batch, weighed = made(), make_batch(5, 3), []
+    drawn = [torch.tensor([1, 2, 3, 4, 0]), torch.tensor([2, 3, 4, 0, 1])]
+    method._drawn = lambda weights: (weighed.append(weights), drawn[len(weighed) - 1])[1]
+    found = method.losses(batch)["matching"]
+    similar = method.logits(batch)
+    torch.testing.assert_close(weighed[0], negative_weights(similar, batch.videos))
+    torch.testing.assert_close(weighed[1], negative_weights(similar.mT, batch.videos))
+    tokens, ids = method.backbone.vision.tokens(batch.frames)[0], method.backbone.text.without_end(batch.tokens)
+    words = method.backbone.text.read(ids)[0]
+    rows = range(5)
+    chosen = [*zip(rows, rows), *zip(rows, drawn[0].tolist()), *zip(drawn[1].tolist(), rows)]
+    memory = method.backbone.text.bert.memory
+    logits = [method.backbone.match(words[[t]], ids[[t]], memory(tokens[[v]])) for t, v in chosen]
+    torch.testing.assert_close(found, matching(torch.cat(logits)))
+
+
+def test_a_batch_and_its_scores_equal_the_released_code(shared, compared):
+    """The method on UMT's towers with the reference weights; the wrong pairs are those of the reference."""
+    folder = shared / "reference" / "umt"
+    method, io = UMT(UmtConfig(), released_umt(folder)).eval(), read(folder / "umt_s_io.npz")
+    ends = io["attention_mask"].sum(dim=1, keepdim=True)
+    tokens = torch.nn.functional.pad(io["input_ids"], (0, 1)).scatter(1, ends, 127)
+    frames, facts = io["video"].float(), floats(io, "loss_distinct/")
+    drawn = [facts["vision_neg"].long(), facts["text_neg"].long()]
+    method._drawn = lambda weights: drawn.pop(0)
+    rows = torch.arange(4)
+    batch = Batch(frames=frames, tokens=tokens, videos=rows, categories=torch.zeros(4, dtype=torch.int64))
+    terms = method.losses(batch)
+    compared("umt", "loss", terms["contrastive"], facts["vtc"])
+    compared("umt", "loss", terms["matching"], facts["vtm"])
+    with torch.no_grad():
+        scores = method.score(method.encode_text(tokens), method.encode_video(frames))
+    compared("umt", "forward", scores[..., 0].mT, io["sim_v2t_temp1"])
+    compared("umt", "forward", scores[rows, rows, 1], io["vtm_logits_pairs"][:, 1])
+
+
+def test_losses_of_stored_similarities_equal_the_released_ones(compared):
+    file = read(FIXTURES / "umt_released.npz")
+    facts, similar = floats(file, "loss_distinct/"), file["sim_t2v"]
+    compared("umt", "loss", shared_contrastive(similar, facts["idx"]), facts["vtc"])
+    compared("umt", "loss", negative_weights(similar, facts["idx"]), facts["weights_t2v"])
+    compared("umt", "loss", negative_weights(file["sim_v2t"], facts["idx"]), facts["weights_v2t"])
+    compared("umt", "loss", matching(facts["vtm_logits"]), facts["vtm"])
+
+
+def test_wrong_pairs_are_drawn_by_their_weights_and_never_of_one_video(made):
+    method = made()
+    weights = torch.tensor([[0.0, 3.0, 1.0], [0.5, 0.0, 0.5], [1.0, 0.0, 0.0]])
+    drawn = torch.stack([method._drawn(weights) for _ in range(2000)])
+    shares = torch.nn.functional.one_hot(drawn, 3).double().mean(dim=0)
+    expected = weights / weights.sum(dim=1, keepdim=True)
+    torch.testing.assert_close(shares, expected.double(), rtol=0, atol=0.05)  # the seeds are fixed
+    assert bool((shares[expected == 0] == 0).all())
+
+
+def test_both_losses_train_all_of_it_and_the_temperature_stays_within_its_bounds(made):
+    method = made(attends="frame", reducer="tempme", num_frames=4)
+    terms = method.losses(make_batch(6, 4))
+    terms["matching"].backward(retain_graph=True)
+    assert method.backbone.head.weight.grad is not None
+    assert method.backbone.vision.conv1.weight.grad is not None  # through the fusion layers
+    terms["contrastive"].backward()
+    unused = {name for name, p in method.named_parameters() if p.grad is None}
+    assert unused == set()
+    for value, kept in ((0.9, 0.5), (0.0, 0.001)):
+        method.backbone.temp.data.fill_(value)
+        method.after_step()
+        assert float(method.backbone.temp.detach()) == pytest.approx(kept)
+
+
+def test_at_full_size_it_costs_what_its_tower_does():
+    for settings, gmacs in (({}, 303.118), ({"attends": "frame"}, 209.651)):
+        assert planned("umt", settings, backbone="ViT-B-16-quickgelu")[1].macs / 1e9 == pytest.approx(gmacs, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": -1.0}, "lr must be >= 0"),
+        ({"rerank": -1}, "rerank counts pairs .* Use 0 to rank by s alone"),
+        ({"num_words": 1}, "num_words must be >= 2"),
+        ({"reducer": "tome"}, "Write attends=frame"),
+    ],
+)
+def test_wrong_settings_say_what_to_write(settings, message):
+    with pytest.raises(ValueError, match=message):
+        UmtConfig(**settings)
+
+
+def test_strategies_that_compare_a_batch_want_the_first_stage_alone():
+    settings = {"method": "lwf", "method.base": "umt", "stream": "s"}
+    with pytest.raises(ConfigError, match="Write base.rerank=0"):
+        resolve(settings)
+    assert resolve({**settings, "base.rerank": 0}).base.rerank == 0
