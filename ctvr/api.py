@@ -248,9 +248,9 @@ def stream(name: Place, *, runs: Place = "runs", videos: Place | None = None) ->
 
 def methods() -> list[str]:
     """Names of the methods, of the configurations that have a name of their own, and of other packages' methods."""
-    from methods import CONFIGURATIONS, METHODS, plugins
+    from methods import CONFIGURATIONS, EVERY_METHOD, plugins
 
-    return [*METHODS, *CONFIGURATIONS, *plugins()]
+    return [*EVERY_METHOD, *CONFIGURATIONS, *plugins()]
 
 
 def conform(method: str, *, settings: Mapping[str, Any] | None = None, preset: Words = ()) -> list[str]:

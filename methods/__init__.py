@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from methods.base import Method
 
+# Retrievers of videos, and strategies around them
 METHODS = {
     "zero_shot": "methods.zero_shot:ZeroShot",
     "clip4clip": "methods.clip4clip:Clip4Clip",
@@ -31,6 +32,7 @@ METHODS = {
     "dgl": "methods.dgl:DGL",
     "mv_adapter": "methods.mv_adapter:MVAdapter",
     "plevu": "methods.plevu:PLEVU",
+    "umt": "methods.umt:UMT",
     "vop": "methods.vop:VoP",
     "xpool": "methods.xpool:XPool",
     "clip_vip": "methods.clip_vip:CLIPViP",
@@ -52,6 +54,17 @@ METHODS = {
     "lump_moco": "methods.lump_moco:LUMPMoCo",
 }
 
+# Methods over labelled images without captions (`Method.domain`): for streams of the protocol `ucl` alone
+IMAGE_METHODS = {
+    "image_finetune": "methods.images.siamese:Siamese",
+    "image_si": "methods.images.si:ImageSI",
+    "image_der": "methods.images.replay:ImageDER",
+    "image_lump": "methods.images.replay:ImageLUMP",
+    "image_bmu_moco": "methods.images.bmu_moco:ImageBMUMoCo",
+    "image_multi_task": "methods.images.multi_task:ImageMultiTask",
+}
+EVERY_METHOD = {**METHODS, **IMAGE_METHODS}
+
 # Rows of published tables that are a method and a preset. The names work wherever a method's does. Where the method
 # has a preset `<preset>-<other>`, that is what `<other>` means under the row's name: `er_ring_moco` with `paper` is
 # `er_ring` with `bmu-moco-paper`. What a search of the row does differently is in the method's search space.
@@ -62,6 +75,7 @@ CONFIGURATIONS = {
     "diffrate": ("lora", "diffrate"),
     "testa": ("lora", "testa"),
     "dgl_transformer": ("dgl", "transformer"),
+    "umt4clip": ("umt", "umt4clip"),
     "vop_fc": ("vop", "fc"),
     "bmu_moco_local": ("bmu_moco", "local"),
     "er_ring_moco": ("er_ring", "bmu-moco"),
@@ -76,7 +90,7 @@ def plugins() -> dict[str, str]:
     A name of ours is never replaced.
     """
     found = {point.name: point.value for point in importlib.metadata.entry_points(group="ctvr.methods")}
-    return {name: value for name, value in found.items() if name not in METHODS and name not in CONFIGURATIONS}
+    return {name: value for name, value in found.items() if name not in EVERY_METHOD and name not in CONFIGURATIONS}
 
 
 def place_of(name: str) -> str:
@@ -86,14 +100,14 @@ def place_of(name: str) -> str:
         ValueError: for an unknown name; the message suggests a known one.
     """
     own = CONFIGURATIONS.get(name, (name, ""))[0]
-    if own in METHODS:
-        return METHODS[own]
+    if own in EVERY_METHOD:
+        return EVERY_METHOD[own]
     others = plugins()
     if name in others:
         return others[name]
     if ":" in name:
         return name
-    close = difflib.get_close_matches(name, [*METHODS, *CONFIGURATIONS, *others], n=1)
+    close = difflib.get_close_matches(name, [*EVERY_METHOD, *CONFIGURATIONS, *others], n=1)
     hint = f"Did you mean {close[0]}? " if close else ""
     raise ValueError(f"no method called {name!r}. {hint}All: `ctvr methods`.")
 
@@ -108,14 +122,14 @@ def find_method(name: str) -> type[Method]:
     """The class of a method, or of the method that a configuration names.
 
     Args:
-        name: of METHODS, CONFIGURATIONS or an entry point `ctvr.methods`, or `package.module:Class`.
+        name: of EVERY_METHOD, CONFIGURATIONS or an entry point `ctvr.methods`, or `package.module:Class`.
 
     Raises:
         ValueError: for an unknown name, or what is no method.
     """
     place = place_of(name)
     module, _, cls = place.partition(":")
-    if place in METHODS.values():
+    if place in EVERY_METHOD.values():
         return getattr(importlib.import_module(module), cls)
     return _of_others(name, module, cls)
 

@@ -4,7 +4,8 @@ The loop calls `method.read_pairs_from(source)` once and then, in this order, fo
 
     method.begin_task(task)             # may add parameters; names and shapes depend on task.index alone
     for batch in loader:                # as many epochs as the settings say
-        sum(method.losses(batch).values()).backward();  optimizer.step();  method.after_step()
+        sum(method.losses(batch).values()).backward()
+        method.before_step();  optimizer.step();  method.after_step()
     method.end_task(task, loader)       # the task's training pairs once more, without augmentation
     gallery = method.encode_video(...)  # of the task's searched videos, stored from now on
     method.remember(task, gallery)
@@ -140,6 +141,7 @@ class Method(nn.Module):
     Config: ClassVar[type]
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {}  # name -> {dotted setting: value}, a recipe or a `Change`
     wraps: ClassVar[bool] = False
+    domain: ClassVar[Literal["videos", "images"]] = "videos"  # of the streams it is for
 
     # It reaches its towers through `forward` and seams alone, so that any backbone will do (backbone/other_towers.py)
     any_tower: ClassVar[bool] = False
@@ -149,6 +151,7 @@ class Method(nn.Module):
     max_frames: int | None = None  # of a video; None: as many as there are
     is_transductive: bool = False  # True: a query's ranks depend on the other queries; tables say so
     contrasts_batch: ClassVar[bool] = True  # a loss called `contrastive` compares the pairs of a batch, and no others
+    reads_umt: ClassVar[bool] = False  # for a retriever: it knows UMT's towers, and needs no CLIP
     # How `optim.accumulate` makes one step of several batches. features: `losses` reads frames and tokens through the
     # functions of `row_wise` alone. pairs: it is a mean over pairs that know nothing of one another. None: features
     # where `losses` and `logits` are those of this class; refused elsewhere.
@@ -275,6 +278,9 @@ class Method(nn.Module):
         if cls.accumulates == "features" or (cls.losses is Method.losses and cls.logits is Method.logits):
             return RowWise(self)
         return f"the loss of {cls.__name__} reads more than features"
+
+    def before_step(self) -> None:
+        """Called before every optimizer step, with the whole gradient of the step: clipping, notes of gradients."""
 
     def after_step(self) -> None:
         """Called after every optimizer step: moving averages, clamping."""

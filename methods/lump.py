@@ -19,6 +19,7 @@ apart from those of methods that keep features only.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -78,6 +79,15 @@ class LUMP(ReplayStrategy):
         "shapes": {"base.lr": 4e-6},  # with optim.lr_scale=50, for the small backbone
     }
     config: LUMPConfig
+
+    @classmethod
+    def check_base(cls, config: LUMPConfig, base: type[Method], base_config: Any) -> None:
+        super().check_base(config, base, base_config)
+        if config.mix_level == "input" and base.reads_umt:
+            raise ValueError(
+                "captions are mixed as they enter CLIP's text tower, and the retriever reads them in its own way. "
+                "Write method.mix_level=feature."
+            )
 
     def __init__(self, config: LUMPConfig, base: Method) -> None:
         super().__init__(config, base)

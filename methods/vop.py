@@ -18,7 +18,7 @@ C (`prompts=context`): a BiLSTM over the class tokens that enter a block and one
 these blocks, make prompts of each frame. They enter as they are, in block 0 too.
 F (`video_blocks`): in the last blocks the tokens of all frames and P prompts of the video attend to each other.
 The preset `fc` has 4 prompts, 4 such blocks and no suffix: 14,208,000 weights (TempMe prints 14.10 M, which no usual
-LSTM gives) and 57.86 GMACs without the 1.36 of the BiLSTM, which TempMe leaves out and we count (58.0).
+LSTM gives) and 57.85 GMACs without the 1.36 of the BiLSTM, which TempMe leaves out and we count (58.0).
 
 Shapes: B videos or captions, T frames, K blocks, P prompts, N tokens of a frame, L tokens of a caption, D, E widths.
 """

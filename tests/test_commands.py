@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import ctvr
-from methods import CONFIGURATIONS, METHODS
+from methods import CONFIGURATIONS, EVERY_METHOD
 from orchestrator.cli.main import make_parser
 from orchestrator.config import check_value
 from orchestrator.errors import ConfigError
@@ -107,7 +107,9 @@ def check_ctvr(words: list[str]) -> None:
 
 @cache
 def presets_known(method: str) -> set[str]:
-    return {preset for owner in ([method] if method else [*METHODS, *CONFIGURATIONS]) for preset in presets_of(owner)}
+    return {
+        preset for owner in ([method] if method else [*EVERY_METHOD, *CONFIGURATIONS]) for preset in presets_of(owner)
+    }
 
 
 def check_setting(word: str, method: str | None) -> None:
@@ -120,7 +122,9 @@ def check_setting(word: str, method: str | None) -> None:
     if group == "method" and dot:
         if method and ":" in method:
             return
-        owners = [cls for cls in map(find, [method] if method else METHODS) if field in cls.Config.__dataclass_fields__]
+        owners = [
+            cls for cls in map(find, [method] if method else EVERY_METHOD) if field in cls.Config.__dataclass_fields__
+        ]
         assert owners, f"{word}: no such setting of {method or 'any method'}"
         if "," not in value and not PLACE.match(value):
             check_value(owners[0].Config, field, value, group)

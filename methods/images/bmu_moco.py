@@ -32,12 +32,12 @@ class ImageBMUConfig:
     """Ours; see the header."""
 
     width: int = 2048  # d
-    lr: float = 0.03
+    lr: float = 0.03  # of 256 images
     m: float = 0.99  # eq. 8, 14
     m_hat: float = 0.99  # eq. 12, 13; 1 reviews nothing
-    tau: float = 0.07
-    queue_size: int = 1440
-    use_global: bool = True
+    tau: float = 0.07  # temperature
+    queue_size: int = 1440  # keys
+    use_global: bool = True  # keep a momentum encoder of all tasks
     method_start_task: int = 2  # earlier tasks are Base-MoCo, as in the paper's other tables
 
     def __post_init__(self) -> None:
@@ -81,6 +81,8 @@ class ImageBMUMoCo(Method):
     """Review what a local and a global momentum encoder retain, at every step from `method_start_task` on."""
 
     Config = ImageBMUConfig
+    domain = "images"
+    PRESETS = {"paper": {}, "shapes": {"method.width": 128}}
     contrasts_batch = False
     config: ImageBMUConfig
 

@@ -8,6 +8,8 @@ Shapes: Q test images, N training images of the task, C features.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -45,12 +47,12 @@ def released_k(tasks: int, asked: int = 200) -> int:
     return min(asked, tasks)
 
 
-def mean_accuracy(table: list[list[float]]) -> float:
+def mean_accuracy(table: Sequence[Sequence[float]]) -> float:
     """After the last row's task; row t holds the accuracy of tasks 0..t after task t."""
     return sum(table[-1]) / len(table[-1])
 
 
-def forgetting(table: list[list[float]]) -> float:
+def forgetting(table: Sequence[Sequence[float]]) -> float:
     """Mean over former tasks of A_ii - A_ti; NaN after the first task. The best of former values counts for nothing."""
     earlier = len(table) - 1
     return sum(table[i][i] - table[-1][i] for i in range(earlier)) / earlier if earlier else float("nan")

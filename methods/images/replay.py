@@ -12,13 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from methods.base import Batch, Method, ParamGroup, Task
+from methods.base import Batch
+from methods.images import views
 from methods.images.memory import ImageMemory
-from methods.images.siamese import FIRST, PLAIN, SECOND, Siamese
+from methods.images.siamese import FIRST, PLAIN, SECOND, AroundSiamese, Siamese
 
 Again = Callable[[Tensor], Tensor]  # plain images (R, 3, H, W) in [0, 1] -> augmented and normalised
 
@@ -27,9 +30,11 @@ Again = Callable[[Tensor], Tensor]  # plain images (R, 3, H, W) in [0, 1] -> aug
 class ImageReplayConfig:
     """Defaults: the release's configurations."""
 
+    base: str = "image_finetune"  # the siamese network that learns; its settings are base.*
     memory: int = 256  # images in total
     rows: int = 256  # drawn in a step
-    alpha: float = 0.4
+    alpha: float = 0.4  # of Beta(alpha, alpha) in LUMP, weight of the distance in DER
+    norm: Literal["cifar", "tiny-imagenet"] = "cifar"  # with whose mean and deviation stored images are normalised
 
     def __post_init__(self) -> None:
         if self.alpha <= 0:
@@ -38,31 +43,39 @@ class ImageReplayConfig:
             raise ValueError(f"rows counts images and must be >= 1, got {self.rows}. The release has 256.")
 
 
-class ImageLUMP(Method):
+class ImageReplay(AroundSiamese):
+    """A memory that is written behind every step.
+
+    Args:
+        config: sizes.
+        base: learns.
+        again: augments stored images anew; default `views.again`.
+        seed: of the memory's draws; drawn by torch if there is none.
+    """
+
+    Config = ImageReplayConfig
+    config: ImageReplayConfig
+
+    def __init__(
+        self, config: ImageReplayConfig, base: Siamese, again: Again | None = None, seed: int | None = None
+    ) -> None:
+        super().__init__(base)
+        self.config, self.again = config, again or partial(views.again, norm=config.norm)
+        self.memory = ImageMemory(config.memory, int(torch.randint(2**31, ())) if seed is None else seed)
+        self._new: tuple[Tensor, Tensor] | None = None  # waits for the optimizer step
+
+    def after_step(self) -> None:
+        if self._new is not None:
+            self.memory.write(*self._new)
+            self._new = None
+
+
+class ImageLUMP(ImageReplay):
     """Learn from mixtures of the present and the past alone.
 
     x1~ = lambda x1 + (1 - lambda) a(m), x2~ = lambda x2 + (1 - lambda) m', where m' is the second view as it was drawn
     when the image was stored; one lambda ~ Beta(alpha, alpha) for a batch.
     """
-
-    Config = ImageReplayConfig
-    wraps = True
-    config: ImageReplayConfig
-
-    def __init__(self, config: ImageReplayConfig, base: Siamese, again: Again, seed: int = 0) -> None:
-        super().__init__()
-        self.config, self.base, self.again = config, base, again
-        self.memory = ImageMemory(config.memory, seed)
-        self._new: tuple[Tensor, Tensor] | None = None
-
-    def param_groups(self) -> list[ParamGroup]:
-        return self.base.param_groups()
-
-    def encode_video(self, frames: Tensor) -> Tensor:
-        return self.base.encode_video(frames)
-
-    def begin_task(self, task: Task) -> None:
-        self.base.begin_task(task)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         first, second = self.mixed(batch)
@@ -88,37 +101,13 @@ class ImageLUMP(Method):
         again = self.again(self.memory.images[rows])
         return share * first + (1 - share) * again, share * second + (1 - share) * self.memory.kept[rows]
 
-    def after_step(self) -> None:
-        if self._new is not None:
-            self.memory.write(*self._new)
-            self._new = None
 
-
-class ImageDER(Method):
+class ImageDER(ImageReplay):
     """Hold the backbone's features of stored images where they were.
 
     L = L(x1, x2) + alpha mean (f(a(m)) - o_m)^2, over rows and numbers; o = f(x1) of an extra pass in training mode,
     before the step that it is stored behind.
     """
-
-    Config = ImageReplayConfig
-    wraps = True
-    config: ImageReplayConfig
-
-    def __init__(self, config: ImageReplayConfig, base: Siamese, again: Again, seed: int = 0) -> None:
-        super().__init__()
-        self.config, self.base, self.again = config, base, again
-        self.memory = ImageMemory(config.memory, seed)
-        self._new: tuple[Tensor, Tensor] | None = None
-
-    def param_groups(self) -> list[ParamGroup]:
-        return self.base.param_groups()
-
-    def encode_video(self, frames: Tensor) -> Tensor:
-        return self.base.encode_video(frames)
-
-    def begin_task(self, task: Task) -> None:
-        self.base.begin_task(task)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         terms = self.base.losses(batch)
@@ -130,8 +119,3 @@ class ImageDER(Method):
             terms["distillation"] = self.config.alpha * (features - self.memory.kept[rows]).square().mean()
         self._new = batch.frames[:, PLAIN], answers
         return terms
-
-    def after_step(self) -> None:
-        if self._new is not None:
-            self.memory.write(*self._new)
-            self._new = None

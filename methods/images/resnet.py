@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+# Name of a backbone -> channels of its first stage; that of 8 is ours, for few images
+RESNETS = {"resnet18": 64, "resnet18-8": 8}
+
 
 class Block(nn.Module):
     """Two 3x3 convolutions and a way around them: (B, C, H, W) -> (B, C', H', W')."""

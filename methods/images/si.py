@@ -19,14 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
-from methods.base import Batch, Method, ParamGroup, Task
-from methods.images.siamese import Siamese
+from methods.base import Batch, Task
+from methods.images.siamese import AroundSiamese, Siamese
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSIConfig:
     """Defaults: the release's configurations."""
 
+    base: str = "image_finetune"  # the siamese network that learns; its settings are base.*
     strength: float = 0.4  # c
     rate: float = 0.03  # what a squared gradient counts
     clip: float = 1.0  # each number of a gradient
@@ -38,33 +39,26 @@ class ImageSIConfig:
             raise ValueError(f"clip must be > 0, got {self.clip}. The release has 1.")
 
 
-class ImageSI(Method):
+class ImageSI(AroundSiamese):
     """Hold what former tasks needed."""
 
     Config = ImageSIConfig
-    wraps = True
     config: ImageSIConfig
     importance: Tensor  # Omega (P,), of all weights of the backbone end to end
     path: Tensor  # omega (P,)
     anchor: Tensor  # theta* (P,)
 
     def __init__(self, config: ImageSIConfig, base: Siamese) -> None:
-        super().__init__()
-        self.config, self.base = config, base
+        super().__init__(base)
+        self.config = config
         weights = parameters_to_vector(base.backbone.parameters()).detach()
         self.register_buffer("importance", torch.zeros_like(weights))
         self.register_buffer("path", torch.zeros_like(weights))
         self.register_buffer("anchor", weights.clone())
         self._is_first = True
 
-    def param_groups(self) -> list[ParamGroup]:
-        return self.base.param_groups()
-
-    def encode_video(self, frames: Tensor) -> Tensor:
-        return self.base.encode_video(frames)
-
     def begin_task(self, task: Task) -> None:
-        self.base.begin_task(task)
+        super().begin_task(task)
         self._is_first = task.index == 0
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:

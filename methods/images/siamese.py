@@ -11,13 +11,13 @@ Shapes: B images, H = W image size, d projected features.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.base import Batch, Method, ParamGroup
+from methods.base import Batch, Change, Method, ParamGroup, Task
 
 FIRST, SECOND, PLAIN = 0, 1, 2  # places of an image's pictures in `Batch.frames` (B, 3, 3, H, W)
 
@@ -34,7 +34,7 @@ class ImageBackbone(Protocol):
 class SiameseConfig:
     """Defaults: configs/simsiam_c10.yaml of the release."""
 
-    loss: Literal["simsiam", "barlow"] = "simsiam"
+    loss: Literal["simsiam", "barlow"] = "simsiam"  # of two views
     width: int = 2048  # of projected features
     bottleneck: int = 512  # of the predictor
     off_diagonal: float = 0.005  # lambda of Barlow Twins, eq. 1
@@ -90,6 +90,13 @@ class Siamese(Method):
     """
 
     Config = SiameseConfig
+    domain = "images"
+    # shapes: heads for the small backbone of the embedded stream
+    PRESETS = {
+        "paper": {},
+        "shapes": {"method.width": 128, "method.bottleneck": 32},
+        "barlow": Change({"method.loss": "barlow"}),
+    }
     config: SiameseConfig
 
     def __init__(self, config: SiameseConfig, backbone: nn.Module) -> None:
@@ -130,3 +137,33 @@ class Siamese(Method):
                 return barlow_twins(z1.float(), z2.float(), self.config.off_diagonal)
         p1, p2 = (self.predictor["layer2"](self.predictor["layer1"](z)) for z in (z1, z2))
         return simsiam(p1.float(), p2.float(), z1.float(), z2.float())
+
+
+class AroundSiamese(Method):
+    """What a strategy over a `Siamese` hands on to it: weights, features, the start of a task."""
+
+    wraps = True
+    domain = "images"
+    PRESETS = {
+        "paper": {},
+        "shapes": {"base.width": 128, "base.bottleneck": 32},
+        "barlow": Change({"base.loss": "barlow"}),
+    }
+
+    @classmethod
+    def check_base(cls, config: Any, base: type[Method], base_config: Any) -> None:
+        if base is not Siamese:
+            raise ValueError("it holds a siamese network over images. Write method.base=image_finetune.")
+
+    def __init__(self, base: Siamese) -> None:
+        super().__init__()
+        self.base = base
+
+    def param_groups(self) -> list[ParamGroup]:
+        return self.base.param_groups()
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        return self.base.encode_video(frames)
+
+    def begin_task(self, task: Task) -> None:
+        self.base.begin_task(task)

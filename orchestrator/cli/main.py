@@ -15,7 +15,7 @@ import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from orchestrator.cli import supervised
 from orchestrator.cli.completion import add_completion
@@ -39,11 +39,18 @@ class Parser(argparse.ArgumentParser):
 
     exits: ClassVar[bool] = True
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Settings count wherever they stand: argparse gives up on them once an option follows the first words."""
+        arguments, rest = self.parse_known_args(args, namespace)
+        if hasattr(arguments, "overrides") and all("=" in word and not word.startswith("-") for word in rest):
+            arguments.overrides, rest = [*arguments.overrides, *rest], []
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return arguments
+
     def error(self, message: str) -> NoReturn:
         if not self.exits:
             raise ConfigError(f"{message}.")
-        if message.startswith("unrecognized arguments") and "=" in message and "--" not in message:
-            message += " (write all name=value words together, after the options)"
         self.exit(2, f"{self.prog}: {message}. See {self.prog} --help\n")
 
 

@@ -20,6 +20,7 @@ from orchestrator.digests import digest_file
 from orchestrator.errors import ConfigError, VideoError
 
 FORMS = ("npy", "npz", "pt", "h5", "parquet", "tar")
+NAMED = "name.txt"  # in a shard; a .txt alone is a caption in those of others
 COLUMNS = ("name", "row", "features")  # of .parquet: one line for each vector
 Arrays = dict[str, np.ndarray]
 
@@ -30,7 +31,7 @@ def read_arrays(path: Path) -> Arrays | np.ndarray:
     Args:
         path: .npy; .npz; .pt or .pth (a tensor, or a dictionary of tensors); .h5 or .hdf5 (datasets by name);
             .parquet (columns name, features and, for several vectors of a name, row); .tar (a shard of WebDataset:
-            KEY.npy, beside it KEY.txt with the name where it is not the key); or a folder of NAME.npy.
+            KEY.npy, beside it KEY.name.txt where the name is not the key); or a folder of NAME.npy.
 
     Raises:
         ConfigError: for another kind of file, one that cannot be read, one that holds more than arrays, or one whose
@@ -180,14 +181,17 @@ def _tar(path: Path) -> Arrays:
             folder, _, file = member.name.rpartition("/")
             key, _, kind = file.partition(".")  # as WebDataset does: the rest behind the first dot says what it is
             key = f"{folder}/{key}" if folder else key
-            stream = archive.extractfile(member) if kind in ("npy", "txt") else None
+            stream = archive.extractfile(member) if kind in ("npy", NAMED) else None
             if stream is not None and kind == "npy":
                 arrays[key] = np.lib.format.read_array(io.BytesIO(stream.read()), allow_pickle=False)
             elif stream is not None:
                 names[key] = stream.read().decode()
     if not arrays:
         raise ValueError("it holds no .npy")
-    return {names.get(key, key): array for key, array in arrays.items()}
+    found = {names.get(key, key): array for key, array in arrays.items()}
+    if len(found) < len(arrays):
+        raise ValueError("two of its .npy have one name")
+    return found
 
 
 def _write_tar(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
@@ -196,7 +200,7 @@ def _write_tar(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
         for number, (name, array) in enumerate(arrays):
             data = io.BytesIO()
             np.lib.format.write_array(data, np.asarray(array), allow_pickle=False)
-            for kind, content in (("npy", data.getvalue()), ("txt", name.encode())):
+            for kind, content in (("npy", data.getvalue()), (NAMED, name.encode())):
                 entry = tarfile.TarInfo(f"{number:06d}.{kind}")
                 entry.size = len(content)
                 archive.addfile(entry, io.BytesIO(content))

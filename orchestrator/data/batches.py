@@ -319,6 +319,8 @@ def check_pairs(stream: Stream, config: DataConfig, workers: int) -> None:
     Raises:
         ConfigError: naming the first such task, its pairs and the workers.
     """
+    if stream.domain == "images":
+        return
     is_by_video = config.unique_videos or config.caption_sampling == "random_per_video"
     for index, task in enumerate(stream.tasks):
         pairs = len(stream.items(index, "train") if is_by_video else stream.pairs(index, "train"))

@@ -21,6 +21,7 @@ from methods.backbone.clip import Clip, Seams, TextTower
 from methods.base import Method
 from orchestrator.data.arrays import checked, read_features
 from orchestrator.data.frames import Broken, FrameSource
+from orchestrator.data.images import ImageSource
 from orchestrator.data.settings import DataConfig
 from orchestrator.digests import digest_file, digest_of
 from orchestrator.errors import ConfigError, VideoError
@@ -29,7 +30,9 @@ from orchestrator.streams.stream import Item, Stream
 
 
 def frame_source(stream: Stream, store: Store, config: DataConfig, image_size: int) -> FrameSource:
-    """Where the videos of a stream come from: decoded frames, or arrays of features."""
+    """Where the items of a stream come from: decoded frames, arrays of features, or arrays of images."""
+    if stream.domain == "images":
+        return ImageSource(stream, store, config)
     return FeatureSource(stream, store, config) if stream.has_features else FrameSource(store, config, image_size)
 
 

@@ -1,7 +1,8 @@
 """`ctvr streams import`: picks the importer of a benchmark's own files and the manifest's place.
 
 CTVR (papers 000 and 002) is in `importers.ctvr`, CVLM (paper 003) in `importers.cvlm`, a table of one's own in
-`importers.table`, the same with features in the place of videos in `importers.features`. Every importer checks its
+`importers.table`, the same with features in the place of videos in `importers.features`, labelled images (Table 4 of
+paper 003) in `importers.images`. Every importer checks its
 result as `load_stream` will, writes it to `out` and returns it with a short report; videos that are not there are
 counted, not refused. The format is in streams/manifest.py.
 """
@@ -20,6 +21,8 @@ from orchestrator.importers.builder import (
 from orchestrator.importers.ctvr import import_actnet, import_msrvtt, read_split
 from orchestrator.importers.cvlm import DATASETS, import_cvlm
 from orchestrator.importers.features import import_features
+from orchestrator.importers.images import BENCHMARKS as IMAGES
+from orchestrator.importers.images import import_images
 from orchestrator.importers.table import import_csv
 from orchestrator.streams.load import RENDERED
 
@@ -32,11 +35,12 @@ KINDS: dict[str, dict[str, str]] = {
     },
     "actnet": {"split": "ACTNET_10_dataset.pkl", "train": "train_queries.json", "val": "val_queries.json"},
     "cvlm": {"folder": "FOLDER", "datasets": "msvd,didemo"},
+    **{kind: {"folder": "FOLDER"} for kind in IMAGES},
     "csv": {"table": "TABLE.csv"},
     "features": {"table": "TABLE.csv", "features": "FEATURES.npz", "text": "TEXTS.npy"},
 }
 OPTIONAL = {"datasets", "text"}
-NO_VIDEOS = ("cvlm", "features")  # they say themselves where everything lies
+NO_VIDEOS = ("cvlm", "features", *IMAGES)  # they say themselves where everything lies
 
 
 # ------------------------------------------------------------------------------------ the command line
@@ -71,10 +75,10 @@ def import_stream(kind: str, files: Mapping[str, str], videos: Path | None, root
         manifest["name"] = name
         write_manifest(manifest, out)
     elsewhere = "" if Path(root) == Path("runs").resolve() else f" --runs {root}"
-    follows = "run --method zero_shot" if kind == "features" else "cache build"
+    follows = {"features": "run --method zero_shot", **dict.fromkeys(IMAGES, "run --method image_finetune")}
     if kind == "features" and not files.get("text"):
         elsewhere += " backbone.name=NAME"
-    return f"{report}\nwritten: {out}\nnext: ctvr {follows} --stream {name}{elsewhere}"
+    return f"{report}\nwritten: {out}\nnext: ctvr {follows.get(kind, 'cache build')} --stream {name}{elsewhere}"
 
 
 def words_of(kind: str, words: Sequence[str]) -> dict[str, str]:
@@ -109,7 +113,7 @@ def _check_words(kind: str, files: Mapping[str, str], videos: Path | None) -> No
     if kind not in NO_VIDEOS and videos is None:
         raise ConfigError(f"streams import {kind}: --videos is missing. {usage}")
     if kind in NO_VIDEOS and videos is not None:
-        place = "videos lie in folder=" if kind == "cvlm" else "features= stands for them"
+        place = "features= stands for them" if kind == "features" else "all lies in folder="
         raise ConfigError(f"streams import {kind}: --videos {videos} is not needed: {place}. {usage}")
 
 
@@ -119,7 +123,7 @@ def _default_name(kind: str, files: Mapping[str, str]) -> str:
     if kind == "cvlm":
         chosen = _listed(files.get("datasets", "")) or list(DATASETS)
         return chosen[0] if len(chosen) == 1 else "cvlm" if chosen == list(DATASETS) else f"cvlm-{len(chosen)}"
-    return Path(files["table"]).stem
+    return kind if kind in IMAGES else Path(files["table"]).stem
 
 
 def _import_kind(
@@ -127,6 +131,8 @@ def _import_kind(
 ) -> tuple[Manifest, str]:
     if kind == "cvlm":
         return import_cvlm(_path(files["folder"]), out, _listed(files.get("datasets", "")) or None)
+    if kind in IMAGES:
+        return import_images(kind, _path(files["folder"]), out)
     if kind == "features":
         texts = _path(files["text"]) if files.get("text") else None
         return import_features(_path(files["table"]), _path(files["features"]), texts, out, name)

@@ -59,8 +59,9 @@ def export_hf(folder: Path, name: str, where: Deployment, licence: str = "") -> 
         raise ConfigError(f"model {name}: its stream {run.settings['stream']} is not here, and the card describes it.")
     tasks: list[dict[str, Any]] = [vars(task_of(stream, index)) for index in range(len(stream.tasks))]
     settings = {**model.settings, "stream": stream.name}  # no path of this machine
-    for setting in ("backbone.weights", "backbone.sha256"):
-        settings[setting] = Path(str(settings[setting])).name if "/" in str(settings[setting]) else settings[setting]
+    for setting in ("backbone.weights", "backbone.sha256", "backbone.vocabulary"):
+        if "/" in (named := str(settings.get(setting, ""))):
+            settings[setting] = Path(named).name
     save_model(model.trained.method.cpu(), settings, tasks, folder)
     digests = {
         "model.safetensors": digest_file(folder / "model.safetensors"),

@@ -6,16 +6,16 @@ import ast
 from importlib.util import find_spec
 from pathlib import Path
 
-from methods import CONFIGURATIONS, METHODS, plugins
+from methods import CONFIGURATIONS, EVERY_METHOD, plugins
 from orchestrator.tables.verified import equals, of_method
 
 
 def methods_text() -> str:
     """One line for each method: its name, the first sentence of its file, and what it was checked against."""
-    width = max(map(len, [*METHODS, *CONFIGURATIONS]))
+    width = max(map(len, [*EVERY_METHOD, *CONFIGURATIONS]))
     lines = []
-    for name in METHODS:
-        first = _first_sentence(METHODS[name].partition(":")[0])
+    for name in EVERY_METHOD:
+        first = _first_sentence(EVERY_METHOD[name].partition(":")[0])
         lines.append(f"{name:<{width}}  {first}")
         found = "; ".join(map(equals, of_method(name))) or "the equations of its paper (no code)"
         lines.append(f"{'':<{width}}    checked against: {found}")
@@ -42,6 +42,6 @@ def all_names() -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     from orchestrator.streams.load import BENCHMARKS, RENDERED
     from orchestrator.tables.presets import preset_names
 
-    ours = (*METHODS, *CONFIGURATIONS)
+    ours = (*EVERY_METHOD, *CONFIGURATIONS)
     presets = dict.fromkeys(preset for method in ours for preset in presets_of(method))
     return (*ours, *plugins()), (*RENDERED, *BENCHMARKS), (*presets, *preset_names())

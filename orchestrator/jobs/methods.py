@@ -12,14 +12,14 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from methods import CONFIGURATIONS, METHODS
+from methods import CONFIGURATIONS, EVERY_METHOD
 from methods.base import Change, Recipe
 from orchestrator.config import Settings, flatten
 from orchestrator.errors import ConfigError
 from orchestrator.jobs.meanings import meanings_of
 from orchestrator.learning.experiment import GROUPS
 from orchestrator.learning.resolve import configured, find, presets_of, resolve, with_recipe
-from orchestrator.on_ray.plan import GAIN, MEAN
+from orchestrator.on_ray.plan import GAIN, SEARCHED
 from orchestrator.streams.stream import Stream
 
 
@@ -102,13 +102,13 @@ def chosen_by(method: str, protocol: str) -> Settings:
     """`metric` and `mode` of a search that was not told: METRIC and MODE of the method's search space.
 
     The gain over zero-shot is in the union of all galleries. The CVLM protocol searches each task's own, so there a
-    search goes by the mean R@1 that its table shows.
+    search goes by the mean R@1 that its table shows; with images it goes by the mean accuracy.
 
     Raises:
         ConfigError: if the method has no search space.
     """
     found = _search_file(method)
-    metric = MEAN if protocol == "cvlm" and found["METRIC"] == GAIN else found["METRIC"]
+    metric = SEARCHED[protocol] if found["METRIC"] == GAIN else found["METRIC"]
     return {"metric": metric, "mode": found["MODE"]}
 
 
@@ -129,7 +129,7 @@ def read_later(method: str) -> tuple[str, ...]:
 
 def _search_file(method: str) -> dict[str, Any]:
     method, asked = CONFIGURATIONS.get(method, (method, ""))[0], method
-    if method not in METHODS:
+    if method not in EVERY_METHOD:
         return _search_of_others(method)
     try:
         module = importlib.import_module(f"search_spaces.{method}")

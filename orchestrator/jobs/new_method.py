@@ -7,7 +7,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from methods import CONFIGURATIONS, METHODS, plugins
+from methods import CONFIGURATIONS, EVERY_METHOD, plugins
 from orchestrator.errors import ConfigError
 from orchestrator.jobs.folders import make_new
 
@@ -138,7 +138,12 @@ def new_method(name: str, into: Path = Path()) -> str:
     """
     if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower():
         raise ConfigError(f"new method {name!r}: is no module. Write small letters, digits and _, as my_idea.")
-    if name in METHODS or name in CONFIGURATIONS or name in plugins() or name in ("methods", "orchestrator", "ctvr"):
+    if (
+        name in EVERY_METHOD
+        or name in CONFIGURATIONS
+        or name in plugins()
+        or name in ("methods", "orchestrator", "ctvr")
+    ):
         raise ConfigError(f"new method {name!r}: there is one of that name. Choose another.")
     folder = into / name
     if folder.exists():

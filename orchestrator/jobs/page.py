@@ -16,7 +16,7 @@ from orchestrator.jobs.trained import load
 from orchestrator.jobs.verdict import last_value
 from orchestrator.learning.commits import Commits
 from orchestrator.pages.forgetting import Lost, Memory, lost_names
-from orchestrator.pages.html import write_page
+from orchestrator.pages.html import check_page, write_page
 from orchestrator.pages.report import report
 from orchestrator.pages.trials import Trial, trials_html
 from orchestrator.retrieval.model import Model
@@ -35,8 +35,10 @@ def page(name: str, where: Deployment, html: Path | None = None) -> str:
         html: the file; None: `<runs>/pages/<name>.html`.
 
     Raises:
-        ConfigError: if nothing of that name is complete.
+        ConfigError: if nothing of that name is complete, or the file cannot be written.
     """
+    if html is not None:
+        check_page(html)
     tracker = where.existing_tracker()
     sweep = tracker.find_sweep(name)
     tables = made_tables(where, name, None) if sweep else made_tables(where, None, name)

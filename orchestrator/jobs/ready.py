@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from orchestrator.data.batches import StreamData, check_pairs
-from orchestrator.data.imported_features import feed, frame_source
+from orchestrator.data.batches import check_pairs
 from orchestrator.data.prepare import prepare_stream
 from orchestrator.digests import digest_of
 from orchestrator.jobs.deployment import Deployment
-from orchestrator.learning.assemble import load_clip
+from orchestrator.learning.assemble import load_tower
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.identity import frames_digest
-from orchestrator.learning.run import splits_of, trains, zero_shot_curve
+from orchestrator.learning.run import data_of, source_of, splits_of, trains, zero_shot_curve
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
 
@@ -42,16 +41,14 @@ def make_ready(experiment: Experiment, where: Deployment, splits: Sequence[str] 
     if trains(experiment):
         check_pairs(stream, experiment.data, experiment.run.workers)
     store = places.open_store()
-    backbone = feed(load_clip(experiment.backbone), stream)
-    source = frame_source(stream, store, experiment.data, backbone.image_size)
+    backbone = load_tower(experiment, stream)
+    source = source_of(stream, store, experiment.data, backbone)
     stream, decoded = prepare_stream(stream, source, splits, experiment.data.skip_missing)
     if curve:
         import torch
 
         torch.set_num_threads(experiment.run.threads)
-        data = StreamData(
-            stream, source, backbone.tokenize, backbone.mean, backbone.std, experiment.data, torch.device("cpu")
-        )
+        data = data_of(stream, source, experiment.data, backbone, torch.device("cpu"))
         zero_shot_curve(experiment, stream, data, backbone, store)
     return Ready(stream, decoded, frames_digest(stream, source, splits))
 

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from methods import CONFIGURATIONS, METHODS
+from methods import CONFIGURATIONS, EVERY_METHOD
 from methods.base import Change, Recipe
 from orchestrator.config import Settings
 from orchestrator.errors import ConfigError
@@ -84,7 +84,7 @@ def settings_page() -> str:
     ]
     lines += _table(("setting", "type", "default", "allowed", "meaning", "methods"))
     owners: dict[tuple[str, ...], list[str]] = {}
-    for method in METHODS:
+    for method in EVERY_METHOD:
         for field in _fields(find(method).Config):
             owners.setdefault(field, []).append(f"[`{method}`](methods.md#{method})")
     for (name, *rest), methods in sorted(owners.items()):
@@ -162,7 +162,7 @@ def methods_page() -> str:
         "are those of [settings.md](settings.md#method) that name it. A configuration is a method with a preset that",
         "has a name of its own.",
     ]
-    for name in (*METHODS, *CONFIGURATIONS):
+    for name in (*EVERY_METHOD, *CONFIGURATIONS):
         lines += ["", f"## {name}", "", *_method(name)]
     return "\n".join(lines) + "\n"
 

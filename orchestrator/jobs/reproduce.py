@@ -9,7 +9,7 @@ from methods.backbone.load import are_here
 from orchestrator.errors import ConfigError
 from orchestrator.jobs.deployment import Deployment, find_manifest
 from orchestrator.jobs.table_plan import PlannedTable, TableRequest, plan_table
-from orchestrator.streams.load import load_stream
+from orchestrator.streams.load import BENCHMARKS, load_stream, split_order
 from orchestrator.streams.videos import check_videos
 from orchestrator.tables.paper_items import Item, document
 from orchestrator.tables.paper_numbers import benchmarks
@@ -21,7 +21,7 @@ def plan_text(item: Item, request: TableRequest, where: Deployment) -> str:
     """The plan of an item, checked row by row as the sweep itself would; nothing is run or written to MLflow.
 
     Raises:
-        ConfigError: for a setting that a row refuses.
+        ConfigError: for a setting that a row refuses, and for a stream that is no benchmark and not here.
     """
     lines = [f"{item.item}: {item.shows}", f"  table     {request.preset.title}"]
     if printed := benchmarks(item.preset):
@@ -31,6 +31,9 @@ def plan_text(item: Item, request: TableRequest, where: Deployment) -> str:
     try:
         stream = load_stream(find_manifest(request.stream), places.root, places.videos)
     except ConfigError as error:
+        name = split_order(request.stream)[0]
+        if name not in BENCHMARKS or (Path(places.root) / "streams" / f"{name}.json").is_file():
+            raise  # a name that nobody knows, or a manifest that breaks the format: no import would help
         rows = [row.name for row in request.preset.rows]
         lines += [f"  rows      {len(rows)}: {', '.join(rows)}", f"  videos    not here: {error}"]
         return "\n".join([*lines, "  weights   known when the stream is here"])

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from methods import CONFIGURATIONS, METHODS, plugins
+from methods import CONFIGURATIONS, EVERY_METHOD, plugins
 from orchestrator.config import schema_of
 from orchestrator.jobs.meanings import meanings_of
 from orchestrator.learning.experiment import GROUPS, RunConfig
@@ -31,7 +31,7 @@ def schema_text(method: str = "") -> str:
 
 def schema(method: str = "") -> dict[str, Any]:
     """As `schema_text`, as plain data."""
-    names = [method] if method else [*METHODS, *CONFIGURATIONS, *plugins()]
+    names = [method] if method else [*EVERY_METHOD, *CONFIGURATIONS, *plugins()]
     properties: dict[str, Any] = dict(_fields(RunConfig, ""))
     properties["preset"] = {"type": "string", "description": "a recipe and changes on top of it, by comma"}
     for group, config in GROUPS.items():

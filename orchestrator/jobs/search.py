@@ -8,7 +8,7 @@ from pathlib import Path
 from orchestrator.console import say
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.trained import load
-from orchestrator.pages.html import write_page
+from orchestrator.pages.html import check_page, write_page
 from orchestrator.pages.sheet import contact_sheet
 from orchestrator.retrieval.model import Hit
 
@@ -23,8 +23,10 @@ def search(
         html: a file to write the contact sheet to, too.
 
     Raises:
-        ConfigError: for an unknown model, an empty text, or videos that are not there.
+        ConfigError: for an unknown model, an empty text, videos that are not there, or a file that cannot be written.
     """
+    if html is not None:
+        check_page(html)
     model = load(name, where)
     found = [(text, model.search(text, k, among)) for text in texts]
     if html is not None:

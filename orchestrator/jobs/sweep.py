@@ -39,7 +39,7 @@ from orchestrator.jobs.session import (
 from orchestrator.jobs.verdict import last_value, sight_text
 from orchestrator.jobs.words import refuse_seed
 from orchestrator.learning.experiment import Experiment
-from orchestrator.learning.resolve import find, preset_settings, presets_of, resolve
+from orchestrator.learning.resolve import check_domain, find, preset_settings, presets_of, resolve
 from orchestrator.on_ray.capacity import capacity
 from orchestrator.on_ray.plan import Capacity, Outcome, SearchConfig, SearchSpace, TrialPlan, within, write_plan
 from orchestrator.on_ray.search import count_trials, is_staged, override_space
@@ -115,6 +115,7 @@ def plan_sweep(request: SweepRequest, where: Deployment) -> Sweep:
     build(SearchConfig, request.search or {}, "search")  # a mistake is said before an embedded stream is rendered
     places = where.places()
     stream = load_stream(request.stream, places.root, places.videos, render=False)
+    check_domain(request.method, stream)
     search = build(SearchConfig, {**chosen_by(request.method, stream.protocol), **(request.search or {})}, "search")
     presets = default_presets(request.method, stream, request.presets)
     space, paper, given = _searched(request, stream, presets)

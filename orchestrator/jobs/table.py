@@ -23,6 +23,8 @@ from orchestrator.tables.table import Table
 from orchestrator.tables.write import write
 from orchestrator.tracking.values import RunRecord
 
+BENCHMARK = {"cvlm": "cvlm", "ucl": "cifar-10"}  # protocol -> what a run off the papers' benchmarks is compared with
+
 
 def table(where: Deployment, sweep: str | None = None, stream: str | None = None, direction: Direction = "t2v") -> str:
     """Write and return the table of a sweep's complete runs (or of every complete run of a stream)."""
@@ -82,9 +84,9 @@ def paper_settings(run: RunRecord) -> Settings | None:
     """Every setting that a run's method has in its paper on the run's benchmark; None for a method that is not known.
 
     Off the papers' benchmarks these are the method's settings of its paper, with the data and the optimiser that it
-    names, or else those of MSRVTT, on a stream of CVLM's protocol those of CVLM.
+    names, or else those of MSRVTT, on a stream of CVLM's protocol those of CVLM, of images those of CIFAR-10.
     """
-    benchmark = run.tags.get("ctvr.paper", "") or ("cvlm" if run.tags.get("ctvr.protocol") == "cvlm" else "")
+    benchmark = run.tags.get("ctvr.paper", "") or BENCHMARK.get(run.tags.get("ctvr.protocol", ""), "")
     method, recommended = method_of(run), of_benchmark(benchmark)
     wanted = str(recommended.get("preset", "paper"))
     try:

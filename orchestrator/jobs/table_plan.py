@@ -18,8 +18,8 @@ from orchestrator.jobs.words import check_table
 from orchestrator.learning.assemble import load_clip
 from orchestrator.learning.cost import sizes_only
 from orchestrator.learning.experiment import Experiment
-from orchestrator.learning.resolve import find, resolve
-from orchestrator.on_ray.plan import GAIN, MEAN, SearchConfig, within
+from orchestrator.learning.resolve import check_domain, find, resolve
+from orchestrator.on_ray.plan import SEARCHED, SearchConfig, within
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
 from orchestrator.tables.build import Direction
@@ -73,7 +73,7 @@ def plan_table(request: TableRequest, where: Deployment) -> PlannedTable:
     places = where.places()
     stream = load_stream(request.stream, places.root, places.videos, render=False)
     if "metric" not in preset.search:  # one rule for all rows
-        search = replace(search, metric=MEAN if stream.protocol == "cvlm" else GAIN)
+        search = replace(search, metric=SEARCHED[stream.protocol])
     if preset.protocol not in {"any", stream.protocol}:
         raise ConfigError(
             f"--stream: {stream.name} is evaluated as {stream.protocol}, this table's rows are {preset.protocol} "
@@ -87,6 +87,7 @@ def plan_table(request: TableRequest, where: Deployment) -> PlannedTable:
         if not row.is_for(names):
             continue
         try:
+            check_domain(row.method, stream)
             rows.append(_plan_row(request, row, stream, search, bool(trials), where))
         except ConfigError as error:
             raise ConfigError(f"row {row.name}: {error}") from error

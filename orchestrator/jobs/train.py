@@ -14,10 +14,10 @@ from orchestrator.jobs.deployment import Deployment, find_manifest
 from orchestrator.jobs.methods import default_presets
 from orchestrator.learning.commits import Record
 from orchestrator.learning.experiment import Experiment
-from orchestrator.learning.resolve import find, resolve, with_recipe
+from orchestrator.learning.resolve import check_domain, find, resolve, with_recipe
 from orchestrator.learning.run import execute
-from orchestrator.on_ray.plan import GAIN
 from orchestrator.streams.load import embedded_settings, load_stream
+from orchestrator.streams.measures import progress_text
 from orchestrator.tracking.mirror import check_mirror
 from orchestrator.tracking.recorder import Recorder
 
@@ -30,6 +30,7 @@ class CompleteRun:
     stream: str  # its name
     record: Record
     run_id: str
+    what: str = "videos"  # or images
 
 
 def run(
@@ -37,11 +38,12 @@ def run(
 ) -> str:
     """Train one method over one stream in this process, tracked by MLflow; returns its last metrics as text."""
     done = train(settings, presets, where, fresh, keep_model)
-    say(f"ask it: ctvr search 'a red square moves left' --model {done.run_id[:8]}{_runs(where)}")
+    if done.what == "videos":
+        say(f"ask it: ctvr search 'a red square moves left' --model {done.run_id[:8]}{_runs(where)}")
     last = done.record.metrics[-1]
     lines = [f"{key.removeprefix('stream/'):<16}{last[key]:8.2f}" for key in sorted(last) if key.startswith("stream/")]
     experiment = done.experiment
-    return "\n".join([f"{experiment.run.method} on {done.stream}, {experiment.evaluation.split} videos", *lines])
+    return "\n".join([f"{experiment.run.method} on {done.stream}, {experiment.evaluation.split} {done.what}", *lines])
 
 
 def _runs(where: Deployment) -> str:
@@ -71,6 +73,7 @@ def train(
         resolve(settings, recommended, chosen)  # mistakes are told before videos are rendered
     places = where.places()
     stream = load_stream(settings["stream"], places.root, places.videos)
+    check_domain(str(settings["method"]), stream)
     chosen = default_presets(settings["method"], stream, presets)
     experiment = resolve(settings, stream.settings, chosen)
     if experiment.run.workers > 1:
@@ -82,14 +85,11 @@ def train(
 
     def report_task(task: Task, record: Record, seconds: float) -> None:
         recorder.report(task, record, seconds)
-        row = record.metrics[task.index]
-        say(
-            f"task {task.index + 1}/{task.num_tasks}  R@1 {row['stream/t2v/r1']:.2f}  "
-            f"({row.get(GAIN, float('nan')):+.2f} over zero-shot)  BWF {row['stream/t2v/bwf']:.2f}  {seconds:.1f} s"
-        )
+        told = progress_text(record.metrics[task.index])
+        say(f"task {task.index + 1}/{task.num_tasks}  {told}  {seconds:.1f} s")
 
     result = execute(experiment, places, report=report_task, fresh=fresh, on_ready=recorder.ready, stream=stream)
     if result.resumed == len(result.stream.tasks):
         recorder.complete(result.record)
         say("every task had been finished before; nothing was trained (--fresh trains again)")
-    return CompleteRun(experiment, stream.name, result.record, recorder.run_id)
+    return CompleteRun(experiment, stream.name, result.record, recorder.run_id, stream.domain)

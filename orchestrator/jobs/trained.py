@@ -7,7 +7,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from methods import CONFIGURATIONS, METHODS
+from methods import CONFIGURATIONS, EVERY_METHOD
 from orchestrator.config import suggest
 from orchestrator.data.batches import task_of
 from orchestrator.errors import ConfigError, MissingObject
@@ -63,7 +63,7 @@ def find_run(name: str, where: Deployment) -> RunRecord:
         return _best(name, complete)
     if found := [run for run in complete if run.tags.get("ctvr.method") == name]:
         return found[-1]
-    if name in METHODS or name in CONFIGURATIONS:
+    if name in EVERY_METHOD or name in CONFIGURATIONS:
         raise ConfigError(f"model: no run of {name} is complete. Train one: ctvr run --method {name} --stream shapes-5")
     if tracker.find_sweep(name) is not None:
         return best_trials(tracker, name, 1)[0]

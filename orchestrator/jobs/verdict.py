@@ -16,7 +16,7 @@ import numpy as np
 from orchestrator.config import Settings
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.resolve import resolve
-from orchestrator.on_ray.plan import GAIN, MEAN
+from orchestrator.on_ray.plan import GAIN, MEAN, SEARCHED
 from orchestrator.streams.stream import Stream
 from orchestrator.tables.marks import CHOICE
 from orchestrator.tables.significance import Ranks, difference, holm
@@ -207,7 +207,7 @@ def gained(runs: Sequence[RunRecord], ranks: Mapping[str, Ranks]) -> list[str]:
     if len(of) < 2:
         return []
     base, other = of[RECOMMENDED], of["searched"]
-    metric = MEAN if base[0].tags.get("ctvr.protocol") == "cvlm" else GAIN
+    metric = SEARCHED[base[0].tags.get("ctvr.protocol", "ctvr")]
     on_test = compare(base, other, ranks, (metric, "max"))
     return [
         f"What the search gained over the recommended settings: {other[0].tags[GAINED]}; "

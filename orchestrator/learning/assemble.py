@@ -7,18 +7,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from methods import METHODS, find_method
 from methods.backbone.clip import Clip
 from methods.backbone.load import load_backbone
+from methods.backbone.umt import Umt
 from methods.base import Method, Task
+from methods.images.resnet import RESNETS, ResNet18
 from orchestrator.config import Settings
+from orchestrator.data.batches import seed_of
 from orchestrator.data.imported_features import feed, refuse_unfrozen
 from orchestrator.errors import ConfigError
 from orchestrator.learning.commits import Commits
 from orchestrator.learning.experiment import BackboneConfig, Experiment
-from orchestrator.learning.resolve import resolve
+from orchestrator.learning.resolve import check_domain, resolve
 from orchestrator.learning.weights import backbone_state, load_state, read_model
 from orchestrator.streams.stream import Stream
 
@@ -26,19 +29,51 @@ from orchestrator.streams.stream import Stream
 def load_clip(config: BackboneConfig) -> Clip:
     """The backbone of a configuration, with mistakes reported as the user's."""
     try:
-        return load_backbone(config.name, config.weights, sha256=config.sha256)
+        return load_backbone(config.name, config.weights, sha256=config.sha256, vocabulary=config.vocabulary)
     except (ValueError, FileNotFoundError) as error:
         raise ConfigError(f"backbone: {error}") from error
 
 
-def make_method(experiment: Experiment, backbone: Clip, stream: Stream | None = None) -> Method:
+def load_tower(experiment: Experiment, stream: Stream | None = None) -> Clip | ResNet18:
+    """The backbone of a run: a CLIP, or a network for images whose weights the run's seed draws.
+
+    `stream`: on which it is to run, whose features take the place of a tower.
+
+    Raises:
+        ConfigError: for what the method, the stream or the backbone is not for.
+    """
+    config = experiment.backbone
+    if stream is not None:
+        check_domain(experiment.run.method, stream)
+    if find_method(experiment.run.method).domain == "videos":
+        clip = load_clip(config)
+        return clip if stream is None else feed(clip, stream)
+    if experiment.run.workers > 1:
+        raise ConfigError(
+            f"workers: {experiment.run.workers} would each normalise their own part of a batch of images. Use one."
+        )
+    if config.name not in RESNETS or config.weights != "random":
+        raise ConfigError(
+            f"backbone: {config.name} with weights {config.weights!r} is not for images. Write backbone.name="
+            f"{' or '.join(RESNETS)} and backbone.weights=random."
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_of(experiment.run.seed, "backbone"))
+        return ResNet18(RESNETS[config.name])
+
+
+def make_method(experiment: Experiment, backbone: Clip | ResNet18, stream: Stream | None = None) -> Method:
     """A fresh method on a backbone, its own new weights seeded by the run's seed.
 
     `stream`: on which it is to run; one of features is refused to methods whose towers are not frozen.
     """
     torch.manual_seed(experiment.run.seed)
     cls = find_method(experiment.run.method)
+    if isinstance(backbone, ResNet18):
+        return cls(experiment.method, _wrapped(experiment, cls, backbone))
     served = [cls] if not cls.wraps else [cls, find_method(experiment.method.base)]
+    if isinstance(backbone, Umt) and not served[-1].reads_umt:
+        raise ConfigError(f"method: {experiment.name} reads CLIP's towers, and {backbone.name} has UMT's. Write umt.")
     if not backbone.vision.is_plain and not all(each.any_tower for each in served):
         others = ", ".join(name for name in METHODS if find_method(name).any_tower)
         raise ConfigError(
@@ -46,11 +81,7 @@ def make_method(experiment: Experiment, backbone: Clip, stream: Stream | None = 
             f"backbone such as ViT-B-16, or one of {others}."
         )
     try:
-        if not cls.wraps:
-            method = cls(experiment.method, backbone)
-        else:
-            retriever = find_method(experiment.method.base)(experiment.base, backbone)
-            method = cls(experiment.method, retriever)
+        method = cls(experiment.method, _wrapped(experiment, cls, backbone))
     except ValueError as error:
         raise ConfigError(f"method: {error}") from error
     if stream is not None:
@@ -62,6 +93,11 @@ def make_method(experiment: Experiment, backbone: Clip, stream: Stream | None = 
             f"positions for on this backbone. Write data.num_frames={most}."
         )
     return method
+
+
+def _wrapped(experiment: Experiment, cls: type[Method], backbone: nn.Module) -> nn.Module:
+    """What a method is built on: the backbone, or for a strategy the method that it wraps."""
+    return backbone if not cls.wraps else find_method(experiment.method.base)(experiment.base, backbone)
 
 
 def load_model(folder: Path) -> tuple[Method, Settings]:
@@ -83,7 +119,7 @@ class Trained:
 
     method: Method
     experiment: Experiment
-    clip: Clip  # its backbone: the tokenizer and the normalisation of frames
+    clip: Clip | ResNet18  # its backbone: of a CLIP, the tokenizer and the normalisation of frames
     galleries: tuple[
         Tensor, ...
     ] = ()  # of each task (V, ...), as they were stored when it was learned; () where unknown
@@ -93,7 +129,8 @@ def read_trained(folder: Path) -> Trained:
     """As `load_model`, with the backbone."""
     weights, description = read_model(folder)
     experiment = resolve(description["settings"])
-    clip = load_clip(replace(experiment.backbone, weights="random", sha256=""))  # every tensor is in the folder
+    drawn = replace(experiment.backbone, weights="random", sha256="")  # every tensor is in the folder
+    clip = load_tower(replace(experiment, backbone=drawn))
     method = make_method(experiment, clip)
     for task in description["tasks"]:
         method.begin_task(Task(**{**task, "categories": tuple(task["categories"])}))
@@ -114,7 +151,7 @@ def restore_trained(experiment: Experiment, commits: Commits, tasks: Sequence[Ta
         MissingObject: if the run has no commit of its last task, or `ctvr cache gc` has removed its weights.
     """
     weights, galleries = commits.load(len(tasks))
-    clip = feed(load_clip(experiment.backbone), stream)
+    clip = load_tower(experiment, stream)
     method = make_method(experiment, clip)
     pretrained = backbone_state(method)
     for task, gallery in zip(tasks, galleries):

@@ -43,7 +43,8 @@ class Record:
 def objects_of(commit: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(kind, key) of every object that a commit names."""
     galleries = [*commit["galleries"], *commit.get("selection", [])]
-    return [("weights", commit["weights"]), *(("gallery", key) for key in galleries)]
+    weights = [commit["weights"], *([commit["optimizer"]] if "optimizer" in commit else [])]
+    return [*(("weights", key) for key in weights), *(("gallery", key) for key in galleries)]
 
 
 def digest_of_commit(commit: Mapping[str, Any]) -> str:
@@ -150,6 +151,11 @@ class Commits:
         weights = {name: _tensor(value) for name, value in self.store.get("weights", commit["weights"]).items()}
         return weights, self.galleries(done)
 
+    def momenta(self, done: int) -> dict[str, Tensor]:
+        """What the optimizer took to the next task, by the names of the weights; empty where it begins anew."""
+        key = self.store.get_json("commits", self._name(done)).get("optimizer")
+        return {name: _tensor(value) for name, value in self.store.get("weights", key).items()} if key else {}
+
     def publish(
         self,
         state: Mapping[str, Tensor],
@@ -157,6 +163,7 @@ class Commits:
         record: Record,
         reads: Iterable[str] = (),
         selection: Sequence[Tensor] = (),
+        momenta: Mapping[str, Tensor] | None = None,
     ) -> bool:
         """Make a finished task durable. Objects first, the record that names them last.
 
@@ -166,6 +173,7 @@ class Commits:
             record: of the run.
             reads: names of the settings that were read so far.
             selection: galleries of another split, on which epochs are chosen.
+            momenta: what the optimizer takes to the next task, by the names of the weights.
 
         Returns False if the task had been committed before with another content, or if the task before it is not
         the one that this writer went on from; what is there stays.
@@ -187,6 +195,9 @@ class Commits:
             commit["parent"] = parent
         if selection:
             commit["selection"] = self._put_galleries("select", selection)
+        if momenta:
+            arrays = {name: value.numpy() for name, value in momenta.items()}
+            commit["optimizer"] = self._put("weights", f"{self._name(record.done)}-optimizer", arrays)
         return self._settle(record.done, commit)
 
     def _is_of_another(self, parent: str | None, done: int) -> bool:
@@ -236,7 +247,9 @@ class Commits:
             commit = self.store.get_json("commits", self._name(done))
             branches = self.prefixes is not None and commit.get("reads") != self.reads(done + 1)
             if not branches and commit["weights"].startswith(f"{self.run}/"):
-                self.store.delete("weights", commit["weights"])
+                for kind, key in objects_of(commit):
+                    if kind == "weights":
+                        self.store.delete(kind, key)
         except MissingObject:
             return
 

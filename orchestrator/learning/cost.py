@@ -27,7 +27,9 @@ import torch
 from torch import Tensor, nn
 
 from methods import CONFIGURATIONS, find_method
+from methods.backbone.architectures import UMT
 from methods.backbone.clip import Clip, TokenState, VisionTower, record_tokens
+from methods.backbone.umt_load import make_umt
 from methods.base import Method, Task
 from orchestrator.config import build, under
 
@@ -84,10 +86,30 @@ def video_cost(method: Method, frames: Tensor) -> VideoCost:
         features = method.encode_video(frames)
     method.train(training)
     videos = len(frames)
-    tower = next(module for module in method.modules() if isinstance(module, VisionTower))
+    tower = next((module for module in method.modules() if isinstance(module, VisionTower)), None)
+    if tower is None:
+        return VideoCost(_convolutions(method, frames) // videos, [], features[0].numel())
     macs = sum(_pass_macs(tower, state) for state in states) // videos
     log = [(groups * states[-1].batch // videos, n, m) for groups, n, m in states[-1].log] if states else []
     return VideoCost(macs, log, features[0].numel())
+
+
+def _convolutions(method: Method, frames: Tensor) -> int:
+    """Multiply-adds of the convolutions and linear layers that `frames` pass; normalisation is not counted."""
+    counts: list[int] = []
+
+    def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        each = module.weight[0].numel()  # type: ignore[index]
+        counts.append(output.numel() * each)
+
+    layers = [module for module in method.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+    hooks = [module.register_forward_hook(count) for module in layers]
+    training = method.training
+    method.eval().encode_video(frames)
+    method.train(training)
+    for hook in hooks:
+        hook.remove()
+    return sum(counts)
 
 
 def _pass_macs(tower: VisionTower, state: TokenState) -> int:
@@ -163,9 +185,12 @@ def _time(method: Method, frames: Tensor, seconds: float) -> tuple[float, float]
 
 @functools.cache
 def sizes_only(name: str = "ViT-B-32-quickgelu") -> Clip:
-    """An open_clip architecture without weights: shapes can be counted, nothing can be computed."""
+    """An open_clip architecture, or a UMT, without weights: shapes can be counted, nothing can be computed."""
     import open_clip
 
+    if name in UMT:
+        with torch.device("meta"):
+            return make_umt(name)
     config = open_clip.get_model_config(name)
     if config is None:
         raise ValueError(f"no architecture called {name!r}. Write one of open_clip.list_models().")

@@ -43,10 +43,11 @@ class EvaluationConfig:
     patience_from: int = 10  # epochs of a task that count for nothing
     batch_size: int = 32  # videos or captions encoded at once
     chunk: int = 512  # queries scored at once
+    neighbours: int = 200  # of streams of images: k of the second accuracy, whose k stays the same
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.chunk < 1:
-            raise ValueError("batch_size and chunk count items and must be >= 1.")
+        if self.batch_size < 1 or self.chunk < 1 or self.neighbours < 1:
+            raise ValueError("batch_size, chunk and neighbours count items and must be >= 1.")
         if self.patience is not None and (self.patience < 1 or self.select == "last"):
             raise ValueError(
                 f"patience counts epochs without a better one (>= 1, got {self.patience}), which select=last does not "

@@ -19,11 +19,13 @@ from orchestrator.streams.stream import Stream
 
 @dataclass(frozen=True, kw_only=True)
 class BackboneConfig:
-    """Which CLIP every method starts from."""
+    """Which CLIP every method starts from, or which network for images."""
 
-    name: str = "ViT-B-32-quickgelu"  # tiny-clip or an open_clip architecture
+    # tiny-clip, UMT-B-16, UMT-L-16 or an open_clip architecture; for images resnet18 or resnet18-8 (narrow)
+    name: str = "ViT-B-32-quickgelu"
     weights: str = "openai"  # shipped (tiny-clip), an open_clip tag, a local file, or random
     sha256: str = ""  # of a local file that is a pickle (.pt): it is read only if it is the one you mean
+    vocabulary: str = ""  # UMT alone: BERT's vocab.txt, by whose pieces it reads captions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +108,7 @@ class Experiment:
         return {
             "stream": stream.digest,
             "frames": frames,
-            "weights": weights_digest(self.backbone.name, self.backbone.weights),
+            "weights": weights_digest(self.backbone.name, self.backbone.weights, self.backbone.vocabulary),
             **code_digests(self.run.method, getattr(self.method, "base", None)),
             **environment(device),
         }

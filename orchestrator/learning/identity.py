@@ -25,7 +25,7 @@ from typing import Any, get_type_hints
 
 import torch
 
-from methods import CONFIGURATIONS, METHODS, place_of
+from methods import CONFIGURATIONS, EVERY_METHOD, IMAGE_METHODS, place_of
 from methods.backbone.load import TINY, TINY_FOLDER, VERSION
 from methods.paths import files_below, named_path
 from orchestrator.data.frames import FrameSource
@@ -37,6 +37,7 @@ NOT_DECISIVE = (
     "stream",
     "backbone.weights",
     "backbone.sha256",
+    "backbone.vocabulary",
     "data.load_threads",
     "data.skip_missing",
     "optim.checkpoint_activations",
@@ -62,11 +63,11 @@ def frames_digest(stream: Stream, source: FrameSource, splits: Sequence[str]) ->
     return digest_of([source.key(item) for item in items])
 
 
-def weights_digest(backbone: str, weights: str) -> str:
-    """sha256 over the weights that a backbone starts from, or over their name where no file holds them."""
+def weights_digest(backbone: str, weights: str, vocabulary: str = "") -> str:
+    """sha256 over a backbone's first weights, or over their name where no file holds them, and over its vocabulary."""
     shipped = [digest_file(file) for file in sorted(TINY_FOLDER.iterdir()) if backbone == TINY and file.is_file()]
-    file = named_path(weights)
-    return digest_of([shipped, digest_file(file) if file.is_file() else weights])
+    file, pieces = named_path(weights), content_of(vocabulary)
+    return digest_of([shipped, digest_file(file) if file.is_file() else weights, *([pieces] if pieces else [])])
 
 
 def contents_of(config: Any, prefix: str) -> dict[str, str]:
@@ -111,9 +112,12 @@ def code_digests(method: str, base: str | None = None) -> dict[str, str]:
     rooms = {room: sources_below(room, ROOT) for room in ROOMS}
     shared = [file for room, files in rooms.items() if room.startswith("methods/") for file in files]
     classes = [CONFIGURATIONS.get(name, (name, ""))[0] for name in (method, base) if name]
-    own = [ROOT / f"{METHODS[name].partition(':')[0].replace('.', '/')}.py" for name in classes if name in METHODS]
-    others = {f"code of {name}": _of_others(name) for name in classes if name not in METHODS}
-    own += [file for name in classes if name not in METHODS for file in _sources_of_others(name)]
+    ours = [EVERY_METHOD[name] for name in classes if name in EVERY_METHOD]
+    own = [ROOT / f"{place.partition(':')[0].replace('.', '/')}.py" for place in ours]
+    if method in IMAGE_METHODS:
+        own += sources_below("methods/images", ROOT)  # backbone and views, which no method imports
+    others = {f"code of {name}": _of_others(name) for name in classes if name not in EVERY_METHOD}
+    own += [file for name in classes if name not in EVERY_METHOD for file in _sources_of_others(name)]
     return {
         **others,
         **{f"code of {room}": digest_sources(files, ROOT) for room, files in rooms.items()},

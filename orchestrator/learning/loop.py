@@ -24,15 +24,10 @@ from orchestrator.data.batches import StreamData, seed_of
 from orchestrator.errors import Overtaken
 from orchestrator.learning.accumulate import backward, way_of
 from orchestrator.learning.commits import Commits, Record
-from orchestrator.learning.evaluate import (
-    Evaluation,
-    EvaluationConfig,
-    add_history,
-    metrics_of,
-    rank_all,
-)
+from orchestrator.learning.evaluate import Evaluation, EvaluationConfig
 from orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates, shares, train_only
 from orchestrator.learning.progress import Progress
+from orchestrator.learning.protocols import Sight, protocol_of
 from orchestrator.learning.repeats import encoding_once
 from orchestrator.learning.reuse import Reads
 from orchestrator.learning.weights import backbone_state, changed_state, copied_state, load_state
@@ -88,12 +83,13 @@ class Loop:
         self.workers = workers or Workers()
         self.method = method.to(self.workers.device)
         self.data = data.cut_to_tasks() if method.reads_pads else data
-        self.config, self.commits = config, commits
+        self.config, self.commits, self.protocol = config, commits, protocol_of(data.stream)
         self.report, self.zero_shot, self.reads = report, zero_shot, reads or Reads()
         self.record = Record()
         self.galleries: list[Tensor] = []  # on the CPU, one (V, ...) for each finished task
         self.selection: list[Tensor] = []  # the same of the split that epochs are chosen on, if that is another
         self._pretrained = backbone_state(method)
+        self._momenta: dict[Tensor, dict[str, Tensor]] = {}  # what weights take to the next task (optim.across_tasks)
         method.read_pairs_from(self.data)
 
     def run(self) -> Record:
@@ -142,6 +138,9 @@ class Loop:
             self._begin(task)
             self.method.remember(task, self.galleries[index].to(self.workers.device))
         load_state(self.method, weights, self._pretrained)
+        named = dict(self.method.named_parameters())
+        for name, value in self.commits.momenta(done).items():
+            self._momenta[named[name]] = {"momentum_buffer": value.to(self.workers.device)}
         log.info("resumed after task %d of %d", done, len(self.data.stream.tasks))
 
     # ------------------------------------------------------------------------------------ training
@@ -159,6 +158,7 @@ class Loop:
             return
         way_of(self.method, optim.accumulate)  # refused before anything is trained
         optimizer = make_optimizer(groups, optim, self.method)
+        optimizer.state.update({p: self._momenta[p] for p in parameters if p in self._momenta})
         tasks = list(range(task.index + 1)) if self.method.trains_on == "seen" else [task.index]
         losses = self.workers.averaging(Losses(self.method))
         per_epoch = math.ceil(self.data.steps(tasks, self.workers.size) / optim.accumulate)
@@ -180,6 +180,10 @@ class Loop:
                     break
         if best is not None:
             load_state(self.method, best[1], self._pretrained)
+        if optim.across_tasks:
+            self._momenta = {
+                p: state for p, state in optimizer.state.items() if state.get("momentum_buffer") is not None
+            }
 
     def _epoch(
         self,
@@ -214,6 +218,7 @@ class Loop:
             progress.add(terms, self.method.monitored())
             if not is_last:
                 continue
+            self.method.before_step()
             norm = nn.utils.clip_grad_norm_(parameters, math.inf if optim.grad_clip is None else optim.grad_clip)
             progress.step(norm)
             step = epoch * per_epoch + number // optim.accumulate
@@ -230,8 +235,7 @@ class Loop:
         self.method.eval()
         split = self._selects_on or self.config.evaluation.split
         found = self._measure(task.index, split, self._encode_galleries(task, split))
-        # CVLM compares within each data set; CTVR takes the cumulative gallery, which in task 1 is the task's own
-        score = found.own[-1] if self.data.stream.protocol == "cvlm" else found.metrics["stream/t2v/r1"]
+        score = self.protocol.score(found)
         if best is None or score >= best[0]:
             return score, copied_state(self.method)
         return best
@@ -244,7 +248,7 @@ class Loop:
 
     @property
     def _encodes_again(self) -> bool:
-        return self.method.reencodes_gallery or self.data.stream.protocol == "cvlm"
+        return self.method.reencodes_gallery or self.protocol.encodes_again
 
     def _fresh(self, task: Task) -> list[int]:
         """Tasks whose videos the present model encodes: `task`, and earlier ones where the protocol says so."""
@@ -281,33 +285,24 @@ class Loop:
 
     def _measure(self, index: int, split: str, galleries: Sequence[Tensor]) -> Evaluation:
         """Metrics after task `index`: all workers encode, rank 0 scores, every worker gets the result."""
-        evaluation = self.config.evaluation
-        queries = [self.data.queries(i, split) for i in range(index + 1)]
         self._seed("evaluate", index)
 
         def spread(encode: Callable[[Any], Tensor], rows: Any) -> Tensor:
             with self._autocast():  # of the towers alone: scores are float32
                 return self.workers.spread(encode, rows)
 
-        ranked = rank_all(
-            self.method,
-            queries,
-            galleries,
-            evaluation,
-            self.workers.device,
-            self.data.stream.protocol,
-            spread,
-            is_scoring=self.workers.rank == 0,
-        )
-        found = None if ranked is None else metrics_of(ranked, queries, [len(gallery) for gallery in galleries])
-        return self.workers.agree(found)
+        device, is_scoring = self.workers.device, self.workers.rank == 0
+        evaluation = self.config.evaluation
+        sight = Sight(self.method, self.data, index, split, galleries, evaluation, device, spread, is_scoring)
+        return self.workers.agree(self.protocol.measure(sight))
 
     def _evaluate(self, index: int) -> Evaluation:
         found = self._measure(index, self.config.evaluation.split, self.galleries)
         own, union = [*self.record.own, found.own], [*self.record.union, found.union]
-        add_history(found, own, union, self.data.stream.protocol)
-        if self.zero_shot is not None:
-            found.metrics["stream/t2v/r1_gain"] = found.metrics["stream/t2v/r1"] - self.zero_shot[index]
+        self.protocol.add_history(found, own, union)
+        if self.zero_shot is not None and self.protocol.gain is not None:
+            metric, gain = self.protocol.gain
+            found.metrics[gain] = found.metrics[metric] - self.zero_shot[index]
         found.metrics.update({f"train/{name}": float(value) for name, value in self.method.diagnostics().items()})
         return found
 
@@ -317,11 +312,13 @@ class Loop:
         record.own.append(found.own)
         record.union.append(found.union)
         record.metrics.append(found.metrics)
-        record.ranks = found.own_ranks if self.data.stream.protocol == "cvlm" else found.ranks
+        record.ranks = self.protocol.ranks(found)
         record.seconds.append(seconds)
         reads = self.workers.union(self.reads.names)
+        names = ((name, self._momenta.get(p)) for name, p in self.method.named_parameters())
+        momenta = {name: state["momentum_buffer"].cpu() for name, state in names if state}
         is_ours = self.workers.rank != 0 or self.commits.publish(
-            changed_state(self.method, self._pretrained), self.galleries, record, reads, self.selection
+            changed_state(self.method, self._pretrained), self.galleries, record, reads, self.selection, momenta
         )
         if not self.workers.agree(is_ours):
             raise Overtaken(f"task {record.done} was committed by another run of the same settings, with other numbers")

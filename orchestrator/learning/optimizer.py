@@ -1,4 +1,7 @@
-"""Optimizer and learning rate schedule of one task. Both are made anew for each task, as the papers do."""
+"""Optimizer and learning rate schedule of one task. Both are made anew for each task, as most papers do.
+
+`optim.across_tasks` keeps the moments of the weights that are still there.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +46,7 @@ class OptimConfig:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-6
     momentum: float = 0.0  # of sgd
+    across_tasks: bool = False  # sgd alone: a weight takes its moment to the next task (divyam3897/UCL)
     # Which tensors decay. matrices: of two dimensions and more. all. no_bias: all whose name has no "bias" (so gains of
     # LayerNorms, too). no_bias_or_scale: the same without logit_scale
     decay: Decay = "matrices"
@@ -72,6 +76,8 @@ class OptimConfig:
             raise ValueError(
                 f"momentum must lie in [0, 1) and last_lr be >= 0, got {self.momentum} and {self.last_lr}. Use 0."
             )
+        if self.across_tasks and self.name != "sgd":
+            raise ValueError(f"across_tasks keeps the moments of sgd, not of {self.name}. Write optim.name=sgd.")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"warmup is a fraction of the steps in [0, 1), got {self.warmup}. Use 0.1 for 10 %.")
         if self.grad_clip is not None and self.grad_clip <= 0:

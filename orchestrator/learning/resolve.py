@@ -16,6 +16,7 @@ from orchestrator.config import Settings, build, flatten, suggest, under
 from orchestrator.data.settings import DataConfig
 from orchestrator.errors import ConfigError
 from orchestrator.learning.experiment import GROUPS, Experiment, RunConfig
+from orchestrator.streams.stream import Stream
 
 
 def presets_of(method: str) -> dict[str, dict[str, Any]]:
@@ -179,6 +180,20 @@ def find(name: str) -> type[Method]:
         return find_method(name)
     except ValueError as error:
         raise ConfigError(f"method: {error}") from error
+
+
+def check_domain(method: str, stream: Stream) -> None:
+    """Refuse a method on a stream that it is not for.
+
+    Raises:
+        ConfigError: naming both and what each is for.
+    """
+    if (domain := find(method).domain) != stream.domain:
+        remedy = "image_finetune" if stream.domain == "images" else "clip4clip"
+        raise ConfigError(
+            f"method: {method} learns from {domain}, and stream {stream.name} has {stream.domain}. Choose a method for "
+            f"{stream.domain}, such as {remedy}."
+        )
 
 
 def resolve(

@@ -19,17 +19,22 @@ import torch
 from methods import find_method
 from methods.backbone.clip import Clip
 from methods.base import Method
+from methods.images.resnet import ResNet18
 from orchestrator.data.batches import StreamData, check_pairs
 from orchestrator.data.device import memory_of, prepare_device
+from orchestrator.data.frames import FrameSource
 from orchestrator.data.frozen_features import frozen_features
-from orchestrator.data.imported_features import feed, frame_source
+from orchestrator.data.images import ImageData, ImageSource
+from orchestrator.data.imported_features import frame_source
 from orchestrator.data.prepare import prepare_stream
+from orchestrator.data.settings import DataConfig
 from orchestrator.errors import ConfigError, Overtaken
-from orchestrator.learning.assemble import load_clip, make_method
+from orchestrator.learning.assemble import load_tower, make_method
 from orchestrator.learning.commits import Commits, Record
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.identity import NOT_DECISIVE, frames_digest
 from orchestrator.learning.loop import Loop, LoopConfig, Report
+from orchestrator.learning.protocols import protocol_of
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.reuse import Reads
 from orchestrator.learning.workers import Workers
@@ -134,7 +139,7 @@ def execute(
         log.warning("repeatable=false: on a GPU a second run gives other numbers, and a run that was killed does, too")
     store = places.open_store()
     stream = stream or load_stream(experiment.run.stream, places.root, places.videos)
-    backbone = feed(load_clip(experiment.backbone), stream)
+    backbone = load_tower(experiment, stream)
     data, frames = _open_data(experiment, stream, backbone, store, workers)
     stream = data.stream
     device = workers.device.type
@@ -154,7 +159,7 @@ def execute(
     clips = [backbone]  # then fresh ones: a method changes its backbone
 
     def begin() -> Loop:
-        clip = clips.pop() if clips else feed(load_clip(experiment.backbone), stream)
+        clip = clips.pop() if clips else load_tower(experiment, stream)
         method = make_method(experiment, clip, stream).to(workers.device)
         mine = data.with_features(frozen_features(method, store, experiment.run.precision))
         loop = Loop(method, mine, config, commits, workers, report, zero_shot, reads)
@@ -184,11 +189,11 @@ def _to_the_end(begin: Callable[[], Loop], key: str, stream: Stream) -> Result:
 
 
 def _open_data(
-    experiment: Experiment, stream: Stream, backbone: Clip, store: Store, workers: Workers
+    experiment: Experiment, stream: Stream, backbone: Clip | ResNet18, store: Store, workers: Workers
 ) -> tuple[StreamData, str]:
     """The stream as tensors, every frame of it in the store, and the digest of these frames."""
     splits = splits_of(experiment, stream)
-    source = frame_source(stream, store, experiment.data, backbone.image_size)
+    source = source_of(stream, store, experiment.data, backbone)
     prepare = partial(prepare_stream, source=source, splits=splits, skip_missing=experiment.data.skip_missing)
     if workers.rank == 0:  # one worker decodes what is missing, the others find it in the store
         stream, _ = prepare(stream)
@@ -197,8 +202,7 @@ def _open_data(
         stream, _ = prepare(stream, progress=False)
     if trains(experiment):
         check_pairs(stream, experiment.data, workers.size)
-    make_data = partial(StreamData, stream, source, backbone.tokenize, backbone.mean, backbone.std)
-    data = make_data(experiment.data, workers.device)
+    data = data_of(stream, source, experiment.data, backbone, workers.device)
     if trains(experiment) and workers.size > 1:
         check_left_out(data, experiment.run.seed, workers)
     return data, frames_digest(stream, source, splits)
@@ -237,13 +241,31 @@ def _nonce() -> str:
     return secrets.token_hex(4)
 
 
+def source_of(stream: Stream, store: Store, config: DataConfig, backbone: Clip | ResNet18) -> FrameSource:
+    """Where the items of a stream are read, at the size that the backbone sees."""
+    return frame_source(stream, store, config, getattr(backbone, "image_size", 0))
+
+
+def data_of(
+    stream: Stream, source: FrameSource, config: DataConfig, backbone: Clip | ResNet18, device: torch.device
+) -> StreamData:
+    """The stream as tensors, for the backbone."""
+    if isinstance(source, ImageSource):
+        return ImageData(stream, source, config, device)
+    assert isinstance(backbone, Clip)
+    return StreamData(stream, source, backbone.tokenize, backbone.mean, backbone.std, config, device)
+
+
 def zero_shot_curve(
-    experiment: Experiment, stream: Stream, data: StreamData, backbone: Clip, store: Store
-) -> list[float]:
+    experiment: Experiment, stream: Stream, data: StreamData, backbone: Clip | ResNet18, store: Store
+) -> list[float] | None:
     """R@1 of the untrained backbone after each task, on the same galleries; kept in the store.
 
-    A trial is compared by its gain over this curve, since R@1 falls as the gallery grows.
+    A trial is compared by its gain over this curve, since R@1 falls as the gallery grows. None where the protocol knows
+    no such gain.
     """
+    if protocol_of(stream).gain is None:
+        return None
     settings = {name: experiment.settings[name] for name in experiment.settings if name.startswith(SEEN_UNTRAINED)}
     zero = resolve({"method": "zero_shot", "stream": experiment.run.stream, **settings})
     frames = frames_digest(stream, data.frames, (experiment.evaluation.split,))

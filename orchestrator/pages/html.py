@@ -44,6 +44,19 @@ def page(title: str, body: str) -> str:
     )
 
 
+def check_page(path: Path) -> None:
+    """Refuse a file that cannot be written, before its page costs time; makes nothing.
+
+    Raises:
+        ConfigError: with what is in the way.
+    """
+    path = path.expanduser().absolute()
+    above = next(folder for folder in path.parents if folder.exists())
+    if path.is_dir() or not above.is_dir() or not os.access(above, os.W_OK):
+        reason = "it is a folder" if path.is_dir() else f"{above} takes no files"
+        raise ConfigError(f"{path}: the page cannot be written ({reason}). Choose another file.")
+
+
 def write_page(path: Path, text: str) -> Path:
     """Write a page whole or not at all; returns its absolute path.
 

@@ -14,6 +14,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from methods.backbone.clip import Clip
 from methods.layers.transfer import cut
 from orchestrator.data.batches import StreamData
 from orchestrator.data.device import prepare_device
@@ -225,6 +226,8 @@ class Model:
         """Items as tensors, made of their files as those of the run were."""
         config: DataConfig = self.trained.experiment.data
         clip = self.trained.clip
+        if not isinstance(clip, Clip):
+            raise ConfigError(f"model {self.name}: it was trained on images without captions, so no text finds them.")
         stream = Stream("videos", (StreamTask("videos", (), (), (), tuple(items)),), "ctvr", has_val=False)
         source = FrameSource(self.store, config, clip.image_size)
         return StreamData(stream, source, clip.tokenize, clip.mean, clip.std, config, self.device)

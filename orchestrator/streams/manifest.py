@@ -2,12 +2,15 @@
 
 A manifest is one JSON file (format 1):
 
-    {"format": 1, "name": "msrvtt-10", "protocol": "ctvr" | "cvlm", "paper": "msrvtt-10" | null,
+    {"format": 1, "name": "msrvtt-10", "protocol": "ctvr" | "cvlm" | "ucl", "paper": "msrvtt-10" | null,
      "settings": {"data.num_frames": 12}, "videos": folder (optional; relative to the manifest),
      "text_features": path below `videos` | null,
      "tasks": [{"name": "task_01", "categories": [...], "train": [ITEM], "val": [ITEM], "test": [ITEM]}]}
     ITEM = {"video": id, "path": path below `videos`, "segment": [start, end] in seconds | null,
             "category": str, "captions": [str], "twin": id | null}
+
+In the protocol `ucl` an ITEM is {"video": id, "path": array (N, S, S, 3) of uint8 below `videos`, "category": str}: the
+images of a class in a split (`data/images.py`).
 
 `importers/` writes the manifests of the published benchmarks.
 """
@@ -150,21 +153,21 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
     )
     if top["format"] != FORMAT:
         reader.fail("format", f"is not {FORMAT}, the one this version reads", "Import the stream again.")
-    if top["protocol"] not in ("ctvr", "cvlm"):
-        reader.fail("protocol", f"is {str(top['protocol'])[:40]!r}", "Write 'ctvr' or 'cvlm'.")
+    if top["protocol"] not in ("ctvr", "cvlm", "ucl"):
+        reader.fail("protocol", f"is {str(top['protocol'])[:40]!r}", "Write 'ctvr', 'cvlm' or 'ucl'.")
     paper = None if top.get("paper") is None else reader.text(top["paper"], "paper")
     if videos is None:
         videos = Path(base) / Path(reader.text(top.get("videos", "."), "videos")).expanduser()
     place = VideoPlaces(Path(videos)).find
     tasks = tuple(
-        _parse_task(reader, task, number, place)
+        _parse_task(reader, task, number, place, top["protocol"] == "ucl")
         for number, task in enumerate(reader.array(top["tasks"], "tasks"), start=1)
     )
     if not tasks:
         reader.fail("tasks", "is empty", "Write at least one task.")
     _check_names(reader, tasks)
     _check_unique(reader, tasks)
-    _check_kinds(reader, tasks)
+    _check_kinds(reader, tasks, top["protocol"] == "ucl")
     return Stream(
         name=reader.text(top["name"], "name"),
         tasks=tasks,
@@ -196,7 +199,7 @@ def _parse_settings(reader: _Reader, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def _parse_task(reader: _Reader, value: Any, number: int, place: Callable[[str], str]) -> StreamTask:
+def _parse_task(reader: _Reader, value: Any, number: int, place: Callable[[str], str], has_images: bool) -> StreamTask:
     task = reader.object(value, f"task no. {number}", ("name", "categories", "train", "test"), ("val",))
     name = reader.text(task["name"], f"task no. {number}: name")
     listed = reader.array(task["categories"], f"{name}: categories")
@@ -209,24 +212,31 @@ def _parse_task(reader: _Reader, value: Any, number: int, place: Callable[[str],
         if not items and split != "val":
             reader.fail(f"{name}: {split}", "has no videos", f"Add {split} videos, or remove the task.")
         splits[split] = tuple(
-            _parse_item(reader, item, f"{name}: {split}", n, set(categories), place)
+            _parse_item(reader, item, f"{name}: {split}", n, set(categories), place, has_images)
             for n, item in enumerate(items, start=1)
         )
     return StreamTask(name, categories, **splits)
 
 
 def _parse_item(
-    reader: _Reader, value: Any, where: str, number: int, categories: Collection[str], place: Callable[[str], str]
+    reader: _Reader,
+    value: Any,
+    where: str,
+    number: int,
+    categories: Collection[str],
+    place: Callable[[str], str],
+    has_images: bool,
 ) -> Item:
     has_id = isinstance(value, dict) and isinstance(value.get("video"), str)
     where = f"{where}: video {value['video']!r}" if has_id else f"{where}: item no. {number}"
-    item = reader.object(value, where, ("video", "path", "category", "captions"), ("segment", "twin"))
+    told = ((), ()) if has_images else (("captions",), ("segment", "twin"))
+    item = reader.object(value, where, ("video", "path", "category", *told[0]), told[1])
     category = reader.text(item["category"], f"{where}: category")
     if category not in categories:
         hint = suggest(category, categories).strip()
         reader.fail(f"{where}: category", f"{category!r} is not a category of its task", hint or "List it there.")
-    captions = reader.array(item["captions"], f"{where}: captions")
-    if not captions:
+    captions = reader.array(item.get("captions", []), f"{where}: captions")
+    if not captions and not has_images:
         reader.fail(f"{where}: captions", "is empty", "Write at least one caption, or remove the video.")
     return Item(
         video=reader.text(item["video"], f"{where}: video"),
@@ -273,10 +283,13 @@ def _check_unique(reader: _Reader, tasks: tuple[StreamTask, ...]) -> None:
                     reader.fail(where, f"no video is called {item.twin!r}", "Write the id of a video, or null.")
 
 
-def _check_kinds(reader: _Reader, tasks: tuple[StreamTask, ...]) -> None:
-    """Videos are files of one kind: films and folders of frames, or arrays of features."""
+def _check_kinds(reader: _Reader, tasks: tuple[StreamTask, ...], has_images: bool) -> None:
+    """Videos are files of one kind: films and folders of frames, or arrays of features; images are arrays."""
     items = [item for task in tasks for split in SPLITS for item in getattr(task, split)]
     counted = sum(item.path.endswith(".npy") for item in items)
+    if has_images and counted < len(items):
+        odd = next(item for item in items if not item.path.endswith(".npy"))
+        reader.fail(odd.video, "is no array of images (.npy)", "Write the images of a class as one array.")
     if 0 < counted < len(items):
         every = ((task, split, item) for task in tasks for split in SPLITS for item in getattr(task, split))
         task, split, item = next(each for each in every if not each[2].path.endswith(".npy"))

@@ -14,7 +14,8 @@ from orchestrator.config import suggest
 from orchestrator.digests import canonical
 from orchestrator.errors import ConfigError
 
-Protocol = Literal["ctvr", "cvlm"]
+Protocol = Literal["ctvr", "cvlm", "ucl"]
+Domain = Literal["videos", "images"]
 Segment = tuple[float, float]
 
 SPLITS = ("train", "val", "test")
@@ -34,7 +35,10 @@ def collector_off() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Item:
-    """One video of one split of one task. `segment` is in seconds; `path` is a file or a folder of frames."""
+    """One video of one split of one task. `segment` is in seconds; `path` is a file or a folder of frames.
+
+    In a stream of images: all images of a class in a split, in one array, without captions.
+    """
 
     video: str
     path: str
@@ -124,10 +128,15 @@ class Stream:
         drawn = sorted(range(len(self.tasks)), key=lambda place: hashlib.sha256(f"{order} {place}".encode()).digest())
         return replace(self, tasks=tuple(self.tasks[place] for place in drawn), order=order, paper=None)
 
+    @property
+    def domain(self) -> Domain:
+        """What its items are: videos with captions, or labelled images, for which other methods are."""
+        return "images" if self.protocol == "ucl" else "videos"
+
     @cached_property
     def has_features(self) -> bool:
         """Whether its videos are arrays of features (.npy) that were made elsewhere."""
-        return self.tasks[0].train[0].path.endswith(".npy")
+        return self.domain == "videos" and self.tasks[0].train[0].path.endswith(".npy")
 
     @property
     def settings_mark(self) -> str:

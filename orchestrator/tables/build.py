@@ -27,6 +27,7 @@ from orchestrator.tables.beside_paper import (
 )
 from orchestrator.tables.differences import between_seeds
 from orchestrator.tables.marks import CHOICE, marks_of, method_of, trials_of
+from orchestrator.tables.measures import COLUMNS, NEIGHBOUR_NOTE, NEIGHBOURS, OF, OVERALL
 from orchestrator.tables.orders import by_order, content_of, in_any_order, mark, order_of, seed_names
 from orchestrator.tables.paper_numbers import paper_numbers, place, printed_columns
 from orchestrator.tables.presets import columns_of
@@ -42,16 +43,6 @@ VARIES = "ctvr.varies"  # tag: the settings that a table's rows vary one at a ti
 # what figures show over training: StructAlign's geometry, gates of CAMoE and of experts
 TRAINING = re.compile(r"train/((?:micd|angle)_(?:text|video)|(?:gate(?:_\w+)?|expert)/\w+)")
 INCIDENTAL = {"seed", "data.load_threads", "evaluation.batch_size", "evaluation.chunk", "tracking.mirror"}
-COLUMNS = (
-    Column("r1", "R@1", "up"),
-    Column("r5", "R@5", "up"),
-    Column("r10", "R@10", "up"),
-    Column("medr", "MedR", "down"),
-    Column("meanr", "MeanR", "down"),
-    Column("bwf", "BWF", "down"),
-    Column("params_m", "Params (M)"),
-)
-OVERALL = (Column("r1", "R@1", "up"), Column("fr", "FR", "down"), Column("hm", "HM", "up"))  # CVLM
 V2T = (
     Column("v2t/r1", "V2T R@1", "up"),
     Column("v2t/r5", "V2T R@5", "up"),
@@ -122,7 +113,10 @@ def tables(
         if not rows:
             continue
         left_out = sum(record.tags.get("ctvr.complete") != "true" for record in of_stream)
-        notes = [f"Mean and sample standard deviation over seeds, {DIRECTIONS[direction]}, after the last task."]
+        has_images = _protocol(of_stream[0]) == "ucl"
+        what = "" if has_images else f" {DIRECTIONS[direction]},"
+        notes = [f"Mean and sample standard deviation over seeds,{what} after the last task."]
+        notes += [NEIGHBOUR_NOTE] if has_images else []
         notes += shared
         if any(row.trials is not None for row in rows):
             notes.append("Trials: how many were searched for the row. Time: of all tasks of its trials and reruns.")
@@ -161,16 +155,10 @@ def _row(runs: list[RunRecord]) -> Row:
     finals = [_final(run) for run in runs]
     keys = dict.fromkeys(key for final in finals for key in final)
     means = {key: _mean([final.get(key, math.nan) for final in finals]) for key in keys}
-    matrices = {
-        name: _matrix(runs, suffix) for name, suffix in (("own gallery", "r1_own"), ("all galleries so far", "r1"))
-    }
+    shown = OF[_protocol(first)]
+    names, matrices = shown.names, {name: _matrix(runs, suffix) for name, suffix in shown.matrices.items()}
     if _protocol(first) == "cvlm":
-        names = {"r1": "stream/t2v/r1_mean", "fr": "stream/t2v/fr", "hm": "stream/t2v/hm"}
         means |= _per_task(runs)
-        curve = "stream/t2v/r1_mean"
-    else:
-        names = {column.key: f"stream/t2v/{column.key}" for column in COLUMNS[:-1]}
-        curve = "stream/t2v/r1"
     values = {key: means.get(name, Value()) for key, name in names.items()}
     values |= {key: value for key, value in means.items() if re.fullmatch(r"task_\d+/(r1|fr)", key)}
     values |= more_values({**means, "cost/seconds_run": _mean([seconds_of(run) for run in runs])})
@@ -180,21 +168,22 @@ def _row(runs: list[RunRecord]) -> Row:
         backwards = {"v2t/r1": "v2t/r1_mean"}
     values |= {key: means.get(f"stream/{name}", Value()) for key, name in backwards.items()}
     values["params_m"] = Value(parameters.mean / 1e6, parameters.std / 1e6 if parameters.std else math.nan)
-    measured: dict[str, str] = {key: names[key] for key in ("r1", "bwf", "fr") if key in names}
+    measured: dict[str, str] = {key: names[key] for key in ("r1", "bwf", "fr", *OF["ucl"].names) if key in names}
     orders = by_order(runs, measured, finals)
+    of_first = orders.get("r1", orders.get("accuracy", ()))
     return Row(
         label=method_of(first),
         method=method_of(first),
         values=values,
         seeds=seed_names(runs),
         runs=tuple(run.run_id for run in runs),
-        marks=tuple(filter(None, [*marks_of(first), between_seeds(runs), mark(orders.get("r1", ()))])),
+        marks=tuple(filter(None, [*marks_of(first), between_seeds(runs), mark(of_first)])),
         trials=trials_of(first),
         is_transductive=first.tags.get("ctvr.transductive") == "true",
         seconds=sum(map(seconds_of, runs)) + float(first.tags.get("ctvr.search_seconds", 0)),
         place=int(first.tags.get("ctvr.place", 0)),
         extra={key: value for key, value in means.items() if key not in {*names.values(), *values}},
-        curve=tuple(_curve(runs, curve)),
+        curve=tuple(_curve(runs, shown.curve)),
         matrices={name: matrix for name, matrix in matrices.items() if matrix},
         training=_training(runs),
         orders=orders,
@@ -245,7 +234,7 @@ def _training(runs: Sequence[RunRecord]) -> dict[str, tuple[tuple[int, float, fl
 
 def _matrix(runs: Sequence[RunRecord], suffix: str) -> list[list[float]]:
     """R@1 of task i after task t as lower-triangular lists, the mean over seeds; empty if it is not known."""
-    keys = sorted(key for key in runs[0].metrics if re.fullmatch(rf"task_\d+/t2v/{suffix}", key))
+    keys = sorted(key for key in runs[0].metrics if re.fullmatch(rf"task_\d+/{suffix}", key))
     columns = [{step: mean for step, mean, _ in _curve(runs, key)} for key in keys]
     return [[column.get(t, math.nan) for column in columns[:t]] for t in range(1, len(keys) + 1)]
 
@@ -314,6 +303,8 @@ def _differing(run: RunRecord, others: Sequence[RunRecord]) -> dict[str, str]:
 
 
 def _columns(rows: Sequence[Row], records: Sequence[RunRecord], direction: Direction) -> tuple[Column, ...]:
+    if _protocol(records[0]) == "ucl":
+        return (*NEIGHBOURS, *more_columns(rows, ()))
     is_cvlm = _protocol(records[0]) == "cvlm"
     back = V2T[:1] if is_cvlm else V2T
     if direction == "v2t":

@@ -18,10 +18,27 @@ if TYPE_CHECKING:
 # How a run was carried out, not what was run
 OF_THE_RUN = {"seed", "stream", "workers", "threads", "data.load_threads", "data.skip_missing", "data.decoder"}
 OF_THE_RUN |= {"tracking.mirror", "evaluation.split", "evaluation.batch_size", "evaluation.chunk", "backbone.sha256"}
+RELEASED_IMAGES = {  # divyam3897/UCL@cfaa81d, whose protocol BMU-MoCo's Table 4 has
+    "preset": "paper",
+    "backbone.name": "resnet18",
+    "backbone.weights": "random",
+    "data.num_frames": 1,
+    "data.batch_size": 256,
+    "optim.epochs": 200,
+    "optim.name": "sgd",
+    "optim.momentum": 0.9,
+    "optim.warmup": 0.0,
+    "optim.weight_decay": 5e-4,
+    "optim.schedule": "constant",
+    "optim.grad_clip": None,
+    "optim.across_tasks": True,
+}
 DATA_AND_OPTIMISER: dict[str, dict[str, Any]] = {  # of the papers' own benchmarks, by the first word of `ctvr.paper`
     "msrvtt": {"preset": "paper", "data.num_frames": 12, "data.batch_size": 8, "optim.epochs": 20},
     "actnet": {"preset": "paper-actnet", "data.num_frames": 24, "data.batch_size": 16, "optim.epochs": 20},
     "cvlm": {"preset": "paper", "data.batch_size": 48, "optim.epochs": 10},
+    "cifar": RELEASED_IMAGES,
+    "tiny": RELEASED_IMAGES,
 }
 FRAMES = "data.num_frames"
 SHOWN = 12  # settings in a footnote; the CSV names all

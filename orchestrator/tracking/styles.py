@@ -21,7 +21,8 @@ ORDER = (
     *("base_moco", "bmu_moco_local", "co2l_moco", "lwf_moco", "er_ring_moco", "der_moco", "lump_moco"),
     *("camoe", "dsl", "co2l", "ewc", "er_ring", "der", "lump"),
     *("bmu_fixed", "bmu_ensemble", "testa", "dgl", "dgl_transformer", "mv_adapter"),
-    *("plevu", "vop", "vop_fc"),
+    *("plevu", "vop", "vop_fc", "umt", "umt4clip"),
+    *("image_finetune", "image_si", "image_der", "image_lump", "image_bmu_moco", "image_multi_task"),
 )
 
 

@@ -89,6 +89,9 @@ def is_refused(strategy: str, retriever: str, preset: str = "paper") -> bool:
     asks_nothing = (strategy, preset) in {("dsl", "search"), ("zscl", "weight-consolidation")}  # of a retriever's batch
     if (retriever, preset) == ("structalign", "shapes") and cls.compares(cls.Config()):
         return True  # score=fused, which is final for a complete matrix alone
+    if retriever == "umt" and not cls.needs_momentum:  # its score is not final while it reranks
+        config = wrapped(strategy, "clip4clip", preset).method
+        return cls.compares(config) or getattr(config, "mix_level", "feature") == "input"  # as CLIP reads captions
     return retriever in REFUSED.get(strategy, ()) and not asks_nothing
 
 

@@ -33,6 +33,7 @@ RATES = ("search_step", "lr_rates")
 
 # method.setting or *.setting -> settings beside which it acts, the method's own or base.*
 BESIDE: dict[str, dict[str, Any]] = {
+    "umt.r": {"reducer": "tome", "attends": "frame"},
     "clip4clip.lr_head": {"sim_header": "seqLSTM"},
     "framefusion_moe.r": {"reducer": "tome_shared"},
     "structalign.lr_other": {"prototypes": "learned"},
@@ -60,7 +61,7 @@ ELSEWHERE: dict[str, str] = {
     # a video must have as many frames as the schedule is made for
     **{
         f"{name}.num_frames": "layers/test_reducers.py::test_another_number_of_frames_is_refused_with_the_remedy"
-        for name in (*ADAPTED, "tempme", "clip4clip", "framefusion_moe", "structalign")
+        for name in (*ADAPTED, "tempme", "clip4clip", "framefusion_moe", "structalign", "umt")
     },
     "dgl.num_frames": "test_dgl.py::test_each_frame_has_prompts_of_its_own_where_a_transformer_makes_them",
     # one dataclass holds the reducer's settings of all four
@@ -86,6 +87,8 @@ VALUES: dict[str, Any] = {
     "structalign.fusion_layers": 1,
     "camoe.filler": 7,
     "tempme.r": 1,
+    "umt.rerank": 0,
+    "umt.num_words": 6,
     "plevu.prefix": 2,
     "plevu.postfix": 2,
     "vop.prefix": 1,  # of 16 places 2 at most

@@ -861,8 +861,8 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "tests/orchestrator/learning/test_loop.py::test_stored_galleries_are_never_recomputed_but_by_the_upper_bound",
         ),
         (
-            'found.metrics["stream/t2v/r1_gain"] = found.metrics["stream/t2v/r1"] - self.zero_shot[index]',
-            'found.metrics["stream/t2v/r1_gain"] = found.metrics["stream/t2v/r1"] - self.zero_shot[0]',
+            "found.metrics[gain] = found.metrics[metric] - self.zero_shot[index]",
+            "found.metrics[gain] = found.metrics[metric] - self.zero_shot[0]",
             "the gain is over the first task's zero-shot R@1",
             "tests/orchestrator/learning/test_loop.py::test_the_gain_after_each_task_is_over_the_zero_shot_model_after_that_task",
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 SETTING_UP = "tests/orchestrator/learning/test_run.py::test_a_run_sets_its_device_up_and_says_where_it_will_not_repeat"
 PRETENDED = "tests/devices/test_devices.py::test_a_method_stays_on_its_device_repeats_and_waits_no_more_than_its_budget"
 ON_A_GPU = f"{PRETENDED}[clip4clip]"
+IMAGES = "tests/orchestrator/learning/test_image_stream.py"
 ON_TWO_WORKERS = "tests/workers/test_workers.py::test_a_few_methods_are_equal_on_two_workers_and_planted_faults_are_not"
 TRIALS = "tests/orchestrator/on_ray/test_trial.py"
 LEFT_OUT = "tests/orchestrator/learning/test_run.py"
@@ -202,7 +203,61 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             ON_TWO_WORKERS,
         ),
     ],
+    "orchestrator/learning/protocols.py": [
+        (
+            '(found.own, knn.released_k(sight.task + 1), "accuracy"),',
+            '(found.own, min(200, len(bank)), "accuracy"),',
+            "k of the release is the fixed one",
+            IMAGES,
+        ),
+        (
+            "for task, test in enumerate(sight.galleries):",
+            "for task, test in enumerate(sight.galleries[:1] * len(sight.galleries)):",
+            "every task is judged by the images of the first",
+            IMAGES,
+        ),
+    ],
+    "orchestrator/data/images.py": [
+        (
+            "views = [normalise(view(plain)) for _ in range(2)]",
+            "views = [normalise(view(plain))] * 2",
+            "both views of an image are one",
+            IMAGES,
+        ),
+        (
+            "return index_batches(pairs, size, seed)",
+            "return [batch for batch in index_batches(pairs, size, seed) if len(batch) == size]",
+            "the uneven last batch of images is left out",
+            IMAGES,
+        ),
+    ],
+    "methods/images/views.py": [
+        (
+            "hue = (hue / 6 + turn.view(-1, 1, 1)) % 1 * 6",
+            "hue = (hue / 6 - turn.view(-1, 1, 1)) % 1 * 6",
+            "hues turn the other way",
+            "tests/methods/images/test_views.py",
+        ),
+    ],
     "orchestrator/learning/loop.py": [
+        (
+            "for name, value in self.commits.momenta(done).items():",
+            "for name, value in dict[str, Tensor]().items():",
+            "a resumed run forgets the moments that cross tasks",
+            IMAGES,
+        ),
+        (
+            "optimizer.state.update({p: self._momenta[p] for p in parameters if p in self._momenta})",
+            "pass",
+            "no moment crosses tasks",
+            IMAGES,
+        ),
+        (
+            "self.method.before_step()",
+            "pass",
+            "no method sees the gradient of a step",
+            IMAGES,
+        ),
         (
             "return self.workers.mean(progress.means())  # a term may be a mean over a worker's own pairs",
             "return progress.means()",

@@ -26,6 +26,9 @@ DECODE = (
 )
 
 UMT = "tests/methods/backbone/test_umt.py"
+ANSWERS = "tests/methods/backbone/test_answers.py"
+WORDS = "tests/methods/backbone/test_word_pieces.py"
+UMT_METHOD = "tests/methods/test_umt.py"
 
 # file -> (line, the line with the bug, what breaks, the tests that must fall)
 RELEASED: dict[str, list[tuple[str, ...]]] = {
@@ -50,10 +53,64 @@ RELEASED: dict[str, list[tuple[str, ...]]] = {
             f"{UMT}::test_positions_begin_as_an_images_and_stretch_over_time",
         ),
     ],
+    "methods/umt.py": [
+        (
+            "return self._best(scores, 0)",
+            "return self._best(scores, 1)",
+            "captions are chosen by their own best videos",
+            f"{UMT_METHOD}::test_the_best_are_ordered_by_the_head_in_each_direction_and_all_others_come_last",
+        ),
+        (
+            "wrong_text = self._drawn(negative_weights(similar.mT, numbers, hard))",
+            "wrong_text = self._drawn(negative_weights(similar, numbers, hard))",
+            "wrong captions are drawn by what the captions compare",
+            f"{UMT_METHOD}::test_the_second_loss_reads_pairs_then_wrong_videos_then_wrong_captions",
+        ),
+        (
+            "self.seed += 1",
+            "pass",
+            "every step draws the same wrong pairs",
+            f"{UMT_METHOD}::test_losses_are_those_of_the_pairs_and_of_wrong_ones_that_are_drawn_again_alike",
+        ),
+        (
+            "self.backbone.temp.clamp_(0.001, 0.5)",
+            "self.backbone.temp.clamp_(0.001)",
+            "the temperature grows without bound",
+            f"{UMT_METHOD}::test_both_losses_train_all_of_it_and_the_temperature_stays_within_its_bounds",
+        ),
+    ],
+    "methods/backbone/answers.py": [
+        (
+            "behind = torch.ones(length, length, device=x.device).tril()",
+            "behind = torch.ones(length, length, device=x.device)",
+            "an answer's pieces know those behind them",
+            f"{ANSWERS}::test_a_piece_knows_nothing_of_those_behind_it_nor_of_pads_of_the_question",
+        ),
+        (
+            "scores.append(top.values[number] - answer_losses(logits, ids))",
+            "scores.append(-answer_losses(logits, ids))",
+            "the first piece of an answer counts once",
+            f"{ANSWERS}::test_an_answers_first_piece_counts_twice_and_only_the_likeliest_beginnings_are_scored",
+        ),
+        (
+            "return (weights * losses).sum() / questions",
+            "return (weights * losses).sum() / len(losses)",
+            "answers are counted in the place of questions",
+            f"{ANSWERS}::test_pieces_of_stored_logits_cost_what_the_released_ones_do",
+        ),
+    ],
+    "methods/backbone/word_pieces.py": [
+        (
+            'prefix = "##" if start else ""',
+            'prefix = ""',
+            "pieces within a word are words",
+            f"{WORDS}::test_the_longest_pieces_are_taken_and_a_caption_ends_with_the_largest_id",
+        ),
+    ],
     "methods/backbone/bert.py": [
         (
-            "return ((tokens == 0)[:, None, None, :] * _OUT).to(x.dtype)",
-            "return ((tokens == 0)[:, None, None, :] * 0.0).to(x.dtype)",
+            "return ((seen == 0) * _OUT).to(x.dtype)",
+            "return ((seen == 0) * 0.0).to(x.dtype)",
             "captions read their pads",
             f"{UMT}::test_a_caption_is_read_alike_beside_longer_ones_and_its_end_is_a_pad",
         ),

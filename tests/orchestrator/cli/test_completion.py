@@ -7,12 +7,12 @@ import subprocess
 
 import pytest
 
-from methods import CONFIGURATIONS, METHODS
+from methods import CONFIGURATIONS, EVERY_METHOD
 from orchestrator.cli.completion import SHELLS, Names, commands_of, script
 from orchestrator.cli.main import make_parser
 from orchestrator.streams.load import BENCHMARKS, RENDERED
 
-NAMES = Names((*METHODS, *CONFIGURATIONS), (*RENDERED, *BENCHMARKS), ("released", "no-ffa", "ctvr-table1"))
+NAMES = Names((*EVERY_METHOD, *CONFIGURATIONS), (*RENDERED, *BENCHMARKS), ("released", "no-ffa", "ctvr-table1"))
 
 
 def offered(tmp_path, *typed: str) -> list[str]:

@@ -38,6 +38,7 @@ def test_the_plan_counts_runs_and_says_what_is_here_and_runs_nothing(stream, tmp
     assert "1 of 2 videos are missing" in shown
     assert "tiny-clip, shipped: here (14 rows)" in shown
     assert "rows without a method here: RAP, ViT-B/16" in shown
+    assert "RAP's code is not public" in shown
     assert not (tmp_path / "runs" / "mlflow.db").exists()
     assert main([*words[:2], "backbone.weights=other.safetensors", *words[2:]]) == 0
     assert "tiny-clip, other.safetensors: not here" in capsys.readouterr().out
@@ -45,6 +46,8 @@ def test_the_plan_counts_runs_and_says_what_is_here_and_runs_nothing(stream, tmp
     shown = capsys.readouterr().out
     assert "videos    not here: stream: no stream called 'msrvtt-10'" in shown
     assert "Import the benchmark's files first" in shown
+    assert main(["reproduce", "framefusion/table1", "--plan", "--stream", "msrvt-10", *runs]) == 2
+    assert "stream: no stream called 'msrvt-10'" in capsys.readouterr().err
 
 
 def test_it_asks_for_what_the_sweep_asks_for(monkeypatch, stream, tmp_path):
@@ -98,7 +101,7 @@ def test_the_list_and_every_mistake_in_one_line(capsys):
         ([], "name an item, e.g. tempme/table2"),
         (["--write"], "--write is of --list"),
         (["--list", "bmu/table1"], "--list names all items"),
-        (["bmu/table4"], "does not run: images without captions"),
+        (["camoe/fig5"], "does not run: the figure is not drawn"),
         (["bmu/table1", "--preset", "paper"], "--preset paper: the item names its table"),
     ):
         assert main(["reproduce", *words]) == 2

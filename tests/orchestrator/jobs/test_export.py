@@ -111,10 +111,17 @@ def test_a_shard_of_another_program_is_read_by_its_keys_and_what_cannot_be_is_on
         return tmp_path / name
 
     np.save(file := io.BytesIO(), np.arange(3.0))
-    found = read_arrays(shard("a.tar", ("x/red_1.npy", file.getvalue()), ("x/red_1.json", b"{}")))
+    found = read_arrays(
+        shard("a.tar", ("x/red_1.npy", file.getvalue()), ("x/red_1.json", b"{}"), ("x/red_1.txt", b"a caption"))
+    )
     assert list(found) == ["x/red_1"]
     np.save(objects := io.BytesIO(), np.array([{}]), allow_pickle=True)
-    for path in (shard("b.tar", ("a.npy", objects.getvalue())), shard("c.tar", ("a.cls", b"1"))):
+    one = file.getvalue()
+    for path in (
+        shard("b.tar", ("a.npy", objects.getvalue())),
+        shard("c.tar", ("a.cls", b"1")),
+        shard("d.tar", ("0.npy", one), ("1.npy", one), ("0.name.txt", b"red"), ("1.name.txt", b"red")),
+    ):
         with pytest.raises(ConfigError, match=r"\.tar: cannot be read as arrays \("):
             read_arrays(path)
 
@@ -164,6 +171,7 @@ def test_wrong_features_are_refused_in_one_line(exported, tmp_path, capsys):
         (out, (), "is there and not empty"),
         (Path("/proc/x"), (), "/proc/x: cannot be made (No such file or directory). Name another folder."),
         (tmp_path / "e", ("data.num_frames=0", "--features"), "num_frames must be >= 1, got 0"),
+        (tmp_path / "e", ("--features", "data.num_frames=0"), "num_frames must be >= 1, got 0"),
     ):  # before anything is rendered
         assert main(["streams", "export", "shapes-5", str(folder), *words, "--runs", str(exported / "runs")]) == 2
         assert message in capsys.readouterr().err

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from methods import CONFIGURATIONS, METHODS
+from methods import CONFIGURATIONS, EVERY_METHOD, METHODS
 from methods.base import Recipe
 from orchestrator.errors import ConfigError
 from orchestrator.importers.ctvr import ACTNET_SETTINGS
@@ -55,7 +55,7 @@ def test_a_preset_is_shown_as_what_it_changes_with_its_source():
 
 
 def test_a_method_without_a_search_space_cannot_be_searched(monkeypatch):
-    monkeypatch.setitem(METHODS, "newcomer", METHODS["clip4clip"])
+    monkeypatch.setitem(EVERY_METHOD, "newcomer", EVERY_METHOD["clip4clip"])
     with pytest.raises(ConfigError, match="newcomer has nothing to search"):
         search_space("newcomer")
     with pytest.raises(ConfigError, match="no method called 'nothing'"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from methods import METHODS
+from methods import EVERY_METHOD
 from orchestrator.jobs.meanings import WORDS, meanings_of
 from orchestrator.jobs.reference import pages
 from orchestrator.learning.experiment import GROUPS, RunConfig
@@ -28,7 +28,7 @@ def test_the_written_pages_are_up_to_date(made):
 
 
 def test_every_setting_has_a_meaning_and_no_words_are_left_over():
-    configs = [RunConfig, SearchConfig, *GROUPS.values(), *(find(name).Config for name in METHODS)]
+    configs = [RunConfig, SearchConfig, *GROUPS.values(), *(find(name).Config for name in EVERY_METHOD)]
     fields = {(config.__name__, field.name) for config in configs for field in dataclasses.fields(config)}
     assert {field.name for config in configs for field in dataclasses.fields(config)} >= {
         name.rpartition(".")[2] for name in WORDS

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from methods import METHODS
-from methods.backbone import blocks, clip
+from methods.backbone import blocks, clip, umt
 from methods.base import Batch
 from orchestrator.errors import ConfigError
 from orchestrator.learning.accumulate import backward, way_of
@@ -113,7 +113,8 @@ def most_rows() -> Iterator[list[int]]:
         return plain(tower, x, seams, state, causal)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clip, "run_blocks", spy)
+        for tower in (clip, umt):
+            patch.setattr(tower, "run_blocks", spy)
         yield rows
 
 

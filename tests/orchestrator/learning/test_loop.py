@@ -17,7 +17,7 @@ from orchestrator.data.batches import StreamData
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.settings import DataConfig
 from orchestrator.errors import Diverged
-from orchestrator.learning import loop
+from orchestrator.learning import loop, protocols
 from orchestrator.learning.commits import Commits, Record, digest_of_commit
 from orchestrator.learning.evaluate import EvaluationConfig, metrics_of
 from orchestrator.learning.optimizer import OptimConfig
@@ -240,7 +240,7 @@ def test_the_epoch_with_the_best_r1_on_the_chosen_split_is_kept(
         found.metrics["stream/t2v/r1"] = curves[split][min(epoch, 3) - 1]
         return found
 
-    monkeypatch.setattr(loop, "metrics_of", scripted)
+    monkeypatch.setattr(protocols, "metrics_of", scripted)
     settings = {f"evaluation__{name}": value for name, value in settings.items()}
     best = train(manifest, small_stream, runs, **FLAT, optim__epochs=3, evaluation__select="best", **settings)
     assert same_weights(best, reference)
@@ -259,7 +259,7 @@ def test_a_task_ends_when_no_epoch_has_been_better_for_a_while(
         seen.append(len(sizes))
         return found
 
-    monkeypatch.setattr(loop, "metrics_of", scripted)
+    monkeypatch.setattr(protocols, "metrics_of", scripted)
     asked = {"evaluation__patience": patience, "evaluation__patience_from": begins, "optim__epochs": 6}
     train(manifest, small_stream, runs, **FLAT, **asked, evaluation__select="best")
     assert seen.count(1) == epochs + 1  # and once more at the end of the task

@@ -175,7 +175,7 @@ BAD = [
     (put("tasks", []), "tasks: is empty"),
     (put("tasks", {}), "tasks: is an object, not a list"),
     (put("format", 2), "format: is not 1"),
-    (put("protocol", "cil"), "protocol: is 'cil'. Write 'ctvr' or 'cvlm'"),
+    (put("protocol", "cil"), "protocol: is 'cil'. Write 'ctvr', 'cvlm' or 'ucl'"),
     (put("settings", {"data": {}}), "settings: data: is an object"),
     (put("name", ...), "field 'name' is missing"),
     (put("taks", []), "unknown field 'taks'. Did you mean 'tasks'"),
@@ -222,7 +222,14 @@ def test_binary_and_absent_files_are_refused(tmp_path: Path) -> None:
 def test_streams_are_found_by_name_and_unknown_names_get_a_suggestion(manifest: dict[str, Any], tmp_path: Path) -> None:
     write(manifest, tmp_path / "streams" / "holiday.json")
     assert load_stream("holiday", tmp_path).name == "tiny"
-    assert available_streams(tmp_path) == ["shapes-5", "shapes-10", "shapes-20", "shapes-cvlm", "holiday"]
+    assert available_streams(tmp_path) == [
+        "shapes-5",
+        "shapes-10",
+        "shapes-20",
+        "shapes-cvlm",
+        "shapes-images",
+        "holiday",
+    ]
     with pytest.raises(ConfigError, match=r"'holidya'.*Did you mean 'holiday'\? All: shapes-5, .*holiday"):
         load_stream("holidya", tmp_path)
     with pytest.raises(ConfigError, match=r"'msrvtt-10'.*ctvr streams import"):

@@ -74,7 +74,8 @@ def test_published_cvlm_rows_recompute_or_say_that_they_do_not():
         assert values["task_01/r1"] + values["task_01/fr"] == pytest.approx(54.29)
 
 
-MEASURED_ON = (*STREAMS, "cvlm", "msrvtt", "activitynet", "didemo", "lsmdc", "msvd")
+IMAGES = ("cifar-10", "cifar-100", "tiny-imagenet")
+MEASURED_ON = (*STREAMS, "cvlm", "msrvtt", "activitynet", "didemo", "lsmdc", "msvd", *IMAGES)
 
 
 @pytest.mark.parametrize("table", published_tables())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from methods import CONFIGURATIONS, METHODS
+from methods import CONFIGURATIONS, EVERY_METHOD
 from orchestrator.tracking.styles import ORDER, style_of, styles_of
 
 
 def test_every_method_has_its_own_look_without_colour_too():
-    assert set(METHODS) | set(CONFIGURATIONS) <= set(ORDER), "append the new method to ORDER"
+    assert set(EVERY_METHOD) | set(CONFIGURATIONS) <= set(ORDER), "append the new method to ORDER"
     assert len(set(ORDER)) == len(ORDER)
     looks = [style_of(name) for name in ORDER]
     assert len({(look.line, look.marker, look.is_hollow) for look in looks}) == len(ORDER)

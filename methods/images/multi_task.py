@@ -1,0 +1,49 @@
+"""Multi-Task over images: one training on the images of all tasks, the upper row of BMU-MoCo's Table 4.
+
+divyam3897/UCL@cfaa81d, whose protocol the table has, does not hold this row, and the paper does not say how it was
+trained. Ours: after a task the network starts anew and learns the images of all tasks so far; with `only_final` it
+does so after the last one alone, and is untrained before.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from methods.base import Batch, ParamGroup, Task
+from methods.images.siamese import AroundSiamese, Siamese
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageMultiTaskConfig:
+    """`base.*` are the settings of the siamese network."""
+
+    base: str = "image_finetune"  # the siamese network that learns; its settings are base.*
+    only_final: bool = True  # one training at the end; what was forgotten is then no number of interest
+
+
+class ImageMultiTask(AroundSiamese):
+    """Forget nothing by learning everything again."""
+
+    Config = ImageMultiTaskConfig
+    trains_on = "seen"
+    config: ImageMultiTaskConfig
+
+    def __init__(self, config: ImageMultiTaskConfig, base: Siamese) -> None:
+        super().__init__(base)
+        self.config, self._start = config, [copy.deepcopy(base)]  # in a list: no submodule, no state
+        self._is_idle = False
+
+    def begin_task(self, task: Task) -> None:
+        device = next(self.base.parameters()).device
+        self.base = copy.deepcopy(self._start[0]).to(device)
+        self._is_idle = self.config.only_final and task.index < task.num_tasks - 1
+        super().begin_task(task)
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        return self.base.losses(batch)
+
+    def param_groups(self) -> list[ParamGroup]:
+        return [] if self._is_idle else super().param_groups()

@@ -1,0 +1,184 @@
+"""Labelled images without captions: the images of a class in a split are one array, and a batch is three pictures each.
+
+An item of such a stream (`Stream.domain`) names a .npy file (N, S, S, 3) uint8. Nothing is decoded and nothing stored:
+one object for each of 50,000 images would be too many, and an array is read where it lies.
+
+Shapes: B images of a batch, S pixels of a side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from methods.base import Batch
+from methods.images.views import normalise, view
+from methods.layers.transfer import to_device
+from orchestrator.data.batches import Queries, StreamData, index_batches
+from orchestrator.data.frames import Broken, FrameSource
+from orchestrator.data.settings import DataConfig
+from orchestrator.digests import digest_of
+from orchestrator.errors import ConfigError, VideoError
+from orchestrator.store.store import Store
+from orchestrator.streams.stream import Item, Stream
+
+LEAST = 8  # pixels of a side that a ResNet-18 reads
+LARGEST = 1024
+
+
+class ImageSource(FrameSource):
+    """Arrays of images by way of their files.
+
+    Raises:
+        ConfigError: for settings that only videos can follow.
+    """
+
+    def __init__(self, stream: Stream, store: Store, config: DataConfig) -> None:
+        for name, has in (("augment", "none"), ("sampling", "segments"), ("image_size", None), ("max_tokens", None)):
+            if getattr(config, name) != has:
+                raise ConfigError(
+                    f"data.{name}: {getattr(config, name)} is for videos and captions, and stream {stream.name} has "
+                    f"images. Write data.{name}={'none' if has is None else has}."
+                )
+        self.store = store
+        self._keys: dict[Item, str] = {}
+        self._arrays: dict[str, np.ndarray] = {}
+
+    def _key(self, item: Item, file: Any) -> str:
+        return digest_of({"images": file})
+
+    def load(self, item: Item) -> np.ndarray:
+        """All images of an item, (N, S, S, 3) uint8, read only.
+
+        Raises:
+            VideoError: if the file is no such array.
+        """
+        if item.path not in self._arrays:
+            self._arrays[item.path] = _read(item.path)
+        return self._arrays[item.path]
+
+    def decode_missing(
+        self,
+        items: Sequence[Item],
+        workers: int = 2,
+        progress: Callable[[int], object] | None = None,
+        pool: object = None,
+    ) -> tuple[int, Broken]:
+        """Nothing is to be decoded; the items whose array is none, with the reason."""
+        broken: Broken = []
+        for item in items:
+            try:
+                self.load(item)
+            except VideoError as error:
+                broken.append((item, error))
+        return 0, broken
+
+
+def _read(path: str) -> np.ndarray:
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise VideoError(path, f"no array of images ({str(error).splitlines()[0][:80]})") from error
+    if not isinstance(found, np.ndarray) or found.ndim != 4 or found.dtype != np.uint8 or not len(found):
+        raise VideoError(path, "images are read as an array (N, S, S, 3) of uint8")
+    if found.shape[1] != found.shape[2] or found.shape[3] != 3 or not LEAST <= found.shape[1] <= LARGEST:
+        raise VideoError(path, f"images have shape {found.shape[1:]}; (S, S, 3) with S of {LEAST} to {LARGEST} is read")
+    return found
+
+
+class ImageData(StreamData):
+    """A stream of images as tensors. `Batch.frames` are (B, 3, 3, S, S): two views and the plain image in [0, 1].
+
+    Args:
+        stream: whose items are arrays.
+        frames: where they are read.
+        config: the settings `data.*`.
+        device: where batches go.
+
+    Raises:
+        ConfigError: if images of two sizes are in one stream.
+    """
+
+    frames: ImageSource
+
+    def __init__(self, stream: Stream, frames: ImageSource, config: DataConfig, device: torch.device) -> None:
+        super().__init__(stream, frames, _no_captions, (0.0,) * 3, (1.0,) * 3, config, device)
+        tasks = [stream.items(index, "train") for index in range(len(stream.tasks))]
+        sizes = {frames.load(item).shape[1]: item for task in tasks for item in task}
+        if len(sizes) > 1:
+            (one, first), (two, second) = list(sizes.items())[:2]
+            raise ConfigError(
+                f"stream {stream.name}: images of {first.video} have {one} pixels of a side, of {second.video} {two}. "
+                "Write them at one size."
+            )
+        self._rows = [(item, row) for task in tasks for item in task for row in range(len(frames.load(item)))]
+        counts = (sum(len(frames.load(item)) for item in task) for task in tasks)
+        self._first = list(accumulate(counts, initial=0))
+
+    def _batches(self, pairs: list[int], seed: int, size: int, workers: int) -> list[list[int]]:
+        """As the release has them: shuffled, and the last one as uneven as it comes."""
+        return index_batches(pairs, size, seed)
+
+    def train_batches(
+        self, tasks: Sequence[int], seed: int, task: int, epoch: int, rank: int = 0, workers: int = 1
+    ) -> Iterator[Batch]:
+        """One epoch; views come from torch's own random numbers, which the loop has seeded."""
+        pairs = self._pairs(tasks)
+        for batch in self._order(pairs, seed, task, epoch, workers):
+            numbers = [pairs[index] for index in batch]
+            plain = self._plain(numbers)
+            views = [normalise(view(plain)) for _ in range(2)]
+            yield self._batch(numbers, torch.stack([*views, plain], dim=1))
+
+    def ordered_batches(self, tasks: Sequence[int]) -> Iterator[Batch]:
+        """The training images once, in order: (B, 1, 3, S, S), normalised and not augmented."""
+        pairs, size = self._pairs(tasks), self.config.batch_size
+        for start in range(0, len(pairs), size):
+            numbers = pairs[start : start + size]
+            yield self._batch(numbers, normalise(self._plain(numbers))[:, None])
+
+    def _plain(self, numbers: Sequence[int]) -> Tensor:
+        rows = [self._rows[number] for number in numbers]
+        return self._unit(np.stack([self.frames.load(item)[row] for item, row in rows]))
+
+    def _unit(self, images: np.ndarray) -> Tensor:
+        """(B, S, S, 3) uint8 -> (B, 3, S, S) in [0, 1] on the device."""
+        return to_device(torch.from_numpy(images), self.device).permute(0, 3, 1, 2).float() / 255
+
+    def _batch(self, numbers: list[int], frames: Tensor) -> Batch:
+        categories = [self.stream.category_index(self._rows[number][0].category) for number in numbers]
+        which, none = to_device(numbers, self.device), torch.zeros(len(numbers), 0, dtype=torch.int64)
+        return Batch(frames, to_device(none, self.device), which, to_device(categories, self.device), which)
+
+    def num_videos(self, task: int, split: str) -> int:
+        """Images of a task in a split."""
+        return sum(len(self.frames.load(item)) for item in self.stream.items(task, split))
+
+    def labels(self, task: int, split: str) -> Tensor:
+        """(N,) int64: the place of each image's class among those of its task."""
+        place = {name: index for index, name in enumerate(self.stream.tasks[task].categories)}
+        items = self.stream.items(task, split)
+        return torch.cat([torch.full((len(self.frames.load(item)),), place[item.category]) for item in items])
+
+    def videos(self, task: int, split: str, rows: Sequence[int], batch_size: int) -> Iterator[Tensor]:
+        """Normalised images (B, 1, 3, S, S) of a task, in order."""
+        every = [(item, row) for item in self.stream.items(task, split) for row in range(len(self.frames.load(item)))]
+        for start in range(0, len(rows), batch_size):
+            chosen = [every[row] for row in rows[start : start + batch_size]]
+            yield normalise(self._unit(np.stack([self.frames.load(item)[row] for item, row in chosen])))[:, None]
+
+    def pairs(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Training images of any task as `ordered_batches` has them, and no captions."""
+        return normalise(self._plain(numbers))[:, None], torch.zeros(len(numbers), 0, dtype=torch.int64)
+
+    def queries(self, task: int, split: str) -> Queries:
+        raise ConfigError(f"stream {self.stream.name}: images have no captions, so nothing searches them.")
+
+
+def _no_captions(texts: list[str]) -> Tensor:
+    raise ConfigError("images have no captions, so nothing is tokenized.")

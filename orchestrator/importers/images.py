@@ -1,0 +1,225 @@
+"""CIFAR-10, CIFAR-100 and Tiny-ImageNet as published -> a stream of images (BMU-MoCo, Table 4).
+
+Tasks hold the classes in the order of their labels, two or five each, as divyam3897/UCL@cfaa81d has them: 5 tasks of
+CIFAR-10, 20 of CIFAR-100, and 20 of the first 100 classes of Tiny-ImageNet, whose labels are taken to be its 200
+folders in alphabetical order. All training images train, all labelled others are tested.
+
+Shapes: N images of a class, S = 32 or 64 pixels of a side.
+"""
+
+from __future__ import annotations
+
+import os
+import pickletools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from orchestrator.errors import ConfigError
+from orchestrator.importers.builder import Builder, Manifest, empty_task
+
+SETTINGS: dict[str, Any] = {  # of divyam3897/UCL@cfaa81d
+    "preset": "paper",
+    "backbone.name": "resnet18",
+    "backbone.weights": "random",
+    "data.num_frames": 1,
+    "data.batch_size": 256,
+    "optim.name": "sgd",
+    "optim.momentum": 0.9,
+    "optim.weight_decay": 5e-4,
+    "optim.schedule": "constant",
+    "optim.warmup": 0.0,
+    "optim.grad_clip": None,
+    "optim.across_tasks": True,
+    "optim.epochs": 200,
+}
+MAX_BYTES = 1 << 28  # of one file; the largest published has 155 MB
+
+
+@dataclass(frozen=True)
+class _Benchmark:
+    classes: int
+    per_task: int
+    published: dict[str, int]  # images of a class
+
+
+BENCHMARKS = {
+    "cifar-10": _Benchmark(10, 2, {"train": 5_000, "test": 1_000}),
+    "cifar-100": _Benchmark(100, 5, {"train": 500, "test": 100}),
+    "tiny-imagenet": _Benchmark(100, 5, {"train": 500, "test": 50}),
+}
+Split = tuple[np.ndarray, np.ndarray]  # (N, S, S, 3) uint8 and (N,) labels
+
+
+def import_images(kind: str, folder: Path, out: Path) -> tuple[Manifest, str]:
+    """A stream of images from the files of a benchmark.
+
+    Args:
+        kind: one of BENCHMARKS.
+        folder: for CIFAR, of its "python version" (data_batch_1, test_batch; train, test) or its "binary version"
+            (the same with .bin); for Tiny-ImageNet, with train/ and val/.
+        out: the manifest; the arrays of the classes are written into a folder beside it.
+
+    Returns and raises as `import_msrvtt`.
+    """
+    if not Path(folder).is_dir():
+        raise ConfigError(f"folder: {folder} is not a folder. Give the one into which {kind} was unpacked.")
+    if out.suffix != ".json":
+        raise ConfigError(f"out: {out} does not end in .json. Write for example streams/{kind}.json.")
+    names, files, splits = (_tiny if kind == "tiny-imagenet" else _cifar)(kind, Path(folder))
+    benchmark, places = BENCHMARKS[kind], out.with_suffix("")
+    counts: dict[str, set[int]] = {}
+    for split, (images, labels) in splits.items():
+        for label, category in enumerate(names):
+            chosen = images[labels == label]
+            if not len(chosen):
+                raise ConfigError(f"{folder}: no {split} image of {category}. Unpack {kind} again.")
+            counts.setdefault(split, set()).add(len(chosen))
+            _write(places / split / f"{category}.npy", chosen)
+    items = {
+        split: [{"video": f"{split}_{c}", "path": f"{split}/{c}.npy", "category": c} for c in names] for split in splits
+    }
+    step = benchmark.per_task
+    tasks = [
+        empty_task()
+        | {"categories": names[start : start + step], **{split: items[split][start : start + step] for split in items}}
+        for start in range(0, len(names), step)
+    ]
+    is_published = all(counts[split] == {n} for split, n in benchmark.published.items())
+    published = {split: len(names) if is_published else -1 for split in splits}
+    return Builder(places, out).finish(kind, "ucl", tasks, SETTINGS, files, published)
+
+
+def _write(path: Path, images: np.ndarray) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            np.save(file, np.ascontiguousarray(images))
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror}). Give another --runs folder.") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+# ------------------------------------------------------------------------------------ CIFAR
+
+
+def _cifar(kind: str, folder: Path) -> tuple[list[str], list[Path], dict[str, Split]]:
+    parts = {"train": ["train"], "test": ["test"]}
+    if kind == "cifar-10":
+        parts = {"train": [f"data_batch_{number}" for number in range(1, 6)], "test": ["test_batch"]}
+    used: list[Path] = []
+    splits = {}
+    for split, stems in parts.items():
+        found = []
+        for stem in stems:
+            path = next((p for p in (folder / stem, folder / f"{stem}.bin") if p.is_file()), None)
+            if path is None:
+                raise ConfigError(f"{folder / stem}: no such file, nor {stem}.bin. Unpack {kind} there.")
+            used.append(path)
+            found.append(_binary(path, kind) if path.suffix == ".bin" else _pickled(path, kind))
+        splits[split] = np.concatenate([each[0] for each in found]), np.concatenate([each[1] for each in found])
+    return _names_of_cifar(kind, folder), used, splits
+
+
+def _binary(path: Path, kind: str) -> Split:
+    """Records of one label (CIFAR-100: a coarse one before it) and 3072 bytes, planes of red, green and blue."""
+    before = 1 if kind == "cifar-10" else 2
+    data = np.frombuffer(_bytes(path), np.uint8)
+    if not len(data) or len(data) % (before + 3072):
+        raise ConfigError(f"{path}: {len(data)} bytes are no records of {before + 3072}. Download {kind} again.")
+    records = data.reshape(-1, before + 3072)
+    return _pixels(records[:, before:]), _labels(records[:, before - 1].astype(np.int64), path, kind)
+
+
+def _pickled(path: Path, kind: str) -> Split:
+    """The same from a pickle, whose opcodes are read and never executed: the longest string, and the list of labels."""
+    wanted, data, labels = "labels" if kind == "cifar-10" else "fine_labels", b"", []
+    key = ""
+    try:
+        for opcode, argument, _ in pickletools.genops(_bytes(path)):
+            text = argument.decode("latin-1") if isinstance(argument, bytes) else argument
+            if isinstance(text, str) and len(text) > 3071:
+                data = text.encode("latin-1")
+            elif isinstance(text, str) and opcode.name != "GLOBAL":
+                key = text
+            elif opcode.name in ("BININT", "BININT1", "BININT2") and isinstance(text, int) and key == wanted:
+                labels.append(text)
+    except (ValueError, IndexError, UnicodeEncodeError) as error:
+        raise ConfigError(f"{path}: damaged, or not {kind}'s python version. Download it again.") from error
+    if not data or len(data) != 3072 * len(labels):
+        raise ConfigError(f"{path}: holds {len(data)} bytes of images and {len(labels)} {wanted}. Download it again.")
+    return _pixels(np.frombuffer(data, np.uint8).reshape(-1, 3072)), _labels(np.array(labels), path, kind)
+
+
+def _pixels(rows: np.ndarray) -> np.ndarray:
+    return rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+
+
+def _labels(labels: np.ndarray, path: Path, kind: str) -> np.ndarray:
+    if labels.min() < 0 or labels.max() >= BENCHMARKS[kind].classes:
+        raise ConfigError(f"{path}: has label {labels.max()}, and {kind} has {BENCHMARKS[kind].classes} classes.")
+    return labels
+
+
+def _bytes(path: Path) -> bytes:
+    if path.stat().st_size > MAX_BYTES:
+        raise ConfigError(f"{path}: larger than {MAX_BYTES >> 20} MB, too long for this file. Check the path.")
+    return path.read_bytes()
+
+
+def _names_of_cifar(kind: str, folder: Path) -> list[str]:
+    """As the text file of the binary version has them; else the labels by number."""
+    count = BENCHMARKS[kind].classes
+    for file in (folder / "batches.meta.txt", folder / "fine_label_names.txt"):
+        if file.is_file():
+            names = [line.strip() for line in file.read_text(errors="replace").splitlines() if line.strip()]
+            if len(set(names)) == count and all(name.replace("_", "").isalnum() for name in names):
+                return names
+    return [f"class_{label:02d}" for label in range(count)]
+
+
+# ------------------------------------------------------------------------------------ Tiny-ImageNet
+
+
+def _tiny(kind: str, folder: Path) -> tuple[list[str], list[Path], dict[str, Split]]:
+    table, classes = folder / "val" / "val_annotations.txt", BENCHMARKS[kind].classes
+    if not table.is_file() or not (folder / "train").is_dir():
+        raise ConfigError(f"{folder}: has no train/ and val/val_annotations.txt. Give the unpacked tiny-imagenet-200.")
+    names = sorted(place.name for place in (folder / "train").iterdir() if place.is_dir())[:classes]
+    if len(names) < classes:
+        raise ConfigError(f"{folder / 'train'}: has {len(names)} folders of classes, needs {classes}. Unpack it again.")
+    number = {name: label for label, name in enumerate(names)}
+    train = ((path, number[name]) for name in names for path in sorted((folder / "train" / name / "images").iterdir()))
+    lines = (line.split("\t") for line in table.read_text(errors="replace").splitlines())
+    test = [(folder / "val" / "images" / line[0], number[line[1]]) for line in lines if line[1:2] and line[1] in number]
+    return names, [table], {"train": _jpegs(train), "test": _jpegs(test)}
+
+
+def _jpegs(files: Iterable[tuple[Path, int]]) -> Split:
+    images, labels = [], []
+    for image, label in _read(files):
+        images.append(image)
+        labels.append(label)
+    return np.stack(images) if images else np.zeros((0, 64, 64, 3), np.uint8), np.array(labels)
+
+
+def _read(files: Iterable[tuple[Path, int]]) -> Iterator[tuple[np.ndarray, int]]:
+    from PIL import Image, UnidentifiedImageError
+
+    for path, label in files:
+        if not path.suffix.lower().startswith(".jp"):
+            continue
+        try:
+            with Image.open(path, formats=["JPEG"]) as opened:
+                if opened.size != (64, 64):
+                    raise ConfigError(f"{path}: is {opened.size[0]} x {opened.size[1]}, not 64 x 64. Unpack it again.")
+                image = np.array(opened.convert("RGB"))  # some are grey
+        except (OSError, UnidentifiedImageError, SyntaxError) as error:
+            raise ConfigError(f"{path}: no such picture, or damaged. Unpack tiny-imagenet-200 again.") from error
+        yield image, label

@@ -1,0 +1,163 @@
+"""What a stream's protocol decides of a run: what is encoded anew, what is measured, what selects an epoch.
+
+The loop asks the object of its stream (`protocol_of`) and knows no protocol by name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from methods.base import Method
+from methods.images import knn
+from orchestrator.data.batches import StreamData
+from orchestrator.data.images import ImageData
+from orchestrator.learning.evaluate import Evaluation, EvaluationConfig, add_history, metrics_of, rank_all
+from orchestrator.learning.metrics import Matrix
+from orchestrator.streams.stream import Stream
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What is there to be measured after a task."""
+
+    method: Method
+    data: StreamData
+    task: int  # 0-based
+    split: str
+    galleries: Sequence[Tensor]  # on the CPU, (V, ...) of each task so far
+    config: EvaluationConfig
+    device: torch.device
+    spread: Callable[[Callable[[Any], Tensor], Any], Tensor]  # encodes on all workers
+    is_scoring: bool  # False only helps to encode
+
+
+class Protocol(ABC):
+    """The rules of one kind of stream."""
+
+    name: ClassVar[str]
+    encodes_again: ClassVar[bool] = False  # every task's items by the present model; else as they were stored
+    gain: ClassVar[tuple[str, str] | None] = None  # metric, and what it is called over that of the untrained backbone
+
+    @abstractmethod
+    def measure(self, sight: Sight) -> Evaluation | None:
+        """What is known after a task; None where `sight.is_scoring` is False."""
+
+    @abstractmethod
+    def add_history(self, found: Evaluation, own: Matrix, union: Matrix) -> None:
+        """Add to `found.metrics` what needs the rows of earlier tasks: forgetting."""
+
+    @abstractmethod
+    def score(self, found: Evaluation) -> float:
+        """By which the best epoch of a task is chosen."""
+
+    @abstractmethod
+    def ranks(self, found: Evaluation) -> dict[str, float]:
+        """Query -> its rank in the protocol's gallery."""
+
+
+class Retrieval(Protocol):
+    """Captions search videos."""
+
+    gain = ("stream/t2v/r1", "stream/t2v/r1_gain")
+
+    def measure(self, sight: Sight) -> Evaluation | None:
+        queries = [sight.data.queries(index, sight.split) for index in range(sight.task + 1)]
+        ranked = rank_all(
+            sight.method,
+            queries,
+            sight.galleries,
+            sight.config,
+            sight.device,
+            self.name,
+            sight.spread,
+            is_scoring=sight.is_scoring,
+        )
+        return None if ranked is None else metrics_of(ranked, queries, [len(gallery) for gallery in sight.galleries])
+
+    def add_history(self, found: Evaluation, own: Matrix, union: Matrix) -> None:
+        add_history(found, own, union, self.name)
+
+
+class CTVR(Retrieval):
+    """A task's videos are stored once; all captions so far search all of them (arXiv:2503.10111, section 3)."""
+
+    name = "ctvr"
+
+    def score(self, found: Evaluation) -> float:
+        return found.metrics["stream/t2v/r1"]  # of the cumulative gallery, which in task 1 is the task's own
+
+    def ranks(self, found: Evaluation) -> dict[str, float]:
+        return found.ranks
+
+
+class CVLM(Retrieval):
+    """Each task's videos are encoded by the present model and searched by its captions alone (BMU-MoCo, section 4)."""
+
+    name = "cvlm"
+    encodes_again = True
+
+    def score(self, found: Evaluation) -> float:
+        return found.own[-1]
+
+    def ranks(self, found: Evaluation) -> dict[str, float]:
+        return found.own_ranks
+
+
+class UCL(Protocol):
+    """The nearest training images of a task tell the class of its test images: divyam3897/UCL@cfaa81d.
+
+    Nothing is searched. `own` holds the accuracy by the release's k, which is the number of tasks so far; `union` that
+    by a k which stays the same, `evaluation.neighbours`, or all training images of the task where it has fewer.
+    """
+
+    name = "ucl"
+    encodes_again = True
+
+    def measure(self, sight: Sight) -> Evaluation | None:
+        assert isinstance(sight.data, ImageData)
+        found, data = Evaluation(), sight.data
+        for task, test in enumerate(sight.galleries):
+            bank = sight.spread(partial(self._encode, sight, task), range(data.num_videos(task, "train")))
+            if not sight.is_scoring:
+                continue
+            labels, classes = data.labels(task, "train"), len(data.stream.tasks[task].categories)
+            truth = data.labels(task, sight.split)
+            for row, k, name in (
+                (found.own, knn.released_k(sight.task + 1), "accuracy"),
+                (found.union, min(sight.config.neighbours, len(bank)), "accuracy_fixed"),
+            ):
+                row.append(knn.accuracy(knn.votes(test, bank, labels, k, classes), truth))
+                found.metrics[f"task_{task + 1:02d}/knn/{name}"] = row[-1]
+        return found if sight.is_scoring else None
+
+    @torch.no_grad()
+    def _encode(self, sight: Sight, task: int, rows: Sequence[int]) -> Tensor:
+        batches = sight.data.videos(task, "train", rows, sight.config.batch_size)
+        return torch.cat([sight.method.encode_video(images).float().cpu() for images in batches])
+
+    def add_history(self, found: Evaluation, own: Matrix, union: Matrix) -> None:
+        for table, name in ((own, ""), (union, "_fixed")):
+            found.metrics[f"stream/knn/accuracy{name}"] = knn.mean_accuracy(table)
+            if len(table) > 1:  # before, nothing can be forgotten
+                found.metrics[f"stream/knn/forgetting{name}"] = knn.forgetting(table)
+
+    def score(self, found: Evaluation) -> float:
+        return found.own[-1]
+
+    def ranks(self, found: Evaluation) -> dict[str, float]:
+        return {}
+
+
+PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in (CTVR(), CVLM(), UCL())}
+
+
+def protocol_of(stream: Stream) -> Protocol:
+    """The rules of a stream."""
+    return PROTOCOLS[stream.protocol]

@@ -1,0 +1,19 @@
+"""What the numbers of a protocol are called: by which a search goes, and what a line of progress says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+GAIN = "stream/t2v/r1_gain"
+MEAN = "stream/t2v/r1_mean"  # over tasks, each in its own gallery: what the tables of the CVLM protocol show
+ACCURACY, FORGETTING = "stream/knn/accuracy", "stream/knn/forgetting"
+SEARCHED = {"ctvr": GAIN, "cvlm": MEAN, "ucl": ACCURACY}  # protocol -> metric that a search goes by
+
+
+def progress_text(metrics: Mapping[str, float]) -> str:
+    """The first numbers after a task, in words."""
+    if ACCURACY in metrics:
+        return f"accuracy {metrics[ACCURACY]:.2f}  forgetting {metrics.get(FORGETTING, math.nan):.2f}"
+    gain = f"  ({metrics[GAIN]:+.2f} over zero-shot)" if GAIN in metrics else ""
+    return f"R@1 {metrics.get('stream/t2v/r1', math.nan):.2f}{gain}  BWF {metrics.get('stream/t2v/bwf', math.nan):.2f}"

@@ -1,0 +1,56 @@
+"""Which numbers of a run a table shows: the columns of each protocol and the metrics that they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.streams.measures import ACCURACY, FORGETTING, MEAN
+from orchestrator.tables.table import Column
+
+COLUMNS = (
+    Column("r1", "R@1", "up"),
+    Column("r5", "R@5", "up"),
+    Column("r10", "R@10", "up"),
+    Column("medr", "MedR", "down"),
+    Column("meanr", "MeanR", "down"),
+    Column("bwf", "BWF", "down"),
+    Column("params_m", "Params (M)"),
+)
+OVERALL = (Column("r1", "R@1", "up"), Column("fr", "FR", "down"), Column("hm", "HM", "up"))  # CVLM
+NEIGHBOURS = (  # UCL
+    Column("accuracy", "Accuracy", "up"),
+    Column("forgetting", "Forgetting", "down"),
+    Column("accuracy_fixed", "Accuracy (fixed k)", "up"),
+    Column("forgetting_fixed", "Forgetting (fixed k)", "down"),
+    COLUMNS[-1],
+)
+OF_VIDEOS = {"own gallery": "t2v/r1_own", "all galleries so far": "t2v/r1"}
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What a table shows of a protocol."""
+
+    names: dict[str, str]  # column -> metric
+    curve: str  # metric over tasks
+    matrices: dict[str, str]  # title -> metric of each task, behind `task_NN/`
+
+
+OF = {
+    "ctvr": Measures({column.key: f"stream/t2v/{column.key}" for column in COLUMNS[:-1]}, "stream/t2v/r1", OF_VIDEOS),
+    "cvlm": Measures({"r1": MEAN, "fr": "stream/t2v/fr", "hm": "stream/t2v/hm"}, MEAN, OF_VIDEOS),
+    "ucl": Measures(
+        {
+            "accuracy": ACCURACY,
+            "forgetting": FORGETTING,
+            "accuracy_fixed": f"{ACCURACY}_fixed",
+            "forgetting_fixed": f"{FORGETTING}_fixed",
+        },
+        ACCURACY,
+        {"accuracy, k of the release": "knn/accuracy", "accuracy, fixed k": "knn/accuracy_fixed"},
+    ),
+}
+NEIGHBOUR_NOTE = (
+    "Accuracy: the classes of a task's test images as its nearest training images have them, with the k of the release "
+    "(the number of tasks so far) and with one k for all (`evaluation.neighbours`, or all images of the task)."
+)

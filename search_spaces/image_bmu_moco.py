@@ -1,0 +1,14 @@
+"""Search space of methods/images/bmu_moco.py. Nothing of it is published for images; the values are ours."""
+
+from ray import tune
+
+FIXED = {"method": "image_bmu_moco"}
+SPACE = {
+    "method.m": tune.choice([0.9, 0.95, 0.99, 0.995, 0.999]),
+    "method.m_hat": tune.choice([0.9, 0.95, 0.99, 0.995, 0.999]),
+    "method.tau": tune.choice([0.03, 0.07, 0.2]),
+    "method.lr": tune.loguniform(3e-3, 0.3),
+}
+PAPER = {"method.m": 0.99, "method.m_hat": 0.99, "method.tau": 0.07, "method.lr": 0.03}
+UNPUBLISHED = ("method.m", "method.m_hat", "method.tau", "method.lr")
+METRIC, MODE = "stream/knn/accuracy", "max"

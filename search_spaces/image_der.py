@@ -1,0 +1,12 @@
+"""Search space of methods/images/replay.py, DER. Values to begin with are the release's; ranges are ours."""
+
+from ray import tune
+
+FIXED = {"method": "image_der", "method.base": "image_finetune"}
+SPACE = {
+    "method.alpha": tune.loguniform(0.04, 4.0),
+    "base.lr": tune.loguniform(3e-3, 0.3),
+}
+PAPER = {"method.alpha": 0.4, "base.lr": 0.03}
+UNPUBLISHED = ("method.alpha", "base.lr")
+METRIC, MODE = "stream/knn/accuracy", "max"

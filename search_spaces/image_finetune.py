@@ -1,0 +1,11 @@
+"""Search space of methods/images/siamese.py. Values to begin with are the release's; ranges are ours."""
+
+from ray import tune
+
+FIXED = {"method": "image_finetune"}
+SPACE = {
+    "method.lr": tune.loguniform(3e-3, 0.3),
+}
+PAPER = {"method.lr": 0.03}
+UNPUBLISHED = ("method.lr",)
+METRIC, MODE = "stream/knn/accuracy", "max"

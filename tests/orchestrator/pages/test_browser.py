@@ -1,0 +1,55 @@
+"""Pages in a real browser, headless: light and dark, as wide as a phone, without a network. Skipped where none is."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.page import page
+from orchestrator.pages.html import write_page
+from orchestrator.pages.sheet import contact_sheet
+from orchestrator.retrieval.model import Hit
+
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+BROWSER = next((found for found in map(shutil.which, NAMES) if found), None)
+TOLD = """<script>const style = getComputedStyle(document.body), told = document.createElement("pre");
+told.textContent = JSON.stringify({width: innerWidth, needed: document.documentElement.scrollWidth,
+  ink: style.color, paper: style.backgroundColor, fetched: performance.getEntriesByType("resource").map(e => e.name)
+    .filter(name => !name.startsWith("data:")), broken: [...document.images].filter(i => !i.naturalWidth).length});
+told.id = "told"; document.body.append(told)</script>"""
+
+
+def looked_at(file, folder, is_dark):
+    """What a browser says of a page; its picture lies beside it."""
+    shown = folder / f"{file.stem}-{'dark' if is_dark else 'light'}.html"
+    shown.write_text(file.read_text(encoding="utf-8").replace("</body>", f"{TOLD}</body>"), encoding="utf-8")
+    words = [
+        *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=390,1800", "--hide-scrollbars"),
+        *("--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder / 'profile'}"),
+        *(f"--blink-settings=preferredColorScheme={0 if is_dark else 1}", "--virtual-time-budget=2000"),
+        *(f"--screenshot={shown.with_suffix('.png')}", "--dump-dom", shown.as_uri()),
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
+    return json.loads(re.search(r'<pre id="told">(.*?)</pre>', done.stdout)[1])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium-headless-shell")
+def test_pages_fit_a_phone_light_and_dark_and_fetch_nothing(learned, tmp_path):
+    page("small", Deployment(runs=learned), tmp_path / "page.html")
+    videos = sorted((learned / "small" / "videos").glob("*.mp4"))[:3]
+    hits = [Hit(n, 0.5, path.stem, str(path), None, "task_01", ("a star",)) for n, path in enumerate(videos, 1)]
+    write_page(tmp_path / "sheet.html", contact_sheet([("a red star moves left", hits)], "zero_shot on small"))
+    for name in ("page", "sheet"):
+        light, dark = (looked_at(tmp_path / f"{name}.html", tmp_path, is_dark) for is_dark in (False, True))
+        assert light["needed"] <= light["width"] == 390, f"{name}: it is wider than a phone"
+        assert (light["paper"], dark["paper"]) == ("rgb(255, 255, 255)", "rgb(13, 17, 23)")
+        assert (light["ink"], dark["ink"]) == ("rgb(31, 35, 40)", "rgb(230, 237, 243)")
+        for told in (light, dark):
+            assert told["fetched"] == []
+            assert told["broken"] == 0
