@@ -32,7 +32,6 @@ from orchestrator.on_ray.asha import Asynchronous, AsynchronousSearch
 from orchestrator.on_ray.capacity import capacity, process_resources
 from orchestrator.on_ray.internals import count_every_death_once, hand_on_no_keys, keep_note, read_note, trials_of
 from orchestrator.on_ray.plan import (
-    GAIN,
     ListedRun,
     Outcome,
     RowPlan,
@@ -108,13 +107,8 @@ def run_listed(
     plan = _begun(plan)
     listed = [asdict(_as_listed(plan, run)) for run in runs]
     algorithm = BasicVariantGenerator(max_concurrent=room)
-    config = tune.TuneConfig(
-        metric=GAIN,
-        mode="max",
-        num_samples=1,
-        search_alg=algorithm,
-        trial_dirname_creator=_folder_name,
-    )
+    # without a metric: nothing is searched, and runs on images report no R@1
+    config = tune.TuneConfig(num_samples=1, search_alg=algorithm, trial_dirname_creator=_folder_name)
     watcher = Watcher(plan, len(listed), num_tasks, room, Room(plan, algorithm, max_concurrent))
     param_space = {"run": tune.grid_search(listed)}
     trials, seconds = _fit({"": plan}, config, param_space, watcher, f"tune-{plan.session}")

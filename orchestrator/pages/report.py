@@ -75,7 +75,7 @@ def _printed(table: Table, row: Row) -> str:
 
 
 def curves_html(table: Table) -> str:
-    """R@1 after each task, a line for each row, as inline SVG with its legend."""
+    """R@1 (or accuracy) after each task, a line for each row, as inline SVG with its legend."""
     rows = [row for row in table.rows if len(row.curve) > 1]
     if not rows:
         return ""
@@ -102,10 +102,10 @@ def curves_html(table: Table) -> str:
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
         parts += [f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>' for x, y in points]
         legend.append(f'<span style="color:{colour}">&#9679;</span> {escape(row.label)}')
-    alt = f"R@1 in percent after each task: {', '.join(row.label for row in rows)}"
+    alt = f"{table.measured} in percent after each task: {', '.join(row.label for row in rows)}"
     return (
         f'<figure><svg viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="{escape(alt, quote=True)}">'
-        f"{''.join(parts)}</svg><figcaption><small>R@1 (%) after each task: {' &nbsp; '.join(legend)}</small>"
-        "</figcaption></figure>"
+        f"{''.join(parts)}</svg><figcaption><small>{table.measured} (%) after each task: "
+        f"{' &nbsp; '.join(legend)}</small></figcaption></figure>"
     )

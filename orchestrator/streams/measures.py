@@ -14,6 +14,7 @@ SEARCHED = {"ctvr": GAIN, "cvlm": MEAN, "ucl": ACCURACY}  # protocol -> metric t
 def progress_text(metrics: Mapping[str, float]) -> str:
     """The first numbers after a task, in words."""
     if ACCURACY in metrics:
-        return f"accuracy {metrics[ACCURACY]:.2f}  forgetting {metrics.get(FORGETTING, math.nan):.2f}"
+        forgotten = f"  forgetting {metrics[FORGETTING]:.2f}" if FORGETTING in metrics else ""  # not after task 1
+        return f"accuracy {metrics[ACCURACY]:.2f}{forgotten}"
     gain = f"  ({metrics[GAIN]:+.2f} over zero-shot)" if GAIN in metrics else ""
     return f"R@1 {metrics.get('stream/t2v/r1', math.nan):.2f}{gain}  BWF {metrics.get('stream/t2v/bwf', math.nan):.2f}"

@@ -81,7 +81,8 @@ def collect(
     rows = _named(rows, list(groups.values()))
     rows.sort(key=lambda row: (row.place, place(row.method), row.label))
     protocols = set(map(_protocol, firsts))
-    return compared(rows, ranks, protocols == {"cvlm"}) if ranks and len(protocols) == 1 else rows
+    is_ranked = bool(ranks) and len(protocols) == 1 and protocols != {"ucl"}  # images are retrieved by nobody
+    return compared(rows, ranks or {}, protocols == {"cvlm"}) if is_ranked else rows
 
 
 def build(

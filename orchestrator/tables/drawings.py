@@ -26,7 +26,7 @@ GEOMETRY = {
 
 def drawings(table: Table) -> list[Drawing]:
     """Every figure for which the rows have the numbers."""
-    found = [(name, title, make(table)) for name, (title, make) in FIGURES.items()]
+    found = [(name, title.replace("R@1", table.measured), make(table)) for name, (title, make) in FIGURES.items()]
     found += [
         (f"vary_{name.rpartition('.')[2]}", f"sensitivity to {name}", _sensitivity(table, name))
         for name in table.varies
@@ -37,7 +37,7 @@ def drawings(table: Table) -> list[Drawing]:
 def _curves(table: Table) -> list[Panel]:
     """R@1 after each task: fig. 6 of CTVR, fig. 4 of StructAlign."""
     lines = [Line(row.label, row.method, row.curve) for row in table.rows if len(row.curve) > 1]
-    return [Panel("tasks learned", "R@1 (%)", lines)] if lines else []
+    return [Panel("tasks learned", f"{table.measured} (%)", lines)] if lines else []
 
 
 def _forgetting(table: Table) -> list[Panel]:

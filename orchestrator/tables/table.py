@@ -96,6 +96,11 @@ class Table:
     def heading(self) -> str:
         return f"{self.stream}: {self.title}" if self.title else self.stream
 
+    @property
+    def measured(self) -> str:
+        """What curves and matrices count, in percent: R@1, or on images the accuracy."""
+        return "accuracy" if any(column.key == "accuracy" for column in self.columns) else "R@1"
+
     def effort(self, row: Row) -> list[str]:
         """The last cells of a row: trials searched and time; empty where no row of the table knows them."""
         if all(each.trials is None for each in self.rows):

@@ -42,7 +42,7 @@ def _write_figures(table: Table, folder: Path, name: str) -> list[Path]:
             title = f"{row.label} on {table.stream}, {seeds}"
             if len(shares := expert_shares(row)):
                 drawn[f"{name}_{_slug(row.label)}_experts"] = figures.draw_shares(shares, f"experts of {title}")
-            drawn[f"{name}_{_slug(row.label)}_matrices"] = figures.draw_matrices(row.matrices, title)
+            drawn[f"{name}_{_slug(row.label)}_matrices"] = figures.draw_matrices(row.matrices, title, table.measured)
     paths = []
     for stem, figure in drawn.items():
         for form in ("png", "pdf"):

@@ -31,7 +31,7 @@ def square(matrix: Matrix) -> np.ndarray:
     return full
 
 
-def draw_matrices(matrices: Mapping[str, Matrix], title: str = "") -> Figure:
+def draw_matrices(matrices: Mapping[str, Matrix], title: str = "", counted: str = "R@1") -> Figure:
     """One panel per matrix, side by side on one colour scale, with the numbers written in the cells."""
     figure, panels = new_figure(len(matrices), panel=max(3.4, 0.46 * max(map(len, matrices.values())) + 1.4))
     arrays = {name: square(matrix) for name, matrix in matrices.items()}
@@ -42,7 +42,7 @@ def draw_matrices(matrices: Mapping[str, Matrix], title: str = "") -> Figure:
     for panel, (name, array) in zip(panels, arrays.items()):
         image = _matrix(panel, array, low, high)
         panel.set_title(name, fontsize=10, color=INK, loc="left")
-    _bar(figure, image, panels, "R@1 (%)", (low, high))
+    _bar(figure, image, panels, f"{counted} (%)", (low, high))
     if title:
         figure.suptitle(textwrap.fill(title, 100), fontsize=11, color=INK, x=0.01, ha="left")
     return figure

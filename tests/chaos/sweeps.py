@@ -46,7 +46,7 @@ SETTINGS = (
     *("optim.lr_scale=50", "optim.epochs=40", "evaluation.split=test", "optim.weight_decay=0.2"),
     *("method.train_scale=true", "method.frame_norm=none"),
 )
-FREE = 0.25  # share of the machine's memory that may be taken before Ray ends workers
+FREE = 0.45  # share of the machine's memory that may be taken before Ray ends workers: two workers need a third
 AWAY = (1.0, 15.0)  # seconds that the MLflow server stays down
 
 

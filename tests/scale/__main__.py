@@ -33,6 +33,19 @@ METHOD, TASKS = "framefusion_moe", 4
 SMALL = ("backbone.name=tiny-clip", "backbone.weights=shipped", "data.num_frames=2", "data.batch_size=2")
 
 
+# Hundreds of processes start on one machine, where Ray thinks of as many machines: it is to wait for them, not to take
+# a node for dead that could not answer, nor to end and begin again a process that has not come up in a minute
+PATIENCE = {
+    "RAY_health_check_initial_delay_ms": "120000",
+    "RAY_health_check_timeout_ms": "60000",
+    "RAY_health_check_failure_threshold": "30",
+    "RAY_worker_register_timeout_seconds": "900",
+    "RAY_gcs_server_request_timeout_seconds": "600",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_prestart_worker_first_driver": "0",
+}
+
+
 class Driver(threading.Thread):
     """Looks at the memory of this process, which drives the search, and at the processor time of MLflow's server."""
 
@@ -175,7 +188,7 @@ def _sweep(folder: Path, manifest: Path, arguments: argparse.Namespace, pattern:
     search = {"trials": arguments.trials, "scheduler": arguments.scheduler, "searcher": arguments.searcher}
     overrides: dict[str, Any] = dict(word.split("=", 1) for word in SMALL)
     planned = plan_sweep(SweepRequest(METHOD, str(manifest), "scale", overrides, search=search), where)
-    os.environ.update({**connection.QUIET, **connection.worker_environment()})
+    os.environ.update({**connection.QUIET, **connection.worker_environment(), **PATIENCE})
     os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
     began = time.monotonic()
     head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 200 * 2**20}

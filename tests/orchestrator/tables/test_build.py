@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 
 from orchestrator.errors import ConfigError
+from orchestrator.pages.report import curves_html
+from orchestrator.streams.measures import progress_text
 from orchestrator.tables.build import build, collect, seconds_of, tables
+from orchestrator.tables.drawings import drawings
 from orchestrator.tables.formats import to_markdown
 from orchestrator.tables.paper_numbers import paper_numbers
+from orchestrator.tables.significance import Ranks
 from orchestrator.tables.write import write
 from orchestrator.tracking.values import RunRecord
 
@@ -293,6 +297,35 @@ def test_cvlm_rows_are_compared_by_the_mean_over_tasks(tmp_path):
     assert [row.vs_best.p < 0.01 for row in table.rows if row.vs_best] == [True]
     (table,) = build(Files(tmp_path, ranks), records)  # type: ignore[arg-type]
     assert not any(row.vs_best for row in table.rows)  # recorded before tasks were: nothing can be said
+
+
+# --- images
+
+
+def of_images(method: str = "image_finetune") -> RunRecord:
+    """Accuracy of two tasks; nothing is ranked, and after the first task nothing can be forgotten."""
+    metrics = {
+        "stream/knn/accuracy": [(1, 60.0), (2, 55.0)],
+        "stream/knn/forgetting": [(2, 5.0)],
+        "task_01/knn/accuracy": [(1, 60.0), (2, 55.0)],
+        "task_02/knn/accuracy": [(2, 55.0)],
+    }
+    tags = {"ctvr.complete": "true", "ctvr.stream": "shapes-images", "ctvr.protocol": "ucl"}
+    return RunRecord(method, method, {"method": method, "seed": 0}, metrics, tags, "FINISHED", "")
+
+
+def test_a_table_of_images_counts_accuracy_and_compares_no_ranks():
+    records = [of_images(), of_images("image_si")]
+    (table,) = tables(records, {record.run_id: Ranks({"video#0": 1.0}, {}) for record in records})
+    assert [column.key for column in table.columns][:2] == ["accuracy", "forgetting"]
+    assert table.rows[0].values["forgetting"].mean == 5.0
+    assert not any(row.vs_best or row.is_reference for row in table.rows)
+    assert not any("rank" in mark for row in table.rows for mark in row.marks)
+    assert "accuracy in percent after each task" in curves_html(table)
+    said = " ".join(f"{title} {panel.y}" for _, title, panels in drawings(table) for panel in panels)
+    assert "accuracy after each task" in said
+    assert "R@1" not in said
+    assert progress_text({"stream/knn/accuracy": 60.0}) == "accuracy 60.00"
 
 
 # --- files
