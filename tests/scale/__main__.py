@@ -43,6 +43,7 @@ PATIENCE = {
     "RAY_gcs_server_request_timeout_seconds": "600",
     "RAY_enable_metrics_collection": "0",
     "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_worker_prestart": "0",
 }
 
 
@@ -95,6 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, default=64, help="raylets on this machine (%(default)s)")
     parser.add_argument("--trials", type=int, default=1000, help="of the sweep (%(default)s)")
     parser.add_argument("--seconds", type=float, default=4.0, help="that a task takes in the mean (%(default)s)")
+    parser.add_argument("--at-once", type=int, help="trials at work at once; as many as there are nodes otherwise")
     parser.add_argument("--scheduler", choices=("asha", "halving", "none"), default="asha", help="(%(default)s)")
     parser.add_argument("--searcher", choices=("tpe", "random", "staged"), default="tpe", help="(%(default)s)")
     parser.add_argument(
@@ -102,8 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
     arguments = parser.parse_args(argv)
-    if min(arguments.nodes, arguments.trials) < 1 or arguments.seconds <= 0:
-        parser.error("--nodes and --trials must be >= 1, --seconds > 0")
+    if min(arguments.nodes, arguments.trials, arguments.at_once or 1) < 1 or arguments.seconds <= 0:
+        parser.error("--nodes, --trials and --at-once must be >= 1, --seconds > 0")
     folder = Path(tempfile.mkdtemp(prefix="scale", dir="/tmp"))  # short: sockets of Ray lie below it
     try:
         if arguments.laws:
@@ -206,7 +208,7 @@ def _sweep(folder: Path, manifest: Path, arguments: argparse.Namespace, pattern:
         plan = replace(plan, settings=planned.given, presets=planned.experiment.presets, parent=parent)
         watch = Driver(server)
         watch.start()
-        outcome = tune.run_search(plan, TASKS, planned.search, planned.searched)
+        outcome = tune.run_search(plan, TASKS, planned.search, planned.searched, arguments.at_once)
         watch.end()
         began = time.monotonic()
         records = tracker.find_runs(sweep="scale")
@@ -220,6 +222,7 @@ def _sweep(folder: Path, manifest: Path, arguments: argparse.Namespace, pattern:
     ended = outcome.complete + outcome.stopped + outcome.failed
     return {
         "nodes": arguments.nodes,
+        "trials at once, at most": arguments.at_once or arguments.nodes,
         "trials that ended": ended,
         "complete": outcome.complete,
         "stopped early": outcome.stopped,
