@@ -490,7 +490,5 @@ def test_ray_down_ends_it(lab):
     def raylets() -> list[str]:
         return [line for host in lab.hosts.hosts for line in host.processes().values() if "raylet" in line]
 
-    deadline = time.monotonic() + 60  # the command returns before the last of them has ended
-    while raylets() and time.monotonic() < deadline:
-        time.sleep(1)
-    assert not raylets()
+    # On hosts of one's own the command stops Ray on the head alone; the others miss it for 60 s, then end themselves.
+    wait_for(lambda: not raylets(), 240)
