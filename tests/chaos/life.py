@@ -69,6 +69,7 @@ class Story:
     tracked: Tracked
     is_cold: bool  # the videos are not decoded yet
     kills: tuple[Kill, ...]
+    is_contested: bool = False  # by a second driver with other numbers (rivals.py)
 
 
 # ---------------------------------------------------------------------------------------- one life
@@ -106,33 +107,48 @@ def live(home: Path, manifest: Path, story: Story, kill: Kill | None = None, is_
     elif kill is not None and kill.call is not None:
         guard = killed_at(home, kill.call, kill.when)
     with guard:
-        stream = load_stream(manifest, home)
-        experiment = resolve({**SETTINGS, "method": story.method, "stream": str(manifest)}, stream.settings)
-        recorder = Recorder(Tracker(_uri(home, story), home), experiment, "the run")
-        places = Places(home)
-
-        def ready(key: str, method: Method, data: StreamData, commits: Commits) -> None:
-            batches = data.train_batches
-
-            def noted(tasks: Any, seed: int, task: int, *rest: Any) -> Any:
-                note(home, "train", task)
-                return batches(tasks, seed, task, *rest)
-
-            data.train_batches = noted  # type: ignore[assignment, method-assign]
-            recorder.ready(key, method, data, commits)
-
-        def report(task: Any, record: Record, seconds: float) -> None:
-            note(home, "task", task.index)
-            recorder.report(task, record, seconds)
-
-        result = execute(experiment, places, report=report, on_ready=ready)
-        if result.resumed == len(stream.tasks):
-            recorder.complete(result.record)
-    galleries = Commits(places.open_store(), result.key).galleries(len(stream.tasks))
-    note(home, "end", 0)
+        digest = go_on(home, manifest, story)
     if is_first:
         (home / "calls").write_text(str(len(calls)))
-    (home / "digest").write_text(digest_of_run(result.record, result.method, galleries))
+    (home / "digest").write_text(digest)
+
+
+def go_on(home: Path, manifest: Path, story: Story, uri: str | None = None, folder: Path | None = None) -> str:
+    """Go on from what the store of `home` holds, to the end; the digest of what the run results in.
+
+    Args:
+        home: the runs folder.
+        manifest: of the stream.
+        story: whose method is run.
+        uri: of MLflow, if not the story's.
+        folder: of the events, if not `home`.
+    """
+    told = folder or home
+    stream = load_stream(manifest, home)
+    experiment = resolve({**SETTINGS, "method": story.method, "stream": str(manifest)}, stream.settings)
+    recorder = Recorder(Tracker(uri or _uri(home, story), home), experiment, "the run")
+    places = Places(home)
+
+    def ready(key: str, method: Method, data: StreamData, commits: Commits) -> None:
+        batches = data.train_batches
+
+        def noted(tasks: Any, seed: int, task: int, *rest: Any) -> Any:
+            note(told, "train", task)
+            return batches(tasks, seed, task, *rest)
+
+        data.train_batches = noted  # type: ignore[assignment, method-assign]
+        recorder.ready(key, method, data, commits)
+
+    def report(task: Any, record: Record, seconds: float) -> None:
+        note(told, "task", task.index)
+        recorder.report(task, record, seconds)
+
+    result = execute(experiment, places, report=report, on_ready=ready)
+    if result.resumed == len(stream.tasks):
+        recorder.complete(result.record)
+    galleries = Commits(places.open_store(), result.key).galleries(len(stream.tasks))
+    note(told, "end", 0)
+    return digest_of_run(result.record, result.method, galleries)
 
 
 def digest_of_run(record: Record, method: Method, galleries: list[Tensor]) -> str:
@@ -152,7 +168,7 @@ def _uri(home: Path, story: Story) -> str:
 
 
 def note(home: Path, what: str, task: int) -> None:
-    """One line of the story, written in one call so that it is there whenever the process dies."""
+    """One line of the story in the folder `home`, written in one call so that it is there whenever the process dies."""
     descriptor = os.open(home / "events", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(descriptor, f"{what} {task} {time.monotonic()}\n".encode())
     os.close(descriptor)
@@ -183,12 +199,19 @@ def flush(home: Path) -> None:
     Tracker(f"sqlite:///{home / 'mlflow.db'}", home).flush()
 
 
-def stored_metrics(home: Path) -> dict[str, tuple[float, int]]:
-    """ "key step" -> value and how often it is stored, over all runs of an MLflow database; and each run's status."""
+def stored_metrics(home: Path, run: str = "%", once: str = "*") -> dict[str, tuple[float, int]]:
+    """ "key step" -> value and how often it is stored, over all runs (or one) of an MLflow file; and their status."""
+    points = f"select key, step, max(value), count({once}) from metrics where run_uuid like ? group by key, step"
     with closing(sqlite3.connect(home / "mlflow.db")) as database:
-        rows = database.execute("select key, step, max(value), count(*) from metrics group by key, step").fetchall()
-        rows += [(status, 0, 1.0, 1) for (status,) in database.execute("select status from runs")]
+        rows = database.execute(points, (run,)).fetchall()
+        states = database.execute("select status from runs where run_uuid like ?", (run,))
+        rows += [(status, 0, 1.0, 1) for (status,) in states]
     return {f"{key} {step}": (value, count) for key, step, value, count in rows}
+
+
+def stored_runs(home: Path) -> list[str]:
+    with closing(sqlite3.connect(home / "mlflow.db")) as database:
+        return [run for (run,) in database.execute("select run_uuid from runs")]
 
 
 def waiting_metrics(home: Path) -> dict[str, tuple[float, int]]:
