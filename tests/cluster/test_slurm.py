@@ -1,10 +1,11 @@
-"""cluster/slurm.sbatch under a real Slurm of two nodes on this machine: the end of its time, the queue, going on.
+"""cluster/slurm.sbatch under a real Slurm of two nodes on this machine: its time runs out, a node dies, it goes on.
 
 Both nodes are this machine, so Ray's two halves share it; only root may start Slurm's daemons. `make test-cluster`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import platform
@@ -22,6 +23,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.store.store import Store
+from tests.chaos.watch import below
 from tests.small_stream import write_stream
 
 pytestmark = [pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(2400)]
@@ -46,6 +48,7 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
+SlurmdTimeout=30
 MpiDefault=none
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=1000
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=1000
@@ -81,6 +84,21 @@ class Slurm:
     def state(self, job: str) -> str:
         return dict(re.findall(r"(\w+)=(\S+)", self.run("scontrol", "show", "job", job)))["JobState"]
 
+    def lose(self, node: str, job: str) -> None:
+        """A node with no more than the job's step 0 dies, with Slurm's daemon and all that runs there; it comes back."""
+        for pattern in (f"slurmd -N {node}", rf"slurmstepd: \[{job}\.0\]"):
+            found = subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True, check=True).stdout
+            for root in map(int, found.split()):
+                for pid in (root, *below(root)):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: self.state(job) == "PENDING", self.daemons())
+        self.run("slurmd", "-N", node)
+        self.wait_for_both_nodes()
+
+    def wait_for_both_nodes(self) -> None:
+        wait_for(lambda: self.run("sinfo", "-h", "-o", "%T %D").strip() == "idle 2", "two idle nodes")
+
     def daemons(self) -> str:
         """What Slurm itself says."""
         return "\n".join(file.read_text() for file in sorted(self.folder.glob("slurm*.log")))
@@ -112,7 +130,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     for words in (["slurmctld"], ["slurmd", "-N", "n1"], ["slurmd", "-N", "n2"]):
         started.run(*words)
     try:
-        wait_for(lambda: started.run("sinfo", "-h", "-o", "%T %D").strip() == "idle 2", "two idle nodes")
+        started.wait_for_both_nodes()
         yield started
     finally:
         for job in started.run("squeue", "-h", "-o", "%A").split():
@@ -139,38 +157,47 @@ while :; do sleep 0.2; done""",
 }
 
 
-def again(slurm: Slurm, job: str) -> str:
-    """What the job's log says when its second start has ended."""
+def start_again(slurm: Slurm, job: str, start: int = 2) -> None:
+    """A job that was queued again starts for the `start`th time."""
     wait_for(lambda: slurm.state(job) == "PENDING", slurm.log(job))
     # Slurm would wait two minutes. Not less than some seconds: a node takes a start for the one that was revoked in the
     # same second, and the job fails ("already killed, do not launch")
-    wait_for(lambda: f"[{job}.batch] done with job" in slurm.daemons(), slurm.log(job))
+    wait_for(lambda: slurm.daemons().count(f"[{job}.batch] done with job") >= start - 1, slurm.log(job))
     slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now+5")
+    wait_for(lambda: f"job {job}, start {start}, 2 nodes" in slurm.log(job), slurm.log(job))
+
+
+def ended(slurm: Slurm, job: str) -> str:
+    """What a job's log says when its last start has ended well."""
     wait_for(lambda: slurm.state(job) not in ("PENDING", "RUNNING", "COMPLETING"), slurm.log(job))
     assert slurm.state(job) == "COMPLETED", f"{slurm.log(job)}\n{slurm.daemons()}"
     return slurm.log(job)
 
 
-def test_the_script_ends_in_order_and_is_queued_again(slurm: Slurm, tmp_path: Path) -> None:
-    """With programs that do nothing in the place of Ray and ctvr: seconds, where the test below takes minutes."""
+@pytest.mark.parametrize("why", ["its time runs out", "a node dies"])
+def test_the_script_is_queued_again_and_goes_on(slurm: Slurm, tmp_path: Path, why: str) -> None:
+    """With programs that do nothing in the place of Ray and ctvr: no more than Slurm's own minutes."""
     (tmp_path / "bin").mkdir()
     for name, does in STUBS.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{does}\n")
         (tmp_path / "bin" / name).chmod(0o755)
     size = ["--nodes=2", "--cpus-per-task=1", "--gpus-per-node=0", "--time=60"]
+    if why == "its time runs out":
+        size[-1:] = ["--time=2", "--signal=B:USR1@60"]  # Slurm may send it a minute earlier still
     more = f"ALL,CTVR_VENV={tmp_path},MLFLOW_TRACKING_URI=http://127.0.0.1:9,CTVR_RUNS={tmp_path / 'runs'}"
     script = str(REPOSITORY / "cluster" / "slurm.sbatch")
     job = slurm.run("sbatch", *size, f"--export={more}", script, "--name", "s", "--seeds", "0").split()[-1]
     wait_for(lambda: "ctvr sweep" in slurm.log(job), "the driver's start")
-    slurm.run("scancel", "--signal=USR1", "--batch", job)
-    log = again(slurm, job)
+    if why == "a node dies":
+        slurm.lose("n2", job)
+    start_again(slurm, job)
+    log = ended(slurm, job)
     assert "ctvr sweep --name s --address" in log
-    assert "ended in order" in log
-    assert f"job {job}, start 2, 2 nodes" in log
+    assert why == "a node dies" or "ended in order" in log
     assert re.search(r"ctvr sweep --resume s --address \S+ --nodes 2$", log, re.MULTILINE)
 
 
-def test_a_job_whose_time_runs_out_is_queued_again_and_goes_on(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_sweep_goes_on_after_the_end_of_its_time_and_the_loss_of_a_node(slurm: Slurm, tmp_path: Path) -> None:
     if not importlib.util.find_spec("flask_wtf"):
         pytest.skip("MLflow's passwords want Flask-WTF: pip install -c constraints.txt Flask-WTF")
     search = ["--searcher", "grid", "--space", "method.lr=0,4e-6", "--scheduler", "none", "--seeds", "0"]
@@ -196,8 +223,13 @@ def test_a_job_whose_time_runs_out_is_queued_again_and_goes_on(slurm: Slurm, tmp
     first = committed()
     assert len(first) < 8
     assert "is not finished; its finished tasks are kept" in slurm.log(job)
-    log = again(slurm, job)
-    assert f"job {job}, start 2, 2 nodes" in log
+    start_again(slurm, job)
+    wait_for(lambda: len(committed()) > len(first) or slurm.state(job) == "COMPLETED", slurm.log(job))
+    first = committed()
+    assert len(first) < 8
+    slurm.lose("n2", job)
+    start_again(slurm, job, 3)
+    log = ended(slurm, job)
     assert "resumed: finished tasks are kept" in log
     assert "2 complete, 0 stopped early, 0 failed" in log
     assert {key: seconds for key, seconds in committed().items() if key in first} == first
