@@ -85,7 +85,7 @@ class Slurm:
         return dict(re.findall(r"(\w+)=(\S+)", self.run("scontrol", "show", "job", job)))["JobState"]
 
     def lose(self, node: str, job: str) -> None:
-        """A node with no more than the job's step 0 dies, with Slurm's daemon and all that runs there; it comes back."""
+        """A node with the job's step 0 alone dies, with Slurm's daemon and all that runs there; then it is back."""
         for pattern in (f"slurmd -N {node}", rf"slurmstepd: \[{job}\.0\]"):
             found = subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True, check=True).stdout
             for root in map(int, found.split()):
