@@ -88,7 +88,9 @@ class MVAdapterConfig:
         for name in ("lr", "lr_bias"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 to train none of these.")
-        if min(self.bottleneck, self.heads) < 1 or self.bottleneck % self.heads:
+        if self.heads < 1:
+            raise ValueError(f"heads must be >= 1, got {self.heads}. Use 2.")
+        if self.bottleneck < 1 or self.bottleneck % self.heads:
             raise ValueError(
                 f"bottleneck must be a multiple of heads, got {self.bottleneck} and {self.heads}. Use 64 and 2."
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -88,13 +89,14 @@ def under(settings: Mapping[str, Any], prefix: str) -> Settings:
     return {name[len(dot) :]: value for name, value in settings.items() if name.startswith(dot)}
 
 
-def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
+def build(cls: type[T], values: Mapping[str, Any], prefix: str = "", *, dotted: bool = True) -> T:
     """Make a frozen dataclass from plain or textual values.
 
     Args:
         cls: a dataclass whose fields are plain (str, int, float, bool, None, Literal, tuples of these).
         values: field name -> value; text is converted to the field's type.
         prefix: how the user names this group, for the messages ("method", "optim").
+        dotted: users write `prefix.name`; false where they write options, as `--trials` of a search.
 
     Raises:
         ConfigError: for an unknown name, a wrong type, or what the class itself refuses.
@@ -112,7 +114,27 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     try:
         return cls(**typed)
     except ValueError as error:
-        raise ConfigError(f"{prefix or cls.__name__}: {error}") from error
+        names = fields if dotted else ()
+        raise ConfigError(as_typed(str(error), names, prefix, cls.__name__)) from error
+
+
+def as_typed(message: str, names: Iterable[str], prefix: str, otherwise: str = "settings") -> str:
+    """What a dataclass says of its fields, with a field named as the user types it: `optim.lr_scale`, not `lr_scale`.
+
+    A word is taken for a field's name at the start of the message ("heads and rank must be >= 1"), before `=`, or with
+    `_` in it; elsewhere it may be English. A message that does not start with a field stands behind `prefix`, or
+    behind `otherwise` if that is empty.
+    """
+    word = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, names)) or '(?!)'})(?!\w)")
+    starts = re.match(rf"(?:{word.pattern}(?:, | and | or |(?=[ :=])))+", message)
+    dot, end = f"{prefix}." if prefix else "", starts.end() if starts else 0
+
+    def named(found: re.Match[str]) -> str:
+        is_field = found.start() < end or "_" in found[0] or message[found.end() :].startswith("=")
+        return dot + found[0] if is_field else found[0]
+
+    said = word.sub(named, message)
+    return said if starts else f"{prefix or otherwise}: {said}"
 
 
 def check_value(cls: type[Any], name: str, value: Any, prefix: str = "") -> None:

@@ -112,11 +112,14 @@ def plan_sweep(request: SweepRequest, where: Deployment) -> Sweep:
     if request.top < 1 or request.seeds < 0:
         raise ConfigError(f"--top must be >= 1 and --seeds >= 0, got {request.top} and {request.seeds}.")
     over_orders((), request.orders)
-    build(SearchConfig, request.search or {}, "search")  # a mistake is said before an embedded stream is rendered
+    # A mistake is said before an embedded stream is rendered.
+    build(SearchConfig, request.search or {}, "search", dotted=False)
     places = where.places()
     stream = load_stream(request.stream, places.root, places.videos, render=False)
     check_domain(request.method, stream)
-    search = build(SearchConfig, {**chosen_by(request.method, stream.protocol), **(request.search or {})}, "search")
+    search = build(
+        SearchConfig, {**chosen_by(request.method, stream.protocol), **(request.search or {})}, "search", dotted=False
+    )
     presets = default_presets(request.method, stream, request.presets)
     space, paper, given = _searched(request, stream, presets)
     if not space:

@@ -38,7 +38,7 @@ def check_names(methods: Sequence[str], search: Settings, space: Sequence[str], 
             place_of(word if is_place(word) else word.partition(":")[0])
         except ValueError as error:
             raise ConfigError(f"method: {error}") from error
-    build(SearchConfig, search, "search")
+    build(SearchConfig, search, "search", dotted=False)
     refuse_seed([*names, *(listed_values(word)[0] for word in space)])
 
 
@@ -63,11 +63,11 @@ def check_table(search: Settings, seeds: int, names: Iterable[str]) -> tuple[Sea
     """
     if seeds < 0:
         raise ConfigError(f"--seeds: must be >= 0, got {seeds}.")
-    trials = build(_Trials, {"trials": search.get("trials", SearchConfig().trials)}, "search").trials
+    trials = build(_Trials, {"trials": search.get("trials", SearchConfig().trials)}, "search", dotted=False).trials
     if not trials and not seeds:
         raise ConfigError("table: without trials and without seeds nothing is run. Write --seeds 3.")
     refuse_seed(names)
-    made = build(SearchConfig, {**search, "trials": trials or 1}, "search")
+    made = build(SearchConfig, {**search, "trials": trials or 1}, "search", dotted=False)
     if made.searcher == "grid":
         raise ConfigError("search.searcher: the rows of a table get equally many trials. Write tpe or random.")
     return made, trials

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from methods.backbone.load import load_backbone
 from methods.backbone.umt import Umt
 from methods.base import Method, Task
 from methods.images.resnet import RESNETS, ResNet18
-from orchestrator.config import Settings
+from orchestrator.config import Settings, as_typed
 from orchestrator.data.batches import seed_of
 from orchestrator.data.imported_features import feed, refuse_unfrozen
 from orchestrator.errors import ConfigError
@@ -81,9 +81,13 @@ def make_method(experiment: Experiment, backbone: Clip | ResNet18, stream: Strea
             f"backbone such as ViT-B-16, or one of {others}."
         )
     try:
-        method = cls(experiment.method, _wrapped(experiment, cls, backbone))
+        group, config = "base", experiment.base
+        wrapped = _wrapped(experiment, cls, backbone)
+        group, config = "method", experiment.method
+        method = cls(config, wrapped)
     except ValueError as error:
-        raise ConfigError(f"method: {error}") from error
+        names = (field.name for field in fields(config)) if config is not None else ()
+        raise ConfigError(as_typed(str(error), names, group)) from error
     if stream is not None:
         refuse_unfrozen(experiment.run.method, method, backbone, stream)
     most, asked = method.max_frames, experiment.data.num_frames

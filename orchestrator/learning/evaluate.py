@@ -46,8 +46,9 @@ class EvaluationConfig:
     neighbours: int = 200  # of streams of images: k of the second accuracy, whose k stays the same
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.chunk < 1 or self.neighbours < 1:
-            raise ValueError("batch_size, chunk and neighbours count items and must be >= 1.")
+        for name in ("batch_size", "chunk", "neighbours"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} counts items and must be >= 1, got {getattr(self, name)}.")
         if self.patience is not None and (self.patience < 1 or self.select == "last"):
             raise ValueError(
                 f"patience counts epochs without a better one (>= 1, got {self.patience}), which select=last does not "

@@ -41,8 +41,9 @@ class RunConfig:
     threads: int = 1  # of torch on a CPU
 
     def __post_init__(self) -> None:
-        if self.workers < 1 or self.threads < 1:
-            raise ValueError("workers and threads count processes and threads and must be >= 1.")
+        for name in ("workers", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}. Use 1.")
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"seed must be a number of 64 bits, got {self.seed}. Use a small one.")
 

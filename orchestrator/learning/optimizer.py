@@ -64,18 +64,20 @@ class OptimConfig:
     def __post_init__(self) -> None:
         if self.epochs < 0:
             raise ValueError(f"epochs must be >= 0, got {self.epochs}. Use 0 to train nothing.")
-        if not (all(0 <= beta < 1 for beta in self.betas) and self.eps > 0):
-            raise ValueError(
-                f"betas must lie in [0, 1) and eps above 0, got {self.betas} and {self.eps}. Use 0.9,0.999."
-            )
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must lie in [0, 1), got {self.betas}. Use 0.9,0.999.")
+        if not self.eps > 0:
+            raise ValueError(f"eps must be > 0, got {self.eps}. Use 1e-6.")
         if not 0 <= self.weight_decay < math.inf:
             raise ValueError(f"weight_decay must be a number >= 0, got {self.weight_decay}. Use 0 for none.")
-        if not (0 <= self.lr_scale < math.inf and math.isfinite(self.num_cycles)):
+        if not 0 <= self.lr_scale < math.inf:
             raise ValueError(f"lr_scale must be >= 0, got {self.lr_scale}. Use 1 for the method's own rates.")
-        if not (0 <= self.momentum < 1 and 0 <= self.last_lr < math.inf):
-            raise ValueError(
-                f"momentum must lie in [0, 1) and last_lr be >= 0, got {self.momentum} and {self.last_lr}. Use 0."
-            )
+        if not math.isfinite(self.num_cycles):
+            raise ValueError(f"num_cycles must be finite, got {self.num_cycles}. Use 0.5 to go down once.")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must lie in [0, 1), got {self.momentum}. Use 0.")
+        if not 0 <= self.last_lr < math.inf:
+            raise ValueError(f"last_lr must be >= 0, got {self.last_lr}. Use 0.")
         if self.across_tasks and self.name != "sgd":
             raise ValueError(f"across_tasks keeps the moments of sgd, not of {self.name}. Write optim.name=sgd.")
         if not 0 <= self.warmup < 1:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import pytest
 
-from orchestrator.config import build, flatten, parse_overrides, under
+from orchestrator.config import as_typed, build, flatten, parse_overrides, under
 from orchestrator.errors import ConfigError
 
 
@@ -45,7 +45,7 @@ def test_flatten_is_the_inverse_of_build():
         ({"cuont": 1}, "optim.cuont: no such setting. Did you mean 'count'?"),
         ({"count": "many"}, "optim.count: .*integer.*got 'many'"),
         ({"kind": "c"}, "optim.kind: .*'a' or 'b'.*got 'c'"),
-        ({"count": 0}, "optim: count must be >= 1, got 0. Use 1."),
+        ({"count": 0}, "optim.count must be >= 1, got 0. Use 1."),
         ({"limit": "x"}, "optim.limit: .*got 'x'"),
         ({"rate": "nan"}, "optim.rate: 'nan' is no number"),
     ],
@@ -54,6 +54,26 @@ def test_a_mistake_is_one_line_with_name_value_and_remedy(values, message):
     with pytest.raises(ConfigError, match=message) as error:
         build(Sample, values, "optim")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("count must be >= 1", "optim.count must be >= 1"),
+        ("count and rate are numbers of pair", "optim.count and optim.rate are numbers of pair"),
+        ("count, rate or limit: none", "optim.count, optim.rate or optim.limit: none"),
+        (
+            "count=3 is too much. Use optim.count=2, or is_on",
+            "optim.count=3 is too much. Use optim.count=2, or optim.is_on",
+        ),
+        ("the pair needs is_on=true", "optim: the pair needs optim.is_on=true"),
+        ("discount must be >= 1", "optim: discount must be >= 1"),
+    ],
+)
+def test_what_a_dataclass_says_names_fields_as_they_are_typed(message, said):
+    names = [field.name for field in fields(Sample)]
+    assert as_typed(message, names, "optim") == said
+    assert as_typed(message, (), "optim") == f"optim: {message}"
 
 
 @pytest.mark.parametrize("word", ["epochs", "=3", " =3"])

@@ -151,7 +151,7 @@ def test_a_mistake_in_a_sweeps_words_is_said_before_torch_and_ray_are_loaded(tmp
     [
         (["method.lrr=1"], "method.lrr: no such setting. Did you mean 'lr'"),
         (["optim.epochs=two"], "optim.epochs: "),
-        (["optim.epochs=-1"], "optim: epochs must be >= 0, got -1"),
+        (["optim.epochs=-1"], "optim.epochs must be >= 0, got -1"),
         (["optin.epochs=1"], "optin.epochs: no such setting. Did you mean 'optim'"),
         (["--preset", "papr"], "clip4clip has none called 'papr'. Did you mean 'paper'"),
     ],

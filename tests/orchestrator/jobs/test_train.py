@@ -35,7 +35,7 @@ def test_a_run_is_recorded_and_goes_on_where_it_ended(where, manifest, capsys):
     [
         ({"method": "clip4clpi"}, "method: no method called 'clip4clpi'. Did you mean clip4clip"),
         ({"method": "clip4clip", "workers": "2"}, "trains in one process"),
-        ({"method": "clip4clip", "data.num_frames": "0"}, "data: num_frames must be >= 1"),
+        ({"method": "clip4clip", "data.num_frames": "0"}, "data.num_frames must be >= 1"),
         ({"method": "clip4clip", "data.image_size": "32"}, "data.image_size: 32 does not fit the backbone"),
     ],
 )

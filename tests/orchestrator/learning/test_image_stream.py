@@ -157,7 +157,7 @@ def test_methods_and_streams_of_the_other_kind_are_refused_in_one_line(manifest,
         run("image_si", manifest, tmp_path, workers=2)
     with pytest.raises(ConfigError, match="data.augment: crop_flip is for videos"):
         run("image_si", manifest, tmp_path, data__augment="crop_flip")
-    with pytest.raises(ConfigError, match="optim: across_tasks keeps the moments of sgd"):
+    with pytest.raises(ConfigError, match="optim.across_tasks keeps the moments of sgd"):
         run("image_si", manifest, tmp_path, optim__name="adamw")
     with pytest.raises(ConfigError, match="it holds a siamese network"):
         run("image_si", manifest, tmp_path, method__base="image_bmu_moco")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import re
+from dataclasses import fields
+
 import pytest
 
-from methods import CONFIGURATIONS, METHODS
+from methods import CONFIGURATIONS, EVERY_METHOD, METHODS, find_method
 from methods.base import Change
+from orchestrator.config import build
 from orchestrator.errors import ConfigError
+from orchestrator.learning.experiment import GROUPS, RunConfig
 from orchestrator.learning.resolve import preset_settings, presets_of, resolve, with_recipe
 
 SMALL = {"backbone.name": "tiny-clip", "backbone.weights": "shipped"}
@@ -48,7 +54,12 @@ def test_complete_settings_resolve_to_themselves():
         ({"method": "zero_shot", "stream": "s", "sed": 1}, "sed: no such setting. Did you mean 'seed'"),
         ({"method": "zero_shot", "stream": "s", "base.lr": 1}, "base.lr: zero_shot wraps no other method"),
         ({"method": "zero_shot", "stream": "s", "workers": 3}, "data.batch_size: 8 pairs cannot be dealt to workers=3"),
-        ({"method": "clip4clip", "stream": "s", "method.lr": -1}, "method: lr must be >= 0, got -1.0"),
+        ({"method": "clip4clip", "stream": "s", "method.lr": -1}, "method.lr must be >= 0, got -1.0"),
+        ({"method": "upper_bound", "stream": "s", "base.lr": -1}, r"^base\.lr must be >= 0, got -1.0. Use base.lr=0"),
+        (
+            {"method": "zero_shot", "stream": "s", "evaluation.chunk": 0},
+            "evaluation.chunk counts items and must be >= 1",
+        ),
         ({"method": "upper_bound", "stream": "s", "method.base": "x"}, "method: no method called 'x'"),
         (
             {"method": "dsl", "stream": "s", "method.base": "lwf"},
@@ -235,3 +246,21 @@ def test_an_unknown_preset_lists_the_known_ones():
     with pytest.raises(ConfigError, match="framefusion_moe has none called 'relesed'. Did you mean 'released'"):
         resolve({"method": "framefusion_moe", "stream": "s"}, presets=["relesed"])
     assert "paper" in presets_of("zero_shot")
+
+
+@pytest.mark.parametrize("family", ["", *GROUPS, *EVERY_METHOD])
+def test_a_refused_number_is_told_by_the_setting_as_it_is_typed(family):
+    """Every field of a family, with numbers of which most fields refuse one."""
+    config = GROUPS.get(family) or (find_method(family).Config if family else RunConfig)
+    group = family if family in GROUPS or not family else "method"
+    needed = {"method": "m", "stream": "s"} if config is RunConfig else {}
+    told: dict[str, list[str]] = {}
+    for name in (field.name for field in fields(config)):
+        for value in (-1, 0, -0.5, 2, math.inf):
+            try:
+                build(config, {**needed, name: value}, group)
+            except ConfigError as error:
+                told.setdefault(f"{group}.{name}" if group else name, []).append(str(error))
+    unnamed = [line for name, lines in told.items() for line in lines if name not in re.findall(r"[\w.]*\w", line)]
+    assert unnamed == []
+    assert family not in ("", "data", "optim", "evaluation") or len(told) >= 3

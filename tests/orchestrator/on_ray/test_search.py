@@ -38,7 +38,7 @@ WHOLE = SearchSpace(SPACE, PAPER, {})
 )
 def test_a_search_that_cannot_be_is_refused(values, message):
     with pytest.raises(ConfigError, match=message):
-        build(SearchConfig, values, "search")
+        build(SearchConfig, values, "search", dotted=False)
 
 
 def test_a_grid_takes_listed_values_and_three_of_a_range():
