@@ -96,15 +96,18 @@ def add_ui(commands: Any) -> None:
 
 def _ui(arguments: argparse.Namespace) -> str:
     from orchestrator.tracking.server import default_uri, ui_command
-    from orchestrator.tracking.tracker import create_store
+    from orchestrator.tracking.tracker import Tracker, create_store
 
     if not 0 < arguments.port < 65536:
         raise ConfigError(f"--port {arguments.port}: is no port. Write a number from 1 to 65535.")
     uri = default_uri(arguments.runs)
     command = ui_command(uri, arguments.host, arguments.port)
     create_store(uri, arguments.runs)
+    server = f"http://{arguments.host}:{arguments.port}/"
     page = "#/experiments?workflowType=machine_learning"  # else MLflow opens on pages for language models
-    say(f"MLflow: http://{arguments.host}:{arguments.port}/{page} (Ctrl-C ends it)")
+    say(f"MLflow: {server}{page} (Ctrl-C ends it)")
+    for stream, page in Tracker(uri, arguments.runs).pages():
+        say(f"  {stream}: {server}{page}")
     os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # seven processes that nobody needs here
     os.execv(command[0], command)  # this process becomes the server, so that a signal to it ends the server
 

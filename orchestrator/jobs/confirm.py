@@ -17,6 +17,7 @@ from orchestrator.config import Settings
 from orchestrator.console import say
 from orchestrator.digests import digest_of
 from orchestrator.errors import FailedRuns
+from orchestrator.jobs import present
 from orchestrator.jobs.again import (
     FIRST_CONFIRMATION,
     Rerun,
@@ -123,8 +124,10 @@ def confirm(
     for sweep in sweeps:
         if found := tracker.find_sweep(sweep):
             tracker.set_tags(found.run_id, {"ctvr.confirmation": parent_name})
-    verdicts = {sweep: read_verdict(tracker, sweep) for sweep in sweeps}
-    return {sweep: verdict for sweep, verdict in verdicts.items() if verdict is not None}
+    read = {sweep: read_verdict(tracker, sweep) for sweep in sweeps}
+    verdicts = {sweep: verdict for sweep, verdict in read.items() if verdict is not None}
+    present.confirming(tracker, parent, parent_name, sweeps, [verdict.text for verdict in verdicts.values()])
+    return verdicts
 
 
 # ----------------------------------------------------------------------------------------------- the verdict

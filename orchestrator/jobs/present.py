@@ -17,6 +17,7 @@ from orchestrator.jobs.verdict import last_value
 from orchestrator.learning.resolve import find
 from orchestrator.on_ray.plan import GAIN, SearchConfig
 from orchestrator.on_ray.wave_search import NUMBER
+from orchestrator.streams.measures import ACCURACY
 from orchestrator.tables.marks import CHOICE, trials_of
 from orchestrator.tracking.internals import NOTE
 from orchestrator.tracking.shown import short_name
@@ -82,6 +83,25 @@ def confirmation(tracker: Tracker, parent: str, texts: Sequence[str]) -> None:
             tracker.set_tags(parent, {NOTE: "\n".join([note, *new])})
 
 
+def confirming(tracker: Tracker, parent: str, name: str, sweeps: Sequence[str], texts: Sequence[str]) -> None:
+    """The end of a confirmation: its runs' short names, and on its own run what it said."""
+    with _never_ending():
+        trials = [run for sweep in sweeps for run in tracker.find_runs(sweep=sweep)]
+        numbers = {run.name: f"#{int(run.tags[NUMBER])}" for run in trials if run.tags.get(NUMBER, "").isdigit()}
+        for run in tracker.find_runs(sweep=name, tags={"ctvr.complete": "true"}):
+            label = numbers.get(run.tags.get("ctvr.candidate", ""), run.tags.get("ctvr.candidate", ""))
+            place = f"{run.tags['ctvr.method']} " if len(sweeps) > 1 else ""
+            tracker.rename(run.run_id, f"{place}{label} s{run.settings.get('seed')} {_first(run)}")
+        lines = ["**The best trials and the recommended settings again, over fresh seeds, on validation videos**"]
+        tracker.set_tags(parent, {NOTE: "\n".join([*lines, *(f"- {text}" for text in texts)])})
+
+
+def _first(run: RunRecord) -> str:
+    """R@1 of a run; of a stream of images, accuracy."""
+    value, of_images = last_value(run, R1), last_value(run, ACCURACY)
+    return f"R@1 {value:.1f}" if math.isfinite(value) else f"acc {of_images:.1f}"
+
+
 def rerun(tracker: Tracker, parent: str, name: str, of: str, where: Deployment) -> None:
     """The end of a rerun: its runs' short names, table and figures, its note, the winner as a version of a model."""
     with _never_ending():
@@ -89,7 +109,7 @@ def rerun(tracker: Tracker, parent: str, name: str, of: str, where: Deployment) 
         for run in runs:
             label = run.tags.get("ctvr.row") or run.tags.get("ctvr.method", "")
             choice = f" {run.tags[CHOICE]}" if run.tags.get(CHOICE) else ""
-            tracker.rename(run.run_id, f"{label}{choice} s{run.settings.get('seed')} R@1 {last_value(run, R1):.1f}")
+            tracker.rename(run.run_id, f"{label}{choice} s{run.settings.get('seed')} {_first(run)}")
         folder = where.runs.resolve() / "tables" / name
         if folder.is_dir():
             tracker.log_artifacts(parent, folder, into="table")

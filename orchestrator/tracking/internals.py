@@ -16,6 +16,10 @@ PARENT = "mlflow.parentRunId"  # the tag that makes a run a child
 KIND = "mlflow.experimentKind"  # the tag of what an experiment holds; MLflow's pages alone know the name
 TRAINING = "custom_model_development"  # its value for runs that train, as the pages have it
 NOTE = "mlflow.note.content"  # the tag that the page of a run or an experiment shows as its description
+VIEW = "mlflow.sharedViewState."  # an experiment's tag with this start, and a key, holds a view of its table of runs
+VIEW_ASKED = "viewStateShareKey"  # what an address names the key by; the pages alone know these names, too
+SOURCE = {"name": "mlflow.source.name", "type": "mlflow.source.type", "commit": "mlflow.source.git.commit"}
+USER = "mlflow.user"
 # Columns of its database that hold addresses of files
 LOCATIONS = (
     ("experiments", "artifact_location"),

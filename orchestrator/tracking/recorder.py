@@ -79,15 +79,15 @@ class Recorder:
             self._mirror = Mirror(kind, folder, self.name, stream.name, self.experiment.settings)
         if done:
             record = commits.record(done)
-            self._log_training(record)
             for step in range(1, done + 1):
                 self._log_task(record, step)
+            self._log_training(record)
 
     def report(self, task: Task, record: Record, seconds: float) -> None:
         """Record what the loop knows after a task."""
         step = task.index + 1
+        self._log_task(record, step)  # first, since MLflow's pages list metrics in the order in which they came
         self._log_training(record)
-        self._log_task(record, step)
         if step == task.num_tasks:
             self.complete(record)
 

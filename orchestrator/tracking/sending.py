@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.tracking.internals import PARENT
 from orchestrator.tracking.outbox import Message, Outbox
 from orchestrator.tracking.server import new_client
-from orchestrator.tracking.shown import NAME, experiment_tags
+from orchestrator.tracking.shown import NAME, OUR_VIEW, experiment_tags, our_view
 from orchestrator.tracking.values import MAX_PARAM, MAX_TAG, metric_name, quoted, same, short
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ class Sender:
                 found = self._create_experiment(stream)
             elif found.lifecycle_stage == "deleted":
                 self.client.restore_experiment(found.experiment_id)
+            if OUR_VIEW not in found.tags:  # of a former version
+                self.client.set_experiment_tag(found.experiment_id, OUR_VIEW, our_view())
             self._experiments[stream] = found.experiment_id
         return self._experiments[stream]
 

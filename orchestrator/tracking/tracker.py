@@ -10,6 +10,7 @@ Tags of a run: `ctvr.kind` (sweep, trial), `ctvr.identity` (its identity below i
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import json
 import logging
@@ -23,13 +24,13 @@ from orchestrator.config import Settings
 from orchestrator.digests import canonical
 from orchestrator.errors import StoreError
 from orchestrator.tracking.environment import environment
-from orchestrator.tracking.internals import PARENT, latest_points
+from orchestrator.tracking.internals import PARENT, SOURCE, USER, latest_points
 from orchestrator.tracking.ledger import TOLD, Ledger, replay
 from orchestrator.tracking.moved import follow_move
 from orchestrator.tracking.outbox import OFFLINE, Courier, Message, Outbox, locked
 from orchestrator.tracking.sending import Sender, is_refusal
 from orchestrator.tracking.server import check, create_database, reason, shown
-from orchestrator.tracking.shown import NAME
+from orchestrator.tracking.shown import NAME, page_of_runs
 from orchestrator.tracking.values import (
     Histories,
     RunRecord,
@@ -86,6 +87,11 @@ class Tracker:
     def experiment(self, stream: str) -> str:
         """The id of the stream's experiment, made if need be; safe when several processes ask at once."""
         return self._sender.experiment(stream)
+
+    def pages(self) -> list[tuple[str, str]]:
+        """Streams with runs, and where MLflow's pages show those, newest first."""
+        found = self.client.search_experiments(filter_string="name != 'Default'")
+        return [(each.name, page_of_runs(each.experiment_id)) for each in found if self.experiment(each.name)]
 
     def open_sweep(self, name: str, stream: str, settings: Settings, tags: Mapping[str, str] | None = None) -> str:
         """Start the parent run of a sweep, or continue the one of that name; returns its run id."""
@@ -158,7 +164,7 @@ class Tracker:
         found = environment()
         self.log_json(run_id, "environment.json", found)
         if found["commit"]:
-            self.set_tags(run_id, {"ctvr.commit": found["commit"]})
+            self.set_tags(run_id, {"ctvr.commit": found["commit"], SOURCE["commit"]: found["commit"]})
 
     def close(self, run_id: str, status: str = "FINISHED") -> None:
         """End a run as FINISHED, FAILED or KILLED, after sending what waits for it."""
@@ -254,7 +260,7 @@ class Tracker:
             "name": name,
             "settings": texts,
             "parent": parent,
-            "tags": dict(tags),
+            "tags": {SOURCE["name"]: "ctvr", SOURCE["type"]: "LOCAL", **whoever(), **tags},
         }
         self._tell(offline, message)
         run_id = self._sender.opened.get(offline) or self.outbox.real(offline) or offline
@@ -287,3 +293,11 @@ class Tracker:
 
 def _now() -> int:
     return int(time.time() * 1000)
+
+
+def whoever() -> dict[str, str]:
+    """The user, as MLflow's pages name one; nothing where the system does not know a name (some containers)."""
+    try:
+        return {USER: getpass.getuser()}
+    except (KeyError, OSError):
+        return {}

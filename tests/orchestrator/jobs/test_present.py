@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from mlflow.models import get_model_info
 
@@ -12,7 +14,7 @@ from orchestrator.jobs.verdict import CHOICE
 from orchestrator.learning.resolve import resolve
 from orchestrator.on_ray.plan import GAIN, SearchConfig
 from orchestrator.tracking.internals import KIND, NOTE, TRAINING
-from orchestrator.tracking.shown import WIDTH, short_name, write_signature
+from orchestrator.tracking.shown import OUR_VIEW, WIDTH, page_of_runs, short_name, write_signature
 
 SPACE = {"method.lr": None, "method.lr_other": None}
 
@@ -46,6 +48,12 @@ def where(tmp_path_factory) -> Deployment:
     for _ in range(2):  # a sweep that is resumed when it has ended says it again
         present.search(tracker, parent, "s", SPACE, GAIN)
         present.confirmation(tracker, parent, ["confirmation: it takes their place"])
+    again = tracker.open_sweep("s-confirm-1", "few", {})
+    for seed, candidate in enumerate(("recommended", "s-clip4clip-1"), start=1001):
+        tags = {"ctvr.method": "clip4clip", "ctvr.candidate": candidate, "ctvr.complete": "true"}
+        run = tracker.open_run("few", f"s-confirm-1-{seed}", {"seed": seed}, again, tags)
+        tracker.log_task(run, 2, {"stream/t2v/r1": 45.25})
+    present.confirming(tracker, again, "s-confirm-1", ["s"], ["confirmation: it takes their place"])
     final = tracker.open_sweep("s-final-1", "few", {})
     (where.runs / "tables/s-final-1").mkdir(parents=True)
     (where.runs / "tables/s-final-1/few.md").write_text("| Method |\n")
@@ -87,10 +95,26 @@ def test_a_sweeps_page_says_what_was_asked_and_found(where):
     }
 
 
-def test_an_experiment_says_what_it_holds(where):
-    found = where.tracker().client.get_experiment_by_name("few")
+def test_the_runs_of_a_confirmation_are_told_apart_by_what_they_confirm(where):
+    tracker = where.tracker()
+    runs = [tracker.client.get_run(run.run_id) for run in tracker.find_runs(sweep="s-confirm-1")]
+    assert [run.info.run_name for run in runs] == ["recommended s1001 R@1 45.2", "#1 s1002 R@1 45.2"]
+    assert {run.data.tags["mlflow.source.name"] for run in runs} == {"ctvr"}
+    assert "it takes their place" in tracker.find_sweep("s-confirm-1").tags[NOTE]
+
+
+def test_an_experiment_says_what_it_holds_and_how_to_look_at_it(where):
+    tracker = where.tracker()
+    found = tracker.client.get_experiment_by_name("few")
     assert found.tags[KIND] == TRAINING
     assert "number of tasks learned" in found.tags[NOTE]
+    shown = json.loads(json.loads(found.tags[OUR_VIEW])["state"])
+    assert shown["selectedColumns"][:2] == ["metrics.`stream/t2v/r1`", "metrics.`stream/t2v/r1_gain`"]
+    assert set(shown["columnWidths"]) == set(shown["columnOrder"])  # those without a width stay narrow
+    tracker.client.delete_experiment_tag(found.experiment_id, OUR_VIEW)  # as a former version left it
+    ((stream, page),) = where.tracker().pages()
+    assert (stream, page) == ("few", page_of_runs(found.experiment_id))
+    assert OUR_VIEW in tracker.client.get_experiment_by_name("few").tags
 
 
 def test_a_reruns_page_has_its_table_and_what_validation_chose_is_kept_as_a_model(where):

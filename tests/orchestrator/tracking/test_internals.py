@@ -35,9 +35,18 @@ def test_an_old_database_is_still_refused_in_the_words_that_we_look_for():
     assert internals.OUT_OF_DATE in inspect.getsource(check)
 
 
-def test_the_tags_of_parents_and_notes_are_still_called_so():
+def test_the_tags_of_parents_notes_and_sources_are_still_called_so():
     tags = importlib.import_module("mlflow.utils.mlflow_tags")
     assert (internals.PARENT, internals.NOTE) == (tags.MLFLOW_PARENT_RUN_ID, tags.MLFLOW_RUN_NOTE)
+    source = (tags.MLFLOW_SOURCE_NAME, tags.MLFLOW_SOURCE_TYPE, tags.MLFLOW_GIT_COMMIT)
+    assert (*internals.SOURCE.values(), internals.USER) == (*source, tags.MLFLOW_USER)
+
+
+def test_the_pages_still_know_saved_views_by_these_names():
+    folder = Path(importlib.import_module("mlflow.server").__file__).parent / "js" / "build" / "static" / "js"
+    told = "".join(file.read_text(encoding="utf-8", errors="replace") for file in folder.glob("*.js"))
+    for name in (f'"{internals.VIEW}"', f'"{internals.VIEW_ASKED}"', '"columnOrder","columnWidths"', '"Run Name"'):
+        assert name in told
 
 
 def test_the_loggers_that_are_quietened_exist():
