@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.cli.options import add_settings, add_where, get_where, settings_of
 from orchestrator.cli.sweep import MAIN_JOB
+from orchestrator.errors import ConfigError
 
 
 def add_streams(commands: Any) -> None:
@@ -18,7 +19,7 @@ def add_streams(commands: Any) -> None:
     add_where(check)
     check.set_defaults(run=_streams_check)
     importer = actions.add_parser("import", help="turn published split and annotation files into a manifest")
-    importer.add_argument("kind", help="msrvtt, actnet, cvlm, csv or features")
+    importer.add_argument("kind", help="msrvtt, actnet, cvlm, cifar-10, cifar-100, tiny-imagenet, csv, features or hf")
     importer.add_argument(
         "files", nargs="*", metavar="name=FILE", help="see docs/usage.md: e.g. split=MSRVTT_10_dataset.pkl"
     )
@@ -31,6 +32,8 @@ def add_streams(commands: Any) -> None:
     exporter.add_argument("--frames", action="store_true", help="decoded frames of each video, (T, H, W, 3) uint8")
     exporter.add_argument("--features", action="store_true", help="the untrained backbone's, of videos and captions")
     exporter.add_argument("--form", default="npz", help="npy, npz, pt, h5, parquet or tar, a shard of WebDataset (npz)")
+    exporter.add_argument("--hf", action="store_true", help="instead: videos and metadata for Hugging Face's datasets")
+    exporter.add_argument("--license", default="", help="of the videos and captions, for --hf's card (other)")
     add_where(exporter)
     add_settings(exporter)
     exporter.set_defaults(run=_streams_export)
@@ -68,6 +71,12 @@ def _streams_export(arguments: argparse.Namespace) -> str:
 
     what = [name for name in ("frames", "features") if getattr(arguments, name)]
     where = get_where(arguments)
+    if arguments.hf:
+        from orchestrator.jobs.export_dataset import export_dataset
+
+        if what or settings_of(arguments):
+            raise ConfigError("--hf: writes the videos as they are. Leave out --frames, --features and settings.")
+        return export_dataset(arguments.stream, where, arguments.folder, arguments.license)
     return export_stream(arguments.stream, settings_of(arguments), where, arguments.folder, arguments.form, what)
 
 

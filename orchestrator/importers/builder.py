@@ -139,6 +139,20 @@ class Builder:
         return str(videos.relative_to(parent)) if parent and videos.is_relative_to(parent) else str(videos)
 
 
+def checked(manifest: Manifest, source: str, videos: Path, out: Path | None) -> str:
+    """Check a whole manifest as loading it will, write it, and report.
+
+    Args:
+        source: what messages call it.
+        videos: the folder of its videos.
+        out: the manifest to write; None writes nothing.
+    """
+    stream = parse_manifest(manifest, source=source, base=Path("."), videos=videos)
+    if out is not None:
+        write_manifest(manifest, out)
+    return "\n".join(_report(stream))
+
+
 def _report(stream: Stream) -> list[str]:
     lines = [describe(stream), check_videos(stream), f"digest {stream.digest}"]
     if stream.settings_mark:

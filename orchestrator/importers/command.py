@@ -1,10 +1,10 @@
 """`ctvr streams import`: picks the importer of a benchmark's own files and the manifest's place.
 
 CTVR (papers 000 and 002) is in `importers.ctvr`, CVLM (paper 003) in `importers.cvlm`, a table of one's own in
-`importers.table`, the same with features in the place of videos in `importers.features`, labelled images (Table 4 of
-paper 003) in `importers.images`. Every importer checks its
-result as `load_stream` will, writes it to `out` and returns it with a short report; videos that are not there are
-counted, not refused. The format is in streams/manifest.py.
+`importers.table`, the same with features in the place of videos in `importers.features`, a folder in the form of
+Hugging Face's datasets in `importers.datasets`, labelled images (Table 4 of paper 003) in `importers.images`. Every
+importer checks its result as `load_stream` will, writes it to `out` and returns it with a short report; videos that are
+not there are counted, not refused. The format is in streams/manifest.py.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from orchestrator.importers.builder import (
 )
 from orchestrator.importers.ctvr import import_actnet, import_msrvtt, read_split
 from orchestrator.importers.cvlm import DATASETS, import_cvlm
+from orchestrator.importers.datasets import import_dataset
 from orchestrator.importers.features import import_features
 from orchestrator.importers.images import BENCHMARKS as IMAGES
 from orchestrator.importers.images import import_images
@@ -37,10 +38,11 @@ KINDS: dict[str, dict[str, str]] = {
     "cvlm": {"folder": "FOLDER", "datasets": "msvd,didemo"},
     **{kind: {"folder": "FOLDER"} for kind in IMAGES},
     "csv": {"table": "TABLE.csv"},
+    "hf": {"folder": "FOLDER"},
     "features": {"table": "TABLE.csv", "features": "FEATURES.npz", "text": "TEXTS.npy"},
 }
 OPTIONAL = {"datasets", "text"}
-NO_VIDEOS = ("cvlm", "features", *IMAGES)  # they say themselves where everything lies
+NO_VIDEOS = ("cvlm", "features", "hf", *IMAGES)  # they say themselves where everything lies
 
 
 # ------------------------------------------------------------------------------------ the command line
@@ -123,6 +125,8 @@ def _default_name(kind: str, files: Mapping[str, str]) -> str:
     if kind == "cvlm":
         chosen = _listed(files.get("datasets", "")) or list(DATASETS)
         return chosen[0] if len(chosen) == 1 else "cvlm" if chosen == list(DATASETS) else f"cvlm-{len(chosen)}"
+    if kind == "hf":
+        return _path(files["folder"]).resolve().name
     return kind if kind in IMAGES else Path(files["table"]).stem
 
 
@@ -133,6 +137,8 @@ def _import_kind(
         return import_cvlm(_path(files["folder"]), out, _listed(files.get("datasets", "")) or None)
     if kind in IMAGES:
         return import_images(kind, _path(files["folder"]), out)
+    if kind == "hf":
+        return import_dataset(_path(files["folder"]), out, name)
     if kind == "features":
         texts = _path(files["text"]) if files.get("text") else None
         return import_features(_path(files["table"]), _path(files["features"]), texts, out, name)

@@ -1,0 +1,78 @@
+"""A stream as a folder that Hugging Face's `datasets` reads, and the same stream again from that folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from orchestrator.cli.main import main
+from orchestrator.errors import ConfigError
+from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.export_dataset import export_dataset
+from orchestrator.streams.load import load_stream
+from orchestrator.streams.stream import walk
+
+
+@pytest.fixture
+def exported(small_stream, manifest, runs, tmp_path) -> Path:
+    export_dataset(manifest, Deployment(runs=runs), tmp_path / "out")
+    return tmp_path / "out"
+
+
+def test_the_folder_has_the_form_of_a_video_folder(exported, small_stream):
+    """A split is a folder; each line of its metadata names a file beside it, and each file has one line."""
+    head = yaml.safe_load((exported / "README.md").read_text().split("---")[1])
+    for named in head["configs"][0]["data_files"]:
+        folder = exported / named["path"].removesuffix("/**")
+        rows = [json.loads(line) for line in (folder / "metadata.jsonl").read_text().splitlines()]
+        assert sorted(row["file_name"] for row in rows) == sorted(
+            {p.name for p in folder.iterdir()} - {"metadata.jsonl"}
+        )
+        assert all(not os.path.isabs(row["file_name"]) and row["captions"] and row["task"] for row in rows)
+        assert len({frozenset(row) for row in rows}) == 1  # one schema
+    assert small_stream.digest in (exported / "README.md").read_text()
+    assert str(exported.parent) not in "".join(p.read_text() for p in exported.rglob("*.json*"))
+
+
+def test_it_comes_back_as_the_stream_that_it_was(exported, small_stream, runs, capsys):
+    assert main(["streams", "import", "hf", str(exported), "--name", "again", "--runs", str(runs)]) == 0
+    again = load_stream("again", runs)
+    assert (again.digest, again.settings, again.protocol) == (
+        small_stream.digest,
+        small_stream.settings,
+        small_stream.protocol,
+    )
+    assert [task.name for task in again.tasks] == [task.name for task in small_stream.tasks]
+    for (_, _, one), (_, _, other) in zip(walk(again), walk(small_stream)):
+        assert Path(one.path).read_bytes() == Path(other.path).read_bytes()
+    assert "written:" in capsys.readouterr().out
+
+
+def test_segments_of_one_video_have_a_file_each(small_stream, manifest, runs, tmp_path):
+    data = json.loads(Path(manifest).read_text())
+    items = data["tasks"][0]["train"]
+    items[1] |= {"path": items[0]["path"], "segment": [0.5, 1.0]}
+    items[0] |= {"segment": [0, 0.5], "video": "a/b:c"}
+    data["videos"] = str(Path(manifest).parent / data["videos"])
+    (tmp_path / "cut.json").write_text(json.dumps(data))
+    export_dataset(str(tmp_path / "cut.json"), Deployment(runs=runs), tmp_path / "out")
+    rows = [json.loads(line) for line in (tmp_path / "out/train/metadata.jsonl").read_text().splitlines()][:2]
+    assert [(row["start"], row["end"]) for row in rows] == [(0, 0.5), (0.5, 1.0)]
+    assert rows[0]["file_name"] == "a_b_c.mp4" != rows[1]["file_name"]
+    assert rows[0]["video_id"] == "a/b:c"
+
+
+def test_what_cannot_be_written_is_one_line(manifest, runs, tmp_path, exported):
+    where = Deployment(runs=runs)
+    with pytest.raises(ConfigError, match="is there and not empty"):
+        export_dataset(manifest, where, exported)
+    data = json.loads(Path(manifest).read_text())
+    data["tasks"][0]["train"][0]["path"] = "gone.mp4"
+    data["videos"] = str(Path(manifest).parent / data["videos"])
+    (tmp_path / "lacks.json").write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match=r"1 videos of .* are missing, .*gone\.mp4"):
+        export_dataset(str(tmp_path / "lacks.json"), where, tmp_path / "new")
