@@ -18,9 +18,8 @@ from orchestrator.errors import ConfigError
 from orchestrator.importers.builder import Manifest, checked, empty_task
 from orchestrator.streams.manifest import FORMAT, read_json
 from orchestrator.streams.stream import SPLITS
+from orchestrator.streams.videos import FOLDERS, METADATA, STREAM
 
-FOLDERS = {"train": "train", "val": "validation", "test": "test"}
-METADATA, STREAM = "metadata.jsonl", "stream.json"
 CAPTIONS = ("captions", "caption", "text")
 
 

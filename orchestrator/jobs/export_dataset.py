@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigError
-from orchestrator.importers.datasets import FOLDERS, METADATA, STREAM
 from orchestrator.jobs.deployment import Deployment, find_manifest
 from orchestrator.jobs.folders import check_new, make_new
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import SPLITS, Item, Stream, StreamTask
-from orchestrator.streams.videos import missing_videos
+from orchestrator.streams.videos import FOLDERS, METADATA, STREAM, missing_videos
 
 
 def export_dataset(name: str, where: Deployment, out: Path, licence: str = "") -> str:

@@ -15,6 +15,9 @@ from orchestrator.streams.stream import SPLITS, Item, Stream, StreamTask, walk
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
+# Names in a folder in the form of Hugging Face's VideoFolder (jobs/export_dataset.py, importers/datasets.py)
+FOLDERS = {"train": "train", "val": "validation", "test": "test"}  # split -> folder
+METADATA, STREAM = "metadata.jsonl", "stream.json"
 
 
 class VideoPlaces:
