@@ -79,7 +79,7 @@ def _mix(first: ArrayLike, second: ArrayLike, weight: Array) -> Array:
     return np.asarray(first, np.float64) * (1 - w) + np.asarray(second, np.float64) * w
 
 
-def _noise(rng: Generator, size: int, cells: int) -> Array:
+def noise(rng: Generator, size: int, cells: int) -> Array:
     """Smooth noise in [0, 1]: a (cells + 1)^2 grid of random values, bilinear between them."""
     grid = rng.random((cells + 1, cells + 1))
     at = np.linspace(0, cells, size, endpoint=False)
@@ -100,7 +100,7 @@ def _ocean(x: Array, y: Array, rng: Generator) -> Array:
 
 
 def _sky(x: Array, y: Array, rng: Generator) -> Array:
-    return _mix((130, 190, 240), (240, 245, 250), np.clip(_noise(rng, len(x), 4) * 2 - 0.8, 0, 1))
+    return _mix((130, 190, 240), (240, 245, 250), np.clip(noise(rng, len(x), 4) * 2 - 0.8, 0, 1))
 
 
 def _night(x: Array, y: Array, rng: Generator) -> Array:
@@ -111,7 +111,7 @@ def _night(x: Array, y: Array, rng: Generator) -> Array:
 
 def _road(x: Array, y: Array, rng: Generator) -> Array:
     p = rng.random(2)
-    image = _mix((95, 95, 100), (120, 120, 125), _noise(rng, len(x), 6))
+    image = _mix((95, 95, 100), (120, 120, 125), noise(rng, len(x), 6))
     dashes = (np.abs(y - 0.45 - 0.1 * p[0]) < 0.02) & ((x * 4 + p[1]) % 1 < 0.5)
     image[dashes] = (230, 220, 150)
     return image
@@ -125,16 +125,16 @@ def _stage(x: Array, y: Array, rng: Generator) -> Array:
 def _forest(x: Array, y: Array, rng: Generator) -> Array:
     p = rng.random(2)
     trunks = _wave(x * (5 + 3 * p[0]) + p[1]) > 0.6
-    return _mix((20, 60, 25), (70, 50, 25), 0.8 * trunks + 0.2 * _noise(rng, len(x), 6))
+    return _mix((20, 60, 25), (70, 50, 25), 0.8 * trunks + 0.2 * noise(rng, len(x), 6))
 
 
 def _meadow(x: Array, y: Array, rng: Generator) -> Array:
-    return _mix((90, 170, 60), (60, 130, 45), _noise(rng, len(x), 6))
+    return _mix((90, 170, 60), (60, 130, 45), noise(rng, len(x), 6))
 
 
 def _floor(x: Array, y: Array, rng: Generator) -> Array:
     p = rng.random(2)
-    grain = 0.6 + 0.4 * _noise(rng, len(x), 6)
+    grain = 0.6 + 0.4 * noise(rng, len(x), 6)
     return _mix((160, 110, 60), (120, 75, 40), 0.5 + (_wave(y * (4 + 2 * p[0]) + p[1]) - 0.5) * grain)
 
 
@@ -177,12 +177,12 @@ def _mountain(x: Array, y: Array, rng: Generator) -> Array:
 
 def _metal(x: Array, y: Array, rng: Generator) -> Array:
     shine = 8 * np.sin(2 * np.pi * (x + y) * 12)
-    return _mix((150, 155, 165), (190, 195, 205), _noise(rng, len(x), 3)) + shine[..., None]
+    return _mix((150, 155, 165), (190, 195, 205), noise(rng, len(x), 3)) + shine[..., None]
 
 
 def _lab(x: Array, y: Array, rng: Generator) -> Array:
     rim = np.hypot(x - 0.5, y - 0.5) > 0.47
-    return _mix((215, 235, 225), (160, 205, 195), 0.8 * rim + 0.2 * _noise(rng, len(x), 6))
+    return _mix((215, 235, 225), (160, 205, 195), 0.8 * rim + 0.2 * noise(rng, len(x), 6))
 
 
 def _desert(x: Array, y: Array, rng: Generator) -> Array:
@@ -191,18 +191,18 @@ def _desert(x: Array, y: Array, rng: Generator) -> Array:
 
 
 def _snow(x: Array, y: Array, rng: Generator) -> Array:
-    image = _mix((225, 232, 240), (200, 212, 228), _noise(rng, len(x), 6))
+    image = _mix((225, 232, 240), (200, 212, 228), noise(rng, len(x), 6))
     image[rng.random(x.shape) > 0.98] = 255  # flakes
     return image
 
 
 def _ice(x: Array, y: Array, rng: Generator) -> Array:
-    cracks = np.sin(2 * np.pi * (x * 1.5 + y * 2.5 + rng.random()) + 3 * _noise(rng, len(x), 6))
+    cracks = np.sin(2 * np.pi * (x * 1.5 + y * 2.5 + rng.random()) + 3 * noise(rng, len(x), 6))
     return _mix((175, 215, 235), (215, 240, 250), np.clip(2 * cracks, 0, 1))
 
 
 def _lava(x: Array, y: Array, rng: Generator) -> Array:
-    return _mix((70, 20, 15), (250, 110, 20), np.clip(_noise(rng, len(x), 5) * 3 - 1.3, 0, 1))
+    return _mix((70, 20, 15), (250, 110, 20), np.clip(noise(rng, len(x), 5) * 3 - 1.3, 0, 1))
 
 
 @dataclass(frozen=True)
