@@ -58,7 +58,7 @@ def _facts(name: str, sweep: RunRecord | None, tracker: Tracker) -> list[tuple[s
     settings, stream = sweep.settings, sweep.tags.get("ctvr.stream", "")
     trials = sweep.tags.get("ctvr.trials")
     if trials is None:
-        return [("Question", f"How do these methods compare on the test videos of {stream}, over fresh seeds?")]
+        return [("Question", f"How do these methods compare on the test split of {stream}, over fresh seeds?")]
     facts = [
         ("Question", f"Which settings of {settings.get('method')} are best on {stream}?"),
         ("Budget", f"{trials} trials, {sweep.tags.get('ctvr.complete_trials')} of them complete; "

@@ -17,7 +17,7 @@ from orchestrator.jobs.verdict import last_value
 from orchestrator.learning.resolve import find
 from orchestrator.on_ray.plan import GAIN, SearchConfig
 from orchestrator.on_ray.wave_search import NUMBER
-from orchestrator.streams.measures import ACCURACY
+from orchestrator.streams.measures import ACCURACY, FORGETTING
 from orchestrator.tables.marks import CHOICE, trials_of
 from orchestrator.tracking.internals import NOTE
 from orchestrator.tracking.shown import short_name
@@ -63,12 +63,14 @@ def search(tracker: Tracker, parent: str, name: str, space: Mapping[str, Any], m
         numbers = {"trials/complete": complete, "trials/stopped": stopped, "trials/all": len(trials)}
         _summarise(tracker, parent, best, numbers)
         found = ", ".join(f"`{key}={best.settings.get(key)}`" for key in space)
+        images = _is_of_images(best)
+        what = "images" if images else "videos"
         lines = [
             f"**Winner**: [{best.name}](#/experiments/{_experiment(tracker, best)}/runs/{best.run_id}), "
-            f"{RULES.get(metric, metric)} {last_value(best, metric):+.2f} on {best.tags.get('ctvr.split')} videos",
+            f"{RULES.get(metric, metric)} {last_value(best, metric):+.2f} on {best.tags.get('ctvr.split')} {what}",
             f"- {found}",
-            f"- ask it: `ctvr search 'a red square moves left' --model {name}`",
-            f"- again over fresh seeds, on test videos: `ctvr rerun --sweep {name}`",
+            *([] if images else [f"- ask it: `ctvr search 'a red square moves left' --model {name}`"]),
+            f"- again over fresh seeds, on test {what}: `ctvr rerun --sweep {name}`",
             f"- one HTML file to mail: `ctvr page {name}` (then below Artifacts, `page/`)",
         ]
         _add_note(tracker, parent, lines)
@@ -113,8 +115,9 @@ def rerun(tracker: Tracker, parent: str, name: str, of: str, where: Deployment) 
         folder = where.runs.resolve() / "tables" / name
         if folder.is_dir():
             tracker.log_artifacts(parent, folder, into="table")
+        what = "images" if any(_is_of_images(run) for run in runs) else "videos"
         lines = [
-            f"**Winners of {of} and baselines again, over fresh seeds, on test videos**",
+            f"**Winners of {of} and baselines again, over fresh seeds, on test {what}**",
             "- table and figures: below Artifacts, `table/`",
             f"- the same again: `ctvr table --sweep {name}`; one HTML file to mail: `ctvr page {name}`",
         ]
@@ -124,6 +127,10 @@ def rerun(tracker: Tracker, parent: str, name: str, of: str, where: Deployment) 
             version = _register(tracker, best, stream)
             lines.append(f"- chosen: {best.name}" + (f", version {version} of the model `{MODEL}`" if version else ""))
         tracker.set_tags(parent, {NOTE: "\n".join(lines)})
+
+
+def _is_of_images(run: RunRecord) -> bool:
+    return run.last(ACCURACY) is not None
 
 
 def chosen(runs: Sequence[RunRecord]) -> RunRecord | None:
@@ -151,8 +158,8 @@ def _register(tracker: Tracker, best: RunRecord, stream: str) -> str | None:
 
 
 def _summarise(tracker: Tracker, parent: str, best: RunRecord, more: Mapping[str, float]) -> None:
-    """R@1, gain and forgetting of the best run as the parent's own metrics, after as many tasks."""
-    points = {key: best.last(key) for key in (R1, GAIN, BWF)}
+    """What the protocol measures of the best run as the parent's own metrics, after as many tasks."""
+    points = {key: best.last(key) for key in (R1, GAIN, BWF, ACCURACY, FORGETTING)}
     step = max((point[0] for point in points.values() if point), default=0)
     values = {key: point[1] for key, point in points.items() if point and math.isfinite(point[1])}
     tracker.log_task(parent, step, {**values, **more})

@@ -44,6 +44,11 @@ def load(name: str, where: Deployment) -> Model:
         return _ask(name, _read(folder), where, None)
     run = find_run(name, where)
     stream = _stream_of(run, where)
+    if find(str(run.settings["method"])).domain == "images":
+        raise ConfigError(
+            f"model {name}: {run.settings['method']} learned from images without captions, so it cannot be asked. Name "
+            "a run of a retriever."
+        )
     return _ask(name, _of_run(run, where, stream), where, stream)
 
 

@@ -89,6 +89,14 @@ def test_a_key_tells_settings_stream_runs_and_finished_tasks(store, tracker):
     assert "data.load_threads = " not in text
 
 
+def test_a_task_of_images_is_told_with_its_accuracy(store, tracker):
+    key = track(tracker, seed=11)
+    store.put("weights", f"{key}/w", {"x": np.zeros(2)})
+    record = {"metrics": [{"stream/knn/accuracy": 71.5}], "seconds": [2.0], "steps": 3}
+    store.put_new_json("commits", f"{key}/task_001", {"weights": f"{key}/w", "galleries": [], "record": record})
+    assert "task_001  2.0 s, 3 steps so far, accuracy 71.50\n" in f"{explain(key[:12], store, tracker)}\n"
+
+
 def test_a_run_that_finished_no_task_is_known_from_mlflow(store, tracker):
     key = track(tracker, seed=8)
     for prefix in (key, key[:10], f"{key}/task_001"):

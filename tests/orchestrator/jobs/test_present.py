@@ -7,12 +7,15 @@ import json
 import pytest
 from mlflow.models import get_model_info
 
+from orchestrator.errors import ConfigError
 from orchestrator.jobs import present
 from orchestrator.jobs.again import best_trials
 from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.trained import load
 from orchestrator.jobs.verdict import CHOICE
 from orchestrator.learning.resolve import resolve
 from orchestrator.on_ray.plan import GAIN, SearchConfig
+from orchestrator.streams.measures import ACCURACY
 from orchestrator.tracking.internals import KIND, NOTE, TRAINING
 from orchestrator.tracking.shown import OUR_VIEW, WIDTH, page_of_runs, short_name, write_signature
 
@@ -131,3 +134,24 @@ def test_a_reruns_page_has_its_table_and_what_validation_chose_is_kept_as_a_mode
     signature = get_model_info(client.download_artifacts(first.run_id, "model")).signature
     assert signature.inputs.input_names() == ["text"]
     assert "version 1 of the model" in final.tags[NOTE]
+
+
+def test_runs_over_images_are_shown_with_their_accuracy_and_cannot_be_asked(tmp_path):
+    where = Deployment(runs=tmp_path)
+    tracker = where.tracker("painted")
+    parent, final = tracker.open_sweep("s", "painted", {}), tracker.open_sweep("s-final-1", "painted", {})
+    settings = {"method": "image_finetune", "stream": "painted", "seed": 3}
+    tags = {"ctvr.method": "image_finetune", "ctvr.complete": "true", "ctvr.split": "test"}
+    for sweep, name in ((parent, "one"), (final, "two")):
+        run = tracker.open_run("painted", name, settings, sweep, tags)
+        tracker.log_task(run, 2, {ACCURACY: 71.25, "stream/knn/forgetting": 2.0})
+    present.search(tracker, parent, "s", {"method.lr": None}, ACCURACY)
+    present.rerun(tracker, final, "s-final-1", "s", where)
+    searched = tracker.find_sweep("s")
+    assert searched is not None
+    assert "on test images" in searched.tags[NOTE]
+    assert "ctvr search" not in searched.tags[NOTE]
+    (run,) = tracker.find_runs(sweep="s-final-1")
+    assert tracker.client.get_run(run.run_id).info.run_name == "image_finetune s3 acc 71.2"
+    with pytest.raises(ConfigError, match="learned from images without captions, so it cannot be asked"):
+        load(run.run_id, where)
