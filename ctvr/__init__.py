@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ctvr.api import Run, Sweep, conform, load, methods, run, schema, stream, streams, sweep, table
     from orchestrator.errors import ConfigError, CtvrError
     from orchestrator.retrieval.model import Hit, Model
+    from orchestrator.retrieval.mteb import MtebEncoder
 
 _PUBLIC = {
     "run": "ctvr.api",
@@ -35,6 +36,7 @@ _PUBLIC = {
     "Sweep": "ctvr.api",
     "Model": "orchestrator.retrieval.model",
     "Hit": "orchestrator.retrieval.model",
+    "MtebEncoder": "orchestrator.retrieval.mteb",
     "CtvrError": "orchestrator.errors",
     "ConfigError": "orchestrator.errors",
 }
@@ -43,6 +45,7 @@ __all__ = [
     "CtvrError",
     "Hit",
     "Model",
+    "MtebEncoder",
     "Run",
     "Sweep",
     "conform",

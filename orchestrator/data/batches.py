@@ -161,7 +161,7 @@ class StreamData:
             numbers: of `Batch.pairs`.
         """
         chosen = [self._all[number] for number in numbers]
-        videos = self._finish(self._read([item for item, _ in chosen], is_augmented=False), None)
+        videos = self.finish(self._read([item for item, _ in chosen], is_augmented=False), None)
         return videos.contiguous(), self._captions(chosen, self._width(range(len(self.stream.tasks))))
 
     def _number(self, item: Item) -> int:
@@ -224,7 +224,7 @@ class StreamData:
             chosen = [self._all[pair] for pair in numbers]
             which = tuple(self._number(item) for item, _ in chosen)
             yield Batch(
-                frames=self._finish(videos, augment),
+                frames=self.finish(videos, augment),
                 tokens=self._captions(chosen, width),
                 videos=to_device(which, self.device),
                 categories=to_device([self.stream.category_index(item.category) for item, _ in chosen], self.device),
@@ -258,9 +258,9 @@ class StreamData:
 
     def one(self, item: Item) -> Tensor:
         """Normalised frames (1, T, 3, H, W) of a video, on the device."""
-        return self._finish(torch.from_numpy(np.array(self.frames.load(item)))[None], None)
+        return self.finish(torch.from_numpy(np.array(self.frames.load(item)))[None], None)
 
-    def _finish(self, videos: Tensor, augment: torch.Generator | None) -> Tensor:
+    def finish(self, videos: Tensor, augment: torch.Generator | None = None) -> Tensor:
         """What `_read` gave, as a method gets it: on the device, frames normalised."""
         videos = to_device(videos, self.device)
         return self._normalise(videos, augment) if videos.dtype == torch.uint8 else videos
@@ -290,7 +290,7 @@ class StreamData:
             return self._read([items[row] for row in batch], is_augmented=False)
 
         for videos in _ahead(read, order, self.config.load_threads):
-            yield self._finish(videos, None)
+            yield self.finish(videos, None)
 
     def queries(self, task: int, split: str) -> Queries:
         """Every caption of the task's videos as a query."""

@@ -103,7 +103,7 @@ class Model:
         found = [texts] if isinstance(texts, str) else list(texts)
         if not found or not all(text.strip() for text in found):
             raise ConfigError("search: the text is empty. Write what is to be seen, such as 'a red square moves left'.")
-        return self._texts(self._data(()).tokens(found), task)
+        return self._texts(self.data(()).tokens(found), task)
 
     def encode_video(self, videos: Videos) -> Tensor:
         """Features of video files, (V, ...) float32 on the CPU, in the order given (a folder: by name).
@@ -204,8 +204,14 @@ class Model:
             return method.encode_text(tokens.to(self.device), task).float().cpu()
 
     @torch.no_grad()
+    def encode_frames(self, frames: Tensor) -> Tensor:
+        """Features of normalised frames (V, T, 3, H, W), (V, ...) float32 on the CPU."""
+        with self._precision():
+            return self.trained.method.encode_video(frames).float().cpu()
+
+    @torch.no_grad()
     def _encode(self, items: Sequence[Item]) -> Tensor:
-        data, size = self._data(items), self.trained.experiment.evaluation.batch_size
+        data, size = self.data(items), self.trained.experiment.evaluation.batch_size
         _, broken = data.frames.decode_missing(
             [item for item, key in data.frames.keys(items)[0].items() if not self.store.has("frames", key)]
         )
@@ -222,7 +228,7 @@ class Model:
             self._others[names] = Block(items, self._encode(items))
         return self._others[names]
 
-    def _data(self, items: Sequence[Item]) -> StreamData:
+    def data(self, items: Sequence[Item]) -> StreamData:
         """Items as tensors, made of their files as those of the run were."""
         config: DataConfig = self.trained.experiment.data
         clip = self.trained.clip

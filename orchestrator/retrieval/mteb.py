@@ -1,0 +1,127 @@
+"""A trained model as an encoder of MTEB, whose video retrieval tasks then evaluate it.
+
+    import ctvr, mteb
+    model = ctvr.MtebEncoder(ctvr.load("best-shapes-5"))
+    mteb.evaluate(model, mteb.get_tasks(["MSVDT2VRetrieval"]))
+
+The methods are those of mteb's `EncoderProtocol` (2.26). mteb itself is needed for nothing but `mteb_model_meta`. Final
+calibrations over the whole matrix (dual softmax) are left out, for MTEB asks for similarities part by part; a method
+that prompts by task reads texts for its last one.
+
+Shapes: N inputs, T frames of a video, d joint embedding.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from orchestrator.data.batches import StreamData
+from orchestrator.errors import ConfigError
+from orchestrator.retrieval.model import Model
+from orchestrator.video.sampling import MISSING, choose_frames, missing_frame, resize_and_crop
+
+
+class MtebEncoder:
+    """`encode` and `similarity` as MTEB calls them.
+
+    Args:
+        model: of `ctvr.load`.
+        name: that MTEB's results bear, OWNER/NAME.
+    """
+
+    def __init__(self, model: Model, name: str = "") -> None:
+        self.model = model
+        self.name = name or f"ctvr/{model.name}"
+        self._shapes: dict[str, tuple[int, ...]] = {}  # "text", "video" -> shape of one feature
+        self._data: StreamData = model.data(())
+
+    def encode(self, inputs: Iterable[Mapping[str, Any]], *_: Any, **__: Any) -> np.ndarray:
+        """Features of all batches, one row for each input; features that keep frames lie flat in their row.
+
+        Args:
+            inputs: a DataLoader of batches with the key "video" (decoders of torchcodec, or frames (n, 3, H, W) uint8
+                of any number, of which T are taken as the model was trained) or else "text".
+
+        Raises:
+            ConfigError: for a batch with neither, or with both.
+        """
+        rows = [self._batch(batch) for batch in _with_decoders(inputs)]
+        return torch.cat(rows).numpy()
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
+        """The method's own similarities (N1, N2) of rows of `encode`: of texts and videos, either way round."""
+        one, other = (torch.as_tensor(np.asarray(each), dtype=torch.float32) for each in (embeddings1, embeddings2))
+        text, video = (self._shapes.get(kind, one.shape[1:]) for kind in ("text", "video"))
+        method, device = self.model.trained.method, self.model.device
+        is_turned = one.shape[1:].numel() != torch.Size(text).numel()  # videos ask for texts
+        queries, gallery = (other, one) if is_turned else (one, other)
+        with torch.no_grad():
+            found = method.score(queries.reshape(-1, *text).to(device), gallery.reshape(-1, *video).to(device))
+        return (found.mT if is_turned else found).float().cpu()
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Tensor:
+        """Similarities (N,) of rows that belong together."""
+        pairs = zip(np.asarray(embeddings1), np.asarray(embeddings2))
+        return torch.cat([self.similarity(one[None], other[None])[0] for one, other in pairs])
+
+    @property
+    def mteb_model_meta(self) -> Any:
+        """What MTEB writes beside the results: name, size, modalities."""
+        if importlib.util.find_spec("mteb") is None:
+            raise ConfigError("mteb: is not installed. pip install mteb")
+        from mteb.models import ModelMeta  # type: ignore[import-not-found, unused-ignore]
+
+        parameters = sum(each.numel() for each in self.model.trained.method.parameters())
+        return ModelMeta.create_empty({"name": self.name, "revision": "1", "n_parameters": parameters} | _ABOUT)
+
+    def _batch(self, batch: Mapping[str, Any]) -> Tensor:
+        kinds = [kind for kind in ("text", "video") if kind in batch]
+        if len(kinds) != 1:
+            has = " and ".join(kinds) or ", ".join(batch)
+            raise ConfigError(f"mteb: a batch has {has or 'nothing'}. Choose tasks between texts and videos.")
+        if kinds == ["text"]:
+            found = self.model.encode_text(list(batch["text"]))
+        else:
+            raw = torch.from_numpy(np.stack([self._frames(video) for video in batch["video"]]))
+            found = self.model.encode_frames(self._data.finish(raw))
+        self._shapes[kinds[0]] = tuple(found.shape[1:])
+        return found.flatten(1)
+
+    def _frames(self, video: Any) -> np.ndarray:
+        """Frames (T, H, W, 3) uint8 of a decoder or of decoded frames, chosen and resized as those of the run."""
+        data, size = self.model.trained.experiment.data, self._data.frames.sampling.size
+        has_decoder = hasattr(video, "get_frames_at")
+        count = int(video.metadata.num_frames) if has_decoder else len(video)
+        rate = float(video.metadata.average_fps or 1) if has_decoder else 1.0
+        chosen = choose_frames(np.arange(count) / rate, data.num_frames, None, data.sampling, rate)
+        wanted = sorted({int(number) for number in chosen} - {MISSING})
+        frames = video.get_frames_at(wanted).data if has_decoder else torch.as_tensor(np.asarray(video))[wanted]
+        small = {number: resize_and_crop(_upright(each), size) for number, each in zip(wanted, frames)}
+        return np.stack([small[int(n)] if n != MISSING else missing_frame(size) for n in chosen])
+
+
+def _upright(frame: Tensor) -> np.ndarray:
+    """(3, H, W) -> (H, W, 3)."""
+    return np.ascontiguousarray(frame.permute(1, 2, 0).cpu().numpy())
+
+
+def _with_decoders(inputs: Any) -> Iterable[Mapping[str, Any]]:
+    """The batches; those of mteb's DataLoader with videos as they are, not stacked."""
+    if "video" in getattr(getattr(inputs, "dataset", None), "features", ()):
+        inputs.collate_fn = lambda rows: {key: [row[key] for row in rows] for key in rows[0]}
+    return inputs
+
+
+_ABOUT = {
+    "modalities": ["text", "video"],
+    "framework": ["PyTorch"],
+    "languages": ["eng-Latn"],
+    "similarity_fn_name": None,
+    "reference": None,
+}

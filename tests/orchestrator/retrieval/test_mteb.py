@@ -1,0 +1,103 @@
+"""A task with MTEB's interface finds what the model itself finds, from decoders, from frames, and either way round."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import av
+import numpy as np
+import pytest
+import torch
+
+from orchestrator.errors import ConfigError
+from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.trained import load
+from orchestrator.retrieval.mteb import MtebEncoder
+
+
+class Decoder:
+    """As torchcodec's: numbers of frames, frames (n, 3, H, W) by their numbers."""
+
+    def __init__(self, path: str) -> None:
+        with av.open(path) as film:
+            self.frames = torch.stack(
+                [torch.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1) for frame in film.decode(video=0)]
+            )
+            rate = float(film.streams.video[0].average_rate)
+        self.metadata = SimpleNamespace(num_frames=len(self.frames), average_fps=rate)
+
+    def get_frames_at(self, numbers: list[int]) -> SimpleNamespace:
+        return SimpleNamespace(data=self.frames[numbers])
+
+
+class Loader:
+    """As mteb's DataLoader: rows of a data set in batches of two, made by `collate_fn`."""
+
+    def __init__(self, column: str, values: list[object]) -> None:
+        self.dataset = SimpleNamespace(features={column: None})
+        self.rows = [{column: value} for value in values]
+        self.collate_fn = lambda rows: {column: torch.stack([row[column] for row in rows])}  # fails for decoders
+
+    def __iter__(self):
+        for start in range(0, len(self.rows), 2):
+            yield self.collate_fn(self.rows[start : start + 2])
+
+
+def retrieve(encoder, queries, corpus) -> np.ndarray:
+    """What a retrieval task does with an encoder."""
+    about = {"task_metadata": None, "hf_split": "test", "hf_subset": "default"}
+    asked, found = (encoder.encode(loader, **about, batch_size=2) for loader in (queries, corpus))
+    assert asked.dtype == found.dtype == np.float32
+    assert asked.ndim == found.ndim == 2
+    return encoder.similarity(asked, found).numpy()
+
+
+@pytest.fixture(scope="module")
+def videos(learned) -> list[str]:
+    return sorted(str(path) for path in (learned / "small" / "videos").glob("*.mp4"))[:5]
+
+
+@pytest.mark.parametrize("method", ["zero_shot", "framefusion_moe"])
+def test_similarities_are_the_models_own(learned, videos, method):
+    model = load(method, Deployment(runs=learned))
+    texts = ["a red circle moves left", "a blue star", "a green square"]
+    features = model.encode_video(videos)
+    expected = model.trained.method.score(model.encode_text(texts), features).detach().numpy()
+    decoders = [Decoder(path) for path in videos]
+    encoder = MtebEncoder(model)
+    asked = Loader("text", list(texts))
+    asked.collate_fn = lambda rows: {"text": [row["text"] for row in rows]}
+    np.testing.assert_allclose(retrieve(encoder, asked, Loader("video", decoders)), expected, atol=1e-5)
+    frames = [decoder.frames for decoder in decoders]
+    np.testing.assert_allclose(retrieve(encoder, Loader("video", frames), asked), expected.T, atol=1e-5)
+    rows = encoder.encode(Loader("video", frames))
+    pairs = encoder.similarity_pairwise(encoder.encode(asked), rows[:3])
+    np.testing.assert_allclose(pairs.numpy(), np.diag(expected), atol=1e-5)
+
+
+def test_features_that_keep_frames_lie_flat_and_are_scored_by_the_method(learned, videos, monkeypatch):
+    """A method whose video features are (T, d): its score, not a product of rows, decides."""
+    model = load("zero_shot", Deployment(runs=learned))
+    method = model.trained.method
+    plain = method.encode_video
+    kept = lambda frames: torch.stack([plain(frames), -2 * plain(frames)], dim=1)
+    monkeypatch.setattr(method, "encode_video", kept)
+    monkeypatch.setattr(method, "score", lambda q, g: (q[:, None, None] * g[None]).sum(-1).amax(-1))
+    encoder = MtebEncoder(model)
+    texts, films = (
+        encoder.encode([{"text": ["a red circle"]}]),
+        encoder.encode([{"video": [Decoder(videos[0]).frames]}]),
+    )
+    assert films.shape == (1, 2 * texts.shape[1])
+    first = float(texts[0] @ films[0][: texts.shape[1]])
+    assert encoder.similarity(texts, films).item() == pytest.approx(max(first, -2 * first), abs=1e-6)
+    assert encoder.similarity(films, texts).item() == pytest.approx(max(first, -2 * first), abs=1e-6)
+
+
+def test_what_mteb_cannot_be_told_is_one_line(learned, monkeypatch):
+    encoder = MtebEncoder(load("zero_shot", Deployment(runs=learned)))
+    with pytest.raises(ConfigError, match="mteb: a batch has audio. Choose tasks between texts and videos"):
+        encoder.encode([{"audio": [1]}])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="mteb: is not installed"):
+        _ = encoder.mteb_model_meta
