@@ -23,7 +23,7 @@ from orchestrator.store.store import Store
 from orchestrator.streams.stream import Item, Segment
 from orchestrator.video.decode import decoder_version
 from orchestrator.video.pool import Decoder, Job
-from orchestrator.video.sampling import Sampling
+from orchestrator.video.sampling import MISSING, Sampling, choose_frames, missing_frame, resize_and_crop
 
 Broken = list[tuple[Item, VideoError]]
 
@@ -156,3 +156,19 @@ def digest_path(path: str) -> Any:
     if os.path.isdir(path):
         return [[file.name, digest_file(file)] for file in sorted(Path(path).iterdir()) if file.is_file()]
     return digest_file(path)
+
+
+def frames_of(video: Any, config: DataConfig, size: int) -> np.ndarray:
+    """Frames (T, size, size, 3) uint8 of a video that another program has opened, chosen and resized as `config` says.
+
+    Args:
+        video: a decoder of torchcodec, or frames (n, 3, H, W) uint8 of any number, taken for one second each.
+    """
+    has_decoder = hasattr(video, "get_frames_at")
+    count = int(video.metadata.num_frames) if has_decoder else len(video)
+    rate = float(video.metadata.average_fps or 1) if has_decoder else 1.0
+    chosen = choose_frames(np.arange(count) / rate, config.num_frames, None, config.sampling, rate)
+    wanted = sorted({int(number) for number in chosen} - {MISSING})
+    frames = np.asarray(video.get_frames_at(wanted).data if has_decoder else video[wanted])
+    small = {number: resize_and_crop(frame.transpose(1, 2, 0), size) for number, frame in zip(wanted, frames)}
+    return np.stack([small[int(number)] if number != MISSING else missing_frame(size) for number in chosen])

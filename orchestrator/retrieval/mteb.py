@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from orchestrator.data.batches import StreamData
+from orchestrator.data.frames import frames_of
 from orchestrator.errors import ConfigError
 from orchestrator.retrieval.model import Model
-from orchestrator.video.sampling import MISSING, choose_frames, missing_frame, resize_and_crop
 
 
 class MtebEncoder:
@@ -88,27 +88,11 @@ class MtebEncoder:
         if kinds == ["text"]:
             found = self.model.encode_text(list(batch["text"]))
         else:
-            raw = torch.from_numpy(np.stack([self._frames(video) for video in batch["video"]]))
+            config, size = self.model.trained.experiment.data, self._data.frames.sampling.size
+            raw = torch.from_numpy(np.stack([frames_of(video, config, size) for video in batch["video"]]))
             found = self.model.encode_frames(self._data.finish(raw))
         self._shapes[kinds[0]] = tuple(found.shape[1:])
         return found.flatten(1)
-
-    def _frames(self, video: Any) -> np.ndarray:
-        """Frames (T, H, W, 3) uint8 of a decoder or of decoded frames, chosen and resized as those of the run."""
-        data, size = self.model.trained.experiment.data, self._data.frames.sampling.size
-        has_decoder = hasattr(video, "get_frames_at")
-        count = int(video.metadata.num_frames) if has_decoder else len(video)
-        rate = float(video.metadata.average_fps or 1) if has_decoder else 1.0
-        chosen = choose_frames(np.arange(count) / rate, data.num_frames, None, data.sampling, rate)
-        wanted = sorted({int(number) for number in chosen} - {MISSING})
-        frames = video.get_frames_at(wanted).data if has_decoder else torch.as_tensor(np.asarray(video))[wanted]
-        small = {number: resize_and_crop(_upright(each), size) for number, each in zip(wanted, frames)}
-        return np.stack([small[int(n)] if n != MISSING else missing_frame(size) for n in chosen])
-
-
-def _upright(frame: Tensor) -> np.ndarray:
-    """(3, H, W) -> (H, W, 3)."""
-    return np.ascontiguousarray(frame.permute(1, 2, 0).cpu().numpy())
 
 
 def _with_decoders(inputs: Any) -> Iterable[Mapping[str, Any]]:
