@@ -221,7 +221,8 @@ def planned(
     return method, video_cost(method.to("meta"), video)
 
 
-_B16 = "ViT-B-16-quickgelu"
+_B16, _L14, _L14_336 = "ViT-B-16-quickgelu", "ViT-L-14-quickgelu", "ViT-L-14-336-quickgelu"
+_SHORT = {"": "B/32", _B16: "B/16", _L14: "L/14", _L14_336: "L/14@336"}
 _LATE = {"clip_blocks": (8,), "clip_groups": (12,)}
 # label, method, settings, backbone, frames, printed GFLOPs, printed parameters in millions
 ROWS: list[tuple[str, str, dict[str, Any], str, int, str, str]] = [
@@ -265,6 +266,20 @@ ROWS: list[tuple[str, str, dict[str, Any], str, int, str, str]] = [
     # (4,608), and CLIP's projections and logit scale, which no optimiser group holds (655,361)
     ("FrameFusionMoE", "framefusion_moe", {}, "", 12, "", "46.8 (46,801,933: 12 FFA blocks, +655,361 never updated)"),
     ("StructAlign", "structalign", {}, "", 12, "", "33.9"),
+    *(  # no paper of the five has these backbones
+        (label, name, {}, backbone, 12, "", "")
+        for backbone in (_L14, _L14_336)
+        for label, name in (
+            ("Zero-shot CLIP", "zero_shot"),
+            ("CLIP4Clip", "clip4clip"),
+            ("LoRA", "lora"),
+            ("ToMe", "tome"),
+            ("EViT", "evit"),
+            ("TempMe", "tempme"),
+            ("FrameFusionMoE", "framefusion_moe"),
+            ("StructAlign", "structalign"),
+        )
+    ),
 ]
 
 
@@ -276,7 +291,6 @@ def cost_table() -> str:
         method, cost = planned(name, settings, backbone or "ViT-B-32-quickgelu", frames)
         groups, _, tokens = cost.log[-1]
         counts = (f"{groups} x {tokens}", f"{cost.macs / 1e9:.1f}", printed, f"{paper_parameters(method):,}")
-        short = "B/16" if backbone else "B/32"
-        lines.append((label, short, str(frames), *counts, printed_parameters))
+        lines.append((label, _SHORT[backbone], str(frames), *counts, printed_parameters))
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     return "\n".join("| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths)) + " |" for line in lines)

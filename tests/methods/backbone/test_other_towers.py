@@ -40,6 +40,7 @@ KINDS = {
         {**VISION, "timm_model_name": "ctvr_eva02", "timm_pool": "token", "timm_proj": None},
         {**TEXT, "no_causal_mask": True},
     ),
+    "post": (32, {**VISION, "timm_model_name": "ctvr_post", "timm_pool": "token", "timm_proj": None}, TEXT),
     "stem": (
         32,
         {**VISION, "timm_model_name": "ctvr_stem", "timm_pool": "token", "timm_proj": None},
@@ -62,6 +63,12 @@ def _kept(given):
 def ctvr_eva02(pretrained: bool = False, **given):
     """timm's eva02_base_patch16_clip_224, but small, and with factors of each channel."""
     return Eva(**{**SMALL, **EVA02, "init_values": 0.1, **_kept(given)})
+
+
+@register_model
+def ctvr_post(pretrained: bool = False, **given):
+    """timm's eva02_enormous_patch14_clip_224 (EVA02-E), but small: norms behind attention and MLP."""
+    return Eva(**{**SMALL, "use_post_norm": True, "use_rot_pos_emb": False, **_kept(given)})
 
 
 @register_model
@@ -121,10 +128,18 @@ def test_with_its_seams_off_a_tower_is_open_clips_own(kind, tmp_path):
     assert not torch.allclose(clip.vision(frames, doubled), clip.vision(frames), atol=1e-3)
 
 
-@pytest.mark.parametrize(("kind", "what"), [("convolutions", "is timm's ResNet, which has no seams")])
-def test_a_tower_without_such_blocks_is_refused_in_one_line(kind, what):
-    with pytest.raises(ValueError, match=f"image tower of ctvr-{kind} {what}. Use another"):
-        load_backbone(f"ctvr-{kind}", "random")
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("ctvr-convolutions", "the image tower of {} is timm's ResNet, which has no seams"),
+        ("ctvr-post", "the blocks of the image tower of {} are no plain pre-norm blocks with biases"),  # as EVA02-E's
+        ("MobileCLIP2-S0", "the image tower of {} is timm's FastVit, which has no seams"),
+    ],
+)
+def test_a_tower_without_such_blocks_is_refused_in_one_line(name, what):
+    with pytest.raises(ValueError, match=f"{what.format(name)}. Use another") as error:
+        load_backbone(name, "random")
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

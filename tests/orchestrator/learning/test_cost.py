@@ -55,6 +55,24 @@ def test_multiply_adds_tokens_and_parameters_are_the_papers(name, backbone, prin
 
 
 @pytest.mark.parametrize(
+    ("backbone", "width", "depth", "patch", "size", "joint"),
+    [
+        (B16, 768, 12, 16, 224, 512),
+        ("ViT-L-14-quickgelu", 1024, 24, 14, 224, 768),
+        ("ViT-L-14-336-quickgelu", 1024, 24, 14, 336, 768),
+    ],
+)
+def test_multiply_adds_of_larger_towers_are_those_of_their_arithmetic(backbone, width, depth, patch, size, joint):
+    """A frame: the patches' convolution, and in each block 12 N D^2 + 2 N^2 D; the projection of the class token."""
+    patches = (size // patch) ** 2
+    tokens = patches + 1
+    frame = patches * width * 3 * patch**2 + depth * (12 * tokens * width**2 + 2 * tokens**2 * width) + width * joint
+    found = planned("zero_shot", backbone=backbone)[1]
+    assert found.macs == pytest.approx(12 * frame, rel=1e-3)
+    assert found.tokens_out == 12 * tokens
+
+
+@pytest.mark.parametrize(
     ("settings", "printed"),
     [  # tables 9 and 10
         ({"r": 0, "keep_cross": 100, "keep_intra": 100}, 54.3),
