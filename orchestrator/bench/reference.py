@@ -9,6 +9,7 @@ activation is written as x sigmoid(1.702 x), of which the backward pass keeps th
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -44,9 +45,9 @@ def nothing_known(batch: Batch) -> Batch:
 
 
 @torch.no_grad()
-def texts_by_prototype(method: Method, tokens: Tensor, tasks: int, size: int) -> list[Tensor]:
-    """Features (Q, d) of all captions for each of `tasks` prototypes, in the order of the stream."""
-    return [torch.cat([method.encode_text(part, task) for part in tokens.split(size)]) for task in range(tasks)]
+def texts_by_prototype(method: Method, tokens: Tensor, tasks: Sequence[int], size: int) -> list[Tensor]:
+    """Features (Q, d) of all captions for the prototype of each of `tasks`, in the order of the stream."""
+    return [torch.cat([method.encode_text(part, task) for part in tokens.split(size)]) for task in tasks]
 
 
 def ranks_by_sorting(captions: Tensor, videos: Tensor) -> tuple[np.ndarray, np.ndarray]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from orchestrator.bench.bars import judged
 from orchestrator.bench.hot import Measured, Share
 
 FILE = Path(__file__).with_name("shares.json")
@@ -71,8 +72,8 @@ def to_markdown(rows: Sequence[Measured], recorded: Mapping[str, Shares]) -> str
     """The table: each share with what was recorded in brackets."""
     lines = [
         "| path | ours | plain way | CPU s ours / plain | times as fast | of the GEMM rate | peak MiB ours / plain "
-        "| times less | verdict |",
-        "|---|---|---|--:|--:|--:|--:|--:|---|",
+        "| times less | asked | verdict |",
+        "|---|---|---|--:|--:|--:|--:|--:|---|---|",
     ]
     for row in rows:
         was = recorded.get(row.name, {})
@@ -81,7 +82,7 @@ def to_markdown(rows: Sequence[Measured], recorded: Mapping[str, Shares]) -> str
         verdict = "not recorded" if not was else "below" if short(row, was) else "as recorded"
         lines.append(
             f"| {row.name} | {row.title} | {row.against} | {row.seconds:.3g} / {row.plain_seconds:.3g} | {shares[0]} "
-            f"| {shares[1]} | {peak} | {shares[2]} | {verdict} |"
+            f"| {shares[1]} | {peak} | {shares[2]} | {judged(row)} | {verdict} |"
         )
     return "\n".join(lines)
 

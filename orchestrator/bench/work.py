@@ -23,8 +23,8 @@ VIT, VIT_16 = "ViT-B-32-quickgelu", "ViT-B-16-quickgelu"
 Work = Callable[[], object]
 
 
-def second_task(name: str, backbone: Clip, settings: dict[str, Any] | None = None) -> Method:
-    """A method with the paper's settings on its own copy of a backbone, in the second task of ten.
+def second_task(name: str, backbone: Clip, settings: dict[str, Any] | None = None, number: int = 2) -> Method:
+    """A method with the paper's settings on its own copy of a backbone, in the second task of ten, or task `number`.
 
     A method that keeps features of earlier videos has those of 320 / 10 videos, as MSRVTT-10.
     """
@@ -32,11 +32,12 @@ def second_task(name: str, backbone: Clip, settings: dict[str, Any] | None = Non
     values = {**under(cls.PRESETS.get("paper", {}), "method"), **(settings or {})}
     torch.manual_seed(0)
     method: Method = cls(build(cls.Config, values, "method"), copy.deepcopy(backbone))
-    tasks = [Task(index, f"task_{index + 1:02d}", 10, (index,), 10) for index in range(2)]
-    method.begin_task(tasks[0])
-    method.end_task(tasks[0], [])
-    method.remember(tasks[0], torch.nn.functional.normalize(torch.randn(32, backbone.embed_dim), dim=-1))
-    method.begin_task(tasks[1])
+    tasks = [Task(index, f"task_{index + 1:02d}", 10, (index,), 10) for index in range(number)]
+    for task in tasks[:-1]:
+        method.begin_task(task)
+        method.end_task(task, [])
+        method.remember(task, torch.nn.functional.normalize(torch.randn(32, backbone.embed_dim), dim=-1))
+    method.begin_task(tasks[-1])
     return method
 
 
@@ -103,3 +104,20 @@ def render_few(root: Path, per_split: int) -> Path:
     out = root / "few.json"
     write_manifest({"format": 1, "name": "few", "protocol": "ctvr", "settings": {}, "tasks": tasks}, out)
     return out
+
+
+def write_clip(file: Path, seconds: int, rate: int = 25) -> Path:
+    """An H.264 clip of 320 x 240, as MSRVTT's are: a textured picture that moves, so that there is motion to decode."""
+    import av
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    picture = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8).repeat(8, 0).repeat(8, 1)
+    with av.open(str(file), "w") as container:
+        stream = container.add_stream("libx264", rate=rate)
+        stream.width, stream.height, stream.pix_fmt = 320, 240, "yuv420p"
+        for number in range(seconds * rate):
+            top, left = number * 2 % 240, number * 3 % 320
+            shown = np.ascontiguousarray(picture[top : top + 240, left : left + 320])
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(shown, format="rgb24")))
+        container.mux(stream.encode())
+    return file
