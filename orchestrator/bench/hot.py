@@ -91,6 +91,12 @@ def gemm_rate(seconds: float = 0.25) -> float:
     return times * rows * inner * columns / spent / 1e9
 
 
+def available(file: Path = Path("/proc/meminfo")) -> float | None:
+    """GiB that can be had without swapping; None where the system does not say."""
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return next((float(line.split()[1]) / 2**20 for line in lines if line.startswith("MemAvailable:")), None)
+
+
 class Peak:
     """The largest resident set of this process since it was made; Linux only, None elsewhere."""
 

@@ -17,7 +17,7 @@ import multiprocessing
 import os
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -64,13 +64,13 @@ class Rendered:
     pixels: str
 
 
-def encode(frames: Pixels) -> bytes:
-    """(T, H, W, 3) uint8 -> an mp4 file (H.264, yuv420p, FPS frames per second). Equal frames give equal bytes."""
+def encode(frames: Pixels, rate: int = FPS, options: Mapping[str, str] = X264) -> bytes:
+    """(T, H, W, 3) uint8 -> an mp4 file (H.264, yuv420p, `rate` frames/s); with X264 equal frames give equal bytes."""
     import av  # here: a process that only asks which streams there are loads no FFmpeg
 
     target = io.BytesIO()
     with av.open(target, "w", format="mp4") as container:
-        stream = container.add_stream("libx264", rate=FPS, options=X264)
+        stream = container.add_stream("libx264", rate=rate, options=dict(options))
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = "yuv420p"
         stream.thread_count = 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.bench import __main__ as bench
-from orchestrator.bench import verdict
+from orchestrator.bench import paths, verdict
 from orchestrator.bench.cpu import Comparison
 from orchestrator.bench.hot import HotPath
 
@@ -23,7 +23,7 @@ def test_an_unknown_comparison_is_one_line(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == (
         "bench: --only rankin: is no comparison. Did you mean 'ranking'? "
         "All: step, structalign, texts, tempme, ranking, xpool, store, decoding, start, "
-        "checkpointed, tempme-16, ranking-10000, cold, many, texts-task10, memory, features, trial.\n"
+        "checkpointed, structalign-32, tempme-16, ranking-10000, cold, many, texts-task10, memory, features, trial.\n"
     )
 
 
@@ -47,3 +47,13 @@ def test_a_path_below_its_recorded_share_ends_the_command_with_1_and_one_line(
     shown = capsys.readouterr()
     assert shown.out.splitlines()[4].endswith("| below |")
     assert "bench: below its share: nap-toy: " in shown.err
+
+
+def test_a_path_without_the_memory_it_needs_is_left_out_and_the_others_stand(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(paths, "available", lambda: 19.5)
+    monkeypatch.setattr(bench, "SHOWN", {"large": paths.step_path("structalign", 32, 14, 12, needs=20)})
+    assert bench.measured(["large"], False, tmp_path, has_toys=False) == []
+    said = "bench: large is left out: needs about 20 GiB of free memory, and 19.5 are\n"
+    assert capsys.readouterr().err.endswith(said)
