@@ -90,7 +90,7 @@ def _plasticity(table: Table) -> list[Panel]:
 
 
 def _cost(table: Table) -> list[Panel]:
-    """R@1 against what it costs (fig. 5 of StructAlign, fig. 1 of TempMe), with the rows that no other row beats."""
+    """R@1 against what it costs (fig. 5 of StructAlign), with the rows that no other row beats."""
     panels = []
     for name, scale, cost in COSTS:
         rows = [row for row in table.rows if _is_known(row, cost) and (cost(row) > 0 or scale == "linear")]
@@ -118,6 +118,20 @@ def _pareto(table: Table) -> list[Panel]:
         front = [(x, sign * y) for x, y in pareto(points)]
         panels.append(Panel("multiply-adds of a video (10^9)", unit, lines, joined=False, front=front))
     return panels
+
+
+def _sums(table: Table) -> list[Panel]:
+    """R-Sum against the multiply-adds of a video (fig. 1d of TempMe), of a table that shows R-Sum."""
+    column = next((each for each in table.columns if each.key == "rsum"), None)
+    if column is None:
+        return []
+    cells = [(row, row.values.get(column.key, Value())) for row in table.rows]
+    known = [(row, cell) for row, cell in cells if math.isfinite(cell.mean) and math.isfinite(_gmacs(row))]
+    if len({round(_gmacs(row), 6) for row, _ in known}) < 2:
+        return []
+    lines = [_line(row, [(_gmacs(row), cell.mean, cell.std)]) for row, cell in known]
+    front = pareto([(_gmacs(row), cell.mean) for row, cell in known if competes(row, column)])
+    return [Panel("multiply-adds of a video (10^9)", "R-Sum (R@1 + R@5 + R@10, %)", lines, joined=False, front=front)]
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -294,6 +308,7 @@ FIGURES: dict[str, tuple[str, Callable[[Table], list[Panel]]]] = {
     "final": ("what was learned and what is left of it", _final),
     "plasticity": ("what each task gains over zero-shot", _plasticity),
     "cost": ("R@1 against cost (grey: no row beats these)", _cost),
+    "sums": ("R-Sum against multiply-adds (grey: no row beats these)", _sums),
     "pareto": ("R@1 and forgetting against multiply-adds (grey: no row beats these)", _pareto),
     "orders": ("robustness to the order of tasks", _orders),
     "experts": ("what each expert counts", _experts),

@@ -86,6 +86,20 @@ def test_a_table_may_show_what_rows_cost_and_what_forgetting_that_buys():
     assert "pareto" not in drawn(*(run(method) for method in ("lwf", "zscl")))
 
 
+def test_r_sum_is_drawn_over_multiply_adds_where_a_table_shows_it():
+    records = []
+    for method, gmacs, total in (("lora", 53.0, 190.0), ("tempme", 35.0, 200.0), ("tome", 38.0, 180.0)):
+        record = run(method, r1=20.0, tags={"ctvr.table_name": "tempme-table1"})
+        record.metrics.update({"cost/video_gmacs": [(2, gmacs)], "stream/t2v/rsum": [(2, total)]})
+        records.append(record)
+    (panel,) = drawn(*records)["sums"]
+    assert {line.label: line.points[0][:2] for line in panel.lines}["tome"] == (38.0, 180.0)
+    assert panel.front == [(35.0, 200.0)]
+    for record in records:
+        record.tags["ctvr.table_name"] = "ctvr-table1"
+    assert "sums" not in drawn(*records)
+
+
 def test_epochs_are_told_from_finished_tasks_whose_numbers_have_the_same_name():
     first, second = run("structalign"), run("structalign", seed=1)
     for record, value in ((first, 0.2), (second, 0.4)):
