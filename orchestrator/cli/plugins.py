@@ -42,6 +42,9 @@ def _conform(arguments: argparse.Namespace) -> str:
     for name in settings:
         if not name.startswith(("method.", "base.")):
             raise ConfigError(f"conform: {name} is no setting of the method. Write method.* and base.* alone.")
+    from orchestrator.jobs.words import check_names
+
+    check_names([arguments.name], {}, (), ())  # before torch is loaded
     from orchestrator.jobs.conform import conform
 
     return "\n".join(conform(arguments.name, settings, words_of(arguments.preset)))
