@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED = 0
 export MLFLOW_DISABLE_TELEMETRY = true
 
-.PHONY: help sweep test test-all test-faults test-cluster wheel lint format bench bench-gpu null-simulation chaos scale ui docs clean mutants
+.PHONY: help sweep test test-all test-faults test-cluster wheel lint format bench bench-gpu null-simulation conform chaos scale ui docs clean mutants
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -60,6 +60,12 @@ bench-gpu: $(READY)  ## steps of the loop on a GPU: time, memory, the host's wai
 
 null-simulation: $(READY)  ## how often tables call equal methods different (minutes)
 	$(BIN)/python -m orchestrator.tables.null_simulation $(ARGS)
+
+CONFORM ?= $$($(BIN)/python -c 'import methods; print(*methods.METHODS)')
+conform: $(READY)  ## `ctvr conform` on every method, a minute each; goes on after a failure (CONFORM="lwf ewc")
+	@failed=""; for name in $(CONFORM); do \
+		echo "== $$name"; $(BIN)/ctvr conform $$name || failed="$$failed $$name"; \
+	done; if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
 
 KILLS ?= 200
 SEED  ?= 0
