@@ -289,6 +289,10 @@ class Method(nn.Module):
         """Numbers that a finished task is logged with; they decide nothing."""
         return {}
 
+    def similarities(self) -> dict[str, Tensor]:
+        """Square matrices of cosines in [-1, 1] that a finished stream is drawn with; they decide nothing."""
+        return {}
+
     def monitored(self) -> dict[str, float | Tensor]:
         """Numbers of the last batch that an epoch is logged with, averaged over its batches; they decide nothing.
 

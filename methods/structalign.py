@@ -317,6 +317,14 @@ class StructAlign(Method):
         """After a task: (P1)-(P3) of section 4.1 over the categories so far, and the last weight of L_ETF."""
         return {"etf_weight": float(self._weight), **self.statistics.geometry()}
 
+    def similarities(self) -> dict[str, Tensor]:
+        """Fig. 7: cosines among prototypes P* and among centred means of texts and videos (eq. 9), (n, n) each."""
+        if len(self.statistics) < 2:
+            return {}
+        p = self.prototypes.reference[self.prototypes.rows(self.statistics.categories)]
+        text, video = self.statistics.similarities()
+        return {"ideal prototypes": p @ p.mT, "mean texts": text, "mean videos": video}
+
     def monitored(self) -> dict[str, float | Tensor]:
         """Of texts and videos aligned in the last batch: eq. 22, as fig. 8 has it over training; |epsilon| of eq. 9.
 

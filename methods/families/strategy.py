@@ -100,6 +100,9 @@ class Strategy(Method):
     def diagnostics(self) -> dict[str, float]:
         return self.base.diagnostics()
 
+    def similarities(self) -> dict[str, Tensor]:
+        return self.base.similarities()
+
     def monitored(self) -> dict[str, float | Tensor]:
         return self.base.monitored()
 

@@ -141,6 +141,14 @@ class ClassStatistics(nn.Module):
                 found[f"angle_{name}"] = (inner + 1 / (n - 1)).abs().mean()
         return dict(zip(found, torch.stack(list(found.values())).tolist()))  # one wait
 
+    def similarities(self) -> Tensor:
+        """(2, n, n) inner products of eq. 9 among the category means of texts and of videos.
+
+        Centred by the mean of the means, as `geometry` has them. Rows in the order of `categories`.
+        """
+        centred = unit(self.aligned - self.aligned.mean(dim=1, keepdim=True))
+        return centred @ centred.mT
+
     @torch.no_grad()
     def draw(self, count: int, sigma: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Eq. 14: `count` pseudo pairs of categories drawn evenly, the same on all workers.

@@ -48,6 +48,26 @@ def draw_matrices(matrices: Mapping[str, Matrix], title: str = "", counted: str 
     return figure
 
 
+def draw_similarities(matrices: Mapping[str, Sequence[Sequence[float]]], title: str) -> Figure:
+    """One panel for each square matrix of cosines (n, n), whose cells hold numbers where there is room for them.
+
+    The scale ends at the largest value off the diagonal, which is 1 everywhere and would leave the others pale.
+    """
+    arrays = {name: np.asarray(matrix, dtype=float) for name, matrix in matrices.items()}
+    largest = max(map(len, arrays.values()))
+    figure, panels = new_figure(len(arrays), panel=max(3.4, min(5.0, 0.42 * largest + 1.4)))
+    others = np.concatenate([array[~np.eye(len(array), dtype=bool)] for array in arrays.values()])
+    low = float(others.min(initial=0.0))
+    high = max(float(others.max(initial=low)), low + 0.1)
+    image: Any = None
+    for panel, (name, array) in zip(panels, arrays.items()):
+        image = _matrix(panel, array, low, high, ("category", "category"), 2 if largest <= 10 else None)
+        panel.set_title(name, fontsize=10, color=INK, loc="left")
+    _bar(figure, image, panels, "cosine", (low, high))
+    figure.suptitle(textwrap.fill(title, 40 * len(arrays)), fontsize=10, color=INK, x=0.01, ha="left")
+    return figure
+
+
 def draw_shares(shares: np.ndarray, title: str) -> Figure:
     """What each expert (E rows) has of each task (T columns), in percent, with the numbers written in the cells."""
     experts, tasks = shares.shape
@@ -96,13 +116,15 @@ def _matrix(
     low: float,
     high: float,
     names: tuple[str, str] = ("evaluated on task", "after learning task"),
+    digits: int | None = -1,
 ) -> Any:
+    """Cells with their numbers of so many digits (-1: as many as there is room for; None: without numbers)."""
     rows, columns = array.shape
     image = panel.imshow(np.ma.masked_invalid(array), cmap="Blues", vmin=low - 0.15 * (high - low), vmax=high)
-    digits = 1 if columns <= 12 else 0
+    digits = (1 if columns <= 12 else 0) if digits == -1 else digits
     for t in range(rows):
         for i in range(columns):
-            if np.isfinite(array[t, i]):
+            if digits is not None and np.isfinite(array[t, i]):
                 dark = (array[t, i] - low) / (high - low) > 0.6
                 text = f"{array[t, i]:.{digits}f}"
                 panel.text(i, t, text, ha="center", va="center", fontsize=7, color="white" if dark else INK)

@@ -126,6 +126,8 @@ class Recorder:
         tasks = [task_of[query.rpartition("#")[0]] for query in record.ranks]
         ranks = {"query ids": list(record.ranks), "ranks": list(record.ranks.values()), "tasks": tasks}
         self.tracker.log_json(self.run_id, "ranks.json", ranks)
+        if split == "test":
+            self._log_similarities(method)
         self.tracker.log_json(self.run_id, "config.json", self.experiment.settings)
         if self.keep_model:
             with tempfile.TemporaryDirectory() as folder:
@@ -136,6 +138,22 @@ class Recorder:
         self.tracker.close(self.run_id)
         if self._mirror is not None:
             self._mirror.close()
+
+    def _log_similarities(self, method: Method) -> None:
+        """`similarity.json`, `.png` and `.pdf`, of a method that has such matrices."""
+        found = {name: matrix.double().cpu().tolist() for name, matrix in method.similarities().items()}
+        if not found:
+            return
+        from orchestrator.tracking import figures  # matplotlib takes a second to import
+
+        self.tracker.log_json(self.run_id, "similarity.json", found)
+        figure = figures.draw_similarities(found, f"{self.name}: cosines among categories")
+        with tempfile.TemporaryDirectory() as folder:
+            for form in ("png", "pdf"):
+                with (Path(folder) / f"similarity.{form}").open("wb") as file:
+                    figures.save(figure, file, form)
+                figure.set_layout_engine("none")  # laid out once, for both forms
+            self.tracker.log_artifacts(self.run_id, Path(folder))
 
 
 def _training(record: Record) -> dict[int, dict[str, float]]:

@@ -314,6 +314,13 @@ def test_diagnostics_hold_eq_9_and_eq_22_where_pairs_are_aligned(small_clip):
     centred = unit(third - third.mean(0))
     angles = [abs(float(centred[i] @ centred[j]) + 0.5) for i, j in ((0, 1), (0, 2), (1, 2))]
     assert method.diagnostics()["angle_text"] == pytest.approx(sum(angles) / 3, abs=1e-5)
+    drawn = method.similarities()
+    ideal = drawn["ideal prototypes"]
+    assert {name: tuple(matrix.shape) for name, matrix in drawn.items()} == dict.fromkeys(drawn, (3, 3))
+    torch.testing.assert_close(drawn["mean texts"], centred @ centred.mT, atol=1e-5, rtol=0)
+    assert float(drawn["mean videos"][0, 1]) != pytest.approx(float(drawn["mean texts"][0, 1]), abs=1e-4)
+    assert float(ideal[0, 1]) == pytest.approx(-1 / (len(method.prototypes.reference) - 1), abs=1e-5)
+    assert make(small_clip).similarities() == {}
     batch = second()
     method.losses(batch)
     aligned = method._observed(batch)[2]

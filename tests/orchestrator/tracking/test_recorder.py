@@ -87,6 +87,18 @@ def test_a_complete_run_has_settings_metrics_and_files(whole, tracker, manifest)
     assert json.loads(read.dataset.profile)["tasks"] == 3
 
 
+def test_a_method_that_has_similarities_leaves_them_as_numbers_and_as_pictures(
+    small_stream, manifest, runs, tracker, monkeypatch
+):
+    import torch
+
+    monkeypatch.setattr(Method, "similarities", lambda self: {"texts": torch.tensor([[1.0, -0.5], [-0.5, 1.0]])})
+    run_id = train(small_stream, manifest, runs, tracker)
+    assert json.loads(tracker.download(run_id, "similarity.json").read_text()) == {"texts": [[1.0, -0.5], [-0.5, 1.0]]}
+    assert tracker.download(run_id, "similarity.png").read_bytes()[:4] == b"\x89PNG"
+    assert tracker.download(run_id, "similarity.pdf").read_bytes()[:4] == b"%PDF"
+
+
 def test_the_recorded_matrix_is_the_recorded_metric(whole, tracker):
     rows = json.loads(tracker.download(whole.run_id, "matrix_union.json").read_text())
     for step, row in enumerate(rows, start=1):
