@@ -15,9 +15,10 @@ from torch import Tensor
 from methods import find_method
 from methods.base import Batch, Method, PairSource
 from orchestrator.conform.small import EMBED_DIM, MadeAgain, make_batch, make_small_clip, make_task
+from orchestrator.errors import ConfigError
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.optimizer import OptimConfig, make_optimizer, set_rates, train_only
-from orchestrator.learning.resolve import resolve
+from orchestrator.learning.resolve import find, resolve
 
 TASKS, FRAMES, PAIRS = 3, 4, 8
 OPTIM = OptimConfig(lr_scale=20.0)
@@ -35,8 +36,12 @@ class Subject:
         """A method by its name (or `module:Class`), with `method.*` and `base.*` settings.
 
         Raises:
-            ConfigError: as for a run.
+            ConfigError: as for a run, and for a method over images.
         """
+        if find(name).domain == "images":
+            raise ConfigError(
+                f"conform: {name} learns from labelled images, and the checks are of captions and videos. Name another."
+            )
         words = {"data.num_frames": FRAMES, **(settings or {}), "method": name, "stream": "conform"}
         return cls(resolve(words, presets=presets))
 

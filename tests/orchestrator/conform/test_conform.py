@@ -106,6 +106,7 @@ def test_a_new_method_conforms_and_so_does_its_test(tmp_path, monkeypatch, capsy
         (lambda: new_method("idea", Path("/proc")), "/proc/idea: cannot be made (No such file or directory). Name"),
         (lambda: new_method("lwf"), "there is one of that name"),
         (lambda: conform("lwff"), "no method called 'lwff'. Did you mean lwf?"),
+        (lambda: conform("image_si"), "conform: image_si learns from labelled images, and the checks are of captions"),
         (lambda: conform("lwf", {"method.weigth": 2}), "method.weigth: no such setting. Did you mean 'weight'?"),
     ],
 )
