@@ -81,3 +81,22 @@ def test_the_installed_command_lists_the_methods_and_learns_a_stream(elsewhere):
     assert learned.returncode == 0, learned.stderr
     assert learned.stdout.startswith("clip4clip on small, test videos\n")
     assert "task 2/2" in learned.stderr
+
+
+def test_six_lines_of_python_train_a_model_that_finds_the_clips_that_are_meant(elsewhere):
+    """Of two colours; nothing else tells the clips of this stream apart."""
+    manifest = write_stream(elsewhere / "asked", num_tasks=2)
+    lines = f"""
+import ctvr
+ctvr.run("clip4clip", {str(manifest)!r}, settings={{"optim.epochs": 1}})
+model = ctvr.load("clip4clip")
+for hit in model.search("a green star", k=3):
+    print(hit.rank, hit.video)
+"""
+    asked = run(elsewhere, "python", "-c", lines)
+    assert asked.returncode == 0, asked.stderr
+    assert sorted(line.split()[1] for line in asked.stdout.splitlines()) == [
+        "green_test_0",
+        "green_test_1",
+        "green_test_2",
+    ]

@@ -19,7 +19,9 @@ from typing import Any
 
 import pytest
 
+from orchestrator.jobs.again import best_trials
 from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.page import page
 from orchestrator.jobs.rerun import rerun
 from orchestrator.jobs.sweep import SweepRequest, sweep
 from orchestrator.learning.resolve import resolve
@@ -148,6 +150,21 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, w
     again = rerun("s", where, 1, 1, ("zero_shot",))
     assert "3 runs, 3 of them complete already" in capsys.readouterr().err  # zero-shot, recommended, searched
     assert again in text
+
+    # One file to mail, of the sweep and of its rerun: what was asked, found and believed, and what was forgotten
+    page("s", where, where.runs / "page.html")
+    shown = (where.runs / "page.html").read_text()
+    assert "Which settings of clip4clip are best on" in shown
+    assert "4 trials, 2 of them complete; searched by grid, asha" in shown
+    assert f"{best_trials(tracker, 's', 1)[0].name}, run" in shown
+    assert "<h2>The search</h2>" in shown
+    assert "against the recommended settings" in shown
+    (final,) = {run.tags["ctvr.sweep"] for run in tracker.find_runs() if "-final-" in run.tags["ctvr.sweep"]}
+    page(final, where, where.runs / "final.html")
+    shown = (where.runs / "final.html").read_text()
+    assert "How do these methods compare on the test split of" in shown
+    assert shown.count("were found, ") == 3  # zero-shot, recommended, searched
+    assert not re.search(r"https?://|<script|url\(", shown)
 
 
 def run_killed(plan: TrialPlan, settings: dict[str, Any], runs: Path, who: str) -> Outcome:
