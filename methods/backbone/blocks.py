@@ -97,6 +97,12 @@ class BlockSeams:
     needs_alignment: bool = False
     breaks_alignment: bool = False
 
+    @property
+    def needs_all(self) -> bool:
+        """Whether a seam behind the projections may ask for every token that the block makes."""
+        behind = (self.mix, self.out, self.beside, self.between, self.mlp, self.after)
+        return any(seam is not None for seam in behind)
+
 
 Seams = Sequence[BlockSeams | None]
 _NO_SEAMS = BlockSeams()
@@ -117,8 +123,15 @@ class Attention(nn.Module):
         if isinstance(norm := getattr(source, "norm", None), nn.Module) and not isinstance(norm, nn.Identity):
             self.norm = norm  # before `out`, as in EVA-02
 
-    def project(self, y: Tensor, seams: BlockSeams, state: TokenState) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v of tokens y (G, N, D), each (G, N, D)."""
+    def project(
+        self, y: Tensor, seams: BlockSeams, state: TokenState, read: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v of tokens y (G, N, D), each (G, N, D), but q of the first `read` tokens alone if that is given."""
+        if read is not None and seams.qkv is seams.q is seams.k is seams.v is None:
+            width = y.shape[-1]
+            q = F.linear(y[:, :read], self.in_weight[:width], self.in_bias[:width])
+            k, v = F.linear(y, self.in_weight[width:], self.in_bias[width:]).chunk(2, dim=-1)
+            return q, k, v
         qkv = F.linear(y, self.in_weight, self.in_bias)
         if seams.qkv is not None:
             qkv = seams.qkv(y, qkv, state)
@@ -129,15 +142,20 @@ class Attention(nn.Module):
             k = seams.k(y, k, state)
         if seams.v is not None:
             v = seams.v(y, v, state)
-        return q, k, v
+        return q[:, :read], k, v
 
     def heads_first(self, x: Tensor) -> Tensor:
         """(G, N, D) -> (G, H, N, D/H)."""
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-    def forward(self, y: Tensor, seams: BlockSeams, state: TokenState, causal: bool = False) -> tuple[Tensor, Attended]:
-        """Attend within each group. Takes y (G, N, D), returns (G, N, D) and what `between` asked for."""
-        q, k, v = (self.heads_first(x) for x in self.project(y, seams, state))
+    def forward(
+        self, y: Tensor, seams: BlockSeams, state: TokenState, causal: bool = False, read: int | None = None
+    ) -> tuple[Tensor, Attended]:
+        """Attend within each group. Takes y (G, N, D), returns (G, N, D) and what `between` asked for.
+
+        With `read`, the first `read` tokens attend to all: (G, read, D).
+        """
+        q, k, v = (self.heads_first(x) for x in self.project(y, seams, state, read))
         if state.rotate is not None:
             q, k = state.rotate(q), state.rotate(k)
         bias = None  # (G, 1, 1, N)
@@ -172,19 +190,27 @@ class Block(nn.Module):
             source.mlp.gelu = QuickGELU()
         self.attn = Attention(source.attn)
 
-    def forward(self, x: Tensor, seams: BlockSeams | None, state: TokenState, causal: bool = False) -> Tensor:
+    def forward(
+        self, x: Tensor, seams: BlockSeams | None, state: TokenState, causal: bool = False, is_last: bool = False
+    ) -> Tensor:
+        """Tokens x (G, N, D) -> (G, N', D).
+
+        Of the last block class tokens alone are read: it makes no others, unless a seam needs them all. The log counts
+        them, as papers count multiply-adds.
+        """
         seams = seams or _NO_SEAMS
         if seams.before is not None:
             x = seams.before(x, state)
         attended_groups, attended_tokens = len(x) // state.batch, x.shape[1]
+        read = state.classes if is_last and not seams.needs_all else None
         y = self.ln_1(x)
-        a, attended = self.attn(y, seams, state, causal)
+        a, attended = self.attn(y, seams, state, causal, read)
         if seams.beside is not None:
             a = seams.beside(y, a, state)
-        x = x + self.ls_1(a)
+        x = x[:, :read] + self.ls_1(a)
         if seams.between is not None:
             x = seams.between(x, attended, state)
-        state.log.append((attended_groups, attended_tokens, x.shape[1]))
+        state.log.append((attended_groups, attended_tokens, x.shape[1] if read is None else attended_tokens))
         y = self.ln_2(x)
         m = self.mlp(y)
         if seams.mlp is not None:
@@ -278,8 +304,18 @@ def through(block: Callable[[Tensor, TokenState], Tensor], x: Tensor, state: Tok
     return passed
 
 
-def run_blocks(blocks: nn.ModuleList, x: Tensor, seams: Seams | None, state: TokenState, causal: bool) -> Tensor:
+def run_blocks(
+    blocks: nn.ModuleList, x: Tensor, seams: Seams | None, state: TokenState, causal: bool, classes_only: bool = False
+) -> Tensor:
     """Pass tokens x (G, N, D) through a tower.
+
+    Args:
+        blocks: of the tower.
+        x: tokens.
+        seams: one entry for each block; None: nothing acts.
+        state: of these tokens.
+        causal: no token sees a later one.
+        classes_only: behind the last block only class tokens are read, so that it need not make the others.
 
     Raises:
         ValueError: if `seams` has not one entry for each block, or one acts in a block that was passed already.
@@ -292,10 +328,14 @@ def run_blocks(blocks: nn.ModuleList, x: Tensor, seams: Seams | None, state: Tok
                 raise ValueError(f"a seam acts in block {layer}, but stored tokens enter at block {state.start}.")
             continue
         state.layer = layer
-        x = through(partial(_pass, block, None if seams is None else seams[layer], causal), x, state)
+        seam = None if seams is None else seams[layer]
+        is_last = classes_only and layer == len(blocks) - 1
+        x = through(partial(_pass, block, seam, causal, is_last), x, state)
     return x
 
 
-def _pass(block: nn.Module, seams: BlockSeams | None, causal: bool, x: Tensor, state: TokenState) -> Tensor:
-    passed: Tensor = block(x, seams, state, causal)
+def _pass(
+    block: nn.Module, seams: BlockSeams | None, causal: bool, is_last: bool, x: Tensor, state: TokenState
+) -> Tensor:
+    passed: Tensor = block(x, seams, state, causal, is_last) if is_last else block(x, seams, state, causal)
     return passed

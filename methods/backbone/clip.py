@@ -108,8 +108,9 @@ class VisionTower(nn.Module):
         Behind the last block only class tokens are read, and N is 1.
         """
         x, state = self.embed(frames)
-        x = run_blocks(self.blocks[:blocks], x, None, state, causal=False)
-        if blocks == len(self.blocks):
+        is_whole = blocks == len(self.blocks)
+        x = run_blocks(self.blocks[:blocks], x, None, state, causal=False, classes_only=is_whole)
+        if is_whole:
             x = x[:, : state.classes]
         return x.unflatten(0, frames.shape[:2])
 
@@ -120,7 +121,7 @@ class VisionTower(nn.Module):
     def forward(self, frames: Tensor, seams: Seams | None = None) -> Tensor:
         """One joint embedding for each frame: (B, T, 3, H, W), or stored tokens, -> (B, T, d), not normalised."""
         x, state = self.embed(frames)
-        x = run_blocks(self.blocks, x, seams, state, causal=False)
+        x = run_blocks(self.blocks, x, seams, state, causal=False, classes_only=True)
         read = self.read(x[:, : state.classes])
         if state.frame_of is not None:  # frames that have become one have one embedding
             read = read.unflatten(0, (state.batch, -1))[:, :, 0]

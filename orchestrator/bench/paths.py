@@ -30,7 +30,7 @@ from orchestrator.bench.reference import (
     nothing_known,
     ranks_by_sorting,
     texts_by_prototype,
-    with_plain_activations,
+    with_plain_towers,
     xpool_scores,
 )
 from orchestrator.bench.work import (
@@ -79,9 +79,9 @@ def step_path(method: str, pairs: int, distinct: int, frames: int, needs: int = 
         made = second_task(method, backbone)
         return HotPath(
             f"{method}, training step, {name}, {count} pairs of {count * distinct // pairs} videos x {frames} frames",
-            "every row encoded, nothing kept, plain activation",
+            "every row encoded, nothing kept, plain towers",
             training_step(made, batch),
-            training_step(with_plain_activations(made), nothing_known(batch)),
+            training_step(with_plain_towers(made), nothing_known(batch)),
             pairs=7 if is_toy else 1 if needs else 2,
             is_heavy=not is_toy,
             has_memory=not is_toy,
@@ -168,9 +168,9 @@ def tempme(root: Path, is_toy: bool, vit: str = VIT) -> HotPath:
     backbone, name = clip(is_toy, vit)
     videos = 4 if is_toy else 1
     inputs = random_batch(backbone, videos, 12).frames
-    made, plain = second_task("tempme", backbone), second_task("zero_shot", backbone)
+    made, plain = second_task("tempme", backbone), with_plain_towers(second_task("zero_shot", backbone))
     title = f"tempme, encoding, {name}, {videos} x 12 frames"
-    return HotPath(title, "plain CLIP", encoding(made, inputs), encoding(plain, inputs), 7 if is_toy else 5)
+    return HotPath(title, "plain CLIP, all tokens", encoding(made, inputs), encoding(plain, inputs), 7 if is_toy else 5)
 
 
 class _Undecoded(FrameSource):

@@ -2,8 +2,9 @@
 
 Facts, not code: JasonCodeMaker/CTVR ranks by sorting twice, reads every caption once for each prototype in the order of
 the stream, padded to the longest of its batch, and decodes each epoch; StructAlign's asks the former model in every
-step; none of them knows that a video stands several times in a batch; X-Pool makes a vector for every pair; and CLIP's
-activation is written as x sigmoid(1.702 x), of which the backward pass keeps three tensors.
+step; none of them knows that a video stands several times in a batch; X-Pool makes a vector for every pair; CLIP's
+activation is written as x sigmoid(1.702 x), of which the backward pass keeps three tensors; and its last block makes
+all tokens, of which one is read.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from methods.backbone.clip import Block, BlockSeams, TokenState, VisionTower
 from methods.base import Batch, Method
 from methods.xpool import XPool
 
@@ -30,13 +33,22 @@ class PlainGELU(nn.Module):
         return x * torch.sigmoid(1.702 * x)
 
 
-def with_plain_activations(method: Method) -> Method:
-    """A copy of a method whose towers have the plain activation."""
+def with_plain_towers(method: Method) -> Method:
+    """A copy of a method whose towers have the plain activation and make every token of the last block."""
     made = copy.deepcopy(method)
     for module in list(made.modules()):
+        if isinstance(module, VisionTower):
+            whole: Block = module.blocks[-1]  # type: ignore[assignment]
+            whole.forward = partial(_every_token, whole)  # type: ignore[method-assign]
         if isinstance(module, nn.Sequential) and type(getattr(module, "gelu", None)).__name__ == "QuickGELU":
             module.gelu = PlainGELU()
     return made
+
+
+def _every_token(
+    block: Block, x: Tensor, seams: BlockSeams | None, state: TokenState, causal: bool, is_last: bool = False
+) -> Tensor:
+    return Block.forward(block, x, seams, state, causal)
 
 
 def nothing_known(batch: Batch) -> Batch:

@@ -74,7 +74,7 @@ def other_values(value: Any) -> list[Any]:
             return [(1,), (0.5,), (2,), (8,) * LAYERS, (12, *(8,) * (LAYERS - 1))]
         return [(other, *value[1:]) for other in other_values(value[0])]
     if value is None:
-        found: list[Any] = [1, 2, 0, 0.5, 0.1]
+        found: list[Any] = [1, 2, 16, 0, 0.5, 0.1]  # 16: more than the small stream has categories, or blocks
     elif isinstance(value, int):
         found = [value + 1, value - 1, 2 * value, 1, 2, 3, 0]
     else:  # 100: a bound that nothing small reaches

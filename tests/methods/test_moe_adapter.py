@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from methods.backbone.clip import BlockSeams
 from methods.base import unit
 from methods.layers.pooling import mean_pool
 from methods.moe_adapter import SCALE, Mixture, MoEAdapter, MoEAdapterConfig
@@ -33,14 +34,15 @@ def mixture():
 
 def test_a_fresh_model_is_clip_whatever_the_gates(small_clip):
     method, batch = make(small_clip), make_batch()
-    assert torch.equal(method.encode_video(batch.frames), mean_pool(small_clip.vision(batch.frames)))
+    all_tokens = [*[None] * 3, BlockSeams(after=lambda x, state: x)]
+    assert torch.equal(method.encode_video(batch.frames), mean_pool(small_clip.vision(batch.frames, all_tokens)))
     assert torch.equal(method.encode_text(batch.tokens), unit(small_clip.text(batch.tokens)))
     for mixture in method.mixtures:
         for router in mixture.routers:
             assert not router.route.any()
             assert not router.noise.any()
             router.route.data.normal_()
-    assert torch.equal(method.encode_video(batch.frames), mean_pool(small_clip.vision(batch.frames)))
+    assert torch.equal(method.encode_video(batch.frames), mean_pool(small_clip.vision(batch.frames, all_tokens)))
 
 
 @pytest.mark.parametrize("is_training", [False, True])

@@ -32,8 +32,9 @@ def test_seams_that_change_nothing_change_nothing(small_clip, batch, tower):
     given = batch.frames if tower == "vision" else batch.tokens
     run, calls = getattr(small_clip, tower), []
     expected = run(given)
-    for seams in ([None] * 4, [BlockSeams()] * 4, [spies(calls)] * 4):
+    for seams in ([None] * 4, [BlockSeams()] * 4):
         assert torch.equal(run(given, seams), expected)
+    close(run(given, [spies(calls)] * 4), expected, 1e-6)  # the last block makes what nobody reads, too
     order = ["before", "q", "k", "v", "out", "beside", "between", "mlp", "after"]
     assert calls == [(place, layer) for layer in range(4) for place in order]
 
@@ -105,7 +106,7 @@ def test_two_interleaved_forwards_do_not_interfere(small_clip):
         assert (state.batch, state.frames, state.layer, len(state.log)) == before
         return x
 
-    close(small_clip.vision(outer.frames, [BlockSeams(after=run_another)] * 4), expected[0], 0)
+    close(small_clip.vision(outer.frames, [BlockSeams(after=run_another)] * 3 + [None]), expected[0], 0)
     for text, video in found:
         close(text, expected[1], 0)
         close(video, expected[2], 0)
@@ -147,6 +148,50 @@ def test_the_log_tells_what_each_block_computed(small_clip, batch):
     x, state = small_clip.vision.embed(batch.frames)
     run_blocks(small_clip.vision.blocks, x, None, state, causal=False)
     assert state.log == [(3, 17, 17)] * 4
+
+
+@pytest.mark.parametrize("read", [1, 2])
+@pytest.mark.parametrize("has_sizes", [False, True])
+@pytest.mark.parametrize("place", [None, "qkv", "k"])
+def test_the_last_block_makes_what_is_read_and_no_more(small_clip, batch, read, has_sizes, place):
+    """The same tokens and the same gradients; with merged tokens, clips of several class tokens, a seam before."""
+
+    def before(x, state):
+        state.classes = read  # known only when the tokens come there
+        return 2 * x
+
+    last = BlockSeams(before=before, **({place: lambda y, projected, state: 2 * projected} if place else {}))
+    vision, found, ran = small_clip.vision, [], []
+    small_clip.requires_grad_(True)
+    hooks = [block.mlp.register_forward_hook(lambda _, given, out: ran.append(out.shape[1])) for block in vision.blocks]
+    for classes_only in (False, True):
+        vision.zero_grad()
+        x, state = vision.embed(batch.frames)
+        state.sizes = 1 + torch.arange(x.shape[1]).expand(len(x), -1)[..., None] if has_sizes else None
+        x.retain_grad()
+        tokens = run_blocks(vision.blocks, x, [None, None, None, last], state, False, classes_only)
+        assert tokens.shape[1] == (read if classes_only else 17)
+        tokens = tokens[:, :read]
+        tokens.square().sum().backward()
+        found.append((tokens.detach(), x.grad, *(p.grad for p in vision.blocks.parameters())))
+        assert state.log == [(3, 17, 17)] * 4  # as papers count
+    for hook in hooks:
+        hook.remove()
+    for whole, cut in zip(*found, strict=True):
+        close(cut, whole, 2e-6 * float(1 + whole.abs().max()))
+    assert ran == [17] * 7 + [read]
+
+
+@pytest.mark.parametrize("place", ["q", "k", "v", "qkv", "out", "beside", "between", "mlp", "after"])
+def test_a_seam_in_the_last_block_gets_every_token(small_clip, batch, place):
+    shapes = []
+
+    def seam(*args):
+        shapes.append(args[0].shape[1])
+        return args[0] if place in ("between", "after") else args[1]
+
+    small_clip.vision(batch.frames, [None] * 3 + [BlockSeams(**{place: seam})])
+    assert shapes == [17]
 
 
 def test_a_tower_of_a_methods_own_can_be_watched_too(small_clip, batch):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.main import main
-from orchestrator.conform.knobs import knobs
+from orchestrator.conform.knobs import Knob, knobs
 from orchestrator.conform.subject import Subject
 from orchestrator.errors import ConfigError, Fault
 from orchestrator.jobs.conform import CHECKS, conform
@@ -51,6 +51,12 @@ def test_a_number_that_counts_under_other_settings_is_tried_under_them_and_one_t
     assert knobs(Subject.of(place("Switched"))) == (
         "lr, weight, size, places, sizes; no other value was taken of: blocks"
     )
+
+
+def test_a_number_that_small_values_fall_short_of_is_tried_with_a_large_one():
+    """StructAlign's classes must be at least as many as the stream has categories, and are none by default."""
+    subject = Subject.of("structalign")
+    assert Knob(subject, "etf_num_classes", {}).look() == ("counts", {})
 
 
 @pytest.mark.slow

@@ -107,10 +107,10 @@ def most_rows() -> Iterator[list[int]]:
     rows: list[int] = []
     plain = blocks.run_blocks
 
-    def spy(tower, x, seams, state, causal):
+    def spy(tower, x, seams, state, *rest, **named):
         if torch.is_grad_enabled():
             rows.append(state.batch)
-        return plain(tower, x, seams, state, causal)
+        return plain(tower, x, seams, state, *rest, **named)
 
     with pytest.MonkeyPatch.context() as patch:
         for tower in (clip, umt):
