@@ -99,7 +99,7 @@ def check_ctvr(words: list[str]) -> None:
         assert name in {*presets_known(method if method and ":" not in method else ""), *tables}, f"preset {name}"
     if known.get("item"):
         find_item(given.item)
-    if "kind" in known:
+    if "files" in known:
         _check_words(given.kind, words_of(given.kind, given.files), given.videos)
     for word in [*(known.get("overrides") or []), *(known.get("space") or [])]:
         check_setting(word, method)

@@ -51,11 +51,12 @@ class TokenState:
     eot: Tensor | None = None  # (B,) position of the end-of-text token; None for images
     log: list[tuple[int, int, int]] = field(default_factory=list)
     # per block: attention groups of one video, tokens of a group in attention, tokens of a group in the MLP
+    moves: list[Any] = field(default_factory=list)  # where reducers that merge have put tokens (merge.Move), in order
     extra_macs: int = 0  # multiply-adds of the whole batch that seams have added to CLIP's own; a seam adds its own
 
     def copy(self) -> TokenState:
         """The same state, which what happens to this one leaves alone."""
-        return replace(self, log=list(self.log))
+        return replace(self, log=list(self.log), moves=list(self.moves))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ Shapes: G groups (frames or clips), N tokens in, M tokens out, C channels, r mer
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +38,38 @@ class MergePlan:
     def repeated(self, times: int) -> MergePlan:
         """The same plan for `times` consecutive groups: (G, .) -> (G * times, .)."""
         return MergePlan(*(x.repeat_interleave(times, dim=0) for x in (self.kept, self.moved, self.joined)))
+
+
+@dataclass(frozen=True)
+class Move:
+    """What a merge has done to the tokens of a pass: `group` neighbours joined, class tokens first, then the plan."""
+
+    plan: MergePlan
+    group: int = 1
+    classes: int = 1  # of each group, before they were joined
+
+
+def follow(moves: Sequence[Move], groups: int, tokens: int) -> Tensor:
+    """Which token each of the first tokens has become part of: (G, N) int64, numbered through all groups.
+
+    Equal numbers have been merged.
+
+    Args:
+        moves: of one pass, in order.
+        groups: G, attention groups before the first move.
+        tokens: N of a group.
+    """
+    device = moves[0].plan.kept.device if moves else None
+    group = torch.arange(groups, device=device)[:, None].expand(groups, tokens)
+    slot = torch.arange(tokens, device=device).expand(groups, tokens)
+    size = tokens
+    for move in moves:
+        member, group = group % move.group, group // move.group
+        patch = move.classes * move.group + member * (size - move.classes) + slot - move.classes
+        slot = torch.where(slot < move.classes, member * move.classes + slot, patch)
+        slot = move.plan.target[group, slot]
+        size = move.plan.kept.shape[1]
+    return group * size + slot
 
 
 def most_mergeable(tokens: int, protected: int) -> int:

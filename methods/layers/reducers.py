@@ -30,7 +30,7 @@ from methods.backbone.clip import Attended, BlockSeams, Seam, Seams, TokenState,
 from methods.layers.diffrate import DiffRate, schedule
 from methods.layers.diffrate_search import DiffRateSearch
 from methods.layers.evit import EViT
-from methods.layers.merge import merge_tokens, most_mergeable, plan_bipartite
+from methods.layers.merge import Move, merge_tokens, most_mergeable, plan_bipartite
 from methods.layers.reducer_settings import ReducerConfig, ReducerName
 from methods.layers.sta import STA
 from methods.layers.testa import TESTA, frame_rates
@@ -189,6 +189,7 @@ class Reducer(TokenReducer):
             p = _regroup(p.expand(clips, old_tokens, -1), step.group, classes)
             x = (x.unflatten(0, (state.batch, -1)) + p).flatten(0, 1)
         x, state.sizes = merge_tokens(x, state.sizes, plan)
+        state.moves.append(Move(plan, step.group, classes))
         return x
 
     def _merge(self, intra: int, x: Tensor, attended: Attended, state: TokenState) -> Tensor:
@@ -202,6 +203,7 @@ class Reducer(TokenReducer):
         else:
             plan = plan_bipartite(keys, intra, state.protected)
         x, state.sizes = merge_tokens(x, state.sizes, plan)
+        state.moves.append(Move(plan))
         return x
 
 

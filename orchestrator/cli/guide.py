@@ -13,6 +13,7 @@ ctvr: experiments in continual text-to-video retrieval
               ctvr reproduce --list                               tables and figures of the papers
   look        ctvr table --stream shapes-5, ctvr page NAME        numbers; one HTML file to mail
               ctvr search "a red square" --model best-shapes-5    ask a trained model
+              ctvr look attention framefusion_moe                 what it attends to, merges, how it scores
               ctvr ui                                             MLflow's pages
   know        ctvr methods [NAME], ctvr streams, ctvr schema      what there is, with every setting
   own videos  ctvr streams import csv table=TABLE.csv --videos FOLDER

@@ -21,6 +21,7 @@ from orchestrator.cli import supervised
 from orchestrator.cli.completion import add_completion
 from orchestrator.cli.data import add_cache, add_streams
 from orchestrator.cli.guide import guide
+from orchestrator.cli.look import add_look
 from orchestrator.cli.plugins import add_conform, add_new
 from orchestrator.cli.reproduce import add_reproduce
 from orchestrator.cli.results import add_doctor, add_explain, add_methods, add_rebuild, add_sync, add_table, add_ui
@@ -165,6 +166,7 @@ def make_parser(exits: bool = True) -> argparse.ArgumentParser:
     add_table(commands)
     add_rebuild(commands)
     add_search(commands)
+    add_look(commands)
     add_page(commands)
     add_export(commands)
     add_streams(commands)

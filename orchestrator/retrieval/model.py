@@ -209,17 +209,22 @@ class Model:
         with self._precision():
             return self.trained.method.encode_video(frames).float().cpu()
 
-    @torch.no_grad()
-    def _encode(self, items: Sequence[Item]) -> Tensor:
+    def frames_of(self, items: Sequence[Item]) -> Iterator[Tensor]:
+        """Normalised frames (B, T, 3, H, W) of videos, in batches of evaluation; what the store lacks is decoded.
+
+        Raises:
+            VideoError: if a file is no video that can be read.
+        """
         data, size = self.data(items), self.trained.experiment.evaluation.batch_size
         _, broken = data.frames.decode_missing(
             [item for item, key in data.frames.keys(items)[0].items() if not self.store.has("frames", key)]
         )
         if broken:
             raise broken[0][1]
-        with self._precision():
-            parts = data.videos(0, "test", range(len(items)), size)
-            return torch.cat([self.trained.method.encode_video(part).float().cpu() for part in parts])
+        yield from data.videos(0, "test", range(len(items)), size)
+
+    def _encode(self, items: Sequence[Item]) -> Tensor:
+        return torch.cat([self.encode_frames(frames) for frames in self.frames_of(items)])
 
     def _others_of(self, videos: Videos) -> Block:
         items = videos_of(videos)

@@ -68,6 +68,20 @@ def draw_similarities(matrices: Mapping[str, Sequence[Sequence[float]]], title: 
     return figure
 
 
+def draw_scores(matrices: Mapping[str, Sequence[Sequence[float]]], title: str) -> Figure:
+    """One panel for each matrix of captions x videos, each on a scale of its own."""
+    largest = max(map(len, matrices.values()))
+    figure, panels = new_figure(len(matrices), panel=max(3.4, min(5.0, 0.42 * largest + 1.4)))
+    for panel, (name, matrix) in zip(panels, matrices.items()):
+        array = np.asarray(matrix, dtype=float)
+        between = (float(array.min()), max(float(array.max()), float(array.min()) + 1e-12))
+        image = _matrix(panel, array, *between, ("video", "caption"), 2 if largest <= 10 else None)
+        panel.set_title(name, fontsize=10, color=INK, loc="left")
+        _bar(figure, image, [panel], "score", between)
+    figure.suptitle(textwrap.fill(title, 40 * len(matrices)), fontsize=10, color=INK, x=0.01, ha="left")
+    return figure
+
+
 def draw_shares(shares: np.ndarray, title: str) -> Figure:
     """What each expert (E rows) has of each task (T columns), in percent, with the numbers written in the cells."""
     experts, tasks = shares.shape

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from methods.layers.merge import merge_tokens, most_mergeable, plan_bipartite, unmerge_tokens
+from methods.backbone.clip import record_tokens
+from methods.layers.merge import follow, merge_tokens, most_mergeable, plan_bipartite, unmerge_tokens
+from methods.lora import Lora, LoraConfig
 from tests.methods.released import floats, read
 
 # Four matchings made by TempMe's released code (bipartite_soft_matching and merge_wavg), seeded random inputs.
@@ -104,3 +106,16 @@ def test_matching_is_done_in_float32_and_ties_go_to_the_lower_position():
 def test_negative_r_says_how_to_disable_merging(tokens):
     with pytest.raises(ValueError, match="r=0 to disable"):
         plan_bipartite(tokens[0], -1)
+
+
+@pytest.mark.parametrize("settings", [{"reducer": "tome", "r": 3}, {"reducer": "tempme", "num_frames": 4}])
+def test_tokens_are_followed_to_where_their_sizes_say(small_clip, settings):
+    """As many first tokens lead to a last one as its size counts, also where frames become clips."""
+    method = Lora(LoraConfig(**settings), small_clip).eval()
+    with record_tokens() as states, torch.no_grad():
+        method.encode_video(torch.randn(2, 4, 3, 32, 32))
+    (state,) = states
+    assert state.moves
+    found = follow(state.moves, 8, 17)
+    assert torch.equal(found.flatten().bincount(), state.sizes.flatten().long())
+    assert follow([], 2, 3).tolist() == [[0, 1, 2], [3, 4, 5]]

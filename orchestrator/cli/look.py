@@ -1,0 +1,38 @@
+"""`ctvr look`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from orchestrator.cli.options import add_where, get_records, get_where
+
+
+def add_look(commands: Any) -> None:
+    parser = commands.add_parser(
+        "look",
+        help="draw what a trained model attends to, which patches it merges, or its scores",
+        description="A picture of frames as the model sees them: attention between frames (FFA) and within (CLIP), "
+        "patches that were merged, or scores before and after Dual Softmax.",
+    )
+    parser.add_argument("kind", choices=("attention", "merges", "scores"))
+    parser.add_argument(
+        "model", help="a folder, run id, run, sweep (its best trial), method (its newest run), best-STREAM"
+    )
+    parser.add_argument(
+        "--in", dest="among", type=Path, nargs="+", default=[], metavar="FILE", help="videos, or a folder of them"
+    )
+    parser.add_argument("--count", type=int, help="how many videos are drawn (2; of scores 12)")
+    parser.add_argument("--block", type=int, help="of attention, from 1 (the last with frame fusion, or the last)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help=".png or .pdf (<runs>/pages/KIND-MODEL.png)")
+    add_where(parser)
+    parser.set_defaults(run=_look)
+
+
+def _look(arguments: argparse.Namespace) -> str:
+    where = get_where(arguments) if Path(arguments.model).is_dir() else get_records(arguments)
+    from orchestrator.jobs.look import look
+
+    given = (arguments.among, arguments.count, arguments.block, arguments.out)
+    return look(arguments.kind, arguments.model, where, *given)

@@ -1,0 +1,93 @@
+"""`ctvr look`: a picture of what a trained model does with videos: where it attends, what it merges, how it scores."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from orchestrator.console import say
+from orchestrator.errors import ConfigError
+from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.trained import load
+from orchestrator.pages.frames import draw_attention, draw_merges, written
+from orchestrator.retrieval.insight import attention_maps, merges, score_matrices
+from orchestrator.retrieval.model import Model, videos_of
+from orchestrator.streams.stream import Item
+
+Kind = Literal["attention", "merges", "scores"]
+FORMS = (".png", ".pdf")
+
+
+def look(
+    kind: Kind,
+    name: str,
+    where: Deployment,
+    among: Sequence[Path] = (),
+    count: int | None = None,
+    block: int | None = None,
+    out: Path | None = None,
+) -> str:
+    """Draw what the model that `name` stands for (`jobs.trained.load`) does.
+
+    Args:
+        kind: `attention` of a block over the patches of frames (CTVR, figures 5 and 7), `merges` of patches (TempMe,
+            figures 4 and 7), `scores` before and after calibration (CAMoE, figure 5).
+        among: videos, or a folder of them; none: the first test videos of the stream's last task.
+        count: how many videos are drawn, >= 1; None: 2, of `scores` 12.
+        block: of `attention`, counted from 1.
+        out: the file, .png or .pdf; None: <runs>/pages/KIND-NAME.png.
+
+    Raises:
+        ConfigError: for an unknown model, one that does none of this, or a file that cannot be written.
+    """
+    file = out or where.runs / "pages" / f"{kind}-{Path(name).name}.png"
+    if file.suffix.lower() not in FORMS:
+        raise ConfigError(f"look: --out {file} is neither a .png nor a .pdf.")
+    count = {"scores": 12}.get(kind, 2) if count is None else count
+    if count < 1:
+        raise ConfigError(f"look: --count counts videos and must be >= 1, got {count}.")
+    if block is not None and kind != "attention":
+        raise ConfigError(f"look {kind}: --block belongs to attention. Leave it out.")
+    if among and kind == "scores":
+        raise ConfigError("look scores: captions and their videos are those of the stream. Leave --in out.")
+    if not file.parent.is_dir() and out is not None:
+        raise ConfigError(f"look: there is no folder {file.parent}. Make it, or name another --out.")
+    drawn = _draw(kind, load(name, where), among, count, block, file.suffix.lower()[1:])
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        file.write_bytes(drawn)
+    except OSError as error:
+        raise ConfigError(f"look: {file} cannot be written: {error.strerror}.") from error
+    say(f"written: {file}")
+    return str(file)
+
+
+def _draw(kind: Kind, model: Model, among: Sequence[Path], count: int, block: int | None, form: str) -> bytes:
+    if kind == "scores":
+        return _scores(model, count, form)
+    items = _items(model, among)[:count]
+    names = [f"{item.video}: {item.captions[0]}" if item.captions else item.video for item in items]
+    if kind == "merges":
+        return written(draw_merges(merges(model, items), names), form)
+    return written(draw_attention(attention_maps(model, items, block), names), form)
+
+
+def _items(model: Model, among: Sequence[Path]) -> tuple[Item, ...]:
+    if among:
+        return videos_of(among)
+    if model.stream is None:
+        raise ConfigError(f"model {model.name}: its stream is not here. Name videos: --in FILE.")
+    return tuple(model.stream.items(len(model.stream.tasks) - 1, model.trained.experiment.evaluation.split))
+
+
+def _scores(model: Model, count: int, form: str) -> bytes:
+    from orchestrator.tracking.figures import draw_scores, save
+
+    plain, calibrated, names = score_matrices(model, max(count, 2))
+    title = f"{model.method}: the first caption of each of {len(names)} videos, and these videos"
+    panels = {"scores": plain.tolist(), "calibrated": calibrated.tolist()}
+    buffer = io.BytesIO()
+    save(draw_scores(panels, title), buffer, form)
+    return buffer.getvalue()
