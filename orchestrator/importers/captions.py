@@ -40,6 +40,19 @@ def read_msrvtt_captions(paths: Iterable[Path]) -> Captions:
     return captions
 
 
+def read_msrvtt_splits(path: Path) -> dict[str, str]:
+    """Video -> train, validate or test, of MSRVTT_data.json."""
+    data = read_json(path)
+    videos = data.get("videos") if isinstance(data, dict) else None
+    splits: dict[str, str] = {}
+    for number, entry in enumerate(videos if isinstance(videos, list) else [None]):
+        video, split = (entry.get("video_id"), entry.get("split")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(video, str) or split not in ("train", "validate", "test"):
+            raise ConfigError(f"{path}: videos[{number}] lacks 'video_id' or its 'split'. Give MSRVTT_data.json.")
+        splits[video] = split
+    return splits
+
+
 @dataclass(frozen=True)
 class Narration:
     """Sentences of one video, stripped, and the stretch of time (seconds) of each, as published."""

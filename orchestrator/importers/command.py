@@ -19,7 +19,7 @@ from orchestrator.importers.builder import (
     write_manifest,
 )
 from orchestrator.importers.ctvr import import_actnet, import_msrvtt, read_split
-from orchestrator.importers.cvlm import DATASETS, import_cvlm
+from orchestrator.importers.cvlm import FIVE, import_cvlm
 from orchestrator.importers.datasets import import_dataset
 from orchestrator.importers.features import import_features
 from orchestrator.importers.images import BENCHMARKS as IMAGES
@@ -123,8 +123,8 @@ def _default_name(kind: str, files: Mapping[str, str]) -> str:
     if kind in {"msrvtt", "actnet"}:
         return f"{kind}-{len(read_split(_path(files['split']))['train'])}"
     if kind == "cvlm":
-        chosen = _listed(files.get("datasets", "")) or list(DATASETS)
-        return chosen[0] if len(chosen) == 1 else "cvlm" if chosen == list(DATASETS) else f"cvlm-{len(chosen)}"
+        chosen = _listed(files.get("datasets", "")) or list(FIVE)
+        return chosen[0] if len(chosen) == 1 else "cvlm" if chosen == list(FIVE) else f"cvlm-{len(chosen)}"
     if kind == "hf":
         return _path(files["folder"]).resolve().name
     return kind if kind in IMAGES else Path(files["table"]).stem

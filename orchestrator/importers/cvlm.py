@@ -1,4 +1,7 @@
-"""CVLM (paper 003): five whole data sets, as published, become one stream; for `ctvr streams import`."""
+"""CVLM (paper 003): five whole data sets, as published, become one stream; for `ctvr streams import`.
+
+Two more stand alone in papers 001 and 004: LSMDC, and MSR-VTT in its first split.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from orchestrator.importers.captions import (
     read_entries,
     read_lines,
     read_msrvtt_captions,
+    read_msrvtt_splits,
     read_narrations,
 )
 from orchestrator.importers.pickles import read_pickle
@@ -23,15 +27,20 @@ from orchestrator.streams.stream import SPLITS
 
 CVLM_SETTINGS = {"preset": "paper", "data.batch_size": 48, "optim.epochs": 10, **BACKBONE}  # it prints no frames
 ALONE = {"preset": "paper", **BACKBONE}
-PUBLISHED = {  # videos that train, and that are searched
+# Videos that train, and that are searched. LSMDC: its training file has several lines for some clips, so that its
+# 101,079 are no count of clips
+PUBLISHED: dict[str, tuple[int | None, int]] = {
     "vatex": (25_991, 6_000),
     "activitynet": (10_009, 4_917),
     "msrvtt": (9_000, 1_000),
     "didemo": (8_395, 1_004),
     "msvd": (1_200, 670),
+    "lsmdc": (None, 1_000),
+    "msrvtt-full": (7_010, 2_990),
 }
 MAX_WORDS, MAX_CHARACTERS = 1_000, 20_000  # of one caption
 MSVD_BYTES = 64 << 20
+LSMDC_CELLS = 6
 
 
 def import_cvlm(folder: Path, out: Path | None, datasets: Sequence[str] | None = None) -> tuple[Manifest, str]:
@@ -44,14 +53,16 @@ def import_cvlm(folder: Path, out: Path | None, datasets: Sequence[str] | None =
         msrvtt/       MSRVTT_data.json, MSRVTT_JSFUSION_test.csv   (1K-A; all other videos train)
         didemo/       train_data.json, test_data.json[, val_data.json]   (a paragraph per video)
         msvd/         train_list.txt, val_list.txt, test_list.txt, raw-captions.pkl or captions.txt or captions.csv
+        lsmdc/        LSMDC16_annos_training.csv, LSMDC16_annos_val.csv, LSMDC16_challenge_1000_publictect.csv
+        msrvtt-full/  MSRVTT_data.json, or train_val_videodatainfo.json and test_videodatainfo.json  (all captions)
 
     Args:
-        datasets: which of them, in this order; default all five in the paper's order. One alone is the benchmark of
-            papers without a stream (001, 004): one task, under its own name and without CVLM's settings.
+        datasets: which of them, in this order; default the first five, in the paper's order. One alone is the benchmark
+            of papers without a stream (001, 004): one task, under its own name and without CVLM's settings.
 
     Returns and raises as `import_msrvtt`; ids start with the data set's name.
     """
-    names = list(DATASETS) if datasets is None else list(datasets)
+    names = list(FIVE) if datasets is None else list(datasets)
     for name in names:
         if name not in DATASETS:
             raise ConfigError(f"datasets: {name!r} is unknown.{suggest(name, DATASETS)} All: {', '.join(DATASETS)}.")
@@ -68,14 +79,15 @@ def import_cvlm(folder: Path, out: Path | None, datasets: Sequence[str] | None =
         sources += files.used
     if len(names) == 1:
         return builder.finish(names[0], "ctvr", tasks, ALONE, sources, _published(names))
-    all_five = names == list(DATASETS)
+    all_five = names == list(FIVE)
     stem = "cvlm" if all_five else (Path(out).stem if out else "cvlm-part")
     return builder.finish(stem, "cvlm", tasks, CVLM_SETTINGS, sources, _published(names) if all_five else None)
 
 
 def _published(names: Sequence[str]) -> dict[str, int]:
     train, test = zip(*(PUBLISHED[name] for name in names))
-    return {"train": sum(train), "test": sum(test)}
+    found = {"test": sum(test)}
+    return found if None in train else {"train": sum(train), **found}
 
 
 class _Files:
@@ -135,6 +147,42 @@ def _msrvtt_1ka(files: _Files) -> dict[str, Captions]:
     for _, row in read_csv(table, ("video_id", "sentence")):
         test.setdefault(row["video_id"], []).append(row["sentence"])
     return {"train": {video: texts for video, texts in captions.items() if video not in test}, "test": test}
+
+
+def _msrvtt_full(files: _Files) -> dict[str, Captions]:
+    """Every video in the split of its publishers; what they validate on trains, too (CAMoE, table 8: 7k and 3k)."""
+    whole = files.find("msrvtt_data.json")
+    if whole is None:
+        paths = {"train": files.need("train_val_videodatainfo.json"), "test": files.need("test_videodatainfo.json")}
+        return {split: read_msrvtt_captions([path]) for split, path in paths.items()}
+    splits = read_msrvtt_splits(whole)
+    found: dict[str, Captions] = {"train": {}, "test": {}}
+    for video, texts in read_msrvtt_captions([whole]).items():
+        if video not in splits:
+            raise ConfigError(f"{whole}: {video!r} has captions and no split. Download it again.")
+        found["test" if splits[video] == "test" else "train"][video] = texts
+    return found
+
+
+def _lsmdc(files: _Files) -> dict[str, Captions]:
+    """Clips of movies; some have several lines."""
+    paths = {
+        "train": files.need("lsmdc16_annos_training.csv", "*train*.csv"),
+        "val": files.find("lsmdc16_annos_val.csv"),
+        "test": files.need("lsmdc16_challenge_1000_publictect.csv", "*test*.csv"),
+    }
+    found: dict[str, Captions] = {}
+    for split, path in paths.items():
+        for number, line in enumerate(read_lines(path) if path is not None else (), start=1):
+            cells = line.strip().split("\t")
+            if line.strip() and len(cells) != LSMDC_CELLS:
+                raise ConfigError(
+                    f"{path}: line {number}: {len(cells)} cells, not {LSMDC_CELLS} (clip, four times, sentence) "
+                    "between tabs. Download it again."
+                )
+            if line.strip() and cells[-1].strip():
+                found.setdefault(split, {}).setdefault(cells[0], []).append(cells[-1].strip())
+    return found
 
 
 def _didemo(files: _Files) -> dict[str, Captions]:
@@ -207,4 +255,7 @@ DATASETS: dict[str, Callable[[_Files], dict[str, Captions]]] = {
     "msrvtt": _msrvtt_1ka,
     "didemo": _didemo,
     "msvd": _msvd,
+    "lsmdc": _lsmdc,
+    "msrvtt-full": _msrvtt_full,
 }
+FIVE = tuple(DATASETS)[:5]  # of paper 003

@@ -477,6 +477,42 @@ def test_msvd_captions_may_be_text(five: Path, name: str) -> None:
     assert import_cvlm(five, None, ["msvd"])[0]["tasks"] == whole["tasks"]
 
 
+def test_two_more_data_sets_stand_alone(five: Path) -> None:
+    """LSMDC's lines of six cells between tabs, and MSR-VTT in its publishers' split with all captions of its tests."""
+    lines = {"annos_training": ("m_1", "m_1", "m_2"), "annos_val": ("m_3",), "challenge_1000_publictect": ("m_4",)}
+    (five / "lsmdc").mkdir()
+    for name, clips in lines.items():
+        cells = [f"{clip}\t0\t1\t0\t1\tSOMEONE walks {n}. \n" for n, clip in enumerate(clips)]
+        (five / "lsmdc" / f"LSMDC16_{name}.csv").write_text("".join(cells))
+    touch(five / "lsmdc" / "avi" / "m" / "m_1.avi")
+    manifest, report = import_cvlm(five, five / "lsmdc.json", ["lsmdc"])
+    stream = load_stream(five / "lsmdc.json", five)
+    walks = {f"lsmdc/m_{n}": (f"SOMEONE walks {m}.",) for n, m in ((2, 2), (3, 0), (4, 0))}
+    assert captions(stream, "train") == {
+        "lsmdc/m_1": ("SOMEONE walks 0.", "SOMEONE walks 1."),
+        "lsmdc/m_2": walks["lsmdc/m_2"],
+    }
+    assert captions(stream, "val") == {"lsmdc/m_3": walks["lsmdc/m_3"]}
+    assert captions(stream, "test") == {"lsmdc/m_4": walks["lsmdc/m_4"]}
+    assert manifest["tasks"][0]["train"][0]["path"] == "lsmdc/avi/m/m_1.avi"
+    assert "Not the published stream, which has test 1000" in report
+    (five / "lsmdc" / "LSMDC16_annos_val.csv").write_text("m_3\t0\tno\n")
+    with pytest.raises(ConfigError, match=r"LSMDC16_annos_val.csv: line 1: 3 cells, not 6"):
+        import_cvlm(five, None, ["lsmdc"])
+
+    of = {"video0": "train", "video1": "validate", "video2": "test"}
+    videos = [{"video_id": video, "split": split} for video, split in of.items()]
+    whole = write_json(five / "msrvtt-full" / "MSRVTT_data.json", as_sentences(SENTENCES) | {"videos": videos})
+    import_cvlm(five, five / "full.json", ["msrvtt-full"])
+    stream = load_stream(five / "full.json", five)
+    assert set(captions(stream, "train")) == {"msrvtt-full/video0", "msrvtt-full/video1"}
+    assert captions(stream, "test") == {"msrvtt-full/video2": ("a car",)}
+    whole.write_text(whole.read_text().replace('"validate"', '"val"'))
+    with pytest.raises(ConfigError, match=r"videos\[1\] lacks 'video_id' or its 'split'"):
+        import_cvlm(five, None, ["msrvtt-full"])
+    assert set(import_cvlm(five, None)[0]["sources"]) & {"LSMDC16_annos_val.csv"} == set()
+
+
 def test_the_order_of_data_sets_can_be_chosen(five: Path) -> None:
     manifest, _ = import_cvlm(five, None, ["didemo", "vatex"])
     assert [task["categories"] for task in manifest["tasks"]] == [["didemo"], ["vatex"]]
