@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from dataclasses import replace
 from functools import lru_cache
 
@@ -15,7 +17,7 @@ from orchestrator.learning.resolve import presets_of, resolve, with_recipe
 from orchestrator.tables.beside_paper import ROW, TABLE_NAME, PaperRun
 from orchestrator.tables.build import Direction, build
 from orchestrator.tables.differences import of_benchmark
-from orchestrator.tables.formats import to_markdown
+from orchestrator.tables.formats import to_markdown, to_text
 from orchestrator.tables.marks import CHOICE, method_of
 from orchestrator.tables.paper_numbers import PublishedRow, published_rows, row_of
 from orchestrator.tables.significance import read_ranks
@@ -27,10 +29,14 @@ BENCHMARK = {"cvlm": "cvlm", "ucl": "cifar-10"}  # protocol -> what a run off th
 
 
 def table(where: Deployment, sweep: str | None = None, stream: str | None = None, direction: Direction = "t2v") -> str:
-    """Write and return the table of a sweep's complete runs (or of every complete run of a stream)."""
+    """Write and return the table of a sweep's complete runs (or of every complete run of a stream).
+
+    As Markdown, or aligned where a person reads it in a terminal.
+    """
     made = made_tables(where, sweep, stream, direction)
     files = write(made, where.runs.resolve() / "tables" / (sweep or stream or "all"))
-    return f"{to_markdown(made)}\n\nwritten: {', '.join(str(file) for file in files)}"
+    shown = to_text(made, shutil.get_terminal_size().columns) if sys.stdout.isatty() else to_markdown(made)
+    return f"{shown}\n\nwritten: {', '.join(str(file) for file in files)}"
 
 
 def made_tables(

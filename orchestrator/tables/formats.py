@@ -1,4 +1,4 @@
-"""How a table of results is written: Markdown, LaTeX (booktabs), CSV. Pure functions of text."""
+"""How a table of results is written: Markdown, LaTeX (booktabs), CSV, a terminal. Pure functions of text."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import html
 import io
 import math
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 
 from orchestrator.tables.table import MISSING, Difference, Row, Table, Value, number
@@ -189,6 +190,48 @@ def _safe(text: str) -> str:
 
 def _plain(value: float) -> str:
     return f"{value:.6g}" if math.isfinite(value) else MISSING
+
+
+# --- terminal -----------------------------------------------------------------------------------------------
+
+
+def to_text(tables: Table | Sequence[Table], width: int = 120) -> str:
+    """Columns under each other, the best in each with a #, notes broken at `width` signs; rows are never broken."""
+    return "\n\n".join(_text(table, width) for table in _several(tables)) + "\n"
+
+
+def _text(table: Table, width: int) -> str:
+    feet = Footnotes()
+    arrows = {"up": " ↑", "down": " ↓", "": ""}
+    lines = [["Method", *(f"{c.title}{arrows[c.better]}" for c in table.columns), *_last_titles(table)]]
+    for row in table.rows:
+        cells = []
+        for column in table.columns:
+            text = number(row.values.get(column.key, Value()), column.digits)
+            cells.append(text + ("#" if table.is_best(row, column) else " "))
+        last = [*map(_shown, table.verdict(row)), str(len(row.seeds)), *map(_shown, table.effort(row))]
+        lines.append([_with_signs(row.label, feet.signs(row.marks)), *cells, *last])
+        if row.paper:
+            signs = [feet.source(row.paper_source), *feet.signs(row.paper_marks)]
+            printed = [number(row.paper[c.key], c.digits) + " " if c.key in row.paper else "" for c in table.columns]
+            lines.append(["  paper [" + ",".join(signs) + "]", *printed, *[""] * len(_last_titles(table))])
+    widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
+    drawn = [
+        "  ".join([line[0].ljust(widths[0]), *(cell.rjust(wide) for cell, wide in zip(line[1:], widths[1:]))]).rstrip()
+        for line in lines
+    ]
+    notes = ["# the best of its column", *table.notes, *(f"[{sign}] {text}" for sign, text in feet.all())]
+    told = [textwrap.fill(_shown(note), width, subsequent_indent="    ") for note in notes]
+    return "\n".join([_shown(table.heading), "", drawn[0], "-" * max(map(len, drawn)), *drawn[1:], "", *told])
+
+
+def _with_signs(label: str, signs: Sequence[str]) -> str:
+    return f"{_shown(label)} [{','.join(signs)}]" if signs else _shown(label)
+
+
+def _shown(text: str) -> str:
+    """Text on one line, without what a terminal would take for a command."""
+    return "".join(sign for sign in " ".join(text.split()) if sign.isprintable())
 
 
 # --- shared -------------------------------------------------------------------------------------------------
