@@ -77,9 +77,14 @@ def attention_maps(model: Model, items: Sequence[Item], block: int | None = None
     rows = _square(patches)
     spatial = seen.spatial.get(chosen)
     if tower.classes != 1 or rows is None or spatial is None or spatial.shape[-1] != patches:
+        where = (
+            f"in block {chosen + 1}, or goes around CLIP's attention there"
+            if spatial is not None
+            else "in CLIP's blocks"
+        )
         raise ConfigError(
-            f"look attention: {model.method} has no patches of single frames in block {chosen + 1}, or goes around "
-            "CLIP's attention there. Name another --block, or a model that merges none, such as framefusion_moe."
+            f"look attention: {model.method} has no patches of single frames {where}. "
+            "Name another --block, or a model that merges none, such as framefusion_moe."
         )
     shape = frames.shape[:2]
     temporal = seen.temporal.get(chosen)
@@ -117,14 +122,17 @@ def score_matrices(model: Model, number: int) -> tuple[Tensor, Tensor, list[str]
         ConfigError: if the method calibrates nothing, or the model's stream is not here.
     """
     method = model.trained.method
+    none = ConfigError(
+        f"look scores: {model.method} changes no matrix of scores. Ask one that does: dsl, or camoe with preset dsl."
+    )
     if not method.calibrates():
-        raise ConfigError(
-            f"look scores: {model.method} changes no matrix of scores. Ask a model that does, such as dsl or camoe."
-        )
+        raise none
     block = model.gallery()[-1]
     chosen = block.items[:number]
     texts = model.encode_text([item.captions[0] for item in chosen], block.task)
     plain = method.score(texts.to(model.device), block.features[: len(chosen)].to(model.device)).float()
+    if plain.ndim > len(("captions", "videos")):
+        raise none  # it has several scores of a pair, and calibrating makes one of them
     return plain.cpu(), method.calibrate(plain).float().cpu(), [item.video for item in chosen]
 
 

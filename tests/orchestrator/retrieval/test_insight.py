@@ -24,7 +24,7 @@ def model_of(learned, name: str) -> Model:
 
 
 def with_method(model: Model, name: str, **settings) -> Model:
-    """The same, asked through an untrained method."""
+    """The same, asked through an untrained method of that name."""
     cls = find_method(name)
     method = cls(cls.Config(**settings), model.trained.method if cls.wraps else model.trained.clip).eval()
     return replace(model, trained=replace(model.trained, method=method))
@@ -114,6 +114,10 @@ def test_what_a_model_does_not_do_is_one_line(zero_shot, items):
         merges(zero_shot, items)
     with pytest.raises(ConfigError, match="zero_shot changes no matrix of scores"):
         score_matrices(zero_shot, 3)
+    with pytest.raises(ConfigError, match="changes no matrix of scores"):  # one of several is made
+        score_matrices(with_method(zero_shot, "structalign"), 3)
+    with pytest.raises(ConfigError, match="has no patches of single frames in CLIP's blocks"):
+        attention_maps(with_method(zero_shot, "clip_vip"), items)
     with pytest.raises(ConfigError, match="has no patches of single frames in block 4"):
         attention_maps(with_method(zero_shot, "lora", reducer="tome", r=3), items)
 
