@@ -114,7 +114,8 @@ class Recorder:
         assert self._context is not None
         method, data = self._context
         num_tasks = len(data.stream.tasks)
-        frames = next(data.videos(0, self.experiment.evaluation.split, [0], 1))
+        plain = data.with_features(None)  # a new video passes the whole tower, also where stored tokens enter late
+        frames = next(plain.videos(0, self.experiment.evaluation.split, [0], 1))
         self.tracker.log_task(self.run_id, num_tasks, measure(method, frames))
         split = self.experiment.evaluation.split
         for name in ("own", "union"):

@@ -9,6 +9,7 @@ import pytest
 
 from methods.base import Method
 from orchestrator.learning.assemble import load_model
+from orchestrator.learning.cost import video_cost
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
 from orchestrator.streams.stream import Stream
@@ -172,3 +173,17 @@ def test_a_transductive_method_is_marked(small_stream, manifest, runs, tracker, 
     made = Recorder(tracker, resolve({"method": "zero_shot", "stream": manifest}, small_stream.settings), "r")
     execute(made.experiment, Places(runs), report=made.report, on_ready=made.ready)
     assert only_run(tracker).tags["ctvr.transductive"] == "true"
+
+
+def test_the_cost_of_a_video_is_that_of_a_new_one_where_training_reads_stored_tokens(learned: Path) -> None:
+    """zero_shot trains nothing, so that its whole tower is stored; a video that is searched passes it all the same."""
+    from orchestrator.jobs.deployment import Deployment
+    from orchestrator.jobs.trained import load
+
+    where = Deployment(runs=learned)
+    model = load("zero_shot", where)
+    run = where.tracker().find_runs(tags={"ctvr.method": "zero_shot"})[0]
+    frames = next(model.frames_of(model.gallery()[0].items[:1]))
+    expected = video_cost(model.trained.method, frames).macs / 1e9
+    assert expected > 0
+    assert run.last("cost/video_gmacs")[1] == pytest.approx(expected)
