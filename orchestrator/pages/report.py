@@ -8,9 +8,10 @@ from html import escape
 from orchestrator.pages.forgetting import Memory, explorer
 from orchestrator.pages.html import page
 from orchestrator.pages.matrices import matrices_html
+from orchestrator.tables.drawings import looks
 from orchestrator.tables.table import Row, Table, Value, number
 
-COLOURS = 7
+DASHES = {"-": "", "--": ' stroke-dasharray="6 3"', ":": ' stroke-dasharray="2 3"', "-.": ' stroke-dasharray="8 3 2 3"'}
 
 
 def report(title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table], memories: Sequence[Memory],
@@ -94,9 +95,8 @@ def curves_html(table: Table) -> str:
         parts.append(f'<path d="M{left} {y}H{width}" stroke="var(--line)"/><text x="0" y="{y + 4}">{tick:.1f}</text>')
     parts += [f'<text x="{place(step, low)[0] - 3}" y="{height - 5}">{step}</text>' for step in steps]
     legend = []
-    for index, row in enumerate(rows):
-        colour = f"var(--c{index % COLOURS})"
-        dash = ["", ' stroke-dasharray="6 3"', ' stroke-dasharray="2 3"'][index // COLOURS % 3]
+    for row, (hue, drawn) in zip(rows, looks(rows)):
+        colour, dash = f"var(--c{hue})", DASHES[drawn]
         points = [place(step, mean) for step, mean, _ in row.curve]
         line = " ".join(f"{x},{y}" for x, y in points)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')

@@ -13,6 +13,7 @@ import numpy as np
 from orchestrator.tables.table import Row, Table, Value, competes
 from orchestrator.tables.unpublished_settings import at_most
 from orchestrator.tracking.plots import Line, Panel, Scale
+from orchestrator.tracking.styles import LineName, styles_of
 
 Drawing = tuple[str, str, list[Panel]]  # the end of the file's name, the title after the stream's name, the panels
 OWN = "own gallery"
@@ -22,6 +23,13 @@ GEOMETRY = {
     "angle_text": "|epsilon| of captions (eq. 9)",
     "angle_video": "|epsilon| of videos (eq. 9)",
 }
+
+
+def looks(rows: Sequence[Row]) -> list[tuple[int, LineName]]:
+    """Hue and line of each row, as in the figures."""
+    styles = styles_of([(row.label, row.method) for row in rows])
+    found = [styles[row.label, row.method] for row in rows]
+    return [(style.hue, style.line) for style in found]
 
 
 def drawings(table: Table) -> list[Drawing]:

@@ -34,6 +34,7 @@ class Style:
     line: LineName
     marker: str
     is_hollow: bool = False  # the marker is an outline
+    hue: int = 0  # place among COLOURS, of which `colour` may be a shade
 
     @property
     def face(self) -> str:
@@ -55,6 +56,7 @@ def style_of(method: str, variant: int = 0) -> Style:
         LINES[(group + variant) % len(LINES)],
         MARKERS[(place + group + variant) % len(MARKERS)],
         is_hollow=(group // len(LINES) + variant) % 2 == 1,
+        hue=place % len(COLOURS),
     )
 
 

@@ -13,6 +13,7 @@ from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.page import page
 from orchestrator.pages.forgetting import Lost, Memory, explorer, lost_names
 from orchestrator.streams.stream import Item
+from orchestrator.tracking.styles import style_of
 
 
 def test_a_query_is_lost_if_it_was_first_after_its_own_task_and_is_not_after_the_last():
@@ -48,6 +49,9 @@ def test_the_page_of_a_stream_needs_nothing_else_and_zero_shot_forgets_nothing(l
         assert re.search(rf"<h3>{label}, seed 0</h3><p>\d+ were found, ", text), "its commits hold every rank"
     assert re.search(r"<h3>zero_shot, seed 0</h3><p>\d+ were found, \d+ of them are lost: 0 forgotten", text)
     (drawing,) = re.findall(r"<svg.*?</svg>", text)
-    assert len(ElementTree.fromstring(drawing).findall("polyline")) == 2
+    lines = ElementTree.fromstring(drawing).findall("polyline")
+    hues = {style_of(method).hue for method in ("zero_shot", "framefusion_moe")}  # of the figures, too
+    assert {line.get("stroke") for line in lines} == {f"var(--c{hue})" for hue in hues}
+    assert len(lines) == 2
     with pytest.raises(ConfigError, match="table: no runs of 'large'"):
         page("large", Deployment(runs=learned))
