@@ -125,4 +125,4 @@ def test_a_published_row_is_found_by_its_presets():
     assert ablation_numbers("mine", "lwf", "cvlm") is None
     wide = [row for row in published_rows("msrvtt", method="tempme") if "backbone.name" in row.settings]
     assert {row.settings["backbone.name"] for row in wide} == {"ViT-B-16-quickgelu"}
-    assert {row.values["r1"] for row in wide} == {49.0, 50.9, 47.2}
+    assert {row.values["r1"] for row in wide} == {49.0, 50.9, 47.2, 48.2}
