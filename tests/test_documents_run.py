@@ -46,9 +46,10 @@ WHY_NOT = {
     "python docs/typed_queries.py .*": "three trained models of the whole embedded stream",
     "ctvr streams export .* --form h5": "h5py",
     "ctvr ui": "a server that stays until it is stopped",
-    "ctvr (run|search|table|page|conform|explain|reproduce|rebuild|sync)": "names the command in a sentence",
+    "ctvr look (merges|scores) .*": "runs of TempMe and of Dual Softmax: tests/orchestrator/retrieval/test_insight.py",
+    "ctvr (run|search|table|page|look|conform|explain|reproduce|rebuild|sync)": "names the command in a sentence",
 }
-FILLED = {"NAME": "lwf", "PRESET": "original", "ITEM": "framefusion/fig8", "COMMAND": "search"}
+FILLED = {"NAME": "lwf", "PRESET": "original", "ITEM": "framefusion/fig8", "COMMAND": "search", "VIDEO": "videos"}
 FILLED_IN = {"ctvr streams check NAME": "mine", "ctvr doctor --stream NAME": "mine", "ctvr page NAME": "shapes-5"}
 
 

@@ -101,7 +101,7 @@ def test_the_list_and_every_mistake_in_one_line(capsys):
         ([], "name an item, e.g. tempme/table2"),
         (["--write"], "--write is of --list"),
         (["--list", "bmu/table1"], "--list names all items"),
-        (["camoe/fig5"], "does not run: the figure is not drawn"),
+        (["camoe/fig6"], "does not run: the figure is not drawn"),
         (["bmu/table1", "--preset", "paper"], "--preset paper: the item names its table"),
     ):
         assert main(["reproduce", *words]) == 2
