@@ -46,7 +46,7 @@ WHY_NOT = {
     "python docs/typed_queries.py .*": "three trained models of the whole embedded stream",
     "ctvr streams export .* --form h5": "h5py",
     "ctvr ui": "a server that stays until it is stopped",
-    "ctvr look (merges|scores) .*": "runs of TempMe and of Dual Softmax: tests/orchestrator/retrieval/test_insight.py",
+    "ctvr look (merges|scores|drift) .*": "runs of their own: tests/orchestrator/jobs/test_look.py",
     "ctvr (run|search|table|page|look|conform|explain|reproduce|rebuild|sync)": "names the command in a sentence",
 }
 FILLED = {"NAME": "lwf", "PRESET": "original", "ITEM": "framefusion/fig8", "COMMAND": "search", "VIDEO": "videos"}

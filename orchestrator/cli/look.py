@@ -12,18 +12,19 @@ from orchestrator.cli.options import add_where, get_records, get_where
 def add_look(commands: Any) -> None:
     parser = commands.add_parser(
         "look",
-        help="draw what a trained model attends to, which patches it merges, or its scores",
+        help="draw what a trained model attends to, which patches it merges, its scores, or how its queries moved",
         description="A picture of frames as the model sees them: attention between frames (FFA) and within (CLIP), "
-        "patches that were merged, or scores before and after Dual Softmax.",
+        "patches that were merged, scores before and after Dual Softmax; or a plot of the first task's queries in "
+        "feature space after every task (drift).",
     )
-    parser.add_argument("kind", choices=("attention", "merges", "scores"))
+    parser.add_argument("kind", choices=("attention", "merges", "scores", "drift"))
     parser.add_argument(
         "model", help="a folder, run id, run, sweep (its best trial), method (its newest run), best-STREAM"
     )
     parser.add_argument(
         "--in", dest="among", type=Path, nargs="+", default=[], metavar="FILE", help="videos, or a folder of them"
     )
-    parser.add_argument("--count", type=int, help="how many videos are drawn (2; of scores 12)")
+    parser.add_argument("--count", type=int, help="how many videos are drawn (2; of scores 12; of drift 40 queries)")
     parser.add_argument("--block", type=int, help="of attention, from 1 (the last with frame fusion, or the last)")
     parser.add_argument("--out", type=Path, metavar="FILE", help=".png or .pdf (<runs>/pages/KIND-MODEL.png)")
     add_where(parser)

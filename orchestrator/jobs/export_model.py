@@ -31,7 +31,10 @@ SHOWN = {
     "stream/t2v/r1_gain": "R@1 over zero-shot (points)",
     "stream/v2t/r1": "R@1, video to text (%)",
 }
-WITHOUT_SEED = ("seed", "stream", "evaluation.batch_size", "evaluation.chunk", "data.load_threads", "tracking.mirror")
+WITHOUT_SEED = (
+    *("seed", "stream", "evaluation.batch_size", "evaluation.chunk", "data.load_threads"),
+    *("tracking.mirror", "tracking.keep_states"),
+)
 
 
 def export_hf(folder: Path, name: str, where: Deployment, licence: str = "") -> str:

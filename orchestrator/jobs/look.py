@@ -1,8 +1,7 @@
-"""`ctvr look`: a picture of what a trained model does with videos: where it attends, what it merges, how it scores."""
+"""`ctvr look`: a picture of what a trained model does: where it attends, what it merges, how it scores and moves."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -10,13 +9,15 @@ from typing import Literal
 from orchestrator.console import say
 from orchestrator.errors import ConfigError
 from orchestrator.jobs.deployment import Deployment
-from orchestrator.jobs.trained import load
+from orchestrator.jobs.trained import load, load_states
 from orchestrator.pages.frames import draw_attention, draw_merges, written
+from orchestrator.retrieval.drift import text_drift
 from orchestrator.retrieval.insight import attention_maps, merges, score_matrices
 from orchestrator.retrieval.model import Model, videos_of
 from orchestrator.streams.stream import Item
 
-Kind = Literal["attention", "merges", "scores"]
+Kind = Literal["attention", "merges", "scores", "drift"]
+COUNTS = {"attention": 2, "merges": 2, "scores": 12, "drift": 40}  # what is drawn unless --count says otherwise
 FORMS = (".png", ".pdf")
 
 
@@ -33,9 +34,10 @@ def look(
 
     Args:
         kind: `attention` of a block over the patches of frames (CTVR, figures 5 and 7), `merges` of patches (TempMe,
-            figures 4 and 7), `scores` before and after calibration (CAMoE, figure 5).
+            figures 4 and 7), `scores` before and after calibration (CAMoE, figure 5), `drift` of the first task's
+            queries from task to task (CTVR, figure 3).
         among: videos, or a folder of them; none: the first test videos of the stream's last task.
-        count: how many videos are drawn, >= 1; None: 2, of `scores` 12.
+        count: how many videos are drawn, of `drift` queries of a task, >= 1; None: as in `COUNTS`.
         block: of `attention`, counted from 1.
         out: the file, .png or .pdf; None: <runs>/pages/KIND-NAME.png.
 
@@ -45,16 +47,18 @@ def look(
     file = out or where.runs / "pages" / f"{kind}-{Path(name).name}.png"
     if file.suffix.lower() not in FORMS:
         raise ConfigError(f"look: --out {file} is neither a .png nor a .pdf.")
-    count = {"scores": 12}.get(kind, 2) if count is None else count
+    count = COUNTS[kind] if count is None else count
     if count < 1:
-        raise ConfigError(f"look: --count counts videos and must be >= 1, got {count}.")
+        counted = "queries" if kind == "drift" else "videos"
+        raise ConfigError(f"look: --count counts {counted} and must be >= 1, got {count}.")
     if block is not None and kind != "attention":
         raise ConfigError(f"look {kind}: --block belongs to attention. Leave it out.")
-    if among and kind == "scores":
-        raise ConfigError("look scores: captions and their videos are those of the stream. Leave --in out.")
+    if among and kind in ("scores", "drift"):
+        raise ConfigError(f"look {kind}: captions and their videos are those of the stream. Leave --in out.")
     if not file.parent.is_dir() and out is not None:
         raise ConfigError(f"look: there is no folder {file.parent}. Make it, or name another --out.")
-    drawn = _draw(kind, load(name, where), among, count, block, file.suffix.lower()[1:])
+    form = file.suffix.lower()[1:]
+    drawn = _drift(name, where, count, form) if kind == "drift" else _draw(kind, name, where, among, count, block, form)
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         file.write_bytes(drawn)
@@ -64,7 +68,10 @@ def look(
     return str(file)
 
 
-def _draw(kind: Kind, model: Model, among: Sequence[Path], count: int, block: int | None, form: str) -> bytes:
+def _draw(
+    kind: Kind, name: str, where: Deployment, among: Sequence[Path], count: int, block: int | None, form: str
+) -> bytes:
+    model = load(name, where)
     if kind == "scores":
         return _scores(model, count, form)
     items = _items(model, among)[:count]
@@ -83,11 +90,22 @@ def _items(model: Model, among: Sequence[Path]) -> tuple[Item, ...]:
 
 
 def _scores(model: Model, count: int, form: str) -> bytes:
-    from orchestrator.tracking.figures import draw_scores, save
+    from orchestrator.tracking.figures import draw_scores, in_form
 
     plain, calibrated, names = score_matrices(model, max(count, 2))
     title = f"{model.method}: the first caption of each of {len(names)} videos, and these videos"
     panels = {"scores": plain.tolist(), "calibrated": calibrated.tolist()}
-    buffer = io.BytesIO()
-    save(draw_scores(panels, title), buffer, form)
-    return buffer.getvalue()
+    return in_form(draw_scores(panels, title), form)
+
+
+def _drift(name: str, where: Deployment, count: int, form: str) -> bytes:
+    from orchestrator.tracking.figures import draw_drift, in_form
+
+    found = text_drift(load_states(name, where), count)
+    tasks, queries = found.points.shape[:2]
+    title = (
+        f"{name}: {queries} queries of task 1 as each task has been learned, {found.explained:.0%} of whose variance "
+        "is drawn; their mean cosine with themselves after task 1 stands beside each state"
+    )
+    labels = [f"after task {number} ({cosine:.3f})" for number, cosine in enumerate(found.cosines, 1)]
+    return in_form(draw_drift(found.points, found.others, labels, title, f"queries of task {tasks}"), form)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from methods import CONFIGURATIONS, EVERY_METHOD
@@ -45,11 +46,34 @@ def load(name: str, where: Deployment) -> Model:
     run = find_run(name, where)
     stream = _stream_of(run, where)
     if find(str(run.settings["method"])).domain == "images":
-        raise ConfigError(
-            f"model {name}: {run.settings['method']} learned from images without captions, so it cannot be asked. Name "
-            "a run of a retriever."
-        )
+        raise _of_images(name, run)
     return _ask(name, _of_run(run, where, stream), where, stream)
+
+
+def load_states(name: str, where: Deployment) -> Iterator[Model]:
+    """The model of a run after its first task, its second, and so on to the last, each read when it is asked for.
+
+    `name`, `where`: as `load`'s, but for a folder, which holds the model after the last task alone.
+
+    Raises:
+        ConfigError: if nothing is called so, or its commits are gone.
+    """
+    if (Path(name).expanduser() / "model.json").is_file():
+        raise ConfigError(f"model {name}: a folder holds the model after its last task alone. Name a run or a method.")
+    run = find_run(name, where)
+    stream = _stream_of(run, where)
+    if stream is None:
+        raise ConfigError(f"model {name}: the stream of run {run.name} is not here, or has changed. Run it again.")
+    if find(str(run.settings["method"])).domain == "images":
+        raise _of_images(name, run)
+    for done in range(1, len(stream.tasks) + 1):
+        try:
+            yield Model(name, _restored(run, where, stream, done), where.places().open_store(), stream)
+        except MissingObject as error:
+            raise ConfigError(
+                f"model {name}: run {run.name} has kept no model after task {done}. Train it with --fresh and "
+                "tracking.keep_states=true."
+            ) from error
 
 
 def find_run(name: str, where: Deployment) -> RunRecord:
@@ -108,13 +132,8 @@ def _of_run(run: RunRecord, where: Deployment, stream: Stream | None) -> Trained
     """What a run has left: its commits in the store, else the model that it uploaded (--keep-model)."""
     tracker = where.existing_tracker()
     if stream is not None:
-        settings = json.loads(tracker.download(run.run_id, "config.json").read_text())
-        presets = [name for name in run.tags.get("ctvr.presets", "").split(",") if name]
-        experiment = resolve(settings, None, presets)
-        key = run.tags.get("ctvr.commits") or run.tags.get("ctvr.result", "")
-        tasks = [task_of(stream, index) for index in range(len(stream.tasks))]
         try:
-            return restore_trained(experiment, Commits(where.places().open_store(), key), tasks, stream)
+            return _restored(run, where, stream, len(stream.tasks))
         except MissingObject:
             pass
     try:
@@ -124,6 +143,22 @@ def _of_run(run: RunRecord, where: Deployment, stream: Stream | None) -> Trained
             f"model: run {run.name} has left none: its commits are not in the store, or its stream has changed, and it "
             "ran without --keep-model. Run it again."
         ) from error
+
+
+def _restored(run: RunRecord, where: Deployment, stream: Stream, done: int) -> Trained:
+    """What the commit of a run's `done`-th task holds; MissingObject if it is gone."""
+    settings = json.loads(where.existing_tracker().download(run.run_id, "config.json").read_text())
+    presets = [name for name in run.tags.get("ctvr.presets", "").split(",") if name]
+    key = run.tags.get("ctvr.commits") or run.tags.get("ctvr.result", "")
+    tasks = [task_of(stream, index) for index in range(done)]
+    commits = Commits(where.places().open_store(), key)
+    return restore_trained(resolve(settings, None, presets), commits, tasks, stream)
+
+
+def _of_images(name: str, run: RunRecord) -> ConfigError:
+    method = run.settings["method"]
+    said = f"model {name}: {method} learned from images without captions, so it cannot be asked."
+    return ConfigError(f"{said} Name a run of a retriever.")
 
 
 def _read(folder: Path) -> Trained:

@@ -72,15 +72,22 @@ class Commits:
         run: the run's key: a digest of everything that decides its result.
         prefixes: tasks that other runs may share with this one; None: nothing is shared.
         made_of: what the key was made of besides the settings, by name (`Experiment.surroundings`); kept for readers.
+        keep_states: keep the weights after every task, where a run needs the last two at most to go on.
 
     Attributes:
         reused: how many of the first tasks were trained by another run.
     """
 
     def __init__(
-        self, store: Store, run: str, prefixes: Prefixes | None = None, made_of: Mapping[str, str] | None = None
+        self,
+        store: Store,
+        run: str,
+        prefixes: Prefixes | None = None,
+        made_of: Mapping[str, str] | None = None,
+        keep_states: bool = False,
     ) -> None:
         self.store, self.run, self.prefixes, self.made_of = store, run, prefixes, dict(made_of or {})
+        self.keep_states = keep_states
         self.reused = 0
         self._at = (0, "")  # the finished tasks that the caller goes on from, and the digest of the last one's commit
 
@@ -241,7 +248,7 @@ class Commits:
         Those that another run trained are not ours to remove; those after which a setting was read for the
         first time stay, because runs that differ in that setting branch off there.
         """
-        if done < 1:
+        if done < 1 or self.keep_states:
             return
         try:
             commit = self.store.get_json("commits", self._name(done))

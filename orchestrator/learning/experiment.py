@@ -50,9 +50,10 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
-    """Where numbers are shown besides MLflow, which stays the record. No result depends on it."""
+    """What is shown besides MLflow, which stays the record, and what is kept. No result depends on it."""
 
     mirror: Literal["none", "tensorboard", "wandb", "trackio"] = "none"  # offline, below the runs folder
+    keep_states: bool = False  # in the store: the weights after every task (else the last two); takes over no task
 
 
 GROUPS: dict[str, type] = {

@@ -44,6 +44,7 @@ NOT_DECISIVE = (
     "evaluation.batch_size",
     "evaluation.chunk",
     "tracking.mirror",
+    "tracking.keep_states",
 )
 # `streams` decides the order of tasks, items and category indices
 ROOMS = (

@@ -145,9 +145,10 @@ def execute(
     device = workers.device.type
     key, made_of = complete.key(stream, frames, device), complete.surroundings(stream, frames, device)
     _check_agreement(workers, made_of | complete.contents())
-    shared = complete.prefixes(store, stream, frames, device) if reuse and not fresh else None
+    keeps = complete.tracking.keep_states  # its own states: another run's tasks would come without them
+    shared = complete.prefixes(store, stream, frames, device) if reuse and not fresh and not keeps else None
     run = key if not fresh else workers.agree(f"{key}-{_nonce()}")
-    commits = Commits(store, run, shared, made_of | complete.contents())
+    commits = Commits(store, run, shared, made_of | complete.contents(), keeps)
     if workers.rank == 0 and (taken := commits.take_over(len(stream.tasks))):
         log.info("%d tasks are taken over from a run that did the same so far", taken)
     workers.agree(None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,7 +68,7 @@ def attention_maps(model: Model, items: Sequence[Item], block: int | None = None
     fusions = [each for each in model.trained.method.modules() if isinstance(each, FrameFusion)]
     with ExitStack() as stack:
         for layer, attention in enumerate(attentions):
-            stack.callback(attention.register_forward_pre_hook(seen.of_frames(layer), with_kwargs=True).remove)
+            stack.callback(attention.register_forward_pre_hook(partial(seen.within_frames, layer)).remove)
         for fusion in fusions:
             stack.callback(fusion.register_forward_pre_hook(seen.between_frames).remove)
         model.encode_frames(frames)
@@ -131,7 +132,7 @@ def score_matrices(model: Model, number: int) -> tuple[Tensor, Tensor, list[str]
     chosen = block.items[:number]
     texts = model.encode_text([item.captions[0] for item in chosen], block.task)
     plain = method.score(texts.to(model.device), block.features[: len(chosen)].to(model.device)).float()
-    if plain.ndim > len(("captions", "videos")):
+    if plain.shape != (len(chosen), len(chosen)):
         raise none  # it has several scores of a pair, and calibrating makes one of them
     return plain.cpu(), method.calibrate(plain).float().cpu(), [item.video for item in chosen]
 
@@ -143,13 +144,10 @@ class _Seen:
         self.spatial: dict[int, Tensor] = {}
         self.temporal: dict[int, Tensor] = {}
 
-    def of_frames(self, layer: int) -> Any:
-        def hook(attention: Attention, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-            y, seams, state = given[:3]
-            q, k, _ = (attention.heads_first(x) for x in attention.project(y, seams, state))
-            self.spatial[layer] = _class_row(q, k)
-
-        return hook
+    def within_frames(self, layer: int, attention: Attention, given: tuple[Any, ...]) -> None:
+        y, seams, state = given[:3]
+        q, k, _ = (attention.heads_first(x) for x in attention.project(y, seams, state))
+        self.spatial[layer] = _class_row(q, k)
 
     def between_frames(self, fusion: FrameFusion, given: tuple[Any, ...]) -> None:
         y, state = given[0], given[2]

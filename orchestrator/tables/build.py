@@ -42,7 +42,8 @@ PARAMETERS, SECONDS = "cost/trained_parameters", "cost/seconds_task"
 VARIES = "ctvr.varies"  # tag: the settings that a table's rows vary one at a time
 # what figures show over training: StructAlign's geometry, gates of CAMoE and of experts
 TRAINING = re.compile(r"train/((?:micd|angle)_(?:text|video)|(?:gate(?:_\w+)?|expert)/\w+)")
-INCIDENTAL = {"seed", "data.load_threads", "evaluation.batch_size", "evaluation.chunk", "tracking.mirror"}
+INCIDENTAL = {"seed", "data.load_threads", "evaluation.batch_size", "evaluation.chunk"}
+INCIDENTAL |= {"tracking.mirror", "tracking.keep_states"}
 V2T = (
     Column("v2t/r1", "V2T R@1", "up"),
     Column("v2t/r5", "V2T R@5", "up"),

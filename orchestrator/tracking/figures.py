@@ -5,6 +5,7 @@ Shapes: T tasks. A matrix holds R@1 in percent of task i (column) after task t (
 
 from __future__ import annotations
 
+import io
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from orchestrator.tracking.styles import INK
+from orchestrator.tracking.styles import FAINT, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,6 +83,28 @@ def draw_scores(matrices: Mapping[str, Sequence[Sequence[float]]], title: str) -
     return figure
 
 
+def draw_drift(points: np.ndarray, others: np.ndarray, labels: Sequence[str], title: str, other: str) -> Figure:
+    """Places (T, N, 2) of N queries in T states, each query's joined in their order, and others (M, 2) beside them.
+
+    States go from dark to bright, so that they are told apart without colour.
+    """
+    from matplotlib import colormaps
+
+    figure, (panel,) = new_figure(1, panel=4.8, width=8.2)
+    states = len(points)
+    panel.plot(points[..., 0], points[..., 1], color=FAINT, linewidth=0.8, zorder=1)
+    for number, (places, label) in enumerate(zip(points, labels)):
+        shade = colormaps["viridis"](0.92 * number / max(states - 1, 1))
+        panel.scatter(places[:, 0], places[:, 1], s=22, color=[shade], label=label, zorder=3 + number)
+    panel.plot(others[:, 0], others[:, 1], "s", markersize=5, markerfacecolor="none", color=INK, label=other, zorder=2)
+    panel.set_xlabel("first principal direction", color=INK)
+    panel.set_ylabel("second principal direction", color=INK)
+    panel.set_aspect("equal", adjustable="datalim")
+    panel.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=9)
+    figure.suptitle(textwrap.fill(title, 100), fontsize=10, color=INK, x=0.01, ha="left")
+    return figure
+
+
 def draw_shares(shares: np.ndarray, title: str) -> Figure:
     """What each expert (E rows) has of each task (T columns), in percent, with the numbers written in the cells."""
     experts, tasks = shares.shape
@@ -98,6 +121,13 @@ def save(figure: Figure, to: Path | BinaryIO, form: str = "png") -> None:
     """Write a figure as "png" or "pdf"; its bytes depend on the numbers alone."""
     metadata = {"CreationDate": None, "Creator": None, "Producer": None} if form == "pdf" else {"Software": None}
     figure.savefig(to, dpi=150, format=form, metadata=metadata)
+
+
+def in_form(figure: Figure, form: str) -> bytes:
+    """What `save` writes."""
+    buffer = io.BytesIO()
+    save(figure, buffer, form)
+    return buffer.getvalue()
 
 
 def wrapped(name: str) -> str:

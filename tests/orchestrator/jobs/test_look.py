@@ -26,6 +26,14 @@ def test_a_picture_has_a_row_for_each_thing_and_is_the_same_again(learned, tmp_p
     assert Image.open(files[0]).height == TOP + 2 * (TOP + SIDE + GAP)
 
 
+def test_queries_that_moved_are_drawn_the_same_again(learned, tmp_path):
+    files = [tmp_path / "a.png", tmp_path / "b.png"]
+    for file in files:
+        assert main(["look", "drift", "framefusion_moe", "--runs", str(learned), "--out", str(file)]) == 0
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert Image.open(files[0]).width > 800
+
+
 def test_patches_of_one_token_have_one_colour_and_others_stay():
     frames = np.random.default_rng(0).integers(0, 256, (2, 40, 40, 3), dtype=np.uint8)
     tokens = np.arange(8).reshape(2, 4)
@@ -48,6 +56,8 @@ def test_patches_of_one_token_have_one_colour_and_others_stay():
         (["attention", "zero_shot", "--count", "0"], "--count counts videos and must be >= 1, got 0"),
         (["merges", "zero_shot", "--block", "2"], "--block belongs to attention"),
         (["scores", "zero_shot", "--in", "x.mp4"], "captions and their videos are those of the stream"),
+        (["drift", "zero_shot", "--in", "x.mp4"], "captions and their videos are those of the stream"),
+        (["drift", "zero_shot", "--count", "0"], "--count counts queries and must be >= 1, got 0"),
         (["merges", "zero_shot", "--out", "nowhere/a.png"], "there is no folder nowhere"),
         (["merges", "zero_sho"], "no folder with a model.json, run id, run, sweep or method"),
         (["attention", "zero_shot", "--in", "none.mp4"], "none.mp4 is no file and no folder of videos"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 
+from orchestrator.errors import MissingObject
 from orchestrator.learning.commits import Commits, Record, digest_of_commit
 from orchestrator.learning.reuse import Prefixes
 from orchestrator.store.store import Store
@@ -70,6 +73,19 @@ def test_a_damaged_commit_is_not_believed_and_may_be_made_again(store, tmp_path)
     assert again.finished(3) == 1
     assert again.publish({"w": torch.ones(64)}, [torch.zeros(1, 1)] * 2, record(2))
     assert again.finished(3) == 2
+
+
+@pytest.mark.parametrize(("keeps", "there"), [(False, [3, 4]), (True, [1, 2, 3, 4])])
+def test_weights_of_old_tasks_go_unless_they_are_asked_to_stay(store, keeps, there):
+    commits = Commits(store, "run", keep_states=keeps)
+    for done in range(1, 5):
+        assert commits.publish(value(done), [torch.zeros(1, 1)] * done, record(done))
+    kept = []
+    for done in range(1, 5):
+        with contextlib.suppress(MissingObject):
+            kept.append(int(commits.load(done)[0]["w"][0]))
+    assert kept == there
+    assert commits.finished(4) == 4
 
 
 def value(number: float) -> dict[str, torch.Tensor]:

@@ -63,7 +63,7 @@ def test_frames_are_drawn_as_they_were_decoded(zero_shot, items):
     assert np.array_equal(found.frames.numpy(), np.stack([source.load(item) for item in items]))
 
 
-def test_attention_between_frames_is_asked_by_the_neighbour(learned, items):
+def test_attention_between_frames_is_asked_by_the_neighbour(learned, items, monkeypatch):
     model = model_of(learned, "framefusion_moe")
     fusions = [each for each in model.trained.method.modules() if isinstance(each, FrameFusion)]
     found = attention_maps(model, items)
@@ -75,21 +75,17 @@ def test_attention_between_frames_is_asked_by_the_neighbour(learned, items):
         last.q.weight.zero_()  # nothing is asked: every token alike
     torch.testing.assert_close(attention_maps(model, items, 4).temporal, torch.full_like(found.temporal, 1 / 17))
     still = torch.cat(list(model.frames_of(items)))[:, :1].expand(-1, found.frames.shape[1], -1, -1, -1)
-    monkey = pytest.MonkeyPatch()
-    monkey.setattr(Model, "frames_of", lambda self, items: iter([still]))
+    monkeypatch.setattr(Model, "frames_of", lambda self, items: iter([still]))
     maps = attention_maps(model, items, 2).temporal
-    monkey.undo()
     torch.testing.assert_close(maps, maps[:, :1].expand_as(maps))  # every neighbour is the frame itself
 
 
 @pytest.mark.parametrize("settings", [{"reducer": "tome", "r": 3}, {"reducer": "tempme", "num_frames": 4}])
-def test_as_many_tokens_are_drawn_as_leave_the_tower(zero_shot, items, settings):
+def test_as_many_tokens_are_drawn_as_leave_the_tower(zero_shot, items, settings, monkeypatch):
     model = with_method(zero_shot, "lora", **settings)
     frames = torch.cat(list(zero_shot.frames_of(items)))[:, [0, 0, 0, 0]]
-    monkey = pytest.MonkeyPatch()
-    monkey.setattr(Model, "frames_of", lambda self, items: iter([frames]))
+    monkeypatch.setattr(Model, "frames_of", lambda self, items: iter([frames]))
     found = merges(model, items)
-    monkey.undo()
     cost = video_cost(model.trained.method, frames)
     for tokens in found.tokens:
         assert len(tokens.unique()) == cost.tokens_out - 4  # one class token for each frame

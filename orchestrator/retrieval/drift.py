@@ -1,0 +1,76 @@
+"""How queries of the first task move in feature space while later tasks are learned (CTVR, figure 3).
+
+Shapes: T tasks, N queries of the first task, M of the last, d joint embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from orchestrator.errors import ConfigError
+from orchestrator.retrieval.model import Model
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Features of unit length in the two directions in which they differ most (principal components)."""
+
+    points: np.ndarray  # (T, N, 2): the first task's queries after each task
+    others: np.ndarray  # (M, 2): the last task's queries after it
+    cosines: tuple[float, ...]  # (T,): of the first task's queries with themselves after task 1, the mean
+    explained: float  # share of the variance in these two directions
+
+
+def text_drift(states: Iterable[Model], number: int) -> Drift:
+    """Where a run's models have the first task's queries, one model for each task, and the last task's beside them.
+
+    A query is the first caption of a video, and is asked as it is of its own task's videos. Features that are no vector
+    (X-Pool and its kind have vectors; some keep words) are taken as one long vector.
+
+    Args:
+        states: the model after task 1, 2, ..., as `jobs.trained.load_states` has them.
+        number: queries of a task, at most; equal ones count once.
+
+    Raises:
+        ConfigError: if there are fewer than two tasks.
+    """
+    found: list[Tensor] = []
+    last = torch.empty(0)
+    for state in states:
+        blocks = state.gallery()
+        found.append(_features(state, 0, number))
+        if len(found) == len(blocks):
+            last = _features(state, len(blocks) - 1, number)
+    if len(found) < 2:
+        raise ConfigError("look drift: the run has learned one task alone, so nothing could move. Name another run.")
+    points = torch.stack(found)
+    cosines = F.cosine_similarity(points, points[:1], dim=-1).mean(dim=1)
+    flat, explained = principal(torch.cat([points.flatten(0, 1), last]).double().numpy())
+    split = len(last)
+    return Drift(
+        flat[:-split].reshape(*points.shape[:2], 2), flat[-split:], tuple(map(float, cosines.double())), explained
+    )
+
+
+def principal(features: np.ndarray) -> tuple[np.ndarray, float]:
+    """Rows (R, d) in their two principal directions (R, 2), and the share of the variance in them.
+
+    A direction's sign is free: its largest entry is positive here, so that a figure is the same again.
+    """
+    centred = features - features.mean(axis=0)
+    _, sizes, directions = np.linalg.svd(centred, full_matrices=False)
+    two = directions[:2]
+    two = two * np.sign(two[np.arange(len(two)), np.abs(two).argmax(axis=1)])[:, None]
+    variance = sizes**2
+    return centred @ two.T, float(variance[:2].sum() / max(variance.sum(), np.finfo(float).tiny))
+
+
+def _features(model: Model, task: int, number: int) -> Tensor:
+    captions = dict.fromkeys(item.captions[0] for item in model.gallery()[task].items)
+    return F.normalize(model.encode_text(list(captions)[:number], task).flatten(1), dim=-1)

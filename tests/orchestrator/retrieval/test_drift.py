@@ -1,0 +1,54 @@
+"""What is drawn of queries that move: the run's own features after each task, in the plane that shows most of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from orchestrator.errors import ConfigError
+from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.trained import load, load_states
+from orchestrator.retrieval.drift import principal, text_drift
+
+
+def test_queries_stand_where_each_state_has_them(learned):
+    where = Deployment(runs=learned)
+    states = list(load_states("framefusion_moe", where))
+    assert len(states) == 2
+    query = states[0].gallery()[0].items[0].captions[0]
+    now = load("framefusion_moe", where).encode_text(query, 0)
+    assert torch.equal(states[1].encode_text(query, 0), now)
+    assert not torch.equal(states[0].encode_text(query, 0), now)
+    found = text_drift(states, 2)
+    assert found.points.shape == (2, 2, 2)
+    assert found.others.shape == (2, 2)
+    assert found.cosines[0] == pytest.approx(1.0, abs=1e-6)
+    assert found.cosines[1] < 1.0
+    assert 0.0 < found.explained < 1.0 + 1e-9
+
+
+def test_what_does_not_learn_does_not_move(learned):
+    found = text_drift(load_states("zero_shot", Deployment(runs=learned)), 40)
+    assert np.array_equal(found.points[0], found.points[1])
+    assert found.cosines == pytest.approx((1.0, 1.0), abs=1e-6)
+
+
+def test_one_state_is_nothing_to_compare(learned):
+    states = list(load_states("zero_shot", Deployment(runs=learned)))
+    with pytest.raises(ConfigError, match="has learned one task alone"):
+        text_drift(states[:1], 40)
+
+
+def test_a_plane_keeps_its_distances_and_its_sides():
+    rng = np.random.default_rng(0)
+    plane, _ = np.linalg.qr(rng.normal(size=(16, 2)))
+    rows = rng.normal(size=(30, 2)) @ plane.T + rng.normal(size=16)
+    drawn, explained = principal(rows)
+    assert explained == pytest.approx(1.0)
+    between = np.linalg.norm(rows[:, None] - rows[None], axis=-1)
+    np.testing.assert_allclose(np.linalg.norm(drawn[:, None] - drawn[None], axis=-1), between, atol=1e-10)
+    np.testing.assert_allclose(
+        principal(rows[::-1])[0][::-1], drawn, atol=1e-10
+    )  # not the sign that SVD happens to give
+    assert np.var(drawn[:, 0]) > np.var(drawn[:, 1])
