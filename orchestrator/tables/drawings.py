@@ -218,13 +218,15 @@ def _orders(table: Table) -> list[Panel]:
 def _sensitivity(table: Table, name: str) -> list[Panel]:
     """What changes with one setting alone (fig. 8 of CTVR): R@1 and forgetting, in CVLM FR and HM as well.
 
-    Rows that differ in nothing else, or in what that setting bounds, are one line; rows of methods that have no line
+    Rows that differ in nothing else, or in what that setting bounds or gives, are one line; rows of methods without one
     are levels. The vertical line is the recommended value, whose row is called as its method is.
     """
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in table.rows:
         if name in row.settings:
             fixed = {name, *(key for key, bound in at_most(row.method).items() if bound == name)}
+            if name.startswith("data."):  # what a method is told of its data follows: method.num_frames
+                fixed |= {f"{group}.{name.removeprefix('data.')}" for group in ("method", "base")}
             others = tuple(sorted((key, value) for key, value in row.settings.items() if key not in fixed))
             groups.setdefault((row.method, others), []).append(row)
     lines = [rows for rows in groups.values() if len({row.settings[name] for row in rows}) > 1]

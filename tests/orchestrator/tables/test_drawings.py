@@ -154,6 +154,9 @@ def test_a_line_joins_the_rows_that_differ_in_one_setting_alone():
     assert bwf.y == "BWF (points)"
     assert [x for x, _, _ in panels["vary_num_experts"][0].lines[0].points] == [1.0, 5.0, 10.0]
     assert not any(name.startswith("vary") for name in drawn(run(), run(**{"method.beta": "2"})))
+    frames = {count: {"data.num_frames": count, "method.num_frames": count} for count in ("6", "12")}  # one follows
+    told = drawn(*(run(r1=30.0, tags={"ctvr.varies": "data.num_frames"}, **frames[count]) for count in frames))
+    assert [x for x, _, _ in told["vary_num_frames"][0].lines[0].points] == [6.0, 12.0]
 
 
 def test_orders_of_the_tasks_are_one_row_whose_figure_and_footnote_say_how_far_they_are_apart():
