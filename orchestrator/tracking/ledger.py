@@ -11,6 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,14 @@ class Ledger:
             if not self._warned:
                 log.warning("tracking: %s cannot be written (%s); `ctvr rebuild` will lack it", self.folder, error)
             self._warned = True
+
+    @contextmanager
+    def alone(self, run_id: str) -> Iterator[None]:
+        """Hold a run's file against other processes, where it can be written, so that two do not open one run twice."""
+        with ExitStack() as stack:
+            with suppress(OSError):
+                stack.enter_context(locked(self.folder / f"{file_name(run_id)}.jsonl"))
+            yield
 
     def is_called(self, name: str, run_id: str) -> None:
         """Keep the id that MLflow gave a run that was opened under a name of ours."""

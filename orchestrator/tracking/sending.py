@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.tracking.internals import PARENT
+from orchestrator.tracking.ledger import Ledger
 from orchestrator.tracking.outbox import Message, Outbox
 from orchestrator.tracking.server import new_client
 from orchestrator.tracking.shown import NAME, OUR_VIEW, experiment_tags, our_view
@@ -32,8 +33,8 @@ IDENTITY, FORMER_IDENTITY = "ctvr.identity", "ctvr.key"  # version 0.1 recorded 
 class Sender:
     """Hands messages to the MLflow store at `uri`; its methods raise whatever MLflow raises."""
 
-    def __init__(self, uri: str, outbox: Outbox) -> None:
-        self.uri, self.outbox = uri, outbox
+    def __init__(self, uri: str, outbox: Outbox, ledger: Ledger) -> None:
+        self.uri, self.outbox, self.ledger = uri, outbox, ledger
         self.opened: dict[str, str] = {}  # offline id -> run id
         self._client: MlflowClient | None = None
         self._experiments: dict[str, str] = {}
@@ -126,7 +127,8 @@ class Sender:
 
     def _send_open(self, offline: str, message: Message) -> None:
         parent = message["parent"] and self.real(message["parent"])
-        run_id = self._open_now(message["stream"], message["name"], message["settings"], parent, message["tags"])
+        with self.ledger.alone(offline):
+            run_id = self._open_now(message["stream"], message["name"], message["settings"], parent, message["tags"])
         self.opened[offline] = run_id
         if self.outbox.has(offline):  # its other messages know it by this id
             self.outbox.set_real(offline, run_id)

@@ -74,7 +74,7 @@ class Tracker:
         self.uri, self.runs = uri, Path(runs)
         self.outbox = Outbox(self.runs / "outbox")
         self.ledger = Ledger(self.runs / TOLD)
-        self._sender = Sender(uri, self.outbox)
+        self._sender = Sender(uri, self.outbox, self.ledger)
         self._courier = Courier(self.outbox, self._sender.send, is_refusal, lambda e: f"{shown(uri)}: {reason(e)}")
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -199,12 +199,12 @@ def flush(home: Path) -> None:
     Tracker(f"sqlite:///{home / 'mlflow.db'}", home).flush()
 
 
-def stored_metrics(home: Path, run: str = "%", once: str = "*") -> dict[str, tuple[float, int]]:
-    """ "key step" -> value and how often it is stored, over all runs (or one) of an MLflow file; and their status."""
-    points = f"select key, step, max(value), count({once}) from metrics where run_uuid like ? group by key, step"
+def stored_metrics(home: Path, once: str = "*") -> dict[str, tuple[float, int]]:
+    """ "key step" -> value and how often it is stored, over all runs of an MLflow file; and their status."""
+    points = f"select key, step, max(value), count({once}) from metrics group by key, step"
     with closing(sqlite3.connect(home / "mlflow.db")) as database:
-        rows = database.execute(points, (run,)).fetchall()
-        states = database.execute("select status from runs where run_uuid like ?", (run,))
+        rows = database.execute(points).fetchall()
+        states = database.execute("select status from runs")
         rows += [(status, 0, 1.0, 1) for (status,) in states]
     return {f"{key} {step}": (value, count) for key, step, value, count in rows}
 

@@ -822,6 +822,7 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "if False:",
             "tasks are taken over behind others than those that were told",
         ),
+        ("if done < 1 or self.keep_states:", "if done < 1:", "states that are to be kept are let go"),
     ],
     "orchestrator/learning/loop.py": [
         (

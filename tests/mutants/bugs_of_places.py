@@ -8,6 +8,7 @@ ON_A_GPU = f"{PRETENDED}[clip4clip]"
 IMAGES = "tests/orchestrator/learning/test_image_stream.py"
 ON_TWO_WORKERS = "tests/workers/test_workers.py::test_a_few_methods_are_equal_on_two_workers_and_planted_faults_are_not"
 TRIALS = "tests/orchestrator/on_ray/test_trial.py"
+TRACKING = "tests/orchestrator/tracking/test_tracker.py"
 LEFT_OUT = "tests/orchestrator/learning/test_run.py"
 
 # As LINES of bugs.py
@@ -66,6 +67,69 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "self.lstm.train(self.training)",
             "EWC takes gradients where cuDNN has none",
         ),
+    ],
+    # ------------------------------------------------------------------------------------ what is drawn of a model
+    "orchestrator/retrieval/insight.py": [
+        (
+            "q = attention.q(neighbour(tokens, fusion.direction)).unflatten(-1, (heads, -1)).transpose(2, 3)",
+            "q = attention.q(tokens).unflatten(-1, (heads, -1)).transpose(2, 3)",
+            "a frame asks itself",
+        ),
+        (
+            "logits = (q[..., :1, :] @ k.mT)[..., 0, :].float() / q.shape[-1] ** 0.5",
+            "logits = (q[..., :1, :] @ k.mT)[..., 0, :].float() / (q.shape[-1] * q.shape[-3]) ** 0.5",
+            "attention is drawn flatter than it is",
+        ),
+        (
+            "return logits.softmax(dim=-1).mean(dim=-2)[..., 1:].cpu()",
+            "return logits.softmax(dim=-1).amax(dim=-2)[..., 1:].cpu()",
+            "one head is drawn",
+        ),
+        (
+            "chosen = block.items[:number]",
+            "chosen = block.items[-number:]",
+            "scores are of other videos than said",
+        ),
+        (
+            "found = follow(moved.moves, shape[0] * shape[1], tower.num_tokens)[:, tower.classes :]",
+            "found = follow(moved.moves, shape[0] * shape[1], tower.num_tokens)[:, : -tower.classes]",
+            "merged patches are drawn one place on",
+        ),
+        (
+            "pictures = ((frames * std + mean).clamp(0, 1) * 255).round().to(torch.uint8)",
+            "pictures = ((frames * std).clamp(0, 1) * 255).round().to(torch.uint8)",
+            "frames are drawn darker than they are",
+        ),
+        (
+            "return plain.cpu(), method.calibrate(plain).float().cpu(), [item.video for item in chosen]",
+            "return plain.cpu(), plain.softmax(0).cpu(), [item.video for item in chosen]",
+            "another calibration is drawn than the method's",
+        ),
+    ],
+    "orchestrator/retrieval/drift.py": [
+        (
+            "last = _features(state, len(blocks) - 1, number)",
+            "last = _features(state, 0, number)",
+            "the last task's queries are the first's",
+        ),
+        (
+            "flat, explained = principal(torch.cat([points.flatten(0, 1), last]).double().numpy())",
+            "flat, explained = principal(torch.cat([points.flatten(0, 1) * 0, last]).double().numpy())",
+            "the plane is the last task's alone",
+        ),
+        (
+            "two = two * np.sign(two[np.arange(len(two)), np.abs(two).argmax(axis=1)])[:, None]",
+            "two = two * np.abs(two[np.arange(len(two)), np.abs(two).argmax(axis=1)])[:, None]",
+            "the same queries are drawn mirrored",
+        ),
+        (
+            "cosines = F.cosine_similarity(points, points[:1], dim=-1).mean(dim=1)",
+            "cosines = F.cosine_similarity(points, points, dim=-1).mean(dim=1)",
+            "no query moves",
+        ),
+    ],
+    "orchestrator/tracking/sending.py": [
+        ("with self.ledger.alone(offline):", "if True:", "two drivers open two runs of one key", TRACKING),
     ],
     # ------------------------------------------------------------------------------------------- a GPU is waited for
     "orchestrator/learning/progress.py": [

@@ -10,6 +10,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.trained import load, load_states
 from orchestrator.retrieval.drift import principal, text_drift
+from orchestrator.retrieval.model import Model
 
 
 def test_queries_stand_where_each_state_has_them(learned):
@@ -21,11 +22,21 @@ def test_queries_stand_where_each_state_has_them(learned):
     assert torch.equal(states[1].encode_text(query, 0), now)
     assert not torch.equal(states[0].encode_text(query, 0), now)
     found = text_drift(states, 2)
+    asked = [(state, 0) for state in states] + [(states[1], 1)]  # then the last task's queries, of the last state
+    rows = torch.cat([_unit(state, task) for state, task in asked]).double().numpy()
+    drawn = np.concatenate([*found.points, found.others])
+    np.testing.assert_allclose(drawn, principal(rows)[0], atol=1e-5)
     assert found.points.shape == (2, 2, 2)
     assert found.others.shape == (2, 2)
     assert found.cosines[0] == pytest.approx(1.0, abs=1e-6)
     assert found.cosines[1] < 1.0
     assert 0.0 < found.explained < 1.0 + 1e-9
+
+
+def _unit(state: Model, task: int) -> torch.Tensor:
+    captions = dict.fromkeys(item.captions[0] for item in state.gallery()[task].items)
+    features = state.encode_text(list(captions)[:2], task).flatten(1)
+    return features / features.norm(dim=-1, keepdim=True)
 
 
 def test_what_does_not_learn_does_not_move(learned):
@@ -48,7 +59,7 @@ def test_a_plane_keeps_its_distances_and_its_sides():
     assert explained == pytest.approx(1.0)
     between = np.linalg.norm(rows[:, None] - rows[None], axis=-1)
     np.testing.assert_allclose(np.linalg.norm(drawn[:, None] - drawn[None], axis=-1), between, atol=1e-10)
-    np.testing.assert_allclose(
-        principal(rows[::-1])[0][::-1], drawn, atol=1e-10
-    )  # not the sign that SVD happens to give
+    axes = np.linalg.lstsq(drawn, rows - rows.mean(axis=0), rcond=None)[0]  # the two directions
+    assert (axes[np.arange(2), np.abs(axes).argmax(axis=1)] > 0).all()
+    np.testing.assert_allclose(principal(-rows)[0], -drawn, atol=1e-10)  # not the sign that SVD happens to give
     assert np.var(drawn[:, 0]) > np.var(drawn[:, 1])

@@ -7,13 +7,16 @@ import logging
 import math
 import pickle
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator.errors import ConfigError
 from orchestrator.tracking import tracker as tracking
+from orchestrator.tracking.sending import Sender
 from orchestrator.tracking.tracker import Tracker
 from orchestrator.tracking.values import RunRecord
 
@@ -86,6 +89,22 @@ def test_a_run_opened_twice_under_one_key_is_continued(tracker, store):
     assert again.open_run("shapes-5", "lwf-a", {"seed": 0}, sweep, {"ctvr.identity": "k2"}) != first
     alone = again.open_run("shapes-5", "lwf-a", {"seed": 0}, None, {"ctvr.identity": "k1"})
     assert alone != first
+
+
+def test_two_processes_that_open_a_run_at_once_share_it(store, tmp_path, monkeypatch):
+    find = Sender._find
+
+    def slow(self: Sender, *asked: Any) -> str | None:
+        found = find(self, *asked)
+        time.sleep(0.5)  # the other one looks meanwhile, if it may
+        return found
+
+    monkeypatch.setattr(Sender, "_find", slow)
+    with ThreadPoolExecutor(2) as pool:
+        trackers = [Tracker(store[0], tmp_path) for _ in range(2)]
+        opened = list(pool.map(lambda tracker: tracker.open_run("shapes-5", "at once", SETTINGS), trackers))
+    assert len(set(opened)) == 1
+    assert len(trackers[0].find_runs("shapes-5", tags={"ctvr.identity": "at once"})) == 1
 
 
 def test_a_task_logged_again_after_a_resume_is_stored_once(tracker, store):
