@@ -63,7 +63,9 @@ IMAGE_METHODS = {
     "image_bmu_moco": "methods.images.bmu_moco:ImageBMUMoCo",
     "image_multi_task": "methods.images.multi_task:ImageMultiTask",
 }
-EVERY_METHOD = {**METHODS, **IMAGE_METHODS}
+# Methods over questions about videos: for streams of the protocol `qa` alone
+QUESTION_METHODS = {"umt_qa": "methods.umt_qa:UmtQA"}
+EVERY_METHOD = {**METHODS, **IMAGE_METHODS, **QUESTION_METHODS}
 
 # Rows of published tables that are a method and a preset. The names work wherever a method's does. Where the method
 # has a preset `<preset>-<other>`, that is what `<other>` means under the row's name: `er_ring_moco` with `paper` is

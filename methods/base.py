@@ -54,6 +54,7 @@ class Batch:
     categories: Tensor  # (B,) int64 global category indices
     pairs: Tensor | None = None  # (B,) int64 numbers by which `PairSource` finds them again; None: it does not
     tasks: Tensor | None = None  # (B,) int64, on the CPU: tasks they come from; None: all from the present one
+    answers: Tensor | None = None  # (B, A) int64, of a stream of questions: ids of each answer, zeros behind it
     plain_videos: tuple[int, ...] | None = None  # `videos`, where frames of equal numbers are equal; None: who knows
 
 
@@ -141,7 +142,7 @@ class Method(nn.Module):
     Config: ClassVar[type]
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {}  # name -> {dotted setting: value}, a recipe or a `Change`
     wraps: ClassVar[bool] = False
-    domain: ClassVar[Literal["videos", "images"]] = "videos"  # of the streams it is for
+    domain: ClassVar[Literal["videos", "images", "questions"]] = "videos"  # of the streams it is for
 
     # It reaches its towers through `forward` and seams alone, so that any backbone will do (backbone/other_towers.py)
     any_tower: ClassVar[bool] = False
@@ -223,6 +224,19 @@ class Method(nn.Module):
                 task. Ignored unless `prompts_by_task`.
         """
         raise NotImplementedError(f"{type(self).__name__} must say how a caption is encoded.")
+
+    def rank_answers(self, questions: Tensor, videos: Tensor, answers: Tensor) -> Tensor:
+        """For a method over questions: the places of answers in a list, the likeliest first.
+
+        Args:
+            questions: (B, L) int64.
+            videos: (B, ...), `encode_video` of each question's video.
+            answers: (N, A) int64, the commonest of the training answers first.
+
+        Returns:
+            (B, k) int64, k <= N.
+        """
+        raise NotImplementedError(f"{type(self).__name__} answers no questions.")
 
     def own_texts(self, batch: Batch, encode: Callable[..., Tensor] | None = None) -> Tensor:
         """Features (B, ...) of a batch's captions, each as it searches the videos of the task that it comes from.

@@ -31,9 +31,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from methods.backbone.bert import FusionBert
 from methods.backbone.clip import Clip
-from methods.backbone.umt import Umt, UmtVision
+from methods.backbone.umt import Umt, like
 from methods.base import Batch, Change, Method, ParamGroup, Task, unit
 from methods.layers.gather import gather
 from methods.layers.matching import matching, negative_weights, shared_contrastive
@@ -77,29 +76,6 @@ class UmtConfig:
             raise ValueError(f"num_words must be >= 2 (start, a word), got {self.num_words}. The paper has 32.")
         if self.attends == "video" and self.reducer != "none":
             raise ValueError(f"reducer={self.reducer} merges tokens of frames apart. Write attends=frame.")
-
-
-def like(clip: Clip) -> Umt:
-    """UMT with new weights, the sizes of a CLIP and its tokenizer; a quarter of the text's layers are fusion layers.
-
-    Its blocks, widths and heads are the CLIP's, and so is the device.
-    """
-    vision, text = clip.vision, clip.text
-    patch, layers = int(vision.conv1.weight.shape[-1]), len(text.blocks)
-    words = len(text.token_embedding.weight) + 1  # a mark behind captions may be one more
-    with vision.conv1.weight.device:
-        tower = UmtVision(clip.image_size, patch, vision.width, len(vision.blocks), vision.heads, clip.embed_dim)
-        bert = FusionBert(
-            text.width,
-            layers,
-            layers - max(1, layers // 4),
-            text.heads,
-            4 * text.width,
-            words,
-            text.context_length,
-            vision.width,
-        )
-        return Umt(tower, bert, clip.tokenize, clip.mean, clip.std, clip.image_size, clip.name)
 
 
 class UMT(Method):

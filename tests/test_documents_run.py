@@ -39,7 +39,7 @@ WHY_NOT = {
     "ctvr table --sweep .*": "a finished rerun, which takes Ray: tests/orchestrator/on_ray",
     "ctvr cache build .*": "decodes a benchmark, or on a cluster: tests/orchestrator/jobs/test_cache.py",
     "ctvr attach.*|python cluster/.*": "a cluster: tests/cluster",
-    "ctvr streams import (msrvtt|actnet|cvlm|cifar-10|tiny-imagenet) .*": "a benchmark's own files: importers' tests",
+    "ctvr streams import (msrvtt(-qa)?|actnet|cvlm|cifar-10|tiny-imagenet) .*": "its own files: importers' tests",
     "ctvr streams check msrvtt-10": "a benchmark's stream, imported from its own files",
     ".*backbone.weights=openai": "downloads weights",
     r"ctvr methods --verified --write|ctvr schema --write": "writes into the repository",

@@ -98,6 +98,7 @@ class FusionBert(nn.Module):
         """
         super().__init__()
         self.width, self.fusion_from, self.context_length = width, fusion_from, places
+        self.heads, self.hidden = heads, hidden
         self.word = nn.Embedding(vocabulary, width)
         self.position, self.kind = nn.Embedding(places, width), nn.Embedding(2, width)
         self.norm = nn.LayerNorm(width, eps=_EPS)

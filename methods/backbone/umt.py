@@ -225,6 +225,7 @@ class Umt(Clip):
         self.temp = nn.Parameter(torch.tensor(0.07))
         self.tokenize, self.mean, self.std = tokenize, tuple(mean), tuple(std)
         self.embed_dim, self.image_size = vision.embed_dim, image_size
+        self.decoder_state: dict[str, Tensor] | None = None  # with which a decoder of answers begins; None: anew
 
     @property
     def logit_scale(self) -> Tensor:  # type: ignore[override]
@@ -235,3 +236,26 @@ class Umt(Clip):
         """Logits (B, 2) of captions (B, L, D) as `UmtText.read` left them, each with its video's memory."""
         found: Tensor = self.head(self.text.bert.fuse(words, tokens, memory)[:, 0])
         return found
+
+
+def like(clip: Clip) -> Umt:
+    """UMT with new weights, the sizes of a CLIP and its tokenizer; a quarter of the text's layers are fusion layers.
+
+    Its blocks, widths and heads are the CLIP's, and so is the device.
+    """
+    vision, text = clip.vision, clip.text
+    patch, layers = int(vision.conv1.weight.shape[-1]), len(text.blocks)
+    words = len(text.token_embedding.weight) + 1  # a mark behind captions may be one more
+    with vision.conv1.weight.device:
+        tower = UmtVision(clip.image_size, patch, vision.width, len(vision.blocks), vision.heads, clip.embed_dim)
+        bert = FusionBert(
+            text.width,
+            layers,
+            layers - max(1, layers // 4),
+            text.heads,
+            4 * text.width,
+            words,
+            text.context_length,
+            vision.width,
+        )
+        return Umt(tower, bert, clip.tokenize, clip.mean, clip.std, clip.image_size, clip.name)

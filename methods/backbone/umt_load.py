@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from methods.backbone.architectures import UMT
 from methods.backbone.bert import FusionBert
 from methods.backbone.umt import Umt, UmtVision
-from methods.backbone.umt_weights import under_our_names
+from methods.backbone.umt_weights import of_decoder, under_our_names
 from methods.backbone.word_pieces import WordPieces
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
@@ -69,4 +70,6 @@ def load_umt(name: str, state: dict[str, Tensor] | None, vocabulary: Path | None
                 f"{source}: does not fit {name} ({len(lacking.missing_keys)} weights missing, "
                 f"{len(lacking.unexpected_keys)} unknown, for example {wrong[0]}). Check backbone.name."
             )
+        with suppress(ValueError):  # of retrieval alone: a decoder of answers would begin anew
+            umt.decoder_state = of_decoder(state, umt.text.bert.fusion_from)
     return umt

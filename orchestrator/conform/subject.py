@@ -38,9 +38,10 @@ class Subject:
         Raises:
             ConfigError: as for a run, and for a method over images.
         """
-        if find(name).domain == "images":
+        learned = {"images": "labelled images", "questions": "questions"}
+        if what := learned.get(find(name).domain):
             raise ConfigError(
-                f"conform: {name} learns from labelled images, and the checks are of captions and videos. Name another."
+                f"conform: {name} learns from {what}, and the checks are of captions and videos. Name another."
             )
         words = {"data.num_frames": FRAMES, **(settings or {}), "method": name, "stream": "conform"}
         return cls(resolve(words, presets=presets))

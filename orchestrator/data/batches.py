@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from methods.base import Batch, Task
 from methods.layers.transfer import cut, to_device
+from orchestrator.data.ahead import ahead
 from orchestrator.data.augment import crop_and_flip, gray_and_jitter
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.frozen_features import FrozenFeatures
@@ -220,7 +220,7 @@ class StreamData:
             numbers = [pairs[index] for index in batch]
             return numbers, self._read([self._all[pair][0] for pair in numbers], is_augmented=augment is not None)
 
-        for numbers, videos in _ahead(read, order, self.config.load_threads):
+        for numbers, videos in ahead(read, order, self.config.load_threads):
             chosen = [self._all[pair] for pair in numbers]
             which = tuple(self._number(item) for item, _ in chosen)
             yield Batch(
@@ -230,7 +230,12 @@ class StreamData:
                 categories=to_device([self.stream.category_index(item.category) for item, _ in chosen], self.device),
                 pairs=to_device(numbers, self.device),
                 plain_videos=which if augment is None else None,
+                answers=self._answers(numbers),
             )
+
+    def _answers(self, numbers: Sequence[int]) -> Tensor | None:
+        """Ids (B, A) of the answers of training pairs, in a stream of questions."""
+        return None
 
     def _captions(self, chosen: Sequence[tuple[Item, str]], width: int | None) -> Tensor:
         """Tokens (B, L) on the device, L `width` or the longest caption."""
@@ -289,7 +294,7 @@ class StreamData:
         def read(batch: list[int]) -> Tensor:
             return self._read([items[row] for row in batch], is_augmented=False)
 
-        for videos in _ahead(read, order, self.config.load_threads):
+        for videos in ahead(read, order, self.config.load_threads):
             yield self.finish(videos, None)
 
     def queries(self, task: int, split: str) -> Queries:
@@ -330,21 +335,3 @@ def check_pairs(stream: Stream, config: DataConfig, workers: int) -> None:
                 f"workers: {task.name} of stream {stream.name} has {pairs} {what} for {workers} workers, so it would "
                 f"train nothing. Use at most {pairs} workers, or add training videos to the task."
             )
-
-
-def _ahead(read: Callable[[list[int]], Any], order: list[list[int]], threads: int) -> Iterator[Any]:
-    """Results of `read` over `order`, in order, computed up to two batches ahead by background threads."""
-    if threads == 0:
-        yield from map(read, order)
-        return
-    from collections import deque
-    from concurrent.futures import Future, ThreadPoolExecutor
-
-    with ThreadPoolExecutor(threads) as pool:
-        waiting: deque[Future[Any]] = deque()
-        for batch in order:
-            waiting.append(pool.submit(read, batch))
-            if len(waiting) > threads + 1:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()

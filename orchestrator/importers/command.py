@@ -2,9 +2,10 @@
 
 CTVR (papers 000 and 002) is in `importers.ctvr`, CVLM (paper 003) in `importers.cvlm`, a table of one's own in
 `importers.table`, the same with features in the place of videos in `importers.features`, a folder in the form of
-Hugging Face's datasets in `importers.datasets`, labelled images (Table 4 of paper 003) in `importers.images`. Every
-importer checks its result as `load_stream` will, writes it to `out` and returns it with a short report; videos that are
-not there are counted, not refused. The format is in streams/manifest.py.
+Hugging Face's datasets in `importers.datasets`, labelled images (Table 4 of paper 003) in `importers.images`,
+questions (Table 7 of paper 004) in `importers.questions`. Every importer checks its result as `load_stream` will,
+writes it to `out` and returns it with a short report; videos that are not there are counted, not refused. The format is
+in streams/manifest.py.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from orchestrator.importers.datasets import import_dataset
 from orchestrator.importers.features import import_features
 from orchestrator.importers.images import BENCHMARKS as IMAGES
 from orchestrator.importers.images import import_images
+from orchestrator.importers.questions import NAME as QUESTIONS
+from orchestrator.importers.questions import import_questions
 from orchestrator.importers.table import import_csv
 from orchestrator.streams.load import RENDERED
 
@@ -37,11 +40,12 @@ KINDS: dict[str, dict[str, str]] = {
     "actnet": {"split": "ACTNET_10_dataset.pkl", "train": "train_queries.json", "val": "val_queries.json"},
     "cvlm": {"folder": "FOLDER", "datasets": "msvd,didemo"},
     **{kind: {"folder": "FOLDER"} for kind in IMAGES},
+    QUESTIONS: {"folder": "FOLDER", "tasks": "1"},
     "csv": {"table": "TABLE.csv"},
     "hf": {"folder": "FOLDER"},
     "features": {"table": "TABLE.csv", "features": "FEATURES.npz", "text": "TEXTS.npy"},
 }
-OPTIONAL = {"datasets", "text"}
+OPTIONAL = {"datasets", "text", "tasks"}
 NO_VIDEOS = ("cvlm", "features", "hf", *IMAGES)  # they say themselves where everything lies
 
 
@@ -78,6 +82,7 @@ def import_stream(kind: str, files: Mapping[str, str], videos: Path | None, root
         write_manifest(manifest, out)
     elsewhere = "" if Path(root) == Path("runs").resolve() else f" --runs {root}"
     follows = {"features": "run --method zero_shot", **dict.fromkeys(IMAGES, "run --method image_finetune")}
+    follows[QUESTIONS] = "run --method umt_qa"
     if kind == "features" and not files.get("text"):
         elsewhere += " backbone.name=NAME"
     return f"{report}\nwritten: {out}\nnext: ctvr {follows.get(kind, 'cache build')} --stream {name}{elsewhere}"
@@ -127,6 +132,8 @@ def _default_name(kind: str, files: Mapping[str, str]) -> str:
         return chosen[0] if len(chosen) == 1 else "cvlm" if chosen == list(FIVE) else f"cvlm-{len(chosen)}"
     if kind == "hf":
         return _path(files["folder"]).resolve().name
+    if kind == QUESTIONS:
+        return kind if files.get("tasks", "1") == "1" else f"{kind}-{files['tasks']}"
     return kind if kind in IMAGES else Path(files["table"]).stem
 
 
@@ -143,6 +150,8 @@ def _import_kind(
         texts = _path(files["text"]) if files.get("text") else None
         return import_features(_path(files["table"]), _path(files["features"]), texts, out, name)
     assert videos is not None  # _check_words
+    if kind == QUESTIONS:
+        return import_questions(_path(files["folder"]), videos, out, files.get("tasks", "1"))
     if kind == "msrvtt":
         annotations = [_path(word) for word in _listed(files["annotations"])]
         return import_msrvtt(_path(files["split"]), annotations, _path(files["captions"]), videos, out)

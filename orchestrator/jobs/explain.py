@@ -16,7 +16,7 @@ from typing import Any, cast
 from orchestrator.config import Settings
 from orchestrator.errors import ConfigError, MissingObject
 from orchestrator.store.store import Store
-from orchestrator.streams.measures import ACCURACY
+from orchestrator.streams.measures import ACCURACY, ANSWERED
 from orchestrator.streams.stream import Stream
 from orchestrator.tracking.tracker import Tracker
 from orchestrator.tracking.values import RunRecord
@@ -257,7 +257,7 @@ def _task_text(commit: Mapping[str, Any], store: Store) -> str:
     words.append(f"{record.get('steps', 0)} steps so far")
     if commit.get("reused") and commit["reused"] == record["done"]:
         words.append(f"taken over from run {commit['weights'].partition('/')[0][:16]}")
-    for name, word in (("stream/t2v/r1", "R@1"), (ACCURACY, "accuracy")):
+    for name, word in (("stream/t2v/r1", "R@1"), (ACCURACY, "accuracy"), (ANSWERED, "accuracy")):
         if name in metrics:
             words.append(f"{word} {metrics[name]:.2f}")
     from orchestrator.learning.commits import objects_of  # torch takes seconds to import

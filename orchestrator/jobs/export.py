@@ -132,5 +132,5 @@ def _item(item: Item) -> dict[str, Any]:
         "segment": list(item.segment) if item.segment else None,
         "category": item.category,
         "captions": list(item.captions),
-        "twin": item.twin,
+        **({"answers": list(item.answers)} if item.answers else {"twin": item.twin}),
     }

@@ -101,6 +101,7 @@ def _files(items: list[tuple[StreamTask, Item]], folder: Path) -> Iterator[dict[
             "start": start,
             "end": end,
             "twin": item.twin,
+            **({"answers": list(item.answers)} if item.answers else {}),
         }
 
 

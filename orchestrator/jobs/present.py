@@ -17,7 +17,7 @@ from orchestrator.jobs.verdict import last_value
 from orchestrator.learning.resolve import find
 from orchestrator.on_ray.plan import GAIN, SearchConfig
 from orchestrator.on_ray.wave_search import NUMBER
-from orchestrator.streams.measures import ACCURACY, FORGETTING
+from orchestrator.streams.measures import ACCURACY, ANSWERED, FORGETTING
 from orchestrator.tables.marks import CHOICE, trials_of
 from orchestrator.tracking.internals import NOTE
 from orchestrator.tracking.shown import short_name
@@ -63,13 +63,12 @@ def search(tracker: Tracker, parent: str, name: str, space: Mapping[str, Any], m
         numbers = {"trials/complete": complete, "trials/stopped": stopped, "trials/all": len(trials)}
         _summarise(tracker, parent, best, numbers)
         found = ", ".join(f"`{key}={best.settings.get(key)}`" for key in space)
-        images = _is_of_images(best)
-        what = "images" if images else "videos"
+        what = _what([best])
         lines = [
             f"**Winner**: [{best.name}](#/experiments/{_experiment(tracker, best)}/runs/{best.run_id}), "
             f"{RULES.get(metric, metric)} {last_value(best, metric):+.2f} on {best.tags.get('ctvr.split')} {what}",
             f"- {found}",
-            *([] if images else [f"- ask it: `ctvr search 'a red square moves left' --model {name}`"]),
+            *([] if what != "videos" else [f"- ask it: `ctvr search 'a red square moves left' --model {name}`"]),
             f"- again over fresh seeds, on test {what}: `ctvr rerun --sweep {name}`",
             f"- one HTML file to mail: `ctvr page {name}` (then below Artifacts, `page/`)",
         ]
@@ -99,9 +98,9 @@ def confirming(tracker: Tracker, parent: str, name: str, sweeps: Sequence[str], 
 
 
 def _first(run: RunRecord) -> str:
-    """R@1 of a run; of a stream of images, accuracy."""
-    value, of_images = last_value(run, R1), last_value(run, ACCURACY)
-    return f"R@1 {value:.1f}" if math.isfinite(value) else f"acc {of_images:.1f}"
+    """R@1 of a run; of a stream of images or questions, accuracy."""
+    value, counted = last_value(run, R1), last_value(run, ANSWERED if run.last(ANSWERED) else ACCURACY)
+    return f"R@1 {value:.1f}" if math.isfinite(value) else f"acc {counted:.1f}"
 
 
 def rerun(tracker: Tracker, parent: str, name: str, of: str, where: Deployment) -> None:
@@ -115,7 +114,7 @@ def rerun(tracker: Tracker, parent: str, name: str, of: str, where: Deployment) 
         folder = where.runs.resolve() / "tables" / name
         if folder.is_dir():
             tracker.log_artifacts(parent, folder, into="table")
-        what = "images" if any(_is_of_images(run) for run in runs) else "videos"
+        what = _what(runs)
         lines = [
             f"**Winners of {of} and baselines again, over fresh seeds, on test {what}**",
             "- table and figures: below Artifacts, `table/`",
@@ -129,8 +128,12 @@ def rerun(tracker: Tracker, parent: str, name: str, of: str, where: Deployment) 
         tracker.set_tags(parent, {NOTE: "\n".join(lines)})
 
 
-def _is_of_images(run: RunRecord) -> bool:
-    return run.last(ACCURACY) is not None
+def _what(runs: Sequence[RunRecord]) -> str:
+    """What they were tested on."""
+    for metric, what in ((ACCURACY, "images"), (ANSWERED, "questions")):
+        if any(run.last(metric) is not None for run in runs):
+            return what
+    return "videos"
 
 
 def chosen(runs: Sequence[RunRecord]) -> RunRecord | None:
@@ -159,7 +162,7 @@ def _register(tracker: Tracker, best: RunRecord, stream: str) -> str | None:
 
 def _summarise(tracker: Tracker, parent: str, best: RunRecord, more: Mapping[str, float]) -> None:
     """What the protocol measures of the best run as the parent's own metrics, after as many tasks."""
-    points = {key: best.last(key) for key in (R1, GAIN, BWF, ACCURACY, FORGETTING)}
+    points = {key: best.last(key) for key in (R1, GAIN, BWF, ACCURACY, FORGETTING, ANSWERED)}
     step = max((point[0] for point in points.values() if point), default=0)
     values = {key: point[1] for key, point in points.items() if point and math.isfinite(point[1])}
     tracker.log_task(parent, step, {**values, **more})

@@ -45,8 +45,7 @@ def load(name: str, where: Deployment) -> Model:
         return _ask(name, _read(folder), where, None)
     run = find_run(name, where)
     stream = _stream_of(run, where)
-    if find(str(run.settings["method"])).domain == "images":
-        raise _of_images(name, run)
+    _check_searches(name, run)
     return _ask(name, _of_run(run, where, stream), where, stream)
 
 
@@ -64,8 +63,7 @@ def load_states(name: str, where: Deployment) -> Iterator[Model]:
     stream = _stream_of(run, where)
     if stream is None:
         raise ConfigError(f"model {name}: the stream of run {run.name} is not here, or has changed. Run it again.")
-    if find(str(run.settings["method"])).domain == "images":
-        raise _of_images(name, run)
+    _check_searches(name, run)
     for done in range(1, len(stream.tasks) + 1):
         try:
             yield Model(name, _restored(run, where, stream, done), where.places().open_store(), stream)
@@ -155,10 +153,15 @@ def _restored(run: RunRecord, where: Deployment, stream: Stream, done: int) -> T
     return restore_trained(resolve(settings, None, presets), commits, tasks, stream)
 
 
-def _of_images(name: str, run: RunRecord) -> ConfigError:
-    method = run.settings["method"]
-    said = f"model {name}: {method} learned from images without captions, so it cannot be asked."
-    return ConfigError(f"{said} Name a run of a retriever.")
+def _check_searches(name: str, run: RunRecord) -> None:
+    """Refuse a run of a method that searches no videos."""
+    method = str(run.settings["method"])
+    learned = {
+        "images": "images without captions, so it cannot be asked",
+        "questions": "questions and searches nothing",
+    }
+    if what := learned.get(find(method).domain):
+        raise ConfigError(f"model {name}: {method} learned from {what}. Name a run of a retriever.")
 
 
 def _read(folder: Path) -> Trained:

@@ -45,7 +45,7 @@ def load_tower(experiment: Experiment, stream: Stream | None = None) -> Clip | R
     config = experiment.backbone
     if stream is not None:
         check_domain(experiment.run.method, stream)
-    if find_method(experiment.run.method).domain == "videos":
+    if find_method(experiment.run.method).domain != "images":
         clip = load_clip(config)
         return clip if stream is None else feed(clip, stream)
     if experiment.run.workers > 1:

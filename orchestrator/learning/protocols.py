@@ -16,8 +16,10 @@ from torch import Tensor
 
 from methods.base import Method
 from methods.images import knn
+from methods.layers.transfer import cut
 from orchestrator.data.batches import StreamData
 from orchestrator.data.images import ImageData
+from orchestrator.data.questions import QuestionData, Questions
 from orchestrator.learning.evaluate import Evaluation, EvaluationConfig, add_history, metrics_of, rank_all
 from orchestrator.learning.metrics import Matrix
 from orchestrator.streams.stream import Stream
@@ -155,7 +157,59 @@ class UCL(Protocol):
         return {}
 
 
-PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in (CTVR(), CVLM(), UCL())}
+class QA(Protocol):
+    """Answers are chosen from a list: the training answers so far, as strings that are equal or not.
+
+    `own` holds the accuracy (%) among the answers of a question's task, `union` that among those of all tasks so far.
+    Each task's videos are read by the present model.
+    """
+
+    name = "qa"
+    encodes_again = True
+
+    def measure(self, sight: Sight) -> Evaluation | None:
+        assert isinstance(sight.data, QuestionData)
+        found, data = Evaluation(), sight.data
+        everything = data.candidates(range(sight.task + 1))
+        for task, videos in enumerate(sight.galleries):
+            asked, own = data.questions(task, sight.split), data.candidates([task])
+            in_own = self._accuracy(sight, asked, videos, own)
+            in_all = in_own if own == everything else self._accuracy(sight, asked, videos, everything)
+            for row, accuracy, name in ((found.own, in_own, "accuracy"), (found.union, in_all, "accuracy_all")):
+                row.append(accuracy)
+                found.metrics[f"task_{task + 1:02d}/qa/{name}"] = accuracy
+        return found if sight.is_scoring else None
+
+    def _accuracy(self, sight: Sight, asked: Questions, videos: Tensor, answers: Sequence[str]) -> float:
+        assert isinstance(sight.data, QuestionData)
+        ids = sight.data.answer_ids(answers).to(sight.device)
+        best = sight.spread(partial(self._best, sight, asked, videos, ids), range(len(asked.answers)))
+        return 100 * sum(answers[place] == right for place, right in zip(best.tolist(), asked.answers)) / len(best)
+
+    @torch.no_grad()
+    def _best(self, sight: Sight, asked: Questions, videos: Tensor, answers: Tensor, rows: Sequence[int]) -> Tensor:
+        """The likeliest answer (N,) of the questions `rows`."""
+        found, size = [], sight.config.batch_size
+        for start in range(0, len(rows), size):
+            some = list(rows[start : start + size])
+            seen, tokens = videos[asked.video[some]].to(sight.device), cut(asked.tokens[some]).to(sight.device)
+            found.append(sight.method.rank_answers(tokens, seen, answers)[:, 0].cpu())
+        return torch.cat(found)
+
+    def add_history(self, found: Evaluation, own: Matrix, union: Matrix) -> None:
+        for table, name in ((own, ""), (union, "_all")):
+            found.metrics[f"stream/qa/accuracy{name}"] = knn.mean_accuracy(table)
+            if len(table) > 1:  # before, nothing can be forgotten
+                found.metrics[f"stream/qa/forgetting{name}"] = knn.forgetting(table)
+
+    def score(self, found: Evaluation) -> float:
+        return found.own[-1]
+
+    def ranks(self, found: Evaluation) -> dict[str, float]:
+        return {}
+
+
+PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in (CTVR(), CVLM(), UCL(), QA())}
 
 
 def protocol_of(stream: Stream) -> Protocol:

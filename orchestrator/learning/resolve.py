@@ -189,7 +189,7 @@ def check_domain(method: str, stream: Stream) -> None:
         ConfigError: naming both and what each is for.
     """
     if (domain := find(method).domain) != stream.domain:
-        remedy = "image_finetune" if stream.domain == "images" else "clip4clip"
+        remedy = {"videos": "clip4clip", "images": "image_finetune", "questions": "umt_qa"}[stream.domain]
         raise ConfigError(
             f"method: {method} learns from {domain}, and stream {stream.name} has {stream.domain}. Choose a method for "
             f"{stream.domain}, such as {remedy}."

@@ -27,6 +27,7 @@ from orchestrator.data.frozen_features import frozen_features
 from orchestrator.data.images import ImageData, ImageSource
 from orchestrator.data.imported_features import frame_source
 from orchestrator.data.prepare import prepare_stream
+from orchestrator.data.questions import QuestionData
 from orchestrator.data.settings import DataConfig
 from orchestrator.errors import ConfigError, Overtaken
 from orchestrator.learning.assemble import load_tower, make_method
@@ -254,7 +255,8 @@ def data_of(
     if isinstance(source, ImageSource):
         return ImageData(stream, source, config, device)
     assert isinstance(backbone, Clip)
-    return StreamData(stream, source, backbone.tokenize, backbone.mean, backbone.std, config, device)
+    of = QuestionData if stream.domain == "questions" else StreamData
+    return of(stream, source, backbone.tokenize, backbone.mean, backbone.std, config, device)
 
 
 def zero_shot_curve(

@@ -82,9 +82,9 @@ def render_stream(
     if num_tasks not in TASK_COUNTS:
         raise ConfigError(f"stream: shapes-{num_tasks} does not exist. Write shapes-5, shapes-10 or shapes-20.")
     folder = Path(root) / f"shapes-v{VERSION}-seed{seed}"
-    plan = _plan(seed)
+    clips = plan(seed)
     if films:
-        render_files(folder, [clip for clip, _ in plan], workers, progress)
+        render_files(folder, [clip for clip, _ in clips], workers, progress)
     groups = np.split(np.random.default_rng(0).permutation(len(CATEGORIES)), num_tasks)
     tasks = []
     for number, group in enumerate(groups, start=1):
@@ -94,7 +94,7 @@ def render_stream(
             task[split] = [
                 {**item, "path": f"{folder.name}/{clip.path}", "captions": list(item["captions"])}
                 for category in categories
-                for clip, item in plan
+                for clip, item in clips
                 if item["category"] == category and clip.path.startswith(f"{split}/")
             ]
         tasks.append(task)
@@ -131,7 +131,7 @@ def probe_clips(
 
 
 @lru_cache(maxsize=2)
-def _plan(seed: int) -> tuple[tuple[Film, dict[str, Any]], ...]:
+def plan(seed: int) -> tuple[tuple[Film, dict[str, Any]], ...]:
     """Every clip with its item, except that the item's `path` is still missing."""
     clips: list[tuple[Film, dict[str, Any]]] = []
     for index in range(len(CATEGORIES)):

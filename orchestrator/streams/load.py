@@ -11,8 +11,25 @@ from orchestrator.errors import ConfigError
 from orchestrator.streams.manifest import parse_manifest, read_json
 from orchestrator.streams.stream import Stream, collector_off
 
-RENDERED = {"shapes-5": 5, "shapes-10": 10, "shapes-20": 20, "shapes-cvlm": None, "shapes-images": None}
-BENCHMARKS = ("msrvtt-10", "msrvtt-20", "actnet-10", "actnet-20", "cvlm", "cifar-10", "cifar-100", "tiny-imagenet")
+RENDERED = {
+    "shapes-5": 5,
+    "shapes-10": 10,
+    "shapes-20": 20,
+    "shapes-cvlm": None,
+    "shapes-images": None,
+    "shapes-qa": None,
+}
+BENCHMARKS = (
+    "msrvtt-10",
+    "msrvtt-20",
+    "actnet-10",
+    "actnet-20",
+    "cvlm",
+    "cifar-10",
+    "cifar-100",
+    "tiny-imagenet",
+    "msrvtt-qa",
+)
 
 
 def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None, render: bool = True) -> Stream:
@@ -78,10 +95,10 @@ def embedded_settings(name: str) -> dict[str, Any] | None:
     if name not in RENDERED:
         return None
     from orchestrator.shapes import cvlm as shapes_cvlm
-    from orchestrator.shapes import images
+    from orchestrator.shapes import images, questions
     from orchestrator.shapes import stream as shapes
 
-    others = {"shapes-cvlm": shapes_cvlm.SETTINGS, images.NAME: images.SETTINGS}
+    others = {"shapes-cvlm": shapes_cvlm.SETTINGS, images.NAME: images.SETTINGS, questions.NAME: questions.SETTINGS}
     return dict(others.get(name, shapes.SETTINGS))
 
 
@@ -91,6 +108,10 @@ def _load_rendered(name: str, root: Path, render: bool) -> Stream:
 
     if name == images.NAME:
         return parse_manifest(images.render_images(root, films=render), source=name, base=root)
+    if name == "shapes-qa":
+        from orchestrator.shapes import questions
+
+        return parse_manifest(questions.render_questions(root, films=render), source=name, base=root)
     num_tasks = RENDERED[name]
     manifest: Any = (
         shapes.render_cvlm(root, films=render)

@@ -2,7 +2,7 @@
 
 A manifest is one JSON file (format 1):
 
-    {"format": 1, "name": "msrvtt-10", "protocol": "ctvr" | "cvlm" | "ucl", "paper": "msrvtt-10" | null,
+    {"format": 1, "name": "msrvtt-10", "protocol": "ctvr" | "cvlm" | "ucl" | "qa", "paper": "msrvtt-10" | null,
      "settings": {"data.num_frames": 12}, "videos": folder (optional; relative to the manifest),
      "text_features": path below `videos` | null,
      "tasks": [{"name": "task_01", "categories": [...], "train": [ITEM], "val": [ITEM], "test": [ITEM]}]}
@@ -10,7 +10,8 @@ A manifest is one JSON file (format 1):
             "category": str, "captions": [str], "twin": id | null}
 
 In the protocol `ucl` an ITEM is {"video": id, "path": array (N, S, S, 3) of uint8 below `videos`, "category": str}: the
-images of a class in a split (`data/images.py`).
+images of a class in a split (`data/images.py`). In `qa` the captions are questions, and an ITEM has "answers": [str],
+one for each of them.
 
 `importers/` writes the manifests of the published benchmarks.
 """
@@ -30,6 +31,11 @@ from orchestrator.streams.stream import SPLITS, Item, Segment, Stream, StreamTas
 from orchestrator.streams.videos import VideoPlaces
 
 FORMAT = 1
+PROTOCOLS = ("ctvr", "cvlm", "ucl", "qa")
+FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # of an item beside id, path and category: must, may
+    "ucl": ((), ()),
+    "qa": (("captions", "answers"), ("segment",)),
+}
 _ODD_PARTS = frozenset({"", ".", ".."})
 
 
@@ -153,14 +159,14 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
     )
     if top["format"] != FORMAT:
         reader.fail("format", f"is not {FORMAT}, the one this version reads", "Import the stream again.")
-    if top["protocol"] not in ("ctvr", "cvlm", "ucl"):
-        reader.fail("protocol", f"is {str(top['protocol'])[:40]!r}", "Write 'ctvr', 'cvlm' or 'ucl'.")
+    if top["protocol"] not in PROTOCOLS:
+        reader.fail("protocol", f"is {str(top['protocol'])[:40]!r}", "Write 'ctvr', 'cvlm', 'ucl' or 'qa'.")
     paper = None if top.get("paper") is None else reader.text(top["paper"], "paper")
     if videos is None:
         videos = Path(base) / Path(reader.text(top.get("videos", "."), "videos")).expanduser()
     place = VideoPlaces(Path(videos)).find
     tasks = tuple(
-        _parse_task(reader, task, number, place, top["protocol"] == "ucl")
+        _parse_task(reader, task, number, place, top["protocol"])
         for number, task in enumerate(reader.array(top["tasks"], "tasks"), start=1)
     )
     if not tasks:
@@ -199,7 +205,7 @@ def _parse_settings(reader: _Reader, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def _parse_task(reader: _Reader, value: Any, number: int, place: Callable[[str], str], has_images: bool) -> StreamTask:
+def _parse_task(reader: _Reader, value: Any, number: int, place: Callable[[str], str], protocol: str) -> StreamTask:
     task = reader.object(value, f"task no. {number}", ("name", "categories", "train", "test"), ("val",))
     name = reader.text(task["name"], f"task no. {number}: name")
     listed = reader.array(task["categories"], f"{name}: categories")
@@ -212,7 +218,7 @@ def _parse_task(reader: _Reader, value: Any, number: int, place: Callable[[str],
         if not items and split != "val":
             reader.fail(f"{name}: {split}", "has no videos", f"Add {split} videos, or remove the task.")
         splits[split] = tuple(
-            _parse_item(reader, item, f"{name}: {split}", n, set(categories), place, has_images)
+            _parse_item(reader, item, f"{name}: {split}", n, set(categories), place, protocol)
             for n, item in enumerate(items, start=1)
         )
     return StreamTask(name, categories, **splits)
@@ -225,11 +231,11 @@ def _parse_item(
     number: int,
     categories: Collection[str],
     place: Callable[[str], str],
-    has_images: bool,
+    protocol: str,
 ) -> Item:
     has_id = isinstance(value, dict) and isinstance(value.get("video"), str)
     where = f"{where}: video {value['video']!r}" if has_id else f"{where}: item no. {number}"
-    told = ((), ()) if has_images else (("captions",), ("segment", "twin"))
+    has_images, told = protocol == "ucl", FIELDS.get(protocol, (("captions",), ("segment", "twin")))
     item = reader.object(value, where, ("video", "path", "category", *told[0]), told[1])
     category = reader.text(item["category"], f"{where}: category")
     if category not in categories:
@@ -247,7 +253,17 @@ def _parse_item(
             reader.text(caption, f"{where}: captions[{n}]", one_line=False) for n, caption in enumerate(captions)
         ),
         twin=None if item.get("twin") is None else reader.text(item["twin"], f"{where}: twin"),
+        answers=_answers(reader, item, where, len(captions)),
     )
+
+
+def _answers(reader: _Reader, item: dict[str, Any], where: str, questions: int) -> tuple[str, ...]:
+    if "answers" not in item:
+        return ()
+    answers = reader.array(item["answers"], f"{where}: answers")
+    if len(answers) != questions:
+        reader.fail(f"{where}: answers", f"are {len(answers)} for {questions} questions", "Give each question its own.")
+    return tuple(reader.text(answer, f"{where}: answers[{n}]") for n, answer in enumerate(answers))
 
 
 def _check_names(reader: _Reader, tasks: tuple[StreamTask, ...]) -> None:

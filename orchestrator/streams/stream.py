@@ -14,8 +14,8 @@ from orchestrator.config import suggest
 from orchestrator.digests import canonical
 from orchestrator.errors import ConfigError
 
-Protocol = Literal["ctvr", "cvlm", "ucl"]
-Domain = Literal["videos", "images"]
+Protocol = Literal["ctvr", "cvlm", "ucl", "qa"]
+Domain = Literal["videos", "images", "questions"]
 Segment = tuple[float, float]
 
 SPLITS = ("train", "val", "test")
@@ -37,7 +37,8 @@ def collector_off() -> Iterator[None]:
 class Item:
     """One video of one split of one task. `segment` is in seconds; `path` is a file or a folder of frames.
 
-    In a stream of images: all images of a class in a split, in one array, without captions.
+    In a stream of images: all images of a class in a split, in one array, without captions. In one of questions the
+    captions are questions, each with its answer.
     """
 
     video: str
@@ -46,6 +47,7 @@ class Item:
     category: str
     captions: tuple[str, ...]
     twin: str | None = None  # the same scene filmed backwards, if the stream has one
+    answers: tuple[str, ...] = ()  # of the questions; none in other streams
 
 
 @dataclass(frozen=True)
@@ -130,13 +132,14 @@ class Stream:
 
     @property
     def domain(self) -> Domain:
-        """What its items are: videos with captions, or labelled images, for which other methods are."""
-        return "images" if self.protocol == "ucl" else "videos"
+        """What its items are: videos with captions, or with questions, or labelled images; each has its methods."""
+        domains: dict[str, Domain] = {"ucl": "images", "qa": "questions"}
+        return domains.get(self.protocol, "videos")
 
     @cached_property
     def has_features(self) -> bool:
         """Whether its videos are arrays of features (.npy) that were made elsewhere."""
-        return self.domain == "videos" and self.tasks[0].train[0].path.endswith(".npy")
+        return self.domain != "images" and self.tasks[0].train[0].path.endswith(".npy")
 
     @property
     def settings_mark(self) -> str:
@@ -148,7 +151,8 @@ class Stream:
 
 
 def _identity(item: Item) -> list[Any]:
-    return [item.video, item.segment, item.category, list(item.captions), item.twin]
+    answers = [list(item.answers)] if item.answers else []
+    return [item.video, item.segment, item.category, list(item.captions), item.twin, *answers]
 
 
 def walk(stream: Stream) -> Iterator[tuple[StreamTask, str, Item]]:

@@ -27,7 +27,7 @@ from orchestrator.tables.beside_paper import (
 )
 from orchestrator.tables.differences import between_seeds
 from orchestrator.tables.marks import CHOICE, marks_of, method_of, trials_of
-from orchestrator.tables.measures import COLUMNS, NEIGHBOUR_NOTE, NEIGHBOURS, OF, OVERALL
+from orchestrator.tables.measures import COLUMNS, OF, OVERALL
 from orchestrator.tables.orders import by_order, content_of, in_any_order, mark, order_of, seed_names
 from orchestrator.tables.paper_numbers import paper_numbers, place, printed_columns
 from orchestrator.tables.presets import columns_of
@@ -82,7 +82,7 @@ def collect(
     rows = _named(rows, list(groups.values()))
     rows.sort(key=lambda row: (row.place, place(row.method), row.label))
     protocols = set(map(_protocol, firsts))
-    is_ranked = bool(ranks) and len(protocols) == 1 and protocols != {"ucl"}  # images are retrieved by nobody
+    is_ranked = bool(ranks) and len(protocols) == 1 and not any(OF[name].columns for name in protocols)
     return compared(rows, ranks or {}, protocols == {"cvlm"}) if is_ranked else rows
 
 
@@ -115,10 +115,10 @@ def tables(
         if not rows:
             continue
         left_out = sum(record.tags.get("ctvr.complete") != "true" for record in of_stream)
-        has_images = _protocol(of_stream[0]) == "ucl"
-        what = "" if has_images else f" {DIRECTIONS[direction]},"
+        shown = OF[_protocol(of_stream[0])]
+        what = "" if shown.columns else f" {DIRECTIONS[direction]},"
         notes = [f"Mean and sample standard deviation over seeds,{what} after the last task."]
-        notes += [NEIGHBOUR_NOTE] if has_images else []
+        notes += [shown.note] if shown.note else []
         notes += shared
         if any(row.trials is not None for row in rows):
             notes.append("Trials: how many were searched for the row. Time: of all tasks of its trials and reruns.")
@@ -170,7 +170,8 @@ def _row(runs: list[RunRecord]) -> Row:
         backwards = {"v2t/r1": "v2t/r1_mean"}
     values |= {key: means.get(f"stream/{name}", Value()) for key, name in backwards.items()}
     values["params_m"] = Value(parameters.mean / 1e6, parameters.std / 1e6 if parameters.std else math.nan)
-    measured: dict[str, str] = {key: names[key] for key in ("r1", "bwf", "fr", *OF["ucl"].names) if key in names}
+    compared = names if shown.columns else ("r1", "bwf", "fr")
+    measured: dict[str, str] = {key: names[key] for key in compared if key in names}
     orders = by_order(runs, measured, finals)
     of_first = orders.get("r1", orders.get("accuracy", ()))
     return Row(
@@ -305,16 +306,16 @@ def _differing(run: RunRecord, others: Sequence[RunRecord]) -> dict[str, str]:
 
 
 def _columns(rows: Sequence[Row], records: Sequence[RunRecord], direction: Direction) -> tuple[Column, ...]:
-    if _protocol(records[0]) == "ucl":
-        return (*NEIGHBOURS, *more_columns(rows, ()))
+    tables_of = {record.tags.get(TABLE_NAME, "") for record in records}
+    name = tables_of.pop() if len(tables_of) == 1 else ""
+    printed = (*printed_columns(name), *columns_of(name))
+    if own := OF[_protocol(records[0])].columns:
+        return (*own, *more_columns(rows, printed))
     is_cvlm = _protocol(records[0]) == "cvlm"
     back = V2T[:1] if is_cvlm else V2T
     if direction == "v2t":
         return (*back, COLUMNS[-1])
     forward = _cvlm_columns(rows, records) if is_cvlm else COLUMNS
-    tables_of = {record.tags.get(TABLE_NAME, "") for record in records}
-    name = tables_of.pop() if len(tables_of) == 1 else ""
-    printed = (*printed_columns(name), *columns_of(name))
     more = more_columns(rows, printed)
     if direction == "t2v":
         return (*forward, *more)

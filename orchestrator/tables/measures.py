@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.streams.measures import ACCURACY, FORGETTING, MEAN
+from orchestrator.streams.measures import ACCURACY, ANSWERED, FORGETTING, MEAN
 from orchestrator.tables.table import Column
 
 COLUMNS = (
@@ -24,7 +24,22 @@ NEIGHBOURS = (  # UCL
     Column("forgetting_fixed", "Forgetting (fixed k)", "down"),
     COLUMNS[-1],
 )
+ANSWERS = (  # QA
+    Column("accuracy", "Accuracy", "up"),
+    Column("forgetting", "Forgetting", "down"),
+    Column("accuracy_all", "Accuracy (all answers)", "up"),
+    COLUMNS[-1],
+)
 OF_VIDEOS = {"own gallery": "t2v/r1_own", "all galleries so far": "t2v/r1"}
+
+NEIGHBOUR_NOTE = (
+    "Accuracy: the classes of a task's test images as its nearest training images have them, with the k of the release "
+    "(the number of tasks so far) and with one k for all (`evaluation.neighbours`, or all images of the task)."
+)
+ANSWER_NOTE = (
+    "Accuracy: questions whose likeliest answer is the right one, word for word, among the training answers of the "
+    "question's task; all answers: among those of all tasks. Test answers that no training question has are wrong."
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +49,8 @@ class Measures:
     names: dict[str, str]  # column -> metric
     curve: str  # metric over tasks
     matrices: dict[str, str]  # title -> metric of each task, behind `task_NN/`
+    columns: tuple[Column, ...] = ()  # where nothing is searched: all of them
+    note: str = ""  # what they are
 
 
 OF = {
@@ -48,9 +65,14 @@ OF = {
         },
         ACCURACY,
         {"accuracy, k of the release": "knn/accuracy", "accuracy, fixed k": "knn/accuracy_fixed"},
+        NEIGHBOURS,
+        NEIGHBOUR_NOTE,
+    ),
+    "qa": Measures(
+        {"accuracy": ANSWERED, "forgetting": "stream/qa/forgetting", "accuracy_all": f"{ANSWERED}_all"},
+        ANSWERED,
+        {"accuracy, answers of the task": "qa/accuracy", "accuracy, all answers so far": "qa/accuracy_all"},
+        ANSWERS,
+        ANSWER_NOTE,
     ),
 }
-NEIGHBOUR_NOTE = (
-    "Accuracy: the classes of a task's test images as its nearest training images have them, with the k of the release "
-    "(the number of tasks so far) and with one k for all (`evaluation.neighbours`, or all images of the task)."
-)

@@ -2,7 +2,7 @@
 
 A preset is a JSON file, of `orchestrator/tables/table_presets` or one's own:
 
-    {"title": ..., "protocol": "ctvr" | "cvlm" | "ucl" | "any", "stream": the default one, "seeds": 3,
+    {"title": ..., "protocol": "ctvr" | "cvlm" | "ucl" | "qa" | "any", "stream": the default one, "seeds": 3,
      "search": {"trials": 8, "metric": "stream/t2v/r1_gain", ...},    (settings of SearchConfig; 0 trials: no search)
      "settings": {"optim.epochs": 4},                                 (of all rows; optional)
      "columns": ["gmacs", "memory"],                                  (beside the usual ones; optional)
@@ -76,7 +76,7 @@ class TablePreset:
     """A whole table."""
 
     title: str
-    protocol: Literal["ctvr", "cvlm", "ucl", "any"]
+    protocol: Literal["ctvr", "cvlm", "ucl", "qa", "any"]
     stream: str
     rows: tuple[TableRow, ...]
     seeds: int = 3

@@ -20,6 +20,7 @@ NAME = "ctvr.name"
 OUR_VIEW = f"{VIEW}ctvr"  # tag of an experiment: which columns its table of runs shows, and how wide
 OF_VIDEOS = ("stream/t2v/r1", "stream/t2v/r1_gain", "stream/t2v/bwf")
 OF_IMAGES = ("stream/knn/accuracy", "stream/knn/forgetting")
+OF_QUESTIONS = ("stream/qa/accuracy", "stream/qa/forgetting")
 WIDTH = 40  # characters of a run's name that a narrow column still shows
 
 
@@ -36,7 +37,7 @@ def experiment_tags(stream: str) -> dict[str, str]:
 def our_view() -> str:
     """How MLflow's table of runs is to be seen: names, then R@1, gain and forgetting; as its pages save it."""
     name, begun = "attributes.`Run Name`", "runDateAndNestInfo"  # columns, as the pages call them
-    columns = [f"metrics.`{key}`" for key in (*OF_VIDEOS, *OF_IMAGES)]  # what no run has stays away
+    columns = [f"metrics.`{key}`" for key in (*OF_VIDEOS, *OF_IMAGES, *OF_QUESTIONS)]  # what no run has stays away
     state = {
         "selectedColumns": columns,
         "columnOrder": [name, begun, *columns],

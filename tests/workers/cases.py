@@ -126,7 +126,7 @@ def _run(case: Case, workers: Workers, folder: str) -> dict[str, Any]:
         former = store.get_json("commits", f"{_key(replace(case, after=0), case.after)}/task_001")
         store.put_json("commits", f"{key}/task_001", former)
     workers.agree(None)
-    data = make_data(clip, workers.device, **case.group("data"), **augment)
+    data = make_data(clip, workers.device, method.domain, **case.group("data"), **augment)
     made = Watched(method, data, loop.LoopConfig(optim, evaluation), Commits(store, key), workers)
     behind: list[bytes] = []
     with ExitStack() as stack:

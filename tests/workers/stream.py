@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from methods.backbone.clip import Clip
 from orchestrator.data.batches import StreamData
+from orchestrator.data.questions import QuestionData
 from orchestrator.data.settings import DataConfig
 from orchestrator.streams.stream import Item, Stream, StreamTask
 
@@ -53,7 +55,23 @@ class Dealt(StreamData):
         return super()._batches(pairs, seed, size, DEALT if workers == 1 else workers)
 
 
-def make_data(clip: Clip, device: torch.device, **settings: object) -> StreamData:
+class DealtQuestions(Dealt, QuestionData):
+    """The same of questions."""
+
+
+def make_questions() -> Stream:
+    """The same stream, whose captions are questions that their last word answers."""
+    stream = make_stream()
+
+    def asked(items: tuple[Item, ...]) -> tuple[Item, ...]:
+        return tuple(replace(item, answers=tuple(text.split()[-1] for text in item.captions)) for item in items)
+
+    tasks = tuple(replace(task, train=asked(task.train), test=asked(task.test)) for task in stream.tasks)
+    return replace(stream, tasks=tasks, protocol="qa")
+
+
+def make_data(clip: Clip, device: torch.device, domain: str = "videos", **settings: object) -> StreamData:
     config = DataConfig(**{"num_frames": FRAMES, "batch_size": BATCH, **settings})  # type: ignore[arg-type]
     mean: Sequence[float] = clip.mean
-    return Dealt(make_stream(), Frames(), clip.tokenize, mean, clip.std, config, device)  # type: ignore[arg-type]
+    of, stream = (DealtQuestions, make_questions()) if domain == "questions" else (Dealt, make_stream())
+    return of(stream, Frames(), clip.tokenize, mean, clip.std, config, device)  # type: ignore[arg-type]

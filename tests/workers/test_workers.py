@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from methods import CONFIGURATIONS, METHODS
+from methods import CONFIGURATIONS, METHODS, QUESTION_METHODS
 from orchestrator.learning.workers import Workers
 from tests.workers.cases import Case, run
 from tests.workers.compare import apart
@@ -50,7 +50,7 @@ def case_of(name: str, **more: Any) -> Case:
     return Case(name, {"base.queue_size": QUEUE} if name.endswith("_moco") else {}, **more)
 
 
-EVERY = [case_of(name) for name in (*METHODS, *CONFIGURATIONS) if name not in {"zero_shot", "zscl"}]
+EVERY = [case_of(name) for name in (*METHODS, *CONFIGURATIONS, *QUESTION_METHODS) if name not in {"zero_shot", "zscl"}]
 EVERY += [Case("zscl", {"method.average_every": 1})]
 
 

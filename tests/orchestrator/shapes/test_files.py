@@ -20,7 +20,7 @@ from orchestrator.shapes.files import encode, render_files
 
 @pytest.fixture
 def clips():
-    return [clip for clip, _ in shapes._plan(0)[:4]]
+    return [clip for clip, _ in shapes.plan(0)[:4]]
 
 
 def contents(folder):
@@ -109,12 +109,12 @@ def test_processes_that_render_at_once_do_not_disturb_each_other(tmp_path, clips
 
 @pytest.mark.slow
 def test_several_workers_render_what_one_renders_for_a_script_that_does_not_guard_itself(tmp_path):
-    clips = [clip for clip, _ in shapes._plan(0)[:20]]
+    clips = [clip for clip, _ in shapes.plan(0)[:20]]
     one = render_files(tmp_path / "one", clips, workers=1, progress=False)
     script = tmp_path / "script.py"
     script.write_text(
         "import pathlib; from orchestrator.shapes import files, stream\n"
-        "clips = [clip for clip, _ in stream._plan(0)[:20]]\n"
+        "clips = [clip for clip, _ in stream.plan(0)[:20]]\n"
         f"print(files.render_files(pathlib.Path({str(tmp_path / 'two')!r}), clips, workers=2, progress=False))\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=True)
@@ -128,6 +128,6 @@ def test_without_child_processes_the_rendering_goes_on_here(tmp_path, monkeypatc
         yield
 
     monkeypatch.setattr(shapes_files, "_in_processes", broken)
-    clips = [clip for clip, _ in shapes._plan(0)[:16]]
+    clips = [clip for clip, _ in shapes.plan(0)[:16]]
     render_files(tmp_path, clips, workers=2, progress=False)
     assert len(contents(tmp_path)) == 16

@@ -84,7 +84,7 @@ def test_twins_point_at_each_other_and_their_number_is_fixed(manifest):
 
 def test_scenes_of_one_split_show_different_pairs_of_things():
     scenes: dict[tuple[str, int], set] = {}
-    for clip, item in shapes._plan(0):
+    for clip, item in shapes.plan(0):
         key = clip.path.split("/")[0], item["category"]
         scene = clip.scene
         scenes.setdefault(key, set()).add((scene.main.colour, scene.main.shape, scene.other.colour, scene.other.shape))
@@ -131,14 +131,14 @@ def test_a_probe_of_an_unknown_category_suggests_one():
 
 def test_the_probe_never_shows_a_scene_of_the_stream():
     index = [c.name for c in CATEGORIES].index("traffic")
-    seeds = {clip.scene.seed for clip, _ in shapes._plan(1)}
+    seeds = {clip.scene.seed for clip, _ in shapes.plan(1)}
     assert draw_scene(index, np.random.default_rng([1, index, shapes.PROBE, 0])).seed not in seeds
 
 
 def test_pixels_and_captions_are_those_of_version_1():
     """If this fails on purpose, raise shapes.VERSION; if not, this machine renders another stream."""
     assert shapes.VERSION == 1
-    told = hashlib.sha256(repr([item for _, item in shapes._plan(0)]).encode()).hexdigest()
+    told = hashlib.sha256(repr([item for _, item in shapes.plan(0)]).encode()).hexdigest()
     scenes = [draw_scene(index, np.random.default_rng([0, index])) for index in range(len(CATEGORIES))]
     painted = hashlib.sha256(b"".join(s.render(False, 6, 48).tobytes() for s in scenes)).hexdigest()
     assert (told[:16], painted[:16]) == ("b008b36dd5ba16ea", "bd14fc2e1725c69e")
@@ -155,7 +155,7 @@ def test_the_rendered_stream_is_complete_and_the_same_as_everywhere(tmp_path: Pa
 def test_a_clip_is_encoded_to_the_same_bytes_whatever_the_memory_held_before():
     """Dark, smooth clips have many ties for an encoder to decide."""
     chosen = ("test/daylight_00f.mp4", "test/daylight_02f.mp4", "train/daylight_02f.mp4", "train/daylight_04f.mp4")
-    scenes = {clip.path: clip.scene for clip, _ in shapes._plan(0)}
+    scenes = {clip.path: clip.scene for clip, _ in shapes.plan(0)}
     rng = np.random.default_rng(0)
     held: list[np.ndarray] = []
     for path in chosen:

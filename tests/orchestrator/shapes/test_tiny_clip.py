@@ -30,7 +30,7 @@ def tokenizer():
 
 
 def captions():
-    first = [c for _, item in shapes._plan(0) for c in item["captions"]]
+    first = [c for _, item in shapes.plan(0) for c in item["captions"]]
     return first + [c for *_, item in cvlm._plan(0) for c in item["captions"]]
 
 

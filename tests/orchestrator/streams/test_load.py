@@ -175,7 +175,7 @@ BAD = [
     (put("tasks", []), "tasks: is empty"),
     (put("tasks", {}), "tasks: is an object, not a list"),
     (put("format", 2), "format: is not 1"),
-    (put("protocol", "cil"), "protocol: is 'cil'. Write 'ctvr', 'cvlm' or 'ucl'"),
+    (put("protocol", "cil"), "protocol: is 'cil'. Write 'ctvr', 'cvlm', 'ucl' or 'qa'"),
     (put("settings", {"data": {}}), "settings: data: is an object"),
     (put("name", ...), "field 'name' is missing"),
     (put("taks", []), "unknown field 'taks'. Did you mean 'tasks'"),
@@ -228,6 +228,7 @@ def test_streams_are_found_by_name_and_unknown_names_get_a_suggestion(manifest: 
         "shapes-20",
         "shapes-cvlm",
         "shapes-images",
+        "shapes-qa",
         "holiday",
     ]
     with pytest.raises(ConfigError, match=r"'holidya'.*Did you mean 'holiday'\? All: shapes-5, .*holiday"):

@@ -1,0 +1,141 @@
+"""UMT for questions about a video: a small decoder writes an answer, by which a list of answers is ranked.
+
+Li et al., arXiv:2303.16058, as its authors' code answers MSRVTT-QA; the three rows of TempMe's table 7
+(arXiv:2409.01156). The towers are methods/backbone/umt.py and bert.py, decoder and ranking methods/backbone/answers.py:
+
+    Q = BERT(question; E)  through text and fusion layers, E the tokens of the video
+    loss = (sum over the pieces of each answer of cross-entropy) / questions
+    of the list of answers the `k` whose first pieces are likeliest are scored: log p(first piece) - loss
+
+All is trained but the heads of retrieval. `attends=frame` is UMT4Clip; `reducer` merges its tokens (ours is the
+schedule of TempMe's other B/16 towers, as in methods/umt.py: the one behind 111.5 GMACs is published nowhere).
+
+What we changed: the list is that of the training answers, commonest first, of the tasks so far; the authors' file of
+answers is not public. Every question has one answer. Their forward pass, which hands its encoder one argument too many,
+runs without it. On a CLIP backbone the towers have its sizes and tokenizer, but new weights. No dropout, no stochastic
+depth.
+
+Shapes: B questions, L words, A ids of an answer, N answers of the list (or tokens of a video), D width, k answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from methods.backbone.answers import AnswerDecoder, answer_losses, answering_loss, question_states, rank_answers
+from methods.backbone.clip import Clip
+from methods.backbone.umt import Umt, like
+from methods.base import Batch, Change, Method, ParamGroup
+from methods.layers.reducers import plain_reducer
+from methods.layers.within import within
+
+# the recipe of MSRVTT-QA (the 17M file: that of 25M has the settings of L/16)
+PAPER = {
+    "optim.name": "adamw",
+    "optim.weight_decay": 0.02,
+    "optim.epochs": 8,
+    "optim.warmup": 0.125,
+    "optim.grad_clip": None,
+    "data.batch_size": 256,
+    "data.num_frames": 12,
+    "data.augment": "crop_flip",
+    "evaluation.select": "best",
+}
+_OF_RETRIEVAL = ("vision.pool_norm", "vision.proj", "text.proj", "head", "temp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UmtQAConfig:
+    """Tuned by search_spaces/umt_qa.py."""
+
+    lr: float = 2e-5  # of everything
+    answers: int = 1500  # the commonest of the list, which are ranked
+    k: int = 128  # of these, the likeliest beginnings, which are written to their ends
+    attends: Literal["video", "frame"] = "video"  # how far a patch looks; frame: UMT4Clip
+    reducer: Literal["none", "tome", "tome_shared", "tempme"] = "none"  # fewer tokens; with attends=frame
+    r: int | None = None  # tokens that a block merges away; None: as ToMe, scaled to the depth
+    num_frames: int = 12  # reducer=tempme only: T; must be data.num_frames
+    num_words: int = 25  # of a question, [CLS] included
+    answer_words: int = 5  # of an answer, [CLS] and [SEP] included
+
+    def __post_init__(self) -> None:
+        if self.lr < 0:
+            raise ValueError(f"lr must be >= 0, got {self.lr}.")
+        for name, least, of in (
+            ("answers", 1, "1500"),
+            ("k", 1, "128"),
+            ("num_words", 2, "25"),
+            ("answer_words", 2, "5"),
+        ):
+            if (value := getattr(self, name)) < least:
+                raise ValueError(f"{name} must be >= {least}, got {value}. The paper has {of}.")
+        if self.attends == "video" and self.reducer != "none":
+            raise ValueError(f"reducer={self.reducer} merges tokens of frames apart. Write attends=frame.")
+
+
+class UmtQA(Method):
+    """UMT's towers and a decoder of answers; all of it trained."""
+
+    Config = UmtQAConfig
+    domain = "questions"
+    any_tower, reads_umt, contrasts_batch = True, True, False
+    accumulates = "pairs"
+    PRESETS = {
+        "paper": PAPER,
+        "shapes": {"method.lr": 2e-5},  # with optim.lr_scale=20: 4e-4, which suits the small backbone
+        "umt4clip": Change({"method.attends": "frame"}),
+        "umt4clip-tempme": Change({"method.attends": "frame", "method.reducer": "tempme"}),
+    }
+
+    def __init__(self, config: UmtQAConfig, backbone: Clip) -> None:
+        super().__init__()
+        self.config = config
+        self.backbone = backbone if isinstance(backbone, Umt) else like(backbone)
+        self.backbone.vision.attends = config.attends
+        bert = self.backbone.text.bert
+        with bert.word.weight.device:
+            self.decoder = AnswerDecoder(
+                bert.width,
+                len(bert.layers) - bert.fusion_from,
+                bert.heads,
+                bert.hidden,
+                len(bert.word.weight),
+                bert.context_length,
+            )
+        if self.backbone.decoder_state is not None:
+            self.decoder.load_state_dict(self.backbone.decoder_state)
+        self.reducer = plain_reducer(config.reducer, config.r, config.num_frames, self.backbone.vision)
+
+    @classmethod
+    def only_frames(cls, config: UmtQAConfig) -> int | None:
+        return config.num_frames if config.reducer == "tempme" else None
+
+    def param_groups(self) -> list[ParamGroup]:
+        own = [p for name, p in self.backbone.named_parameters() if not name.startswith(_OF_RETRIEVAL)]
+        params = [*own, *self.decoder.parameters(), *self.reducer.parameters()]
+        return [ParamGroup(name="umt_qa", params=params, lr=self.config.lr)]
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        """The tokens that a question reads: (B, T, 3, H, W) -> (B, N, E)."""
+        return self.backbone.vision.tokens(frames, self.reducer.seams())[0]
+
+    def _states(self, questions: Tensor, videos: Tensor) -> tuple[Tensor, Tensor]:
+        """States (B, L, D) of questions (B, L'), each with its video's tokens, and 1 where there is a word (B, L)."""
+        most = min(self.config.num_words, self.backbone.text.bert.context_length)
+        ids = self.backbone.text.without_end(within(questions, most + 1))[:, :most]
+        return question_states(self.backbone, ids, videos), (ids != 0).long()
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        assert batch.answers is not None
+        states, there = self._states(batch.tokens, self.encode_video(batch.frames))
+        ids = batch.answers[:, : self.config.answer_words]
+        losses = answer_losses(self.decoder(ids, states, there).float(), ids)
+        return {"answer": answering_loss(losses, losses.new_ones(len(losses)), len(losses))}
+
+    def rank_answers(self, questions: Tensor, videos: Tensor, answers: Tensor) -> Tensor:
+        states, there = self._states(questions, videos)
+        ids = answers[: self.config.answers, : self.config.answer_words]
+        return rank_answers(self.decoder, states, there, ids, self.config.k)[0]

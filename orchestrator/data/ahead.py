@@ -1,0 +1,23 @@
+"""Reading a little ahead of what is used."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+
+def ahead(read: Callable[[list[int]], Any], order: list[list[int]], threads: int) -> Iterator[Any]:
+    """Results of `read` over `order`, in order, computed up to two batches ahead by background threads."""
+    if threads == 0:
+        yield from map(read, order)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        waiting: deque[Future[Any]] = deque()
+        for batch in order:
+            waiting.append(pool.submit(read, batch))
+            if len(waiting) > threads + 1:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()

@@ -1,0 +1,68 @@
+"""Questions about videos, each with one answer: what a method over questions is fed and asked.
+
+The captions of such a stream (`Stream.domain`) are questions; `Item.answers` stand beside them. Answers that are ranked
+are those of the training questions.
+
+Shapes: N questions or answers, L words of a question, A ids of an answer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from methods.backbone.word_pieces import WordPieces
+from methods.layers.transfer import to_device
+from orchestrator.data.batches import StreamData
+
+LONGEST = 16  # ids of an answer, marks included; methods cut further
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What a task's videos are asked in a split."""
+
+    tokens: Tensor  # (N, L)
+    video: Tensor  # (N,) its place within the task
+    answers: tuple[str, ...]  # the right ones
+
+
+class QuestionData(StreamData):
+    """A stream of questions as tensors; `Batch.answers` are their answers."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        items = (item for index in range(len(self.stream.tasks)) for item in self.stream.items(index, "train"))
+        self._right = [answer for item in items for answer in item.answers]  # of each pair
+
+    def _answers(self, numbers: Sequence[int]) -> Tensor:
+        return to_device(self.answer_ids([self._right[number] for number in numbers]), self.device)
+
+    def answer_ids(self, answers: Sequence[str]) -> Tensor:
+        """Start, pieces, end and zeros, at most `LONGEST`: (N, A) int64."""
+        if isinstance(self._tokenize, WordPieces):
+            return self._tokenize.answers(answers, LONGEST)
+        return self._tokenize(list(answers))[:, :LONGEST]
+
+    def candidates(self, tasks: Sequence[int]) -> tuple[str, ...]:
+        """The training answers of `tasks`, each once, the commonest first; those equally common as they came."""
+        counts: Counter[str] = Counter()
+        for task in tasks:
+            for item in self.stream.items(task, "train"):
+                counts.update(item.answers)
+        return tuple(answer for answer, _ in counts.most_common())
+
+    def questions(self, task: int, split: str) -> Questions:
+        """Every question of the task's videos."""
+        items = self.stream.items(task, split)
+        asked = [(row, *pair) for row, item in enumerate(items) for pair in zip(item.captions, item.answers)]
+        return Questions(
+            self.tokens([question for _, question, _ in asked]),
+            torch.tensor([row for row, _, _ in asked]),
+            tuple(answer for _, _, answer in asked),
+        )

@@ -1,0 +1,153 @@
+"""Streams of questions: the same loop and commits, with a list of answers in the place of a search."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from orchestrator.data.questions import QuestionData
+from orchestrator.errors import ConfigError
+from orchestrator.learning.assemble import load_tower
+from orchestrator.learning.experiment import Experiment
+from orchestrator.learning.resolve import resolve
+from orchestrator.learning.run import Places, Result, data_of, execute, source_of
+from orchestrator.streams.load import load_stream
+from tests.small_stream import write_stream
+
+SMALL = {
+    "backbone.name": "tiny-clip",
+    "backbone.weights": "shipped",
+    "data.num_frames": 2,
+    "data.batch_size": 4,
+    "optim.epochs": 2,
+    "optim.lr_scale": 50,
+}
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory) -> Path:
+    """Two tasks of one colour; videos are asked their colour and what for, and one test answer is in no training."""
+    folder = tmp_path_factory.mktemp("asked")
+    file = write_stream(folder, num_tasks=2, has_val=False)
+    text = json.loads(file.read_text()) | {"name": "asked", "protocol": "qa"}
+    for task in text["tasks"]:
+        for split in ("train", "test"):
+            for item in task[split]:
+                item["captions"] = ["what color is it?", "what for?"]
+                item["answers"] = [item["category"], split if item["video"].endswith("test_0") else "train"]
+    file.write_text(json.dumps(text))
+    return file
+
+
+def experiment_on(manifest: Path, **settings: object) -> Experiment:
+    return resolve({"method": "umt_qa", "stream": str(manifest), **SMALL, **settings})
+
+
+def run(manifest: Path, root: Path, stop_after: int | None = None) -> Result:
+    def report(task, record, seconds):
+        if record.done == stop_after:
+            raise KeyboardInterrupt
+
+    return execute(experiment_on(manifest), Places(root), report=report)
+
+
+@pytest.fixture(scope="module")
+def whole(manifest, tmp_path_factory) -> tuple[Result, Path]:
+    root = tmp_path_factory.mktemp("whole")
+    return run(manifest, root), root
+
+
+def data_at(manifest: Path, root: Path) -> QuestionData:
+    experiment, stream = experiment_on(manifest), load_stream(manifest, root)
+    tower = load_tower(experiment, stream)
+    source = source_of(stream, Places(root).open_store(), experiment.data, tower)
+    data = data_of(stream, source, experiment.data, tower, torch.device("cpu"))
+    assert isinstance(data, QuestionData)
+    return data
+
+
+def test_a_run_that_was_killed_equals_one_that_was_not(manifest, whole, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(manifest, tmp_path, stop_after=1)
+    resumed, (expected, _) = run(manifest, tmp_path), whole
+    assert resumed.resumed == 1
+    assert resumed.record.metrics == expected.record.metrics
+    assert resumed.record.training == expected.record.training
+    state = expected.method.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in resumed.method.state_dict().items())
+
+
+@torch.no_grad()
+def test_the_matrices_count_equal_words_among_the_answers_of_the_task_and_of_all_so_far(manifest, whole):
+    result, root = whole
+    data = data_at(manifest, root)
+    assert data.candidates([0]) == ("red", "train")  # 4 of each: as they came
+    assert data.candidates([0, 1]) == ("train", "red", "green")  # 8, 4, 4
+    result.method.eval()
+    for task in range(2):
+        asked, hits = data.questions(task, "test"), {"own": 0, "union": 0}
+        videos = torch.cat([result.method.encode_video(x) for x in data.videos(task, "test", range(3), 2)])
+        for place, right in enumerate(asked.answers):
+            for matrix, tasks in (("own", [task]), ("union", [0, 1])):
+                listed = data.candidates(tasks)
+                row = asked.video[place : place + 1]
+                found = result.method.rank_answers(
+                    asked.tokens[place : place + 1], videos[row], data.answer_ids(listed)
+                )
+                hits[matrix] += listed[int(found[0, 0])] == right
+        assert result.record.own[1][task] == pytest.approx(100 * hits["own"] / 6)
+        assert result.record.union[1][task] == pytest.approx(100 * hits["union"] / 6)
+        assert hits["own"] <= 5  # "test" is in no training
+    last = result.record.metrics[-1]
+    assert last["stream/qa/accuracy"] == pytest.approx(sum(result.record.own[1]) / 2)
+    assert last["stream/qa/forgetting_all"] == pytest.approx(result.record.union[0][0] - result.record.union[1][0])
+
+
+def test_a_batch_holds_each_questions_own_answer(manifest, whole):
+    data = data_at(manifest, whole[1])
+    text = {tuple(row): name for name in ("train", "red", "green") for row in data.answer_ids([name]).tolist()}
+    for batch in data.train_batches([1], seed=0, task=1, epoch=0):
+        told = [text[tuple(row)] for row in batch.answers.tolist()]
+        of_colour = (batch.tokens == data.tokens(["what color is it?"])[0, : batch.tokens.shape[1]]).all(dim=1)
+        assert told == ["green" if is_colour else "train" for is_colour in of_colour.tolist()]
+
+
+def changed(manifest: Path, tmp_path: Path, **fields: object) -> Path:
+    text = json.loads(manifest.read_text())
+    item = text["tasks"][0]["train"][0]
+    for name, value in fields.items():
+        item.pop(name) if value is None else item.update({name: value})
+    (tmp_path / "changed.json").write_text(json.dumps(text | {"videos": str(manifest.parent / "videos")}))
+    return tmp_path / "changed.json"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"answers": None}, "field 'answers' is missing"),
+        ({"answers": ["red"]}, "answers: are 1 for 2 questions. Give each question its own."),
+        ({"answers": ["red", ""]}, r"answers\[1\]: is empty"),
+        ({"twin": "red_train_1"}, "unknown field 'twin'"),
+    ],
+)
+def test_a_manifest_of_questions_without_their_answers_is_one_line(manifest, tmp_path, fields, said):
+    with pytest.raises(ConfigError, match=said):
+        load_stream(changed(manifest, tmp_path, **fields), tmp_path)
+
+
+def test_methods_and_streams_of_other_kinds_are_one_line(manifest, tmp_path):
+    with pytest.raises(ConfigError, match="method: clip4clip learns from videos, and stream asked has questions"):
+        execute(resolve({"method": "clip4clip", "stream": str(manifest), **SMALL}), Places(tmp_path))
+    with pytest.raises(ConfigError, match=r"umt_qa learns from questions, and stream shapes-5 has videos.*clip4clip"):
+        load_tower(
+            resolve({"method": "umt_qa", "stream": "shapes-5", **SMALL}),
+            load_stream("shapes-5", tmp_path, render=False),
+        )
+
+
+def test_another_answer_makes_another_stream(manifest, tmp_path):
+    other = changed(manifest, tmp_path, answers=["red", "nothing"])
+    assert load_stream(other, tmp_path).digest != load_stream(manifest, tmp_path).digest
