@@ -1,4 +1,4 @@
-"""R@1 of every task after every task, as coloured tables that a phone can read."""
+"""R@1 (or accuracy) of every task after every task, as coloured tables that a phone can read."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ def matrices_html(table: Table) -> str:
     values = [value for row in rows for matrix in row.matrices.values() for line in matrix for value in line]
     top = max([value for value in values if value == value] or [1.0]) or 1.0
     folds = "".join(_fold(row, top) for row in rows)
+    measured = table.measured[0].upper() + table.measured[1:]
     return (
-        '<h3>R@1 of every task after every task</h3><p class="soft">Line: tasks learned. Column: the task that is '
-        f"asked, in percent, mean over seeds. One scale of colour for all, 0 to {top:.1f}.</p>{folds}"
+        f'<h3>{measured} of every task after every task</h3><p class="soft">Line: tasks learned. Column: the task that '
+        f"is asked, in percent, mean over seeds. One scale of colour for all, 0 to {top:.1f}.</p>{folds}"
     )
 
 

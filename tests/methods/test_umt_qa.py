@@ -88,6 +88,8 @@ def test_only_the_commonest_answers_are_ranked_and_an_answer_is_cut(made):
     changed = ANSWERS.clone()
     changed[3, 5] = 60  # behind the fifth id
     assert torch.equal(made().rank_answers(batch.tokens, videos, changed), everything)
+    there = made()._states(batch.tokens, videos)[1]
+    assert torch.equal(there.sum(dim=1), (batch.tokens != 0).sum(dim=1) - 1)  # without the mark behind it
     other = videos.flip(0)
     assert not torch.equal(made()._states(batch.tokens, other)[0], made()._states(batch.tokens, videos)[0])
 

@@ -8,6 +8,7 @@ ON_A_GPU = f"{PRETENDED}[clip4clip]"
 IMAGES = "tests/orchestrator/learning/test_image_stream.py"
 ON_TWO_WORKERS = "tests/workers/test_workers.py::test_a_few_methods_are_equal_on_two_workers_and_planted_faults_are_not"
 TRIALS = "tests/orchestrator/on_ray/test_trial.py"
+ASKED = "tests/orchestrator/learning/test_question_stream.py"
 TRACKING = "tests/orchestrator/tracking/test_tracker.py"
 LEFT_OUT = "tests/orchestrator/learning/test_run.py"
 
@@ -66,6 +67,50 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "self.lstm.train(self.training or torch.is_grad_enabled())",
             "self.lstm.train(self.training)",
             "EWC takes gradients where cuDNN has none",
+        ),
+    ],
+    # ------------------------------------------------------------------------------------------ questions, answers
+    "methods/umt_qa.py": [
+        ("ids = answers[: self.config.answers, : self.config.answer_words]", "ids = answers", "all answers are ranked"),
+        (
+            "own = [p for name, p in self.backbone.named_parameters() if not name.startswith(_OF_RETRIEVAL)]",
+            "own = list(self.backbone.parameters())",
+            "heads that no question reads are trained",
+        ),
+        (
+            "self.decoder.load_state_dict(self.backbone.decoder_state)",
+            "pass",
+            "a decoder begins anew beside a checkpoint",
+        ),
+        (
+            "ids = self.backbone.text.without_end(within(questions, most + 1))[:, :most]",
+            "ids = within(questions, most + 1)[:, :most]",
+            "a question is read with the mark behind it",
+        ),
+    ],
+    "orchestrator/data/questions.py": [
+        ("counts.update(item.answers)", "counts.update(item.captions)", "questions are ranked as answers", ASKED),
+        (
+            "return tuple(answer for answer, _ in counts.most_common())",
+            "return tuple(sorted(counts))",
+            "answers are cut by the alphabet",
+            ASKED,
+        ),
+    ],
+    "orchestrator/importers/questions.py": [
+        (
+            "made[category * count // CATEGORIES][split].append(item)",
+            "made[category % count][split].append(item)",
+            "a question lies in another task than its category",
+            "tests/orchestrator/importers/test_questions.py",
+        ),
+    ],
+    "orchestrator/shapes/questions.py": [
+        (
+            'of_shape = scene.other if category.motion == "morph" else scene.main',
+            "of_shape = scene.main",
+            "a thing is asked that has two shapes",
+            "tests/orchestrator/shapes/test_questions.py",
         ),
     ],
     # ------------------------------------------------------------------------------------ what is drawn of a model
@@ -268,6 +313,24 @@ LINES: dict[str, list[tuple[str, ...]]] = {
         ),
     ],
     "orchestrator/learning/protocols.py": [
+        (
+            "in_all = in_own if own == everything else self._accuracy(sight, asked, videos, everything)",
+            "in_all = in_own",
+            "answers of all tasks are those of one",
+            ASKED,
+        ),
+        (
+            "everything = data.candidates(range(sight.task + 1))",
+            "everything = data.candidates(range(len(data.stream.tasks)))",
+            "answers of later tasks are ranked",
+            ASKED,
+        ),
+        (
+            "seen, tokens = videos[asked.video[some]].to(sight.device), cut(asked.tokens[some]).to(sight.device)",
+            "seen, tokens = videos[asked.video[some] * 0].to(sight.device), cut(asked.tokens[some]).to(sight.device)",
+            "every question is asked of the first video",
+            ASKED,
+        ),
         (
             '(found.own, knn.released_k(sight.task + 1), "accuracy"),',
             '(found.own, min(200, len(bank)), "accuracy"),',

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from orchestrator.data.questions import QuestionData
 from orchestrator.errors import ConfigError
 from orchestrator.learning.assemble import load_tower
+from orchestrator.learning.evaluate import EvaluationConfig
 from orchestrator.learning.experiment import Experiment
+from orchestrator.learning.protocols import PROTOCOLS, Sight
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, Result, data_of, execute, source_of
 from orchestrator.streams.load import load_stream
@@ -104,6 +107,34 @@ def test_the_matrices_count_equal_words_among_the_answers_of_the_task_and_of_all
     last = result.record.metrics[-1]
     assert last["stream/qa/accuracy"] == pytest.approx(sum(result.record.own[1]) / 2)
     assert last["stream/qa/forgetting_all"] == pytest.approx(result.record.union[0][0] - result.record.union[1][0])
+
+
+class ByVideo:
+    """Answers by the number that stands for a question's video."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []  # how many answers were ranked
+
+    def rank_answers(self, questions: Tensor, videos: Tensor, answers: Tensor) -> Tensor:
+        self.asked.append(len(answers))
+        return videos % len(answers)
+
+
+def test_each_question_is_asked_of_its_own_video_and_no_answer_of_a_later_task_is_ranked(manifest, whole):
+    data, answers = data_at(manifest, whole[1]), {}
+    galleries = [torch.tensor([[0], [1], [0]]), torch.tensor([[0], [1], [2]])]  # (V, 1)
+    for task, sizes in ((0, [2]), (1, [2, 3, 2, 3])):
+        method, here = ByVideo(), torch.device("cpu")
+        sight = Sight(
+            method, data, task, "test", galleries[: task + 1], EvaluationConfig(), here, lambda f, rows: f(rows), True
+        )  # type: ignore[arg-type]
+        answers[task] = PROTOCOLS["qa"].measure(sight)
+        assert method.asked == sizes
+    # Of each video its colour is asked, and what for ("test", then "train" twice). Ranked are red, train of task 1,
+    # green, train of task 2, and train, red, green of both: so many of six answers are right
+    assert answers[0].own == answers[0].union == [pytest.approx(100 * 3 / 6)]
+    assert answers[1].own == pytest.approx([100 * 3 / 6, 100 * 3 / 6])
+    assert answers[1].union == pytest.approx([100 * 2 / 6, 100 * 1 / 6])
 
 
 def test_a_batch_holds_each_questions_own_answer(manifest, whole):

@@ -54,3 +54,5 @@ def test_a_papers_row_stands_below_ours_and_a_shared_footnote_is_said_once():
     assert "<td></td>" in shown, "what was not measured is empty"
     assert "own &lt;gallery&gt;" in shown
     assert matrices_html(Table("s", columns, (ours,))) == ""
+    assert "<h3>R@1 of every task" in shown
+    assert "<h3>Accuracy of every task" in matrices_html(Table("s", (Column("accuracy", "Accuracy"),), (other,)))
