@@ -126,7 +126,8 @@ def confirm(
             tracker.set_tags(found.run_id, {"ctvr.confirmation": parent_name})
     read = {sweep: read_verdict(tracker, sweep) for sweep in sweeps}
     verdicts = {sweep: verdict for sweep, verdict in read.items() if verdict is not None}
-    present.confirming(tracker, parent, parent_name, sweeps, [verdict.text for verdict in verdicts.values()])
+    texts, kept = zip(*((verdict.text, verdict.kept) for verdict in verdicts.values())) if verdicts else ((), ())
+    present.confirming(tracker, parent, parent_name, sweeps, texts, kept)
     return verdicts
 
 

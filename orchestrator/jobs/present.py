@@ -84,16 +84,27 @@ def confirmation(tracker: Tracker, parent: str, texts: Sequence[str]) -> None:
             tracker.set_tags(parent, {NOTE: "\n".join([note, *new])})
 
 
-def confirming(tracker: Tracker, parent: str, name: str, sweeps: Sequence[str], texts: Sequence[str]) -> None:
-    """The end of a confirmation: its runs' short names, and on its own run what it said."""
+def confirming(
+    tracker: Tracker, parent: str, name: str, sweeps: Sequence[str], texts: Sequence[str], kept: Sequence[str] = ()
+) -> None:
+    """The end of a confirmation: its runs' short names, and on its own run what it said.
+
+    `kept` are the candidates that won; the first seed of one that is alone gives the parent its numbers.
+    """
     with _never_ending():
         trials = [run for sweep in sweeps for run in tracker.find_runs(sweep=sweep)]
         numbers = {run.name: f"#{int(run.tags[NUMBER])}" for run in trials if run.tags.get(NUMBER, "").isdigit()}
-        for run in tracker.find_runs(sweep=name, tags={"ctvr.complete": "true"}):
+        runs = tracker.find_runs(sweep=name, tags={"ctvr.complete": "true"})
+        for run in runs:
             label = numbers.get(run.tags.get("ctvr.candidate", ""), run.tags.get("ctvr.candidate", ""))
             place = f"{run.tags['ctvr.method']} " if len(sweeps) > 1 else ""
             tracker.rename(run.run_id, f"{place}{label} s{run.settings.get('seed')} {_first(run)}")
         lines = ["**The best trials and the recommended settings again, over fresh seeds, on validation videos**"]
+        best = [run for run in runs if len(kept) == 1 and run.tags.get("ctvr.candidate") == kept[0]]
+        if best:
+            first = min(best, key=lambda run: int(run.settings.get("seed", 0)))
+            _summarise(tracker, parent, first, {"runs/complete": len(runs)})
+            lines.append(f"- chosen: {first.name}")
         tracker.set_tags(parent, {NOTE: "\n".join([*lines, *(f"- {text}" for text in texts)])})
 
 

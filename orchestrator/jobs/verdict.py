@@ -66,6 +66,11 @@ class Verdict:
         return self.searched if self.is_confirmed else self.recommended
 
     @property
+    def kept(self) -> str:
+        """The candidate that is chosen, as its runs are tagged."""
+        return self.trial if self.is_confirmed else RECOMMENDED
+
+    @property
     def on_validation(self) -> str:
         return f"{self.against} on validation videos over {self.seeds} fresh seeds"
 

@@ -55,8 +55,8 @@ def where(tmp_path_factory) -> Deployment:
     for seed, candidate in enumerate(("recommended", "s-clip4clip-1"), start=1001):
         tags = {"ctvr.method": "clip4clip", "ctvr.candidate": candidate, "ctvr.complete": "true"}
         run = tracker.open_run("few", f"s-confirm-1-{seed}", {"seed": seed}, again, tags)
-        tracker.log_task(run, 2, {"stream/t2v/r1": 45.25})
-    present.confirming(tracker, again, "s-confirm-1", ["s"], ["confirmation: it takes their place"])
+        tracker.log_task(run, 2, {"stream/t2v/r1": 45.25 + (candidate == "recommended")})
+    present.confirming(tracker, again, "s-confirm-1", ["s"], ["confirmation: it takes their place"], ["s-clip4clip-1"])
     final = tracker.open_sweep("s-final-1", "few", {})
     (where.runs / "tables/s-final-1").mkdir(parents=True)
     (where.runs / "tables/s-final-1/few.md").write_text("| Method |\n")
@@ -101,9 +101,11 @@ def test_a_sweeps_page_says_what_was_asked_and_found(where):
 def test_the_runs_of_a_confirmation_are_told_apart_by_what_they_confirm(where):
     tracker = where.tracker()
     runs = [tracker.client.get_run(run.run_id) for run in tracker.find_runs(sweep="s-confirm-1")]
-    assert [run.info.run_name for run in runs] == ["recommended s1001 R@1 45.2", "#1 s1002 R@1 45.2"]
+    assert [run.info.run_name for run in runs] == ["recommended s1001 R@1 46.2", "#1 s1002 R@1 45.2"]
     assert {run.data.tags["mlflow.source.name"] for run in runs} == {"ctvr"}
-    assert "it takes their place" in tracker.find_sweep("s-confirm-1").tags[NOTE]
+    parent = tracker.find_sweep("s-confirm-1")
+    assert "it takes their place" in parent.tags[NOTE]
+    assert (parent.last("stream/t2v/r1"), parent.last("runs/complete")) == ((2, 45.25), (2, 2.0))  # of what is kept
 
 
 def test_an_experiment_says_what_it_holds_and_how_to_look_at_it(where):
