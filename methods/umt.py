@@ -95,6 +95,11 @@ class UMT(Method):
         super().__init__()
         self.config = config
         self.backbone = backbone if isinstance(backbone, Umt) else like(backbone)
+        if self.backbone.only_answers:
+            raise ValueError(
+                "backbone.weights are of a checkpoint that answers questions, without the heads of retrieval. Give one "
+                "of pre-training or retrieval, or write method=umt_qa."
+            )
         self.backbone.vision.attends = config.attends
         self.reducer = plain_reducer(config.reducer, config.r, config.num_frames, self.backbone.vision)
         self.seed = 0  # of the next wrong pairs: the same on all workers, and on a run that goes on

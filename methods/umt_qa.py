@@ -27,7 +27,7 @@ from torch import Tensor
 
 from methods.backbone.answers import AnswerDecoder, answer_losses, answering_loss, question_states, rank_answers
 from methods.backbone.clip import Clip
-from methods.backbone.umt import Umt, like
+from methods.backbone.umt import OF_RETRIEVAL, Umt, like
 from methods.base import Batch, Change, Method, ParamGroup
 from methods.layers.reducers import plain_reducer
 from methods.layers.within import within
@@ -44,7 +44,6 @@ PAPER = {
     "data.augment": "crop_flip",
     "evaluation.select": "best",
 }
-_OF_RETRIEVAL = ("vision.pool_norm", "vision.proj", "text.proj", "head", "temp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +113,7 @@ class UmtQA(Method):
         return config.num_frames if config.reducer == "tempme" else None
 
     def param_groups(self) -> list[ParamGroup]:
-        own = [p for name, p in self.backbone.named_parameters() if not name.startswith(_OF_RETRIEVAL)]
+        own = [p for name, p in self.backbone.named_parameters() if not name.startswith(OF_RETRIEVAL)]
         params = [*own, *self.decoder.parameters(), *self.reducer.parameters()]
         return [ParamGroup(name="umt_qa", params=params, lr=self.config.lr)]
 

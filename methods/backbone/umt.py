@@ -29,6 +29,7 @@ from methods.backbone.blocks import Attention, Block, Seams, TokenState, record,
 from methods.backbone.clip import Clip, VisionTower
 
 _EPS = 1e-6
+OF_RETRIEVAL = ("vision.pool_norm", "vision.proj", "text.proj", "head", "temp")  # weights that no question reads
 
 
 def sine_positions(
@@ -226,6 +227,7 @@ class Umt(Clip):
         self.tokenize, self.mean, self.std = tokenize, tuple(mean), tuple(std)
         self.embed_dim, self.image_size = vision.embed_dim, image_size
         self.decoder_state: dict[str, Tensor] | None = None  # with which a decoder of answers begins; None: anew
+        self.only_answers = False  # its weights are of a checkpoint for questions, without the heads of retrieval
 
     @property
     def logit_scale(self) -> Tensor:  # type: ignore[override]

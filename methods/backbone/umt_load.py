@@ -11,7 +11,7 @@ from torch import Tensor
 
 from methods.backbone.architectures import UMT
 from methods.backbone.bert import FusionBert
-from methods.backbone.umt import Umt, UmtVision
+from methods.backbone.umt import OF_RETRIEVAL, Umt, UmtVision
 from methods.backbone.umt_weights import of_decoder, under_our_names
 from methods.backbone.word_pieces import WordPieces
 
@@ -61,10 +61,13 @@ def load_umt(name: str, state: dict[str, Tensor] | None, vocabulary: Path | None
         raise ValueError(f"{vocabulary}: has {pieces.end} pieces, {name} has {wanted}. Check backbone.vocabulary.")
     umt = make_umt(name, pieces)
     if state is not None:
+        umt.only_answers = any(name.startswith("text_decoder.") for name in state)  # which has no heads of retrieval
         try:
             lacking = umt.load_state_dict(under_our_names(state), strict=False)
         except (ValueError, RuntimeError) as error:
             raise ValueError(f"{source}: does not fit {name} ({str(error).splitlines()[-1].strip()[:160]})") from error
+        if umt.only_answers and all(name.startswith(OF_RETRIEVAL) for name in lacking.missing_keys):
+            lacking.missing_keys.clear()
         if wrong := [*lacking.missing_keys, *lacking.unexpected_keys]:
             raise ValueError(
                 f"{source}: does not fit {name} ({len(lacking.missing_keys)} weights missing, "

@@ -73,7 +73,7 @@ LINES: dict[str, list[tuple[str, ...]]] = {
     "methods/umt_qa.py": [
         ("ids = answers[: self.config.answers, : self.config.answer_words]", "ids = answers", "all answers are ranked"),
         (
-            "own = [p for name, p in self.backbone.named_parameters() if not name.startswith(_OF_RETRIEVAL)]",
+            "own = [p for name, p in self.backbone.named_parameters() if not name.startswith(OF_RETRIEVAL)]",
             "own = list(self.backbone.parameters())",
             "heads that no question reads are trained",
         ),

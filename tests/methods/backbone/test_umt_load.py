@@ -10,8 +10,10 @@ from safetensors.torch import save_file
 
 from methods.backbone import architectures, umt_load
 from methods.backbone.load import load_backbone
+from methods.backbone.umt_weights import of_decoder
 from methods.backbone.word_pieces import MARKS
 from methods.umt import UMT, UmtConfig
+from methods.umt_qa import UmtQA, UmtQAConfig
 from orchestrator.errors import ConfigError
 from orchestrator.learning.assemble import make_method
 from orchestrator.learning.cost import planned, trained_parameters
@@ -64,6 +66,24 @@ def test_the_authors_file_is_read_by_name_and_scores_as_released(shared, tmp_pat
     assert backbone.tokenize(["w3, w5"]).tolist()[0][:4] == [2, 7, 9, 128]
 
 
+def test_a_checkpoint_for_questions_brings_its_decoder_and_is_refused_for_retrieval(
+    shared, tmp_path, vocabulary, monkeypatch
+):
+    text = {**SMALL["text_cfg"], "width": 32, "hidden": 64, "vocab_size": 96}
+    small = {"embed_dim": 32, "vision_cfg": {**SMALL["vision_cfg"], "width": 32, "layers": 2}, "text_cfg": text}
+    monkeypatch.setitem(architectures.UMT, "UMT-small", small)
+    vocabulary.write_text("\n".join([*MARKS, *(f"w{number}" for number in range(92))]))
+    state = floats(read(shared / "reference" / "umt" / "umt_qa_q_state.npz"))
+    save_file({name: value.contiguous() for name, value in state.items()}, tmp_path / "qa.safetensors")
+    backbone = load_backbone("UMT-small", str(tmp_path / "qa.safetensors"), vocabulary=str(vocabulary))
+    decoder = UmtQA(UmtQAConfig(), backbone).decoder.state_dict()
+    expected = of_decoder(state, 2)
+    assert decoder.keys() == expected.keys()
+    assert all(torch.equal(decoder[name], value) for name, value in expected.items())
+    with pytest.raises(ValueError, match=r"a checkpoint that answers questions.* write method=umt_qa"):
+        UMT(UmtConfig(), backbone)
+
+
 def test_it_learns_by_the_loop_and_other_methods_are_refused(vocabulary):
     settings = {"method": "umt", "stream": "s", "backbone.name": "UMT-small", "data.num_frames": 4}
     backbone = load_backbone("UMT-small", "random", vocabulary=str(vocabulary))
@@ -104,6 +124,9 @@ def test_at_full_size_it_is_the_published_model():
         assert umt_load.make_umt("UMT-L-16").embed_dim == 768
     method, cost = planned("umt", backbone="UMT-B-16")
     assert trained_parameters(method) == 202_411_267
+    assert cost.macs / 1e9 == pytest.approx(303.118, abs=1e-3)
+    answering, cost = planned("umt_qa", backbone="UMT-B-16")
+    assert trained_parameters(answering) == 254_435_898  # with the decoder's 52,815,162, without the heads of retrieval
     assert cost.macs / 1e9 == pytest.approx(303.118, abs=1e-3)
     assert architectures.image_size("UMT-B-16") == 224
     assert 1e8 < size_of("UMT-B-16").parameters < 2.1e8
