@@ -104,8 +104,13 @@ class UmtQA(Method):
                 len(bert.word.weight),
                 bert.context_length,
             )
+        if self.backbone.no_decoder:
+            raise ValueError(f"backbone.weights: {self.backbone.no_decoder} Give one of pre-training or of questions.")
         if self.backbone.decoder_state is not None:
-            self.decoder.load_state_dict(self.backbone.decoder_state)
+            try:
+                self.decoder.load_state_dict(self.backbone.decoder_state)
+            except RuntimeError as error:
+                raise ValueError("backbone.weights: its decoder of answers has other sizes than its towers.") from error
         self.reducer = plain_reducer(config.reducer, config.r, config.num_frames, self.backbone.vision)
 
     @classmethod

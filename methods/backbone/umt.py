@@ -227,6 +227,7 @@ class Umt(Clip):
         self.tokenize, self.mean, self.std = tokenize, tuple(mean), tuple(std)
         self.embed_dim, self.image_size = vision.embed_dim, image_size
         self.decoder_state: dict[str, Tensor] | None = None  # with which a decoder of answers begins; None: anew
+        self.no_decoder = ""  # why weights that were read have none
         self.only_answers = False  # its weights are of a checkpoint for questions, without the heads of retrieval
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +72,8 @@ def load_umt(name: str, state: dict[str, Tensor] | None, vocabulary: Path | None
                 f"{source}: does not fit {name} ({len(lacking.missing_keys)} weights missing, "
                 f"{len(lacking.unexpected_keys)} unknown, for example {wrong[0]}). Check backbone.name."
             )
-        with suppress(ValueError):  # of retrieval alone: a decoder of answers would begin anew
+        try:
             umt.decoder_state = of_decoder(state, umt.text.bert.fusion_from)
+        except ValueError as error:  # nothing is wrong for retrieval; a method over questions says it
+            umt.no_decoder = f"{source}: {error}"
     return umt

@@ -83,6 +83,8 @@ def import_stream(kind: str, files: Mapping[str, str], videos: Path | None, root
     elsewhere = "" if Path(root) == Path("runs").resolve() else f" --runs {root}"
     follows = {"features": "run --method zero_shot", **dict.fromkeys(IMAGES, "run --method image_finetune")}
     follows[QUESTIONS] = "run --method umt_qa"
+    if kind == QUESTIONS:
+        elsewhere += " backbone.weights=FILE backbone.vocabulary=vocab.txt"
     if kind == "features" and not files.get("text"):
         elsewhere += " backbone.name=NAME"
     return f"{report}\nwritten: {out}\nnext: ctvr {follows.get(kind, 'cache build')} --stream {name}{elsewhere}"

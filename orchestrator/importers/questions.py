@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigError
-from orchestrator.importers.builder import BACKBONE, Builder, Manifest, empty_task
+from orchestrator.importers.builder import Builder, Manifest, empty_task
 from orchestrator.streams.manifest import read_json
 from orchestrator.streams.stream import SPLITS
 
 NAME, CATEGORIES = "msrvtt-qa", 20
 PUBLISHED = {"train": 6513, "val": 497, "test": 2990}  # videos of the publishers' split
-SETTINGS: dict[str, Any] = {**BACKBONE, "preset": "paper"}
+SETTINGS: dict[str, Any] = {"data.image_size": 224, "backbone.name": "UMT-B-16", "preset": "paper"}
 
 
 def import_questions(folder: Path, videos: Path, out: Path, tasks: str = "1") -> tuple[Manifest, str]:

@@ -25,11 +25,8 @@ from orchestrator.tables.table import Table
 from orchestrator.tables.write import write
 from orchestrator.tracking.values import RunRecord
 
-BENCHMARK = {
-    "cvlm": "cvlm",
-    "ucl": "cifar-10",
-    "qa": "msrvtt-qa",
-}  # protocol -> what a run off the papers' benchmarks is compared with
+# protocol -> what a run off the papers' benchmarks is compared with
+BENCHMARK = {"cvlm": "cvlm", "ucl": "cifar-10", "qa": "msrvtt-qa"}
 
 
 def table(where: Deployment, sweep: str | None = None, stream: str | None = None, direction: Direction = "t2v") -> str:

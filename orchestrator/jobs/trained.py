@@ -42,10 +42,12 @@ def load(name: str, where: Deployment) -> Model:
     """
     folder = Path(name).expanduser()
     if (folder / "model.json").is_file():
-        return _ask(name, _read(folder), where, None)
+        trained = _read(folder)
+        _check_searches(name, trained.experiment.run.method)
+        return _ask(name, trained, where, None)
     run = find_run(name, where)
     stream = _stream_of(run, where)
-    _check_searches(name, run)
+    _check_searches(name, str(run.settings["method"]))
     return _ask(name, _of_run(run, where, stream), where, stream)
 
 
@@ -63,7 +65,7 @@ def load_states(name: str, where: Deployment) -> Iterator[Model]:
     stream = _stream_of(run, where)
     if stream is None:
         raise ConfigError(f"model {name}: the stream of run {run.name} is not here, or has changed. Run it again.")
-    _check_searches(name, run)
+    _check_searches(name, str(run.settings["method"]))
     for done in range(1, len(stream.tasks) + 1):
         try:
             yield Model(name, _restored(run, where, stream, done), where.places().open_store(), stream)
@@ -153,9 +155,8 @@ def _restored(run: RunRecord, where: Deployment, stream: Stream, done: int) -> T
     return restore_trained(resolve(settings, None, presets), commits, tasks, stream)
 
 
-def _check_searches(name: str, run: RunRecord) -> None:
-    """Refuse a run of a method that searches no videos."""
-    method = str(run.settings["method"])
+def _check_searches(name: str, method: str) -> None:
+    """Refuse what a method learned that searches no videos."""
     learned = {
         "images": "images without captions, so it cannot be asked",
         "questions": "questions and searches nothing",

@@ -112,15 +112,34 @@ class CVLM(Retrieval):
         return found.own_ranks
 
 
-class UCL(Protocol):
+class Counted(Protocol):
+    """What is right is counted: `own` and `union` hold two accuracies (%) of each task by the present model."""
+
+    encodes_again = True
+    family: ClassVar[str]  # of its metrics: stream/<family>/accuracy
+    second: ClassVar[str]  # what the second accuracy is called by behind that
+
+    def add_history(self, found: Evaluation, own: Matrix, union: Matrix) -> None:
+        for table, name in ((own, ""), (union, self.second)):
+            found.metrics[f"stream/{self.family}/accuracy{name}"] = knn.mean_accuracy(table)
+            if len(table) > 1:  # before, nothing can be forgotten
+                found.metrics[f"stream/{self.family}/forgetting{name}"] = knn.forgetting(table)
+
+    def score(self, found: Evaluation) -> float:
+        return found.own[-1]
+
+    def ranks(self, found: Evaluation) -> dict[str, float]:
+        return {}
+
+
+class UCL(Counted):
     """The nearest training images of a task tell the class of its test images: divyam3897/UCL@cfaa81d.
 
     Nothing is searched. `own` holds the accuracy by the release's k, which is the number of tasks so far; `union` that
     by a k which stays the same, `evaluation.neighbours`, or all training images of the task where it has fewer.
     """
 
-    name = "ucl"
-    encodes_again = True
+    name, family, second = "ucl", "knn", "_fixed"
 
     def measure(self, sight: Sight) -> Evaluation | None:
         assert isinstance(sight.data, ImageData)
@@ -144,28 +163,15 @@ class UCL(Protocol):
         batches = sight.data.videos(task, "train", rows, sight.config.batch_size)
         return torch.cat([sight.method.encode_video(images).float().cpu() for images in batches])
 
-    def add_history(self, found: Evaluation, own: Matrix, union: Matrix) -> None:
-        for table, name in ((own, ""), (union, "_fixed")):
-            found.metrics[f"stream/knn/accuracy{name}"] = knn.mean_accuracy(table)
-            if len(table) > 1:  # before, nothing can be forgotten
-                found.metrics[f"stream/knn/forgetting{name}"] = knn.forgetting(table)
 
-    def score(self, found: Evaluation) -> float:
-        return found.own[-1]
-
-    def ranks(self, found: Evaluation) -> dict[str, float]:
-        return {}
-
-
-class QA(Protocol):
+class QA(Counted):
     """Answers are chosen from a list: the training answers so far, as strings that are equal or not.
 
     `own` holds the accuracy (%) among the answers of a question's task, `union` that among those of all tasks so far.
     Each task's videos are read by the present model.
     """
 
-    name = "qa"
-    encodes_again = True
+    name, family, second = "qa", "qa", "_all"
 
     def measure(self, sight: Sight) -> Evaluation | None:
         assert isinstance(sight.data, QuestionData)
@@ -195,18 +201,6 @@ class QA(Protocol):
             seen, tokens = videos[asked.video[some]].to(sight.device), cut(asked.tokens[some]).to(sight.device)
             found.append(sight.method.rank_answers(tokens, seen, answers)[:, 0].cpu())
         return torch.cat(found)
-
-    def add_history(self, found: Evaluation, own: Matrix, union: Matrix) -> None:
-        for table, name in ((own, ""), (union, "_all")):
-            found.metrics[f"stream/qa/accuracy{name}"] = knn.mean_accuracy(table)
-            if len(table) > 1:  # before, nothing can be forgotten
-                found.metrics[f"stream/qa/forgetting{name}"] = knn.forgetting(table)
-
-    def score(self, found: Evaluation) -> float:
-        return found.own[-1]
-
-    def ranks(self, found: Evaluation) -> dict[str, float]:
-        return {}
 
 
 PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in (CTVR(), CVLM(), UCL(), QA())}

@@ -30,8 +30,8 @@ class Drift:
 def text_drift(states: Iterable[Model], number: int) -> Drift:
     """Where a run's models have the first task's queries, one model for each task, and the last task's beside them.
 
-    A query is the first caption of a video, and is asked as it is of its own task's videos. Features that are no vector
-    (X-Pool and its kind have vectors; some keep words) are taken as one long vector.
+    A query is the first caption of a video, and is asked as it is of its own task's videos. Where a method keeps
+    several vectors of a caption, they are taken as one long one.
 
     Args:
         states: the model after task 1, 2, ..., as `jobs.trained.load_states` has them.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from typing import TypeVar
 
 import pytest
+import torch
 
 from methods.backbone.clip import Clip
-from methods.base import Batch
+from methods.base import Batch, Method
 from orchestrator.conform.small import (
     CONTEXT,
     VOCABULARY,
@@ -18,7 +20,17 @@ from orchestrator.conform.small import (
     tokenize,
 )
 
-__all__ = ["CONTEXT", "VOCABULARY", "MadeAgain", "make_batch", "make_small_clip", "make_task", "tokenize"]
+AnyMethod = TypeVar("AnyMethod", bound=Method)
+
+__all__ = ["CONTEXT", "VOCABULARY", "MadeAgain", "awake", "make_batch", "make_small_clip", "make_task", "tokenize"]
+
+
+def awake(method: AnyMethod) -> AnyMethod:
+    """A method in evaluation mode whose matrices have left the small numbers with which BERT begins."""
+    for parameter in method.eval().parameters():
+        if parameter.ndim > 1:
+            parameter.data += 0.2 * torch.randn_like(parameter)
+    return method
 
 
 @pytest.fixture(scope="session")

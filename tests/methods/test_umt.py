@@ -12,7 +12,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.learning.cost import planned
 from orchestrator.learning.resolve import resolve
 from tests.methods.backbone.test_umt import released_umt
-from tests.methods.conftest import make_batch, make_task
+from tests.methods.conftest import awake, make_batch, make_task
 from tests.methods.released import FIXTURES, floats, read
 
 
@@ -20,11 +20,7 @@ from tests.methods.released import FIXTURES, floats, read
 def made(small_clip):
     def make(**settings: object) -> UMT:
         torch.manual_seed(3)
-        method = UMT(UmtConfig(**settings), small_clip).eval()
-        for parameter in method.parameters():  # away from BERT's timid start
-            if parameter.ndim > 1:
-                parameter.data += 0.2 * torch.randn_like(parameter)
-        return method
+        return awake(UMT(UmtConfig(**settings), small_clip))
 
     return make
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from methods.backbone.umt import like
 from methods.umt_qa import UmtQA, UmtQAConfig
 from tests.methods.backbone.test_answers import released
-from tests.methods.conftest import make_batch
+from tests.methods.conftest import awake, make_batch
 from tests.methods.released import floats
 
 ANSWERS = torch.tensor([[1, 9, 2, 0, 0, 0], [1, 10, 2, 0, 0, 0], [1, 9, 30, 2, 0, 0], [1, 11, 50, 4, 5, 2]])
@@ -21,11 +21,7 @@ ANSWERS = torch.tensor([[1, 9, 2, 0, 0, 0], [1, 10, 2, 0, 0, 0], [1, 9, 30, 2, 0
 def made(small_clip):
     def make(**settings: object) -> UmtQA:
         torch.manual_seed(3)
-        method = UmtQA(UmtQAConfig(**settings), small_clip).eval()
-        for parameter in method.parameters():  # away from BERT's timid start
-            if parameter.ndim > 1:
-                parameter.data += 0.2 * torch.randn_like(parameter)
-        return method
+        return awake(UmtQA(UmtQAConfig(**settings), small_clip))
 
     return make
 
@@ -99,6 +95,12 @@ def test_a_decoder_begins_with_what_the_checkpoint_has(small_clip):
     anew = UmtQA(UmtQAConfig(), umt).decoder.state_dict()
     umt.decoder_state = {name: torch.full_like(value, 0.5) for name, value in anew.items()}
     assert all((value == 0.5).all() for value in UmtQA(UmtQAConfig(), umt).decoder.state_dict().values())
+    umt.decoder_state = {"word.weight": torch.zeros(2, 2)}
+    with pytest.raises(ValueError, match="its decoder of answers has other sizes than its towers"):
+        UmtQA(UmtQAConfig(), umt)
+    umt.decoder_state, umt.no_decoder = None, "w.pth: the checkpoint has neither"
+    with pytest.raises(ValueError, match=r"w\.pth: .* Give one of pre-training or of questions"):
+        UmtQA(UmtQAConfig(), umt)  # it would begin anew beside towers that do not
 
 
 @pytest.mark.parametrize(

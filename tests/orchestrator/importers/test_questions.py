@@ -34,6 +34,7 @@ def imported(tmp_path: Path, folder: Path, **words: str) -> str:
 def test_every_question_stands_once_with_its_answer_in_the_split_of_its_file(tmp_path):
     report = imported(tmp_path, write(tmp_path / "qa"))
     assert "next: ctvr run --method umt_qa --stream msrvtt-qa" in report
+    assert "backbone.weights=FILE backbone.vocabulary=vocab.txt" in report
     stream = load_stream("msrvtt-qa", tmp_path)
     (task,) = stream.tasks
     assert (stream.domain, stream.has_val, stream.paper) == ("questions", True, None)  # 20 videos are not the published
@@ -41,7 +42,7 @@ def test_every_question_stands_once_with_its_answer_in_the_split_of_its_file(tmp
     item = task.test[3]
     assert (item.video, item.category, item.captions) == ("video203", "category 3", ("what is it?", "who sings?"))
     assert item.answers == ("thing 3", "man")
-    assert stream.settings["preset"] == "paper"
+    assert stream.settings == {"data.image_size": 224, "backbone.name": "UMT-B-16", "preset": "paper"}
 
 
 def test_categories_are_cut_into_equal_tasks(tmp_path):

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from orchestrator.data.questions import QuestionData
 from orchestrator.errors import ConfigError
+from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.trained import load
 from orchestrator.learning.assemble import load_tower
 from orchestrator.learning.evaluate import EvaluationConfig
 from orchestrator.learning.experiment import Experiment
@@ -18,6 +20,7 @@ from orchestrator.learning.protocols import PROTOCOLS, Sight
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, Result, data_of, execute, source_of
 from orchestrator.streams.load import load_stream
+from orchestrator.tracking.recorder import export_model
 from tests.small_stream import write_stream
 
 SMALL = {
@@ -177,6 +180,13 @@ def test_methods_and_streams_of_other_kinds_are_one_line(manifest, tmp_path):
             resolve({"method": "umt_qa", "stream": "shapes-5", **SMALL}),
             load_stream("shapes-5", tmp_path, render=False),
         )
+
+
+def test_a_folder_with_a_model_of_questions_is_not_asked(manifest, whole, tmp_path):
+    result, root = whole
+    export_model(result.method, experiment_on(manifest), data_at(manifest, root), tmp_path / "model")
+    with pytest.raises(ConfigError, match="umt_qa learned from questions and searches nothing"):
+        load(str(tmp_path / "model"), Deployment(runs=root))
 
 
 def test_another_answer_makes_another_stream(manifest, tmp_path):
