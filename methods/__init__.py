@@ -62,6 +62,7 @@ IMAGE_METHODS = {
     "image_lump": "methods.images.replay:ImageLUMP",
     "image_bmu_moco": "methods.images.bmu_moco:ImageBMUMoCo",
     "image_multi_task": "methods.images.multi_task:ImageMultiTask",
+    "image_progressive": "methods.images.progressive:ImageProgressive",
 }
 # Methods over questions about videos: for streams of the protocol `qa` alone
 QUESTION_METHODS = {"umt_qa": "methods.umt_qa:UmtQA"}

@@ -215,6 +215,13 @@ class Method(nn.Module):
         """Features of videos as they are stored: (B, T, 3, H, W) -> (B, ...)."""
         raise NotImplementedError(f"{type(self).__name__} must say how a video is encoded.")
 
+    def encode_video_of(self, frames: Tensor, task: int) -> Tensor:
+        """The same of videos or images that are known to be of the task with this index; it makes no difference here.
+
+        What the evaluation calls: of a protocol that encodes former tasks anew, a method may have a network for each.
+        """
+        return self.encode_video(frames)
+
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         """Features of captions: (B, L) -> (B, ...).
 

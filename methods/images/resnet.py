@@ -34,6 +34,11 @@ class Block(nn.Module):
         return out
 
 
+def make_stage(before: int, behind: int, stride: int) -> nn.Sequential:
+    """Two blocks, the first of which takes the stride: (B, before, H, W) -> (B, behind, H / stride, W / stride)."""
+    return nn.Sequential(Block(before, behind, stride), Block(behind, behind, 1))
+
+
 class ResNet18(nn.Module):
     """(B, 3, H, W) -> (B, 512), the mean over places of the last block; H >= 8.
 
@@ -43,17 +48,26 @@ class ResNet18(nn.Module):
 
     def __init__(self, channels: int = 64) -> None:
         super().__init__()
-        self.width = 8 * channels  # numbers of a feature
+        self.channels, self.width = channels, 8 * channels  # of the first stage; numbers of a feature
         self.conv1, self.bn1 = nn.Conv2d(3, channels, 3, 1, 1, bias=False), nn.BatchNorm2d(channels)
         stages, before = [], channels
         for stage in range(4):
             behind = channels << stage
-            stages.append(nn.Sequential(Block(before, behind, 1 if stage == 0 else 2), Block(behind, behind, 1)))
+            stages.append(make_stage(before, behind, 1 if stage == 0 else 2))
             before = behind
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
 
+    @property
+    def stages(self) -> list[nn.Module]:
+        return [self.layer1, self.layer2, self.layer3, self.layer4]
+
+    def stem(self, x: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, channels, H, W)."""
+        found: Tensor = self.bn1(self.conv1(x)).relu()
+        return found
+
     def forward(self, x: Tensor) -> Tensor:
-        x = self.bn1(self.conv1(x)).relu()
-        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+        x = self.stem(x)
+        for stage in self.stages:
             x = stage(x)
         return x.mean(dim=(2, 3))

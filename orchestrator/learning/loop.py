@@ -276,7 +276,7 @@ class Loop:
             with self._autocast():
                 return torch.cat(
                     [
-                        self.method.encode_video(frames).float().cpu()
+                        self.method.encode_video_of(frames, index).float().cpu()
                         for frames in self.data.videos(index, split, rows, evaluation.batch_size)
                     ]
                 )

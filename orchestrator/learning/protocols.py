@@ -161,7 +161,7 @@ class UCL(Counted):
     @torch.no_grad()
     def _encode(self, sight: Sight, task: int, rows: Sequence[int]) -> Tensor:
         batches = sight.data.videos(task, "train", rows, sight.config.batch_size)
-        return torch.cat([sight.method.encode_video(images).float().cpu() for images in batches])
+        return torch.cat([sight.method.encode_video_of(images, task).float().cpu() for images in batches])
 
 
 class QA(Counted):

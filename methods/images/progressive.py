@@ -1,0 +1,174 @@
+"""Progressive networks over images: the row PNN of BMU-MoCo's Table 4, a new network for each task.
+
+Rusu et al., arXiv:1606.04671, eq. 2 and section 2.1. A column, the network of a task, reads what the columns before
+it make of an image, and is frozen when its task is over: nothing is forgotten, and a task must be told to find its
+column. The wiring is that of the ResNet-18 of aimagelab/mammoth@e75a491; what stands in the repository whose protocol
+the table has (divyam3897/UCL@cfaa81d) cannot train. Ours: SimSiam or Barlow Twins in the place of a class, and new
+heads for each column. Three things are the paper's and not that code's: a former column is as it was trained, with
+what it takes from its own predecessors; it is normalised by its own numbers, none of which move any more; and a
+factor alpha is learned for each channel, as no image size is known here (the code: for each channel and pixel; the
+paper: for each column).
+
+Shapes: B images, H = W image size, C features; a stage i = 1..4 of a column has C_i channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from methods.base import Batch, ParamGroup, Task
+from methods.images.resnet import ResNet18, make_stage
+from methods.images.siamese import AroundSiamese, Siamese
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageProgressiveConfig:
+    """`base.*` are the settings of the siamese network, whose heads each column has."""
+
+    base: str = "image_finetune"  # the siamese network that learns; its settings are base.*
+    alpha: float = 0.1  # factors of what former columns say are drawn from 0 to this
+
+    def __post_init__(self) -> None:
+        if self.alpha <= 0:
+            raise ValueError(f"alpha must be > 0, or no column would read another; got {self.alpha}. Use 0.1.")
+
+
+class Adaptor(nn.Module):
+    """(B, K C, H, W) of K columns, side by side -> (B, C, H, W): relu(V (alpha h) + b), the middle of eq. 2."""
+
+    def __init__(self, columns: int, channels: int, most: float) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(most * torch.rand(columns * channels, 1, 1))
+        self.mix = nn.Conv2d(columns * channels, channels, 1)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.mix(h * self.alpha).relu()
+
+
+class Column(nn.Module):
+    """The network of one task.
+
+    Args:
+        net: what it has of its own.
+        columns: how many there are before it.
+        alpha: as in the configuration.
+    """
+
+    def __init__(self, net: ResNet18, columns: int, alpha: float) -> None:
+        super().__init__()
+        self.net = net
+        widths = [net.channels << stage for stage in range(4)]
+        self.adaptors = nn.ModuleList(Adaptor(columns, width, alpha) for width in widths if columns)
+        self.laterals = nn.ModuleList(make_stage(width, 2 * width, 2) for width in widths[:3] if columns)
+
+    def forward(self, images: Tensor, former: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """h_1 .. h_4, the outputs of all stages: h_i = stage_i(h_{i-1}) + lateral_i(adaptor_{i-1}(former h_{i-1}))."""
+        h, found = self.net.stem(images), list[Tensor]()
+        for place, stage in enumerate(self.net.stages):
+            h = stage(h)
+            if former and place:
+                beside = torch.cat([outputs[place - 1] for outputs in former], dim=1)
+                h = h + self.laterals[place - 1](self.adaptors[place - 1](beside))
+            found.append(h)
+        return found
+
+    def aside(self, former: Sequence[Sequence[Tensor]]) -> Tensor:
+        """What the heads take from the last stages of columns before: (B, C)."""
+        last = torch.cat([outputs[-1].mean(dim=(2, 3), keepdim=True) for outputs in former], dim=1)
+        found: Tensor = self.adaptors[-1](last)
+        return found.flatten(1)
+
+
+class Columns(nn.Module):
+    """All columns so far, the last of which learns.
+
+    `forward` is what its heads read: (B, 3, H, W) -> (B, C), or (B, 2C) with what columns before say.
+    """
+
+    def __init__(self, first: ResNet18) -> None:
+        super().__init__()
+        self.columns = nn.ModuleList([Column(first, 0, 0.0)])
+        self.channels = first.channels
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @property
+    def width(self) -> int:
+        """Numbers of what `forward` makes of an image."""
+        return 8 * self.channels * min(2, len(self))
+
+    def add(self, alpha: float) -> None:
+        """Freeze what there is, and begin a column."""
+        self.requires_grad_(False)
+        self.columns.append(Column(ResNet18(self.channels), len(self), alpha))
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Columns:
+        """Former columns never train: their running statistics stay."""
+        super().train(mode)
+        for column in self.columns[:-1]:
+            column.eval()
+        return self
+
+    def outputs(self, images: Tensor, count: int) -> list[list[Tensor]]:
+        """Of all stages of the first `count` columns."""
+        found: list[list[Tensor]] = []
+        for column in self.columns[:count]:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and column is self.columns[-1]):
+                found.append(column(images, found))
+        return found
+
+    def features(self, images: Tensor, task: int) -> Tensor:
+        """Of the column of a task: (B, C)."""
+        return self.outputs(images, task + 1)[-1][-1].mean(dim=(2, 3))
+
+    def forward(self, images: Tensor) -> Tensor:
+        *former, own = self.outputs(images, len(self))
+        features = own[-1].mean(dim=(2, 3))
+        return torch.cat([features, self.columns[-1].aside(former)], dim=1) if former else features  # type: ignore
+
+
+class ImageProgressive(AroundSiamese):
+    """Learn each task with a network of its own that reads the former ones."""
+
+    Config = ImageProgressiveConfig
+    config: ImageProgressiveConfig
+
+    def __init__(self, config: ImageProgressiveConfig, base: Siamese) -> None:
+        super().__init__(base)
+        self.config = config
+        base.backbone = Columns(base.backbone)  # type: ignore[arg-type]
+
+    @property
+    def columns(self) -> Columns:
+        assert isinstance(self.base.backbone, Columns)
+        return self.base.backbone
+
+    def begin_task(self, task: Task) -> None:
+        if task.index:
+            self.columns.add(self.config.alpha)
+            self.base = Siamese(self.base.config, self.columns)
+        super().begin_task(task)
+
+    def param_groups(self) -> list[ParamGroup]:
+        """All of the last column and its heads; everything decays."""
+        groups = self.base.param_groups()
+        for group in groups:
+            group["params"] = [weight for weight in group["params"] if weight.requires_grad]
+        return groups
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        return self.base.losses(batch)
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        """By the last column: (B, 1, 3, H, W) -> (B, C)."""
+        return self.encode_video_of(frames, len(self.columns) - 1)
+
+    def encode_video_of(self, frames: Tensor, task: int) -> Tensor:
+        """By the column of the images' task."""
+        return self.columns.features(frames[:, 0], task)

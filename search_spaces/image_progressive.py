@@ -1,0 +1,11 @@
+"""Search space of methods/images/progressive.py. Values to begin with are the release's; ranges are ours."""
+
+from ray import tune
+
+FIXED = {"method": "image_progressive", "method.base": "image_finetune"}
+SPACE = {
+    "base.lr": tune.loguniform(3e-3, 0.3),
+}
+PAPER = {"base.lr": 0.03}
+UNPUBLISHED = ("base.lr",)
+METRIC, MODE = "stream/knn/accuracy", "max"
