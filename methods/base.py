@@ -290,7 +290,10 @@ class Method(nn.Module):
             return self.scale().float() * self.score(queries.float(), videos.float())
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Named, already weighted scalars; the loop minimises their sum and logs each one."""
+        """Named, already weighted scalars; the loop minimises their sum and logs each one.
+
+        Where no gradient is made, the pairs are not learned from: it takes note of none of them.
+        """
         return {"contrastive": contrastive(self.logits(batch))}
 
     def row_wise(self) -> RowWise | str:

@@ -202,7 +202,7 @@ class UMT(Method):
     def _drawn(self, weights: Tensor) -> Tensor:
         """One column of every row of weights (B, B), by their size: (B,); a GPU is not waited for."""
         generator = torch.Generator().manual_seed(self.seed)
-        self.seed += 1
+        self.seed += torch.is_grad_enabled()
         noise = torch.empty(weights.shape).exponential_(generator=generator)
         return (weights / to_device(noise, weights.device)).argmax(dim=1)
 

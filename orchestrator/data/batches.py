@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 
@@ -109,15 +109,27 @@ class StreamData:
         self._tokenize = tokenize
         self._mean = torch.tensor(mean, device=device).view(3, 1, 1)
         self._std = torch.tensor(std, device=device).view(3, 1, 1)
-        items = [stream.items(index, "train") for index in range(len(stream.tasks))]
+        self._index()
+        self._features: FrozenFeatures | None = None
+        self._lengths: dict[int, int] | None = None  # of the longest caption of a task, where captions are cut to it
+
+    def _index(self) -> None:
+        """Number videos and pairs, those of training."""
+        items = [self.stream.items(index, "train") for index in range(len(self.stream.tasks))]
         videos = (item.video for task in items for item in task)
         self._numbers = {video: number for number, video in enumerate(dict.fromkeys(videos))}
         # A pair's number is its place among the pairs of all tasks
         self._all = [(item, caption) for task in items for item in task for caption in item.captions]
         counts = (sum(len(item.captions) for item in task) for task in items)
         self._first = list(accumulate(counts, initial=0))  # of each task
-        self._features: FrozenFeatures | None = None
-        self._lengths: dict[int, int] | None = None  # of the longest caption of a task, where captions are cut to it
+
+    def instead(self, split: str) -> StreamData:
+        """The same data with the pairs of a split in the place of those of training, and none of them augmented."""
+        other, tasks = copy.copy(self), self.stream.tasks
+        tasks = tuple(replace(task, train=self.stream.items(place, split)) for place, task in enumerate(tasks))
+        other.stream, other.config = replace(self.stream, tasks=tasks), replace(self.config, augment="none")
+        other._index()
+        return other
 
     def cut_to_tasks(self) -> StreamData:
         """The same data, whose training captions are as wide as the longest one of their tasks; see `reads_pads`."""

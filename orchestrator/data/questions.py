@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,8 +34,8 @@ class Questions:
 class QuestionData(StreamData):
     """A stream of questions as tensors; `Batch.answers` are their answers."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def _index(self) -> None:
+        super()._index()
         items = (item for index in range(len(self.stream.tasks)) for item in self.stream.items(index, "train"))
         self._right = [answer for item in items for answer in item.answers]  # of each pair
 

@@ -52,6 +52,8 @@ def load_tower(experiment: Experiment, stream: Stream | None = None) -> Clip | R
         raise ConfigError(
             f"workers: {experiment.run.workers} would each normalise their own part of a batch of images. Use one."
         )
+    if experiment.evaluation.losses:
+        raise ConfigError("evaluation.losses: true is for pairs of captions and videos, not for images. Write false.")
     if config.name not in RESNETS or config.weights != "random":
         raise ConfigError(
             f"backbone: {config.name} with weights {config.weights!r} is not for images. Write backbone.name="

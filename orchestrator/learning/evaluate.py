@@ -43,6 +43,7 @@ class EvaluationConfig:
     patience_from: int = 10  # epochs of a task that count for nothing
     batch_size: int = 32  # videos or captions encoded at once
     chunk: int = 512  # queries scored at once
+    losses: bool = False  # after every epoch all losses of the evaluated split's pairs, too (fig. 6 of CAMoE)
     neighbours: int = 200  # of streams of images: k of the second accuracy, whose k stays the same
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -171,6 +171,7 @@ class Loop:
             weights = shares(self.data.batch_sizes(*order, self.workers.size), optim.accumulate)
             batches = self.data.train_batches(*order, self.workers.rank, self.workers.size)
             terms = self._epoch(losses, batches, weights, optimizer, parameters, task, epoch, per_epoch)
+            terms.update(self._unlearned(task) if self.config.evaluation.losses else {})
             self.record.training.append({"step": float(self.record.steps), **terms})
             if self.config.evaluation.select == "best":
                 former, best = best, self._keep_best(task, best)
@@ -229,6 +230,20 @@ class Loop:
             self.method.after_step()
             self.record.steps += 1
         return self.workers.mean(progress.means())  # a term may be a mean over a worker's own pairs
+
+    @torch.no_grad()
+    def _unlearned(self, task: Task) -> dict[str, float]:
+        """The mean over batches of every loss of a task's evaluated pairs, in the same batches after every epoch."""
+        split, workers = self.config.evaluation.split, self.workers
+        self.method.eval()
+        self._seed("unlearned", task.index, workers.rank)
+        progress = Progress(workers.device, f"{task.name}, {split}")
+        data = self.data.instead(split)
+        for batch in data.train_batches([task.index], self.config.seed, task.index, 0, workers.rank, workers.size):
+            with self._autocast():  # numbers of pairs and videos are not those of training
+                terms = self.method.losses(replace(batch, pairs=None, plain_videos=None))
+            progress.add(terms, {})
+        return workers.mean({name.replace("train", split, 1): value for name, value in progress.means().items()})
 
     def _keep_best(self, task: Task, best: tuple[float, dict[str, Tensor]] | None) -> tuple[float, dict[str, Tensor]]:
         """Evaluate as after the task and keep the better state; a later tie wins, as in the released CTVR code."""

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from orchestrator.errors import ConfigError
 from orchestrator.tables.beside_paper import (
     PRINTED,
@@ -25,6 +23,7 @@ from orchestrator.tables.beside_paper import (
     more_values,
     with_differences,
 )
+from orchestrator.tables.curves import curve, mean, training
 from orchestrator.tables.differences import between_seeds
 from orchestrator.tables.marks import CHOICE, marks_of, method_of, trials_of
 from orchestrator.tables.measures import COLUMNS, OF, OVERALL
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
 
 PARAMETERS, SECONDS = "cost/trained_parameters", "cost/seconds_task"
 VARIES = "ctvr.varies"  # tag: the settings that a table's rows vary one at a time
-# what figures show over training: StructAlign's geometry, gates of CAMoE and of experts
-TRAINING = re.compile(r"train/((?:micd|angle)_(?:text|video)|(?:gate(?:_\w+)?|expert)/\w+)")
 INCIDENTAL = {"seed", "data.load_threads", "evaluation.batch_size", "evaluation.chunk"}
 INCIDENTAL |= {"tracking.mirror", "tracking.keep_states"}
 V2T = (
@@ -156,14 +153,14 @@ def _row(runs: list[RunRecord]) -> Row:
     first = runs[0]
     finals = [_final(run) for run in runs]
     keys = dict.fromkeys(key for final in finals for key in final)
-    means = {key: _mean([final.get(key, math.nan) for final in finals]) for key in keys}
+    means = {key: mean([final.get(key, math.nan) for final in finals]) for key in keys}
     shown = OF[_protocol(first)]
     names, matrices = shown.names, {name: _matrix(runs, suffix) for name, suffix in shown.matrices.items()}
     if _protocol(first) == "cvlm":
         means |= _per_task(runs)
     values = {key: means.get(name, Value()) for key, name in names.items()}
     values |= {key: value for key, value in means.items() if re.fullmatch(r"task_\d+/(r1|fr)", key)}
-    values |= more_values({**means, "cost/seconds_run": _mean([seconds_of(run) for run in runs])})
+    values |= more_values({**means, "cost/seconds_run": mean([seconds_of(run) for run in runs])})
     parameters = means.get(PARAMETERS, Value())
     backwards = {column.key: column.key for column in V2T} | {"v2t/rsum": "v2t/rsum"}
     if _protocol(first) == "cvlm":
@@ -186,9 +183,9 @@ def _row(runs: list[RunRecord]) -> Row:
         seconds=sum(map(seconds_of, runs)) + float(first.tags.get("ctvr.search_seconds", 0)),
         place=int(first.tags.get("ctvr.place", 0)),
         extra={key: value for key, value in means.items() if key not in {*names.values(), *values}},
-        curve=tuple(_curve(runs, shown.curve)),
+        curve=tuple(curve(runs, shown.curve)),
         matrices={name: matrix for name, matrix in matrices.items() if matrix},
-        training=_training(runs),
+        training=training(runs),
         orders=orders,
     )
 
@@ -204,41 +201,10 @@ def _final(run: RunRecord) -> dict[str, float]:
     return finals
 
 
-def _mean(values: Sequence[float]) -> Value:
-    """Mean and sample standard deviation; unknown as soon as one seed's value is."""
-    std = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
-    return Value(float(np.mean(values)), std)
-
-
-def _curve(runs: Sequence[RunRecord], key: str) -> list[tuple[int, float, float]]:
-    histories = [dict(run.metrics.get(key, [])) for run in runs]
-    steps = sorted(set.intersection(*(set(history) for history in histories)))
-    points = [(step, _mean([history[step] for history in histories])) for step in steps]
-    return [(step, value.mean, value.std) for step, value in points if math.isfinite(value.mean)]
-
-
-def _training(runs: Sequence[RunRecord]) -> dict[str, tuple[tuple[int, float, float], ...]]:
-    """What figures show over all epochs of the stream, 1 to the last. Empty for methods that log none of it.
-
-    The same keys have numbers of finished tasks, at steps that are no end of an epoch: losses have none there.
-    """
-    shared = sorted(set.intersection(*(set(run.metrics) for run in runs)))
-    known = [match[1] for key in shared if (match := TRAINING.fullmatch(key))]
-    loss = next((key for key in runs[0].metrics if key.startswith("train/loss/")), "")
-    if not known or not loss:
-        return {}
-    epochs = {step: number for number, (step, _) in enumerate(runs[0].metrics[loss], start=1)}
-    found = {}
-    for key in known:
-        points = _curve(runs, f"train/{key}")
-        found[key] = tuple((epochs[step], mean, std) for step, mean, std in points if step in epochs)
-    return found
-
-
 def _matrix(runs: Sequence[RunRecord], suffix: str) -> list[list[float]]:
     """R@1 of task i after task t as lower-triangular lists, the mean over seeds; empty if it is not known."""
     keys = sorted(key for key in runs[0].metrics if re.fullmatch(rf"task_\d+/{suffix}", key))
-    columns = [{step: mean for step, mean, _ in _curve(runs, key)} for key in keys]
+    columns = [{step: value for step, value, _ in curve(runs, key)} for key in keys]
     return [[column.get(t, math.nan) for column in columns[:t]] for t in range(1, len(keys) + 1)]
 
 
@@ -249,10 +215,10 @@ def _per_task(runs: Sequence[RunRecord]) -> dict[str, Value]:
     for index, key in enumerate(keys, start=1):
         task = key.partition("/")[0]
         histories = [dict(run.metrics.get(key, [])) for run in runs]
-        found[f"{task}/r1"] = _mean([history.get(len(keys), math.nan) for history in histories])
+        found[f"{task}/r1"] = mean([history.get(len(keys), math.nan) for history in histories])
         if index < len(keys):
             lost = [history.get(index, math.nan) - history.get(len(keys), math.nan) for history in histories]
-            found[f"{task}/fr"] = _mean(lost)
+            found[f"{task}/fr"] = mean(lost)
     return found
 
 

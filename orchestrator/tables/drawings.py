@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -159,10 +160,26 @@ def _geometry(table: Table) -> list[Panel]:
         if not rows:
             continue
         lines = [Line(row.label, row.method, row.training[key]) for row in rows]
-        tasks, epochs = len(rows[0].curve), rows[0].training[key][-1][0]
-        borders = [epochs * t / tasks + 0.5 for t in range(1, tasks)] if tasks and epochs % tasks == 0 else []
-        panels.append(Panel("epochs (lines: a task ends)", name, lines, borders=borders))
+        panels.append(Panel("epochs (lines: a task ends)", name, lines, borders=_borders(rows[0])))
     return panels
+
+
+def _losses(table: Table) -> list[Panel]:
+    """The loss of training pairs and of others over all epochs, a panel for each row: fig. 6 of CAMoE."""
+    panels = []
+    for row in table.rows:
+        keys = sorted((key for key in row.training if key.startswith("loss/")), key=lambda key: key != "loss/train")
+        lines = [Line(f"{key.partition('/')[2]} pairs", row.method, row.training[key]) for key in keys]
+        if lines:
+            found = Panel("epochs (lines: a task ends)", "loss (sum of its terms)", lines, title=row.label)
+            panels.append(replace(found, borders=_borders(row)))
+    return panels
+
+
+def _borders(row: Row) -> list[float]:
+    """Between which epochs a task ends, where all tasks have equally many."""
+    tasks, epochs = len(row.curve), max(points[-1][0] for points in row.training.values() if points)
+    return [epochs * t / tasks + 0.5 for t in range(1, tasks)] if tasks and epochs % tasks == 0 else []
 
 
 def _experts(table: Table) -> list[Panel]:
@@ -322,5 +339,6 @@ FIGURES: dict[str, tuple[str, Callable[[Table], list[Panel]]]] = {
     "pareto": ("R@1 and forgetting against multiply-adds (grey: no row beats these)", _pareto),
     "orders": ("robustness to the order of tasks", _orders),
     "experts": ("what each expert counts", _experts),
+    "losses": ("loss while training", _losses),
     "geometry": ("geometry of categories while training", _geometry),
 }

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from orchestrator.cli.main import main
+from orchestrator.tables import paper_items
 from orchestrator.tables.paper_items import text
 
 
@@ -94,14 +95,17 @@ def test_one_setting_is_varied_and_the_recommended_value_runs_once(stream, tmp_p
         assert message in capsys.readouterr().err
 
 
-def test_the_list_and_every_mistake_in_one_line(capsys):
+def test_the_list_and_every_mistake_in_one_line(capsys, monkeypatch):
     assert main(["reproduce", "--list"]) == 0
     assert capsys.readouterr().out.strip() == text()
+    papers, items = paper_items.read()
+    missing = paper_items.Item(item="camoe/fig9", shows="a film", why="its videos are not public")
+    monkeypatch.setattr(paper_items, "read", lambda: (papers, (*items, missing)))
     for words, message in (
         ([], "name an item, e.g. tempme/table2"),
         (["--write"], "--write is of --list"),
         (["--list", "bmu/table1"], "--list names all items"),
-        (["camoe/fig6"], "does not run: the figure is not drawn"),
+        (["camoe/fig9"], "camoe/fig9 (a film) does not run: its videos are not public"),
         (["bmu/table1", "--preset", "paper"], "--preset paper: the item names its table"),
     ):
         assert main(["reproduce", *words]) == 2

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from methods import METHODS
 from methods.backbone.load import load_backbone
 from methods.base import Method, ParamGroup
 from methods.clip4clip import Clip4Clip
@@ -244,6 +245,25 @@ def test_the_epoch_with_the_best_r1_on_the_chosen_split_is_kept(
     settings = {f"evaluation__{name}": value for name, value in settings.items()}
     best = train(manifest, small_stream, runs, **FLAT, optim__epochs=3, evaluation__select="best", **settings)
     assert same_weights(best, reference)
+
+
+NOTING = ("bmu_moco", "er_ring")  # queues of keys; replayed pairs are drawn in every step
+
+
+@pytest.mark.parametrize(
+    "method", [name if name in NOTING else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+)
+def test_losses_of_evaluated_pairs_are_told_and_decide_nothing(method, manifest, small_stream, runs):
+    more = {"method": method, "optim__epochs": 2}
+    plain = train(manifest, small_stream, runs, **more)
+    told = train(manifest, small_stream, runs, evaluation__losses=True, **more)
+    assert same_weights(plain, told)
+    assert (told.record.metrics, told.record.ranks) == (plain.record.metrics, plain.record.ranks)
+    for row, with_test in zip(plain.record.training, told.record.training, strict=True):
+        test = {name: value for name, value in with_test.items() if name.startswith("test/loss/")}
+        assert {name: value for name, value in with_test.items() if name not in test} == row
+        assert {name.replace("test", "train") for name in test} == {name for name in row if "/loss/" in name}
+        assert all(math.isfinite(value) for value in test.values())
 
 
 @pytest.mark.parametrize(("patience", "begins", "epochs"), [(2, 1, 3), (2, 3, 5), (1, 0, 2), (None, 0, 6)])

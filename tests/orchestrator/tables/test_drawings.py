@@ -114,6 +114,23 @@ def test_epochs_are_told_from_finished_tasks_whose_numbers_have_the_same_name():
     assert "geometry" not in drawn(run())
 
 
+def test_the_loss_of_learned_and_of_other_pairs_is_the_sum_of_its_terms_in_every_epoch():
+    """A term that only a later task has counts from there on, and does not shift the epochs."""
+    records = [run("camoe"), run("camoe", seed=1), run("clip4clip")]
+    for seed, record in enumerate(records):  # two seeds of one row, and another row
+        record.metrics["train/loss/nce"] = [(8 * epoch, 2.0 - 0.1 * epoch + seed) for epoch in range(1, 5)]
+        if record is not records[-1]:
+            record.metrics["train/loss/action"] = [(8 * epoch, 1.0) for epoch in (3, 4)]
+            record.metrics["test/loss/nce"] = [(8 * epoch, 3.0) for epoch in range(1, 5)]
+    (panel,) = drawn(*records)["losses"]
+    assert [line.label for line in panel.lines] == ["train pairs", "test pairs"]
+    assert [[x for x, _, _ in line.points] for line in panel.lines] == [[1, 2, 3, 4]] * 2
+    assert [mean for _, mean, _ in panel.lines[0].points] == pytest.approx([2.4, 2.3, 3.2, 3.1])
+    assert [mean for _, mean, _ in panel.lines[1].points] == [3.0] * 4
+    assert (panel.title, panel.borders) == ("camoe", [2.5])
+    assert "losses" not in drawn(records[-1])
+
+
 def test_gates_are_drawn_by_task_at_its_last_epoch():
     gated = run("camoe")
     gated.metrics["train/loss/nce"] = [(8 * epoch, 1.0) for epoch in range(1, 5)]

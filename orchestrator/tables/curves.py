@@ -1,0 +1,65 @@
+"""Numbers of several seeds: their mean, and curves over tasks or epochs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from orchestrator.tables.table import Value
+
+if TYPE_CHECKING:
+    from orchestrator.tracking.values import RunRecord
+
+# what figures show over training: StructAlign's geometry, gates of CAMoE and of experts
+TRAINING = re.compile(r"train/((?:micd|angle)_(?:text|video)|(?:gate(?:_\w+)?|expert)/\w+)")
+
+
+def mean(values: Sequence[float]) -> Value:
+    """Mean and sample standard deviation; unknown as soon as one seed's value is."""
+    std = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+    return Value(float(np.mean(values)), std)
+
+
+def curve(runs: Sequence[RunRecord], key: str) -> list[tuple[int, float, float]]:
+    """Step, mean and deviation of a metric wherever all runs have it."""
+    histories = [dict(run.metrics.get(key, [])) for run in runs]
+    steps = sorted(set.intersection(*(set(history) for history in histories)))
+    points = [(step, mean([history[step] for history in histories])) for step in steps]
+    return [(step, value.mean, value.std) for step, value in points if math.isfinite(value.mean)]
+
+
+def _summed(runs: Sequence[RunRecord], keys: Sequence[str]) -> list[tuple[int, float, float]]:
+    """The curve of a sum, of which a task may have more terms than another."""
+    wholes: list[dict[int, float]] = [{} for _ in runs]
+    for whole, run in zip(wholes, runs):
+        for step, value in (point for key in keys for point in run.metrics[key]):
+            whole[step] = whole.get(step, 0.0) + value
+    steps = sorted(set.intersection(*map(set, wholes)))
+    points = [(step, mean([whole[step] for whole in wholes])) for step in steps]
+    return [(step, value.mean, value.std) for step, value in points]
+
+
+def training(runs: Sequence[RunRecord]) -> dict[str, tuple[tuple[int, float, float], ...]]:
+    """What figures show over all epochs of the stream, 1 to the last. Empty for methods that log none of it.
+
+    The same keys have numbers of finished tasks, at steps that are no end of an epoch: losses have none there.
+    """
+    shared = sorted(set.intersection(*(set(run.metrics) for run in runs)))
+    known = [match[1] for key in shared if (match := TRAINING.fullmatch(key))]
+    losses = [key for key in shared if "/loss/" in key]
+    evaluated = {key.partition("/")[0] for key in losses} - {"train"}
+    if not losses or not (known or evaluated):
+        return {}
+    steps = {step for key in losses for step, _ in runs[0].metrics[key]}  # a later task may have terms of its own
+    epochs = {step: number for number, step in enumerate(sorted(steps), start=1)}
+    curves = {key: curve(runs, f"train/{key}") for key in known}
+    for split in ("train", *sorted(evaluated)) if evaluated else ():
+        curves[f"loss/{split}"] = _summed(runs, [key for key in losses if key.startswith(f"{split}/")])
+    return {
+        key: tuple((epochs[step], mean, std) for step, mean, std in points if step in epochs)
+        for key, points in curves.items()
+    }
