@@ -16,7 +16,7 @@ from orchestrator.conform.small import make_batch, make_small_clip, make_task
 from orchestrator.conform.subject import FRAMES, OPTIM, TASKS, Subject, batches_of, features, learn, remember
 from orchestrator.errors import Fault
 from orchestrator.learning.optimizer import make_optimizer, set_rates, train_only
-from orchestrator.learning.weights import backbone_state, changed_state, load_state
+from orchestrator.learning.weights import Pretrained, changed_state, load_state
 
 
 def losses(subject: Subject) -> None:
@@ -110,13 +110,13 @@ def frozen(subject: Subject) -> None:
 def resume(subject: Subject) -> None:
     """A run that is begun anew after every task, from what was saved, equals one that was not, bit for bit."""
     unbroken = subject.make()
-    pretrained = backbone_state(unbroken)
+    pretrained = Pretrained(unbroken)
     learn(unbroken, 0)
     galleries = [remember(unbroken, 0)]
     saved = copy.deepcopy(changed_state(unbroken, pretrained))
     for index in range(1, TASKS):
         resumed = subject.make()
-        pretrained = backbone_state(resumed)
+        pretrained = Pretrained(resumed)
         for done in range(index):
             resumed.eval()
             torch.manual_seed(100 + done)

@@ -129,6 +129,7 @@ class StreamData:
         tasks = tuple(replace(task, train=self.stream.items(place, split)) for place, task in enumerate(tasks))
         other.stream, other.config = replace(self.stream, tasks=tasks), replace(self.config, augment="none")
         other._index()
+        other._lengths = None if self._lengths is None else {}
         return other
 
     def cut_to_tasks(self) -> StreamData:

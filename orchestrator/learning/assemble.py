@@ -22,7 +22,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.learning.commits import Commits
 from orchestrator.learning.experiment import BackboneConfig, Experiment
 from orchestrator.learning.resolve import check_domain, resolve
-from orchestrator.learning.weights import backbone_state, load_state, read_model
+from orchestrator.learning.weights import Pretrained, load_state, read_model
 from orchestrator.streams.stream import Stream
 
 
@@ -159,7 +159,7 @@ def restore_trained(experiment: Experiment, commits: Commits, tasks: Sequence[Ta
     weights, galleries = commits.load(len(tasks))
     clip = load_tower(experiment, stream)
     method = make_method(experiment, clip)
-    pretrained = backbone_state(method)
+    pretrained = Pretrained(method)
     for task, gallery in zip(tasks, galleries):
         method.eval()
         method.begin_task(task)

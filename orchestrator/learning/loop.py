@@ -30,7 +30,7 @@ from orchestrator.learning.progress import Progress
 from orchestrator.learning.protocols import Sight, protocol_of
 from orchestrator.learning.repeats import encoding_once
 from orchestrator.learning.reuse import Reads
-from orchestrator.learning.weights import backbone_state, changed_state, copied_state, load_state
+from orchestrator.learning.weights import Pretrained, changed_state, copied_state, load_state
 from orchestrator.learning.workers import Workers
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Loop:
         self.record = Record()
         self.galleries: list[Tensor] = []  # on the CPU, one (V, ...) for each finished task
         self.selection: list[Tensor] = []  # the same of the split that epochs are chosen on, if that is another
-        self._pretrained = backbone_state(method)
+        self._pretrained = Pretrained(method)
         self._momenta: dict[Tensor, dict[str, Tensor]] = {}  # what weights take to the next task (optim.across_tasks)
         method.read_pairs_from(self.data)
 
@@ -156,6 +156,7 @@ class Loop:
         parameters = train_only(self.method, groups)
         if not parameters or not optim.epochs:
             return
+        self._pretrained.drop(parameters)
         way_of(self.method, optim.accumulate)  # refused before anything is trained
         optimizer = make_optimizer(groups, optim, self.method)
         optimizer.state.update({p: self._momenta[p] for p in parameters if p in self._momenta})

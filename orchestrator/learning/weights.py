@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +15,48 @@ from methods.backbone.clip import Clip
 from methods.base import Method
 
 
-def backbone_state(method: Method) -> dict[str, Tensor]:
-    """A copy of every backbone weight of a fresh method: what a checkpoint need not hold while it is unchanged."""
-    return {
-        name: value.detach().cpu().clone()
-        for prefix, module in method.named_modules()
-        if isinstance(module, Clip)
-        for name, value in _prefixed(prefix, module.state_dict())
-    }
+class Pretrained(dict[str, Tensor]):
+    """Name -> backbone weight of a fresh method: what a checkpoint need not hold while it is as it was.
+
+    These are no copies: they lie where the method has them. So a weight is as it was while it is not trained (`drop`)
+    and nothing has written to it, which its version tells.
+    """
+
+    def __init__(self, method: Method) -> None:
+        super().__init__(
+            (name, value.detach())
+            for prefix, module in method.named_modules()
+            if isinstance(module, Clip)
+            for name, value in _prefixed(prefix, module.state_dict())
+        )
+        self._versions = {name: value._version for name, value in self.items()}
+
+    def drop(self, trained: Iterable[Tensor]) -> None:
+        """Checkpoints hold these from now on."""
+        places = {weight.data_ptr() for weight in trained}
+        for name in [name for name, value in self.items() if value.data_ptr() in places]:
+            del self[name]
+
+    def has(self, name: str, value: Tensor) -> bool:
+        """Whether the weight is as it was; `value` is its present one."""
+        if name not in self:
+            return False
+        first = self[name]
+        if first.data_ptr() == value.data_ptr():
+            return first._version == self._versions[name]
+        return torch.equal(first.cpu(), value.cpu())  # the method lies elsewhere now
 
 
 def _prefixed(prefix: str, state: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
     return [(f"{prefix}.{name}" if prefix else name, value) for name, value in state.items()]
 
 
-def changed_state(method: Method, pretrained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def changed_state(method: Method, pretrained: Pretrained) -> dict[str, Tensor]:
     """The method's state without the backbone weights that still are what they were, on the CPU."""
-    state = {name: value.detach().cpu().contiguous() for name, value in method.state_dict().items()}
     return {
-        name: value.clone()
-        for name, value in state.items()
-        if name not in pretrained or not torch.equal(value, pretrained[name])
+        name: value.detach().cpu().contiguous().clone()
+        for name, value in method.state_dict().items()
+        if not pretrained.has(name, value)
     }
 
 
@@ -68,7 +89,9 @@ def load_state(method: Method, state: Mapping[str, Tensor], pretrained: Mapping[
                 f"the checkpoint does not fit the method: {name} has shape {tuple(full[name].shape)}, "
                 f"expected {tuple(parameter.shape)}."
             )
-    method.load_state_dict(full)
+    # What is there already stays untouched, and is as it was
+    new = {name: value for name, value in full.items() if value.data_ptr() != present[name].data_ptr()}
+    method.load_state_dict(new, strict=False)
 
 
 def _resize_buffers(module: nn.Module, state: Mapping[str, Tensor]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from methods import IMAGE_METHODS
 from orchestrator.tables.float16_rates import float16_note
 from orchestrator.tables.unpublished_settings import departures, footnote
 
@@ -39,7 +40,8 @@ def marks_of(run: RunRecord) -> list[str]:
         marks.append(tags["ctvr.mark"])
     if tags.get("ctvr.transductive") == "true":
         marks.append(TEXTS["transductive"])
-    if str(run.settings.get("method.memory", "0")) not in {"0", ""}:
+    # Over images the memory is written as the release does
+    if str(run.settings.get("method.memory", "0")) not in {"0", ""} and method_of(run) not in IMAGE_METHODS:
         marks.append(TEXTS["replay"])
     if tags.get("ctvr.note"):
         marks += tags["ctvr.note"].split(NOTES)

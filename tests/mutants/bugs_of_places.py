@@ -10,6 +10,9 @@ ON_TWO_WORKERS = "tests/workers/test_workers.py::test_a_few_methods_are_equal_on
 TRIALS = "tests/orchestrator/on_ray/test_trial.py"
 ASKED = "tests/orchestrator/learning/test_question_stream.py"
 TRACKING = "tests/orchestrator/tracking/test_tracker.py"
+PROGRESSIVE = "tests/methods/images/test_progressive.py"
+EVALUATED = "tests/orchestrator/learning/test_loop.py::test_the_loss_of_evaluated_pairs_is_that_of_the_model_then"
+UNLEARNED = "tests/orchestrator/learning/test_loop.py::test_losses_of_evaluated_pairs_are_told_and_decide_nothing"
 LEFT_OUT = "tests/orchestrator/learning/test_run.py"
 
 # As LINES of bugs.py
@@ -358,6 +361,36 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             IMAGES,
         ),
     ],
+    "methods/images/progressive.py": [
+        (
+            "h = h + self.laterals[place - 1](self.adaptors[place - 1](beside))",
+            "h = self.laterals[place - 1](self.adaptors[place - 1](beside))",
+            "a column reads its predecessors alone",
+            PROGRESSIVE,
+        ),
+        ("return self.mix(h * self.alpha).relu()", "return self.mix(h).relu()", "no factor counts", PROGRESSIVE),
+        ("column.eval()", "pass", "running statistics of former columns move", PROGRESSIVE),
+        ("self.requires_grad_(False)", "pass", "former columns learn", PROGRESSIVE),
+        (
+            "return self.outputs(images, task + 1)[-1][-1].mean(dim=(2, 3))",
+            "return self.outputs(images, len(self))[-1][-1].mean(dim=(2, 3))",
+            "every image is read by the last column",
+            PROGRESSIVE,
+        ),
+        (
+            "return torch.cat([features, self.columns[-1].aside(former)], dim=1) if former else features"
+            "  # type: ignore",
+            "return torch.cat([features, 0 * features], dim=1) if former else features",
+            "heads take nothing of former columns",
+            PROGRESSIVE,
+        ),
+        (
+            "self.base = Siamese(self.base.config, self.columns)",
+            "pass",
+            "a column goes on with the heads of the last one",
+            PROGRESSIVE,
+        ),
+    ],
     "methods/images/views.py": [
         (
             "hue = (hue / 6 + turn.view(-1, 1, 1)) % 1 * 6",
@@ -366,7 +399,55 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "tests/methods/images/test_views.py",
         ),
     ],
+    "orchestrator/tables/curves.py": [
+        (
+            "whole[step] = whole.get(step, 0.0) + value",
+            "whole[step] = value",
+            "of a loss only the last term is drawn",
+            "tests/orchestrator/tables/test_drawings.py",
+        ),
+    ],
+    "methods/umt.py": [
+        (
+            "self.seed += torch.is_grad_enabled()",
+            "self.seed += 1",
+            "pairs that are not learned from decide which wrong ones are drawn",
+            f"{UNLEARNED}[umt]",
+        ),
+    ],
+    "orchestrator/learning/weights.py": [
+        (
+            "del self[name]",
+            "pass",
+            "what a fused optimizer has written is not kept",
+            "tests/orchestrator/learning/test_weights.py",
+        ),
+        (
+            "return first._version == self._versions[name]",
+            "return True",
+            "a frozen weight that was written to is not kept",
+            "tests/orchestrator/learning/test_weights.py",
+        ),
+        (
+            "new = {name: value for name, value in full.items() if value.data_ptr() != present[name].data_ptr()}",
+            "new = full",
+            "a resumed run keeps the backbone again",
+            "tests/orchestrator/learning/test_weights.py",
+        ),
+    ],
     "orchestrator/learning/loop.py": [
+        (
+            "data = self.data.instead(split)",
+            "data = self.data",
+            "losses of evaluated pairs are those of training pairs",
+            EVALUATED,
+        ),
+        (
+            "with self._autocast():  # numbers of pairs and videos are not those of training",
+            "with torch.enable_grad(), self._autocast():",
+            "keys of evaluated pairs come into the queues",
+            f"{UNLEARNED}[bmu_moco]",
+        ),
         (
             "for name, value in self.commits.momenta(done).items():",
             "for name, value in dict[str, Tensor]().items():",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from methods import METHODS
 from methods.backbone.load import load_backbone
@@ -24,7 +25,7 @@ from orchestrator.learning.evaluate import EvaluationConfig, metrics_of
 from orchestrator.learning.optimizer import OptimConfig
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, Result, execute
-from orchestrator.learning.weights import backbone_state, load_state
+from orchestrator.learning.weights import Pretrained, load_state
 from orchestrator.store.store import Store
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
@@ -125,7 +126,7 @@ def test_replayed_pairs_are_read_from_the_store_and_no_commit_holds_a_frame(mani
         )
     old = {**weights, "memory.frames": torch.zeros(6, 4, 3, 64, 64, dtype=torch.uint8)}
     with pytest.raises(ValueError, match=r"1 unknown and 0 missing tensors, for example memory\.frames") as error:
-        load_state(unbroken.method, old, backbone_state(unbroken.method))
+        load_state(unbroken.method, old, Pretrained(unbroken.method))
     assert "\n" not in str(error.value)
 
 
@@ -247,7 +248,22 @@ def test_the_epoch_with_the_best_r1_on_the_chosen_split_is_kept(
     assert same_weights(best, reference)
 
 
-NOTING = ("bmu_moco", "er_ring")  # queues of keys; replayed pairs are drawn in every step
+def test_the_loss_of_evaluated_pairs_is_that_of_the_model_then(manifest, small_stream, runs):
+    """Its three pairs are one batch, none of them augmented."""
+    told = train(manifest, small_stream, runs, evaluation__losses=True, data__augment="crop_flip")
+    clip, config = load_backbone("tiny-clip", "shipped"), DataConfig(num_frames=4)
+    source = FrameSource(Places(runs).open_store(), config, clip.image_size)
+    data = StreamData(small_stream, source, clip.tokenize, clip.mean, clip.std, config, torch.device("cpu"))
+    method = told.method.eval()
+    with torch.no_grad():
+        (frames,) = data.videos(2, "test", range(3), 3)
+        logits = method.scale() * method.encode_text(data.queries(2, "test").tokens) @ method.encode_video(frames).mT
+        right = torch.arange(3)
+        expected = (F.cross_entropy(logits, right) + F.cross_entropy(logits.mT, right)) / 2
+    assert told.record.training[-1]["test/loss/contrastive"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+NOTING = ("bmu_moco", "umt")  # queues of keys; a count of what was drawn
 
 
 @pytest.mark.parametrize(

@@ -8,26 +8,47 @@ from torch import nn
 
 from methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from methods.zero_shot import ZeroShot, ZeroShotConfig
-from orchestrator.learning.weights import backbone_state, changed_state, load_state, read_model, save_model
+from orchestrator.learning.weights import Pretrained, changed_state, load_state, read_model, save_model
 from tests.methods.conftest import make_small_clip
 
 
 def test_a_frozen_backbone_costs_a_checkpoint_nothing():
     method = ZeroShot(ZeroShotConfig(), make_small_clip())
-    assert changed_state(method, backbone_state(method)) == {}
+    assert changed_state(method, Pretrained(method)) == {}
 
 
 def test_only_what_changed_is_kept_and_comes_back():
     method = Clip4Clip(Clip4ClipConfig(), make_small_clip())
-    pretrained = backbone_state(method)
+    pretrained = Pretrained(method)
     with torch.no_grad():
         method.backbone.vision.proj.add_(1)
     state = changed_state(method, pretrained)
     assert list(state) == ["backbone.vision.proj"]
     fresh = Clip4Clip(Clip4ClipConfig(), make_small_clip())
-    load_state(fresh, state, backbone_state(fresh))
+    load_state(fresh, state, Pretrained(fresh))
     for a, b in zip(method.state_dict().values(), fresh.state_dict().values()):
         assert torch.equal(a, b)
+
+
+def test_weights_of_the_backbone_are_not_copied_and_trained_ones_are_kept_whatever_has_written_to_them():
+    method = Clip4Clip(Clip4ClipConfig(), make_small_clip())
+    pretrained = Pretrained(method)
+    state = method.state_dict()
+    assert {name: value.data_ptr() for name, value in pretrained.items()} == {
+        name: value.data_ptr() for name, value in state.items() if name.startswith("backbone.")
+    }
+    proj = method.backbone.vision.proj
+    pretrained.drop([proj])  # a fused optimizer writes without a new version
+    assert list(changed_state(method, pretrained)) == ["backbone.vision.proj"]
+    proj.data = proj.detach().clone()
+    method.backbone.vision.conv1.weight.data = method.backbone.vision.conv1.weight.detach().clone()  # it moved
+    assert list(changed_state(method, pretrained)) == ["backbone.vision.proj"]
+    method.backbone.vision.conv1.weight.data[0] += 1
+    assert "backbone.vision.conv1.weight" in changed_state(method, pretrained)
+    fresh = Clip4Clip(Clip4ClipConfig(), make_small_clip())
+    own = Pretrained(fresh)
+    load_state(fresh, changed_state(method, pretrained), own)
+    assert list(changed_state(fresh, own)) == list(changed_state(method, pretrained))
 
 
 class WithMemory(ZeroShot):
@@ -39,7 +60,7 @@ class WithMemory(ZeroShot):
 
 def test_a_buffer_may_grow_but_a_parameter_may_not():
     method = WithMemory()
-    pretrained = backbone_state(method)
+    pretrained = Pretrained(method)
     state = {"memory": torch.arange(6.0).view(2, 3), "added": torch.ones(2)}
     load_state(method, state, pretrained)
     assert torch.equal(method.memory, state["memory"])
@@ -53,7 +74,7 @@ def test_a_buffer_may_grow_but_a_parameter_may_not():
 def test_missing_and_unknown_tensors_are_refused_by_name(state):
     method = WithMemory()
     with pytest.raises(ValueError, match=r"does not fit the method: \d unknown and \d missing tensors, for example"):
-        load_state(method, state, backbone_state(method))
+        load_state(method, state, Pretrained(method))
 
 
 def test_a_saved_model_is_read_back(tmp_path):

@@ -63,7 +63,7 @@ def test_a_row_that_replays_says_how_its_memory_is_written_and_drawn():
     said = {name: collect([run(name, **of)])[0].marks for name, of in REPLAYING.items()}
     for name in ("er_ring", "der"):
         assert any("written once, at a task's end, and its pairs repeat" in mark for mark in said[name]), name
-    for name in ("lwf", "lump"):
+    for name in ("lwf", "lump", "image_der"):
         assert not any("written once" in mark for mark in said[name]), name
 
 
@@ -71,6 +71,7 @@ REPLAYING = {
     "er_ring": {"method.memory": "256"},
     "der": {"method.memory": 500},
     "lump": {"method.memory": "0"},
+    "image_der": {"method.memory": 256},
     "lwf": {},
 }
 
