@@ -26,7 +26,8 @@ FEW = [
     Case("clip4clip", {"optim.accumulate": 2, "evaluation.select": "best"}),
     Case("der", {"method.target": "similarities", "method.memory": 8, "method.alpha": 200}),  # that its term is large
     Case("der", {"method.memory": 8, "method.alpha": 200}),  # a term that is a mean over a worker's own pairs
-    Case("er_ring", {"method.ratio": 0.25}),  # three memory pairs in a step, and one or two in the last
+    # Three memory pairs in a step, and one or two in the last; and losses of pairs that are not learned from
+    Case("er_ring", {"method.ratio": 0.25, "evaluation.losses": 1}),
     Case("lump"),
 ]
 MORE = [
