@@ -253,7 +253,7 @@ class Loop:
         found = self._measure(task.index, split, self._encode_galleries(task, split))
         score = self.protocol.score(found)
         if best is None or score >= best[0]:
-            return score, copied_state(self.method)
+            return score, copied_state(self.method, self._pretrained)
         return best
 
     # ---------------------------------------------------------------------------------- evaluation

@@ -60,9 +60,13 @@ def changed_state(method: Method, pretrained: Pretrained) -> dict[str, Tensor]:
     }
 
 
-def copied_state(method: Method) -> dict[str, Tensor]:
-    """All of a method's state where it lies: on a GPU the host waits for nothing."""
-    return {name: value.detach().clone() for name, value in method.state_dict().items()}
+def copied_state(method: Method, pretrained: Pretrained | None = None) -> dict[str, Tensor]:
+    """A method's state where it lies, without what `pretrained` has: on a GPU the host waits for nothing."""
+    return {
+        name: value.detach().clone()
+        for name, value in method.state_dict().items()
+        if pretrained is None or not pretrained.has(name, value)
+    }
 
 
 def load_state(method: Method, state: Mapping[str, Tensor], pretrained: Mapping[str, Tensor]) -> None:

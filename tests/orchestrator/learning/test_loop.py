@@ -248,6 +248,18 @@ def test_the_epoch_with_the_best_r1_on_the_chosen_split_is_kept(
     assert same_weights(best, reference)
 
 
+@pytest.mark.parametrize("select", ["last", "best"])
+def test_no_commit_holds_a_backbone_that_stays_as_it_was(select, manifest, small_stream, runs, monkeypatch):
+    kept = []
+    changed = loop.changed_state
+    monkeypatch.setattr(loop, "changed_state", lambda *given: kept.append(changed(*given)) or kept[-1])
+    result = train(manifest, small_stream, runs, method="lora", evaluation__select=select)
+    names = {name for name in result.method.state_dict() if name.startswith("backbone.")}
+    assert len(kept) == len(small_stream.tasks)
+    assert names
+    assert not any(names & state.keys() for state in kept)
+
+
 def test_the_loss_of_evaluated_pairs_is_that_of_the_model_then(manifest, small_stream, runs):
     """Its three pairs are one batch, none of them augmented."""
     told = train(manifest, small_stream, runs, evaluation__losses=True, data__augment="crop_flip")
