@@ -437,6 +437,12 @@ LINES: dict[str, list[tuple[str, ...]]] = {
     ],
     "orchestrator/learning/loop.py": [
         (
+            "return score, copied_state(self.method, self._pretrained)",
+            "return score, copied_state(self.method)",
+            "commits of a best epoch hold a frozen backbone",
+            "tests/orchestrator/learning/test_loop.py::test_no_commit_holds_a_backbone_that_stays_as_it_was",
+        ),
+        (
             "data = self.data.instead(split)",
             "data = self.data",
             "losses of evaluated pairs are those of training pairs",
