@@ -118,7 +118,7 @@ class SharedLoRAExperts(Chosen, Counted):
         if _reads(gates):
             used = (gates > 0).any(dim=0).nonzero()[:, 0].tolist()
             up, kept = torch.stack([self.B[i] for i in used]), gates[:, used]  # (used, O, r)
-        merged = torch.einsum("be,eor->bor", kept.to(down.dtype), up)
+        merged = (kept.to(down.dtype) @ up.flatten(1)).unflatten(1, up.shape[1:])  # (B, O, r)
         return self.scale * (down @ merged.mT.to(down.dtype))
 
     def by_expert(self) -> Iterable[Iterable[nn.Parameter]]:

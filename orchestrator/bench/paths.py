@@ -26,10 +26,12 @@ from methods.xpool import XPool
 from orchestrator.bench.hot import HotPath, available
 from orchestrator.bench.many import many
 from orchestrator.bench.reference import (
+    as_released,
     captions_like_msrvtt,
     nothing_known,
     ranks_by_sorting,
     texts_by_prototype,
+    with_plain_attention,
     with_plain_towers,
     xpool_scores,
 )
@@ -77,11 +79,15 @@ def step_path(method: str, pairs: int, distinct: int, frames: int, needs: int = 
         count = 8 if is_toy else pairs
         batch = repeating(random_batch(backbone, count, frames), count * distinct // pairs)
         made = second_task(method, backbone)
+        plain, how = training_step(with_plain_towers(made), nothing_known(batch)), "plain towers"
+        if method == "framefusion_moe":
+            plain = with_plain_attention(training_step(as_released(made), nothing_known(batch)))
+            how = "attention and experts as released"
         return HotPath(
             f"{method}, training step, {name}, {count} pairs of {count * distinct // pairs} videos x {frames} frames",
-            "every row encoded, nothing kept, plain towers",
+            f"every row encoded, nothing kept, {how}",
             training_step(made, batch),
-            training_step(with_plain_towers(made), nothing_known(batch)),
+            plain,
             pairs=7 if is_toy else 1 if needs else 2,
             is_heavy=not is_toy,
             has_memory=not is_toy,
@@ -109,18 +115,20 @@ def texts(root: Path, is_toy: bool, large: int = 96, after: int = 2) -> HotPath:
     number, tasks, config = 64 if is_toy else large, (0, after - 1), EvaluationConfig()
     tokens = backbone.tokenize(captions_like_msrvtt(number))
     cpu = torch.device("cpu")
+    released = as_released(method)
 
     def ours() -> list[torch.Tensor]:
         return [encode_texts(method, tokens, task, config, cpu) for task in tasks]
 
-    def plain() -> list[torch.Tensor]:
-        return texts_by_prototype(method, tokens, tasks, config.batch_size)
+    def in_order() -> list[torch.Tensor]:
+        return texts_by_prototype(released, tokens, tasks, config.batch_size)
 
+    plain = with_plain_attention(in_order)
     for one, other in zip(ours(), plain()) if large == 96 else ():  # minutes of the larger one, which is the same code
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     title = f"captions of an evaluation, {name}, {number} captions x {len(tasks)} of {after} prototypes"
     pairs = 7 if is_toy else 3 if large == 96 else 1
-    against = "in the stream's order, padded to the longest of 32"
+    against = "in the stream's order, padded to the longest of 32, attention and experts as released"
     return HotPath(title, against, ours, plain, pairs, is_heavy=large > 96)
 
 

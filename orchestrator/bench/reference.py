@@ -4,23 +4,29 @@ Facts, not code: JasonCodeMaker/CTVR ranks by sorting twice, reads every caption
 the stream, padded to the longest of its batch, and decodes each epoch; StructAlign's asks the former model in every
 step; none of them knows that a video stands several times in a batch; X-Pool makes a vector for every pair; CLIP's
 activation is written as x sigmoid(1.702 x), of which the backward pass keeps three tensors; and its last block makes
-all tokens, of which one is read.
+all tokens, of which one is read. CTVR's (72b7652, model/FrameFusionMoE) has a matrix each for q, k and v, attention by
+two products with a softmax between them, and asks every expert that any caption of the batch has chosen about all
+captions of it, to weigh the answers afterwards.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
+from unittest.mock import patch
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from methods.backbone.blocks import Attention
 from methods.backbone.clip import Block, BlockSeams, TokenState, VisionTower
 from methods.base import Batch, Method
+from methods.layers.experts import SharedLoRAExperts
 from methods.xpool import XPool
 
 WORDS = ("dog", "cat", "man", "car", "red", "ball", "run", "sits", "blue", "two")  # a token each
@@ -43,6 +49,55 @@ def with_plain_towers(method: Method) -> Method:
         if isinstance(module, nn.Sequential) and type(getattr(module, "gelu", None)).__name__ == "QuickGELU":
             module.gelu = PlainGELU()
     return made
+
+
+def as_released(method: Method) -> Method:
+    """A copy with plain towers whose attention and routed experts compute as CTVR's code does; the same values."""
+    made = with_plain_towers(method)
+    for module in made.modules():
+        if isinstance(module, Attention):
+            module.project = partial(_three_products, module)  # type: ignore[method-assign, assignment]
+        if isinstance(module, SharedLoRAExperts):
+            module.forward = partial(_every_caption, module)  # type: ignore[method-assign]
+    return made
+
+
+Made = TypeVar("Made")
+
+
+def with_plain_attention(work: Callable[[], Made]) -> Callable[[], Made]:
+    """Work during which attention keeps its probabilities: softmax(q k^T / sqrt(d) + mask) v."""
+
+    def done() -> Made:
+        with patch.object(F, "scaled_dot_product_attention", _attend):
+            return work()
+
+    return done
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    scores = (q * q.shape[-1] ** -0.5) @ k.mT
+    if is_causal:
+        scores = scores + torch.full(scores.shape[-2:], -torch.inf, device=q.device).triu(1)
+    return (scores if attn_mask is None else scores + attn_mask).softmax(dim=-1) @ v
+
+
+def _three_products(
+    attention: Attention, y: Tensor, seams: BlockSeams, state: TokenState, read: int | None = None
+) -> tuple[Tensor, ...]:
+    acts = (seams.q, seams.k, seams.v)
+    parts = zip(attention.in_weight.chunk(3), attention.in_bias.chunk(3), acts, (read, None, None))
+    made = ((F.linear(y, weight, bias), act, rows) for weight, bias, act, rows in parts)
+    return tuple((x if act is None else act(y, x, state))[:, :rows] for x, act, rows in made)
+
+
+def _every_caption(experts: SharedLoRAExperts, x: Tensor, gates: Tensor | None) -> Tensor:
+    down = F.linear(F.dropout(x, experts.dropout, experts.training), experts.A)
+    if gates is None:
+        return experts.scale * F.linear(down, experts.B[0])
+    asked = [i for i in range(len(experts.B)) if gates[:, i].any()]
+    answers = [F.linear(down, experts.B[i]) * gates[:, i, None, None] for i in asked]
+    return experts.scale * sum(answers[1:], answers[0])
 
 
 def _every_token(
