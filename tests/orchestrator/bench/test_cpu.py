@@ -40,5 +40,11 @@ def test_an_epoch_from_features_is_compared_with_one_from_frames(tiny: Clip, tmp
 
 
 @pytest.mark.slow
-def test_a_trial_under_ray_is_compared_with_the_bare_loop(tmp_path: Path) -> None:
-    check(apart(bench_trial, tmp_path, pairs=1, epochs=1))
+def test_trials_under_ray_are_compared_with_the_bare_loop(tmp_path: Path) -> None:
+    rows = apart(bench_trial, tmp_path, pairs=1, epochs=1, trials=2)
+    check(rows)
+    of_many, alone = rows
+    assert "sweep of 2" in of_many.name
+    assert of_many.ours > of_many.other  # Ray's own processes are among those that are watched
+    assert "CPU-s more" in of_many.note
+    assert alone.pairs == 1
