@@ -33,8 +33,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from methods.backbone.blocks import QuickGELU
 from methods.backbone.clip import BlockSeams, Clip, TokenState, VisionTower, through
+from methods.backbone.quick_gelu import QuickGELU
 from methods.base import Change, Method, ParamGroup, Recipe, Task, unit
 from methods.families.adapted import PAPER
 from methods.layers.global_tokens import block_of_video

@@ -30,6 +30,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from methods.backbone.quick_gelu import QuickGELU
+
 
 @dataclass
 class TokenState:
@@ -218,17 +220,6 @@ class Block(nn.Module):
             m = seams.mlp(y, m, state)
         x = x + self.ls_2(m)
         return x if seams.after is None else seams.after(x, state)
-
-
-class QuickGELU(nn.Module):
-    """CLIP's activation x sigmoid(1.702 x), of which the backward pass keeps one tensor instead of three.
-
-    What nobody keeps is written over: a fresh tensor of this size costs more than filling it.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = 1.702 * x
-        return F.silu(y, inplace=not y.requires_grad).div_(1.702)
 
 
 _RECORDED: ContextVar[list[TokenState] | None] = ContextVar("recorded", default=None)

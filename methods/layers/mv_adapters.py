@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.backbone.blocks import QuickGELU
+from methods.backbone.quick_gelu import QuickGELU
 from methods.layers.new_block import new_block, passed
 
 Tying = Literal["none", "down_out", "down_in"]

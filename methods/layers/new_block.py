@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from methods.backbone.blocks import Block, QuickGELU, TokenState
+from methods.backbone.blocks import Block, TokenState
+from methods.backbone.quick_gelu import QuickGELU
 
 
 def new_block(width: int, heads: int) -> Block:
