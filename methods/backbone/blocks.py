@@ -82,6 +82,7 @@ class BlockSeams:
     between: (x, attended, state) -> x. mlp: (y, output, state) -> output.
     `wants_keys` and `wants_class_row` say what `between` reads of the attention. `needs_alignment`: token i
     of neighbouring frames must be the same place of the image; `breaks_alignment`: from here on it is not.
+    `by_token`: q, out and mlp make a caption's token of that token, and of no other but the one at `eot`.
     """
 
     before: Seam | None = None
@@ -99,6 +100,7 @@ class BlockSeams:
     wants_class_row: bool = False
     needs_alignment: bool = False
     breaks_alignment: bool = False
+    by_token: bool = False
 
     @property
     def needs_all(self) -> bool:

@@ -33,6 +33,7 @@ from methods.backbone.blocks import (
     run_blocks,
     through,
 )
+from methods.backbone.last_block import can_end, end
 from methods.layers.transfer import cut
 
 __all__ = [
@@ -174,9 +175,18 @@ class TextTower(nn.Module):
         return self.ln_final(x) @ self.proj, state.eot
 
     def forward(self, tokens: Tensor, seams: Seams | None = None) -> Tensor:
-        """One joint embedding for each caption: (B, L) int64 -> (B, d), not normalised."""
+        """One joint embedding for each caption: (B, L) int64 -> (B, d), not normalised.
+
+        A training step makes every token of the last block: fewer would draw other random numbers for dropout.
+        """
         x, state = self.embed(tokens)
-        return self.read(run_blocks(self.blocks, x, seams, state, self.causal), state)
+        last, acts = self.blocks[-1], (seams[-1] if seams else None) or BlockSeams()
+        is_whole = self.training or torch.is_grad_enabled() or not self.causal
+        if is_whole or len(seams or self.blocks) != len(self.blocks) or not can_end(last, acts, state):
+            return self.read(run_blocks(self.blocks, x, seams, state, self.causal), state)
+        x = run_blocks(self.blocks[:-1], x, None if seams is None else seams[:-1], state, self.causal)
+        state.layer = len(self.blocks) - 1
+        return self.read(end(last, x, acts, state), state)
 
 
 class Clip(nn.Module):

@@ -210,5 +210,5 @@ def expert_seams(blocks: nn.ModuleList, prototype: Tensor | None, is_routed: boo
     for block in blocks:
         adapters: Any = block
         q, k, v, out = (partial(adapters[place], prototype=prototype, is_routed=is_routed) for place in PLACES)
-        seams.append(BlockSeams(q=q, k=k, v=v, out=out))
+        seams.append(BlockSeams(q=q, k=k, v=v, out=out, by_token=True))
     return seams

@@ -316,7 +316,9 @@ def _combine_block(a: BlockSeams, b: BlockSeams) -> BlockSeams:
     merged: dict[str, Any] = {}
     for field in fields(BlockSeams):
         first, second = getattr(a, field.name), getattr(b, field.name)
-        if isinstance(field.default, bool) or first is None or second is None:
+        if field.name == "by_token":
+            merged[field.name] = first and second
+        elif isinstance(field.default, bool) or first is None or second is None:
             merged[field.name] = first or second
         elif field.name == "before":
             merged[field.name] = _then(first, second)

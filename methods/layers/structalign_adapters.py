@@ -61,7 +61,7 @@ class LoRAAdapters(nn.Module):
 
     def text_seams(self, task: int | None) -> Seams:
         """Eqs. 2-3, the same for every task."""
-        return [BlockSeams(**_modules(block)) for block in self.text]
+        return [BlockSeams(**_modules(block), by_token=True) for block in self.text]
 
     def vision_seams(self) -> Seams:
         """Eq. 5, and the reducer."""
@@ -142,7 +142,7 @@ class TaskAwareAdapters(nn.Module):
         seams = []
         for block in self.text:
             fill: dict[str, Any] = {place: partial(adapter, **given) for place, adapter in _modules(block).items()}
-            seams.append(BlockSeams(**fill))
+            seams.append(BlockSeams(**fill, by_token=True))
         return seams
 
     def vision_seams(self) -> Seams:

@@ -105,8 +105,8 @@ def repeating(batch: Batch, distinct: int) -> Batch:
 def texts(root: Path, is_toy: bool, large: int = 96, after: int = 2) -> HotPath:
     """Captions as an evaluation after task `after` encodes them, once for each task; here for the first and the last.
 
-    The more captions there are, the less is padded: after task 10 of MSRVTT-10 there are 3,000, and ten prototypes,
-    each of them a pass, which would take too long here.
+    The more captions there are, the less is padded: after task 10 of MSRVTT-10 there are 3,000. Its ten prototypes,
+    each of them a pass, would take too long here.
     """
     from orchestrator.learning.evaluate import EvaluationConfig, encode_texts
 
@@ -267,7 +267,7 @@ SHOWN: dict[str, Make] = {
     "ranking-10000": partial(ranking, large=10_000),
     "cold": cold,
     "many": many,
-    "texts-task10": partial(texts, large=960, after=10),
+    "texts-task10": partial(texts, large=3000, after=10),
 }
 ONE_SIZE = ("start",)  # no toy of it is smaller
 PATHS: dict[str, Make] = {

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.backbone.blocks import Attention
-from methods.backbone.clip import Block, BlockSeams, TokenState, VisionTower
+from methods.backbone.clip import Block, BlockSeams, Seams, TextTower, TokenState, VisionTower, run_blocks
 from methods.base import Batch, Method
 from methods.layers.experts import SharedLoRAExperts
 from methods.xpool import XPool
@@ -57,6 +57,8 @@ def as_released(method: Method) -> Method:
     for module in made.modules():
         if isinstance(module, Attention):
             module.project = partial(_three_products, module)  # type: ignore[method-assign, assignment]
+        if isinstance(module, TextTower):
+            module.forward = partial(_whole_text, module)  # type: ignore[method-assign]
         if isinstance(module, SharedLoRAExperts):
             module.forward = partial(_every_caption, module)  # type: ignore[method-assign]
     return made
@@ -80,6 +82,11 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, is
     if is_causal:
         scores = scores + torch.full(scores.shape[-2:], -torch.inf, device=q.device).triu(1)
     return (scores if attn_mask is None else scores + attn_mask).softmax(dim=-1) @ v
+
+
+def _whole_text(tower: TextTower, tokens: Tensor, seams: Seams | None = None) -> Tensor:
+    x, state = tower.embed(tokens)
+    return tower.read(run_blocks(tower.blocks, x, seams, state, tower.causal), state)
 
 
 def _three_products(
