@@ -18,6 +18,8 @@ def can_end(block: nn.Module, seams: BlockSeams, state: TokenState) -> TypeGuard
     """Whether `end` makes of a block's captions what the block itself would."""
     if not isinstance(block, Block) or state.rotate is not None or hasattr(block.attn, "norm"):
         return False
+    if type(state) is not TokenState:  # seams with a state of their own read what they like: LUMP asks a second caption
+        return False
     is_alone = seams.by_token or seams.q is seams.out is seams.mlp is None
     others = (seams.before, seams.qkv, seams.mix, seams.beside, seams.between, seams.after)
     return is_alone and all(seam is None for seam in others)

@@ -609,11 +609,10 @@ def gates_equal(compared, state: dict[str, torch.Tensor], io: dict[str, torch.Te
     rows = torch.arange(len(tokens))
     for block in method.tame:
         for place in ("q", "k", "v", "out"):
-            block[place].router.register_forward_hook(lambda module, args, out: gates.append(out))
+            block[place].router.register_forward_hook(lambda module, args, out: gates.append(out.detach()))
     for block in tower.blocks:
-        block.register_forward_hook(lambda module, args, out: hidden.append(out[rows, tokens.argmax(dim=-1)]))
-    with torch.no_grad():
-        method.encode_text(tokens, task)
+        block.register_forward_hook(lambda module, args, out: hidden.append(out[rows, tokens.argmax(dim=-1)].detach()))
+    method.encode_text(tokens, task)  # with gradients, for without them the last block makes one token of each caption
     found = torch.stack(gates).unflatten(0, (len(hidden), 4))
     compared("framefusion_moe", "forward", found, io[f"gates_proto{task + 1}"])
     compared("framefusion_moe", "forward", torch.stack(hidden), io[f"text_eot_hidden_proto{task + 1}"][1:])

@@ -60,7 +60,8 @@ def test_a_start_is_frozen_with_what_the_first_task_has_added(small_clip):
     base.begin_task(make_task(0))
     base.eval()
     teacher = frozen_start(base)
-    assert torch.equal(teacher("encode_text", batch.tokens, 2), base.encode_text(batch.tokens, 2))
+    with torch.no_grad():  # as the teacher runs: without gradients a last block makes one token of each caption
+        assert torch.equal(teacher("encode_text", batch.tokens, 2), base.encode_text(batch.tokens, 2))
     assert not any(p.requires_grad for p in teacher.module.parameters())
 
 
