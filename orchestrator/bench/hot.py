@@ -2,7 +2,9 @@
 
 Both sides take turns (a b, b a, ...) on the same inputs, and a product of matrices (GEMM) is timed between them, so
 that whatever else the machine does falls on all three. Of each pair there is a ratio; medians and the range over pairs
-are kept. Memory is the peak of the process over what it held before.
+are kept. Memory is the peak of the process over what it held before. A go that is watched for it starts from a heap
+that was handed back and must fetch each page anew; the goes that are timed follow it, for what is measured here runs
+over and over in a training or an evaluation, which fetch their pages once.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class HotPath:
     plain: Work
     pairs: int = 5
     is_gemm: bool = True  # multiply-adds decide: they are counted and compared with the machine's rate
-    is_heavy: bool = False  # seconds a side: no warm-up but the first pair's own
+    is_heavy: bool = False  # seconds a side: no warm-up but the go that is watched for memory
     has_memory: bool = True
 
 
@@ -138,9 +140,11 @@ def measure(name: str, path: HotPath, pairs: int | None = None) -> Measured:
     turns: list[tuple[Side, Side, float]] = []
     for turn in range(number):
         rate = gemm_rate() if path.is_gemm else 0.0
-        is_counted = turn == 0 and path.is_heavy and path.is_gemm  # which costs thousandths of what takes seconds
-        works: tuple[Callable[[], object], ...] = (counter if is_counted else path.ours, path.plain)
-        found = {which: Side.of(works[which], goes) for which in ((1, 0) if turn % 2 else (0, 1))}
+        works = (path.ours, path.plain)
+        watched: tuple[Callable[[], object] | None, ...] = works if path.has_memory else (None, None)
+        if turn == 0 and path.is_heavy and path.has_memory and path.is_gemm:
+            watched = (counter, path.plain)
+        found = {which: Side.of(works[which], goes, watched[which]) for which in ((1, 0) if turn % 2 else (0, 1))}
         turns.append((found[0], found[1], (rate + gemm_rate()) / 2 if path.is_gemm else 0.0))
     shares = {"times": _share(plain.seconds / ours.seconds for ours, plain, _ in turns)}
     ours_peak = _smallest(ours.peak for ours, _, _ in turns)
@@ -196,10 +200,14 @@ class Side:
     peak: float | None  # MiB
 
     @classmethod
-    def of(cls, work: Callable[[], object], goes: int) -> Side:
-        peak = Peak()
-        seconds = sum(seconds_of(work) for _ in range(goes)) / goes
-        return cls(seconds, peak.mib())
+    def of(cls, work: Work, goes: int, watched: Callable[[], object] | None) -> Side:
+        """First, where memory matters, a go of `watched` alone for the peak; then `goes` of `work`, which are timed."""
+        peak = None
+        if watched is not None:
+            memory = Peak()
+            watched()
+            peak = memory.mib()
+        return cls(sum(seconds_of(work) for _ in range(goes)) / goes, peak)
 
 
 def _smallest(peaks: Iterable[float | None]) -> float | None:
