@@ -70,6 +70,7 @@ class Attended:
 
 
 Seam = Callable[..., Tensor]
+_RECORDED: ContextVar[list[TokenState] | None] = ContextVar("recorded", default=None)
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class BlockSeams:
     `wants_keys` and `wants_class_row` say what `between` reads of the attention. `needs_alignment`: token i
     of neighbouring frames must be the same place of the image; `breaks_alignment`: from here on it is not.
     `by_token`: q, out and mlp make a caption's token of that token, and of no other but the one at `eot`.
+    `leaves_classes`: `between` hands on the class tokens as they are, and as the first ones.
     """
 
     before: Seam | None = None
@@ -101,11 +103,16 @@ class BlockSeams:
     needs_alignment: bool = False
     breaks_alignment: bool = False
     by_token: bool = False
+    leaves_classes: bool = False
 
     @property
     def needs_all(self) -> bool:
-        """Whether a seam behind the projections may ask for every token that the block makes."""
-        behind = (self.mix, self.out, self.beside, self.between, self.mlp, self.after)
+        """Whether a seam behind the projections may ask for every token that the block makes.
+
+        One that merges patches alone need not where class tokens alone are read, unless somebody follows the tokens.
+        """
+        between = None if self.leaves_classes and _RECORDED.get() is None else self.between
+        behind = (self.mix, self.out, self.beside, between, self.mlp, self.after)
         return any(seam is not None for seam in behind)
 
 
@@ -176,9 +183,9 @@ class Attention(nn.Module):
         out = self.out(merged)
         if seams.out is not None:
             out = seams.out(merged, out, state)
-        keys = k.mean(dim=1) if seams.wants_keys else None
+        keys = k.mean(dim=1) if seams.wants_keys and read is None else None
         row = None
-        if seams.wants_class_row:
+        if seams.wants_class_row and read is None:
             logits = (q[:, :, :1] @ k.mT)[:, :, 0] / math.sqrt(q.shape[-1])  # (G, H, N)
             row = (logits if bias is None else logits + bias[:, :, 0]).softmax(dim=-1).mean(dim=1)
         return out, Attended(keys, row)
@@ -213,7 +220,7 @@ class Block(nn.Module):
         if seams.beside is not None:
             a = seams.beside(y, a, state)
         x = x[:, :read] + self.ls_1(a)
-        if seams.between is not None:
+        if seams.between is not None and read is None:
             x = seams.between(x, attended, state)
         state.log.append((attended_groups, attended_tokens, x.shape[1] if read is None else attended_tokens))
         y = self.ln_2(x)
@@ -222,9 +229,6 @@ class Block(nn.Module):
             m = seams.mlp(y, m, state)
         x = x + self.ls_2(m)
         return x if seams.after is None else seams.after(x, state)
-
-
-_RECORDED: ContextVar[list[TokenState] | None] = ContextVar("recorded", default=None)
 
 
 @contextmanager

@@ -167,6 +167,7 @@ class Reducer(TokenReducer):
             between=partial(self._merge, step.intra) if step.intra > 0 else None,
             wants_keys=step.intra > 0,
             breaks_alignment=joins or not self.shared,
+            leaves_classes=True,
         )
 
     def _join(self, block: int, x: Tensor, state: TokenState) -> Tensor:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import open_clip
@@ -19,6 +20,29 @@ def test_the_tiny_tower_has_sensible_defaults(small_clip):
     with record_tokens() as states, torch.no_grad():
         method.encode_video(make_batch(2, 8).frames)
     assert states[0].log == [(8, 17, 15), (4, 21, 19), (1, 54, 49), (1, 49, 45)]
+
+
+@pytest.mark.parametrize("reducer", ["tempme", "tome"])
+def test_patches_that_nobody_follows_are_not_merged_in_the_last_block(small_clip, reducer):
+    """The same features and gradients of what is trained; with and without somebody who follows the tokens."""
+    method = TempMe(TempMeConfig(num_frames=8, reducer=reducer, positions="always"), small_clip)
+    for group in method.param_groups():
+        for parameter in group["params"]:
+            torch.nn.init.normal_(parameter, std=0.1)
+    frames, found, ran = make_batch(2, 8).frames, [], []
+    block = small_clip.vision.blocks[-1]
+    hook = block.mlp.register_forward_hook(lambda _, given, out: ran.append(out.shape[1]))
+    for following in (nullcontext(), record_tokens()):
+        method.zero_grad()
+        with following:
+            features = method.encode_video(frames)
+        features[:, ::2].sum().backward()
+        grads = [p.grad for group in method.param_groups() for p in group["params"] if p.grad is not None]
+        found.append([features.detach(), *grads])
+    hook.remove()
+    assert ran == ([8, 45] if reducer == "tempme" else [1, 9])
+    for cut, whole in zip(*found, strict=True):
+        torch.testing.assert_close(cut, whole, rtol=1e-4, atol=2e-6 * float(1 + whole.abs().max()))
 
 
 def test_full_fine_tuning_trains_both_towers_at_their_own_rate(small_clip):

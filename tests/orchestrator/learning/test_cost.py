@@ -5,6 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from methods.adapter import Adapter, AdapterConfig
+from methods.backbone.clip import record_tokens
 from methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from methods.lora import Lora, LoraConfig
 from methods.tempme import TempMe, TempMeConfig
@@ -112,14 +113,24 @@ def test_all_of_clip_is_151_million_parameters_and_the_temperature_is_one():
 def test_the_formula_is_what_torch_counts():
     """Linear layers, convolution and attention, of a tower that joins clips and of a plain one.
 
-    The formula counts the last block's tokens that nobody reads, as the papers do; a plain tower does not make them.
+    The formula counts the last block's tokens that nobody reads, as the papers do; a tower does not make them.
     """
-    frames, tokens, width = torch.randn(2, 4, 3, 32, 32), 17, 32
-    unread = 2 * 4 * (tokens - 1) * (2 * width**2 + 2 * tokens * width + 8 * width**2)
+    frames, width = torch.randn(2, 4, 3, 32, 32), 32
+
+    def unread(groups: int, classes: int, attended: int, passed: int) -> int:
+        asking = (attended - classes) * (2 * width**2 + 2 * attended * width)
+        return 2 * groups * (asking + (passed - classes) * 8 * width**2)
+
+    merging = TempMe(TempMeConfig(num_frames=4, adaptation="none"), make_small_clip())
+    with record_tokens() as states, torch.no_grad():
+        merging.encode_video(frames)
+    groups, attended, passed = states[0].log[-1]
+    assert groups == 1
+    assert attended > passed > 4
     for method, spared in (
-        (ZeroShot(ZeroShotConfig(), make_small_clip()), unread),
+        (ZeroShot(ZeroShotConfig(), make_small_clip()), unread(4, 1, 17, 17)),
         (Adapter(AdapterConfig(), make_small_clip()), 0),
-        (TempMe(TempMeConfig(num_frames=4, adaptation="none"), make_small_clip()), 0),
+        (merging, unread(1, 4, attended, passed)),
     ):
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             method.encode_video(frames)
