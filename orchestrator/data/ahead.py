@@ -7,6 +7,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import torch
+
+ON_A_GPU = 2  # threads that read for one, if nobody chooses
+
+
+def threads_of(chosen: int | None, device: torch.device) -> int:
+    """Threads that read ahead: a GPU works beside its host, and should wait for no batch but the first."""
+    return chosen if chosen is not None else ON_A_GPU if device.type == "cuda" else 0
+
 
 def ahead(read: Callable[[list[int]], Any], order: list[list[int]], threads: int) -> Iterator[Any]:
     """Results of `read` over `order`, in order, computed up to two batches ahead by background threads."""

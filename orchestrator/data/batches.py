@@ -20,7 +20,7 @@ from torch import Tensor
 
 from methods.base import Batch, Task
 from methods.layers.transfer import cut, to_device
-from orchestrator.data.ahead import ahead
+from orchestrator.data.ahead import ahead, threads_of
 from orchestrator.data.augment import crop_and_flip, gray_and_jitter
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.frozen_features import FrozenFeatures
@@ -106,7 +106,7 @@ class StreamData:
         device: torch.device,
     ) -> None:
         self.stream, self.frames, self.config, self.device = stream, frames, config, device
-        self._tokenize = tokenize
+        self._tokenize, self._threads = tokenize, threads_of(config.load_threads, device)
         self._mean = torch.tensor(mean, device=device).view(3, 1, 1)
         self._std = torch.tensor(std, device=device).view(3, 1, 1)
         self._index()
@@ -233,7 +233,7 @@ class StreamData:
             numbers = [pairs[index] for index in batch]
             return numbers, self._read([self._all[pair][0] for pair in numbers], is_augmented=augment is not None)
 
-        for numbers, videos in ahead(read, order, self.config.load_threads):
+        for numbers, videos in ahead(read, order, self._threads):
             chosen = [self._all[pair] for pair in numbers]
             which = tuple(self._number(item) for item, _ in chosen)
             yield Batch(
@@ -307,7 +307,7 @@ class StreamData:
         def read(batch: list[int]) -> Tensor:
             return self._read([items[row] for row in batch], is_augmented=False)
 
-        for videos in ahead(read, order, self.config.load_threads):
+        for videos in ahead(read, order, self._threads):
             yield self.finish(videos, None)
 
     def queries(self, task: int, split: str) -> Queries:

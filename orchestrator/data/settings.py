@@ -20,7 +20,7 @@ class DataConfig:
     caption_sampling: Literal["all", "random_per_video"] = "all"  # every caption, or one per video and epoch
     max_tokens: int | None = None  # of a caption, its two ends included; none: as many as the backbone reads
     unique_videos: bool = False  # no batch holds two captions of one video
-    load_threads: int = 0  # background threads that read the store; 0 reads in line
+    load_threads: int | None = None  # background threads that read the store; 0: in line; none: 2 for a GPU, else 0
     # decord decodes a clip twice (PyAV looks for damage); auto: decord, and PyAV where decord cannot
     decoder: Literal["auto", "decord", "pyav"] = "pyav"
     cache_features: bool = True  # keep what frozen leading vision blocks make of a video (frozen_features.py)
@@ -32,5 +32,5 @@ class DataConfig:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}.")
         if self.max_tokens is not None and self.max_tokens < 2:
             raise ValueError(f"max_tokens counts a caption's two ends and must be >= 2, got {self.max_tokens}.")
-        if self.load_threads < 0:
+        if self.load_threads is not None and self.load_threads < 0:
             raise ValueError(f"load_threads must be >= 0, got {self.load_threads}. Use 0 to read in line.")

@@ -10,6 +10,7 @@ import torch
 
 from methods.backbone.load import load_backbone
 from methods.layers.missing_frames import frames_there
+from orchestrator.data.ahead import threads_of
 from orchestrator.data.batches import StreamData, check_pairs, index_batches, seed_of
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.settings import DataConfig
@@ -155,6 +156,13 @@ def test_background_reading_changes_nothing(data, small_stream, runs):
     for a, b in zip(data.train_batches([0], 0, 0, 1), threaded.train_batches([0], 0, 0, 1), strict=True):
         assert torch.equal(a.frames, b.frames)
         assert torch.equal(a.tokens, b.tokens)
+
+
+def test_a_gpu_is_read_for_ahead_unless_somebody_says_otherwise():
+    for device, chosen, threads in (("cuda", None, 2), ("cuda", 0, 0), ("cpu", None, 0), ("cpu", 3, 3)):
+        assert threads_of(DataConfig(load_threads=chosen).load_threads, torch.device(device)) == threads
+    with pytest.raises(ValueError, match="load_threads must be >= 0, got -1. Use 0 to read in line"):
+        DataConfig(load_threads=-1)
 
 
 @pytest.mark.parametrize(("augment", "max_tokens"), [("none", None), ("crop_flip", 5)])
