@@ -158,6 +158,7 @@ class CAMoE(Method):
     """CLIP with fusion, entity and action experts on its frames."""
 
     Config = CAMoEConfig
+    trains_all = True
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": ORIGINAL,
         "original": ORIGINAL,

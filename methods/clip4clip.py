@@ -114,7 +114,7 @@ class Clip4Clip(Method):
     """CLIP whose frames are averaged, at will after they have looked at one another; fully fine-tuned."""
 
     Config = Clip4ClipConfig
-    any_tower = True
+    any_tower, trains_all = True, True
     accumulates = "features"
     PRESETS = {
         "paper": {},

@@ -163,7 +163,7 @@ class CLIPViP(Method):
     """CLIP with video proxies, all of it trained."""
 
     Config = CLIPViPConfig
-    accumulates = "features"
+    accumulates, trains_all = "features", True
     PRESETS = {
         "paper": {},
         "shapes": {

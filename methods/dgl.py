@@ -165,6 +165,7 @@ class DGL(Method):
     """Frozen CLIP with prompts that a whole video shares, and prompts of its frames."""
 
     Config = DGLConfig
+    trains_all = True
     PRESETS = {
         "paper": {**PAPER, "method.lr": 1e-2},  # the training of TempMe's tables, at the release's rate
         "original": LINEAR,

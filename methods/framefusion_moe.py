@@ -111,7 +111,7 @@ class FrameFusionMoE(Method):
     """Frozen CLIP with FFA beside its spatial attention and TAME on q, k, v, out of its text tower."""
 
     Config = FrameFusionMoEConfig
-    accumulates, any_tower = "features", True
+    accumulates, any_tower, trains_all = "features", True, True
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = PRESETS
 
     train_features: Tensor  # (R, d), empty unless reference_source is `train`

@@ -106,6 +106,7 @@ class MVAdapter(Method):
     """Frozen CLIP but for its biases, with adapters that the towers' last blocks tie to each other."""
 
     Config = MVAdapterConfig
+    trains_all = True
     PRESETS = {
         "paper": PAPER,  # the training of TempMe's tables
         "original": ORIGINAL,

@@ -91,7 +91,7 @@ class PLEVU(Method):
     """Frozen CLIP with learned vectors around the words and a small transformer over its frames."""
 
     Config = PLEVUConfig
-    accumulates = "features"
+    accumulates, trains_all = "features", True
     PRESETS = {
         "paper": {**PAPER, "method.lr": 1e-4},  # the training of TempMe's tables, at the release's rate
         "original": ORIGINAL,

@@ -117,6 +117,7 @@ class StructAlign(Method):
     """Frozen CLIP whose words and frames are aligned with one simplex of categories."""
 
     Config = StructAlignConfig
+    trains_all = True
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = PRESETS
 
     @classmethod

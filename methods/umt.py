@@ -82,7 +82,7 @@ class UMT(Method):
     """Two towers whose best pairs a third part reads together; all of it trained."""
 
     Config = UmtConfig
-    any_tower, reads_umt = True, True
+    any_tower, reads_umt, trains_all = True, True, True
     accumulates = "features"
     PRESETS = {
         "paper": PAPER,

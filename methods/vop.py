@@ -88,6 +88,7 @@ class VoP(Method):
     """Frozen CLIP with prompts in every block of both towers."""
 
     Config = VoPConfig
+    trains_all = True
     PRESETS = {
         "paper": PAPER,  # the training of TempMe's tables
         "released": Change({"method.readout": "past_end"}),  # modelscope's: a search alone, so nothing of training

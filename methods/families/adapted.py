@@ -111,7 +111,7 @@ def _joint(width: int, blocks: int, rank: int) -> nn.ModuleList:
 class AdaptedClip(Method):
     """Frozen CLIP, an adaptation, a reducer. The base of four methods and none itself."""
 
-    accumulates = "features"
+    accumulates, trains_all = "features", True
 
     @classmethod
     def only_frames(cls, config: AdaptedConfig) -> int | None:

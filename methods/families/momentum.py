@@ -103,6 +103,7 @@ class MomentumRetriever(Method):
 
     config: MomentumConfig
     contrasts_batch = False  # but against queues
+    trains_all = True
 
     def __init__(
         self, config: MomentumConfig, backbone: Clip, has_local: bool = True, has_global: bool = False

@@ -19,7 +19,7 @@ from methods.layers.memory import Policy, ReplayMemory
 class Strategy(Method):
     """A strategy that changes nothing yet: the wrapped retriever, call for call."""
 
-    wraps = True
+    wraps, trains_all = True, True
     needs_momentum: ClassVar[bool] = False  # it works on the queues of the retrievers of methods/families/momentum.py
 
     @classmethod

@@ -69,6 +69,7 @@ class Router(nn.Module):
 class Chosen(nn.Module):
     """Experts of which a step chooses some; on a GPU it is written down which, for `drop_unchosen`."""
 
+    trains_all = False  # as of a method
     chosen: Tensor | None = None  # (E,) bool, since the last step
 
     def by_expert(self) -> Iterable[Iterable[nn.Parameter]]:

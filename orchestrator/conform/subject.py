@@ -19,6 +19,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.optimizer import OptimConfig, make_optimizer, set_rates, train_only
 from orchestrator.learning.resolve import find, resolve
+from orchestrator.learning.workers import refuse_idle, trains_all
 
 TASKS, FRAMES, PAIRS = 3, 4, 8
 OPTIM = OptimConfig(lr_scale=20.0)
@@ -105,6 +106,8 @@ def learn(
             torch.manual_seed(1000 * index + step)
             total = torch.stack(list(method.losses(batch).values())).sum()
             total.backward()
+            if trains_all(method):
+                refuse_idle(method)
             set_rates(optimizer, 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

@@ -162,6 +162,7 @@ class Loop:
         optimizer.state.update({p: self._momenta[p] for p in parameters if p in self._momenta})
         tasks = list(range(task.index + 1)) if self.method.trains_on == "seen" else [task.index]
         losses = self.workers.averaging(Losses(self.method))
+        self.workers.expect_gradients(self.method, optimizer)
         per_epoch = math.ceil(self.data.steps(tasks, self.workers.size) / optim.accumulate)
         best: tuple[float, dict[str, Tensor]] | None = None
         waited = 0
@@ -212,7 +213,7 @@ class Loop:
             if exact:
                 terms = backward(self.method, group, self._autocast)
             else:
-                with self._autocast():
+                with self._autocast(), self.workers.gradients_of(losses, is_last):
                     terms = losses(batch)
             group = []
             if not exact:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,12 +12,31 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from orchestrator.errors import Fault
+
 
 def least(x: Tensor) -> Tensor:
     """The least over all workers of every number; changes x where there are several."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(x, op=dist.ReduceOp.MIN)
     return x
+
+
+def trains_all(module: nn.Module) -> bool:
+    """Whether each step gives every trained weight a gradient: so say all methods and experts within `module`."""
+    return all(getattr(part, "trains_all", True) for part in module.modules())
+
+
+def refuse_idle(module: nn.Module) -> None:
+    """Refuse a trained weight without a gradient.
+
+    Raises:
+        Fault: naming it.
+    """
+    for name, weight in module.named_parameters():
+        if weight.requires_grad and weight.grad is None:
+            method = next(type(part).__name__ for part in module.modules() if hasattr(part, "trains_all"))
+            raise Fault(f"a step gives {name} no gradient, but {method} says so: write trains_all = False in its class")
 
 
 @dataclass(frozen=True)
@@ -60,14 +80,30 @@ class Workers:
     def averaging(self, module: nn.Module) -> nn.Module:
         """The module itself where there is one worker; else one whose gradients are their means over all workers.
 
-        Some parameters may have no gradient. Buffers are equal on all workers, so that no step sends them.
+        Some parameters may have no gradient, unless `trains_all` says otherwise: to find them, every step walks the
+        whole graph and tells all workers. Buffers are equal on all workers, so that no step sends them.
         """
         if self.size == 1:
             return module
         parallel: Callable[..., nn.Module] = nn.parallel.DistributedDataParallel
         names = ("forward_sync_buffers", "broadcast_buffers")  # before torch 2.13 it had the second name
         unsent = next(name for name in names if name in inspect.signature(parallel).parameters)
-        return parallel(module, find_unused_parameters=True, **{unsent: False})
+        return parallel(module, find_unused_parameters=not trains_all(module), **{unsent: False})
+
+    def expect_gradients(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Where workers rely on it, let the first step of an optimizer fail in which a weight has no gradient."""
+        if self.size == 1 or not trains_all(module):
+            return
+
+        def look(*given: Any) -> None:
+            refuse_idle(module)
+            handle.remove()
+
+        handle = optimizer.register_step_pre_hook(look)
+
+    def gradients_of(self, module: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
+        """Inside, a pass of what `averaging` made; gradients go to other workers with those of a step's last batch."""
+        return nullcontext() if self.size == 1 or is_last else module.no_sync()  # type: ignore[operator]
 
     def union(self, names: set[str]) -> set[str]:
         """The names that any worker has, on every worker."""

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from orchestrator.learning.workers import trains_all
 from tests.devices.pretended import Pretended, Trespass
 
 
@@ -62,21 +63,29 @@ class Averaging(nn.Module):
 
     def __init__(self, module: nn.Module, find_unused_parameters: bool, forward_sync_buffers: bool) -> None:
         super().__init__()
-        assert find_unused_parameters
+        assert find_unused_parameters or trains_all(module)
         assert not forward_sync_buffers
-        self.module, self.is_queued = module, False
+        self.module, self.is_queued, self.is_apart = module, False, False
+        self.finds = find_unused_parameters
         for value in module.state_dict().values():
             dist.broadcast(value, src=0)
 
     def forward(self, *given: Any) -> dict[str, Tensor]:
         terms: dict[str, Tensor] = self.module(*given)
-        return {name: _AtEnd.apply(term, self) for name, term in terms.items()}
+        return terms if self.is_apart else {name: _AtEnd.apply(term, self) for name, term in terms.items()}
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self.is_apart = True
+        yield
+        self.is_apart = False
 
     @torch.no_grad()
     def average(self) -> None:
         """Every gradient that any worker has is the mean over workers; those of nobody stay none."""
         self.is_queued = False
         learning = [p for p in self.module.parameters() if p.requires_grad]
+        assert self.finds or all(p.grad is not None for p in learning), "DDP would fail in the next step"
         is_used = torch.tensor([p.grad is not None for p in learning], dtype=torch.int64)
         dist.all_reduce(is_used, op=dist.ReduceOp.MAX)
         used = [p for p, number in zip(learning, is_used.tolist()) if number]

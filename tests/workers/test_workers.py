@@ -35,6 +35,7 @@ MORE = [
     Case("der_moco", {"method.target": "similarities"}),
     Case("er_ring", {"method.base": "structalign", "method.ratio": 0.25}),
     Case("co2l", {"method.base": "xpool"}),
+    Case("umt_qa", {"optim.accumulate": 2}),  # gradients of several passes, which go to the other workers at once
     Case("lump", {"method.mix_level": "feature"}),
     Case("zscl", {"method.reference_images": 6, "method.average_every": 1}),
 ]

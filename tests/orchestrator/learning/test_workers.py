@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +12,10 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from orchestrator.errors import Diverged
+from methods.layers.experts import Chosen
+from orchestrator.errors import Diverged, Fault
 from orchestrator.learning.progress import Progress
 from orchestrator.learning.workers import Workers
 
@@ -84,3 +86,42 @@ def test_all_workers_stop_for_a_term_of_one_of_them_that_is_no_number():
     first, second = on_threads(2, train)
     assert first == second
     assert first.startswith("task_01, epoch 1: the loss (own) is no finite number.")
+
+
+class Routed(nn.Module):
+    """Two weights, of which a step may use one."""
+
+    def __init__(self, says: bool, routes: bool = False) -> None:
+        super().__init__()
+        self.trains_all, self.used, self.idle = says, nn.Linear(2, 1), nn.Linear(2, 1)
+        if routes:
+            self.experts = Chosen()
+
+
+@pytest.mark.parametrize(("says", "routes", "finds"), [(True, False, False), (True, True, True), (False, False, True)])
+def test_weights_without_a_gradient_are_looked_for_where_a_method_may_have_some(says, routes, finds):
+    parallel = mock.Mock(__signature__=inspect.signature(nn.parallel.DistributedDataParallel))
+    with mock.patch.object(nn.parallel, "DistributedDataParallel", parallel):
+        Workers(0, 2).averaging(nn.Sequential(Routed(says, routes)))
+    assert parallel.call_args.kwargs["find_unused_parameters"] is finds
+
+
+def test_a_method_that_says_it_trains_all_and_does_not_is_named_in_the_first_step():
+    method = Routed(says=True)
+    optimizer = torch.optim.SGD(method.parameters(), lr=0.1)
+    Workers(0, 2).expect_gradients(nn.Sequential(method), optimizer)
+    method.used(torch.ones(2)).sum().backward()
+    with pytest.raises(Fault, match=r"a step gives 0\.idle\.weight no gradient, but Routed says so: write trains_all"):
+        optimizer.step()
+    method.idle(torch.ones(2)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    optimizer.step()  # the first one alone is looked at
+
+
+def test_one_worker_or_a_method_that_may_rest_expects_nothing():
+    for size, says in ((1, True), (2, False)):
+        method = Routed(says)
+        optimizer = torch.optim.SGD(method.parameters(), lr=0.1)
+        Workers(0, size).expect_gradients(method, optimizer)
+        optimizer.step()
