@@ -10,32 +10,39 @@ from orchestrator.bench.work import Work
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.prepare import prepare_stream
 from orchestrator.data.settings import DataConfig
+from orchestrator.digests import digest_of
+from orchestrator.store.packs import KIND
 from orchestrator.store.store import Store
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.videos import look
 
 TASKS = 10
 SPLITS = ("train", "test")
+TOGETHER = 18  # videos of 12 frames of 224 that decoding puts into a pack
 
 
 def many(root: Path, is_toy: bool) -> HotPath:
-    """Manifest to stream, every file looked at, every key known, the store's folder listed.
+    """Manifest to stream, every file looked at, every key known, the store's packs listed and their records read.
 
     The files and the objects hold nothing: neither is read. The plain way asks for each digest by itself.
     """
     count = 2_000 if is_toy else 100_000
     manifest = _write(root, count)
     store = Store.open(str(root / "store"))
-    folder = root / "store" / "frames"
-    folder.mkdir()
+    folder = root / "store" / KIND / "frames"
+    folder.mkdir(parents=True)
 
     def source() -> FrameSource:
         return FrameSource(store, DataConfig(num_frames=12), 224)
 
     stream = load_stream(str(manifest), root)
     items = [item for index in range(TASKS) for split in SPLITS for item in stream.items(index, split)]
-    for key in source().keys(items, look(stream))[0].values():
-        (folder / f"{key}.safetensors").touch()
+    keys = list(source().keys(items, look(stream))[0].values())
+    for first in range(0, count, TOGETHER):
+        some = keys[first : first + TOGETHER]
+        pack = digest_of(["frames", some])
+        (folder / f"{pack}.safetensors").touch()
+        store.put_json(KIND, f"frames/{pack}", {"keys": some})
 
     def start() -> None:
         prepare_stream(load_stream(str(manifest), root), source(), SPLITS, progress=False)

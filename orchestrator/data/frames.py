@@ -19,11 +19,12 @@ from orchestrator.data.known_files import KnownFiles
 from orchestrator.data.settings import DataConfig
 from orchestrator.digests import Identity, canonical, digest_file, digest_of
 from orchestrator.errors import ConfigError, MissingObject, VideoError
+from orchestrator.store.packer import Packer
 from orchestrator.store.store import Store
 from orchestrator.streams.stream import Item, Segment
 from orchestrator.video.decode import decoder_version
 from orchestrator.video.pool import Decoder, Job
-from orchestrator.video.sampling import MISSING, Sampling, choose_frames, missing_frame, resize_and_crop
+from orchestrator.video.sampling import MISSING, Frames, Sampling, choose_frames, missing_frame, resize_and_crop
 
 Broken = list[tuple[Item, VideoError]]
 
@@ -87,12 +88,13 @@ class FrameSource:
         except MissingObject:
             with Decoder(workers=1, decoder=self.decoder) as pool:
                 clip = pool.decode(item.path, self.sampling, item.segment)
-            self._put(item, clip.frames, clip.timestamps, clip.decoder)
+            self.store.put("frames", *self._object(item, clip))
             return clip.frames
 
-    def _put(self, item: Item, frames: np.ndarray, timestamps: np.ndarray, decoder: str) -> None:
-        arrays = {"frames": frames, "timestamps": timestamps}
-        self.store.put("frames", self.key(item), arrays, {"video": item.video, "decoder": decoder})
+    def _object(self, item: Item, clip: Frames) -> tuple[str, dict[str, np.ndarray], dict[str, str]]:
+        """Key, arrays and metadata under which the store has a video."""
+        arrays = {"frames": clip.frames, "timestamps": clip.timestamps}
+        return self.key(item), arrays, {"video": item.video, "decoder": clip.decoder}
 
     def keys(self, items: Iterable[Item], seen: Mapping[str, Identity] | None = None) -> tuple[dict[Item, str], Broken]:
         """The content address of each item, once, and the items whose file cannot even be read.
@@ -128,7 +130,7 @@ class FrameSource:
         """Decode items into the store, in bounded child processes: those of `pool`, else in `workers` new ones.
 
         Returns the number of videos decoded and those that could not be, with their reasons. Good
-        items are stored whatever happens to the others.
+        items are stored whatever happens to the others, many of them together (store/packs.py).
         """
         broken: Broken = []
         if not items:
@@ -139,13 +141,13 @@ class FrameSource:
             if pool is None
             else nullcontext(pool)
         )
-        with new as children:
+        with Packer(self.store, "frames") as packer, new as children:
             for job, result in children.map(jobs):
                 item = items[int(job.label)]
                 if isinstance(result, VideoError):
                     broken.append((item, result))
                 else:
-                    self._put(item, result.frames, result.timestamps, result.decoder)
+                    packer.add(*self._object(item, result))
                 if progress is not None:
                     progress(1)
         return len(items) - len(broken), broken

@@ -30,6 +30,7 @@ from methods.base import Method
 from orchestrator.data.device import numerics
 from orchestrator.digests import canonical, digest_of, digest_sources, sources_below
 from orchestrator.errors import MissingObject, StoreError
+from orchestrator.store.packer import Packer
 from orchestrator.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -90,22 +91,22 @@ class FrozenFeatures:
         except MissingObject:
             tokens = self._compute(frames())
         try:
-            self._put(key, tokens)
+            self.store.put(KIND, *self._object(key, tokens))
         except StoreError as error:  # a store that is full costs time, nothing else
             if not self._is_full:
                 log.warning("features are computed again each time: %s", error)
             self._is_full = True
         return tokens
 
-    def make(self, key: str, frames: Callable[[], Tensor]) -> bool:
-        """Compute and keep the tokens of a video, arguments as of `load`. False if the store has them already.
+    def make(self, key: str, frames: Callable[[], Tensor], packer: Packer) -> bool:
+        """Compute the tokens of a video, arguments as of `load`, for `packer`. False if the store has them already.
 
         Raises:
             StoreError: if they cannot be kept.
         """
-        if self.store.has(KIND, self._name(key)):
+        if self._name(key) in packer or self.store.has(KIND, self._name(key)):
             return False
-        self._put(key, self._compute(frames()))
+        packer.add(*self._object(key, self._compute(frames())))
         return True
 
     def _name(self, key: str) -> str:
@@ -119,10 +120,11 @@ class FrozenFeatures:
         with torch.autocast(device, enabled=False), autocast:
             return self.tower.prefix(frames, self.blocks).cpu()[0].contiguous()
 
-    def _put(self, key: str, tokens: Tensor) -> None:
+    def _object(self, key: str, tokens: Tensor) -> tuple[str, dict[str, np.ndarray], dict[str, str]]:
+        """Key, arrays and metadata under which the store has tokens."""
         is_bf16 = tokens.dtype == torch.bfloat16
         array = (tokens.view(torch.int16) if is_bf16 else tokens).numpy()
-        self.store.put(KIND, self._name(key), {"tokens": array}, {"dtype": "bfloat16" if is_bf16 else "float32"})
+        return self._name(key), {"tokens": array}, {"dtype": "bfloat16" if is_bf16 else "float32"}
 
 
 def frozen_features(method: Method, store: Store, precision: Literal["fp32", "bf16"]) -> FrozenFeatures | None:

@@ -12,11 +12,13 @@ from orchestrator.config import Settings
 from orchestrator.data.batches import StreamData
 from orchestrator.data.device import prepare_device
 from orchestrator.data.frames import FrameSource
+from orchestrator.data.frozen_features import KIND as FEATURES
 from orchestrator.data.frozen_features import WORTH, frozen_features
 from orchestrator.errors import ConfigError
 from orchestrator.learning.assemble import load_clip, make_method
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places
+from orchestrator.store.packer import Packer
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Item, Stream
 
@@ -54,9 +56,13 @@ class Featurizer:
         self._features = features
         self._data = StreamData(stream, self.source, clip.tokenize, clip.mean, clip.std, experiment.data, device)
 
-    def __call__(self, item: Item) -> bool:
-        """Keep the tokens of a video whose frames are in the store. False if they are there already."""
-        return self._features.make(self.source.key(item), lambda: self._data.one(item))
+    def packer(self) -> Packer:
+        """What keeps tokens; those that were made within it are in the store behind it."""
+        return Packer(self.source.store, FEATURES)
+
+    def __call__(self, item: Item, packer: Packer) -> bool:
+        """Make the tokens of a video whose frames are in the store. False if they are there already."""
+        return self._features.make(self.source.key(item), lambda: self._data.one(item), packer)
 
 
 class Featurize(Protocol):
@@ -71,9 +77,10 @@ def featurize_here(settings: Settings, places: Places) -> Featurize:
 
     def featurize(items: Sequence[Item], progress: Progress) -> tuple[int, int]:
         made = 0
-        for item in items:
-            made += tower(item)
-            progress(1)
+        with tower.packer() as packer:
+            for item in items:
+                made += tower(item, packer)
+                progress(1)
         return made, len(items) - made
 
     return featurize

@@ -67,9 +67,10 @@ class _Tower:
 
     def __call__(self, block: Columns) -> Columns:
         made, failure = np.zeros(len(block["index"]), dtype=bool), ""
-        for place, index in enumerate(block["index"].tolist()):
-            try:
-                made[place] = self._featurize(self._items[index])
-            except StoreError as error:
-                failure = f"{error} (on {socket.gethostname()})"
+        try:
+            with self._featurize.packer() as packer:
+                for place, index in enumerate(block["index"].tolist()):
+                    made[place] = self._featurize(self._items[index], packer)
+        except StoreError as error:
+            failure = f"{error} (on {socket.gethostname()})"
         return {"made": made, "failure": np.array([failure] * len(made), dtype=object)}

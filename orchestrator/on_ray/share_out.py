@@ -14,6 +14,7 @@ from ray.exceptions import RayError
 from orchestrator.errors import StoreError
 
 BLOCK = 8  # items that a node takes at a time: few enough to share out, enough to be worth a start
+LARGE, MANY = 32, 8192  # the same of many items: enough for a pack of the store
 Columns = dict[str, np.ndarray]
 
 
@@ -47,7 +48,7 @@ def share_out(count: int, work: Any, **options: Any) -> Iterator[Columns]:
 
 def num_blocks(count: int) -> int:
     """Blocks of `count` items."""
-    return -(-count // BLOCK)
+    return -(-count // (LARGE if count >= MANY else BLOCK))
 
 
 def last_line(error: Exception) -> str:

@@ -3,7 +3,8 @@
 Arrays (frames, weights, galleries) are needed while a record names them. Records are the JSON objects: a commit names
 the weights and galleries of a finished task, a *use* names the frames of a stream (`note_use`, written before the
 first of them is decoded). A record is needed for good, unless an age is given: then commits and uses that are older
-and that no recent run stands for go, with all that only they name.
+and that no recent run stands for go, with all that only they name. A pack (packs.py) is needed while any of its objects
+is.
 
 Whoever reads or writes meanwhile is safe: an object younger than a day stays (its record may still be on the way),
 records that appear during the search are read before anything is removed, a memory map outlives its file, and a
@@ -17,12 +18,13 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.digests import digest_of
 from orchestrator.errors import MissingObject
-from orchestrator.store.names import JSON, split_name
+from orchestrator.store.names import ARRAYS, JSON, split_name
+from orchestrator.store.packs import KIND as PACKS
 from orchestrator.store.store import Entry, Size, Store, size_of
 
 DAY = 24 * 3600.0
@@ -42,6 +44,7 @@ class Garbage:
     entries: tuple[Entry, ...]
     searched: tuple[Entry, ...]  # everything that was there
     leftovers: tuple[str, ...] = ()  # names of probes that crashed writers left
+    packs: Mapping[str, frozenset[str]] = field(default_factory=dict)  # name of a pack's object or record -> its keys
 
     def by_kind(self) -> dict[str, Size]:
         """Kind -> how many objects and bytes."""
@@ -85,16 +88,19 @@ def find_garbage(store: Store, older_than: float | None = None, recent: Collecti
     """
     now = store.clock()
     entries = store.entries()
-    records = [entry for entry in entries if entry.name.endswith(JSON)]
+    packs = _packs(store, entries)
+    records = [entry for entry in entries if entry.name.endswith(JSON) and entry.name not in packs]
     aged = _aged(records, now - older_than * DAY, recent) if older_than is not None else set()
     named = _named_by(store, [entry for entry in records if entry.name not in aged])
     while found := {name for name in aged if split_name(name)[1] in named}:  # a record that a younger one names
         aged -= found
         named |= _named_by(store, [entry for entry in records if entry.name in found])
     loose = [e for e in entries if _COLLECTED.fullmatch(e.name) and not _is_named(e.name, named)]
-    garbage = [entry for entry in records if entry.name in aged] + loose
+    old = [e for e in entries if e.name in packs and not _is_needed(e.name, packs[e.name], named)]
+    old.sort(key=lambda entry: not entry.name.endswith(JSON))
+    garbage = [entry for entry in records if entry.name in aged] + old + loose
     garbage = [entry for entry in garbage if entry.modified < now - DAY]
-    return Garbage(tuple(garbage), entries, store.leftovers(now - DAY))
+    return Garbage(tuple(garbage), entries, store.leftovers(now - DAY), packs)
 
 
 def remove_garbage(store: Store, garbage: Garbage) -> Size:
@@ -105,9 +111,11 @@ def remove_garbage(store: Store, garbage: Garbage) -> Size:
     """
     known = {(entry.name, entry.modified) for entry in garbage.searched}
     fresh = [entry for entry in store.entries() if (entry.name, entry.modified) not in known]
-    named = _named_by(store, [entry for entry in fresh if entry.name.endswith(JSON)])
+    records = [entry for entry in fresh if entry.name.endswith(JSON) and split_name(entry.name)[0] != PACKS]
+    named = _named_by(store, records)
     renewed = {entry.name for entry in fresh}
-    doomed = [e for e in garbage.entries if e.name not in renewed and not _is_named(e.name, named)]
+    needed = {name for name, keys in garbage.packs.items() if _is_needed(name, keys, named)}
+    doomed = [e for e in garbage.entries if e.name not in renewed | needed and not _is_named(e.name, named)]
     store.remove([entry.name for entry in doomed])
     store.remove(garbage.leftovers)
     return size_of(doomed)
@@ -132,6 +140,24 @@ def _is_named(name: str, named: Collection[str]) -> bool:
     """Whether a record names the object's key, or the key that its own begins with (features of frames)."""
     kind, key = split_name(name)
     return key in named or (kind == "features" and key.partition("/")[0] in named)
+
+
+def _packs(store: Store, entries: Sequence[Entry]) -> dict[str, frozenset[str]]:
+    """The keys in every pack, by the names of its object and its record; none where the record is damaged or gone."""
+    names = [entry.name for entry in entries if split_name(entry.name)[0] == PACKS]
+
+    def read(name: str) -> frozenset[str]:
+        value = store.look_json(name.removesuffix(ARRAYS).removesuffix(JSON) + JSON)
+        return frozenset(_texts(value))
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        return dict(zip(names, pool.map(read, names)))
+
+
+def _is_needed(name: str, keys: Collection[str], named: Collection[str]) -> bool:
+    """Whether a record names an object of a pack."""
+    kind = split_name(name)[1].partition("/")[0]
+    return any(_is_named(f"{kind}/{key}", named) for key in keys)
 
 
 def _named_by(store: Store, records: Sequence[Entry]) -> set[str]:

@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,17 @@ class Entry(NamedTuple):
     name: str
     bytes: int
     modified: float
+
+
+class Size(NamedTuple):
+    objects: int
+    bytes: int
+
+
+def size_of(entries: Iterable[Entry]) -> Size:
+    """Their number and bytes."""
+    sizes = [entry.bytes for entry in entries]
+    return Size(len(sizes), sum(sizes))
 
 
 class LocalFiles:
@@ -140,6 +151,13 @@ class LocalFiles:
             below = Path(parent).relative_to(self.root).as_posix()
             prefix = "" if below == "." else f"{below}/"
             yield from [prefix + file for file in files if file[0] != "."]
+
+    def state_of(self, folder: str) -> int:
+        """A number that changes when a name appears in a folder or goes; 0 where there is no such folder."""
+        try:
+            return os.stat(self.root / folder).st_mtime_ns
+        except FileNotFoundError:
+            return 0
 
     def clock(self) -> float:
         """Now, by the clock that stamps the objects; it may be a file server's."""

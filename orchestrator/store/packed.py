@@ -18,6 +18,7 @@ import numpy as np
 
 from orchestrator.digests import canonical
 from orchestrator.errors import DamagedObject
+from orchestrator.store.names import ARRAYS, JSON
 
 _MAX_HEADER = 16 * 2**20  # bytes
 _MAX_DIMENSIONS = 32
@@ -172,3 +173,17 @@ def unpack_json(name: str, data: bytes) -> Any:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedObject(f"is no JSON object of the store ({type(error).__name__})") from None
     return value
+
+
+def check(name: str, data: bytes) -> None:
+    """Compare an object of either kind with its digest.
+
+    Raises:
+        DamagedObject: if it is not what was stored under this name.
+    """
+    if name.endswith(JSON):
+        unpack_json(name, data)
+    elif name.endswith(ARRAYS):
+        unpack(name, np.frombuffer(data, np.uint8))
+    else:
+        raise DamagedObject("no object of this store")

@@ -122,6 +122,13 @@ class RemoteObjects:
             raise self._failed(folder, "listed", error) from None
         yield from sorted(entry for entry in found if not entry.name.startswith(("_", ".")))
 
+    def listed(self, folder: str = "") -> Iterator[str]:
+        """The names alone."""
+        return (entry.name for entry in self.names(folder))
+
+    def state_of(self, folder: str) -> None:
+        """None: a bucket does not say without a listing whether a name has come or gone."""
+
     def clock(self) -> float:
         """Now, by the clock of the server that stamps the objects."""
         name = f"{PROBES}/{uuid.uuid4().hex}/clock"

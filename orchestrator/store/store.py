@@ -14,9 +14,9 @@ import contextlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,26 +24,16 @@ from orchestrator.digests import cache_folder, digest_of
 from orchestrator.errors import ConfigError, DamagedObject, MissingObject
 from orchestrator.redaction import redact
 from orchestrator.store.copies import DiskCache, cache_limit
-from orchestrator.store.local import Entry, LocalFiles
+from orchestrator.store.local import Entry, LocalFiles, Size, size_of
 from orchestrator.store.names import ARRAYS, JSON, check_key, check_kind, is_key, object_name, split_name
-from orchestrator.store.packed import Arrays, pack, pack_json, unpack, unpack_json
+from orchestrator.store.packed import Arrays, check, pack, pack_json, unpack, unpack_json
+from orchestrator.store.packs import Packs
 from orchestrator.store.remote import RemoteObjects
 
 log = logging.getLogger(__name__)
 
 _LISTED_HERE = 1000  # objects; a folder is read at once, and holds the frames of other streams, too
 _ASKED_SINGLY = 50  # objects; a page of a listing has 1000
-
-
-class Size(NamedTuple):
-    objects: int
-    bytes: int
-
-
-def size_of(entries: Iterable[Entry]) -> Size:
-    """Their number and bytes."""
-    sizes = [entry.bytes for entry in entries]
-    return Size(len(sizes), sum(sizes))
 
 
 class Store:
@@ -58,6 +48,7 @@ class Store:
         self.counters: Counter[str] = Counter()
         self._objects, self._cache = objects, cache
         self._verified: dict[str, tuple[int, int, int]] = {}
+        self.packs = Packs(self, objects)
 
     @classmethod
     def open(cls, uri: str | Path, cache: Path | None = None, cache_bytes: int | None = None) -> Store:
@@ -131,6 +122,16 @@ class Store:
             MissingObject: if there is none, or it was damaged (then it has been removed).
         """
         name = object_name(kind, key, ARRAYS)
+        if (packed := self.packs.get(kind, key)) is not None:
+            return packed
+        try:
+            return self._get(kind, key, name)
+        except MissingObject:
+            if not self.packs.is_news(kind) or (packed := self.packs.get(kind, key)) is None:
+                raise
+            return packed
+
+    def _get(self, kind: str, key: str, name: str) -> Arrays:
         self.counters["get"] += 1
         if isinstance(self._objects, LocalFiles):
             return self._map_or_remove(self._objects, kind, key, name)
@@ -150,12 +151,16 @@ class Store:
 
     def has(self, kind: str, key: str) -> bool:
         """Whether an object (arrays or JSON) exists; it is not read."""
-        return any(self._objects.exists(object_name(kind, key, ending)) for ending in (ARRAYS, JSON))
+        names = [object_name(kind, key, ending) for ending in (ARRAYS, JSON)]
+        if self.packs.has(kind, key) or any(map(self._objects.exists, names)):
+            return True
+        return self.packs.is_news(kind) and self.packs.has(kind, key)
 
     def present(self, kind: str, keys: Sequence[str]) -> set[str]:
         """Those of `keys` that exist; one listing instead of a request for each where that is quicker."""
+        packed = self.packs.keys(kind)
         if isinstance(self._objects, LocalFiles) and len(keys) >= _LISTED_HERE:
-            return {split_name(name)[1] for name in self._objects.listed(kind)}.intersection(keys)
+            return packed.union(split_name(name)[1] for name in self._objects.listed(kind)).intersection(keys)
         if isinstance(self._objects, LocalFiles) or len(keys) < _ASKED_SINGLY:
             return {key for key in keys if self.has(kind, key)}
         return set(self.list(kind)).intersection(keys)
@@ -219,6 +224,7 @@ class Store:
     def delete(self, kind: str, key: str) -> None:
         """Remove an object, if it is there."""
         self.remove([object_name(kind, key, ending) for ending in (ARRAYS, JSON)])
+        self.packs.take_out(kind, key)
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove objects by their names, and their copies on this machine. Maps that were made of them stay valid.
@@ -238,7 +244,7 @@ class Store:
             check_key(prefix.rstrip("/"))
         names = (name for name, _, _ in self._objects.names(folder))
         mine = (name[len(kind) + 1 :] for name in names if name.endswith((ARRAYS, JSON)))
-        keys = {name.removesuffix(ARRAYS).removesuffix(JSON) for name in mine}
+        keys = {name.removesuffix(ARRAYS).removesuffix(JSON) for name in mine} | self.packs.keys(kind)
         return sorted(key for key in keys if key.startswith(prefix) and is_key(key))
 
     def entries(self) -> tuple[Entry, ...]:
@@ -268,9 +274,9 @@ class Store:
         for name, _, _ in self._objects.names():
             try:
                 try:
-                    _check(name, self._objects.read(name))
+                    check(name, self._objects.read(name))
                 except DamagedObject:  # once more: a transfer may have been at fault
-                    _check(name, self._objects.read(name))
+                    check(name, self._objects.read(name))
             except FileNotFoundError:  # deleted in the meantime
                 continue
             except DamagedObject as error:
@@ -332,18 +338,8 @@ class Store:
         if aside is None:
             return
         try:
-            _check(name, aside.read_bytes())
+            check(name, aside.read_bytes())
         except DamagedObject:
             aside.unlink(missing_ok=True)
         else:
             files.put_back(aside, name)
-
-
-def _check(name: str, data: bytes) -> None:
-    """Raises DamagedObject."""
-    if name.endswith(JSON):
-        unpack_json(name, data)
-    elif name.endswith(ARRAYS):
-        unpack(name, np.frombuffer(data, np.uint8))
-    else:
-        raise DamagedObject("no object of this store")

@@ -12,6 +12,7 @@ from orchestrator.data.settings import DataConfig
 from orchestrator.digests import digest_file, digest_of
 from orchestrator.errors import ConfigError
 from orchestrator.learning.run import Places
+from orchestrator.store import packer
 from orchestrator.store.store import Store
 from orchestrator.video.decode import decoder_version
 from orchestrator.video.pool import Decoder
@@ -43,6 +44,22 @@ def test_one_child_decodes_what_is_asked_for_again_and_again(small_stream, tmp_p
         assert starts[0] is starts[1] is not None
         assert starts[0].poll() is None  # `decode_missing` leaves a pool that it was lent alone
     assert starts[0].poll() is not None
+
+
+def test_videos_that_are_decoded_together_lie_together(small_stream, tmp_path, monkeypatch):
+    monkeypatch.setattr(packer, "FULL", 150_000)  # bytes: four of these videos
+    items = [item for task in range(3) for item in small_stream.items(task, "train")]
+    config = DataConfig(num_frames=4)
+    together, alone = (FrameSource(Store.open(tmp_path / name), config, 64) for name in ("together", "alone"))
+    assert together.decode_missing(items, workers=1) == (len(items), [])
+    full, left = divmod(len(items), 4)
+    assert together.store.size().objects == 2 * full + left
+    assert together.store.present("frames", [together.key(item) for item in items]) == set(together._keys.values())
+    there = FrameSource(Store.open(tmp_path / "together"), config, 64)
+    for item in items[:5]:
+        np.testing.assert_array_equal(there.load(item), alone.load(item))
+        assert there.store.get("frames", there.key(item)).meta == {"video": item.video, "decoder": "pyav"}
+    assert together.store.size().objects == 2 * full + left  # nothing was decoded again
 
 
 def test_the_key_changes_with_everything_that_decides_the_frames(small_stream, runs):

@@ -84,7 +84,7 @@ def test_a_key_tells_settings_stream_runs_and_finished_tasks(store, tracker):
     assert "2 finished" in text
     assert "task_002  1.5 s, 14 steps so far, R@1 20.00" in text
     idle = next(line for line in text.splitlines() if line.startswith("not in the key: "))
-    assert "data.load_threads=none" in idle
+    assert "data.load_threads=None" in idle
     assert "stream=" in idle
     assert "data.load_threads = " not in text
 

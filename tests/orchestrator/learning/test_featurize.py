@@ -14,6 +14,7 @@ from orchestrator.jobs.deployment import Deployment
 from orchestrator.learning import featurize
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
+from orchestrator.store import packer
 from orchestrator.store.store import Store
 
 
@@ -32,6 +33,20 @@ def test_a_run_finds_what_a_build_has_made(tmp_path, manifest, small_stream, mon
     settings = {"method": "framefusion_moe", "method.use_ffa": False, "method.num_experts": 2, "optim.epochs": 1}
     execute(resolve({**settings, "stream": manifest}, small_stream.settings), Places(tmp_path))
     assert len(Store.open(tmp_path / "store").list("features")) == made == 30
+
+
+def test_features_that_are_made_together_lie_together(tmp_path, manifest, monkeypatch):
+    settings = {"method": "framefusion_moe", "method.use_ffa": "false"}
+    build_cache(manifest, settings, Deployment(runs=tmp_path / "alone"), features=True)
+    monkeypatch.setattr(packer, "FULL", 5 * 4 * 96 * 4)  # bytes: those of five videos of four class tokens
+    build_cache(manifest, settings, Deployment(runs=tmp_path / "together"), features=True)
+    alone, together = (Store.open(tmp_path / name / "store") for name in ("alone", "together"))
+    assert together.list("features") == alone.list("features")
+    assert len([entry for entry in together.entries() if entry.name.startswith("packs/features")]) == 2 * 6
+    for key in alone.list("features"):
+        found, expected = together.get("features", key), alone.get("features", key)
+        assert torch.equal(torch.from_numpy(found["tokens"].copy()), torch.from_numpy(expected["tokens"].copy()))
+        assert found.meta == expected.meta
 
 
 def test_the_first_blocks_of_a_method_have_features_of_their_own(tmp_path, manifest):

@@ -26,6 +26,7 @@ from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
 from orchestrator.store import remote
 from orchestrator.store.garbage import find_garbage, remove_garbage
+from orchestrator.store.packs import Member
 from orchestrator.store.store import Store
 
 pytestmark = pytest.mark.slow
@@ -123,6 +124,19 @@ def test_objects_survive_the_way_there_and_back(store, tmp_path):
     elsewhere.delete("frames", "ab/c")
     elsewhere.delete("frames", "ab/c")
     assert not store.has("frames", "ab/c")
+
+
+def test_a_pack_is_fetched_once_for_all_that_lies_in_it(store, tmp_path):
+    keys = [letter * 64 for letter in "abc"]
+    store.packs.put("frames", [Member(key, {"frames": X["frames"] + i}, {"n": i}) for i, key in enumerate(keys)])
+    elsewhere = Store.open(store.uri, cache=tmp_path / "other node")
+    assert elsewhere.present("frames", [*keys, *(f"no{i}" for i in range(60))]) == set(keys)
+    for i, key in enumerate(keys):
+        found = elsewhere.get("frames", key)
+        np.testing.assert_array_equal(found["frames"], X["frames"] + i)
+        assert found.meta == {"n": i}
+    assert (elsewhere.counters["cache_miss"], elsewhere.counters["cache_hit"]) == (1, 2)
+    assert store.size().objects == 2
 
 
 def test_of_many_writers_exactly_one_takes_a_key(store):

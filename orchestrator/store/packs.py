@@ -1,0 +1,172 @@
+"""Many small objects in one: frames and features of some videos lie together in a pack.
+
+A pack is an object like others, `packs/KIND/DIGEST`, verified as a whole, copied as a whole and removed as a whole when
+it is damaged; its owner then makes each of its objects again. Its arrays are those of its objects, with the object's
+number before the name. Beside it lies a record with its keys, written after it: a pack without one is unfinished. An
+object that is worth a file of its own, or comes alone, is no part of any pack.
+
+100,000 videos of 12 frames are 5,600 packs: few enough to be listed, copied and synced one by one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from orchestrator.digests import digest_of
+from orchestrator.errors import MissingObject
+from orchestrator.store.local import LocalFiles
+from orchestrator.store.names import ARRAYS, JSON
+from orchestrator.store.packed import Arrays
+from orchestrator.store.remote import RemoteObjects
+
+KIND = "packs"
+PACKED = ("frames", "features")  # kinds of objects that may lie in packs
+_PATIENCE = 5.0  # seconds between two looks at a bucket for packs that others have written
+_READERS = 16
+
+
+class Member(NamedTuple):
+    """An object that is to be packed."""
+
+    key: str
+    arrays: Mapping[str, np.ndarray]
+    meta: Mapping[str, Any]
+
+    @property
+    def bytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+class Objects(Protocol):
+    """What packs need of a store: its verified objects."""
+
+    def put(
+        self, kind: str, key: str, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any] | None = None
+    ) -> None: ...
+    def get(self, kind: str, key: str) -> Arrays: ...
+    def put_json(self, kind: str, key: str, value: Any) -> None: ...
+    def get_json(self, kind: str, key: str) -> Any: ...
+    def delete(self, kind: str, key: str) -> None: ...
+
+
+class _Look(NamedTuple):
+    """When packs were looked for."""
+
+    state: int | None  # of their folder
+    at: float  # seconds
+
+    def age(self) -> float:
+        return time.monotonic() - self.at
+
+
+class Packs:
+    """The packs of a store, as far as this process knows them."""
+
+    def __init__(self, store: Objects, files: LocalFiles | RemoteObjects) -> None:
+        self._store, self._files = store, files
+        self._known: dict[str, set[str]] = defaultdict(set)  # kind -> packs
+        self._places: dict[str, dict[str, tuple[str, int]]] = defaultdict(dict)  # kind -> key -> pack, number in it
+        self._seen: dict[str, _Look] = {}  # kind -> the last one
+
+    def put(self, kind: str, members: Sequence[Member]) -> None:
+        """Store objects in one pack; durable when this returns.
+
+        Raises:
+            StoreError: disk full, server away.
+        """
+        keys = [member.key for member in members]
+        pack = digest_of([kind, keys])
+        arrays = {f"{i}.{name}": array for i, member in enumerate(members) for name, array in member.arrays.items()}
+        self._store.put(KIND, f"{kind}/{pack}", arrays, {"keys": keys, "metas": [dict(m.meta) for m in members]})
+        self._store.put_json(KIND, f"{kind}/{pack}", {"keys": keys})
+        self._note(kind, pack, keys)
+
+    def get(self, kind: str, key: str) -> Arrays | None:
+        """An object's arrays and metadata; None if it is in no pack that is whole."""
+        place = self._places[kind].get(key)
+        if place is None:
+            return None
+        pack, number = place
+        try:
+            whole = self._store.get(KIND, f"{kind}/{pack}")
+        except MissingObject:  # removed, or damaged and removed now
+            self._store.delete(KIND, f"{kind}/{pack}")
+            self._forget(kind, pack)
+            return None
+        mine = {name.partition(".")[2]: array for name, array in whole.items() if name.startswith(f"{number}.")}
+        return Arrays(mine, whole.meta["metas"][number])
+
+    def keys(self, kind: str) -> set[str]:
+        """Keys of all objects of a kind that lie in packs now."""
+        if kind in PACKED:
+            self._look(kind)
+        return set(self._places[kind])
+
+    def has(self, kind: str, key: str) -> bool:
+        """Whether an object lies in a pack, as far as is known."""
+        return key in self._places[kind]
+
+    def is_news(self, kind: str) -> bool:
+        """Look for packs that others have written, where some may have been; whether there are any."""
+        if kind not in PACKED:
+            return False
+        before, state = self._seen.get(kind), self._files.state_of(f"{KIND}/{kind}")
+        if before is not None and (state == before.state if state is not None else before.age() < _PATIENCE):
+            return False
+        known = set(self._known[kind])
+        self._look(kind)
+        return not self._known[kind] <= known
+
+    def take_out(self, kind: str, key: str) -> None:
+        """Remove an object from the pack in which it lies, if it lies in one: the others get another pack."""
+        if key not in self.keys(kind) or self.get(kind, key) is None:
+            return
+        pack, number = self._places[kind][key]
+        whole = self._store.get(KIND, f"{kind}/{pack}")
+        members = []
+        for place, other in enumerate(whole.meta["keys"]):
+            mine = {name.partition(".")[2]: array for name, array in whole.items() if name.startswith(f"{place}.")}
+            members += [Member(other, mine, whole.meta["metas"][place])] if place != number else []
+        self._forget(kind, pack)
+        if members:
+            self.put(kind, members)
+        self._store.delete(KIND, f"{kind}/{pack}")
+
+    def _look(self, kind: str) -> None:
+        """Read the records of all packs that this process does not know, and forget those that are gone."""
+        folder = f"{KIND}/{kind}/"
+        # before the listing: what comes meanwhile is news again
+        self._seen[kind] = _Look(self._files.state_of(folder), time.monotonic())
+        names = {name.removeprefix(folder) for name in self._files.listed(folder.rstrip("/"))}
+        there = {name.removesuffix(JSON) for name in names if name.endswith(JSON)}
+        there = {pack for pack in there if pack + ARRAYS in names}
+        for pack in self._known[kind] - there:
+            self._forget(kind, pack)
+        new = sorted(there - self._known[kind])
+
+        def read(pack: str) -> list[str] | None:
+            try:
+                return list(self._store.get_json(KIND, f"{kind}/{pack}")["keys"])
+            except (MissingObject, KeyError, TypeError):
+                return None  # not finished yet, or never
+
+        with ThreadPoolExecutor(_READERS) as pool:  # a folder's records are there sooner than threads
+            found = map(read, new) if isinstance(self._files, LocalFiles) else pool.map(read, new)
+            for pack, keys in zip(new, found):
+                if keys is not None:
+                    self._note(kind, pack, keys)
+
+    def _note(self, kind: str, pack: str, keys: Sequence[str]) -> None:
+        self._known[kind].add(pack)
+        self._places[kind].update((key, (pack, number)) for number, key in enumerate(keys))
+
+    def _forget(self, kind: str, pack: str) -> None:
+        self._known[kind].discard(pack)
+        for key in [key for key, place in self._places[kind].items() if place[0] == pack]:
+            del self._places[kind][key]

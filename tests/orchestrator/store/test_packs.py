@@ -1,0 +1,220 @@
+"""What lies in a pack is found, copied, damaged and removed as what lies by itself, to everybody but the files."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+
+import numpy as np
+import pytest
+
+from orchestrator.errors import MissingObject, StoreError
+from orchestrator.store import packer
+from orchestrator.store.garbage import DAY, find_garbage, note_use, remove_garbage
+from orchestrator.store.local import Entry
+from orchestrator.store.packer import Packer
+from orchestrator.store.packs import KIND, Member
+from orchestrator.store.store import Store
+
+KEYS = [letter * 64 for letter in "abcde"]
+
+
+def arrays_of(key: str) -> dict[str, np.ndarray]:
+    numbers = np.random.default_rng(ord(key[0])).integers(0, 256, (2, 4, 4, 3), dtype=np.uint8)
+    return {"frames": numbers, "timestamps": np.array([ord(key[0]), 0.5])}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Objects have 96 + 16 bytes: packs of three, at the end two alone."""
+    monkeypatch.setattr(packer, "FULL", 300)
+    monkeypatch.setattr(packer, "LEAST", 250)
+
+
+def fill(store: Store, keys: list[str] = KEYS) -> None:
+    with Packer(store, "frames") as collected:
+        for key in keys:
+            collected.add(key, arrays_of(key), {"video": key[0]})
+
+
+@pytest.fixture(params=["folder", "memory", "cached"])
+def store(request, tmp_path):
+    if request.param == "folder":
+        return Store.open(tmp_path / "store")
+    return Store.open(f"memory://{tmp_path}", cache=tmp_path / "cache" if request.param == "cached" else None)
+
+
+@pytest.fixture
+def local(tmp_path):
+    return Store.open(tmp_path / "store")
+
+
+def other(store: Store) -> Store:
+    """The same store as another process opens it, which knows nothing yet."""
+    return pickle.loads(pickle.dumps(store))
+
+
+def files(store: Store) -> list[str]:
+    """Objects, without the digests of packs."""
+    return sorted(f"{e.name[:13]}{e.name[-5:]}" if e.name.startswith(KIND) else e.name for e in store.entries())
+
+
+def packs(store: Store) -> list[Entry]:
+    return [entry for entry in store.entries() if entry.name.startswith(KIND)]
+
+
+def check(store: Store, keys: list[str]) -> None:
+    for key in keys:
+        found = store.get("frames", key)
+        assert found.meta == {"video": key[0]}
+        assert found.keys() == {"frames", "timestamps"}
+        for name, array in arrays_of(key).items():
+            np.testing.assert_array_equal(found[name], array)
+            assert found[name].dtype == array.dtype
+            assert not found[name].flags.writeable
+
+
+def test_objects_of_a_pack_are_objects_like_others(store):
+    fill(store)
+    alone = [f"frames/{key}.safetensors" for key in KEYS[3:]]
+    assert files(store) == [*alone, "packs/frames/.json", "packs/frames/nsors"]
+    for each in (store, other(store)):
+        check(each, KEYS)
+        assert each.list("frames") == KEYS
+        assert each.list("frames", "aa") == KEYS[:1]
+        assert all(each.has("frames", key) for key in KEYS)
+        many = [*KEYS, *(f"{number:064}" for number in range(60))]
+        assert each.present("frames", many) == set(KEYS) == each.present("frames", [*KEYS, "0" * 64])
+        with pytest.raises(MissingObject):
+            each.get("frames", "0" * 64)
+        assert all(problem is None for _, problem in each.verify())
+
+
+def test_packs_that_others_write_are_found_by_who_has_looked_before(store, monkeypatch):
+    monkeypatch.setattr("orchestrator.store.packs._PATIENCE", 0.0)
+    reader = other(store)
+    with pytest.raises(MissingObject):
+        reader.get("frames", KEYS[0])
+    fill(store)
+    assert reader.has("frames", KEYS[1])
+    check(reader, KEYS)
+
+
+def test_a_bucket_is_not_listed_for_every_object_that_is_missing(tmp_path, monkeypatch):
+    store = Store.open(f"memory://{tmp_path}")
+    listed = []
+    monkeypatch.setattr(store._objects, "listed", lambda folder: listed.append(folder) or ())
+    for key in KEYS:
+        assert not store.has("frames", key)
+    assert listed == ["packs/frames"]
+
+
+def test_a_damaged_pack_is_removed_whole_and_its_objects_are_made_again_by_themselves(store, caplog):
+    fill(store)
+    entry = next(e for e in packs(store) if e.name.endswith(".safetensors"))
+    data = bytearray(store._objects.read(entry.name))
+    data[-3] ^= 1
+    store._objects.write(entry.name, [bytes(data)])
+    if store._cache is not None:
+        store._cache.delete(entry.name)
+    reader = other(store)
+    with caplog.at_level(logging.WARNING), pytest.raises(MissingObject) as missing:
+        reader.get("frames", KEYS[1])
+    assert (missing.value.kind, missing.value.key) == ("frames", KEYS[1])
+    assert "is damaged (its SHA-256 differs) and is removed" in caplog.text
+    assert not packs(store)
+    assert other(store).present("frames", KEYS) == set(KEYS[3:])
+    assert reader.present("frames", KEYS) == set(KEYS[3:])
+    for key in KEYS[:3]:
+        reader.put("frames", key, arrays_of(key), {"video": key[0]})
+    check(other(store), KEYS)
+
+
+@pytest.mark.parametrize("gone", [".json", ".safetensors"])
+def test_half_a_pack_is_none(local, gone):
+    """A writer that was killed in between, or a removal that was."""
+    fill(local)
+    local.remove([entry.name for entry in packs(local) if entry.name.endswith(gone)])
+    assert other(local).present("frames", KEYS) == set(KEYS[3:])
+    assert not other(local).has("frames", KEYS[0])
+    with pytest.raises(MissingObject):
+        other(local).get("frames", KEYS[0])
+    fill(local, KEYS[:3])  # the same pack again
+    check(other(local), KEYS)
+
+
+def test_an_object_can_be_taken_out_of_its_pack(store):
+    fill(store)
+    other(store).delete("frames", KEYS[1])
+    for each in (store, other(store)):
+        assert each.list("frames") == [KEYS[0], *KEYS[2:]]
+        check(each, [KEYS[0], *KEYS[2:]])
+    for key in KEYS:
+        store.delete("frames", key)
+    assert not store.entries()
+
+
+def test_what_was_collected_is_stored_when_its_maker_fails(local):
+    def work() -> None:
+        with Packer(local, "frames") as collected:
+            collected.add(KEYS[0], arrays_of(KEYS[0]), {"video": "a"})
+            assert KEYS[0] in collected
+            assert not local.has("frames", KEYS[0])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    check(local, KEYS[:1])
+
+
+def test_a_pack_that_cannot_be_stored_is_an_error_and_no_half(local, monkeypatch):
+    def refuse(*given, **named):
+        raise StoreError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local._objects, "write", refuse)
+        with pytest.raises(StoreError, match="disk full"):
+            fill(local)
+    assert not local.entries()
+    fill(local)
+    check(local, KEYS)
+
+
+def test_at_the_end_a_little_less_is_a_pack_too_and_one_object_is_never(local, monkeypatch):
+    monkeypatch.setattr(packer, "LEAST", 200)
+    fill(local)
+    assert len(packs(local)) == len(local.entries()) == 4
+    monkeypatch.setattr(packer, "FULL", 50)
+    fill(local, ["f" * 64])
+    assert local.entries()[0].name == f"frames/{'f' * 64}.safetensors"
+    check(other(local), KEYS)
+
+
+def test_other_kinds_are_never_looked_for_in_packs(local, monkeypatch):
+    monkeypatch.setattr(local._objects, "state_of", None)  # who asked would fail
+    with pytest.raises(MissingObject):
+        local.get("gallery", "a")
+    assert not local.has("commits", "a")
+
+
+def test_a_pack_is_garbage_when_nobody_needs_any_of_its_objects(local, monkeypatch):
+    local.packs.put("frames", [Member(key, arrays_of(key), {"video": key[0]}) for key in KEYS[:3]])
+    local.packs.put("frames", [Member(key, arrays_of(key), {"video": key[0]}) for key in KEYS[3:]])
+    local.packs.put("features", [Member(f"{key}/b32", arrays_of(key), {}) for key in KEYS[3:]])
+    note_use(local, "shapes", [KEYS[1]])
+    now = Store.clock
+    assert not find_garbage(local).entries
+    monkeypatch.setattr(Store, "clock", lambda self: now(self) + 1.1 * DAY)
+    found = find_garbage(local)
+    assert len(found.entries) == 4
+    assert [entry.name.endswith(".json") for entry in found.entries] == [True, True, False, False]
+    note_use(local, "a stream that came meanwhile", [KEYS[4]])
+    assert remove_garbage(local, found).objects == 0
+    local.delete("uses", next(key for key in local.list("uses") if key.startswith("a-stream")))
+    assert remove_garbage(local, find_garbage(local)).objects == 4
+    check(other(local), KEYS[:3])
+    assert other(local).present("frames", KEYS) == set(KEYS[:3])
+    assert not other(local).list("features")
+    orphan = next(entry.name for entry in packs(local) if entry.name.endswith(".json"))
+    local.remove([orphan])  # a writer that was killed: its arrays go a day later
+    assert [entry.name.endswith(".safetensors") for entry in find_garbage(local).entries] == [True]
