@@ -75,6 +75,7 @@ LIBRARIES: dict[str, set[str]] = {
     "pydantic": {"config"},
     "av": {"video", "shapes", "doctor"},
     "decord": {"video"},
+    "torchcodec": {"video"},
     "open_clip": {"methods", "learning", "shapes", "conform"},
     "torch": {"methods", "learning", "data", "on_ray", "bench", "jobs", "tracking", "shapes", "retrieval", "conform"},
 }

@@ -29,7 +29,7 @@ _RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 
 _TCP = 0b11  # bind and connect, from version 4 on
 _SCOPES = 0b11  # abstract sockets and signals of processes outside, from version 6 on
 _SYSTEM = (
-    *("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/sys/devices/system"),
+    *("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/sys/devices/system"),
     *("/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/dev/urandom", "/dev/null", "/dev/zero"),
 )
 

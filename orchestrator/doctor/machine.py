@@ -87,6 +87,9 @@ def decoders() -> Iterator[Finding]:
             "and built as 'nonfree and unredistributable'",
             "Do not write data.decoder=decord or auto for videos you do not trust, and do not pass its files on.",
         )
+    if importlib.util.find_spec("torchcodec") is not None:
+        version = importlib.metadata.version("torchcodec")  # which FFmpeg it finds is known when it is loaded: seconds
+        yield Finding("ok", "torchcodec", f"{version}, for data.decoder=torchcodec; decodes with this system's FFmpeg")
 
 
 def fences() -> Iterator[Finding]:

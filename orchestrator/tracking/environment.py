@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "open_clip_torch", "ray", "mlflow", "numpy", "av", "decord", "safetensors", "obstore", "optuna")
+PACKAGES = (
+    *("torch", "open_clip_torch", "ray", "mlflow", "numpy", "av", "decord", "torchcodec", "safetensors", "obstore"),
+    "optuna",
+)
 
 
 def environment() -> dict[str, Any]:

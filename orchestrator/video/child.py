@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from methods.backbone.fence import leave_files, leave_network
-from orchestrator.errors import VideoError
+from orchestrator.errors import ConfigError, VideoError
 from orchestrator.video.decode import decode
 from orchestrator.video.index import Limits
+from orchestrator.video.readers import torchcodec_version
 from orchestrator.video.sampling import Frames, Sampling
 
 log = logging.getLogger(__name__)
@@ -42,9 +43,7 @@ def serve() -> None:
     import av
 
     av.logging.set_level(av.logging.PANIC)
-    if decoder != "pyav":
-        with contextlib.suppress(ImportError, OSError):
-            import decord  # noqa: F401  (its libraries belong to what the idle child uses)
+    _load(decoder)
     idle_bytes = _address_space()
     for line in sys.stdin.buffer:
         request = json.loads(line)
@@ -57,6 +56,18 @@ def serve() -> None:
         else:
             times = clip.timestamps.astype("<f8").tobytes()
             _write(answers, {"error": None, "decoder": clip.decoder}, clip.frames.data, times)
+
+
+def _load(decoder: str) -> None:
+    """Load what belongs to an idle child; a decoder that cannot be loaded says so with each file."""
+    if decoder == "torchcodec":
+        # torch looks for a compiler and makes a folder for what one would build: fenced, it may do neither
+        os.environ.update(PATH="", TORCHINDUCTOR_CACHE_DIR=sys.prefix)
+        with contextlib.suppress(ConfigError):
+            torchcodec_version()
+    elif decoder != "pyav":
+        with contextlib.suppress(ImportError, OSError):
+            import decord  # noqa: F401
 
 
 def _bound(limits: Limits, idle_bytes: int) -> None:

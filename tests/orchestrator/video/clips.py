@@ -11,8 +11,10 @@ from typing import Any
 
 import av
 import numpy as np
+import pytest
 
-from orchestrator.video.decode import decode
+from orchestrator.errors import ConfigError
+from orchestrator.video.decode import decode, decoder_version
 from orchestrator.video.sampling import Frames
 
 
@@ -53,6 +55,22 @@ def decode_apart(path: str | Path, *settings: Any, **named: Any) -> Frames:
     except BrokenProcessPool:
         _child.cache_clear()
         raise
+
+
+def needs(*decoders: str) -> None:
+    """Skip the test, with the reason, where one of them is absent or finds no FFmpeg."""
+    for decoder in decoders:
+        if reason := _why_not(decoder):
+            pytest.skip(reason)
+
+
+@cache
+def _why_not(decoder: str) -> str:
+    try:
+        _child().submit(decoder_version, decoder).result()
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 @cache

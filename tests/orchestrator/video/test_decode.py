@@ -1,9 +1,12 @@
-"""Which frames are kept, how they are resized, and that both decoders agree."""
+"""Which frames are kept, how they are resized, and that the decoders agree."""
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import random
+import re
+import sys
 
 import numpy as np
 import pytest
@@ -11,16 +14,15 @@ from PIL import Image
 
 from orchestrator.data.settings import DataConfig
 from orchestrator.errors import ConfigError, VideoError
+from orchestrator.video import readers
 from orchestrator.video.decode import decoder_version, probe
 from orchestrator.video.index import Limits
 from orchestrator.video.sampling import Sampling, choose_frames, missing_frame, resize_and_crop
-from tests.orchestrator.video.clips import decode_apart, read_number, write_film
+from tests.apart import apart
+from tests.orchestrator.video.clips import decode_apart, needs, read_number, write_film
 
 HAS_DECORD = "decord" in decoder_version("auto")
-DECODERS = [
-    "pyav",
-    pytest.param("decord", marks=pytest.mark.skipif(not HAS_DECORD, reason="absent")),
-]
+DECODERS = ["pyav", "decord", "torchcodec"]
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +98,7 @@ def test_a_segment_behind_the_film_is_an_error(film):
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("num_frames", [1, 7, 12, 60, 64])
 def test_decoded_frames_are_the_chosen_ones_with_their_times(film, decoder, num_frames):
+    needs(decoder)
     clip = decode_apart(film, Sampling(num_frames, 96), decoder=decoder)
     expected = released_rule(num_frames, 60)
     assert clip.frames.shape == (num_frames, 96, 96, 3)
@@ -107,6 +110,7 @@ def test_decoded_frames_are_the_chosen_ones_with_their_times(film, decoder, num_
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_a_segment_decodes_the_same_frames_as_the_whole(film, decoder):
+    needs(decoder)
     whole = decode_apart(film, Sampling(60, 64), decoder=decoder)
     part = decode_apart(film, Sampling(10, 64), (1.0, 1.4), decoder=decoder)
     np.testing.assert_array_equal(part.frames, whole.frames[25:35])
@@ -114,6 +118,7 @@ def test_a_segment_decodes_the_same_frames_as_the_whole(film, decoder):
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_timestamps_of_a_variable_rate_are_those_of_the_file(tmp_path, decoder):
+    needs(decoder)
     times = [0, 1, 2, 10, 11, 30, 31, 60]
     film = write_film(tmp_path / "vfr.mkv", frames=8, times=times)
     clip = decode_apart(film, Sampling(8, 64), decoder=decoder, limits=Limits(strict=False))
@@ -121,24 +126,27 @@ def test_timestamps_of_a_variable_rate_are_those_of_the_file(tmp_path, decoder):
     assert [read_number(f) for f in clip.frames] == list(range(8))
 
 
-@pytest.mark.skipif(not HAS_DECORD, reason="decord is not installed")
+@pytest.mark.parametrize("decoder", DECODERS[1:])
 @pytest.mark.parametrize(
     ("ext", "codec"),
     [("mp4", "libx264"), ("mkv", "libx264"), ("avi", "mpeg4"), ("webm", "libvpx"), ("flv", "flv")],
 )
-def test_both_decoders_give_the_same_frames(tmp_path, ext, codec):
+def test_the_decoders_give_the_same_frames(tmp_path, ext, codec, decoder):
+    needs(decoder)
     film = write_film(tmp_path / f"film.{ext}", codec=codec)
-    a, b = (decode_apart(film, Sampling(9, 64), (0.3, 2.0), decoder=d) for d in ("decord", "pyav"))
+    a, b = (decode_apart(film, Sampling(9, 64), (0.3, 2.0), decoder=d) for d in (decoder, "pyav"))
     np.testing.assert_array_equal(a.frames, b.frames)
     np.testing.assert_array_equal(a.timestamps, b.timestamps)
 
 
+@pytest.mark.parametrize("decoder", DECODERS[1:])
 @pytest.mark.parametrize("name", ["flipping_a_pancake.mkv", "nasa_13013.mp4", "video_90.mov"])
-def test_public_clips_decode_equally_and_upright(shared, name):
+def test_public_clips_decode_equally_and_upright(shared, name, decoder):
     path = shared / "data" / "videos" / name
-    if not path.exists() or not HAS_DECORD:
-        pytest.skip("needs the public clips and decord")
-    a, b = (decode_apart(path, Sampling(12, 112), decoder=d) for d in ("decord", "pyav"))
+    if not path.exists():
+        pytest.skip("needs the public clips")
+    needs(decoder)
+    a, b = (decode_apart(path, Sampling(12, 112), decoder=d) for d in (decoder, "pyav"))
     np.testing.assert_array_equal(a.frames, b.frames)
     np.testing.assert_array_equal(a.timestamps, b.timestamps)
     if name == "video_90.mov":
@@ -153,6 +161,53 @@ def test_what_decord_cannot_read_goes_to_pyav_and_10_bits_differ(shared):
     path = path.with_name("h264_10bits.mp4")
     a, b = (decode_apart(path, Sampling(2, 64), decoder=d).frames.astype(int) for d in ("decord", "pyav"))
     assert 0 < np.abs(a - b).mean() < 5, "the same frames, another interpolation of colour: no default for both"
+
+
+def test_torchcodec_reads_av1_equally_and_10_bits_differ(shared):
+    path = shared / "data" / "videos" / "av1_video.mkv"
+    if not path.exists():
+        pytest.skip("needs the public clips")
+    needs("torchcodec")
+    a, b = (decode_apart(path, Sampling(4, 64), decoder=d).frames for d in ("torchcodec", "pyav"))
+    np.testing.assert_array_equal(a, b)
+    path = path.with_name("h264_10bits.mp4")
+    a, b = (decode_apart(path, Sampling(2, 64), decoder=d).frames.astype(int) for d in ("torchcodec", "pyav"))
+    assert 0 < np.abs(a - b).mean() < 5
+
+
+def test_a_stream_of_which_torchcodec_returns_other_frames_is_refused(tmp_path):
+    needs("torchcodec")
+    film = write_film(tmp_path / "film.mpg", codec="mpeg2video")
+    with pytest.raises(VideoError, match=r"film\.mpg: torchcodec (puts its frames at other times|cannot decode it)"):
+        decode_apart(film, Sampling(12, 32), decoder="torchcodec", limits=Limits(strict=False))
+
+
+def test_damage_that_torchcodec_patches_up_is_refused(tmp_path):
+    needs("torchcodec")
+    film = write_film(tmp_path / "film.avi", codec="mpeg4")
+    data, good = film.read_bytes(), decode_apart(film, Sampling(12, 32), decoder="torchcodec").frames
+    damaged, rng = tmp_path / "damaged.avi", random.Random(0)
+    outcomes = []
+    for _ in range(20):
+        flipped = bytearray(data)
+        start = rng.randrange(len(data) // 4, len(data) - 32)
+        flipped[start : start + 32] = rng.randbytes(32)
+        damaged.write_bytes(flipped)
+        try:
+            patched = decode_apart(damaged, Sampling(12, 32), decoder="torchcodec", limits=Limits(strict=False)).frames
+        except VideoError:
+            continue
+        if not np.array_equal(patched, good):
+            strict = []
+            for decoder in ("torchcodec", "pyav"):
+                try:
+                    decode_apart(damaged, Sampling(12, 32), decoder=decoder)
+                    strict.append("taken")
+                except VideoError as error:
+                    strict.append(error.reason)
+            assert strict[0] == strict[1], "what PyAV sees"
+            outcomes.append(strict[0])
+    assert sum(reason != "taken" for reason in outcomes) > len(outcomes) / 2
 
 
 def test_a_damaged_public_clip_is_refused_not_patched_up(shared):
@@ -250,8 +305,40 @@ def test_a_damaged_frame_in_a_folder_is_named(tmp_path):
 
 
 def test_an_unknown_decoder_is_a_config_error(film):
-    with pytest.raises(ConfigError, match=r"'ffmpeg' is unknown\. Use pyav, decord or auto"):
+    with pytest.raises(ConfigError, match=r"'ffmpeg' is unknown\. Use pyav, decord, torchcodec or auto"):
         decode_apart(film, Sampling(), decoder="ffmpeg")
+
+
+def test_without_torchcodec_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError) as caught:
+        decoder_version("torchcodec")
+    line = "'torchcodec' is not installed on this machine. Install torchcodec and FFmpeg's shared libraries"
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["__init__.py", "_core.py"])  # former releases fail at import, later ones when asked
+def test_without_ffmpeg_one_line_says_what_to_install(monkeypatch, tmp_path, place):
+    (tmp_path / "torchcodec").mkdir()
+    for name in ("__init__.py", "_core.py"):
+        (tmp_path / "torchcodec" / name).touch()
+    pages = "raise RuntimeError('Could not load libtorchcodec. Likely causes:\\n 1. FFmpeg\\n 2. PyTorch')"
+    (tmp_path / "torchcodec" / place).write_text(pages)
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchcodec"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    readers.torchcodec_version.cache_clear()
+    with pytest.raises(ConfigError, match="Install FFmpeg's shared libraries") as caught:
+        decoder_version("torchcodec")
+    assert "\n" not in str(caught.value)
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchcodec"]:
+        del sys.modules[name]
+
+
+def test_the_version_names_torchcodec_and_its_ffmpeg():
+    needs("torchcodec")
+    assert re.match(r"torchcodec-\d+\.\d+.*-ffmpeg-.*\d+\.\d+", apart(decoder_version, "torchcodec"))
 
 
 def test_the_version_tells_decoders_and_leniency_apart():

@@ -20,7 +20,8 @@ from orchestrator.video import pool as video
 from orchestrator.video.index import Limits
 from orchestrator.video.pool import Decoder, Job
 from orchestrator.video.sampling import Sampling
-from tests.orchestrator.video.clips import decode_apart, write_film
+from tests.apart import apart
+from tests.orchestrator.video.clips import decode_apart, needs, write_film
 
 SMALL = Sampling(4, 32)
 
@@ -42,6 +43,21 @@ def test_the_pool_decodes_exactly_what_decode_does(film, pool):
         np.testing.assert_array_equal(ours.frames, theirs.frames)
         np.testing.assert_array_equal(ours.timestamps, theirs.timestamps)
         assert ours.decoder == theirs.decoder
+
+
+def by_torchcodec(paths):
+    with Decoder(workers=1, decoder="torchcodec") as decoder:
+        return [result for _, result in decoder.map(Job(str(path), SMALL) for path in paths)]
+
+
+def test_a_fenced_child_decodes_by_torchcodec(film, pool, tmp_path):
+    needs("torchcodec")
+    (tmp_path / "no.mp4").write_bytes(b"\0\0\0\x08ftyp")
+    good, bad = apart(by_torchcodec, [film, tmp_path / "no.mp4"])
+    ours = pool.decode(film, SMALL)
+    np.testing.assert_array_equal(good.frames, ours.frames)
+    np.testing.assert_array_equal(good.timestamps, ours.timestamps)
+    assert (good.decoder, type(bad)) == ("torchcodec", VideoError)
 
 
 def test_bad_files_are_errors_of_their_own_and_the_rest_is_decoded(film, pool, tmp_path):

@@ -1,0 +1,182 @@
+"""The decoders behind `orchestrator.video.decode`: PyAV, decord and torchcodec, each loaded where it is asked for.
+
+Each takes the frames `wanted` of an index, by their numbers in ascending order, and yields (number, upright (H, W, 3)
+uint8 image). decord and torchcodec patch damage up without a word: `check_by_pyav` looks for it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from orchestrator.errors import ConfigError, VideoError
+from orchestrator.video.index import Index, Limits, Watch, check_size, frame_seconds, named_errors, opened
+from orchestrator.video.sampling import SLACK
+
+Images = Iterator[tuple[int, np.ndarray]]
+_Frames = Iterator[tuple[int, Any]]  # PyAV frames
+
+
+def read_pyav(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> Images:
+    for i, frame in _pyav_frames(path, index, wanted, limits, watch):
+        check_size(path, frame.width, frame.height, limits)
+        with named_errors(path):
+            image = frame.to_ndarray(format="rgb24", threads=1)
+        yield i, np.ascontiguousarray(np.rot90(image, round(frame.rotation / 90) % 4)) if frame.rotation else image
+
+
+def check_by_pyav(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> None:
+    """Refuse what `read_pyav` refuses; its frames are made, not converted."""
+    for _ in _pyav_frames(path, index, wanted, limits, watch):
+        pass
+
+
+def _pyav_frames(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> _Frames:
+    """Yield the wanted frames; refuse a corrupt one if `limits.strict`."""
+    if index.pts is not None:
+        done: set[int] = set()
+        try:
+            for i, frame in _walk(path, index, wanted, limits, watch, seek=True):
+                done.add(i)
+                yield i, frame
+            return
+        except LookupError:  # an inexact seek: once more, from the beginning
+            wanted = [i for i in wanted if i not in done]
+    try:
+        yield from _walk(path, index, wanted, limits, watch, seek=False)
+    except LookupError as error:
+        raise VideoError(str(path), f"is damaged: {error.args[0]}") from None
+
+
+def _walk(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch, seek: bool) -> _Frames:
+    """Decode in order and keep the wanted frames, jumping to the key frame before each where that saves work.
+
+    Raises:
+        LookupError: if a wanted frame does not come out of the decoder.
+    """
+    pts = index.pts
+    with opened(path, index.container) as (file, stream):
+        if limits.strict:  # report damaged data instead of guessing the missing pixels
+            stream.codec_context.options = {"err_detect": "crccheck+bitstream+buffer+explode"}
+        frames, count, reached = file.decode(stream), -1, None
+        for i in wanted:
+            if seek and pts is not None:
+                key = index.keys[np.searchsorted(index.keys, pts[i], side="right") - 1]
+                if key > (index.keys[0] if reached is None else reached):
+                    file.seek(int(key), stream=stream, backward=True)
+                    frames = file.decode(stream)
+            for frame in frames:
+                watch.check()
+                count, reached = count + 1, frame.pts
+                if (count if pts is None else frame.pts) == (i if pts is None else pts[i]):
+                    if limits.strict and frame.is_corrupt:
+                        raise VideoError(str(path), f"is damaged: the frame at {index.times[i]:.2f} s is corrupt")
+                    yield i, frame
+                    break
+                if pts is not None and frame.pts is not None and frame.pts > pts[i]:
+                    raise LookupError(f"frame {i} at {index.times[i]:.2f} s cannot be decoded")
+            else:
+                raise LookupError(f"frame {i} at {index.times[i]:.2f} s cannot be decoded")
+
+
+def read_decord(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> Images:
+    """As `read_pyav`; refuses a file in which decord does not see the frames of the index at their times."""
+    try:
+        import decord
+    except (ImportError, OSError) as error:
+        raise VideoError(str(path), f"decord cannot be loaded ({error})") from None
+    decord.logging.set_level(decord.logging.QUIET)
+    try:
+        yield from _ask_decord(decord, path, index, wanted, watch)
+    except (decord.DECORDError, decord.DECORDLimitReachedError, IndexError, UnicodeError) as error:
+        lines = [line.split("Check failed:")[-1].strip() for line in str(error).splitlines() if line.strip()]
+        reason = lines[0][:160] if lines else type(error).__name__
+        raise VideoError(str(path), f"decord cannot decode it ({reason})") from None
+    except MemoryError:
+        raise VideoError(str(path), "decord needs more memory than the limit memory_bytes") from None
+
+
+def _ask_decord(decord: Any, path: Path, index: Index, wanted: list[int], watch: Watch) -> Images:
+    reader = decord.VideoReader(str(path.absolute()), ctx=decord.cpu(0), num_threads=1)
+    if len(reader) != len(index.times):
+        raise VideoError(str(path), f"decord sees {len(reader)} frames of {len(index.times)}")
+    begins = reader.get_frame_timestamp([0, *wanted])[:, 0]
+    tolerance = max(SLACK, frame_seconds(index.times) / 2)
+    if np.abs(begins[1:] - begins[0] - index.times[wanted]).max() > tolerance:
+        raise VideoError(str(path), "decord puts its frames at other times than the container")
+    for i in wanted:
+        watch.check()
+        yield i, reader[i].asnumpy()
+
+
+def read_torchcodec(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> Images:
+    """As `read_pyav`; refuses a file in which torchcodec does not see the frames of the index at their times.
+
+    Raises:
+        ConfigError: if it cannot be loaded.
+    """
+    torchcodec_version()
+    try:
+        yield from _ask_torchcodec(path, index, wanted, limits, watch)
+    except (RuntimeError, IndexError, UnicodeError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        if "allocate memory" in lines[0] or "bad_alloc" in lines[0]:
+            raise VideoError(str(path), "torchcodec needs more memory than the limit memory_bytes") from None
+        reason = re.sub(r"^.*\.(cpp|h):\d+, ", "", lines[0])[:160]  # its lines begin with a place in its sources
+        raise VideoError(str(path), f"torchcodec cannot decode it ({reason})") from None
+    except MemoryError:
+        raise VideoError(str(path), "torchcodec needs more memory than the limit memory_bytes") from None
+
+
+def _ask_torchcodec(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> Images:
+    from torchcodec.decoders import VideoDecoder
+
+    film = VideoDecoder(
+        str(path.absolute()), dimension_order="NHWC", num_ffmpeg_threads=1, device="cpu", seek_mode="exact"
+    )
+    if len(film) != len(index.times):
+        raise VideoError(str(path), f"torchcodec sees {len(film)} frames of {len(index.times)}")
+    begin = float(film.metadata.begin_stream_seconds or 0.0)
+    tolerance = max(SLACK, frame_seconds(index.times) / 2)
+    for i in wanted:
+        watch.check()
+        frame = film.get_frame_at(i)  # one by one: a batch of them would hold all in full size
+        # of the frame that came, not of the one that was asked for: in MPEG streams they are not the same
+        if abs(frame.pts_seconds - begin - index.times[i]) > tolerance:
+            raise VideoError(str(path), "torchcodec puts its frames at other times than the container")
+        image = frame.data.numpy()
+        check_size(path, image.shape[1], image.shape[0], limits)
+        yield i, image
+
+
+@cache
+def torchcodec_version() -> str:
+    """Load torchcodec and the system's FFmpeg; the versions of both, for the keys of the store.
+
+    Raises:
+        ConfigError: if one of them cannot be loaded.
+    """
+    try:
+        from torchcodec._core import get_ffmpeg_library_versions  # the public name has no more than 5 of 5.1.9
+
+        ffmpeg = get_ffmpeg_library_versions()["ffmpeg_version"]
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        reason = (str(error).splitlines() or [""])[0][:120].rstrip(" .:")  # of pages about each version of FFmpeg
+        raise ConfigError(
+            f"decoder: 'torchcodec' cannot be loaded ({type(error).__name__}: {reason}). Install FFmpeg's shared "
+            "libraries (Debian: apt-get install ffmpeg) and the torchcodec of this torch, or use pyav."
+        ) from None
+    return f"torchcodec-{importlib.metadata.version('torchcodec')}-ffmpeg-{ffmpeg}"
+
+
+READERS: dict[str, Callable[[Path, Index, list[int], Limits, Watch], Images]] = {
+    "pyav": read_pyav,
+    "decord": read_decord,
+    "torchcodec": read_torchcodec,
+}
