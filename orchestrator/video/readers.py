@@ -46,7 +46,10 @@ def _pyav_frames(path: Path, index: Index, wanted: list[int], limits: Limits, wa
                 done.add(i)
                 yield i, frame
             return
-        except LookupError:  # an inexact seek: once more, from the beginning
+        # An inexact seek, or an open group of pictures: frames shown before its key frame, which a decoder that starts
+        # there cannot make, look like damage. Once more, from the beginning: what is damaged is so there, too
+        except (LookupError, VideoError):
+            watch.check()
             wanted = [i for i in wanted if i not in done]
     try:
         yield from _walk(path, index, wanted, limits, watch, seek=False)

@@ -18,14 +18,16 @@ from orchestrator.video.decode import decode, decoder_version
 from orchestrator.video.sampling import Frames
 
 
-def write_film(path: Path, frames: int = 60, codec: str = "libx264", times: list[int] | None = None) -> Path:
+def write_film(
+    path: Path, frames: int = 60, codec: str = "libx264", times: list[int] | None = None, **options: str
+) -> Path:
     """160x96, 25 fps, a key frame every 12. Frame i is a sharp gradient under a grey that says i: see `read_number`.
 
-    `times` replaces the frames' positions on the 1/25 s grid, for a variable frame rate.
+    `times` replaces the frames' positions on the 1/25 s grid, for a variable frame rate; `options` are the encoder's.
     """
     y, x = np.mgrid[0:96, 0:160]
     with av.open(str(path), "w") as file:
-        stream = file.add_stream(codec, rate=25, options={"g": "12"})
+        stream = file.add_stream(codec, rate=25, options={"g": "12", **options})
         stream.width, stream.height, stream.pix_fmt = 160, 96, "yuv420p"
         for i in range(frames):
             image = np.stack([(x + 3 * i) % 256, (2 * y) % 256, (x * y // 64) % 256], axis=-1).astype(np.uint8)

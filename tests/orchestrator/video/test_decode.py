@@ -347,3 +347,20 @@ def test_the_version_tells_decoders_and_leniency_apart():
         versions += [decoder_version("auto"), decoder_version("decord")]
     assert len(set(versions)) == len(versions)
     assert decoder_version() == decoder_version(DataConfig().decoder) == versions[0], "what decodes once is the default"
+
+
+@pytest.mark.parametrize("number", [4, 12, 60])
+def test_an_open_group_of_pictures_is_no_damage(tmp_path, number):
+    """Frames that are shown before a key frame and need what stood before it."""
+    film = write_film(tmp_path / "open.mp4", **{"x264-params": "open-gop=1:keyint=10:bframes=3"})
+    clip = decode_apart(film, Sampling(num_frames=number, size=64))
+    lenient = decode_apart(film, Sampling(num_frames=number, size=64), limits=Limits(strict=False))
+    np.testing.assert_array_equal(clip.frames, lenient.frames)
+    step = 60 / number
+    assert [read_number(image) for image in clip.frames] == [int(step * i + step / 2) for i in range(number)]
+    data = bytearray(film.read_bytes())
+    place = data.index(b"mdat") + (len(data) - data.index(b"mdat")) // 2
+    data[place : place + 40] = bytes(40)
+    film.write_bytes(data)
+    with pytest.raises(VideoError, match="is damaged"):
+        decode_apart(film, Sampling(num_frames=number, size=64))
