@@ -29,7 +29,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.layers.by_task import by_task
-from methods.layers.gather import gather
+from methods.layers.frozen import Frozen as Frozen
+from methods.layers.gather import gather, world_size
+from methods.layers.large_batches import LARGE, contrastive_in_blocks
 from methods.layers.losses import contrastive
 
 
@@ -291,12 +293,24 @@ class Method(nn.Module):
         with torch.autocast(videos.device.type, enabled=False):  # similarities are float32 whatever the towers are
             return self.scale().float() * self.score(queries.float(), videos.float())
 
+    def info_nce(
+        self, batch: Batch, reduction: Literal["mean", "sum"] = "mean", numbers: Tensor | None = None
+    ) -> Tensor:
+        """`contrastive` of the pairs of all workers; of very many cosines without their matrix (large_batches.py)."""
+        cls = type(self)
+        is_cosine = cls.logits is Method.logits and cls.score is Method.score
+        if not is_cosine or len(batch.videos) * world_size() < LARGE:
+            return contrastive(self.logits(batch), reduction, numbers)
+        queries, videos = gather(self.own_texts(batch)), gather(self.encode_video(batch.frames))
+        with torch.autocast(videos.device.type, enabled=False):
+            return contrastive_in_blocks(queries.float(), videos.float(), self.scale().float(), reduction, numbers)
+
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Named, already weighted scalars; the loop minimises their sum and logs each one.
 
         Where no gradient is made, the pairs are not learned from: it takes note of none of them.
         """
-        return {"contrastive": contrastive(self.logits(batch))}
+        return {"contrastive": self.info_nce(batch)}
 
     def row_wise(self) -> RowWise | str:
         """Through what `losses` reads frames and tokens, so that a large batch can be encoded in parts; or why not."""
@@ -325,24 +339,6 @@ class Method(nn.Module):
         Scalars of the device stay there: reading one in every step would make the host wait.
         """
         return {}
-
-
-class Frozen:
-    """A copy that is read and never trained: a teacher, a former self.
-
-    It is no submodule, so it is neither saved nor trained nor switched to training mode; make it in
-    `begin_task`, where a resumed run makes it again.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        import copy
-
-        self.module: Any = copy.deepcopy(module).requires_grad_(False).eval()
-
-    def __call__(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the copy's method `name` without building a graph."""
-        with torch.no_grad():
-            return getattr(self.module, name)(*args, **kwargs)
 
 
 def unit(x: Tensor) -> Tensor:

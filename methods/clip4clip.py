@@ -20,7 +20,6 @@ from methods.backbone.clip import Clip
 from methods.base import Batch, Change, Method, ParamGroup, Recipe, unit
 from methods.layers.frozen_parts import parts
 from methods.layers.gather import gather
-from methods.layers.losses import contrastive
 from methods.layers.missing_frames import without_missing
 from methods.layers.pooling import mean_pool
 from methods.layers.reducer_settings import ReducerName
@@ -176,7 +175,7 @@ class Clip4Clip(Method):
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         videos = gather(batch.videos) if self.config.mask_same_video else None
-        return {"contrastive": contrastive(self.logits(batch), self.config.loss_reduction, videos)}
+        return {"contrastive": self.info_nce(batch, self.config.loss_reduction, videos)}
 
     def after_step(self) -> None:
         bound_scale(self.backbone, self.config)

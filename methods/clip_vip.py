@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from methods.backbone.clip import Attention, Clip, TokenState, VisionTower, record, through
 from methods.base import Batch, Change, Method, ParamGroup, Recipe, unit
 from methods.layers.global_tokens import attend, block_of_video
-from methods.layers.losses import contrastive
 from methods.layers.temperature import ScaleConfig, bound_scale, set_scale
 
 # src/configs/msrvtt_retrieval/msrvtt_retrieval_vip_base_32.json, which starts from post-pre-trained weights
@@ -201,7 +200,7 @@ class CLIPViP(Method):
         return self.backbone.logit_scale.exp()
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        return {"contrastive": contrastive(self.logits(batch), self.config.loss_reduction)}
+        return {"contrastive": self.info_nce(batch, self.config.loss_reduction)}
 
     def after_step(self) -> None:
         bound_scale(self.backbone, self.config)

@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from methods.backbone.clip import BlockSeams, Clip, TokenState
 from methods.base import Batch, Method, ParamGroup, Recipe, unit
 from methods.families.adapted import PAPER
-from methods.layers.losses import contrastive
 from methods.layers.new_block import new_block, passed
 
 _COMMAND = "the documented command of HMDB51"
@@ -162,9 +161,9 @@ class PLEVU(Method):
         return torch.full((), 1 / self.config.tau, device=self.backbone.logit_scale.device)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        logits = self.logits(batch)
         if self.config.directions == "both":
-            return {"contrastive": contrastive(logits)}
+            return super().losses(batch)
+        logits = self.logits(batch)
         return {"contrastive": F.cross_entropy(logits.mT, torch.arange(len(logits), device=logits.device))}
 
 
