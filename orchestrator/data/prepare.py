@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,6 +15,8 @@ from orchestrator.errors import ConfigError
 from orchestrator.store.garbage import note_use
 from orchestrator.streams.stream import Item, Stream
 from orchestrator.streams.videos import look, missing_videos, without
+
+HERE = max(2, min(8, os.cpu_count() or 1))  # processes that decode at once on this machine
 
 
 class DecodeMissing(Protocol):
@@ -38,7 +41,7 @@ def decode_stream(
     stream: Stream,
     source: FrameSource,
     splits: Sequence[str],
-    workers: int = 2,
+    workers: int = HERE,
     progress: bool = True,
     decode: DecodeMissing | None = None,
     seen: dict[str, Identity] | None = None,
@@ -75,10 +78,11 @@ def prepare_stream(
     source: FrameSource,
     splits: Sequence[str],
     skip_missing: bool = False,
-    workers: int = 2,
+    workers: int = HERE,
     progress: bool = True,
+    decode: DecodeMissing | None = None,
 ) -> tuple[Stream, int]:
-    """Make sure that every frame of the splits is in the store.
+    """Make sure that every frame of the splits is in the store; arguments as of `decode_stream`.
 
     Returns the stream (without the items that `skip_missing` let go) and the number of videos decoded.
 
@@ -90,7 +94,7 @@ def prepare_stream(
     missing = missing_videos(stream, seen)
     if missing and not skip_missing:
         raise ConfigError(_complain(stream, [(item, "no such file") for item in missing], "missing"))
-    done = decode_stream(stream, source, splits, workers, progress, seen=seen)
+    done = decode_stream(stream, source, splits, workers, progress, decode, seen)
     if done.broken and not skip_missing:
         raise ConfigError(_complain(stream, [(item, error.reason) for item, error in done.broken], "broken"))
     lost = [*done.missing, *(item for item, _ in done.broken)]

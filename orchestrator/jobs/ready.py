@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from orchestrator.data.batches import check_pairs
 from orchestrator.data.prepare import prepare_stream
@@ -26,10 +27,16 @@ class Ready:
     frames: str  # digest of all frames
 
 
-def make_ready(experiment: Experiment, where: Deployment, splits: Sequence[str] = (), curve: bool = True) -> Ready:
+def make_ready(
+    experiment: Experiment,
+    where: Deployment,
+    splits: Sequence[str] = (),
+    curve: bool = True,
+    on_cluster: bool = False,
+) -> Ready:
     """Decode what is missing and compute the zero-shot curve once, before several processes need them.
 
-    `splits` are decoded besides those that the experiment reads.
+    `splits` are decoded besides those that the experiment reads; `on_cluster`: by all nodes of the connected one.
 
     Raises:
         ConfigError: if the stream lacks what the experiment asks for, or pairs to deal out to its workers.
@@ -43,7 +50,14 @@ def make_ready(experiment: Experiment, where: Deployment, splits: Sequence[str] 
     store = places.open_store()
     backbone = load_tower(experiment, stream)
     source = source_of(stream, store, experiment.data, backbone)
-    stream, decoded = prepare_stream(stream, source, splits, experiment.data.skip_missing)
+    if on_cluster:
+        from orchestrator.on_ray.decode import decode_on_cluster
+
+        everywhere = partial(decode_on_cluster, source)
+        skip = experiment.data.skip_missing
+        stream, decoded = prepare_stream(stream, source, splits, skip, workers=0, decode=everywhere)
+    else:
+        stream, decoded = prepare_stream(stream, source, splits, experiment.data.skip_missing)
     if curve:
         import torch
 
@@ -53,11 +67,14 @@ def make_ready(experiment: Experiment, where: Deployment, splits: Sequence[str] 
     return Ready(stream, decoded, frames_digest(stream, source, splits))
 
 
-def make_all_ready(runs: Sequence[Experiment], where: Deployment, splits: Sequence[str], curve: bool) -> list[Ready]:
+def make_all_ready(
+    runs: Sequence[Experiment], where: Deployment, splits: Sequence[str], curve: bool, on_cluster: bool = False
+) -> list[Ready]:
     """Decode what any of the runs needs; they mostly need the same.
 
     Args:
         curve: compute the zero-shot curves here. Workers with GPUs do it faster than this process.
+        on_cluster: see `make_ready`.
     """
     made: dict[str, Ready] = {}
     needs = [
@@ -66,7 +83,7 @@ def make_all_ready(runs: Sequence[Experiment], where: Deployment, splits: Sequen
     ]
     for need, run in zip(needs, runs):
         if need not in made:
-            made[need] = make_ready(run, where, splits, curve)
+            made[need] = make_ready(run, where, splits, curve, on_cluster)
     return [made[need] for need in needs]
 
 

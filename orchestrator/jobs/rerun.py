@@ -215,7 +215,9 @@ def run_again(
         if left:
             with connected(where, tracker) as there:
                 if not there.gpus_per_trial:
-                    make_all_ready([run.experiment for run in left], there, ("train", "test"), curve=True)
+                    make_all_ready(
+                        [run.experiment for run in left], there, ("train", "test"), curve=True, on_cluster=True
+                    )
                 plan = trial_plan(there, name, tracker, [run.experiment for run in left])
                 plan = replace(plan, parent=parent, tags=tags, keep_model=keep_model)
                 failed = run_all(plan, left, len(stream.tasks), there)

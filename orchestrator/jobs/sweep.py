@@ -225,7 +225,9 @@ def _search(planned: Sweep, where: Deployment, plan: TrialPlan | None) -> str:
             plan = replace(plan, settings=planned.given)
             plan = replace(plan, presets=planned.experiment.presets, tags={"ctvr.role": "trial"})
         room = capacity(plan, there.max_concurrent)
-        ready = make_ready(planned.experiment, there, searched_splits(stream), curve=not there.gpus_per_trial)
+        ready = make_ready(
+            planned.experiment, there, searched_splits(stream), not there.gpus_per_trial, on_cluster=True
+        )
         stream = ready.stream
         say(_plan_text(planned, room, ready.decoded, there, tracker))
         settings = {**planned.experiment.settings, **flat_search(planned.search)}

@@ -85,9 +85,8 @@ def _run(planned: PlannedTable, where: Deployment) -> str:
     with connected(where, tracker) as there:
         plan = trial_plan(there, request.name, tracker, [row.experiment for row in planned.rows])
         room = capacity(plan, there.max_concurrent)
-        ready = make_all_ready(
-            [row.experiment for row in planned.rows], there, searched_splits(stream), curve=not there.gpus_per_trial
-        )
+        experiments = [row.experiment for row in planned.rows]
+        ready = make_all_ready(experiments, there, searched_splits(stream), not there.gpus_per_trial, on_cluster=True)
         stream = ready[0].stream
         say(_plan_text(planned, room, max(each.decoded for each in ready), there, tracker))
         settings = {"rows": ",".join(row.row.name for row in planned.rows), "seeds": request.preset.seeds}

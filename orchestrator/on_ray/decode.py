@@ -7,23 +7,29 @@ interruption, by the next job.
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from orchestrator.console import say
 from orchestrator.data.frames import Broken, FrameSource
+from orchestrator.data.prepare import HERE
 from orchestrator.errors import ConfigError, StoreError, VideoError
 from orchestrator.on_ray.share_out import Columns, last_line, share_out
 from orchestrator.store.garbage import USES
 from orchestrator.streams.stream import Item
 from orchestrator.video.decode import decoder_version
 from orchestrator.video.pool import Decoder
+
+FEW = 64  # videos that this machine has decoded before a job on all nodes has begun
 
 
 def decode_on_nodes(
@@ -78,17 +84,47 @@ def _decoder(name: str) -> Decoder:
     return Decoder(workers=1, decoder=name)
 
 
-def check_nodes(source: FrameSource) -> None:
-    """Refuse a cluster whose nodes would write elsewhere, or other pixels under the same key."""
+def decode_on_cluster(
+    source: FrameSource,
+    items: Sequence[Item],
+    workers: int = 0,
+    progress: Callable[[int], object] | None = None,
+) -> tuple[int, Broken]:
+    """As `decode_on_nodes` where the nodes of the connected cluster are several and can; else on this machine alone.
+
+    They cannot, and that is said, where one sees another store or no videos, or has other decoders; and they do not
+    where few videos are missing, or where others have taken their processors.
+    """
+    here = partial(source.decode_missing, items, workers or HERE, progress)
+    free = ray.available_resources().get("CPU", 0.0)
+    if len(items) < FEW or len(_nodes()) < 2 or free <= HERE:
+        return here()
+    try:
+        check_nodes(source, items[0].path)
+    except ConfigError as error:
+        say(f"videos are decoded on this machine alone: {error}")
+        return here()
+    return decode_on_nodes(source, items, workers, progress)
+
+
+def _nodes() -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def check_nodes(source: FrameSource, video: str | None = None) -> None:
+    """Refuse a cluster whose nodes would write elsewhere, or other pixels under the same key, or miss a video.
+
+    Raises:
+        ConfigError: naming a node.
+    """
     key = f"nodes-{secrets.token_hex(8)}"
     source.store.put_json(USES, key, {})
     try:
         asked = [
             _find_problem.options(
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            ).remote(source, key)
-            for node in ray.nodes()
-            if node["Alive"]
+            ).remote(source, key, video)
+            for node in _nodes()
         ]
         for problem in ray.get(asked):
             if problem:
@@ -100,7 +136,7 @@ def check_nodes(source: FrameSource) -> None:
 
 
 @ray.remote(num_cpus=0)
-def _find_problem(source: FrameSource, key: str) -> str:
+def _find_problem(source: FrameSource, key: str, video: str | None) -> str:
     """What is wrong with a node, in one line; "" if it may decode."""
     node = socket.gethostname()
     if not source.store.has(USES, key):
@@ -114,4 +150,6 @@ def _find_problem(source: FrameSource, key: str) -> str:
         return f"node {node}: {error}"
     if version != source.version:
         return f"node {node} decodes with {version}, this machine with {source.version}. Install the same versions."
+    if video is not None and not os.path.exists(video):
+        return f"node {node} does not see {video}. Put videos into a folder that all nodes share."
     return ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from orchestrator.errors import ConfigError, StoreError
 from orchestrator.jobs.cache import build_cache
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.on_ray import decode
-from orchestrator.on_ray.decode import decode_on_nodes
+from orchestrator.on_ray.decode import decode_on_cluster, decode_on_nodes
 from orchestrator.store.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("two_cpus")]
@@ -102,7 +104,35 @@ def two_nodes(tmp_path_factory) -> Iterator[object]:
     cluster.shutdown()
 
 
-def test_a_node_that_is_lost_takes_no_video_with_it(items, tmp_path, two_nodes):
+def test_nodes_decode_for_a_sweep_where_they_can_and_no_video_is_lost_with_one(
+    items, tmp_path, two_nodes, monkeypatch, capsys
+):
+    monkeypatch.setattr(decode, "HERE", 1)
+    jobs: list[int] = []
+
+    def job(source: FrameSource, items: list, *given: object) -> object:
+        jobs.append(len(items))
+        return decode_on_nodes(source, items, *given)
+
+    monkeypatch.setattr(decode, "decode_on_nodes", job)
+    shared = source_in(tmp_path / "shared")
+    assert decode_on_cluster(shared, items[:3]) == (3, [])  # too few
+    assert jobs == []
+    monkeypatch.setattr(decode, "FEW", 3)
+    assert decode_on_cluster(shared, items[3:9]) == (6, [])
+    assert jobs == [6]
+    until = time.monotonic() + 30
+    while ray.available_resources().get("CPU", 0.0) < 2 and time.monotonic() < until:
+        time.sleep(0.1)  # until the job has given its processors back
+    unseen = [replace(items[9], path="/no/such.mp4"), *items[10:13]]  # a node with a disk of its own
+    done, broken = decode_on_cluster(shared, unseen)
+    assert (done, [item.path for item, _ in broken]) == (3, ["/no/such.mp4"])
+    told = capsys.readouterr().err
+    assert "videos are decoded on this machine alone: node " in told
+    assert "does not see /no/such.mp4. Put videos into a folder that all nodes share." in told
+    assert jobs == [6]
+    assert shared.store.list("frames") == sorted(shared.key(item) for item in [*items[:9], *items[10:13]])
+
     many = []
     for copy in range(4):  # more videos than a node decodes before it is killed
         folder = tmp_path / f"videos{copy}"
@@ -122,3 +152,6 @@ def test_a_node_that_is_lost_takes_no_video_with_it(items, tmp_path, two_nodes):
     assert decode_on_nodes(source, many, progress=lose_a_node) == (120, [])
     assert len(source.store.list("frames")) == 120
     assert sum(node["Alive"] for node in ray.nodes()) == 1
+    jobs.clear()
+    assert decode_on_cluster(shared, items[13:18]) == (5, [])  # the one that is left is this machine
+    assert jobs == []
