@@ -36,7 +36,8 @@ def refuse_idle(module: nn.Module) -> None:
     for name, weight in module.named_parameters():
         if weight.requires_grad and weight.grad is None:
             method = next(type(part).__name__ for part in module.modules() if hasattr(part, "trains_all"))
-            raise Fault(f"a step gives {name} no gradient, but {method} says so: write trains_all = False in its class")
+            said = f"{method} says that each step gives every weight one"
+            raise Fault(f"a step gives {name} no gradient, and {said}: write trains_all = False in its class")
 
 
 @dataclass(frozen=True)

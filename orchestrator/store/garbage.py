@@ -145,13 +145,10 @@ def _is_named(name: str, named: Collection[str]) -> bool:
 def _packs(store: Store, entries: Sequence[Entry]) -> dict[str, frozenset[str]]:
     """The keys in every pack, by the names of its object and its record; none where the record is damaged or gone."""
     names = [entry.name for entry in entries if split_name(entry.name)[0] == PACKS]
-
-    def read(name: str) -> frozenset[str]:
-        value = store.look_json(name.removesuffix(ARRAYS).removesuffix(JSON) + JSON)
-        return frozenset(_texts(value))
-
+    records = [name for name in names if name.endswith(JSON)]
     with ThreadPoolExecutor(_READERS) as pool:
-        return dict(zip(names, pool.map(read, names)))
+        keys = dict(zip(records, pool.map(lambda name: frozenset(_texts(store.look_json(name))), records)))
+    return {name: keys.get(name.removesuffix(ARRAYS).removesuffix(JSON) + JSON, frozenset()) for name in names}
 
 
 def _is_needed(name: str, keys: Collection[str], named: Collection[str]) -> bool:

@@ -23,6 +23,7 @@ class Packer:
     def __init__(self, store: Store, kind: str) -> None:
         self._store, self._kind = store, kind
         self._waiting: list[Member] = []
+        self._bytes = 0
 
     def add(self, key: str, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
         """Take an object; its arrays must not change afterwards.
@@ -31,6 +32,7 @@ class Packer:
             StoreError: if a pack that is full now cannot be stored.
         """
         self._waiting.append(Member(key, arrays, meta))
+        self._bytes += self._waiting[-1].bytes
         self._store_if(FULL)
 
     def __contains__(self, key: object) -> bool:
@@ -42,13 +44,14 @@ class Packer:
 
     def __exit__(self, *given: object) -> None:
         self._store_if(LEAST)
-        members, self._waiting = self._waiting, []
-        for member in members:
+        for member in self._taken():
             self._store.put(self._kind, *member)
 
     def _store_if(self, least: int) -> None:
         """Make a pack of what waits, if it is several objects of so many bytes."""
-        if len(self._waiting) < 2 or sum(member.bytes for member in self._waiting) < least:
-            return
-        members, self._waiting = self._waiting, []
-        self._store.packs.put(self._kind, members)
+        if len(self._waiting) > 1 and self._bytes >= least:
+            self._store.packs.put(self._kind, self._taken())
+
+    def _taken(self) -> list[Member]:
+        members, self._waiting, self._bytes = self._waiting, [], 0
+        return members

@@ -29,6 +29,7 @@ KIND = "packs"
 PACKED = ("frames", "features")  # kinds of objects that may lie in packs
 _PATIENCE = 5.0  # seconds between two looks at a bucket for packs that others have written
 _READERS = 16
+_SOME = 64  # objects; a pack of features may have a thousand
 
 
 class Member(NamedTuple):
@@ -72,6 +73,7 @@ class Packs:
         self._store, self._files = store, files
         self._known: dict[str, set[str]] = defaultdict(set)  # kind -> packs
         self._places: dict[str, dict[str, tuple[str, int]]] = defaultdict(dict)  # kind -> key -> pack, number in it
+        self._open: dict[str, list[Arrays]] = {}
         self._seen: dict[str, _Look] = {}  # kind -> the last one
 
     def put(self, kind: str, members: Sequence[Member]) -> None:
@@ -94,13 +96,30 @@ class Packs:
             return None
         pack, number = place
         try:
-            whole = self._store.get(KIND, f"{kind}/{pack}")
+            return self._members(kind, pack)[number]
         except MissingObject:  # removed, or damaged and removed now
             self._store.delete(KIND, f"{kind}/{pack}")
             self._forget(kind, pack)
             return None
-        mine = {name.partition(".")[2]: array for name, array in whole.items() if name.startswith(f"{number}.")}
-        return Arrays(mine, whole.meta["metas"][number])
+
+    def _members(self, kind: str, pack: str) -> list[Arrays]:
+        """The objects of a pack; those of packs of many, whose header takes its time to read, stay open.
+
+        Raises:
+            MissingObject: if it is not there, or no longer whole.
+        """
+        name = f"{kind}/{pack}"
+        if name in self._open:
+            return self._open[name]
+        whole = self._store.get(KIND, name)
+        parts: list[dict[str, np.ndarray]] = [{} for _ in whole.meta["keys"]]
+        for each, array in whole.items():
+            number, _, own = each.partition(".")
+            parts[int(number)][own] = array
+        members = [Arrays(part, meta) for part, meta in zip(parts, whole.meta["metas"], strict=True)]
+        if len(members) > _SOME:
+            self._open[name] = members
+        return members
 
     def keys(self, kind: str) -> set[str]:
         """Keys of all objects of a kind that lie in packs now."""
@@ -128,11 +147,9 @@ class Packs:
         if key not in self.keys(kind) or self.get(kind, key) is None:
             return
         pack, number = self._places[kind][key]
-        whole = self._store.get(KIND, f"{kind}/{pack}")
-        members = []
-        for place, other in enumerate(whole.meta["keys"]):
-            mine = {name.partition(".")[2]: array for name, array in whole.items() if name.startswith(f"{place}.")}
-            members += [Member(other, mine, whole.meta["metas"][place])] if place != number else []
+        keys = {place[1]: each for each, place in self._places[kind].items() if place[0] == pack}
+        whole = enumerate(self._members(kind, pack))
+        members = [Member(keys[i], each, each.meta) for i, each in whole if i != number and i in keys]
         self._forget(kind, pack)
         if members:
             self.put(kind, members)
@@ -168,5 +185,6 @@ class Packs:
 
     def _forget(self, kind: str, pack: str) -> None:
         self._known[kind].discard(pack)
+        self._open.pop(f"{kind}/{pack}", None)
         for key in [key for key, place in self._places[kind].items() if place[0] == pack]:
             del self._places[kind][key]

@@ -111,7 +111,7 @@ def test_a_method_that_says_it_trains_all_and_does_not_is_named_in_the_first_ste
     optimizer = torch.optim.SGD(method.parameters(), lr=0.1)
     Workers(0, 2).expect_gradients(nn.Sequential(method), optimizer)
     method.used(torch.ones(2)).sum().backward()
-    with pytest.raises(Fault, match=r"a step gives 0\.idle\.weight no gradient, but Routed says so: write trains_all"):
+    with pytest.raises(Fault, match=r"a step gives 0\.idle\.weight no gradient, and Routed says .*: write trains_all"):
         optimizer.step()
     method.idle(torch.ones(2)).sum().backward()
     optimizer.step()

@@ -190,6 +190,15 @@ def test_at_the_end_a_little_less_is_a_pack_too_and_one_object_is_never(local, m
     check(other(local), KEYS)
 
 
+def test_a_pack_of_many_is_opened_once(local, monkeypatch):
+    monkeypatch.setattr("orchestrator.store.packs._SOME", 2)
+    fill(local)
+    reader = other(local)
+    check(reader, KEYS)
+    monkeypatch.setattr(reader, "_objects", None)  # who read a file would fail
+    check(reader, KEYS[:3])
+
+
 def test_other_kinds_are_never_looked_for_in_packs(local, monkeypatch):
     monkeypatch.setattr(local._objects, "state_of", None)  # who asked would fail
     with pytest.raises(MissingObject):
