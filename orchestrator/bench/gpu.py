@@ -8,7 +8,9 @@ on one GPU with gloo. What is not timed: decoding and the store.
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -157,8 +159,11 @@ def _worker(rank: int, world: int, port: int, backend: str, device_type: str, si
         ]
         if rank == 0:
             torch.save([row.__dict__ for row in rows], out)
+        dist.barrier()
     finally:
         dist.destroy_process_group()
+    sys.stderr.flush()
+    os._exit(0)  # without the end of the interpreter, in which a thread of torch's has ended such a process by SIGABRT
 
 
 def in_parallel(world: int, backend: str, device_type: str, **size: Any) -> list[GpuRow]:
