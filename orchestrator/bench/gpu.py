@@ -163,7 +163,7 @@ def _worker(rank: int, world: int, port: int, backend: str, device_type: str, si
     finally:
         dist.destroy_process_group()
     sys.stderr.flush()
-    os._exit(0)  # without the end of the interpreter, in which a thread of torch's has ended such a process by SIGABRT
+    os._exit(0)  # without the interpreter's end: once, probably there, SIGABRT ended such a process of torch 2.15
 
 
 def in_parallel(world: int, backend: str, device_type: str, **size: Any) -> list[GpuRow]:

@@ -147,7 +147,7 @@ class Packs:
         if key not in self.keys(kind) or self.get(kind, key) is None:
             return
         pack, number = self._places[kind][key]
-        keys = {place[1]: each for each, place in self._places[kind].items() if place[0] == pack}
+        keys = {place[1]: each for each, place in list(self._places[kind].items()) if place[0] == pack}
         whole = enumerate(self._members(kind, pack))
         members = [Member(keys[i], each, each.meta) for i, each in whole if i != number and i in keys]
         self._forget(kind, pack)
@@ -186,5 +186,6 @@ class Packs:
     def _forget(self, kind: str, pack: str) -> None:
         self._known[kind].discard(pack)
         self._open.pop(f"{kind}/{pack}", None)
-        for key in [key for key, place in self._places[kind].items() if place[0] == pack]:
-            del self._places[kind][key]
+        # a list first: threads that read ahead may be adding places
+        for key in [key for key, place in list(self._places[kind].items()) if place[0] == pack]:
+            self._places[kind].pop(key, None)
