@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from typing import Any, Literal
 
 import numpy as np
@@ -226,16 +227,27 @@ class Commits:
             return True
         try:
             previous = self.store.get_json("commits", self._name(done))
-            is_same = _is_same(previous, commit)
-            if not is_same or objects_of(previous) != objects_of(commit):  # ours are there again if they were damaged
-                for kind, name in objects_of(previous):
-                    self.store.get(kind, name)
-        except MissingObject:  # the commit or one of its objects is damaged: this one takes its place
+        except MissingObject:  # damaged, and removed now
+            previous = {}
+        is_same = bool(previous) and _is_same(previous, commit)
+        is_ours = is_same and objects_of(previous) == objects_of(commit)  # there again if they were damaged
+        if not is_ours and not self._stands(done):  # this one takes its place
             self.store.put_json("commits", self._name(done), commit)
             previous, is_same = commit, True
         if is_same:
             self._at = (done, digest_of_commit(previous))
         return is_same
+
+    def _stands(self, done: int) -> bool:
+        """Whether a run can go on from a task's commit or a later one: an old task's weights have been let go of."""
+        for each in count(done):
+            try:
+                self._whole(each)
+                return True
+            except MissingObject:
+                if each > done and not self.store.has("commits", self._name(each)):
+                    return False
+        raise AssertionError
 
     def _put_galleries(self, stem: str, galleries: Sequence[Tensor]) -> list[str]:
         names = [f"{self.run}/{stem}_{number:03d}" for number in range(1, len(galleries) + 1)]
