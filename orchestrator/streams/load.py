@@ -59,8 +59,7 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
         if not path.is_file():
             raise ConfigError(_unknown_stream(name, root))
     with collector_off():
-        data = read_json(path, unique_keys=True)
-        return parse_manifest(data, source=str(path), base=path.parent, videos=videos)
+        return parse_manifest(read_json(path, unique_keys=True), source=str(path), base=path.parent, videos=videos)
 
 
 def split_order(name: str) -> tuple[str, int]:

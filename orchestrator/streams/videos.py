@@ -11,7 +11,7 @@ from pathlib import Path
 
 from orchestrator.digests import Identity, identity_of
 from orchestrator.errors import ConfigError
-from orchestrator.streams.stream import SPLITS, Item, Stream, StreamTask, walk
+from orchestrator.streams.stream import SPLITS, Item, Stream, StreamTask, collector_off, walk
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -54,6 +54,7 @@ def video_stem(name: str) -> str:
     return stem if suffix.lower() in VIDEO_SUFFIXES else name
 
 
+@collector_off()
 def look(stream: Stream) -> dict[str, Identity]:
     """What the file system says of every file of a stream, asked once: it may have 100,000 on a file server.
 
