@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from methods.backbone.frozen_mlp import pass_mlp
 from methods.backbone.quick_gelu import QuickGELU
 
 
@@ -224,7 +225,7 @@ class Block(nn.Module):
             x = seams.between(x, attended, state)
         state.log.append((attended_groups, attended_tokens, x.shape[1] if read is None else attended_tokens))
         y = self.ln_2(x)
-        m = self.mlp(y)
+        m = pass_mlp(self.mlp, y)
         if seams.mlp is not None:
             m = seams.mlp(y, m, state)
         x = x + self.ls_2(m)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.backbone.blocks import Block, BlockSeams, TokenState
+from methods.backbone.frozen_mlp import pass_mlp
 
 
 def can_end(block: nn.Module, seams: BlockSeams, state: TokenState) -> TypeGuard[Block]:
@@ -47,5 +48,5 @@ def end(block: Block, x: Tensor, seams: BlockSeams, state: TokenState) -> Tensor
     x = last + block.ls_1(out if seams.out is None else seams.out(mixed, out, state))
     state.log.append((batch // state.batch, tokens, tokens))
     y = block.ln_2(x)
-    m = block.mlp(y)
+    m = pass_mlp(block.mlp, y)
     return x + block.ls_2(m if seams.mlp is None else seams.mlp(y, m, state))

@@ -59,13 +59,13 @@ class CrossFrameAttention(nn.Module):
         """Attend from the neighbouring frame to each frame: (B, T, N, D) -> (B, T, N, D)."""
         queries = self._heads_first(self.q(neighbour(y, direction)))
         keys, values = self._heads_first(self.k(y)), self._heads_first(self.v(y))
-        mixed = F.scaled_dot_product_attention(queries, keys, values)  # (B, T, H, N, D/H)
-        merged = mixed.transpose(2, 3).flatten(3)
+        mixed = F.scaled_dot_product_attention(queries, keys, values)
+        merged = mixed.transpose(1, 2).flatten(2).unflatten(0, y.shape[:2])
         return merged if self.out is None else self.out(merged)
 
     def _heads_first(self, x: Tensor) -> Tensor:
-        """(B, T, N, D) -> (B, T, H, N, D/H)."""
-        return x.unflatten(-1, (self.heads, -1)).transpose(2, 3)
+        """(B, T, N, D) -> (B*T, H, N, D/H): torch's fused attention takes four dimensions and no more."""
+        return x.flatten(0, 1).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 class FrameFusion(nn.Module):

@@ -4,12 +4,12 @@ Both sides take turns (a b, b a, ...) on the same inputs, and a product of matri
 that whatever else the machine does falls on all three. Of each pair there is a ratio; medians and the range over pairs
 are kept. Memory is the peak of the process over what it held before. A go that is watched for it starts from a heap
 that was handed back and must fetch each page anew; the goes that are timed follow it, for what is measured here runs
-over and over in a training or an evaluation, which fetch their pages once.
+over and over in a training or an evaluation. Ours keep their pages from then on, as a run does (data/heap.py); plain
+ways let go of them as glibc does for whoever asks for nothing.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
 import resource
 import statistics
@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from orchestrator.bench.work import Work
+from orchestrator.data.heap import kept_heap, trim
 
 GEMM = (2048, 768, 3072)  # rows, inner, columns of the product that says what this machine can do
 LEAST = 0.15  # CPU seconds that a side is timed for, by as many goes as it takes (100 at most)
@@ -108,7 +109,7 @@ class Peak:
         self.before: float | None = None
         if not sys.platform.startswith("linux"):
             return
-        ctypes.CDLL(None).malloc_trim(0)  # what was freed is handed back, or it would hide in `before`
+        trim()  # what was freed is handed back, or it would hide in `before`
         try:
             Path("/proc/self/clear_refs").write_text("5")  # the kernel forgets the peak so far
         except OSError:
@@ -144,7 +145,10 @@ def measure(name: str, path: HotPath, pairs: int | None = None) -> Measured:
         watched: tuple[Callable[[], object] | None, ...] = works if path.has_memory else (None, None)
         if turn == 0 and path.is_heavy and path.has_memory and path.is_gemm:
             watched = (counter, path.plain)
-        found = {which: Side.of(works[which], goes, watched[which]) for which in ((1, 0) if turn % 2 else (0, 1))}
+        found: dict[int, Side] = {}
+        for which in (1, 0) if turn % 2 else (0, 1):
+            with kept_heap(torch.device("cpu"), is_kept=which == 0):
+                found[which] = Side.of(works[which], goes, watched[which])
         turns.append((found[0], found[1], (rate + gemm_rate()) / 2 if path.is_gemm else 0.0))
     shares = {"times": _share(plain.seconds / ours.seconds for ours, plain, _ in turns)}
     ours_peak = _smallest(ours.peak for ours, _, _ in turns)

@@ -24,6 +24,7 @@ from orchestrator.data.batches import StreamData, check_pairs
 from orchestrator.data.device import memory_of, prepare_device
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.frozen_features import frozen_features
+from orchestrator.data.heap import kept_heap
 from orchestrator.data.images import ImageData, ImageSource
 from orchestrator.data.imported_features import frame_source
 from orchestrator.data.prepare import prepare_stream
@@ -169,7 +170,7 @@ def execute(
             on_ready(key, method, mine, commits)
         return loop
 
-    with memory_of(workers.device):
+    with memory_of(workers.device), kept_heap(workers.device):
         return _to_the_end(begin, key, stream)
 
 

@@ -7,7 +7,6 @@ started anew by Tune and goes on from the last commit; how often it may fail, `W
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import logging
 import os
@@ -62,9 +61,11 @@ def _forget() -> None:
     """Free what the trial held: its process lives on, and the next trial counts its own peak of memory."""
     import torch
 
+    from orchestrator.data.heap import trim
+
     gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-    with contextlib.suppress(OSError, AttributeError):  # Linux with glibc alone
-        ctypes.CDLL(None).malloc_trim(0)
+    trim()
+    with contextlib.suppress(OSError):  # Linux alone
         Path("/proc/self/clear_refs").write_text("5")  # peak resident memory is counted from here on

@@ -1,0 +1,55 @@
+"""The MLP of a block while nothing trains it: one tensor of its width on each way besides the one that is kept.
+
+Bit for bit what its three layers give one after another. They cannot know that nobody else reads what they hand on, and
+so write a new tensor for each product with 1.702; here those are written over.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeGuard
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from methods.backbone.quick_gelu import STEEPNESS, QuickGELU
+
+
+def pass_mlp(mlp: nn.Module, x: Tensor) -> Tensor:
+    """What a block's MLP makes of tokens x (..., D), whatever it is."""
+    if not _is_frozen(mlp) or torch.is_autocast_enabled(x.device.type):
+        made: Tensor = mlp(x)
+        return made
+    wide, narrow = mlp[0], mlp[2]
+    made = _Frozen.apply(x, wide.weight, wide.bias, narrow.weight, narrow.bias)
+    return made
+
+
+def _is_frozen(mlp: nn.Module) -> TypeGuard[nn.Sequential]:
+    """Whether it is CLIP's, without a weight that trains or somebody who listens."""
+    if not isinstance(mlp, nn.Sequential) or [type(part) for part in mlp] != [nn.Linear, QuickGELU, nn.Linear]:
+        return False
+    if any("forward" in part.__dict__ or part._forward_hooks or part._forward_pre_hooks for part in (mlp, *mlp)):
+        return False
+    return not any(weight.requires_grad for weight in mlp.parameters())
+
+
+class _Frozen(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, wide: Tensor, wide_bias: Tensor | None, narrow: Tensor, narrow_bias: Tensor | None
+    ) -> Tensor:
+        steep = F.linear(x, wide, wide_bias).mul_(STEEPNESS)
+        if not ctx.needs_input_grad[0]:
+            return F.linear(F.silu(steep, inplace=True).div_(STEEPNESS), narrow, narrow_bias)
+        ctx.save_for_backward(steep, wide, narrow)
+        return F.linear(F.silu(steep).div_(STEEPNESS), narrow, narrow_bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        steep, wide, narrow = ctx.saved_tensors
+        own = (gradient @ narrow).div_(STEEPNESS)
+        torch.ops.aten.silu_backward.grad_input(own, steep, grad_input=own)
+        return own.mul_(STEEPNESS) @ wide, None, None, None, None

@@ -1,0 +1,62 @@
+"""Freed memory is kept while a CPU computes, and handed back at the end."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from orchestrator.data import heap
+from orchestrator.data.heap import kept_heap
+from orchestrator.learning.resolve import resolve
+from orchestrator.learning.run import Places, execute
+from orchestrator.streams.load import load_stream
+
+CPU = torch.device("cpu")
+PAGES = 64 << 18  # of 4 bytes: 64 MiB
+
+
+def pages_fetched() -> int:
+    """By the second of two tensors of 64 MiB, the first of which has been freed."""
+    torch.zeros(PAGES).fill_(1)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.zeros(PAGES).fill_(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc alone is asked")
+def test_freed_memory_is_fetched_once_inside_and_handed_back_at_the_end():
+    def held() -> float:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+    with kept_heap(CPU, is_kept=False):
+        usual = pages_fetched()
+    if usual < 1000:
+        pytest.skip("pages are large here, or the C library is not glibc")
+    with kept_heap(CPU):
+        assert pages_fetched() < usual / 10
+        inside = held()
+    assert held() < inside - 60
+    assert pages_fetched() > usual / 2
+
+
+def test_a_run_keeps_its_heap_and_ends_with_the_usual_one(monkeypatch, runs, manifest):
+    told: list[dict[int, int]] = []
+    monkeypatch.setattr(heap, "_set", told.append)
+    experiment = resolve(
+        {"method": "lora", "stream": manifest, "optim.epochs": 1}, load_stream(manifest, runs).settings
+    )
+    seen: list[int] = []
+    execute(experiment, Places(runs), report=lambda *_: seen.append(len(told)))
+    assert seen == [1, 1, 1]  # in every task
+    assert len(told) == 2
+    assert told[0] != told[1]
+
+
+def test_a_gpus_run_leaves_the_heap_alone(monkeypatch):
+    monkeypatch.setattr(heap, "_set", lambda values: pytest.fail("the heap was set"))
+    with kept_heap(torch.device("cuda")):
+        pass
