@@ -2,7 +2,7 @@
 
 Left alone, glibc returns tensors of more than 32 MiB when they are freed, and what is free at the end of its heap. Each
 step then gets the same pages anew, one by one and each filled with zeros: of a FrameFusionMoE step (ViT-B/32, 7 videos
-of 12 frames) that was 0.2 to 0.7 million pages and 4 to 10 % of its CPU seconds. Other allocators are left as they are.
+of 12 frames) that was 0.2 to 0.7 million pages and 3 to 11 % of its CPU seconds. Other allocators are left as they are.
 """
 
 from __future__ import annotations
