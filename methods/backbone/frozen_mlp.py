@@ -15,6 +15,8 @@ from torch.autograd.function import once_differentiable
 
 from methods.backbone.quick_gelu import STEEPNESS, QuickGELU
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
 
 def pass_mlp(mlp: nn.Module, x: Tensor) -> Tensor:
     """What a block's MLP makes of tokens x (..., D), whatever it is."""
@@ -30,9 +32,14 @@ def _is_frozen(mlp: nn.Module) -> TypeGuard[nn.Sequential]:
     """Whether it is CLIP's, without a weight that trains or somebody who listens."""
     if not isinstance(mlp, nn.Sequential) or [type(part) for part in mlp] != [nn.Linear, QuickGELU, nn.Linear]:
         return False
-    if any("forward" in part.__dict__ or part._forward_hooks or part._forward_pre_hooks for part in (mlp, *mlp)):
+    if not all(map(_is_untouched, (mlp, *mlp))):
         return False
     return not any(weight.requires_grad for weight in mlp.parameters())
+
+
+def _is_untouched(part: nn.Module) -> bool:
+    """Whether nobody hooks onto a layer or has given it another forward."""
+    return "forward" not in part.__dict__ and not any(getattr(part, hooks) for hooks in _HOOKS)
 
 
 class _Frozen(torch.autograd.Function):

@@ -109,7 +109,8 @@ def run(only: str | None = None, is_quick: bool = False, is_record: bool = False
     recorded = read_shares()  # before it is written, or a record would be compared with itself
     if is_record:
         write_shares(rows, f"{began}; load at the end {os.getloadavg()[0]:.1f}")
-    print(f"{began}\n\n{to_markdown(rows, recorded)}\n\nIn brackets: the recorded share. ±: half the range over pairs.")
+    notes = "In brackets: the recorded share. ±: half the range over pairs. Ours keep freed memory, as a run does."
+    print(f"{began}\n\n{to_markdown(rows, recorded)}\n\n{notes}")
     short = failures(rows, recorded)
     sys.stdout.flush()
     sys.stderr.writelines(f"bench: below its share: {line}\n" for line in short)
