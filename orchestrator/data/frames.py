@@ -21,7 +21,7 @@ from orchestrator.digests import Identity, canonical, digest_file, digest_of
 from orchestrator.errors import ConfigError, MissingObject, VideoError
 from orchestrator.store.packer import Packer
 from orchestrator.store.store import Store
-from orchestrator.streams.stream import Item, Segment, collector_off
+from orchestrator.streams.stream import Item, Segment
 from orchestrator.video.decode import decoder_version
 from orchestrator.video.pool import Decoder, Job
 from orchestrator.video.sampling import MISSING, Frames, Sampling, choose_frames, missing_frame, resize_and_crop
@@ -96,7 +96,6 @@ class FrameSource:
         arrays = {"frames": clip.frames, "timestamps": clip.timestamps}
         return self.key(item), arrays, {"video": item.video, "decoder": clip.decoder}
 
-    @collector_off()
     def keys(self, items: Iterable[Item], seen: Mapping[str, Identity] | None = None) -> tuple[dict[Item, str], Broken]:
         """The content address of each item, once, and the items whose file cannot even be read.
 

@@ -13,7 +13,7 @@ from orchestrator.data.frames import Broken, FrameSource
 from orchestrator.digests import Identity
 from orchestrator.errors import ConfigError
 from orchestrator.store.garbage import note_use
-from orchestrator.streams.stream import Item, Stream
+from orchestrator.streams.stream import Item, Stream, collector_off
 from orchestrator.streams.videos import look, missing_videos, without
 
 HERE = max(2, min(8, os.cpu_count() or 1))  # processes that decode at once on this machine
@@ -53,21 +53,22 @@ def decode_stream(
         decode: who decodes; default `source.decode_missing`, on this machine.
         seen: what `look` says of the stream, where the caller has asked already.
     """
-    seen = look(stream) if seen is None else seen
-    missing = missing_videos(stream, seen)
-    gone = {id(item) for item in missing}
-    items = [
-        item
-        for index in range(len(stream.tasks))
-        for split in splits
-        for item in stream.items(index, split)
-        if id(item) not in gone
-    ]
-    keys, unreadable = source.keys(items, seen)
-    if keys:
-        note_use(source.store, stream.name, list(keys.values()))
-    present = source.store.present("frames", list(keys.values()))
-    new = [item for item, key in keys.items() if key not in present]
+    with collector_off():
+        seen = look(stream) if seen is None else seen
+        missing = missing_videos(stream, seen)
+        gone = {id(item) for item in missing}
+        items = [
+            item
+            for index in range(len(stream.tasks))
+            for split in splits
+            for item in stream.items(index, split)
+            if id(item) not in gone
+        ]
+        keys, unreadable = source.keys(items, seen)
+        if keys:
+            note_use(source.store, stream.name, list(keys.values()))
+        present = source.store.present("frames", list(keys.values()))
+        new = [item for item, key in keys.items() if key not in present]
     with tqdm(total=len(new), desc="decoding", unit="video", disable=not progress or not new) as bar:
         decoded, broken = (decode or source.decode_missing)(new, workers, bar.update)
     return Prepared(decoded, len(keys) - len(new), missing, [*broken, *unreadable])
