@@ -20,11 +20,13 @@ PAGES = 64 << 18  # of 4 bytes: 64 MiB
 
 
 def pages_fetched() -> int:
-    """By the second of two tensors of 64 MiB, the first of which has been freed."""
-    torch.zeros(PAGES).fill_(1)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.zeros(PAGES).fill_(1)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    """By a tensor of 64 MiB that follows a freed one; the fewest of ten, for what is small may take a place before."""
+    found = []
+    for _ in range(11):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.zeros(PAGES).fill_(1)
+        found.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    return min(found[1:])
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc alone is asked")
