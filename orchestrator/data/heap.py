@@ -4,7 +4,7 @@ Left alone, glibc returns tensors of more than 32 MiB when they are freed, and w
 step then gets the same pages anew, one by one and each filled with zeros: of a FrameFusionMoE step (ViT-B/32, 7 videos
 of 12 frames) that was 0.2 to 0.7 million pages and 3 to 11 % of its CPU seconds. Other allocators are left as they are.
 
-In a thread that is not the process's first one, as Ray's trials are, glibc keeps little of tensors above some MiB: such a
+In a thread that is not the first of its process, as Ray's trials are, glibc keeps little of tensors above some MiB: a
 thread's memory comes in heaps of 64 MiB that it hands back whole, unless MALLOC_ARENA_MAX=1 is set before the process.
 """
 
