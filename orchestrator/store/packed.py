@@ -24,6 +24,7 @@ _MAX_HEADER = 16 * 2**20  # bytes
 _MAX_DIMENSIONS = 32
 _ALIGN = 64  # bytes; the first array starts here so that every dtype is aligned in a memory map
 _ZEROS = "0" * 64
+_BEGIN, _END = b'{"sha256":"', b"}\n"  # of a JSON object
 _NAMES = {
     "F64": "<f8",
     "F32": "<f4",
@@ -155,9 +156,6 @@ def pack_json(name: str, value: Any) -> bytes:
     """
     text = canonical(value).encode()
     return b"".join([_BEGIN, _digest_of_text(name, text), _between(name), text, _END])
-
-
-_BEGIN, _END = b'{"sha256":"', b"}\n"
 
 
 def _between(name: str) -> bytes:

@@ -76,6 +76,13 @@ def test_one_that_trains_or_is_listened_to_passes_its_own_layers() -> None:
 
 def test_in_bf16_it_is_what_autocast_makes_of_its_layers() -> None:
     mlp, x = clips_mlp(), torch.randn(5, 24)
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert pass_mlp(mlp, x).dtype is torch.bfloat16
-        assert pass_mlp(mlp, x).equal(mlp(x))
+        made, expected = pass_mlp(mlp, ours), mlp(theirs)
+    assert made.dtype is torch.bfloat16
+    assert made.equal(expected)
+    for each in (made, expected):
+        each.backward(torch.ones_like(each))
+    assert ours.grad is not None
+    assert theirs.grad is not None
+    assert ours.grad.equal(theirs.grad)

@@ -17,7 +17,7 @@ from orchestrator.streams.load import load_stream
 from tests.apart import apart
 
 CPU = torch.device("cpu")
-PAGES = 64 << 18  # of 4 bytes: 64 MiB
+ELEMENTS = 64 << 18  # of 4 bytes: 64 MiB
 
 
 def pages_fetched() -> int:
@@ -25,7 +25,7 @@ def pages_fetched() -> int:
     found = []
     for _ in range(11):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        torch.zeros(PAGES).fill_(1)
+        torch.zeros(ELEMENTS).fill_(1)
         found.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     return min(found[1:])
 
