@@ -23,6 +23,7 @@ from orchestrator.cli.options import (
     words_of,
 )
 from orchestrator.errors import ConfigError
+from orchestrator.jobs.naming import new_name
 
 MAIN_JOB = {"method": "framefusion_moe", "stream": "shapes-5"}
 BASELINES = "zero_shot,clip4clip,upper_bound"
@@ -177,7 +178,7 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
     from orchestrator.jobs.session import within_budget
     from orchestrator.jobs.sweep import SweepRequest, sweep
 
-    name = arguments.name or f"{method.replace(':', '-')}-{_slug(stream)}-{time.strftime('%m%d-%H%M%S')}"
+    name = arguments.name or new_name(f"{method.replace(':', '-')}-{_slug(stream)}")
     supervised.tell_name(name)
     request = SweepRequest(
         method=method,
@@ -237,7 +238,7 @@ def request_table(arguments: argparse.Namespace, search: dict[str, Any], overrid
     check_table(preset.search, preset.seeds, overrides)
     arguments.stream = arguments.stream or preset.stream
     table, stream = Path(arguments.preset).stem, _slug(arguments.stream)
-    name = arguments.name or f"{table}-{stream}-{time.strftime('%m%d-%H%M%S')}"
+    name = arguments.name or new_name(f"{table}-{stream}")
     supervised.tell_name(name)
     from orchestrator.jobs.table_plan import TableRequest
 
@@ -260,9 +261,9 @@ def _request_varied(arguments: argparse.Namespace, search: dict[str, Any], overr
     check_table(preset.search, preset.seeds, overrides)
     check_settings(method, overrides, arguments.vary)
     arguments.stream = arguments.stream or MAIN_JOB["stream"]
-    name = f"{method.replace(':', '-')}-vary-{_slug(arguments.stream)}-{time.strftime('%m%d-%H%M%S')}"
-    supervised.tell_name(arguments.name or name)
-    name, direction = arguments.name or name, get_direction(arguments)
+    name = arguments.name or new_name(f"{method.replace(':', '-')}-vary-{_slug(arguments.stream)}")
+    supervised.tell_name(name)
+    direction = get_direction(arguments)
     return TableRequest(name, arguments.stream, preset, overrides, direction, arguments.orders)
 
 

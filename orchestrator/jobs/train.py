@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from orchestrator.console import say
 from orchestrator.errors import ConfigError
 from orchestrator.jobs.deployment import Deployment, find_manifest
 from orchestrator.jobs.methods import default_presets
+from orchestrator.jobs.naming import new_name
 from orchestrator.learning.commits import Record
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.resolve import check_domain, find, resolve, with_recipe
@@ -80,7 +80,7 @@ def train(
         raise ConfigError("workers: `ctvr run` trains in one process. Use `ctvr rerun` or `ctvr sweep` for several.")
     check_mirror(experiment.tracking.mirror)
     tracker = where.tracker(stream.name)
-    name = f"{experiment.run.method}-seed{experiment.run.seed}-{time.strftime('%m%d-%H%M%S')}"
+    name = new_name(f"{experiment.run.method}-seed{experiment.run.seed}")
     recorder = Recorder(tracker, experiment, name, keep_model=keep_model)
 
     def report_task(task: Task, record: Record, seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,6 +29,15 @@ def test_a_run_is_recorded_and_goes_on_where_it_ended(where, manifest, capsys):
     assert "nothing was trained (--fresh trains again)" in capsys.readouterr().err
     first, second = where.tracker().find_runs()
     assert dict(first.metrics[GAIN]) == dict(second.metrics[GAIN])
+
+
+def test_runs_that_start_in_one_second_are_recorded_each(where, manifest, monkeypatch):
+    monkeypatch.setattr("orchestrator.jobs.naming.time", SimpleNamespace(strftime=lambda form: "1125-000000"))
+    for frames in ("2", "3"):
+        run({"method": "zero_shot", "stream": manifest, "data.num_frames": frames}, (), where)
+    found = where.tracker().find_runs()
+    assert [each.settings["data.num_frames"] for each in found] == ["2", "3"]
+    assert len({each.name for each in found}) == 2
 
 
 @pytest.mark.parametrize(
