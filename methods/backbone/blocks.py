@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from methods.backbone.folding import Fold, folded
 from methods.backbone.frozen_mlp import pass_mlp
 from methods.backbone.quick_gelu import QuickGELU
 
@@ -78,7 +79,8 @@ _RECORDED: ContextVar[list[TokenState] | None] = ContextVar("recorded", default=
 class BlockSeams:
     """The additions of one block; None leaves a place as CLIP made it.
 
-    qkv, q, k, v, out: (input, projected, state) -> projected; qkv (G, N, 3D) acts before the other three.
+    qkv, q, k, v, out: (input, projected, state) -> projected; qkv (G, N, 3D) acts before the other three. fold: the
+    matrix (3D, D) that does what qkv, q, k and v do, for weights at rest (folding.py).
     mix: (q, k, v, bias, state) -> mixed, heads first (G, H, N, D/H), in place of the fused attention; it is slow, for
     searches that need its probabilities. beside: (y, attention, state) -> attention. before, after: (x, state) -> x.
     between: (x, attended, state) -> x. mlp: (y, output, state) -> output.
@@ -90,6 +92,7 @@ class BlockSeams:
 
     before: Seam | None = None
     qkv: Seam | None = None
+    fold: Fold | None = None
     q: Seam | None = None
     k: Seam | None = None
     v: Seam | None = None
@@ -140,12 +143,13 @@ class Attention(nn.Module):
         self, y: Tensor, seams: BlockSeams, state: TokenState, read: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v of tokens y (G, N, D), each (G, N, D), but q of the first `read` tokens alone if that is given."""
+        weight, seams = folded(self.in_weight, seams)
         if read is not None and seams.qkv is seams.q is seams.k is seams.v is None:
             width = y.shape[-1]
-            q = F.linear(y[:, :read], self.in_weight[:width], self.in_bias[:width])
-            k, v = F.linear(y, self.in_weight[width:], self.in_bias[width:]).chunk(2, dim=-1)
+            q = F.linear(y[:, :read], weight[:width], self.in_bias[:width])
+            k, v = F.linear(y, weight[width:], self.in_bias[width:]).chunk(2, dim=-1)
             return q, k, v
-        qkv = F.linear(y, self.in_weight, self.in_bias)
+        qkv = F.linear(y, weight, self.in_bias)
         if seams.qkv is not None:
             qkv = seams.qkv(y, qkv, state)
         q, k, v = qkv.chunk(3, dim=-1)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.backbone.blocks import Block, BlockSeams, TokenState
+from methods.backbone.folding import folded
 from methods.backbone.frozen_mlp import pass_mlp
 
 
@@ -21,6 +22,7 @@ def can_end(block: nn.Module, seams: BlockSeams, state: TokenState) -> TypeGuard
         return False
     if type(state) is not TokenState:  # seams with a state of their own read what they like: LUMP asks a second caption
         return False
+    _, seams = folded(block.attn.in_weight, seams)
     is_alone = seams.by_token or seams.q is seams.out is seams.mlp is None
     others = (seams.before, seams.qkv, seams.mix, seams.beside, seams.between, seams.after)
     return is_alone and all(seam is None for seam in others)
@@ -36,11 +38,12 @@ def end(block: Block, x: Tensor, seams: BlockSeams, state: TokenState) -> Tensor
     seen = torch.arange(tokens, device=x.device) <= state.eot[:, None]  # (B, L)
     y = block.ln_1(x)
     asking, last = y[rows, state.eot][:, None], x[rows, state.eot][:, None]
-    k, v = F.linear(y, attention.in_weight[width:], attention.in_bias[width:]).chunk(2, dim=-1)
+    weight, seams = folded(attention.in_weight, seams)
+    k, v = F.linear(y, weight[width:], attention.in_bias[width:]).chunk(2, dim=-1)
     k = k if seams.k is None else seams.k(y, k, state)
     v = v if seams.v is None else seams.v(y, v, state)
     state.eot = torch.zeros_like(state.eot)
-    q = F.linear(asking, attention.in_weight[:width], attention.in_bias[:width])
+    q = F.linear(asking, weight[:width], attention.in_bias[:width])
     q = q if seams.q is None else seams.q(asking, q, state)
     q, k, v = (attention.heads_first(z) for z in (q, k, v))
     mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None, None]).transpose(1, 2).flatten(2)

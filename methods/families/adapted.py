@@ -82,7 +82,7 @@ class JointLoRA(Adaptation):
     """LoRA on the fused q, k, v projection of every block: one A (r, D) for all three, B (3D, r), factor 1.
 
     The paper's 0.49 M parameters hold for this form only (section 3.1 writes one pair for each projection).
-    It can be folded into the weights for inference, so that by the paper's rule it costs no multiply-adds.
+    It is folded into the weights while those rest, so that by the paper's rule it costs no multiply-adds.
     """
 
     def __init__(self, backbone: Clip, rank: int) -> None:
@@ -91,10 +91,14 @@ class JointLoRA(Adaptation):
         self.text = _joint(backbone.text.width, self.depths[1], rank)
 
     def vision_seams(self, backbone: Clip) -> list[BlockSeams]:
-        return [BlockSeams(qkv=partial(_add_low_rank, lora)) for lora in self.vision]  # type: ignore[arg-type]
+        return list(map(_low_rank, self.vision))  # type: ignore[arg-type]
 
     def text_seams(self, backbone: Clip) -> list[BlockSeams]:
-        return [BlockSeams(qkv=partial(_add_low_rank, lora)) for lora in self.text]  # type: ignore[arg-type]
+        return list(map(_low_rank, self.text))  # type: ignore[arg-type]
+
+
+def _low_rank(lora: LoRA) -> BlockSeams:
+    return BlockSeams(qkv=partial(_add_low_rank, lora), fold=lora.merged_delta)
 
 
 def _add_low_rank(lora: LoRA, y: Tensor, qkv: Tensor, state: TokenState) -> Tensor:

@@ -327,6 +327,8 @@ def _combine_block(a: BlockSeams, b: BlockSeams) -> BlockSeams:
             merged[field.name] = _then(second, first)
         else:
             merged[field.name] = _refine(second, first)
+    if all(any(seam is not None for seam in (each.qkv, each.q, each.k, each.v)) for each in (a, b)):
+        merged["fold"] = None  # it does what one of them does
     return BlockSeams(**merged)
 
 

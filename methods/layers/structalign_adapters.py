@@ -6,11 +6,12 @@ backbone never changes and is not copied.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Literal, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from methods.backbone.clip import BlockSeams, Clip, Seams
 from methods.layers.experts import PLACES, TaskAwareExperts
@@ -23,6 +24,15 @@ from methods.layers.token_steps import TokenReducer
 
 def _modules(block: nn.Module) -> dict[str, Any]:
     return dict(cast(nn.ModuleDict, block).items())
+
+
+class _QueriesValues(nn.ModuleDict):
+    """LoRA on q and v of a block."""
+
+    def merged_delta(self) -> Tensor:
+        """What both add to the fused projection, (3D, D)."""
+        q, v = (cast(LoRA, self[place]).merged_delta() for place in "qv")
+        return torch.cat([q, torch.zeros_like(q), v])
 
 
 class LoRAAdapters(nn.Module):
@@ -51,7 +61,7 @@ class LoRAAdapters(nn.Module):
             return LoRA(vision_rank, vision_alpha, vision, vision)
 
         self.text = nn.ModuleList(nn.ModuleDict({place: experts() for place in PLACES}) for _ in backbone.text.blocks)
-        self.vision = nn.ModuleList(nn.ModuleDict({"q": lora(), "v": lora()}) for _ in backbone.vision.blocks)
+        self.vision = nn.ModuleList(_QueriesValues({"q": lora(), "v": lora()}) for _ in backbone.vision.blocks)
 
     def begin_task(self, index: int) -> None:
         """Nothing: all tasks share all adapters."""
@@ -65,7 +75,9 @@ class LoRAAdapters(nn.Module):
 
     def vision_seams(self) -> Seams:
         """Eq. 5, and the reducer."""
-        return combine(self.reducer.seams(), [BlockSeams(**_modules(block)) for block in self.vision])
+        blocks = cast(Iterable[_QueriesValues], self.vision)
+        low_rank = [BlockSeams(**_modules(block), fold=block.merged_delta) for block in blocks]
+        return combine(self.reducer.seams(), low_rank)
 
     def groups(self, index: int) -> dict[str, list[nn.Parameter]]:
         """What task `index` trains."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from methods import find_method
 from methods.backbone.clip import Clip
+from methods.backbone.folding import Kept, weights_at_rest
 from methods.base import Batch, Method, Task
 from orchestrator.config import build, under
 from orchestrator.learning.loop import Losses
@@ -71,10 +72,12 @@ def training_step(method: Method, batch: Batch) -> Work:
 
 
 def encoding(method: Method, frames: Tensor) -> Work:
-    """The video tower's forward pass."""
+    """The video tower's forward pass, of one batch of many: what is folded into weights at rest stays so."""
     method.eval()
+    kept: Kept = {}
 
     @torch.no_grad()
+    @weights_at_rest(kept)
     def encode() -> Tensor:
         return method.encode_video(frames)
 

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from methods import CONFIGURATIONS, find_method
 from methods.backbone.architectures import UMT
 from methods.backbone.clip import Clip, TokenState, VisionTower, record_tokens
+from methods.backbone.folding import weights_at_rest
 from methods.backbone.umt_load import make_umt
 from methods.base import Method, Task
 from orchestrator.config import build, under
@@ -158,6 +159,7 @@ def measure(method: Method, frames: Tensor, seconds: float = 0.3) -> dict[str, f
 
 
 @torch.no_grad()
+@weights_at_rest()
 def _time(method: Method, frames: Tensor, seconds: float) -> tuple[float, float]:
     """Videos per second and peak megabytes of `encode_video`."""
     cuda = frames.is_cuda

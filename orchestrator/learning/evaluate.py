@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from methods.backbone.folding import weights_at_rest
 from methods.base import Method
 from methods.layers.transfer import cut, to_device
 from orchestrator.data.batches import Queries
@@ -83,6 +84,7 @@ class Evaluation:
 
 
 @torch.no_grad()
+@weights_at_rest()
 def encode_texts(
     method: Method, tokens: Tensor, task: int | None, config: EvaluationConfig, device: torch.device
 ) -> Tensor:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from methods.backbone.blocks import checkpointing
+from methods.backbone.folding import weights_at_rest
 from methods.base import Batch, Method, Task
 from orchestrator.data.batches import StreamData, seed_of
 from orchestrator.errors import Overtaken
@@ -289,6 +290,7 @@ class Loop:
         evaluation = self.config.evaluation
 
         @torch.no_grad()
+        @weights_at_rest()
         def encode(rows: Sequence[int]) -> Tensor:
             with self._autocast():
                 return torch.cat(

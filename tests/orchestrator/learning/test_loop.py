@@ -15,6 +15,7 @@ from methods import METHODS
 from methods.backbone.load import load_backbone
 from methods.base import Method, ParamGroup
 from methods.clip4clip import Clip4Clip
+from methods.families import adapted
 from orchestrator.data.batches import StreamData
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.settings import DataConfig
@@ -59,6 +60,21 @@ def test_two_identical_runs_are_bit_identical(manifest, small_stream, runs):
     first, second = (execute(experiment, Places(runs), fresh=True) for _ in range(2))
     assert numbers(first.record) == numbers(second.record)
     assert same_weights(first, second)
+
+
+def test_low_rank_parts_are_apart_in_steps_and_in_the_weights_while_a_run_encodes(
+    manifest, small_stream, runs, monkeypatch
+):
+    steps, add = [], adapted._add_low_rank
+
+    def watch(*arguments):
+        steps.append(torch.is_grad_enabled())
+        return add(*arguments)
+
+    monkeypatch.setattr(adapted, "_add_low_rank", watch)
+    train(manifest, small_stream, runs, method="lora", optim__epochs=1)
+    assert steps
+    assert all(steps)
 
 
 def unbroken_and_resumed(experiment, runs: Path) -> tuple[Result, Result]:
