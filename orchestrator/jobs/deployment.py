@@ -129,6 +129,10 @@ class Deployment:
             raise ConfigError(
                 f"--runs {self.runs}: cannot be written ({error.strerror}). Choose another folder."
             ) from error
+        if self.store:
+            from orchestrator.store.store import Store
+
+            Store.open(absolute(self.store))  # before videos are rendered for it
         check(default_uri(self.runs))
 
 

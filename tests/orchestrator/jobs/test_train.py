@@ -54,6 +54,14 @@ def test_a_run_that_cannot_be_is_one_line(where, manifest, settings, message):
         run({"stream": manifest, **settings}, (), where)
 
 
+def test_a_store_that_cannot_be_written_is_refused_before_videos_are_rendered(tmp_path):
+    (tmp_path / "file").touch()
+    where = Deployment(runs=tmp_path / "runs", store=str(tmp_path / "file" / "store"))
+    with pytest.raises(ConfigError, match=r"file/store: cannot be written \(Not a directory\)"):
+        run({"method": "zero_shot", "stream": "shapes-5"}, (), where)
+    assert not list(where.runs.iterdir())
+
+
 def test_a_table_is_of_complete_runs(where, manifest):
     with pytest.raises(ConfigError, match="holds no runs"):
         table(where, stream="small")
