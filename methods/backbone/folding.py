@@ -36,7 +36,7 @@ def weights_at_rest(kept: Kept | None = None) -> Iterator[None]:
     """Inside, in this thread, no weight changes: whatever is folded stays so until the end.
 
     Args:
-        kept: what is folded, for a model that never trains again; None: nothing is kept behind the end.
+        kept: what is folded, for one who rests several times in a row; None: nothing is kept behind the end.
     """
     outer = _KEPT.get()
     token = _KEPT.set(kept if kept is not None else {} if outer is None else outer)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from methods.backbone.clip import Clip
-from methods.backbone.folding import Kept, weights_at_rest
+from methods.backbone.folding import weights_at_rest
 from methods.layers.transfer import cut
 from orchestrator.data.batches import StreamData
 from orchestrator.data.device import prepare_device
@@ -76,7 +76,6 @@ class Model:
     device: torch.device = field(default_factory=lambda: torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     _own: list[Block] = field(default_factory=list, repr=False)
     _others: dict[tuple[str, ...], Block] = field(default_factory=dict, repr=False)
-    _folded: Kept = field(default_factory=dict, repr=False)  # it never trains again
 
     def __post_init__(self) -> None:
         prepare_device(self.device, self.trained.experiment.run.repeatable)
@@ -202,13 +201,13 @@ class Model:
         if task is None and method.prompts_by_task and self.stream is not None:
             task = len(self.stream.tasks) - 1
         tokens = cut(tokens) if method.reads_pads else tokens
-        with self._precision(), weights_at_rest(self._folded):
+        with self._precision(), weights_at_rest():
             return method.encode_text(tokens.to(self.device), task).float().cpu()
 
     @torch.no_grad()
     def encode_frames(self, frames: Tensor) -> Tensor:
         """Features of normalised frames (V, T, 3, H, W), (V, ...) float32 on the CPU."""
-        with self._precision(), weights_at_rest(self._folded):
+        with self._precision(), weights_at_rest():
             return self.trained.method.encode_video(frames).float().cpu()
 
     def frames_of(self, items: Sequence[Item]) -> Iterator[Tensor]:
