@@ -3,13 +3,14 @@
 Which frames: `choose_frames` of sampling.py, of the film or of a time segment. The index of frames comes from
 the container's packets in presentation order, so that all decoders (readers.py) are asked for the same frames and the
 timestamps are those of the file, also at a variable frame rate. PyAV decodes, once, and refuses frames that FFmpeg
-calls damaged. decord and torchcodec patch such frames up without a word, so where one of them is asked for, PyAV
-decodes beside it. The resize is one piece of code behind all.
+calls damaged. decord and torchcodec patch such frames up, or return others, without a word, so where one of them is
+asked for, PyAV decodes beside it and both are compared. The resize is one piece of code behind all.
 
 Measured with decord 0.6.0 and PyAV 18.1: bit-identical frames and timestamps for 8-bit h264 (of any chroma, range,
 rotation and size that was tried), hevc, vp8, vp9, mpeg4, mjpeg and flv. Not for 10-bit h264, whose frames are the same
-but for another interpolation of colour at edges (mean difference 3.1 of 255), and not for wmv2 (5.4). decord finds no
-stream in AV1, and in an MPEG program stream it puts frames at other times, so there it is refused.
+but for another interpolation of colour at edges (mean difference 3.1 of 255). decord finds no stream in AV1. It returns
+other frames than those asked for, and calls them right, in hevc with open groups of pictures (x265's default), in WMV
+and in MPEG streams: frames are compared with PyAV's, and the file is refused.
 
 Measured with torchcodec 0.17.0 on FFmpeg 5.1.9 and PyAV 18.1 (FFmpeg 8.1.2), all frames: bit-identical frames and
 timestamps for 8-bit progressive h264 (of any chroma, range, matrix, rotation and size that was tried), hevc, vp8, vp9,
@@ -38,7 +39,7 @@ from PIL import Image
 from orchestrator.digests import digest_sources, imported_sources
 from orchestrator.errors import ConfigError, VideoError
 from orchestrator.video.index import Limits, Watch, check_size, read_index
-from orchestrator.video.readers import READERS, check_by_pyav, read_pyav, torchcodec_version
+from orchestrator.video.readers import READERS, brightness, check_same, read_pyav, torchcodec_version
 from orchestrator.video.sampling import (
     MISSING,
     Frames,
@@ -99,10 +100,15 @@ def decode(
     wanted = sorted({*chosen.tolist()} - {MISSING})
     for name in order:
         try:
-            if limits.strict and name != "pyav":  # the others patch damage up without a word
-                check_by_pyav(path, index, wanted, limits, watch)
-            images = READERS[name](path, index, wanted, limits, watch)
-            small = {i: resize_and_crop(image, sampling.size) for i, image in images}
+            known: dict[int, np.ndarray] = {}
+            if limits.strict and name != "pyav":  # the others patch damage up, or begin elsewhere, without a word
+                seen = read_pyav(path, index, wanted, limits, watch)
+                known = {i: brightness(resize_and_crop(image, sampling.size)) for i, image in seen}
+            small = {}
+            for i, image in READERS[name](path, index, wanted, limits, watch):
+                small[i] = resize_and_crop(image, sampling.size)
+                if i in known:
+                    check_same(path, name, float(index.times[i]), small[i], known[i])
             times = np.where(chosen == MISSING, np.nan, index.times[chosen])
             return Frames(_stacked(small, chosen, sampling.size), times, name)
         except VideoError as error:

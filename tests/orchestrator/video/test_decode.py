@@ -175,6 +175,23 @@ def test_torchcodec_reads_av1_equally_and_10_bits_differ(shared):
     assert 0 < np.abs(a - b).mean() < 5
 
 
+OPEN = {"x265-params": "log-level=none"}  # groups of pictures; so they are by default
+
+
+@pytest.mark.parametrize(
+    ("ext", "codec", "options"), [("mp4", "libx265", OPEN), ("wmv", "wmv2", {}), ("ts", "libx264", {})]
+)
+def test_films_of_which_decord_returns_other_frames_are_refused(tmp_path, ext, codec, options):
+    needs("decord")
+    film = write_film(tmp_path / f"film.{ext}", codec=codec, **options)
+    found = decode_apart(film, Sampling(12, 64), decoder="auto")
+    assert found.decoder == "pyav"
+    for image, second in zip(found.frames, found.timestamps, strict=True):
+        assert read_number(image) == pytest.approx(round(25 * second), abs=1)
+    with pytest.raises(VideoError, match=rf"film\.{ext}: decord returns another frame than that at \d"):
+        decode_apart(film, Sampling(12, 64), decoder="decord")
+
+
 def test_a_stream_of_which_torchcodec_returns_other_frames_is_refused(tmp_path):
     needs("torchcodec")
     film = write_film(tmp_path / "film.mpg", codec="mpeg2video")
