@@ -21,7 +21,7 @@ class DataConfig:
     max_tokens: int | None = None  # of a caption, its two ends included; none: as many as the backbone reads
     unique_videos: bool = False  # no batch holds two captions of one video
     load_threads: int | None = None  # background threads that read the store; 0: in line; none: 2 for a GPU, else 0
-    # decord and torchcodec decode a clip twice (PyAV looks for damage); auto: decord, and PyAV where decord cannot
+    # decord and torchcodec decode a clip twice (PyAV checks the frames); auto: decord, and PyAV where decord cannot
     decoder: Literal["auto", "decord", "pyav", "torchcodec"] = "pyav"
     cache_features: bool = True  # keep what frozen leading vision blocks make of a video (frozen_features.py)
     skip_missing: bool = False  # go on without videos that are absent or broken (numbers change: the gallery shrinks)

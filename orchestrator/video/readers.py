@@ -49,7 +49,7 @@ def check_same(path: Path, name: str, second: float, image: np.ndarray, known: n
     Decoders that jump to a key frame may begin at a wrong one, and their times then say nothing of it.
     """
     if np.abs(brightness(image) - known).max() > UNLIKE:
-        raise VideoError(str(path), f"{name} returns another frame than that at {second:.2f} s; pyav reads the file")
+        raise VideoError(str(path), f"{name} returns another frame than that at {second:.2f} s: use data.decoder=pyav")
 
 
 def _pyav_frames(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> _Frames:
