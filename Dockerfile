@@ -11,8 +11,10 @@ ARG TORCH_BACKEND=
 ENV PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 RAY_USAGE_STATS_ENABLED=0 MLFLOW_DISABLE_TELEMETRY=true \
     PATH=/opt/ctvr/bin:$PATH VIRTUAL_ENV=/opt/ctvr
 
-# KubeRay's probes of Ray's pods call wget; services.sh and slurm.sbatch look for processes
-RUN apt-get update && apt-get install -y --no-install-recommends wget procps && rm -rf /var/lib/apt/lists/* \
+# KubeRay's probes of Ray's pods call wget; services.sh and slurm.sbatch look for processes. NCCL opens the InfiniBand
+# libraries at run time: without them it uses sockets, and says so only at NCCL_DEBUG=INFO
+RUN apt-get update && apt-get install -y --no-install-recommends wget procps \
+    libibverbs1 ibverbs-providers librdmacm1 && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 1000 ctvr && mkdir /data && chown ctvr /data
 
 WORKDIR /home/ctvr/src

@@ -1,144 +1,74 @@
-"""cluster/kuberay.yaml has the structure that KubeRay and Kubernetes ask for, checked without either.
+"""cluster/kuberay.yaml fits the schema that KubeRay 1.7.0 ships for a RayJob, pods included.
 
-The fields of KubeRay's own objects are those of its reference (v1, read on 2026-11-22); those of pods are what a
-training job uses. An unknown field is a mistake: the operator would drop it without a word.
+`kuberay_rayjob_1.7.0.json.gz` is `spec` of version v1 in `ray.io_rayjobs.yaml` of the operator's release 1.7.0
+(Apache-2.0), without descriptions. An unknown field is a mistake: the API server would drop it without a word.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
+import gzip
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "cluster" / "kuberay.yaml"
 
-STRING, NUMBER, FLAG = str, (int, float), bool
-RESOURCES = {"requests": {None: (str, int)}, "limits": {None: (str, int)}}
-SECRET_KEY = {"name": STRING, "key": STRING, "optional": FLAG}
-ENV = {
-    "name": STRING,
-    "value": STRING,
-    "valueFrom": {"secretKeyRef": SECRET_KEY, "fieldRef": {"fieldPath": STRING, "apiVersion": STRING}},
-}
-CONTAINER = {
-    "name": STRING,
-    "image": STRING,
-    "imagePullPolicy": STRING,
-    "command": [STRING],
-    "args": [STRING],
-    "workingDir": STRING,
-    "ports": [{"containerPort": NUMBER, "name": STRING, "protocol": STRING}],
-    "envFrom": [{"secretRef": {"name": STRING, "optional": FLAG}, "configMapRef": {"name": STRING, "optional": FLAG}}],
-    "env": [ENV],
-    "volumeMounts": [{"name": STRING, "mountPath": STRING, "subPath": STRING, "readOnly": FLAG}],
-    "resources": RESOURCES,
-    "securityContext": {"allowPrivilegeEscalation": FLAG, "capabilities": {"drop": [STRING]}, "runAsUser": NUMBER},
-}
-VOLUME = {
-    "name": STRING,
-    "persistentVolumeClaim": {"claimName": STRING, "readOnly": FLAG},
-    "emptyDir": {"medium": STRING, "sizeLimit": STRING},
-    "secret": {"secretName": STRING, "defaultMode": NUMBER},
-}
-POD = {
-    "metadata": {"labels": {None: STRING}, "annotations": {None: STRING}},
-    "spec": {
-        "containers": [CONTAINER],
-        "initContainers": [CONTAINER],
-        "volumes": [VOLUME],
-        "securityContext": {"runAsUser": NUMBER, "runAsGroup": NUMBER, "fsGroup": NUMBER, "runAsNonRoot": FLAG},
-        "terminationGracePeriodSeconds": NUMBER,
-        "tolerations": [{"key": STRING, "operator": STRING, "value": STRING, "effect": STRING}],
-        "nodeSelector": {None: STRING},
-        "serviceAccountName": STRING,
-        "imagePullSecrets": [{"name": STRING}],
-    },
-}
-RAY_CLUSTER = {
-    "suspend": FLAG,
-    "autoscalerOptions": {
-        "resources": RESOURCES,
-        "image": STRING,
-        "idleTimeoutSeconds": NUMBER,
-        "upscalingMode": STRING,
-        "version": STRING,
-        "env": [ENV],
-    },
-    "enableInTreeAutoscaling": FLAG,
-    "gcsFaultToleranceOptions": {"redisAddress": STRING},
-    "headGroupSpec": {"template": POD, "enableIngress": FLAG, "rayStartParams": {None: STRING}, "serviceType": STRING},
-    "rayVersion": STRING,
-    "workerGroupSpecs": [
-        {
-            "suspend": FLAG,
-            "groupName": STRING,
-            "replicas": NUMBER,
-            "minReplicas": NUMBER,
-            "maxReplicas": NUMBER,
-            "idleTimeoutSeconds": NUMBER,
-            "rayStartParams": {None: STRING},
-            "template": POD,
-            "numOfHosts": NUMBER,
-        }
-    ],
-}
-META = {"name": STRING, "namespace": STRING, "labels": {None: STRING}}
-KINDS: dict[tuple[str, str], Any] = {
-    ("v1", "PersistentVolumeClaim"): {
-        "accessModes": [STRING],
-        "storageClassName": STRING,
-        "resources": {"requests": {None: STRING}},
-    },
-    ("ray.io/v1", "RayJob"): {
-        "activeDeadlineSeconds": NUMBER,
-        "backoffLimit": NUMBER,
-        "rayClusterSpec": RAY_CLUSTER,
-        "submitterPodTemplate": POD,
-        "submitterConfig": {"backoffLimit": NUMBER},
-        "entrypoint": STRING,
-        "runtimeEnvYAML": STRING,
-        "submissionMode": STRING,
-        "entrypointNumCpus": NUMBER,
-        "ttlSecondsAfterFinished": NUMBER,
-        "shutdownAfterJobFinishes": FLAG,
-        "suspend": FLAG,
+SCHEMA = Path(__file__).with_name("kuberay_rayjob_1.7.0.json.gz")  # RayJob's spec (v1), without its descriptions
+# the fields of the volume claim, which is no object of KubeRay's
+CLAIM = {
+    "type": "object",
+    "required": ["accessModes", "resources"],
+    "properties": {
+        "accessModes": {"type": "array", "items": {"enum": ["ReadWriteMany"]}},
+        "storageClassName": {"type": "string"},
+        "resources": {
+            "type": "object",
+            "properties": {"requests": {"type": "object", "additionalProperties": {"type": "string"}}},
+        },
     },
 }
 Objects = list[dict[str, Any]]
 
 
-def mistakes(given: Any, asked: Any, where: str) -> list[str]:
-    """Places at which `given` is not of the form `asked`: a dict of fields (None: any name), a list of one, types."""
-    if isinstance(asked, dict):
-        if not isinstance(given, dict):
-            return [f"{where}: is no object"]
-        found = [f"{where}.{name}: no such field" for name in given if name not in asked and None not in asked]
-        known = {name: value for name, value in given.items() if name in asked or None in asked}
-        return found + [m for n, v in known.items() for m in mistakes(v, asked.get(n, asked.get(None)), f"{where}.{n}")]
-    if isinstance(asked, list):
-        if not isinstance(given, list):
-            return [f"{where}: is no list"]
-        return [m for i, each in enumerate(given) for m in mistakes(each, asked[0], f"{where}[{i}]")]
-    is_flag = isinstance(given, bool)
-    return (
-        []
-        if isinstance(given, asked) and (asked is FLAG or not is_flag)
-        else [f"{where}: {given!r} is of another type"]
-    )
+def closed(schema: Any) -> Any:
+    """Refuse the fields that a structural schema does not name: the API server would drop them without a word."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("x-kubernetes-int-or-string"):
+        return {"type": ["integer", "string"]}
+    inner = {key: closed(value) for key, value in schema.items() if key != "format"}
+    is_open = "additionalProperties" in schema or schema.get("x-kubernetes-preserve-unknown-fields")
+    if schema.get("type") == "object" and "properties" in schema and not is_open:
+        inner["additionalProperties"] = False
+    return inner
+
+
+@functools.cache
+def validators() -> dict[tuple[str, str], Draft202012Validator]:
+    job = json.loads(gzip.decompress(SCHEMA.read_bytes()))
+    return {
+        ("v1", "PersistentVolumeClaim"): Draft202012Validator(closed(CLAIM)),
+        ("ray.io/v1", "RayJob"): Draft202012Validator(closed(job)),
+    }
 
 
 def check(objects: Objects) -> list[str]:
-    found = []
-    for each in objects:
-        kind = (each["apiVersion"], each["kind"])
-        asked = {"apiVersion": STRING, "kind": STRING, "metadata": META, "spec": KINDS.get(kind, {})}
-        found += mistakes(each, asked, each["kind"])
-    return found
+    """The mistakes of all objects, each with its place."""
+    return [
+        f"{each['kind']}.{'.'.join(map(str, error.absolute_path))}: {error.message}"
+        for each in objects
+        for error in validators()[each["apiVersion"], each["kind"]].iter_errors(each["spec"])
+    ]
 
 
 @pytest.fixture
@@ -148,6 +78,10 @@ def objects() -> Objects:
 
 def job(objects: Objects) -> dict[str, Any]:
     return next(each["spec"] for each in objects if each["kind"] == "RayJob")
+
+
+def pod_of(spec: dict[str, Any]) -> dict[str, Any]:
+    return spec["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
 
 
 def pods(objects: Objects) -> list[dict[str, Any]]:
@@ -162,19 +96,35 @@ def test_every_field_is_known_and_of_its_type(objects: Objects) -> None:
 @pytest.mark.parametrize(
     ("change", "where"),
     [
-        (lambda spec: spec.update(shutdownAfterJobFinish=True), "RayJob.shutdownAfterJobFinish: no such field"),
+        (lambda spec: spec.update(shutdownAfterJobFinish=True), "shutdownAfterJobFinish"),
         (
             lambda spec: spec["rayClusterSpec"]["workerGroupSpecs"][0].update(replicas="2"),
-            "replicas: '2' is of another",
+            "workerGroupSpecs.0.replicas",
         ),
-        (lambda spec: spec["rayClusterSpec"]["headGroupSpec"]["rayStartParams"].update({"num-cpus": 8}), "num-cpus: 8"),
-        (lambda spec: spec["rayClusterSpec"]["headGroupSpec"]["template"].update(containers=[]), "template.containers"),
+        (
+            lambda spec: spec["rayClusterSpec"]["headGroupSpec"]["rayStartParams"].update({"num-cpus": 8}),
+            "rayStartParams.num-cpus",
+        ),
+        (lambda spec: spec["rayClusterSpec"]["headGroupSpec"]["template"].update(containers=[]), "containers"),
+        (lambda spec: spec["rayClusterSpec"]["authOptions"].update(mode="tokens"), "authOptions.mode"),
+        (lambda spec: pod_of(spec)["containers"][0]["env"][0].update(valueform={}), "valueform"),
+        (lambda spec: pod_of(spec)["containers"][0].pop("name"), "'name' is a required property"),
     ],
 )
 def test_a_mistake_is_found(objects: Objects, change: Any, where: str) -> None:
     objects = copy.deepcopy(objects)
     change(job(objects))
-    assert [found for found in check(objects) if where.split(".", 1)[-1] in found]
+    (found,) = check(objects)
+    assert where in found
+
+
+def test_every_part_of_the_cluster_has_the_token(objects: Objects) -> None:
+    """The operator hands it to the autoscaler and the submitter only where `authOptions` says so (KubeRay 1.6)."""
+    cluster = job(objects)["rayClusterSpec"]
+    assert cluster["authOptions"] == {"mode": "token", "secretName": "ctvr"}
+    assert "--from-file=auth_token=" in FILE.read_text()  # the key that the operator looks for
+    for pod in pods(objects):  # nothing that would win over the operator's own
+        assert not [each for each in pod["containers"][0]["env"] if each["name"].startswith("RAY_AUTH_")]
 
 
 def test_pods_hold_no_secret_share_what_they_mount_and_are_nobody_special(objects: Objects) -> None:
@@ -190,8 +140,6 @@ def test_pods_hold_no_secret_share_what_they_mount_and_are_nobody_special(object
             "nvidia.com/gpu"
         )
         env = {each["name"]: each for each in container["env"]}
-        assert env["RAY_AUTH_MODE"]["value"] == "token"
-        assert "value" not in env["RAY_AUTH_TOKEN"]
         assert not [
             name for name, each in env.items() if "value" in each and re.search("(?i)key|secret|password", name)
         ]
