@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -27,11 +27,11 @@ from methods.backbone.load import load_backbone
 from orchestrator.bench.waits import waits_of
 from orchestrator.bench.work import VIT, second_task
 from orchestrator.data.batches import StreamData
-from orchestrator.data.device import prepare_device
+from orchestrator.data.device import Precision, prepare_device
 from orchestrator.data.settings import DataConfig
 from orchestrator.learning.commits import Commits
 from orchestrator.learning.evaluate import EvaluationConfig
-from orchestrator.learning.loop import Loop, LoopConfig, Precision
+from orchestrator.learning.loop import Loop, LoopConfig
 from orchestrator.learning.optimizer import OptimConfig
 from orchestrator.learning.workers import Workers
 from orchestrator.store.store import Store
@@ -110,7 +110,7 @@ def time_step(
     name: str, backbone: Clip, precision: Precision, device: torch.device, pairs: int, frames: int, steps: int = 20
 ) -> GpuRow:
     """Steps of one method on `pairs` videos of `frames` frames, shared by all processes of a group if there is one."""
-    prepare_device(device)
+    prepare_device(device, precision=precision)
     size = dist.get_world_size() if dist.is_initialized() else 1
     workers = Workers(dist.get_rank() if size > 1 else 0, size, device)
     settings, stream = DataConfig(num_frames=frames, batch_size=pairs), _noise_stream(pairs * steps, 4 * pairs)
@@ -191,7 +191,7 @@ def gpu_table() -> str:
     rows = [
         time_step(name, backbone, precision, device, PAIRS, FRAMES)
         for name in METHODS_MEASURED
-        for precision in ("fp32", "bf16")
+        for precision in get_args(Precision)
     ]
     torch.cuda.empty_cache()  # the processes below share the GPU with this one
     count = torch.cuda.device_count()

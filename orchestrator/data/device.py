@@ -5,19 +5,24 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Literal
 
 import torch
 
 from orchestrator.errors import ConfigError, OutOfMemory
 
+# fp32: full float32. tf32: products of matrices in TF32 on a GPU, float32 elsewhere. bf16: autocast to bfloat16.
+Precision = Literal["fp32", "tf32", "bf16"]
 
-def prepare_device(device: torch.device, is_repeatable: bool = True) -> None:
+
+def prepare_device(device: torch.device, is_repeatable: bool = True, precision: Precision = "fp32") -> None:
     """Set torch up before anything is computed on a device; on a CPU there is nothing to set.
 
-    Whatever computes on a GPU calls it: runs, features made ahead, the measurements. In full float32 (no TF32), and if
-    `is_repeatable` by kernels that give the same numbers twice: an operator without such a kernel is then an error of
-    torch. Nothing less: a mere warning (`warn_only`) leaves the backward pass of attention as it is.
+    Whatever computes on a GPU calls it: runs, features made ahead, the measurements. TF32 is on only for
+    `precision="tf32"`; Ray's processes serve several runs, so it is set either way. If `is_repeatable`, only kernels
+    that give the same numbers twice are used: an operator without such a kernel is then an error of torch. Nothing
+    less: a mere warning (`warn_only`) leaves the backward pass of attention as it is.
 
     `CUBLAS_WORKSPACE_CONFIG` must be set before CUDA starts. Ray gives it to its workers as they start
     (`on_ray.connection.worker_environment`); a process of its own has used no CUDA before this.
@@ -28,8 +33,13 @@ def prepare_device(device: torch.device, is_repeatable: bool = True) -> None:
     torch.use_deterministic_algorithms(is_repeatable)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # unread
     torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+
+
+def autocast_for(precision: Precision, device_type: str) -> AbstractContextManager[object]:
+    """Return the context in which a forward pass of this precision runs."""
+    return torch.autocast(device_type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
 def numerics(device: torch.device) -> dict[str, bool]:

@@ -17,8 +17,6 @@ import hashlib
 import inspect
 import logging
 from collections.abc import Callable
-from contextlib import nullcontext
-from typing import Literal
 
 import numpy as np
 import torch
@@ -27,7 +25,7 @@ from torch import Tensor, nn
 from methods.backbone.clip import Clip, VisionTower
 from methods.backbone.load import VERSION
 from methods.base import Method
-from orchestrator.data.device import numerics
+from orchestrator.data.device import Precision, autocast_for, numerics
 from orchestrator.digests import canonical, digest_of, digest_sources, sources_below
 from orchestrator.errors import MissingObject, StoreError
 from orchestrator.store.packer import Packer
@@ -49,7 +47,7 @@ class FrozenFeatures:
         precision: of the run.
     """
 
-    def __init__(self, store: Store, clip: Clip, blocks: int, precision: Literal["fp32", "bf16"]) -> None:
+    def __init__(self, store: Store, clip: Clip, blocks: int, precision: Precision) -> None:
         self.store, self.clip, self.blocks, self.precision = store, clip, blocks, precision
         self.tower: VisionTower = clip.vision
         self._maker = ""
@@ -116,8 +114,7 @@ class FrozenFeatures:
     def _compute(self, frames: Tensor) -> Tensor:
         """(1, T, 3, H, W) -> (T, N, D) on the CPU. May run in a thread of its own, which inherits no torch settings."""
         device = frames.device.type
-        autocast = nullcontext() if self.precision == "fp32" else torch.autocast(device, dtype=torch.bfloat16)
-        with torch.autocast(device, enabled=False), autocast:
+        with torch.autocast(device, enabled=False), autocast_for(self.precision, device):
             return self.tower.prefix(frames, self.blocks).cpu()[0].contiguous()
 
     def _object(self, key: str, tokens: Tensor) -> tuple[str, dict[str, np.ndarray], dict[str, str]]:
@@ -127,7 +124,7 @@ class FrozenFeatures:
         return self._name(key), {"tokens": array}, {"dtype": "bfloat16" if is_bf16 else "float32"}
 
 
-def frozen_features(method: Method, store: Store, precision: Literal["fp32", "bf16"]) -> FrozenFeatures | None:
+def frozen_features(method: Method, store: Store, precision: Precision) -> FrozenFeatures | None:
     """The features that a fresh method can be fed with; None if it changes a vision block too early.
 
     The method's tower is told where they enter.

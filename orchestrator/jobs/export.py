@@ -72,7 +72,7 @@ def export_stream(name: str, overrides: Settings, where: Deployment, out: Path, 
     if "features" in what:
         torch.set_num_threads(experiment.run.threads)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        prepare_device(device, experiment.run.repeatable)
+        prepare_device(device, experiment.run.repeatable, experiment.run.precision)
         clip = clip.to(device).eval()
         data = StreamData(stream, source, clip.tokenize, clip.mean, clip.std, experiment.data, device)
         lines += _write_features(data, items, clip, out, form)

@@ -12,7 +12,7 @@ WORDS = {
     "RunConfig.method": "a name of `ctvr methods`, or `module:Class`",
     "RunConfig.stream": "a name of `ctvr streams`, or a manifest file",
     "RunConfig.seed": "of everything that is drawn",
-    "RunConfig.precision": "of the forward pass; weights and optimizer are float32 in both",
+    "RunConfig.precision": "of the forward pass; weights and optimizer are float32 in all; tf32 acts on GPUs alone",
     "DataConfig.num_frames": "frames of a video",
     "OptimConfig.weight_decay": "of the tensors that `optim.decay` names, times the rate",
     "OptimConfig.betas": "of the moments of AdamW",

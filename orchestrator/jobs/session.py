@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -160,6 +160,16 @@ def resources_text(where: Deployment, room: Capacity) -> str:
     gpus = f" and {where.gpus_per_trial:g} GPUs" if where.gpus_per_trial else ""
     cpus = where.workers * where.cpus_per_worker
     return f"{where.workers} workers, {cpus:g} CPUs{gpus} for each trial, of {room.cpus:g} CPUs and {room.gpus:g} GPUs"
+
+
+def precision_lines(where: Deployment, precisions: Iterable[str]) -> list[str]:
+    """Return the plan's line on full float32, where GPUs would compute in it; else none."""
+    if not where.gpus_per_trial or "fp32" not in precisions:
+        return []
+    return [
+        "  precision  fp32, without TF32: a fraction of the rate of an A100 or a newer GPU (peak of an A100: 19.5 "
+        "TFLOP/s; 156 in tf32, 312 in bf16). precision=tf32 or precision=bf16 is faster and changes the key"
+    ]
 
 
 def room_text(room: Capacity) -> str:

@@ -24,6 +24,7 @@ from orchestrator.jobs.session import (
     connected,
     interruptible,
     portable,
+    precision_lines,
     resources_text,
     room_text,
     say_waiting,
@@ -263,6 +264,7 @@ def _plan_text(planned: PlannedTable, room: Capacity, decoded: int, where: Deplo
         f"  then       all rows over {request.preset.seeds} seeds{orders} on test videos: {len(runs)} runs in one "
         "rerun",
         f"  resources  {resources_text(where, room)}",
+        *precision_lines(where, [row.experiment.run.precision for row in planned.rows]),
         f"  videos     {videos_text(decoded)}",
         f"  tracking   {tracker.uri.split('@')[-1]}",
         "  time       known when the first trial is complete",

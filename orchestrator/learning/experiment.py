@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from methods import CONFIGURATIONS
 from orchestrator.config import Settings
+from orchestrator.data.device import Precision
 from orchestrator.data.settings import DataConfig
 from orchestrator.digests import digest_of
 from orchestrator.learning.evaluate import EvaluationConfig
@@ -35,7 +36,7 @@ class RunConfig:
     method: str
     stream: str
     seed: int = 0
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Precision = "fp32"
     repeatable: bool = True  # on a GPU only by kernels that give the same numbers twice; false is another key
     workers: int = 1  # processes that train one model together
     threads: int = 1  # of torch on a CPU

@@ -41,7 +41,7 @@ class Featurizer:
         experiment = resolve(settings)
         if not experiment.data.cache_features:
             raise ConfigError("--features: data.cache_features=false keeps none. Leave one of them out.")
-        prepare_device(device, experiment.run.repeatable)
+        prepare_device(device, experiment.run.repeatable, experiment.run.precision)
         stream = load_stream(experiment.run.stream, places.root, places.videos)
         clip, store = load_clip(experiment.backbone), places.open_store()
         method = make_method(experiment, clip).to(device)

@@ -10,9 +10,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,6 +21,7 @@ from methods.backbone.blocks import checkpointing
 from methods.backbone.folding import weights_at_rest
 from methods.base import Batch, Method, Task
 from orchestrator.data.batches import StreamData, seed_of
+from orchestrator.data.device import Precision, autocast_for
 from orchestrator.errors import Overtaken
 from orchestrator.learning.accumulate import backward, way_of
 from orchestrator.learning.commits import Commits, Record
@@ -35,7 +35,6 @@ from orchestrator.learning.weights import Pretrained, changed_state, copied_stat
 from orchestrator.learning.workers import Workers
 
 log = logging.getLogger(__name__)
-Precision = Literal["fp32", "bf16"]
 
 
 class Report(Protocol):
@@ -147,9 +146,7 @@ class Loop:
     # ------------------------------------------------------------------------------------ training
 
     def _autocast(self) -> Any:
-        if self.config.precision == "fp32":
-            return nullcontext()
-        return torch.autocast(self.workers.device.type, dtype=torch.bfloat16)
+        return autocast_for(self.config.precision, self.workers.device.type)
 
     def _train(self, task: Task) -> None:
         optim = self.config.optim

@@ -136,7 +136,7 @@ def execute(
     reads.note("workers")  # they are counted by `workers.size`, not by the setting
     if workers.device.type == "cpu":
         torch.set_num_threads(experiment.run.threads)
-    prepare_device(workers.device, experiment.run.repeatable)
+    prepare_device(workers.device, experiment.run.repeatable, experiment.run.precision)
     if not experiment.run.repeatable:
         log.warning("repeatable=false: on a GPU a second run gives other numbers, and a run that was killed does, too")
     store = places.open_store()

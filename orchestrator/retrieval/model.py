@@ -6,7 +6,7 @@ Shapes: N texts, V videos, d joint embedding. Features are (., d) for most metho
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import overload
@@ -18,7 +18,7 @@ from methods.backbone.clip import Clip
 from methods.backbone.folding import weights_at_rest
 from methods.layers.transfer import cut
 from orchestrator.data.batches import StreamData
-from orchestrator.data.device import prepare_device
+from orchestrator.data.device import autocast_for, prepare_device
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.settings import DataConfig
 from orchestrator.errors import ConfigError
@@ -78,7 +78,8 @@ class Model:
     _others: dict[tuple[str, ...], Block] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        prepare_device(self.device, self.trained.experiment.run.repeatable)
+        run = self.trained.experiment.run
+        prepare_device(self.device, run.repeatable, run.precision)
         self.trained.method.to(self.device)
 
     @property
@@ -245,9 +246,7 @@ class Model:
         return StreamData(stream, source, clip.tokenize, clip.mean, clip.std, config, self.device)
 
     def _precision(self) -> AbstractContextManager[object]:
-        if self.trained.experiment.run.precision == "fp32":
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return autocast_for(self.trained.experiment.run.precision, self.device.type)
 
 
 def videos_of(videos: Videos) -> tuple[Item, ...]:

@@ -29,7 +29,16 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "torch.utils.deterministic.fill_uninitialized_memory = True",
             "memory is filled that is written anyway",
         ),
-        ("torch.backends.cudnn.allow_tf32 = False", "pass", "convolutions of a GPU are rounded to TF32"),
+        (
+            'torch.backends.cudnn.allow_tf32 = precision == "tf32"',
+            "pass",
+            "convolutions keep the TF32 of another run",
+        ),
+        (
+            'torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"',
+            "torch.backends.cuda.matmul.allow_tf32 = True",
+            "float32 products of a GPU are TF32",
+        ),
         ("if not torch.cuda.is_available():", "if False:", "a GPU that torch cannot use is said nowhere"),
         (
             "except torch.OutOfMemoryError as error:",
@@ -39,8 +48,8 @@ LINES: dict[str, list[tuple[str, ...]]] = {
     ],
     "orchestrator/learning/run.py": [
         (
-            "prepare_device(workers.device, experiment.run.repeatable)",
-            "prepare_device(workers.device)",
+            "prepare_device(workers.device, experiment.run.repeatable, experiment.run.precision)",
+            "prepare_device(workers.device, precision=experiment.run.precision)",
             "repeatable=false frees no kernel",
             SETTING_UP,
         ),
@@ -56,7 +65,7 @@ LINES: dict[str, list[tuple[str, ...]]] = {
         ("**numerics(device),", "", "features do not know how a GPU was set up"),
     ],
     "orchestrator/bench/gpu.py": [
-        ("prepare_device(device)", "pass", "a GPU is measured with free kernels"),
+        ("prepare_device(device, precision=precision)", "pass", "a GPU is measured with free kernels"),
         (
             "with waits_of(self.workers.device) as self.waits:",
             'with waits_of(torch.device("cpu")) as self.waits:',

@@ -9,14 +9,14 @@ from methods.backbone.load import TINY, load_backbone
 from orchestrator.bench import gpu
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_the_measurements_for_a_gpu_run_on_a_cpu_too(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared: list[torch.device] = []
-    monkeypatch.setattr(gpu, "prepare_device", prepared.append)
+    prepared: list[tuple[torch.device, str]] = []
+    monkeypatch.setattr(gpu, "prepare_device", lambda device, precision: prepared.append((device, precision)))
     row = gpu.time_step(
         "framefusion_moe", load_backbone(TINY, "shipped"), precision, torch.device("cpu"), pairs=2, frames=2, steps=2
     )
-    assert prepared == [torch.device("cpu")]  # as a run prepares it
+    assert prepared == [(torch.device("cpu"), precision)]  # as a run prepares it
     assert row.workers == 1
     assert min(row.step_ms, row.videos_per_second, row.encoded_per_second) > 0
     assert "| framefusion_moe | " in gpu.to_markdown([row])

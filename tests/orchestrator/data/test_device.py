@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 
-from orchestrator.data.device import memory_of, numerics, prepare_device, require_gpu
+from orchestrator.data.device import autocast_for, memory_of, numerics, prepare_device, require_gpu
 from orchestrator.errors import ConfigError, OutOfMemory
 
 CUDA = torch.device("cuda")
@@ -35,6 +35,20 @@ def test_a_gpu_gets_full_float32_and_errors_where_a_kernel_is_free(flags, monkey
     prepare_device(CUDA, is_repeatable=False)
     assert numerics(CUDA) == dict.fromkeys(before, False) != before
     assert numerics(torch.device("cpu")) == {}
+
+
+def test_tf32_is_on_for_its_own_precision_alone_and_off_again_for_the_next_run(flags):
+    tf32 = {"cudnn.allow_tf32", "matmul.allow_tf32"}
+    for precision in ("tf32", "fp32", "tf32", "bf16"):
+        prepare_device(CUDA, precision=precision)
+        assert {name for name in tf32 if numerics(CUDA)[name]} == (tf32 if precision == "tf32" else set())
+
+
+def test_only_bf16_is_an_autocast():
+    a = torch.ones(2, 2)
+    for precision, dtype in (("fp32", torch.float32), ("tf32", torch.float32), ("bf16", torch.bfloat16)):
+        with autocast_for(precision, "cpu"):
+            assert (a @ a).dtype == dtype
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import Interrupted
-from orchestrator.jobs.session import interruptible, kept_where, trial_plan
+from orchestrator.jobs.session import interruptible, kept_where, precision_lines, trial_plan
 from orchestrator.tracking.tracker import Tracker
 
 
@@ -19,6 +19,13 @@ def test_a_resumed_sweep_keeps_its_trials_and_takes_the_cluster_of_today(where):
     found = kept_where(replace(where, local_cpus=8), plan, kept)
     assert (found.workers, found.cpus_per_worker, found.store) == (2, 0.5, str(Path("store2").resolve()))
     assert (found.local_cpus, found.max_concurrent) == (8, 3)
+
+
+def test_a_plan_says_that_gpus_would_compute_in_full_float32(where):
+    on_gpus = replace(where, gpus_per_trial=1)
+    (line,) = precision_lines(on_gpus, ["bf16", "fp32"])
+    assert "precision=tf32 or precision=bf16" in line
+    assert precision_lines(on_gpus, ["bf16", "tf32"]) == precision_lines(where, ["fp32"]) == []
 
 
 def test_rays_own_state_is_kept_apart_for_every_sweep(where):

@@ -27,7 +27,9 @@ def test_a_run_finds_what_a_build_has_made(tmp_path, manifest, small_stream, mon
     assert build_cache(manifest, {}, where, features=True).splitlines()[1] == (
         "stream small: features of 0 videos made, 30 were in the store"
     )
-    assert set(prepared) == {(torch.device("cuda" if torch.cuda.is_available() else "cpu"), True)}  # as by a run
+    assert set(prepared) == {
+        (torch.device("cuda" if torch.cuda.is_available() else "cpu"), True, "fp32")
+    }  # as by a run
     monkeypatch.setattr(VisionTower, "prefix", None)  # nothing is computed again
     made = len(Store.open(tmp_path / "store").list("features"))
     settings = {"method": "framefusion_moe", "method.use_ffa": False, "method.num_experts": 2, "optim.epochs": 1}

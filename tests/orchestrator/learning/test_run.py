@@ -75,7 +75,7 @@ def test_a_run_sets_its_device_up_and_says_where_it_will_not_repeat(manifest, sm
         assert "repeatable=false" not in caplog.text
         with pytest.raises(ConfigError, match="left out"):
             execute(resolve({**settings, **more}, small_stream.settings), Places(runs), Crowd(0, 6))
-    assert seen == [(torch.device("cpu"), True), (torch.device("cpu"), False)]
+    assert seen == [(torch.device("cpu"), True, "fp32"), (torch.device("cpu"), False, "fp32")]
     assert "repeatable=false: on a GPU a second run gives other numbers" in caplog.text
 
 

@@ -63,7 +63,7 @@ def test_every_name_of_a_run_leads_to_it(where, tmp_path, monkeypatch):
     video = next(iter(uploaded.parent.parent.parent.glob("small/videos/*.mp4")))
     found = [load(name, where).encode_video(video) for name in names]
     found.append(load(str(uploaded), Deployment(runs=tmp_path / "none")).encode_video(video))
-    assert prepared == len(found) * [(Model.__dataclass_fields__["device"].default_factory(), True)]
+    assert prepared == len(found) * [(Model.__dataclass_fields__["device"].default_factory(), True, "fp32")]
     assert all(torch.equal(each, found[0]) for each in found)
     assert not (tmp_path / "none").exists(), "a folder alone makes no runs folder"
     by_r1 = {r.run_id: r.last("stream/t2v/r1")[1] for r in where.tracker().find_runs()}
