@@ -20,7 +20,7 @@ Shapes: B pairs, T frames, L text length, d joint embedding, Q queries, V videos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypedDict
 
@@ -33,6 +33,8 @@ from methods.layers.frozen import Frozen as Frozen
 from methods.layers.gather import gather, world_size
 from methods.layers.large_batches import LARGE, contrastive_in_blocks
 from methods.layers.losses import contrastive
+from methods.recipes import Change as Change
+from methods.recipes import Recipe as Recipe
 
 
 @dataclass(frozen=True)
@@ -103,37 +105,6 @@ class ParamGroup(_Group, total=False):
     decay: Decay
 
 
-class Change(dict[str, Any]):
-    """A preset that changes some settings of a recipe, as an ablation does; it means nothing more than these values.
-
-    Any other preset is a whole recipe: its values on the method's defaults and the stream's own settings. A run has one
-    recipe (the one that is named, else the one that the stream recommends) and any number of changes on top of it.
-    """
-
-
-class Recipe(dict[str, Any]):
-    """A whole recipe as an authors' command has it, each value with the place of the release where it stands.
-
-    `sources` says where (setting -> text), `left_out` what of the command has no counterpart for videos and captions.
-    """
-
-    def __init__(
-        self, release: str, values: Mapping[str, tuple[Any, str]], left_out: Iterable[str] = (), under: str = ""
-    ) -> None:
-        """Make a recipe.
-
-        Args:
-            release: owner/name@commit.
-            values: dotted setting -> (value, place: a file of the release, a flag of a command).
-            left_out: sentences of what is not set, and why.
-            under: the group that stands before settings called `.name`: `method` or `base`.
-        """
-        full = {(f"{under}{name}" if name.startswith(".") else name): found for name, found in values.items()}
-        super().__init__({name: value for name, (value, _) in full.items()})
-        self.release, self.left_out = release, tuple(left_out)
-        self.sources = {name: place for name, (_, place) in full.items()}
-
-
 class Method(nn.Module):
     """A retriever, or a strategy that wraps one. Subclassed once, directly; a method never subclasses a method.
 
@@ -157,6 +128,8 @@ class Method(nn.Module):
     is_transductive: bool = False  # True: a query's ranks depend on the other queries; tables say so
     contrasts_batch: ClassVar[bool] = True  # a loss called `contrastive` compares the pairs of a batch, and no others
     reads_umt: ClassVar[bool] = False  # for a retriever: it knows UMT's towers, and needs no CLIP
+    # Rows `method:preset` that a sweep of the method runs beside its winner, unless its baselines are named
+    controls: ClassVar[tuple[str, ...]] = ()
     # How `optim.accumulate` makes one step of several batches. features: `losses` reads frames and tokens through the
     # functions of `row_wise` alone. pairs: it is a mean over pairs that know nothing of one another. None: features
     # where `losses` and `logits` are those of this class; refused elsewhere.
@@ -189,6 +162,16 @@ class Method(nn.Module):
     def reads_by_task(cls, config: Any) -> bool:
         """For a retriever: whether it sets `prompts_by_task` under these settings."""
         return False
+
+    @classmethod
+    def trains_on_searched(cls, config: Any, of_base: bool = False) -> bool:
+        """Return whether training reads the features of searched videos that `remember` hands over; tables say so.
+
+        Args:
+            config: of the method.
+            of_base: of a strategy: whether the wrapped retriever's training reads them.
+        """
+        return of_base or cls.remember is not Method.remember
 
     @classmethod
     def unfinished_score(cls, config: Any) -> str:

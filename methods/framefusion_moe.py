@@ -113,12 +113,17 @@ class FrameFusionMoE(Method):
     Config = FrameFusionMoEConfig
     accumulates, any_tower, trains_all = "features", True, True
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = PRESETS
+    controls = ("framefusion_moe:train-references",)
 
     train_features: Tensor  # (R, d), empty unless reference_source is `train`
 
     @classmethod
     def reads_by_task(cls, config: FrameFusionMoEConfig) -> bool:
         return config.use_tame and config.use_prototypes
+
+    @classmethod
+    def trains_on_searched(cls, config: FrameFusionMoEConfig, of_base: bool = False) -> bool:
+        return config.reference_source == "gallery" and config.beta > 0
 
     @classmethod
     def only_frames(cls, config: FrameFusionMoEConfig) -> int | None:

@@ -39,6 +39,10 @@ class UpperBound(Strategy):
             )
         super().check_base(config, base, base_config)
 
+    @classmethod
+    def trains_on_searched(cls, config: UpperBoundConfig, of_base: bool = False) -> bool:
+        return False  # every training starts from a fresh retriever, which remembers no gallery
+
     def __init__(self, config: UpperBoundConfig, base: Method) -> None:
         super().__init__(config, base)
         self.trains_on, self.reencodes_gallery = "seen", True

@@ -71,4 +71,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "no-tame": Change({"method.use_tame": False}),
     "no-prototypes": Change({"method.use_prototypes": False}),
     "no-cross-task": Change({"method.beta": 0.0}),
+    # A control that no paper has: eq. 8's references are training videos, so no test video reaches training
+    "train-references": Change({"method.reference_source": "train"}),
 }

@@ -36,6 +36,10 @@ class Strategy(Method):
         if cls.compares(config) and (reason := base.unfinished_score(base_config)):
             raise ValueError(f"the strategy compares similarities within a batch, and {reason}.")
 
+    @classmethod
+    def trains_on_searched(cls, config: Any, of_base: bool = False) -> bool:
+        return of_base or cls.remember is not Strategy.remember
+
     def __init__(self, config: Any, base: Method) -> None:
         super().__init__()
         self.config, self.base = config, base

@@ -59,7 +59,7 @@ def add_sweep(commands: Any) -> None:
     parser.add_argument("--top", type=int, default=1, help="winners to rerun (%(default)s)")
     parser.add_argument("--seeds", type=int, help="of the rerun; 0 only searches (3)")
     add_orders(parser)
-    parser.add_argument("--baselines", help=f"methods beside the winner ({BASELINES})")
+    parser.add_argument("--baselines", help=f"methods beside the winner ({BASELINES} and the method's own controls)")
     parser.add_argument("--rows", default="", help="of a table: these rows only, by comma")
     add_direction(parser)
     parser.add_argument("--smoke", action="store_true", help="1 trial of 1 epoch and 1 seed, to see that all is well")
@@ -159,14 +159,17 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
     if arguments.rows:
         raise ConfigError(f"--rows {arguments.rows}: is of a table. Name it: --preset ctvr-table1.")
     method, stream = arguments.method or MAIN_JOB["method"], arguments.stream or MAIN_JOB["stream"]
-    baselines = words_of(BASELINES if arguments.baselines is None else arguments.baselines)
     check_names([method], search, arguments.space, overrides)
+    from orchestrator.learning.resolve import find, presets_of
+
+    baselines = words_of(arguments.baselines or "")
+    if arguments.baselines is None:
+        baselines = (*words_of(BASELINES), *find(method).controls)
     if arguments.top < 1 or (arguments.seeds or 0) < 0:
         raise ConfigError(f"--top must be >= 1 and --seeds >= 0, got {arguments.top} and {arguments.seeds or 0}.")
     check_names(baselines, {}, (), ())
     where = get_where(arguments)
     where.check()
-    from orchestrator.learning.resolve import presets_of
     from orchestrator.tables.presets import known_tables
 
     unknown = [word for word in words_of(arguments.preset) if word not in presets_of(method)]

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from methods.base import Change
 from orchestrator.config import Settings
 from orchestrator.console import say
 from orchestrator.digests import digest_of
@@ -40,6 +41,7 @@ from orchestrator.learning.resolve import find, presets_of, resolve
 from orchestrator.on_ray.plan import read_plan
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
+from orchestrator.tables.beside_paper import ROW
 from orchestrator.tables.build import Direction, seconds_of
 from orchestrator.tables.presets import split_row
 from orchestrator.tracking.tracker import Tracker
@@ -103,6 +105,13 @@ def unsearched_tags(method: str) -> dict[str, str]:
     return {"ctvr.searched": f"{method}:0"}
 
 
+def _row_tag(experiment: Experiment) -> dict[str, str]:
+    """Return the row name of a baseline that is a method with changes, so that it is not taken for the method."""
+    known = presets_of(experiment.name)
+    changes = [preset for preset in experiment.presets if isinstance(known.get(preset), Change)]
+    return {ROW: f"{experiment.name}:{','.join(changes)}"} if changes else {}
+
+
 def beside_winners(
     baselines: Sequence[Experiment],
     winners: Sequence[RunRecord],
@@ -119,7 +128,7 @@ def beside_winners(
         verdict: of the sweep's confirmation. Without one there is no row of the recommended settings.
         confirmation: its runs, none of whose seeds is taken.
     """
-    found = [Rerun(each, unsearched_tags(each.name)) for each in baselines]
+    found = [Rerun(each, {**unsearched_tags(each.name), **_row_tag(each)}) for each in baselines]
     chosen = [winner(run) for run in winners]
     if verdict is not None:
         found.append(Rerun(verdict.recommended, {**unsearched_tags(verdict.recommended.name), **verdict.tags(False)}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from methods import CONFIGURATIONS
+from methods import CONFIGURATIONS, find_method
 from orchestrator.config import Settings
 from orchestrator.data.device import Precision
 from orchestrator.data.settings import DataConfig
@@ -88,6 +88,14 @@ class Experiment:
             if method == self.run.method and preset in self.presets:
                 return name
         return self.run.method
+
+    @property
+    def trains_on_searched(self) -> bool:
+        """Whether training reads the features of searched videos, which are the test videos of tables."""
+        if not self.optim.epochs:
+            return False
+        of_base = self.base is not None and find_method(self.method.base).trains_on_searched(self.base)
+        return find_method(self.run.method).trains_on_searched(self.method, of_base)
 
     def key(self, stream: Stream, frames: str = "", device: str = "cpu") -> str:
         """Digest of all that decides the result (identity.py).

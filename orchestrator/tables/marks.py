@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
-from methods import IMAGE_METHODS
+from methods import EVERY_METHOD, IMAGE_METHODS, find_method
+from orchestrator.config import build, under
+from orchestrator.errors import ConfigError
 from orchestrator.tables.float16_rates import float16_note
 from orchestrator.tables.unpublished_settings import departures, footnote
 
@@ -17,6 +20,8 @@ NOTES = " | "  # between footnotes in the tag ctvr.note
 TEXTS = {
     "best_test": "the epoch kept for each task is the best one on the test videos (best-on-test)",
     "best_val": "the epoch kept for each task is the best one on the validation videos",
+    "trains_on_test": "its training reads the unlabelled test videos of former tasks, as they are stored",
+    "trains_on_val": "its training reads the unlabelled validation videos of former tasks, as they are stored",
     "val": "measured on validation videos",
     "transductive": "transductive scoring: a query's result depends on the other queries of the test set",
     "replay": "its memory is written once, at a task's end, and its pairs repeat where a step asks for more than are "
@@ -32,6 +37,8 @@ def marks_of(run: RunRecord) -> list[str]:
     split = str(run.settings.get("evaluation.split", tags.get("ctvr.split", "test")))
     if str(run.settings.get("evaluation.select", tags.get("ctvr.select", "last"))).startswith("best"):
         marks.append(TEXTS[f"best_{tags.get('ctvr.select_split') or split}"])  # old records: the evaluated split
+    if trains_on_searched(run):
+        marks.append(TEXTS[f"trains_on_{split}"])
     if short := _short_of_epochs(run):
         marks.append(short)
     if split == "val":
@@ -55,6 +62,30 @@ def marks_of(run: RunRecord) -> list[str]:
     if half := float16_note(run.settings):
         marks.append(half)
     return marks
+
+
+def trains_on_searched(run: RunRecord) -> bool:
+    """Return whether a run's training reads the features of searched videos.
+
+    A run says so in a tag. For older records of our own methods the settings say it.
+    """
+    if said := run.tags.get("ctvr.trains_on_searched"):
+        return said == "true"
+    method, base = str(run.settings.get("method", "")), str(run.settings.get("method.base", ""))
+    if method not in EVERY_METHOD or str(run.settings.get("optim.epochs", "")) == "0":
+        return False
+    return _trains_on_searched(run, "method", method, base in EVERY_METHOD and _trains_on_searched(run, "base", base))
+
+
+def _trains_on_searched(run: RunRecord, group: str, name: str, of_base: bool = False) -> bool:
+    """Return what a method says of the settings of `group`; True where it may and they are of another version."""
+    cls = find_method(name)
+    known = {field.name for field in dataclasses.fields(cls.Config)}
+    try:
+        config = build(cls.Config, {k: v for k, v in under(run.settings, group).items() if k in known}, group)
+    except ConfigError:
+        return of_base or cls.trains_on_searched(cls.Config())
+    return cls.trains_on_searched(config, of_base)
 
 
 def _short_of_epochs(run: RunRecord) -> str:

@@ -51,6 +51,7 @@ class TableRow:
     on: OnStreams = field(default_factory=dict)
     only: tuple[str, ...] = ()  # streams that the row can run on; all if empty
     notes: tuple[str, ...] = ()  # footnotes
+    control: bool = False  # a row of ours beside the paper's, which no paper prints
 
     def __post_init__(self) -> None:
         if self.method:

@@ -54,6 +54,7 @@ class Recorder:
             "ctvr.select": self.experiment.evaluation.select,
             "ctvr.select_split": self.experiment.evaluation.selects_on(stream.has_val) or "",
             "ctvr.mark": stream.settings_mark,
+            "ctvr.trains_on_searched": str(self.experiment.trains_on_searched).lower(),
             "ctvr.protocol": stream.protocol,
             "ctvr.stream_digest": stream.digest,
             "ctvr.stream_content": stream.content,

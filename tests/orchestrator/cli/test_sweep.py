@@ -31,7 +31,7 @@ def test_a_sweep_without_words_is_the_main_job(capsys, tmp_path, asked):
     assert ctvr(capsys, "sweep", "--runs", tmp_path)[:2] == (0, "done\n")
     ((request, where),) = asked
     assert (request.method, request.stream, request.seeds, request.top) == ("framefusion_moe", "shapes-5", 3, 1)
-    assert request.baselines == ("zero_shot", "clip4clip", "upper_bound")
+    assert request.baselines == ("zero_shot", "clip4clip", "upper_bound", "framefusion_moe:train-references")
     assert request.search == {}
     assert where.runs == tmp_path
 

@@ -91,6 +91,15 @@ def test_a_winner_that_equals_a_baseline_runs_once(few, where):
     assert [run.tags["ctvr.searched"] for run in runs] == ["clip4clip:2"] * 3  # and counts as searched
 
 
+def test_a_control_has_a_name_of_its_own_beside_its_method(few, where):
+    finished(where, few, {"a": 1.0})
+    stream, winners = load_stream(few, where.runs), best_trials(where.tracker(), "s", 1)
+    words = ["framefusion_moe", "framefusion_moe:train-references", "bmu_moco_local"]
+    made = [baseline(word, stream, few, {}, 1) for word in words]
+    runs = beside_winners(made, winners, winners, GAIN, 1, 1)
+    assert [run.tags.get("ctvr.row") for run in runs] == [None, "framefusion_moe:train-references", None, None]
+
+
 def test_winners_are_the_best_by_what_was_searched_for(few, where):
     tracker = where.tracker("few")
     parent = tracker.open_sweep("m", "few", {"search.metric": "stream/t2v/bwf", "search.mode": "min"})

@@ -1,0 +1,37 @@
+"""The two kinds of presets that a method may have: a whole recipe, and a change of some of its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+class Change(dict[str, Any]):
+    """A preset that changes some settings of a recipe, as an ablation does; it means nothing more than these values.
+
+    Any other preset is a whole recipe: its values on the method's defaults and the stream's own settings. A run has one
+    recipe (the one that is named, else the one that the stream recommends) and any number of changes on top of it.
+    """
+
+
+class Recipe(dict[str, Any]):
+    """A whole recipe as an authors' command has it, each value with the place of the release where it stands.
+
+    `sources` says where (setting -> text), `left_out` what of the command has no counterpart for videos and captions.
+    """
+
+    def __init__(
+        self, release: str, values: Mapping[str, tuple[Any, str]], left_out: Iterable[str] = (), under: str = ""
+    ) -> None:
+        """Make a recipe.
+
+        Args:
+            release: owner/name@commit.
+            values: dotted setting -> (value, place: a file of the release, a flag of a command).
+            left_out: sentences of what is not set, and why.
+            under: the group that stands before settings called `.name`: `method` or `base`.
+        """
+        full = {(f"{under}{name}" if name.startswith(".") else name): found for name, found in values.items()}
+        super().__init__({name: value for name, (value, _) in full.items()})
+        self.release, self.left_out = release, tuple(left_out)
+        self.sources = {name: place for name, (_, place) in full.items()}
