@@ -14,7 +14,7 @@ SPACE = {
         [0.9, 0.95, 0.99, 0.995, 0.999, 1.0]
     ),  # eq. 12, fig. 4; the paper uses 0.99, and 1 reviews nothing
     "method.tau": tune.choice([0.01, 0.03, 0.05, 0.07]),  # the paper uses 0.07, CLIP was trained at 0.01
-    "method.queue_size": tune.choice([480, 1440, 4320]),  # the paper uses 1440
+    "method.queue_size": tune.choice([32, 480, 1440, 4320]),  # the paper uses 1440
 }
 PAPER = {
     "method.lr": 5e-05,

@@ -82,7 +82,7 @@ class ImageBMUMoCo(Method):
 
     Config = ImageBMUConfig
     domain = "images"
-    PRESETS = {"paper": {}, "shapes": {"method.width": 128}}
+    PRESETS = {"paper": {}, "shapes": {"method.width": 128, "method.queue_size": 128}}  # of 256 images a task
     contrasts_batch = False
     config: ImageBMUConfig
 

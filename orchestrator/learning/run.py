@@ -208,6 +208,8 @@ def _open_data(
     data = data_of(stream, source, experiment.data, backbone, workers.device)
     if trains(experiment) and workers.size > 1:
         check_left_out(data, experiment.run.seed, workers)
+    if trains(experiment) and workers.rank == 0:
+        warn_of_long_queues(experiment, data)
     return data, frames_digest(stream, source, splits)
 
 
@@ -228,6 +230,22 @@ def check_left_out(data: StreamData, seed: int, workers: Workers) -> None:
             )
         if share and workers.rank == 0:
             log.info("%s are left out of an epoch, since batches are dealt out evenly to workers", what)
+
+
+def warn_of_long_queues(experiment: Experiment, data: StreamData) -> None:
+    """Say which tasks have fewer pairs in an epoch than a queue of momentum contrast has keys."""
+    for group, config in (("method", experiment.method), ("base", experiment.base)):
+        if not (queue := getattr(config, "queue_size", 0)):
+            continue
+        tasks = range(len(data.stream.tasks))
+        pairs = [sum(data.batch_sizes([index], experiment.run.seed, index, 0)) for index in tasks]
+        if short := [data.stream.tasks[index].name for index in tasks if pairs[index] < queue]:
+            log.warning(
+                "%s.queue_size=%d is more than the %d items that an epoch of %s has, so items are compared with older "
+                "keys of themselves. Write a smaller %s.queue_size.",
+                *(group, queue, min(pairs), short[0] if len(short) == 1 else f"{len(short)} tasks (the smallest)"),
+                group,
+            )
 
 
 def _check_agreement(workers: Workers, made_of: dict[str, str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from methods import EVERY_METHOD, IMAGE_METHODS, find_method
 from orchestrator.config import build, under
@@ -82,7 +82,7 @@ def _trains_on_searched(run: RunRecord, group: str, name: str, of_base: bool = F
     cls = find_method(name)
     known = {field.name for field in dataclasses.fields(cls.Config)}
     try:
-        config = build(cls.Config, {k: v for k, v in under(run.settings, group).items() if k in known}, group)
+        config: Any = build(cls.Config, {k: v for k, v in under(run.settings, group).items() if k in known}, group)
     except ConfigError:
         return of_base or cls.trains_on_searched(cls.Config())
     return cls.trains_on_searched(config, of_base)

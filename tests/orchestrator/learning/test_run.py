@@ -12,7 +12,7 @@ from orchestrator.data.settings import DataConfig
 from orchestrator.errors import ConfigError, OutOfMemory
 from orchestrator.learning import run
 from orchestrator.learning.resolve import resolve
-from orchestrator.learning.run import Places, check_left_out, execute, splits_of
+from orchestrator.learning.run import Places, check_left_out, execute, splits_of, warn_of_long_queues
 from orchestrator.learning.workers import Workers
 
 
@@ -26,6 +26,28 @@ def test_a_stream_without_validation_videos_refuses_val(manifest, runs, small_st
     experiment = resolve({"method": "zero_shot", "stream": manifest, "evaluation.split": "val"}, small_stream.settings)
     with pytest.raises(ConfigError, match="evaluation.split: stream small has no validation videos"):
         splits_of(experiment, replace(small_stream, has_val=False))
+
+
+@pytest.mark.parametrize(
+    ("settings", "setting", "is_long"),
+    [
+        ({"method": "base_moco"}, "method", True),
+        ({"method": "base_moco", "method.queue_size": 8}, "method", False),
+        ({"method": "base_moco", "data.caption_sampling": "random_per_video", "method.queue_size": 8}, "method", True),
+        ({"method": "er_ring_moco"}, "base", True),
+        ({"method": "clip4clip"}, "", False),
+    ],
+)
+def test_a_queue_that_is_longer_than_an_epoch_of_a_task_is_warned_of(
+    settings, setting, is_long, manifest, small_stream, caplog
+):
+    presets = ["bmu-moco"] if settings["method"] == "er_ring_moco" else []
+    experiment = resolve({**settings, "stream": manifest}, small_stream.settings, presets)
+    data = StreamData(small_stream, None, len, (0.5,) * 3, (0.5,) * 3, experiment.data, torch.device("cpu"))
+    warn_of_long_queues(experiment, data)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == is_long
+    assert all(f"{setting}.queue_size={1440 if '1440' in line else 8} is more than the" in line for line in said)
 
 
 class Crowd(Workers):
