@@ -54,7 +54,7 @@ MAY: dict[str, set[str]] = {
     "tracking": {"learning", "data", "methods"},
     "pages": {"retrieval", "tables", "streams", "video"},
     "retrieval": {"learning", "data", "streams", "store", "methods"},
-    "conform": {"learning", "methods"},
+    "conform": {"learning", "data", "methods"},  # data: the queries that an evaluation ranks
     "learning": {"data", "streams", "store", "methods"},
     "data": {"streams", "video", "store", "methods"},
     "importers": {"data", "streams"},  # data: arrays of features

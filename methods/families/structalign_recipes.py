@@ -34,6 +34,7 @@ RELEASED: dict[str, Any] = {
     "evaluation.select": "best",
     "evaluation.patience": 5,  # from epoch 11 on
     "evaluation.patience_from": 10,
+    "evaluation.own_gallery": "cut",  # z-scores over all stored videos, in a task's own gallery too
 }
 ACTNET: dict[str, Any] = {"method.lr": 6e-6, "method.num_experts": 5, "method.fusion_layers": 12, "data.num_frames": 24}
 PRESETS: dict[str, dict[str, Any]] = {

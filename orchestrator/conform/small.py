@@ -16,6 +16,7 @@ from methods.base import Batch, Task
 
 CONTEXT, VOCABULARY = 16, 100
 LAYERS, WIDTH, EMBED_DIM = 4, 32, 16
+START, END = 98, 99  # of a text
 WORDS = ("man", "plays", "a", "dog", "red", "guitar", "sings", "in", "kitchen", "slowly")
 
 
@@ -45,7 +46,7 @@ def tokenize(texts: list[str]) -> Tensor:
     """Words as numbers, framed by start (98) and end (99) of text: (N, L) int64."""
     rows = torch.zeros(len(texts), CONTEXT, dtype=torch.int64)
     for row, text in zip(rows, texts):
-        ids = [98, *(1 + sum(word.encode()) % 90 for word in text.split()[: CONTEXT - 2]), 99]
+        ids = [START, *(1 + sum(word.encode()) % 90 for word in text.split()[: CONTEXT - 2]), END]
         row[: len(ids)] = torch.tensor(ids)
     return rows
 
@@ -60,8 +61,8 @@ def make_batch(pairs: int = 6, frames: int = 3, seed: int = 0, categories: tuple
     lengths = torch.randint(4, CONTEXT, (pairs,), generator=generator)
     position = torch.arange(CONTEXT)
     tokens = torch.where(position < lengths[:, None], words, 0)
-    tokens[:, 0] = 98
-    tokens[torch.arange(pairs), lengths] = 99
+    tokens[:, 0] = START
+    tokens[torch.arange(pairs), lengths] = END
     return Batch(
         pairs=torch.arange(pairs) + 100 * (frames + 10 * (pairs + 100 * seed)),
         frames=torch.randn(pairs, frames, 3, 32, 32, generator=generator),

@@ -11,6 +11,7 @@ import torch
 
 import methods
 from orchestrator.conform import checks, leaks
+from orchestrator.conform.forgetting import forgetting
 from orchestrator.conform.knobs import knobs
 from orchestrator.conform.subject import Subject
 from orchestrator.errors import CtvrError, Fault
@@ -20,6 +21,7 @@ CHECKS: dict[str, tuple[Callable[[Subject], str | None], str]] = {
     "rows": (checks.rows, "features of a video or caption depend on no other"),
     "frozen": (checks.frozen, "what is called frozen is"),
     "leaks": (leaks.leaks, "evaluations see no later task, no order, no task number, and leave no trace"),
+    "forgetting": (forgetting, "an untrained model forgets nothing"),
     "knobs": (knobs, "every number changes something"),
     "resume": (checks.resume, "interrupted after every task = unbroken, equal bits"),
 }

@@ -45,6 +45,9 @@ class EvaluationConfig:
     batch_size: int = 32  # videos or captions encoded at once
     chunk: int = 512  # queries scored at once
     losses: bool = False  # after every epoch all losses of the evaluated split's pairs, too (fig. 6 of CAMoE)
+    # Of methods that calibrate scores (z-scores, Dual Softmax, re-ranking), in a task's own gallery. alone: from the
+    # task's captions and videos; cut: from all tasks so far, so that BWF moves with the gallery (StructAlign's release)
+    own_gallery: Literal["alone", "cut"] = "alone"
     neighbours: int = 200  # of streams of images: k of the second accuracy, whose k stays the same
 
     def __post_init__(self) -> None:
@@ -215,7 +218,8 @@ def rank_all(
     features = chain([first], encoded)
     if method.calibrates() or is_large:
         scores = all_scores(method, features, galleries, config, device)
-        return rank_scores(final_scores(method, scores, queries, sizes, protocol), queries, sizes, config)
+        is_cut = config.own_gallery == "cut" and protocol != "cvlm"
+        return rank_scores(final_scores(method, scores, queries, sizes, is_cut), queries, sizes, config)
     return _rank(Scored(method, spilled(features, spill.HELD), galleries, device), queries, sizes, config)
 
 
@@ -237,20 +241,24 @@ class Scores:
 
 
 def final_scores(
-    method: Method, scores: Tensor, queries: Sequence[Queries], sizes: Sequence[int], protocol: str
+    method: Method, scores: Tensor, queries: Sequence[Queries], sizes: Sequence[int], is_cut: bool = False
 ) -> Scores:
-    """Let the method calibrate what `all_scores` found, each direction for itself.
+    """Let the method calibrate the scores of `all_scores`, each direction for itself.
 
-    CTVR searches one gallery, so the complete matrix is calibrated and a task's part is cut out of it. In CVLM a
-    task's videos are searched by its captions alone, so each task's block is calibrated alone.
+    All tasks so far are one gallery, whose complete matrix is calibrated. A task's own gallery is calibrated alone: its
+    ranks then do not depend on the tasks that follow, so that the forgetting of an untrained model is 0.
+
+    Args:
+        is_cut: cut a task's own gallery out of the complete matrix instead; see `EvaluationConfig.own_gallery`.
     """
     rows, columns = borders(len(q.target) for q in queries), borders(sizes)
     parts = [(slice(*rows[i : i + 2]), slice(*columns[i : i + 2])) for i in range(len(sizes))]
-    whole = method.calibrate(scores), method.calibrate_for_videos(scores)
-    if protocol == "cvlm":
-        own = [tuple(each(scores[part]) for part in parts) for each in (method.calibrate, method.calibrate_for_videos)]
-    else:
+    ways = method.calibrate, method.calibrate_for_videos
+    whole = [way(scores) for way in ways]
+    if is_cut or len(parts) == 1:
         own = [tuple(each[part] for part in parts) for each in whole]
+    else:
+        own = [tuple(way(scores[part]) for part in parts) for way in ways]
     return Scores(*whole, *own)
 
 

@@ -149,11 +149,18 @@ RELEASED: dict[str, list[tuple[str, ...]]] = {
     ],
     "orchestrator/learning/evaluate.py": [
         (
-            "whole = method.calibrate(scores), method.calibrate_for_videos(scores)",
-            "whole = method.calibrate(scores), method.calibrate(scores)",
+            "ways = method.calibrate, method.calibrate_for_videos",
+            "ways = method.calibrate, method.calibrate",
             "videos -> captions are read from the matrix of captions -> videos",
             "tests/orchestrator/learning/test_evaluate.py::"
-            "test_each_direction_is_calibrated_and_in_cvlm_each_task_alone",
+            "test_each_direction_and_each_own_gallery_is_calibrated_alone",
+        ),
+        (
+            "own = [tuple(way(scores[part]) for part in parts) for way in ways]",
+            "own = [tuple(each[part] for part in parts) for each in whole]",
+            "an untrained model forgets: its own galleries are calibrated with those of later tasks",
+            "tests/orchestrator/conform/test_forgetting.py::"
+            "test_an_untrained_model_whose_scores_are_calibrated_forgets_nothing",
         ),
     ],
     "orchestrator/video/sampling.py": [

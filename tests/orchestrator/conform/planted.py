@@ -153,3 +153,15 @@ class NotFrozen(Plain):
 class Crashes(Plain):
     def encode_video(self, frames):
         return frames @ torch.zeros(7, 7)
+
+
+class ChangesAsTasksBegin(Plain):
+    """A text tower that a task turns before anything is learned."""
+
+    def begin_task(self, task):
+        super().begin_task(task)
+        self.turned = task.index
+
+    def encode_text(self, tokens, task=None):
+        found = super().encode_text(tokens)
+        return found.roll(self.turned, dims=-1)

@@ -70,7 +70,7 @@ def test_a_method_of_ours_conforms_with_every_number(name):
 def test_what_is_wrong_is_one_line_of_each_check_and_exit_status_1(capsys):
     assert main(["conform", place("Crashes")]) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].endswith("Crashes: 5 of 6 checks failed")
+    assert lines[0].endswith("Crashes: 6 of 7 checks failed")
     assert [line.split()[0] for line in lines[1:]] == list(CHECKS)
     assert lines[1].split(maxsplit=1)[1].startswith("wrong  RuntimeError: ")
     assert "(planted.py:" in lines[1]

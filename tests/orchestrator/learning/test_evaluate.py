@@ -46,8 +46,8 @@ def queries(first: int, count: int) -> Queries:
     )
 
 
-def final(scores, asked, sizes, method=None, protocol="ctvr"):
-    return final_scores(method or Method(), scores, asked, sizes, protocol)
+def final(scores, asked, sizes, method=None, is_cut=False):
+    return final_scores(method or Method(), scores, asked, sizes, is_cut)
 
 
 def measured(scores, asked, sizes):
@@ -216,25 +216,31 @@ class Centred(Method):
         return scores - scores.mean(dim=1, keepdim=True)
 
 
-def test_each_direction_is_calibrated_and_in_cvlm_each_task_alone():
+def test_each_direction_and_each_own_gallery_is_calibrated_alone():
     scores = torch.randn(12, 12, generator=torch.Generator().manual_seed(3))
     asked = [queries(0, 5), queries(5, 7)]
-    ctvr = final(scores, asked, [5, 7], Centred())
-    torch.testing.assert_close(ctvr.to_videos, scores - scores.mean(dim=0))
-    torch.testing.assert_close(ctvr.to_captions, scores - scores.mean(dim=1, keepdim=True))
-    assert torch.equal(ctvr.own[1], ctvr.to_videos[5:, 5:])
-    cvlm = final(scores, asked, [5, 7], Centred(), "cvlm")
+    found = final(scores, asked, [5, 7], Centred())
+    torch.testing.assert_close(found.to_videos, scores - scores.mean(dim=0))
+    torch.testing.assert_close(found.to_captions, scores - scores.mean(dim=1, keepdim=True))
     block = scores[5:, 5:]
-    torch.testing.assert_close(cvlm.own[1], block - block.mean(dim=0))
-    torch.testing.assert_close(cvlm.own_to_captions[1], block - block.mean(dim=1, keepdim=True))
+    torch.testing.assert_close(found.own[1], block - block.mean(dim=0))
+    torch.testing.assert_close(found.own_to_captions[1], block - block.mean(dim=1, keepdim=True))
     assert Centred().calibrates()
-    ranked = rank_scores(cvlm, asked, [5, 7], EvaluationConfig())
+    ranked = rank_scores(found, asked, [5, 7], EvaluationConfig())
     alone = rank_scores(final(block, asked[1:], [7], Centred()), [queries(5, 7)], [7], EvaluationConfig())
     assert torch.equal(ranked.own[5:], alone.to_videos)
     assert torch.equal(ranked.own_videos[5:], alone.videos)
     assert not torch.equal(
         ranked.videos, rank_scores(final(scores, asked, [5, 7]), asked, [5, 7], EvaluationConfig()).videos
     )
+
+
+def test_the_release_cuts_a_tasks_own_gallery_out_of_all_of_them():
+    scores = torch.randn(12, 12, generator=torch.Generator().manual_seed(3))
+    cut = final(scores, [queries(0, 5), queries(5, 7)], [5, 7], Centred(), is_cut=True)
+    for parts, whole in ((cut.own, cut.to_videos), (cut.own_to_captions, cut.to_captions)):
+        assert torch.equal(parts[0], whole[:5, :5])
+        assert torch.equal(parts[1], whole[5:, 5:])
 
 
 def test_the_sum_of_recalls_is_logged_in_both_directions(two_tasks):

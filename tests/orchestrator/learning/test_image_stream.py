@@ -197,3 +197,13 @@ def test_the_embedded_images_are_painted_once_and_alike(tmp_path):
     assert Path(item.path).read_bytes() == content
     everything = {np.load(one.path).tobytes() for task in stream.tasks for one in (*task.train, *task.test)}
     assert len(everything) == 20
+
+
+@pytest.mark.parametrize(
+    "method", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in IMAGE_METHODS]
+)
+def test_an_untrained_network_forgets_nothing_by_the_k_that_stays(method, manifest, tmp_path):
+    untrained = run(method, manifest, tmp_path, optim__epochs=0)
+    assert untrained.record.steps == 0
+    assert [row[0] for row in untrained.record.union] == [untrained.record.union[0][0]] * 2
+    assert untrained.record.metrics[-1]["stream/knn/forgetting_fixed"] == 0

@@ -192,3 +192,9 @@ def test_a_folder_with_a_model_of_questions_is_not_asked(manifest, whole, tmp_pa
 def test_another_answer_makes_another_stream(manifest, tmp_path):
     other = changed(manifest, tmp_path, answers=["red", "nothing"])
     assert load_stream(other, tmp_path).digest != load_stream(manifest, tmp_path).digest
+
+
+def test_an_untrained_model_forgets_no_answer_of_a_task(manifest, tmp_path):
+    untrained = execute(experiment_on(manifest, **{"optim.epochs": 0}), Places(tmp_path))
+    assert untrained.record.steps == 0
+    assert untrained.record.metrics[-1]["stream/qa/forgetting"] == 0

@@ -1,0 +1,45 @@
+"""The forgetting of an untrained model is 0, whatever a method does to scores."""
+
+from __future__ import annotations
+
+import pytest
+
+from methods import CONFIGURATIONS, METHODS
+from orchestrator.conform.forgetting import first_moved, forgetting
+from orchestrator.conform.subject import Subject
+from orchestrator.errors import Fault
+from orchestrator.learning.evaluate import EvaluationConfig
+
+CALIBRATED = [
+    ("structalign", {"method.score": "fused"}, ()),
+    ("umt", {"method.rerank": 3}, ()),
+    ("camoe", {}, ("dsl",)),
+    ("dsl", {}, ()),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "presets"), CALIBRATED, ids=[name for name, *_ in CALIBRATED])
+def test_an_untrained_model_whose_scores_are_calibrated_forgets_nothing(name, settings, presets):
+    subject = Subject.of(name, settings, presets)
+    assert subject.make().calibrates()
+    assert forgetting(subject) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*METHODS, *CONFIGURATIONS])
+def test_an_untrained_model_forgets_nothing(name):
+    assert forgetting(Subject.of(name)) is None
+
+
+def test_a_gallery_that_is_cut_out_forgets_as_the_release_does_and_the_check_says_so():
+    subject, cut = Subject.of("structalign", presets=["released"]), EvaluationConfig(own_gallery="cut")
+    assert subject.experiment.evaluation.own_gallery == "cut"
+    assert "own_gallery=cut" in str(forgetting(subject))
+    fused = Subject.of("structalign", {"method.score": "fused"})
+    assert first_moved(fused.make(), cut, "ctvr") == 1
+    assert first_moved(fused.make(), cut, "cvlm") is None  # there each task is searched alone
+
+
+def test_a_method_that_changes_as_tasks_begin_is_told_where_its_ranks_move():
+    with pytest.raises(Fault, match="protocol ctvr: nothing is trained, and task 2 moves ranks"):
+        forgetting(Subject.of("tests.orchestrator.conform.planted:ChangesAsTasksBegin"))
