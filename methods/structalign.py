@@ -265,11 +265,13 @@ class StructAlign(Method):
         alignment = {"etf": misalignment(*aligned, p)}  # eqs. 10-13
         if before is not None and len(self.statistics):
             alignment["etf_pseudo"] = self._pseudo_misalignment(c.pseudo_per_pair * len(words))
-        self._weight = torch.full_like(terms["contrastive"].detach(), c.lambda1)
+        weight = torch.full_like(terms["contrastive"].detach(), c.lambda1)
         if c.lambda1_is == "share":
             base = terms["contrastive"].detach() + (terms["crp"].detach() if before is not None else 0.0)
-            self._weight = c.lambda1 * base / torch.stack(list(alignment.values())).sum().detach()
-        terms |= {name: self._weight * term for name, term in alignment.items()}
+            weight = c.lambda1 * base / torch.stack(list(alignment.values())).sum().detach()
+        terms |= {name: weight * term for name, term in alignment.items()}
+        if torch.is_grad_enabled():
+            self._weight = weight
         if self.prototypes.learned is not None:
             terms["prototypes"] = c.prototype_weight * self.prototypes.penalty()
         return terms

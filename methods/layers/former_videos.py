@@ -17,7 +17,8 @@ class FormerVideos:
     """Hands out references: all of them in every step, or one batch after the other.
 
     Batches have as many rows as the task's first batch of pairs, in the order of storing, unshuffled; the
-    last one of a round may be shorter. Nothing of this is part of a checkpoint: a task begins at the first row.
+    last one of a round may be shorter. Nothing of this is part of a checkpoint: a task begins at the first row. A pass
+    without gradients is not a step: it gets the batch of the next step, which stays the next one.
 
     Args:
         all_at_once: eq. 8 sums over all former videos; the released code takes batches.
@@ -43,9 +44,10 @@ class FormerVideos:
             self.stored = torch.cat(parts).to(videos) if parts else videos.new_empty(0, videos.shape[1])
         if self.all_at_once or not len(self.stored):
             return self.stored
-        self._rows = self._rows or len(videos)
-        batch = self.stored[self._next_row : self._next_row + self._rows]
-        self._next_row = (self._next_row + len(batch)) % len(self.stored)
+        rows = self._rows or len(videos)
+        batch = self.stored[self._next_row : self._next_row + rows]
+        if torch.is_grad_enabled():
+            self._rows, self._next_row = rows, (self._next_row + len(batch)) % len(self.stored)
         return batch
 
 

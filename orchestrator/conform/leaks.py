@@ -8,6 +8,7 @@ that no task so far has shown, and whatever outlives the method itself (variable
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -56,6 +57,41 @@ def leaks(subject: Subject) -> None:
     _is_idle(method)
     _knows_no_order(method)
     _knows_no_task(method)
+    unlearned(subject)
+
+
+def unlearned(subject: Subject) -> None:
+    """Losses of pairs that are only looked at, without gradients, change nothing that is learned or logged."""
+    plain, looked = subject.make(), subject.make()
+
+    @torch.no_grad()
+    def look(batch: Batch) -> None:
+        was_training = looked.training
+        others = make_batch(3, FRAMES, seed=70, categories=tuple(batch.categories.unique().tolist()))
+        looked.eval()
+        looked.losses(replace(others, pairs=None))
+        looked.train(was_training)
+
+    for index in range(2):
+        if repr(learn(plain, index)) != repr(learn(looked, index, watch=look)):  # text: NaN is NaN
+            raise Fault(f"task {index + 1} has other losses {_LOOKED}")
+        found = [remember(method, index) for method in (plain, looked)]
+        mine, others = plain.state_dict(), looked.state_dict()
+        differing = [name for name in mine if not _same_bits(mine[name], others[name])]
+        if differing or not _same_bits(*found):
+            raise Fault(f"task {index + 1} ends with another {(differing or ['feature'])[0]} {_LOOKED}")
+        if repr(plain.diagnostics()) != repr(looked.diagnostics()):
+            raise Fault(f"task {index + 1} is logged with other diagnostics() {_LOOKED}")
+
+
+_LOOKED = (
+    "where losses of other pairs are read without gradients (evaluation.losses=true): change what a method notes of "
+    "its steps under torch.is_grad_enabled() alone"
+)
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _after(method: Method, index: int, shown: Shown, stored: list[Tensor]) -> list[Tensor]:

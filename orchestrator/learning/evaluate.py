@@ -254,12 +254,12 @@ def final_scores(
     rows, columns = borders(len(q.target) for q in queries), borders(sizes)
     parts = [(slice(*rows[i : i + 2]), slice(*columns[i : i + 2])) for i in range(len(sizes))]
     ways = method.calibrate, method.calibrate_for_videos
-    whole = [way(scores) for way in ways]
+    to_videos, to_captions = (way(scores) for way in ways)
     if is_cut or len(parts) == 1:
-        own = [tuple(each[part] for part in parts) for each in whole]
+        own, own_to_captions = (tuple(each[part] for part in parts) for each in (to_videos, to_captions))
     else:
-        own = [tuple(way(scores[part]) for part in parts) for way in ways]
-    return Scores(*whole, *own)
+        own, own_to_captions = (tuple(way(scores[part]) for part in parts) for way in ways)
+    return Scores(to_videos, to_captions, own, own_to_captions)
 
 
 def rank_scores(scores: Scores, queries: Sequence[Queries], sizes: Sequence[int], config: EvaluationConfig) -> Ranked:

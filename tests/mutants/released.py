@@ -156,8 +156,8 @@ RELEASED: dict[str, list[tuple[str, ...]]] = {
             "test_each_direction_and_each_own_gallery_is_calibrated_alone",
         ),
         (
-            "own = [tuple(way(scores[part]) for part in parts) for way in ways]",
-            "own = [tuple(each[part] for part in parts) for each in whole]",
+            "own, own_to_captions = (tuple(way(scores[part]) for part in parts) for way in ways)",
+            "own, own_to_captions = (tuple(each[part] for part in parts) for each in (to_videos, to_captions))",
             "an untrained model forgets: its own galleries are calibrated with those of later tasks",
             "tests/orchestrator/conform/test_forgetting.py::"
             "test_an_untrained_model_whose_scores_are_calibrated_forgets_nothing",

@@ -31,6 +31,17 @@ def test_a_task_begins_at_the_first_row_with_what_is_stored_by_then():
     assert torch.equal(former.references(STORED, torch.zeros(4, 2)), ALL[:4])
 
 
+def test_a_pass_without_gradients_is_not_a_step():
+    former, videos = FormerVideos(all_at_once=False), torch.zeros(2, 2)
+    with torch.no_grad():  # before the first step, of another size
+        assert torch.equal(former.references(STORED, torch.zeros(1, 2)), ALL[:1])
+    found = [former.references(STORED, videos)]
+    with torch.no_grad():
+        assert torch.equal(former.references(STORED, videos), ALL[2:4])
+    found.append(former.references(STORED, videos))
+    assert torch.equal(torch.cat(found), ALL[:4])
+
+
 def test_nothing_stored_is_no_reference():
     for at_once in (True, False):
         assert FormerVideos(at_once).references([], torch.zeros(3, 2)).shape == (0, 2)
