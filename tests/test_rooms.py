@@ -53,12 +53,12 @@ MAY: dict[str, set[str]] = {
     "tables": {"tracking", "streams", "methods", "search_spaces"},
     "tracking": {"learning", "data", "methods"},
     "pages": {"retrieval", "tables", "streams", "video"},
-    "retrieval": {"learning", "data", "streams", "store", "methods"},
+    "retrieval": {"learning", "data", "streams", "video", "store", "methods"},
     "conform": {"learning", "data", "methods"},  # data: the queries that an evaluation ranks
     "learning": {"data", "streams", "store", "methods"},
     "data": {"streams", "video", "store", "methods"},
-    "importers": {"data", "streams"},  # data: arrays of features
-    "streams": {"shapes"},
+    "importers": {"data", "streams", "video"},  # data: arrays of features
+    "streams": {"shapes", "video"},  # video: the endings of files
     "video": {"methods"},
     "shapes": set(),
     "store": set(),

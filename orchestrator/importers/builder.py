@@ -18,7 +18,8 @@ from orchestrator.config import suggest
 from orchestrator.errors import ConfigError
 from orchestrator.streams.manifest import FORMAT, parse_manifest
 from orchestrator.streams.stream import SPLITS, Stream, describe
-from orchestrator.streams.videos import IMAGE_SUFFIXES, VIDEO_SUFFIXES, check_videos, video_stem
+from orchestrator.streams.videos import IMAGE_SUFFIXES, check_videos, video_stem
+from orchestrator.video.endings import VIDEO_SUFFIXES, is_video_name
 
 Manifest = dict[str, Any]
 Captions = dict[str, list[str]]  # video id -> its captions, in the order of the file
@@ -42,11 +43,11 @@ class VideoFolder:
             folders[:] = sorted(folders) if inside.count(os.sep) < depth else []
             if inside != "." and any(name.lower().endswith(IMAGE_SUFFIXES) for name in names):
                 self.frames.setdefault(os.path.basename(place), inside)
-            for name in sorted(names):
-                if name.lower().endswith(VIDEO_SUFFIXES):
-                    path = os.path.normpath(os.path.join(inside, name))
-                    for key in (name, video_stem(name), path):
-                        self.files.setdefault(key, path)
+            for name in sorted(names, key=_by_ending):
+                path = os.path.normpath(os.path.join(inside, name))
+                stems = (video_stem(name), path) if is_video_name(name) else ()
+                for key in (name, *stems):  # a file that is named exactly as an id is taken whatever its ending
+                    self.files.setdefault(key, path)
 
     def find(self, video: str) -> tuple[str, bool]:
         """(path below the folder, whether it is a clip cut to its segment); `<id>.mp4` where nothing is there."""
@@ -57,6 +58,12 @@ class VideoFolder:
         if f"{stem}_1" in self.frames:
             return self.frames[f"{stem}_1"], True
         return (video if stem != video else f"{video}.mp4"), False
+
+
+def _by_ending(name: str) -> tuple[int, str]:
+    """Order the files of a folder: of several with one id, the first ending of VIDEO_SUFFIXES is taken."""
+    suffix = os.path.splitext(name)[1].lower()
+    return (VIDEO_SUFFIXES.index(suffix) if suffix in VIDEO_SUFFIXES else len(VIDEO_SUFFIXES), name)
 
 
 def empty_task() -> dict[str, Any]:

@@ -5,6 +5,7 @@ Shapes: N texts, V videos, d joint embedding. Features are (., d) for most metho
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from methods.backbone.folding import weights_at_rest
 from methods.layers.transfer import cut
 from orchestrator.data.batches import StreamData
 from orchestrator.data.device import autocast_for, prepare_device
-from orchestrator.data.frames import FrameSource
+from orchestrator.data.frames import Broken, FrameSource
 from orchestrator.data.settings import DataConfig
 from orchestrator.errors import ConfigError
 from orchestrator.learning.assemble import Trained
@@ -27,7 +28,10 @@ from orchestrator.learning.evaluate import Scored, all_scores, borders
 from orchestrator.learning.ranking import of_matrix, top
 from orchestrator.store.store import Store
 from orchestrator.streams.stream import Item, Stream, StreamTask
-from orchestrator.streams.videos import VIDEO_SUFFIXES, VideoPlaces
+from orchestrator.streams.videos import VideoPlaces
+from orchestrator.video.endings import VIDEO_SUFFIXES, is_video_name
+
+log = logging.getLogger(__name__)
 
 Videos = str | Path | Sequence[str | Path]  # a folder, a file or files
 
@@ -217,12 +221,9 @@ class Model:
         Raises:
             VideoError: if a file is no video that can be read.
         """
-        data, size = self.data(items), self.trained.experiment.evaluation.batch_size
-        _, broken = data.frames.decode_missing(
-            [item for item, key in data.frames.keys(items)[0].items() if not self.store.has("frames", key)]
-        )
-        if broken:
+        if broken := self._decode(items):
             raise broken[0][1]
+        data, size = self.data(items), self.trained.experiment.evaluation.batch_size
         yield from data.videos(0, "test", range(len(items)), size)
 
     def _encode(self, items: Sequence[Item]) -> Tensor:
@@ -232,8 +233,31 @@ class Model:
         items = videos_of(videos)
         names = tuple(item.path for item in items)
         if names not in self._others:
-            self._others[names] = Block(items, self._encode(items))
+            whole = self._without_broken(items) if _is_folder(videos) else items
+            self._others[names] = Block(whole, self._encode(whole))
         return self._others[names]
+
+    def _without_broken(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
+        """Return the items of a folder that can be decoded; say which others it holds.
+
+        Raises:
+            ConfigError: if none can.
+        """
+        broken = {item.video: error for item, error in self._decode(items)}
+        if not broken:
+            return items
+        first = str(next(iter(broken.values())))
+        if len(broken) == len(items):
+            raise ConfigError(f"videos: none of {len(items)} files can be read, the first: {first}")
+        log.warning("videos: %d of %d files are left out, the first: %s", len(broken), len(items), first)
+        return tuple(item for item in items if item.video not in broken)
+
+    def _decode(self, items: Sequence[Item]) -> Broken:
+        """Decode the items that the store lacks, and return those that cannot be decoded."""
+        frames = self.data(items).frames
+        keys, unreadable = frames.keys(items)
+        missing = [item for item, key in keys.items() if not self.store.has("frames", key)]
+        return [*unreadable, *frames.decode_missing(missing)[1]]
 
     def data(self, items: Sequence[Item]) -> StreamData:
         """Items as tensors, made of their files as those of the run were."""
@@ -249,20 +273,38 @@ class Model:
         return autocast_for(self.trained.experiment.run.precision, self.device.type)
 
 
+def _paths(videos: Videos) -> list[Path]:
+    return [Path(each).expanduser() for each in ([videos] if isinstance(videos, str | Path) else videos)]
+
+
+def _is_folder(videos: Videos) -> bool:
+    paths = _paths(videos)
+    return len(paths) == 1 and paths[0].is_dir()
+
+
 def videos_of(videos: Videos) -> tuple[Item, ...]:
-    """Files as items; a folder stands for the videos in it, by name.
+    """Return files as items; a folder stands for the videos in it and below it, by name.
+
+    Hidden files (`._v0.mp4` of a Mac) and links to nowhere are left out of a folder.
 
     Raises:
         ConfigError: if there is no such file, or the folder holds none.
     """
-    paths = [Path(each).expanduser() for each in ([videos] if isinstance(videos, str | Path) else videos)]
-    if len(paths) == 1 and paths[0].is_dir():
+    paths = _paths(videos)
+    if _is_folder(videos):
         folder = paths[0]
-        paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in VIDEO_SUFFIXES)
+        files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+        paths = [path for path in files if is_video_name(path.name)]
         if not paths:
-            raise ConfigError(f"videos: {folder} holds no video ({' '.join(VIDEO_SUFFIXES)}).")
+            raise ConfigError(
+                f"videos: {folder} holds no video: none of its {len(files)} files ends in {' '.join(VIDEO_SUFFIXES)}."
+            )
+        if len(files) > len(paths):
+            log.info("videos: %d files of %s do not end like a video", len(files) - len(paths), folder)
+        names = [path.relative_to(folder).with_suffix("").as_posix() for path in paths]
+        return tuple(Item(name, str(path.resolve()), None, "", ()) for name, path in zip(names, paths))
     if missing := [path for path in paths if not path.is_file()]:
-        raise ConfigError(f"videos: {missing[0]} is no file and no folder of videos.")
+        raise ConfigError(f"videos: {missing[0]} is not a file or a folder of videos.")
     if not paths:
         raise ConfigError("videos: none are given. Name a folder or files.")
     return tuple(Item(path.stem, str(path.resolve()), None, "", ()) for path in paths)

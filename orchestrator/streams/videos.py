@@ -12,8 +12,8 @@ from pathlib import Path
 from orchestrator.digests import Identity, identity_of
 from orchestrator.errors import ConfigError
 from orchestrator.streams.stream import SPLITS, Item, Stream, StreamTask, collector_off, walk
+from orchestrator.video.endings import VIDEO_SUFFIXES
 
-VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 # Names in a folder in the form of Hugging Face's VideoFolder (jobs/export_dataset.py, importers/datasets.py)
 FOLDERS = {"train": "train", "val": "validation", "test": "test"}  # split -> folder
@@ -37,10 +37,11 @@ class VideoPlaces:
         if name in names:
             return folder + name
         stem = video_stem(name)
-        for other in (*(stem + suffix for suffix in VIDEO_SUFFIXES), stem):
-            if other in names:
-                return folder + other
-        return folder + name
+        for suffix in VIDEO_SUFFIXES:
+            for other in (stem + suffix, stem + suffix.upper()):
+                if other in names:
+                    return folder + other
+        return folder + (stem if stem in names else name)
 
     def _list(self, below: str) -> tuple[str, frozenset[str]]:
         folder = os.path.join(self.base, below)
@@ -105,7 +106,8 @@ def check_videos(stream: Stream) -> str:
         + ", ".join(f"{split} {lost[split]} of {total[split]}" for split in SPLITS if total[split])
         + ").",
         "First: " + ", ".join(f"{item.video} ({task} {split})" for task, split, item in places[:5]) + ".",
-        f"Looked for {places[0][2].path} and {'/'.join(VIDEO_SUFFIXES)} or a folder of frames in its place.",
+        f"Looked for {places[0][2].path} and other endings of videos ({' '.join(VIDEO_SUFFIXES)}), or a "
+        "folder of frames in its place.",
     ]
     if 0 < lost["test"] < total["test"]:
         left = total["test"] - lost["test"]

@@ -6,6 +6,7 @@ its videos' folders, and answers with JSON and raw bytes."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -55,7 +56,9 @@ def serve() -> None:
             _write(answers, {"error": error}, b"", b"")
         else:
             times = clip.timestamps.astype("<f8").tobytes()
-            _write(answers, {"error": None, "decoder": clip.decoder}, clip.frames.data, times)
+            info = dataclasses.asdict(clip.info) if clip.info is not None else None
+            header = {"error": None, "decoder": clip.decoder, "shape": clip.frames.shape[1:3], "info": info}
+            _write(answers, header, clip.frames.data, times)
 
 
 def _load(decoder: str) -> None:

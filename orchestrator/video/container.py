@@ -7,10 +7,29 @@ The outer boxes of MP4, Matroska and AVI say how long the file must be: a cut do
 
 from __future__ import annotations
 
+import shlex
 import struct
 from pathlib import Path
 from typing import BinaryIO
 
+CONTAINERS = "MP4, MOV, 3GP, Matroska, WebM, AVI, FLV, WMV, Ogg, MPEG, TS, M2TS"
+_PACKETS = (188, 192, 204)  # bytes of a packet of a transport stream: plain, AVCHD and Blu-ray, DVB
+# First bytes of what FFmpeg reads and we do not, for a message that says so
+_OTHERS = (
+    (b"GIF8", "a GIF"),
+    (b"\x89PNG", "a PNG"),
+    (b"\xff\xd8\xff", "a JPEG or a stream of them"),
+    (b"YUV4MPEG2", "raw YUV4MPEG video"),
+    (b"DKIF", "an IVF stream"),
+    (b".RMF", "a RealMedia file"),
+    (b"\x06\x0e\x2b\x34\x02\x05\x01\x01", "an MXF file"),
+    (b"\x1f\x07\x00", "a raw DV stream"),
+    (b"\x00\x00\x01\xb3", "a raw MPEG stream"),
+    (b"\x00\x00\x00\x01", "a raw H.264 or HEVC stream"),
+    (b"\x00\x00\x01", "a raw H.264 or HEVC stream"),
+    (b"FWS", "a Flash file"),
+    (b"CWS", "a Flash file"),
+)
 _MP4_BOXES = frozenset((b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp"))
 _MAX_BOXES = 100_000  # fragmented files have two boxes a second
 
@@ -18,7 +37,7 @@ _MAX_BOXES = 100_000  # fragmented files have two boxes a second
 def container_of(path: Path) -> str | None:
     """FFmpeg's name of the demuxer for this file, or None if it is no container of the allow-list."""
     with path.open("rb") as file:
-        head = file.read(400)
+        head = file.read(5 * max(_PACKETS))
     if head[4:8] in _MP4_BOXES:
         return "mov"
     if head.startswith(b"\x1a\x45\xdf\xa3"):
@@ -33,13 +52,35 @@ def container_of(path: Path) -> str | None:
         return "ogg"
     if head.startswith(b"\x00\x00\x01\xba"):
         return "mpeg"
-    if len(head) > 376 and head[0] == head[188] == head[376] == 0x47:
-        return "mpegts"
-    return None
+    return "mpegts" if _is_transport(head) else None
+
+
+def _is_transport(head: bytes) -> bool:
+    """Report whether packets of a transport stream follow each other, also where the file begins inside a packet."""
+    for size in _PACKETS:
+        for first in range(size):
+            marks = head[first::size]
+            if len(marks) >= (3 if first in (0, 4) else 4) and set(marks) == {0x47}:
+                return True
+    return False
+
+
+def other_kind(path: Path) -> str | None:
+    """Return what a file is that we do not read and FFmpeg can convert ("a GIF"), None where that is not known."""
+    with path.open("rb") as file:
+        head = file.read(16)
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return "a WebP"
+    return next((name for start, name in _OTHERS if head.startswith(start)), None)
+
+
+def convert(path: Path) -> str:
+    """Return the command that makes a film of a file that we do not read."""
+    return f"`ffmpeg -i {shlex.quote(path.name)} -c:v libx264 OUT.mp4`"
 
 
 def what_is_missing(path: Path, container: str) -> str | None:
-    """Why the file cannot be whole (one line), or None if its outer structure is complete or says nothing."""
+    """Return why the file cannot be whole (one line), None where its outer structure is complete or says nothing."""
     size = path.stat().st_size
     with path.open("rb") as file:
         if container == "mov":
@@ -50,6 +91,11 @@ def what_is_missing(path: Path, container: str) -> str | None:
             declared = struct.unpack("<I", file.read(8)[4:8])[0] + 8
             return _cut("the RIFF chunk", declared, size) if declared > size else None
     return None
+
+
+def is_of_media_alone(missing: str) -> bool:
+    """Report whether a box of pictures claims too many bytes, while the index of the film may be complete."""
+    return missing.startswith(_cut("box 'mdat'", 0, 0).split(" 0,")[0])
 
 
 def _cut(what: str, end: int, size: int) -> str:

@@ -30,20 +30,30 @@ import importlib.metadata
 import importlib.util
 import logging
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image
 
 from orchestrator.digests import digest_sources, imported_sources
 from orchestrator.errors import ConfigError, VideoError
-from orchestrator.video.index import Limits, Watch, check_size, read_index
-from orchestrator.video.readers import READERS, brightness, check_same, read_pyav, torchcodec_version
+from orchestrator.video.index import Index, Limits, Watch, check_size, count_index, read_index
+from orchestrator.video.readers import (
+    READERS,
+    IndexDisagreesError,
+    brightness,
+    check_same,
+    read_pyav,
+    torchcodec_version,
+)
 from orchestrator.video.sampling import (
     MISSING,
+    NATIVE,
     Frames,
     Sampling,
+    VideoInfo,
     checked_segment,
     choose_frames,
     missing_frame,
@@ -52,19 +62,8 @@ from orchestrator.video.sampling import (
 
 log = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
 _IMAGES = {".png", ".jpg", ".jpeg"}
-
-
-@dataclass(frozen=True)
-class VideoInfo:
-    """Facts of one file; width and height as displayed. `fps` and `seconds` are 0.0 for a folder of frames."""
-
-    frames: int
-    fps: float
-    seconds: float
-    width: int
-    height: int
-    codec: str
 
 
 def decode(
@@ -91,7 +90,53 @@ def decode(
     watch = Watch(path, limits)
     if path.is_dir():
         return _decode_folder(path, sampling, limits, watch)
+    return _with_index(
+        path, limits, watch, lambda index: _decode_film(index, path, sampling, segment, order, limits, watch)
+    )
+
+
+def probe(path: str | Path, limits: Limits | None = None) -> VideoInfo:
+    """Count the frames of a file and read its rate, duration, size and codec; one frame is decoded.
+
+    Raises:
+        VideoError: as `decode`.
+    """
+    limits, path = limits or Limits(), Path(path)
+    watch = Watch(path, limits)
+    if path.is_dir():
+        files = _frame_files(path)
+        image = _open_image(path, files[0], limits)
+        return VideoInfo(len(files), 0.0, 0.0, image.shape[1], image.shape[0], files[0].suffix[1:].lower())
+
+    def look(index: Index) -> VideoInfo:
+        ((_, image),) = read_pyav(path, index, [0], limits, watch)
+        return _info(index, image)
+
+    return _with_index(path, limits, watch, look)
+
+
+def _with_index(path: Path, limits: Limits, watch: Watch, use: Callable[[Index], Result]) -> Result:
+    """Use the index of a film; once more, with frames that are counted, where the decoder shows others."""
     index = read_index(path, limits, watch)
+    try:
+        return use(index)
+    except IndexDisagreesError as error:
+        why = f"its frames are not those of its packets (at {error.args[0]:.2f} s)"
+    try:
+        return use(count_index(path, index.container, why, limits, watch))
+    except IndexDisagreesError as error:
+        raise VideoError(str(path), f"is damaged: the frame at {error.args[0]:.2f} s cannot be decoded") from None
+
+
+def _decode_film(
+    index: Index,
+    path: Path,
+    sampling: Sampling,
+    segment: tuple[float, float] | None,
+    order: tuple[str, ...],
+    limits: Limits,
+    watch: Watch,
+) -> Frames:
     try:
         segment = checked_segment(path, segment)
         chosen = choose_frames(index.times, sampling.num_frames, segment, sampling.rule, index.fps)
@@ -110,7 +155,7 @@ def decode(
                 if i in known:
                     check_same(path, name, float(index.times[i]), small[i], known[i])
             times = np.where(chosen == MISSING, np.nan, index.times[chosen])
-            return Frames(_stacked(small, chosen, sampling.size), times, name)
+            return Frames(_stacked(small, chosen, sampling.size), times, name, _info(index, image))
         except VideoError as error:
             if name == order[-1]:
                 raise
@@ -119,22 +164,10 @@ def decode(
     raise AssertionError("unreachable")
 
 
-def probe(path: str | Path, limits: Limits | None = None) -> VideoInfo:
-    """Count the frames of a file and read its rate, duration, size and codec; one frame is decoded.
-
-    Raises:
-        VideoError: as `decode`.
-    """
-    limits, path = limits or Limits(), Path(path)
-    watch = Watch(path, limits)
-    if path.is_dir():
-        files = _frame_files(path)
-        image = _open_image(path, files[0], limits)
-        return VideoInfo(len(files), 0.0, 0.0, image.shape[1], image.shape[0], files[0].suffix[1:].lower())
-    index = read_index(path, limits, watch)
-    ((_, image),) = read_pyav(path, index, [0], limits, watch)
+def _info(index: Index, image: np.ndarray) -> VideoInfo:
     seconds = float(index.times[-1]) + (1 / index.fps if index.fps else 0.0)
-    return VideoInfo(len(index.times), index.fps, seconds, image.shape[1], image.shape[0], index.codec)
+    height, width = image.shape[:2]
+    return VideoInfo(len(index.times), index.fps, seconds, width, height, index.codec, index.container, index.why)
 
 
 def decoder_version(name: str = "pyav", strict: bool = True) -> str:
@@ -185,7 +218,11 @@ def _decode_folder(folder: Path, sampling: Sampling, limits: Limits, watch: Watc
 
 
 def _stacked(small: dict[int, np.ndarray], chosen: np.ndarray, size: int) -> np.ndarray:
-    """The chosen frames, one behind the other: (T, size, size, 3)."""
+    """The chosen frames, one behind the other: (T, size, size, 3), or in the size of the first where that is NATIVE."""
+    if size == NATIVE:
+        height, width = small[min(small)].shape[:2]
+        images = {i: Image.fromarray(image).resize((width, height)) for i, image in small.items()}  # it may change
+        small = {i: np.asarray(image) for i, image in images.items()}
     return np.stack([missing_frame(size) if i == MISSING else small[i] for i in chosen.tolist()])
 
 

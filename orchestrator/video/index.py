@@ -1,13 +1,12 @@
-"""The frames of one video file in presentation order, read from its packets without decoding them.
+"""The frames of one video file in presentation order: what a whole decode shows is the truth.
 
-What may be wrong with a file is found here first: missing, empty, not on the lists of containers and codecs, cut
-short, larger than the limits, fewer packets or seconds than it declares.
+Packets tell it without a decode where they provably agree (packets.py); other films are decoded once to count their
+frames (counting.py). What may be wrong with a file is found here first: missing, empty, not on the lists of containers
+and codecs, cut short, larger than the limits.
 """
 
 from __future__ import annotations
 
-import itertools
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,13 +17,25 @@ from typing import Any
 import numpy as np
 
 from orchestrator.errors import VideoError
-from orchestrator.video.container import container_of, what_is_missing
+from orchestrator.video.container import (
+    CONTAINERS,
+    container_of,
+    convert,
+    is_of_media_alone,
+    other_kind,
+    what_is_missing,
+)
+from orchestrator.video.counting import frames_in_order, seconds_of
+from orchestrator.video.packets import Packets, Reader, is_interlaced
 
 _CODECS = frozenset(
     (
         *("h264", "hevc", "vp8", "vp9", "libvpx", "libvpx-vp9", "av1", "libdav1d", "libaom-av1", "theora", "prores"),
         *("mpeg1video", "mpeg2video", "mpeg4", "msmpeg4v1", "msmpeg4v2", "msmpeg4", "msmpeg4v3", "h263", "flv"),
-        *("mjpeg", "vc1", "wmv1", "wmv2", "wmv3"),
+        *("mjpeg", "vc1", "wmv1", "wmv2", "wmv3", "dnxhd", "cfhd"),
+        # of old cameras and programs
+        *("dvvideo", "mjpegb", "svq1", "svq3", "cinepak", "msvideo1", "indeo3", "indeo4", "indeo5", "vp6", "vp6f"),
+        *("qtrle", "rpza", "h261", "huffyuv", "ffvhuff", "ffv1", "rawvideo"),
     )
 )
 
@@ -50,7 +61,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Index:
-    """The frames of a film in presentation order, read from its packets."""
+    """The frames of a film in presentation order."""
 
     container: str
     codec: str
@@ -58,8 +69,9 @@ class Index:
     height: int
     fps: float
     times: np.ndarray  # (N,) seconds since the first frame
-    pts: np.ndarray | None  # (N,) presentation timestamps in units of the stream; None: the container has none
+    pts: np.ndarray | None  # (N,) timestamps of the packets in units of the stream; None: frames were counted
     keys: np.ndarray  # (K,) pts where decoding can begin
+    why: str = ""  # frames were counted
 
 
 class Watch:
@@ -68,10 +80,12 @@ class Watch:
     def __init__(self, path: Path, limits: Limits) -> None:
         self.path, self.seconds = path, limits.max_seconds
         self.end = time.monotonic() + limits.max_seconds
+        self.hint = ""  # why a film takes long
 
     def check(self) -> None:
         if time.monotonic() > self.end:
-            raise VideoError(str(self.path), f"took longer than {self.seconds:g} seconds (limit max_seconds)")
+            text = f"took longer than {self.seconds:g} seconds (limit max_seconds){self.hint}"
+            raise VideoError(str(self.path), text)
 
 
 def check_size(path: Path, width: int, height: int, limits: Limits) -> None:
@@ -90,6 +104,10 @@ def frame_seconds(times: np.ndarray) -> float:
     return float(np.median(np.diff(times))) if len(times) > 1 else 0.0
 
 
+def _keep_the_rest(path: Path) -> str:
+    return f"{convert(path)} keeps the part that can be decoded"
+
+
 @contextmanager
 def named_errors(path: Path) -> Iterator[None]:
     """FFmpeg's and memory errors become VideoErrors of this file."""
@@ -98,17 +116,18 @@ def named_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (av.FFmpegError, UnicodeError) as error:
-        raise VideoError(str(path), f"is damaged or no video ({getattr(error, 'strerror', None) or error})") from None
+        reason = getattr(error, "strerror", None) or error
+        raise VideoError(str(path), f"is damaged or not a video ({reason}). {_keep_the_rest(path)}") from None
     except MemoryError:
         raise VideoError(str(path), "needs more memory than the limit memory_bytes") from None
 
 
 @contextmanager
-def opened(path: Path, container: str) -> Iterator[tuple[Any, Any]]:
+def opened(path: Path, container: str, **options: str) -> Iterator[tuple[Any, Any]]:
     """The file and its main video stream in PyAV, local files only, one thread; errors as VideoError."""
     import av
 
-    options = {"protocol_whitelist": "file"}
+    options["protocol_whitelist"] = "file"
     with (
         named_errors(path),
         av.open(str(path.absolute()), format=container, options=options, metadata_errors="ignore") as file,
@@ -121,38 +140,59 @@ def opened(path: Path, container: str) -> Iterator[tuple[Any, Any]]:
 
 
 def read_index(path: Path, limits: Limits, watch: Watch) -> Index:
-    container = _checked_file(path, limits.strict)
-    with opened(path, container) as (file, stream):
-        codec = stream.codec_context.name
-        if codec not in _CODECS:
-            raise VideoError(str(path), f"codec {codec!r} is not on the list of allowed codecs")
-        width, height = stream.codec_context.width, stream.codec_context.height
-        check_size(path, width, height, limits)
-        if stream.frames > limits.max_frames:
-            raise VideoError(str(path), f"{stream.frames} frames exceed the limit max_frames={limits.max_frames}")
-        pts, keys, count = _demux(path, file, stream, limits, watch)
-        if count < stream.frames and limits.strict:
-            raise VideoError(str(path), f"is damaged: {count} of {stream.frames} declared frames are there")
-        if pts is not None and len(keys):
-            pts = pts[pts >= keys[0]]  # pictures before the first key frame cannot be decoded
-        else:
-            pts = None
-        rate, base, declared = stream.average_rate, float(stream.time_base), _declared_seconds(file, stream)
-    if not count:
+    """Index a film by its packets where they prove which frames are shown, else by decoding it whole.
+
+    Raises:
+        VideoError: if the file is missing, empty, not a film we read, cut short, damaged or over a limit.
+    """
+    container, missing = _checked_file(path)
+    if missing and limits.strict and not is_of_media_alone(missing):
+        raise VideoError(str(path), missing)
+    try:
+        with opened(path, container) as (file, stream):
+            found = _read_packets(path, container, file, stream, limits, watch)
+            declared, rate, base = stream.frames, stream.average_rate, float(stream.time_base)
+            codec, width, height = _picture(stream)
+    except VideoError as error:  # bytes that are missing explain it better
+        raise VideoError(str(path), missing) if missing and limits.strict else error from None
+    if limits.strict and missing and found.count != declared:
+        raise VideoError(str(path), missing)
+    if limits.strict and container == "mov" and found.count < declared:
+        _check_samples(path, container, declared)
+    if not found.count:
         raise VideoError(str(path), "has no frames")
-    times = (pts - pts[0]) * base if pts is not None else _times_by_decoding(path, container, rate, limits, watch)
+    if found.why or not len(found.pts):
+        return count_index(path, container, found.why or "its edit list hides every packet", limits, watch)
+    times = (found.pts - found.pts[0]) * base
     fps = float(rate) if rate else 1 / frame_seconds(times) if frame_seconds(times) else 0.0
-    if (
-        limits.strict
-        and declared is not None
-        and times[-1] + max(1.0, 2 * frame_seconds(times)) < declared - frame_seconds(times)
-    ):
-        raise VideoError(str(path), f"is damaged: frames end at {times[-1]:.2f} s of {declared:.2f} declared seconds")
-    return Index(container, codec, width, height, fps, times, pts, keys)
+    return Index(container, codec, width, height, fps, times, found.pts, found.keys)
 
 
-def _checked_file(path: Path, strict: bool) -> str:
-    """The container's name, once the file is known to be there, regular, of an allowed kind, and (strict) whole."""
+def count_index(path: Path, container: str, why: str, limits: Limits, watch: Watch) -> Index:
+    """Index a film by decoding it whole, since its packets cannot be (`why`).
+
+    Raises:
+        VideoError: if a packet cannot be decoded, nothing is shown, or a limit is exceeded.
+    """
+    watch.hint = f"; {why}, so all of it is decoded. {convert(path)} makes a film with an index"
+    pts: list[int | None] = []
+    with opened(path, container) as (file, stream):
+        codec, width, height = _picture(stream)
+        for frame in frames_in_order(file, stream, limits.strict):
+            pts.append(frame.pts)
+            watch.check()
+            if len(pts) > limits.max_frames:
+                raise VideoError(str(path), f"more frames than the limit max_frames={limits.max_frames}")
+        rate, base = float(stream.average_rate or 0), float(stream.time_base)
+    if not pts:
+        raise VideoError(str(path), "has no frames that can be decoded")
+    times = seconds_of(pts, base, rate or 25.0)
+    fps = rate or (1 / frame_seconds(times) if frame_seconds(times) else 0.0)
+    return Index(container, codec, width, height, fps, times, None, np.zeros(0, np.int64), why)
+
+
+def _checked_file(path: Path) -> tuple[str, str | None]:
+    """Return the container's name and what the file lacks, once it is there, regular and of a known kind."""
     try:
         if not path.exists():
             raise VideoError(str(path), "no such file")
@@ -161,71 +201,47 @@ def _checked_file(path: Path, strict: bool) -> str:
         if path.stat().st_size == 0:
             raise VideoError(str(path), "is empty (0 bytes)")
         container = container_of(path)
+        if container is None and (kind := other_kind(path)):
+            raise VideoError(str(path), f"is {kind}, which is not read. Convert it: {convert(path)}")
         if container is None:
-            raise VideoError(str(path), "is no video file (mp4, mov, mkv, webm, avi, flv, wmv, ogg, mpg, ts)")
-        missing = what_is_missing(path, container)
+            raise VideoError(str(path), f"is not a video file of a known container ({CONTAINERS})")
+        return container, what_is_missing(path, container)
     except (OSError, ValueError) as error:
         if isinstance(error, VideoError):
             raise
         raise VideoError(str(path), f"cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    if missing and strict:
-        raise VideoError(str(path), missing)
-    return container
 
 
-def _demux(
-    path: Path, file: Any, stream: Any, limits: Limits, watch: Watch
-) -> tuple[np.ndarray | None, np.ndarray, int]:
-    """(sorted pts or None if some are missing or repeated, pts of key frames, number of packets); decodes nothing."""
-    pts: list[int] = []
-    keys: list[int] = []
-    complete, count = True, 0
+def _picture(stream: Any) -> tuple[str, int, int]:
+    context = stream.codec_context
+    return context.name, context.width, context.height
+
+
+def _read_packets(path: Path, container: str, file: Any, stream: Any, limits: Limits, watch: Watch) -> Packets:
+    """Check codec and sizes, then read all packets; decode nothing."""
+    codec, width, height = _picture(stream)
+    if codec not in _CODECS:
+        raise VideoError(
+            str(path), f"codec {codec!r} is not on the list of allowed codecs. Convert it: {convert(path)}"
+        )
+    check_size(path, width, height, limits)
+    if stream.frames > limits.max_frames and container == "mov":  # elsewhere the header may say anything
+        raise VideoError(str(path), f"{stream.frames} frames exceed the limit max_frames={limits.max_frames}")
+    reader = Reader(path, container, codec, is_interlaced(stream.codec_context))
     for packet in file.demux(stream):
         if not packet.size:  # the flush at the end
             continue
-        count += 1
-        if packet.is_corrupt and limits.strict:
-            raise VideoError(str(path), f"is damaged: packet {count} is corrupt")
-        if count > limits.max_frames:
+        reader.add(packet, limits.strict)
+        if reader.count > limits.max_frames:
             raise VideoError(str(path), f"more frames than the limit max_frames={limits.max_frames}")
-        if count % 256 == 0:
+        if reader.count % 256 == 0:
             watch.check()
-        if packet.is_discard:  # cut away by an edit list
-            continue
-        if packet.pts is None:
-            complete = False
-            continue
-        pts.append(packet.pts)
-        if packet.is_keyframe:
-            keys.append(packet.pts)
-    ordered = np.unique(np.asarray(pts, dtype=np.int64))
-    return (ordered if complete and len(ordered) == len(pts) else None), np.unique(np.asarray(keys, np.int64)), count
+    return reader.result()
 
 
-def _declared_seconds(file: Any, stream: Any) -> float | None:
-    """How long the video stream says it is (s); the whole file's length only where it has no other stream."""
-    if stream.duration is not None and stream.time_base:
-        return float(stream.duration * stream.time_base)
-    tag = re.fullmatch(r"(\d+):(\d+):([\d.]+)", stream.metadata.get("DURATION", ""))
-    if tag:
-        return int(tag[1]) * 3600 + int(tag[2]) * 60 + float(tag[3])
-    if file.duration is not None and len(file.streams) == 1:
-        return file.duration / 1e6
-    return None
-
-
-def _times_by_decoding(path: Path, container: str, rate: Any, limits: Limits, watch: Watch) -> np.ndarray:
-    """(N,) seconds of a film whose container has no usable timestamps: decode it once and count."""
-    times: list[float | None] = []
-    with opened(path, container) as (file, stream):
-        for frame in file.decode(stream):
-            times.append(frame.time)
-            watch.check()
-            if len(times) > limits.max_frames:
-                raise VideoError(str(path), f"more frames than the limit max_frames={limits.max_frames}")
-    if not times:
-        raise VideoError(str(path), "has no frames that can be decoded")
-    known = [t for t in times if t is not None]
-    if len(known) == len(times) and all(a < b for a, b in itertools.pairwise(known)):
-        return np.asarray(known) - known[0]
-    return np.arange(len(times)) / float(rate or 25)
+def _check_samples(path: Path, container: str, declared: int) -> None:
+    """Refuse an MP4 of which samples lie beyond its end; those that its edit list leaves out are no loss."""
+    with opened(path, container, ignore_editlist="1") as (file, stream):
+        count = sum(bool(packet.size) for packet in file.demux(stream))
+    if count < declared:
+        raise VideoError(str(path), f"is cut short: {count} of {declared} declared frames are there. Fetch it again")

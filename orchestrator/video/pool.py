@@ -25,14 +25,14 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
 from orchestrator.errors import ConfigError, VideoError
 from orchestrator.video.decode import decoder_version
 from orchestrator.video.index import Limits
-from orchestrator.video.sampling import Frames, Sampling
+from orchestrator.video.sampling import NATIVE, Frames, Sampling, VideoInfo
 
 _START_SECONDS = 120.0  # imports of a child on a busy machine
 _JOBS_PER_CHILD = 500  # a fresh child now and then bounds what decoders leak
@@ -176,7 +176,7 @@ class _Child:
         self.buffer += data
         self.deadline = max(self.deadline, time.monotonic() + 5.0)  # it is answering: let a slow reader catch up
         try:
-            return _parse(self.job, self.buffer)
+            return _parse(self.job, self.buffer, limits)
         except (ValueError, KeyError, TypeError, struct.error) as error:
             self.stop()
             return _Crash(f"the decoder answered with rubbish ({error})")
@@ -258,7 +258,7 @@ def _finished(busy: list[_Child], limits: Limits) -> Iterator[tuple[_Child, Fram
             yield child, VideoError(job.path if job else "", f"the decoder hung for more than {limit} and was stopped")
 
 
-def _parse(job: Job, buffer: bytearray) -> Frames | VideoError | None:
+def _parse(job: Job, buffer: bytearray, limits: Limits) -> Frames | VideoError | None:
     """The answer in `buffer`, or None if more bytes must come: length, JSON header, frames, timestamps."""
     if len(buffer) < 4:
         return None
@@ -270,7 +270,11 @@ def _parse(job: Job, buffer: bytearray) -> Frames | VideoError | None:
     header = json.loads(buffer[4 : 4 + length])
     if header["error"] is not None:
         return VideoError(job.path, str(header["error"])[:500])
-    shape = (job.sampling.num_frames, job.sampling.size, job.sampling.size, 3)
+    size, info = job.sampling.size, header["info"]
+    height, width = (int(side) for side in header["shape"]) if size == NATIVE else (size, size)
+    if not 0 < height * width <= limits.max_pixels:
+        raise ValueError("frames too large")
+    shape = (job.sampling.num_frames, height, width, 3)
     pixels = int(np.prod(shape))
     total = 4 + length + pixels + 8 * shape[0]
     if len(buffer) > total:
@@ -279,4 +283,11 @@ def _parse(job: Job, buffer: bytearray) -> Frames | VideoError | None:
         return None
     frames = np.frombuffer(buffer, np.uint8, pixels, 4 + length).reshape(shape)
     times = np.frombuffer(bytes(buffer[4 + length + pixels :]), "<f8").astype(np.float64)
-    return Frames(frames, times, str(header["decoder"])[:32])
+    return Frames(frames, times, str(header["decoder"])[:32], None if info is None else _checked_info(info))
+
+
+def _checked_info(info: dict[str, Any]) -> VideoInfo:
+    """Facts of a film as the child has sent them, each of its own kind."""
+    kinds = {"int": int, "float": float, "str": str}
+    fields = dataclasses.fields(VideoInfo)
+    return VideoInfo(**{field.name: kinds[str(field.type)](info[field.name]) for field in fields})

@@ -16,15 +16,22 @@ from typing import Any
 import numpy as np
 
 from orchestrator.errors import ConfigError, VideoError
+from orchestrator.video.counting import frames_in_order
 from orchestrator.video.index import Index, Limits, Watch, check_size, frame_seconds, named_errors, opened
 from orchestrator.video.sampling import SLACK
+from orchestrator.video.upright import display_matrix, upright
 
 Images = Iterator[tuple[int, np.ndarray]]
 _Frames = Iterator[tuple[int, Any]]  # PyAV frames
+
 PARTS = 16  # of a side, in which frames are compared
 # Of 255, in any part: decord's colours move one by 1.8 at most (10 bits; interlaced 0.5), and its wrong frames of a
 # counter that moved did so by 12 to 110
 UNLIKE = 6.0
+
+
+class IndexDisagreesError(Exception):
+    """The decoder shows another frame than the index lists; the argument is the second at which it does."""
 
 
 def read_pyav(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> Images:
@@ -32,7 +39,7 @@ def read_pyav(path: Path, index: Index, wanted: list[int], limits: Limits, watch
         check_size(path, frame.width, frame.height, limits)
         with named_errors(path):
             image = frame.to_ndarray(format="rgb24", threads=1)
-        yield i, np.ascontiguousarray(np.rot90(image, round(frame.rotation / 90) % 4)) if frame.rotation else image
+        yield i, upright(image, display_matrix(frame))
 
 
 def brightness(image: np.ndarray) -> np.ndarray:
@@ -53,7 +60,11 @@ def check_same(path: Path, name: str, second: float, image: np.ndarray, known: n
 
 
 def _pyav_frames(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> _Frames:
-    """Yield the wanted frames; refuse a corrupt one if `limits.strict`."""
+    """Yield the wanted frames; refuse a corrupt one if `limits.strict`.
+
+    Raises:
+        IndexDisagreesError: if the decoder shows other frames than the index lists.
+    """
     if index.pts is not None:
         done: set[int] = set()
         try:
@@ -61,46 +72,60 @@ def _pyav_frames(path: Path, index: Index, wanted: list[int], limits: Limits, wa
                 done.add(i)
                 yield i, frame
             return
-        # An inexact seek, or an open group of pictures: frames shown before its key frame, which a decoder that starts
-        # there cannot make, look like damage. Once more, from the beginning: what is damaged is so there, too
-        except (LookupError, VideoError):
+        # An inexact seek, or a key frame that is none, looks like damage. Once more, from the beginning: what is
+        # damaged is so there, too
+        except (IndexDisagreesError, VideoError):
             watch.check()
             wanted = [i for i in wanted if i not in done]
-    try:
-        yield from _walk(path, index, wanted, limits, watch, seek=False)
-    except LookupError as error:
-        raise VideoError(str(path), f"is damaged: {error.args[0]}") from None
+    yield from _walk(path, index, wanted, limits, watch, seek=False)
 
 
 def _walk(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch, seek: bool) -> _Frames:
     """Decode in order and keep the wanted frames, jumping to the key frame before each where that saves work.
 
+    Every frame on the way must be the one that the index lists next: a decoder that starts at a wrong place, shows
+    nothing for a packet or shows frames in another order is found out.
+
     Raises:
-        LookupError: if a wanted frame does not come out of the decoder.
+        IndexDisagreesError: if it is not.
     """
     pts = index.pts
     with opened(path, index.container) as (file, stream):
         if limits.strict:  # report damaged data instead of guessing the missing pixels
             stream.codec_context.options = {"err_detect": "crccheck+bitstream+buffer+explode"}
-        frames, count, reached = file.decode(stream), -1, None
+        frames, place, key = frames_in_order(file, stream, limits.strict), -1, None
         for i in wanted:
-            if seek and pts is not None:
-                key = index.keys[np.searchsorted(index.keys, pts[i], side="right") - 1]
-                if key > (index.keys[0] if reached is None else reached):
-                    file.seek(int(key), stream=stream, backward=True)
-                    frames = file.decode(stream)
+            if seek and pts is not None and (jump := _key_before(index, i, place)) is not None:
+                key = jump
+                file.seek(key, stream=stream, backward=True)
+                frames, place = frames_in_order(file, stream, limits.strict), int(np.searchsorted(pts, key)) - 1
             for frame in frames:
                 watch.check()
-                count, reached = count + 1, frame.pts
-                if (count if pts is None else frame.pts) == (i if pts is None else pts[i]):
+                if key is not None:
+                    if frame.pts is None or frame.pts < key:  # shown before the key frame that was jumped to
+                        continue
+                    if not frame.key_frame:
+                        raise IndexDisagreesError(index.times[place + 1])
+                    key = None
+                place += 1
+                if pts is not None and (place == len(pts) or frame.pts != pts[place]):
+                    raise IndexDisagreesError(index.times[min(place, len(pts) - 1)])
+                if place == i:
                     if limits.strict and frame.is_corrupt:
                         raise VideoError(str(path), f"is damaged: the frame at {index.times[i]:.2f} s is corrupt")
                     yield i, frame
                     break
-                if pts is not None and frame.pts is not None and frame.pts > pts[i]:
-                    raise LookupError(f"frame {i} at {index.times[i]:.2f} s cannot be decoded")
             else:
-                raise LookupError(f"frame {i} at {index.times[i]:.2f} s cannot be decoded")
+                raise IndexDisagreesError(index.times[i])
+
+
+def _key_before(index: Index, wanted: int, place: int) -> int | None:
+    """Return the pts of the key frame to jump to, None where the decoder is past it or begins there anyway."""
+    assert index.pts is not None
+    before = int(np.searchsorted(index.keys, index.pts[wanted], side="right")) - 1
+    if before < 0 or index.keys[before] <= index.pts[max(place, 0)]:
+        return None
+    return int(index.keys[before])
 
 
 def read_decord(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> Images:

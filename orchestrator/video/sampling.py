@@ -16,12 +16,16 @@ from orchestrator.video.index import frame_seconds
 
 Rule = Literal["segments", "linspace", "one_per_second"]
 MISSING = -1  # in place of a number of a frame: the video has no more
+NATIVE = 0  # in place of a size: that of the film
 SLACK = 1e-3  # seconds; Matroska rounds timestamps to milliseconds
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Which frames, and how large: `num_frames` frames of `size` x `size` pixels, chosen by `rule`."""
+    """Which frames, and how large: `num_frames` frames of `size` x `size` pixels, chosen by `rule`.
+
+    `size` NATIVE keeps the film's own width and height.
+    """
 
     num_frames: int = 12
     size: int = 224
@@ -30,19 +34,34 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.num_frames < 1:
             raise ValueError(f"num_frames must be >= 1, got {self.num_frames}.")
-        if self.size < 1:
+        if self.size < 1 and self.size != NATIVE:
             raise ValueError(f"size counts pixels and must be >= 1, got {self.size}.")
+
+
+@dataclass(frozen=True)
+class VideoInfo:
+    """Facts of one file; width and height as displayed. `fps` and `seconds` are 0.0 for a folder of frames."""
+
+    frames: int
+    fps: float
+    seconds: float
+    width: int
+    height: int
+    codec: str
+    container: str = ""
+    counted: str = ""  # why its frames were counted by decoding all of it
 
 
 @dataclass(frozen=True)
 class Frames:
     """frames (T, H, W, 3) uint8 RGB, upright; timestamps (T,) float64 seconds since the first frame of the film,
     NaN for a folder of frames and for missing ones (`missing_frame`); decoder: the one that produced them ("decord",
-    "pyav", "images")."""
+    "pyav", "images"); info: facts of the film, None for a folder."""
 
     frames: np.ndarray
     timestamps: np.ndarray
     decoder: str
+    info: VideoInfo | None = None
 
 
 def choose_frames(
@@ -100,7 +119,7 @@ def _thinned(chosen: np.ndarray, num_frames: int) -> np.ndarray:
 
 @cache
 def missing_frame(size: int) -> np.ndarray:
-    """What is stored in place of a frame that a video does not have, (size, size, 3) uint8: noise that no film shows.
+    """Make the noise that is stored in place of a frame that a video does not have: (size, size, 3) uint8.
 
     Batches hold zeros in its place, behind the normalisation (orchestrator/data/batches.py).
     """
@@ -110,7 +129,12 @@ def missing_frame(size: int) -> np.ndarray:
 
 
 def resize_and_crop(image: np.ndarray, size: int) -> np.ndarray:
-    """Resize the shorter side to `size` (antialiased bicubic), cut the centre: (H, W, 3) -> (size, size, 3) uint8."""
+    """Resize the shorter side to `size` (antialiased bicubic), cut the centre: (H, W, 3) -> (size, size, 3) uint8.
+
+    `size` NATIVE leaves the image as it is.
+    """
+    if size == NATIVE:
+        return image
     height, width = image.shape[:2]
     short = min(height, width)
     new_height, new_width = size * height // short, size * width // short

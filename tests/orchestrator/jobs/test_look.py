@@ -60,7 +60,7 @@ def test_patches_of_one_token_have_one_colour_and_others_stay():
         (["drift", "zero_shot", "--count", "0"], "--count counts queries and must be >= 1, got 0"),
         (["merges", "zero_shot", "--out", "nowhere/a.png"], "there is no folder nowhere"),
         (["merges", "zero_sho"], "no folder with a model.json, run id, run, sweep or method"),
-        (["attention", "zero_shot", "--in", "none.mp4"], "none.mp4 is no file and no folder of videos"),
+        (["attention", "zero_shot", "--in", "none.mp4"], "none.mp4 is not a file or a folder of videos"),
     ],
 )
 def test_a_mistake_is_one_line(learned, words, message, capsys):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
@@ -92,9 +94,27 @@ def test_what_cannot_be_searched_is_one_line(model, tmp_path):
         (lambda: model.search(" "), "search: the text is empty"),
         (lambda: model.search("a", k=0), "search: k counts videos and must be >= 1, got 0"),
         (lambda: model.search("a", videos=tmp_path / "empty"), "holds no video"),
-        (lambda: model.search("a", videos=tmp_path / "gone.mp4"), "gone.mp4 is no file and no folder"),
+        (lambda: model.search("a", videos=tmp_path / "gone.mp4"), "gone.mp4 is not a file or a folder"),
     ):
         with pytest.raises(ConfigError, match=message):
             call()
     with pytest.raises(VideoError, match=r"broken\.mp4"):
+        model.search("a", videos=tmp_path / "broken.mp4")
+    with pytest.raises(ConfigError, match=r"none of 1 files can be read, the first: .*broken\.mp4"):
         model.search("a", videos=tmp_path)
+
+
+def test_a_folder_is_searched_without_what_cannot_be_read(model, tmp_path, caplog):
+    item = model.gallery()[-1].items[0]
+    (tmp_path / "below").mkdir()
+    shutil.copy(item.path, tmp_path / "below" / "a.M4V")  # an ending that is not the container's
+    shutil.copy(item.path, tmp_path / "._a.mp4")
+    (tmp_path / "broken.wmv").write_bytes(b"no video")
+    (tmp_path / "notes.txt").write_text("no video")
+    (tmp_path / "gone.mp4").symlink_to(tmp_path / "nowhere.mp4")
+    with caplog.at_level("INFO"):
+        hits = model.search("a blue star", k=5, videos=tmp_path)
+    assert [hit.video for hit in hits] == ["below/a"]
+    assert "1 of 2 files are left out, the first: " in caplog.text
+    assert "broken.wmv" in caplog.text
+    assert "1 files of " in caplog.text  # notes.txt

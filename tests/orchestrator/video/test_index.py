@@ -68,7 +68,7 @@ def test_bytes_behind_a_complete_mp4_are_harmless(films, tmp_path):
 def test_only_video_containers_reach_a_decoder(tmp_path, name, content):
     file = tmp_path / name
     file.write_bytes(content)
-    with pytest.raises(VideoError, match="is no video file") as caught:
+    with pytest.raises(VideoError, match="is not a video file") as caught:
         decode_apart(file, SMALL)
     assert "\n" not in str(caught.value)
     assert str(file) in str(caught.value)

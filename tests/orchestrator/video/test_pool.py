@@ -135,7 +135,8 @@ def test_a_crash_under_decord_gives_the_file_to_pyav(monkeypatch, film):
     replay = "from orchestrator.video import child as video\nr = os.fdopen(os.dup(0))\nsys.stdin = r"
     serve = "j = json.loads(request)\nc, e = video._answer(j, video.Limits())\n"
     answer = (
-        "video._write(sys.stdout.buffer, {'error': e, 'decoder': c.decoder}, c.frames.data, c.timestamps.tobytes())"
+        "h = {'error': e, 'decoder': c.decoder, 'shape': c.frames.shape[1:3], 'info': None}\n"
+        "video._write(sys.stdout.buffer, h, c.frames.data, c.timestamps.tobytes())"
     )
     child_that(monkeypatch, crash, replay, serve + answer, "time.sleep(600)")
     monkeypatch.setattr(video, "_START_SECONDS", 120.0)

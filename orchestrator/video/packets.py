@@ -1,0 +1,128 @@
+"""The packets of a film: timestamps, key frames, and whether they prove which frames a whole decode shows.
+
+Packets are an index where each of them shows one frame at a time of its own. That holds for containers that store
+presentation times (MP4, Matroska, FLV) and codecs of a frame a packet; VP8, VP9 and MPEG-4, which have packets that
+show nothing or two pictures, are looked into. AVI has no presentation times and writes empty packets for repeated
+frames; packets of MPEG and TS are made by a parser, and fields may lie alone; WMV and Ogg leave times out. Such films
+are counted by decoding them (counting.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from orchestrator.errors import VideoError
+
+_TIMED = frozenset(("mov", "matroska", "flv"))
+_FRAME_A_PACKET = frozenset(
+    (
+        *("h264", "hevc", "av1", "libdav1d", "libaom-av1", "mjpeg", "prores", "dnxhd", "cfhd", "dvvideo", "flv"),
+        *("vp8", "libvpx", "vp9", "libvpx-vp9", "mpeg4", "ffv1", "huffyuv", "ffvhuff", "rawvideo"),
+    )
+)
+_SMALLEST_PICTURE = 24  # bytes of MPEG-4: a picture that is not coded, and repeats the last, has fewer
+_PROGRESSIVE = (0, 1)  # FFmpeg's field orders "unknown" and "progressive"
+
+
+@dataclass(frozen=True)
+class Packets:
+    """Presentation timestamps of what is shown, ascending, in units of the stream; `why` they are no index, or "".
+
+    count: all packets with content, those hidden by an edit list among them.
+    """
+
+    pts: np.ndarray  # (N,) int64
+    keys: np.ndarray  # (K,) int64, of key frames that are shown
+    count: int
+    why: str
+
+
+class Reader:
+    """Reads the packets of one film, one after the other."""
+
+    def __init__(self, path: Path, container: str, codec: str, interlaced: bool) -> None:
+        self.path, self.codec = path, codec
+        self.pts: list[int] = []
+        self.keys: list[int] = []
+        self.first_key: int | None = None
+        self.count = 0
+        self.why = ""
+        if container not in _TIMED:
+            self.why = "its container does not tell which frames are shown when"
+        elif codec not in _FRAME_A_PACKET:
+            self.why = f"packets of {codec} need not be frames"
+        elif interlaced and codec == "h264":
+            self.why = "its fields may be packets"
+
+    def add(self, packet: Any, strict: bool) -> None:
+        """Take note of a packet with content.
+
+        Raises:
+            VideoError: if `strict` and the container calls it corrupt.
+        """
+        self.count += 1
+        if self.first_key is None and packet.is_keyframe and packet.pts is not None:
+            self.first_key = packet.pts
+        if packet.is_corrupt and strict and self.first_key is not None:
+            raise VideoError(str(self.path), f"is damaged: packet {self.count} is corrupt")
+        if self.why:
+            return
+        if self.count == 1 and not packet.is_keyframe:
+            self.why = "it does not begin with a key frame"
+        elif packet.pts is None:
+            self.why = "its packets lack times"
+        elif not shows_one(self.codec, packet):
+            self.why = "its packets do not show one frame each"
+        elif not packet.is_discard:  # an edit list hides the others
+            self.pts.append(packet.pts)
+            if packet.is_keyframe:
+                self.keys.append(packet.pts)
+
+    def result(self) -> Packets:
+        """Return what was found."""
+        pts = np.unique(np.asarray(self.pts, dtype=np.int64))
+        why = self.why
+        if not why and len(pts) < len(self.pts):
+            why = "its packets share times"
+        elif not why and len(pts) and self.first_key is not None and pts[0] < self.first_key:
+            why = "frames before its first key frame are missing"
+        return Packets(pts, np.unique(np.asarray(self.keys, dtype=np.int64)), self.count, why)
+
+
+def is_interlaced(context: Any) -> bool:
+    """Report whether a codec's parser has found fields."""
+    return int(getattr(context, "field_order", 0) or 0) not in _PROGRESSIVE
+
+
+def shows_one(codec: str, packet: Any) -> bool:
+    """Report whether a packet shows exactly one frame, as far as its first bytes tell."""
+    if codec in ("vp8", "libvpx"):
+        return bool(memoryview(packet)[0] >> 4 & 1)
+    if codec in ("vp9", "libvpx-vp9"):
+        return _shown_of_vp9(memoryview(packet)) == 1
+    if codec == "mpeg4":
+        return packet.size >= _SMALLEST_PICTURE and bytes(packet).count(b"\0\0\1\xb6") == 1
+    return True
+
+
+def _shown_of_vp9(data: memoryview) -> int:
+    """Count the shown frames of a VP9 packet; a superframe ends with the sizes of its frames (VP9 specification, B)."""
+    starts, last = [0], data[-1]
+    if last & 0xE0 == 0xC0:
+        width, frames = (last >> 3 & 3) + 1, (last & 7) + 1
+        length = 2 + width * frames
+        if len(data) > length and data[-length] == last:
+            sizes = [int.from_bytes(data[-length + 1 + width * i :][:width], "little") for i in range(frames - 1)]
+            for size in sizes:
+                starts.append(starts[-1] + size)
+    return sum(start < len(data) and _is_shown_vp9(data[start]) for start in starts)
+
+
+def _is_shown_vp9(byte: int) -> bool:
+    """Read the first byte of a frame: marker 2 bits, profile 2 (3 of profile 3), existing 1, type 1, shown 1."""
+    below = 2 if byte >> 4 & 3 == 3 else 3
+    return bool(byte >> below & 1 or byte >> (below - 2) & 1)
