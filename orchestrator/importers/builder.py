@@ -106,12 +106,14 @@ class Builder:
         settings: Mapping[str, Any],
         sources: Iterable[Path],
         published: Mapping[str, int] | None = None,
+        held_out: int = 0,
     ) -> tuple[Manifest, str]:
         """Number the tasks, check the manifest as loading it will, write it, and report.
 
         Args:
             published: videos per split in the paper's table that `name` stands beside; if the counts differ, the
                 stream stands beside no paper and the report says so.
+            held_out: training videos of every category that are its validation split.
         """
         sources = [Path(source) for source in sources]
         for number, task in enumerate(tasks, start=1):
@@ -126,6 +128,7 @@ class Builder:
             "settings": dict(settings),
             "videos": self._videos_entry(),
             "sources": {source.name: _sha256(source) for source in sources},
+            **({"held_out": held_out} if held_out else {}),
             "tasks": tasks,
         }
         read = [source.name for source in sources]

@@ -19,7 +19,7 @@ from orchestrator.importers.builder import (
     Manifest,
     write_manifest,
 )
-from orchestrator.importers.ctvr import import_actnet, import_msrvtt, read_split
+from orchestrator.importers.ctvr import ctvr_name, import_actnet, import_msrvtt, read_split
 from orchestrator.importers.cvlm import FIVE, import_cvlm
 from orchestrator.importers.datasets import import_dataset
 from orchestrator.importers.features import import_features
@@ -36,8 +36,14 @@ KINDS: dict[str, dict[str, str]] = {
         "split": "MSRVTT_10_dataset.pkl",
         "annotations": "MSRVTT_data.json[,MORE.json]",
         "captions": "MSRVTT_CL_validation.csv",
+        "held_out": "2",
     },
-    "actnet": {"split": "ACTNET_10_dataset.pkl", "train": "train_queries.json", "val": "val_queries.json"},
+    "actnet": {
+        "split": "ACTNET_10_dataset.pkl",
+        "train": "train_queries.json",
+        "val": "val_queries.json",
+        "held_out": "2",
+    },
     "cvlm": {"folder": "FOLDER", "datasets": "msvd,didemo"},
     **{kind: {"folder": "FOLDER"} for kind in IMAGES},
     QUESTIONS: {"folder": "FOLDER", "tasks": "1"},
@@ -45,7 +51,7 @@ KINDS: dict[str, dict[str, str]] = {
     "hf": {"folder": "FOLDER"},
     "features": {"table": "TABLE.csv", "features": "FEATURES.npz", "text": "TEXTS.npy"},
 }
-OPTIONAL = {"datasets", "text", "tasks"}
+OPTIONAL = {"datasets", "text", "tasks", "held_out"}
 NO_VIDEOS = ("cvlm", "features", "hf", *IMAGES)  # they say themselves where everything lies
 
 
@@ -128,7 +134,7 @@ def _check_words(kind: str, files: Mapping[str, str], videos: Path | None) -> No
 
 def _default_name(kind: str, files: Mapping[str, str]) -> str:
     if kind in {"msrvtt", "actnet"}:
-        return f"{kind}-{len(read_split(_path(files['split']))['train'])}"
+        return ctvr_name(kind, len(read_split(_path(files["split"]))["train"]), _held_out(files))
     if kind == "cvlm":
         chosen = _listed(files.get("datasets", "")) or list(FIVE)
         return chosen[0] if len(chosen) == 1 else "cvlm" if chosen == list(FIVE) else f"cvlm-{len(chosen)}"
@@ -156,10 +162,21 @@ def _import_kind(
         return import_questions(_path(files["folder"]), videos, out, files.get("tasks", "1"))
     if kind == "msrvtt":
         annotations = [_path(word) for word in _listed(files["annotations"])]
-        return import_msrvtt(_path(files["split"]), annotations, _path(files["captions"]), videos, out)
+        captions = _path(files["captions"])
+        return import_msrvtt(_path(files["split"]), annotations, captions, videos, out, _held_out(files))
     if kind == "actnet":
-        return import_actnet(_path(files["split"]), _path(files["train"]), _path(files["val"]), videos, out)
+        queries = _path(files["train"]), _path(files["val"])
+        return import_actnet(_path(files["split"]), *queries, videos, out, _held_out(files))
     return import_csv(_path(files["table"]), videos, out, name)
+
+
+def _held_out(files: Mapping[str, str]) -> int:
+    word = files.get("held_out", "0")
+    if not word.isascii() or not word.isdigit():
+        raise ConfigError(
+            f"held_out={word}: is not a number of videos of every category. Write held_out=2, or leave it out."
+        )
+    return int(word)
 
 
 def _path(word: str) -> Path:

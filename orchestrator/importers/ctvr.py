@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,10 @@ ACTNET_SETTINGS = {
 }
 
 
-def read_split(path: Path) -> dict[str, list[dict[str, list[str]]]]:
+Split = dict[str, list[dict[str, list[str]]]]  # part -> of each task: category -> ids of videos
+
+
+def read_split(path: Path) -> Split:
     """Read a CTVR split file: {"train" | "val": per task, in order: {category: [video id]}}.
 
     Raises:
@@ -69,8 +73,41 @@ def _split_tasks(tasks: Any, where: str) -> list[dict[str, list[str]]]:
     return found
 
 
+def hold_out(split: Split, number: int, source: Path) -> Split:
+    """Move `number` training videos of every category into a part "held", which becomes the validation split.
+
+    The benchmark's own "val" stays the test split. A digest of the id chooses, so the order of the file and the number
+    of tasks do not matter.
+
+    Raises:
+        ConfigError: naming a category that would have no training video left.
+    """
+    left: list[dict[str, list[str]]] = []
+    held: list[dict[str, list[str]]] = []
+    for place, task in enumerate(split["train"], start=1):
+        for category, ids in task.items():
+            if len(ids) <= number:
+                raise ConfigError(
+                    f"held_out={number}: category {category} of task {place} in {source} has {len(ids)} training "
+                    f"videos, and one must be left. Write held_out={len(ids) - 1} or less."
+                )
+        chosen = {name: set(sorted(ids, key=_drawn)[:number]) for name, ids in task.items()}
+        left.append({name: [video for video in ids if video not in chosen[name]] for name, ids in task.items()})
+        held.append({name: [video for video in ids if video in chosen[name]] for name, ids in task.items()})
+    return {"train": left, "val": split["val"], "held": held}
+
+
+def _drawn(video: str) -> str:
+    return hashlib.sha256(video.encode()).hexdigest()
+
+
 def import_msrvtt(
-    split_pkl: Path, annotations: Path | Sequence[Path], test_csv: Path, videos: Path, out: Path | None
+    split_pkl: Path,
+    annotations: Path | Sequence[Path],
+    test_csv: Path,
+    videos: Path,
+    out: Path | None,
+    held_out: int = 0,
 ) -> tuple[Manifest, str]:
     """CTVR on MSR-VTT: every caption of a train video is a pair, one caption per test video.
 
@@ -81,6 +118,7 @@ def import_msrvtt(
         test_csv: `MSRVTT_CL_validation.csv` (columns video_id, sentence).
         videos: the folder below which videos, or folders of their frames, lie.
         out: the manifest to write; None writes nothing.
+        held_out: training videos of every category that become the validation split (`hold_out`).
 
     Returns:
         The manifest and a report: counts of each task and split, missing videos.
@@ -96,17 +134,28 @@ def import_msrvtt(
         if row["video_id"] in test:
             raise ConfigError(f"{test_csv}: line {line}: a second caption of {row['video_id']!r}. Keep one per video.")
         test[row["video_id"]] = clean([row["sentence"]])
-    split = read_split(split_pkl)
+    split = _read(split_pkl, held_out)
     sources = {"train": " and ".join(map(str, paths)), "val": str(test_csv)}
     builder = Builder(videos, out)
     tasks = _ctvr_tasks(builder, split, {"train": train, "val": test}, sources, segments={})
     published = {"train": 320, "test": 2990}
     files = [split_pkl, *paths, test_csv]
-    return builder.finish(f"msrvtt-{len(tasks)}", "ctvr", tasks, MSRVTT_SETTINGS, files, published)
+    name = ctvr_name("msrvtt", len(tasks), held_out)
+    return builder.finish(name, "ctvr", tasks, MSRVTT_SETTINGS, files, published, held_out)
+
+
+def ctvr_name(kind: str, tasks: int, held_out: int) -> str:
+    """Return what a stream is called: the published name, or another where videos are held out."""
+    return f"{kind}-{tasks}" + (f"-val{held_out}" if held_out else "")
+
+
+def _read(split_pkl: Path, held_out: int) -> Split:
+    split = read_split(split_pkl)
+    return hold_out(split, held_out, split_pkl) if held_out else split
 
 
 def import_actnet(
-    split_pkl: Path, train_queries: Path, val_queries: Path, videos: Path, out: Path | None
+    split_pkl: Path, train_queries: Path, val_queries: Path, videos: Path, out: Path | None, held_out: int = 0
 ) -> tuple[Manifest, str]:
     """CTVR on ActivityNet Captions: one segment and one caption per video, as the benchmark chose them.
 
@@ -134,20 +183,22 @@ def import_actnet(
             segments[video] = entry.segments[0]
     builder = Builder(videos, out)
     sources = {"train": str(train_queries), "val": str(val_queries)}
-    tasks = _ctvr_tasks(builder, read_split(split_pkl), captions, sources, segments)
+    tasks = _ctvr_tasks(builder, _read(split_pkl, held_out), captions, sources, segments)
     published = {"train": 3200, "test": 4910}
     files = [split_pkl, train_queries, val_queries]
-    return builder.finish(f"actnet-{len(tasks)}", "ctvr", tasks, ACTNET_SETTINGS, files, published)
+    name = ctvr_name("actnet", len(tasks), held_out)
+    return builder.finish(name, "ctvr", tasks, ACTNET_SETTINGS, files, published, held_out)
 
 
 def _ctvr_tasks(
     builder: Builder,
-    split: dict[str, list[dict[str, list[str]]]],
+    split: Split,
     captions: Mapping[str, Captions],
     sources: Mapping[str, str],
     segments: Mapping[str, Sequence[float]],
 ) -> list[dict[str, Any]]:
-    """The tasks of a CTVR split. Its "val" is what the papers report on: our test; it has no validation split."""
+    """The tasks of a CTVR split. Its "val" is what the papers report on: our test. Its "held", if any, is our val."""
+    captions, sources = {**captions, "held": captions["train"]}, {**sources, "held": sources["train"]}
     for part, tasks in split.items():
         ids = [video for task in tasks for videos in task.values() for video in videos]
         lacking = [video for video in ids if not captions[part].get(video)]
@@ -157,9 +208,10 @@ def _ctvr_tasks(
                 f"{', '.join(map(repr, lacking[:3]))}. Give the file that has them as well."
             )
     made = []
-    for train, val in zip(split["train"], split["val"], strict=True):
+    for place, train in enumerate(split["train"]):
         task = empty_task() | {"categories": list(train)}
-        for part, target, found in (("train", "train", train), ("val", "test", val)):
+        for part, tasks in split.items():
+            target, found = {"val": "test", "held": "val"}.get(part, part), tasks[place]
             task[target] = [
                 builder.item(video, category, captions[part][video], segments.get(video))
                 for category in train

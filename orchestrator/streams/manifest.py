@@ -5,6 +5,7 @@ A manifest is one JSON file (format 1):
     {"format": 1, "name": "msrvtt-10", "protocol": "ctvr" | "cvlm" | "ucl" | "qa", "paper": "msrvtt-10" | null,
      "settings": {"data.num_frames": 12}, "videos": folder (optional; relative to the manifest),
      "text_features": path below `videos` | null,
+     "held_out": training videos of every category of the published split that are "val" here (optional),
      "tasks": [{"name": "task_01", "categories": [...], "train": [ITEM], "val": [ITEM], "test": [ITEM]}]}
     ITEM = {"video": id, "path": path below `videos`, "segment": [start, end] in seconds | null,
             "category": str, "captions": [str], "twin": id | null}
@@ -155,7 +156,7 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
         data,
         "",
         ("format", "name", "protocol", "tasks"),
-        ("paper", "settings", "videos", "about", "sources", "text_features"),
+        ("paper", "settings", "videos", "about", "sources", "text_features", "held_out"),
     )
     if top["format"] != FORMAT:
         reader.fail("format", f"is not {FORMAT}, the one this version reads", "Import the stream again.")
@@ -164,6 +165,9 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
     paper = None if top.get("paper") is None else reader.text(top["paper"], "paper")
     if videos is None:
         videos = Path(base) / Path(reader.text(top.get("videos", "."), "videos")).expanduser()
+    held_out = top.get("held_out", 0)
+    if type(held_out) is not int or held_out < 0:
+        reader.fail("held_out", f"is {str(held_out)[:40]!r}", "Write how many videos of every category, such as 2.")
     place = VideoPlaces(Path(videos)).find
     tasks = tuple(
         _parse_task(reader, task, number, place, top["protocol"])
@@ -182,6 +186,7 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
         settings=_parse_settings(reader, top.get("settings", {})),
         paper=paper,
         text_features=_text_features(reader, top.get("text_features"), Path(videos)),
+        held_out=held_out,
     )
 
 

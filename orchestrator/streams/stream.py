@@ -77,6 +77,7 @@ class Stream:
     paper: str | None = None  # the published table this stream stands beside
     dropped: int = 0  # videos left out by `without`
     text_features: str | None = None  # file with features of all captions, where there are some (data/)
+    held_out: int = 0  # training videos of every category of the published split that are its validation split
     order: int = 0  # of the tasks: as the stream has them, or drawn by this number
 
     @cached_property
@@ -149,6 +150,11 @@ class Stream:
     def settings_mark(self) -> str:
         """What a table must say about numbers from this stream; empty if there is nothing to say."""
         marks = [] if self.has_val else ["no validation split: what is chosen here is chosen on test videos"]
+        if self.held_out:
+            marks.append(
+                f"protocol with held-out validation videos: {self.held_out} training videos of every category are not "
+                "trained on, and choices are made on them"
+            )
         if self.dropped:
             marks.append(f"{self.dropped} missing videos left out: not comparable with the paper")
         return "; ".join(marks)

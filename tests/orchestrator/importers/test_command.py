@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.errors import ConfigError
 from orchestrator.importers.command import KINDS, import_stream
-from orchestrator.importers.ctvr import import_actnet, import_msrvtt, read_split
+from orchestrator.importers.ctvr import hold_out, import_actnet, import_msrvtt, read_split
 from orchestrator.importers.cvlm import PUBLISHED, import_cvlm
 from orchestrator.importers.table import import_csv
 from orchestrator.streams.load import load_stream
@@ -306,6 +306,56 @@ def test_the_benchmarks_splits_are_those_of_the_protocol(shared: Path, name: str
         assert all(len(videos) == 16 for task in split["train"] for videos in task.values())
         found.append(({part: set(videos) for part, videos in ids.items()}, [c for t in split["train"] for c in t]))
     assert found[0][0] == found[1][0]  # the 10- and 20-task streams hold the same videos
+
+
+@pytest.mark.parametrize("name", ["MSRVTT", "ACTNET"])
+def test_videos_are_held_out_of_the_training_part_of_the_real_splits_alone(shared: Path, name: str) -> None:
+    chosen = []
+    for num_tasks in (10, 20):
+        whole = read_split(shared / "data" / "splits" / f"{name}_{num_tasks}_dataset.pkl")
+        split = hold_out(whole, 2, Path(name))
+        assert split["val"] == whole["val"]
+        for before, left, held in zip(whole["train"], split["train"], split["held"], strict=True):
+            assert list(before) == list(left) == list(held)
+            for category, ids in before.items():
+                assert sorted(left[category] + held[category]) == sorted(ids)
+                assert len(held[category]) == 2
+        chosen.append({video for task in split["held"] for ids in task.values() for video in ids})
+    assert chosen[0] == chosen[1]  # however many tasks there are
+
+
+def test_held_out_videos_are_the_validation_split_and_tables_say_so(
+    words: dict[str, str], msrvtt: dict[str, Path], tmp_path: Path
+) -> None:
+    more = {"train": {1: {3: ["video0", "video1"]}, 2: {0: ["video2", "video3"]}}, "val": SPLIT["val"]}
+    msrvtt["split_pkl"].write_bytes(pickle.dumps(more))
+    write_json(tmp_path / "MSRVTT_data.json", as_sentences([*SENTENCES, ("video3", "a van")]))
+    import_stream("msrvtt", words, msrvtt["videos"], tmp_path)
+    text = import_stream("msrvtt", {**words, "held_out": "1"}, msrvtt["videos"], tmp_path)
+    plain, stream = load_stream("msrvtt-2", tmp_path), load_stream("msrvtt-2-val1", tmp_path)
+    assert (plain.has_val, stream.has_val, stream.held_out, stream.paper) == (False, True, 1, None)
+    assert captions(stream, "train") | captions(stream, "val") == captions(plain, "train")
+    assert captions(stream, "test") == captions(plain, "test")
+    assert all(len(task.train) == len(task.val) == 1 for task in stream.tasks)
+    assert "chosen on test videos" in plain.settings_mark
+    assert stream.settings_mark in text
+    assert "1 training videos of every category are not trained on" in stream.settings_mark
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("1", r"held_out=1: category 0 of task 2 in .*pkl has 1 training videos.* Write held_out=0 or less"),
+        ("-1", r"held_out=-1: is not a number of videos of every category\. Write held_out=2"),
+        ("two", r"held_out=two: is not a number"),
+    ],
+)
+def test_held_out_videos_that_cannot_be_are_refused_in_one_line(
+    words: dict[str, str], msrvtt: dict[str, Path], tmp_path: Path, word: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        import_stream("msrvtt", {**words, "held_out": word}, msrvtt["videos"], tmp_path)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("num_tasks", [10, 20])
@@ -637,7 +687,11 @@ def test_the_command_without_files_shows_what_the_kind_needs(kind: str, tmp_path
     [
         ("msrvt", {}, r"'msrvt' is no kind\. Did you mean 'msrvtt'\? Kinds: msrvtt, actnet, cvlm, "),
         ("msrvtt", {"splits": "x"}, r"splits= is unknown\. Did you mean 'split'\? Write: ctvr streams import msrvtt"),
-        ("msrvtt", {"captions": ""}, r"captions= is missing\. Write: .* captions=MSRVTT_CL_validation\.csv --videos"),
+        (
+            "msrvtt",
+            {"captions": ""},
+            r"captions= is missing\. Write: .* captions=MSRVTT_CL_\S+ \[held_out=2\] --videos",
+        ),
         ("msrvtt", {"split": "nowhere.pkl"}, r"nowhere\.pkl"),
     ],
 )
