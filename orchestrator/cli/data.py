@@ -48,10 +48,10 @@ def _streams_list(arguments: argparse.Namespace) -> str:
 
 
 def _streams_check(arguments: argparse.Namespace) -> str:
+    from orchestrator.streams.check import check_stream
     from orchestrator.streams.load import load_stream
-    from orchestrator.streams.videos import check_videos
 
-    return check_videos(load_stream(arguments.stream, arguments.runs.resolve(), arguments.videos))
+    return check_stream(load_stream(arguments.stream, arguments.runs.resolve(), arguments.videos))
 
 
 def _streams_import(arguments: argparse.Namespace) -> str:

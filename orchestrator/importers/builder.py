@@ -5,20 +5,19 @@ What the importers of all benchmarks share.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config import suggest
 from orchestrator.errors import ConfigError
+from orchestrator.streams.check import check_stream
 from orchestrator.streams.manifest import FORMAT, parse_manifest
 from orchestrator.streams.stream import SPLITS, Stream, describe
-from orchestrator.streams.videos import IMAGE_SUFFIXES, check_videos, video_stem
+from orchestrator.streams.videos import IMAGE_SUFFIXES, video_stem
 from orchestrator.video.endings import VIDEO_SUFFIXES, is_video_name
 
 Manifest = dict[str, Any]
@@ -164,7 +163,7 @@ def checked(manifest: Manifest, source: str, videos: Path, out: Path | None) -> 
 
 
 def _report(stream: Stream) -> list[str]:
-    lines = [describe(stream), check_videos(stream), f"digest {stream.digest}"]
+    lines = [describe(stream), check_stream(stream), f"digest {stream.digest}"]
     if stream.settings_mark:
         lines.append(f"Marked in tables: {stream.settings_mark}.")
     return lines
@@ -201,34 +200,3 @@ def write_manifest(manifest: Manifest, out: Path) -> None:
     except BaseException:
         Path(partial).unlink(missing_ok=True)
         raise
-
-
-def read_csv(path: Path, required: Sequence[str], optional: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, str]]]:
-    """Rows of a .csv file with a header: (line number, column -> stripped text). Other columns are left out.
-
-    Raises:
-        ConfigError: if the file is absent or not text, a column is missing, or a required cell is empty.
-    """
-    path = Path(path)
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            header = [name.strip() for name in reader.fieldnames or []]
-            reader.fieldnames = header
-            if missing := [name for name in required if name not in header]:
-                listed = " and ".join(map(repr, missing))
-                hint = "" if len(missing) > 1 else suggest(missing[0], header)
-                hint = hint or f" The header has: {', '.join(header)[:200]}."
-                raise ConfigError(f"{path}: line 1: no column {listed}.{hint}")
-            for row in reader:
-                cells = {name: (row.get(name) or "").strip() for name in (*required, *optional)}
-                empty = [name for name in required if not cells[name]]
-                if empty:
-                    raise ConfigError(f"{path}: line {reader.line_num}: {empty[0]} is empty. Fill it in.")
-                yield reader.line_num, cells
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}). Give the path of a .csv file.") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: byte {error.start} is not UTF-8 text. Save the file as UTF-8.") from error
-    except csv.Error as error:
-        raise ConfigError(f"{path}: not a .csv file ({error}). Save it with commas and double quotes.") from error

@@ -10,6 +10,7 @@ from typing import Any
 from orchestrator.errors import ConfigError
 from orchestrator.importers.builder import Captions
 from orchestrator.streams.manifest import read_json
+from orchestrator.text_files import lines_of, read_text
 
 
 def read_msrvtt_captions(paths: Iterable[Path]) -> Captions:
@@ -100,10 +101,7 @@ def all_text(path: Path, video: str, captions: list[Any]) -> list[str]:
 
 
 def read_lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: byte {error.start} is not UTF-8 text. Save the file as UTF-8.") from error
+    return lines_of(read_text(path))
 
 
 def clean(captions: Iterable[str]) -> list[str]:

@@ -15,9 +15,9 @@ from orchestrator.importers.builder import (
     Captions,
     Manifest,
     empty_task,
-    read_csv,
 )
 from orchestrator.importers.captions import clean, read_msrvtt_captions, read_narrations
+from orchestrator.importers.cells import read_csv
 from orchestrator.importers.pickles import read_pickle
 
 MSRVTT_SETTINGS = {"preset": "paper", "data.num_frames": 12, "data.batch_size": 8, "optim.epochs": 20, **BACKBONE}

@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.config import suggest
 from orchestrator.errors import ConfigError
-from orchestrator.importers.builder import BACKBONE, MAX_IDS, Builder, Captions, Manifest, empty_task, read_csv
+from orchestrator.importers.builder import BACKBONE, MAX_IDS, Builder, Captions, Manifest, empty_task
 from orchestrator.importers.captions import (
     all_text,
     clean,
@@ -22,6 +22,7 @@ from orchestrator.importers.captions import (
     read_msrvtt_splits,
     read_narrations,
 )
+from orchestrator.importers.cells import read_csv
 from orchestrator.importers.pickles import read_pickle
 from orchestrator.streams.stream import SPLITS
 

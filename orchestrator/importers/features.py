@@ -11,8 +11,8 @@ import numpy as np
 
 from orchestrator.data.arrays import Arrays, checked, read_arrays
 from orchestrator.errors import ConfigError, VideoError
-from orchestrator.importers.builder import Manifest, read_csv, write_manifest
-from orchestrator.importers.table import CSV_COLUMNS, CSV_TIMES, import_csv
+from orchestrator.importers.builder import Manifest, write_manifest
+from orchestrator.importers.table import import_csv, read_table
 from orchestrator.streams.manifest import parse_manifest
 from orchestrator.streams.stream import SPLITS, describe
 
@@ -98,7 +98,7 @@ def _checked(file: Path, name: str, array: np.ndarray) -> np.ndarray:
 
 def _of_captions(table: Path, texts: Path, width: int) -> Arrays:
     """Caption -> its features (d,), each once."""
-    captions = [row["caption"] for _, row in read_csv(table, CSV_COLUMNS, CSV_TIMES)]
+    captions = [caption for _, _, found in read_table(table) for caption in found]
     arrays = read_arrays(texts)
     found: Arrays = {}
     if isinstance(arrays, np.ndarray):

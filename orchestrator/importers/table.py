@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from orchestrator.config import suggest
 from orchestrator.errors import ConfigError
-from orchestrator.importers.builder import (
-    Builder,
-    Manifest,
-    empty_task,
-    read_csv,
-)
+from orchestrator.importers.builder import Builder, Manifest, empty_task
+from orchestrator.importers.cells import in_order, read_csv
+from orchestrator.streams.captions import captions_of
 from orchestrator.streams.stream import SPLITS
 
 CSV_COLUMNS = ("video", "caption", "category", "split", "task")
@@ -23,20 +20,21 @@ CSV_TIMES = ("start", "end")
 def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = None) -> tuple[Manifest, str]:
     """A table of one's own: columns video, caption, category, split (train, val, test), task[, start, end].
 
-    Rows of the same video (and segment) are its captions. Tasks stand in the order of their numbers, or else of
-    their first appearance. `video` is an id or a path below `videos`; start and end are seconds.
+    Rows of the same video (and segment) are its captions, and so are the elements of a list in one cell. Tasks stand
+    in the order of their numbers, or else of their first appearance. `video` is an id or a path below `videos`; start
+    and end are seconds.
 
     Returns and raises as `import_msrvtt`.
     """
     table = Path(table)
-    rows = [(line, row, _row_segment(table, line, row)) for line, row in read_csv(table, CSV_COLUMNS, CSV_TIMES)]
+    rows = [(line, row, captions, _row_segment(table, line, row)) for line, row, captions in read_table(table)]
     segments_of: dict[str, set[Any]] = {}
-    for _, row, segment in rows:
+    for _, row, _, segment in rows:
         segments_of.setdefault(row["video"], set()).add(segment)
     builder = Builder(videos, out)
     seen: dict[tuple[str, Any], tuple[tuple[str, ...], dict[str, Any]]] = {}
     tasks: dict[str, dict[str, Any]] = {}
-    for line, row, segment in rows:
+    for line, row, captions, segment in rows:
         if row["split"] not in SPLITS:
             hint = suggest(row["split"], SPLITS)
             raise ConfigError(f"{table}: line {line}: split is {row['split']!r}.{hint} Write train, val or test.")
@@ -54,10 +52,22 @@ def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = N
         if seen[key][0] != place:
             first = " ".join(seen[key][0])
             raise ConfigError(f"{table}: line {line}: {row['video']!r} is also in {first!r}. Keep it in one place.")
-        seen[key][1]["captions"].append(row["caption"])
-    names = sorted(tasks, key=int) if all(task.isdecimal() for task in tasks) else list(tasks)
+        seen[key][1]["captions"] += captions
     stem = name or (Path(out).stem if out else table.stem)
-    return builder.finish(stem, "ctvr", [tasks[task] for task in names], {}, [table])
+    return builder.finish(stem, "ctvr", [tasks[task] for task in in_order(tasks)], {}, [table])
+
+
+def read_table(table: Path) -> Iterator[tuple[int, dict[str, str], list[str]]]:
+    """Read the rows of a table of one's own: line number, cells, and the captions of the row.
+
+    Raises:
+        ConfigError: as `read_csv`, or for a caption that is missing.
+    """
+    for line, row in read_csv(table, CSV_COLUMNS, CSV_TIMES):
+        try:
+            yield line, row, captions_of(row["caption"])
+        except ValueError as error:
+            raise ConfigError(f"{table}: line {line}: caption {error}") from None
 
 
 def _row_segment(table: Path, line: int, row: Mapping[str, str]) -> tuple[float, float] | None:

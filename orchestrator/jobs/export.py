@@ -24,6 +24,7 @@ from orchestrator.jobs.deployment import Deployment, find_manifest
 from orchestrator.jobs.folders import check_new, make_new
 from orchestrator.learning.assemble import load_clip
 from orchestrator.learning.resolve import resolve
+from orchestrator.streams.captions import cell_of
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Item, Stream, walk
 
@@ -103,7 +104,7 @@ def _write_table(stream: Stream, out: Path) -> int:
         for task, split, item in walk(stream):
             segment = item.segment or ("", "")
             for caption in item.captions:
-                writer.writerow([item.video, caption, item.category, split, task.name, item.path, *segment])
+                writer.writerow([item.video, cell_of(caption), item.category, split, task.name, item.path, *segment])
                 lines += 1
     tasks: list[dict[str, Any]] = []
     for each in stream.tasks:

@@ -30,6 +30,7 @@ from orchestrator.config import suggest
 from orchestrator.errors import ConfigError
 from orchestrator.streams.stream import SPLITS, Item, Segment, Stream, StreamTask
 from orchestrator.streams.videos import VideoPlaces
+from orchestrator.text_files import read_text
 
 FORMAT = 1
 PROTOCOLS = ("ctvr", "cvlm", "ucl", "qa")
@@ -47,19 +48,16 @@ def read_json(path: Path, unique_keys: bool = False) -> Any:
         unique_keys: refuse an object that repeats a key, instead of keeping the last value.
 
     Raises:
-        ConfigError: if the file is absent, not text or not JSON; the message names the line.
+        ConfigError: if the file is absent, not regular, not text or not JSON; the message names the line.
     """
     hook = _unique_object if unique_keys else None
+    text = read_text(path)
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8-sig"), object_pairs_hook=hook)
+        return json.loads(text, object_pairs_hook=hook)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}: line {error.lineno}: not JSON ({error.msg}). Correct this line.") from error
     except RecursionError as error:
         raise ConfigError(f"{path}: nested too deeply. Write a manifest as `ctvr streams import` does.") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: byte {error.start} is not UTF-8 text. Save the file as UTF-8.") from error
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}). Give the path of a JSON file.") from error
     except ValueError as error:
         raise ConfigError(f"{path}: not usable JSON ({str(error).splitlines()[0]}). Correct it.") from error
 

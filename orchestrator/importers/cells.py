@@ -1,0 +1,122 @@
+"""Rows of tables as text: .csv of any program, and JSON lines."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config import suggest
+from orchestrator.errors import ConfigError
+from orchestrator.text_files import MOST, lines_of, read_text
+
+SEPARATORS = {",": "commas", ";": "';'", "\t": "tabs", "|": "'|'"}
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+
+
+def read_csv(path: Path, required: Sequence[str], optional: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, str]]]:
+    """Read a .csv file with a header: (line number, column -> stripped text). Other columns are left out.
+
+    Cells stand between commas; between `;`, tabs or `|` where the header then has the required columns. Capitals in
+    the header do not count where no other column has the name.
+
+    Raises:
+        ConfigError: if the file is absent or not text, a column is missing, or a required cell is empty.
+    """
+    table = open_table(path, required)
+    if missing := [name for name in required if name not in table.header]:
+        listed = " and ".join(map(repr, missing))
+        hint = "" if len(missing) > 1 else suggest(missing[0], table.header)
+        between = "" if table.separator == "," else f", separated by {SEPARATORS[table.separator]},"
+        hint = hint or f" The header{between} has: {', '.join(table.header)[:200]}."
+        raise ConfigError(f"{path}: line 1: no column {listed}.{hint}")
+    for line, row in table.rows:
+        cells = {name: row.get(name, "").strip() for name in (*required, *optional)}
+        empty = [name for name in required if not cells[name]]
+        if empty:
+            raise ConfigError(f"{path}: line {line}: {empty[0]} is empty. Fill it in.")
+        yield line, cells
+
+
+@dataclass(frozen=True)
+class Table:
+    """A .csv file: its header, and its rows as (line number, column -> text as it stands)."""
+
+    separator: str
+    header: list[str]
+    rows: Iterator[tuple[int, dict[str, str]]]
+
+
+def open_table(path: Path, wanted: Sequence[str]) -> Table:
+    """Read the header of a .csv file.
+
+    Args:
+        wanted: the separator is that which finds most of these columns; the comma where none finds more.
+    """
+    text = read_text(path)
+    csv.field_size_limit(MOST)
+    first, _, rest = text.partition("\n")
+    told = first.strip().removeprefix("sep=") if first.startswith("sep=") else ""  # Excel's own first line
+    body, skipped = (rest, 1) if told in SEPARATORS else (text, 0)
+    headers = {each: _header(path, body, each, wanted) for each in ([told] if skipped else SEPARATORS)}
+    separator = max(headers, key=lambda each: len(set(wanted).intersection(headers[each])))
+    return Table(separator, headers[separator], _rows(path, body, separator, headers[separator], skipped))
+
+
+def _header(path: Path, text: str, separator: str, wanted: Sequence[str]) -> list[str]:
+    try:
+        names = [name.strip() for name in next(csv.reader(io.StringIO(text, newline=""), delimiter=separator), [])]
+    except csv.Error as error:
+        raise _no_csv(path, error) from error
+    folded = [name.casefold() for name in names]
+    for name in wanted:
+        if name not in names and folded.count(name) == 1:
+            names[folded.index(name)] = name
+    return names
+
+
+def _rows(
+    path: Path, text: str, separator: str, header: list[str], skipped: int
+) -> Iterator[tuple[int, dict[str, str]]]:
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    try:
+        next(reader, None)
+        for row in reader:
+            if row:  # no blank line
+                yield reader.line_num + skipped, dict(zip(header, row))
+    except csv.Error as error:
+        raise _no_csv(path, error) from error
+
+
+def _no_csv(path: Path, error: csv.Error) -> ConfigError:
+    return ConfigError(f"{path}: not a .csv file ({error}). Save it with commas and double quotes.")
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Read a file of JSON lines: (line number, object). Blank lines are passed over, as everybody does.
+
+    Raises:
+        ConfigError: if the file is absent or not text, or a line is not an object.
+    """
+    for number, text in enumerate(lines_of(read_text(path)), start=1):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{path}: line {number}: not JSON ({error}). Correct this line.") from error
+        if not isinstance(row, dict):
+            raise ConfigError(f'{path}: line {number}: holds no object. Write {{"file_name": ...}}.')
+        yield number, row
+
+
+def in_order(tasks: Iterable[str]) -> list[str]:
+    """Sort the names of tasks as numbers (1.0, 2.0, 10.0: pandas' column with a hole in it) where all are numbers."""
+    names = list(tasks)
+    return sorted(names, key=Decimal) if all(_NUMBER.fullmatch(name) for name in names) else names

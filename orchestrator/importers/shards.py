@@ -1,0 +1,210 @@
+"""Shards of parquet as the hub holds data sets: rows with captions, and videos as bytes in a column or as files.
+
+A column of bytes is `{bytes, path}`, as `datasets` writes its feature Video, or plain binary. The split stands in the
+name of the file or of its folder (train-00000-of-00002.parquet, test/0000.parquet), or in a column `split`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator.digests import digest_file
+from orchestrator.errors import ConfigError
+from orchestrator.importers.builder import VideoFolder
+from orchestrator.streams.videos import VIDEO_SUFFIXES
+
+SPLIT_WORDS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "val"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+MEDIA = ("video", "mp4", "file", "bytes")  # columns of bytes, the likeliest first
+NAMES = ("file_name", "video_file_name", "video_path", "path", "filename", "video", "video_id")
+TAKEN = ("captions", "caption", "text", "sentence", "task", "category", "start", "end", "video_id", "split", "twin")
+ROWS = 16  # read at a time: a video may have 100 MB
+SPARE, RATIO = 64 << 20, 20  # bytes written at most: what videos compress to, and no bomb
+_WORD = re.compile("|".join(rf"(?<![a-z]){word}(?![a-z])" for word in SPLIT_WORDS))
+_NUMBERS = re.compile(r"-\d+-of-\d+.*$|[-_]?\d+$")
+_REVISION = re.compile(r"[0-9a-f]{40}")
+
+
+def find_shards(folder: Path) -> list[Path]:
+    """List the .parquet files below a folder, less those of hidden folders."""
+    found = (file.relative_to(folder) for file in sorted(folder.rglob("*.parquet")) if file.is_file())
+    return [file for file in found if not any(part.startswith(".") for part in file.parts)]
+
+
+class Shards:
+    """Reads the rows of shards once; videos within them become files.
+
+    Args:
+        folder: of the data set.
+        shards: relative to it.
+        store: the folder for videos that lie within shards; None writes nothing.
+    """
+
+    def __init__(self, folder: Path, shards: list[Path], store: Path | None) -> None:
+        self.folder, self.shards, self.store = folder, shards, store
+        self.has_bytes = False
+        self.left = SPARE + RATIO * sum((folder / shard).stat().st_size for shard in shards)
+        self._listed: VideoFolder | None = None
+        self._check_sets()
+
+    def rows(self) -> Iterator[tuple[str, Path, int, dict[str, Any], str]]:
+        """Yield (split, shard, row from 1, cells, path of the video below `videos()`)."""
+        for shard in self.shards:
+            file = self.folder / shard
+            for number, row in enumerate(_read(file), start=1):
+                yield _split_of(shard, row, f"{file}: row {number}"), file, number, row, self._place(file, number, row)
+
+    def videos(self) -> Path:
+        """Return the folder that paths start from."""
+        return self.store.resolve() if self.has_bytes and self.store else self.folder.resolve()
+
+    def sources(self) -> dict[str, Any]:
+        """Return digests of the shards, and the revision where the hub's client left one."""
+        revision = _revision(self.folder.resolve(), self.shards[0])
+        digests = {shard.as_posix(): digest_file(str(self.folder / shard)) for shard in self.shards}
+        return {"sources": digests, **({"about": {"revision": revision}} if revision else {})}
+
+    def _check_sets(self) -> None:
+        """Refuse two sets of one split, as configurations of the hub are: their rows would be added up."""
+        sets: dict[str, dict[tuple[Path, str], Path]] = defaultdict(dict)
+        for shard in self.shards:
+            sets[_split_in(shard)].setdefault((shard.parent, _NUMBERS.sub("", shard.stem)), shard)
+        for split, found in sets.items():
+            if len(found) > 1:
+                first, second = list(found.values())[:2]
+                raise ConfigError(
+                    f"folder: {self.folder}: {first} and {second} are two sets of {split or 'one'} rows. Give a folder "
+                    "with one of them."
+                )
+
+    def _place(self, file: Path, number: int, row: dict[str, Any]) -> str:
+        content, name = row.pop("bytes"), row.pop("name")
+        if content is None:
+            if not isinstance(name, str) or not name:
+                names = ", ".join(NAMES)
+                raise ConfigError(f"{file}: row {number}: neither bytes of a video nor its name. Columns: {names}.")
+            self._listed = self._listed or VideoFolder(self.folder)
+            return self._listed.find(name)[0]
+        self.has_bytes = True
+        digest = hashlib.sha256(content).hexdigest()
+        path = f"{digest}{_ending(content, name or '')}"
+        row["video_id"] = row.get("video_id") or (Path(name).stem if name else "") or digest[:16]
+        if self.store is not None and not (self.store / path).is_file():
+            self._write(self.store / path, content)
+        return path
+
+    def _write(self, file: Path, content: bytes) -> None:
+        self.left -= len(content)
+        if self.left < 0:
+            raise ConfigError(
+                f"folder: {self.folder}: its videos have {RATIO} times the bytes of its shards. Check it."
+            )
+        partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_bytes(content)
+            os.replace(partial, file)
+        except OSError as error:
+            raise ConfigError(f"{file}: cannot be written ({error.strerror}). Give another --runs folder.") from error
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def _read(file: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a shard: the columns of TAKEN, `bytes` and `name` of the video."""
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    try:
+        with parquet.ParquetFile(file) as opened:
+            schema = opened.schema_arrow
+            media, name = _media(file, schema), next((n for n in NAMES if _is_text(schema, n)), None)
+            wanted = [each for each in dict.fromkeys((*TAKEN, media, name)) if each in schema.names]
+            for batch in opened.iter_batches(batch_size=ROWS, columns=wanted):
+                for row in batch.to_pylist():
+                    yield _plain(row, media, name)
+    except (arrow.ArrowException, OSError, ValueError, KeyError, NotImplementedError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        raise ConfigError(f"{file}: cannot be read as parquet ({reason}). Download it again.") from error
+
+
+def _media(file: Path, schema: Any) -> str | None:
+    """The column that holds videos as bytes."""
+    import pyarrow.types as types
+
+    found = []
+    for column in schema:
+        kind = column.type
+        inner = kind.field("bytes").type if types.is_struct(kind) and kind.get_field_index("bytes") >= 0 else kind
+        if types.is_binary(inner) or types.is_large_binary(inner):
+            found.append(column.name)
+    chosen = next((name for name in MEDIA if name in found), found[0] if len(found) == 1 else None)
+    if found and chosen is None:
+        raise ConfigError(f"{file}: bytes stand in {' and '.join(found[:3])}. Call the column of the videos 'video'.")
+    return chosen
+
+
+def _is_text(schema: Any, name: str) -> bool:
+    import pyarrow.types as types
+
+    kinds = [schema.field(index).type for index in schema.get_all_field_indices(name)]
+    return len(kinds) == 1 and (types.is_string(kinds[0]) or types.is_large_string(kinds[0]))
+
+
+def _plain(row: Mapping[str, Any], media: str | None, name: str | None) -> dict[str, Any]:
+    found = {key: row[key] for key in TAKEN if row.get(key) is not None and key != media}
+    found.setdefault("caption", found.pop("sentence", None))
+    value = row.get(media) if media else None
+    path = row.get(name) if name and name != media else None
+    if isinstance(value, Mapping):
+        path, value = value.get("path") or path, value.get("bytes")
+    return {**found, "bytes": value, "name": path}
+
+
+def _split_in(shard: Path) -> str:
+    """The split that a shard's name or its nearest folder says; empty if none does."""
+    for part in (shard.stem, *reversed(shard.parts[:-1])):
+        if words := _WORD.findall(part.lower()):
+            return SPLIT_WORDS[words[0]]
+    return ""
+
+
+def _split_of(shard: Path, row: Mapping[str, Any], where: str) -> str:
+    written = str(row.get("split") or "").lower()
+    split = SPLIT_WORDS.get(written, "") if written else _split_in(shard)
+    if not split:
+        said = f"split is {written!r}" if written else "no split"
+        raise ConfigError(f"{where}: {said}. Name the file train-*.parquet or test-*.parquet, or write a column split.")
+    return split
+
+
+def _ending(content: bytes, name: str) -> str:
+    suffix = Path(name).suffix.lower()
+    if suffix in VIDEO_SUFFIXES:
+        return suffix
+    if content[:4] == b"\x1aE\xdf\xa3":
+        return ".mkv"
+    return ".avi" if content[:4] == b"RIFF" else ".mp4"
+
+
+def _revision(folder: Path, shard: Path) -> str:
+    """The commit of the hub's repository: a snapshot's folder, or the note of `hf download --local-dir`."""
+    if folder.parent.name == "snapshots" and _REVISION.fullmatch(folder.name):
+        return folder.name
+    note = folder / ".cache/huggingface/download" / f"{shard.as_posix()}.metadata"
+    try:
+        first = note.read_text(encoding="utf-8", errors="replace").partition("\n")[0].strip() if note.is_file() else ""
+    except OSError:
+        return ""
+    return first if _REVISION.fullmatch(first) else ""

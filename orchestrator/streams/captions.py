@@ -1,0 +1,76 @@
+"""Captions in one cell of a table: one, or a list as Python or JSON writes it.
+
+`captions_of` reads a cell, `cell_of` writes one: `captions_of(cell_of(caption)) == [caption]` for every caption.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+
+# What pandas, numpy and SQL write where nothing is. Somebody who means the word writes the list ["nan"]
+MISSING = frozenset({"nan", "NaN", "-nan", "NULL", "null", "None", "<NA>", "NaT", "N/A", "#N/A"})
+_STRING = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+_ELEMENT = re.compile(rf"\s*({_STRING})\s*(,?)\s*", re.DOTALL)
+_LIST = re.compile(r"\[\s*['\"].*['\"]\s*,?\s*\]", re.DOTALL)
+
+
+def captions_of(cell: str) -> list[str]:
+    """Return the captions of a cell; outer blanks of a plain caption are stripped, those of a list's are not.
+
+    Raises:
+        ValueError: if the cell is empty, holds the word for a missing value, or is a list of text that is broken. The
+            message follows "caption ".
+    """
+    text = cell.strip()
+    if not text:
+        raise ValueError("is empty. Fill it in, or remove the line.")
+    if text in MISSING:
+        raise ValueError(
+            f'is {text!r}, which programs write for a missing value. Fill it in, or write ["{text}"] if it is meant.'
+        )
+    if text[0] != "[" or text[-1] != "]":
+        return [text]
+    found = _json_list(text)
+    if found is None:
+        found = _python_list(text)
+    if found is None:
+        if _LIST.fullmatch(text):
+            raise ValueError(f'{text[:40]!r} is a broken list. Write it as JSON: ["a dog", "a cat"].')
+        return [text]
+    if not found or not all(caption.strip() for caption in found):
+        raise ValueError(f"{text[:40]!r} is a list without text. Fill it in, or remove the line.")
+    return found
+
+
+def cell_of(caption: str) -> str:
+    """Write a caption as a cell that `captions_of` reads as this caption alone."""
+    try:
+        is_plain = "\0" not in caption and captions_of(caption) == [caption]  # Python 3.10 reads no NUL in a table
+    except ValueError:  # a word for a missing value, or what looks like a list
+        is_plain = False
+    return caption if is_plain else json.dumps([caption], ensure_ascii=False)
+
+
+def _json_list(text: str) -> list[str] | None:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, list) and all(isinstance(each, str) for each in found) else None
+
+
+def _python_list(text: str) -> list[str] | None:
+    """Read str(list) and str(numpy array), which has no commas: Python itself would join the texts of the latter."""
+    found, place, end = [], 1, len(text) - 1
+    while place < end:
+        element = _ELEMENT.match(text, place, end)
+        if element is None:
+            return None
+        try:
+            found.append(str(ast.literal_eval(element[1])))
+        except (ValueError, SyntaxError):  # an unknown escape, a line break within a text
+            return None
+        place = element.end()
+    return found

@@ -1,0 +1,94 @@
+"""The report of `ctvr streams check` and of every import: missing videos, and captions and files to look at."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+
+from orchestrator.streams.stream import Item, Stream, walk
+from orchestrator.streams.videos import check_videos
+
+
+def check_stream(stream: Stream) -> str:
+    """Report missing videos, captions that several videos of a gallery share, and files that several items share."""
+    lines = [check_videos(stream)]
+    if stream.domain != "images":
+        lines += [*_same_files(stream), *_films_of_both_sides(stream), *_control_characters(stream)]
+    if stream.domain == "videos":
+        lines += _shared_captions(stream)
+    return "\n".join(lines)
+
+
+def _shared_captions(stream: Stream) -> Iterator[str]:
+    """Report the highest R@1 that captions allow: a caption of n videos can find one of them first.
+
+    Captions are compared as a tokenizer reads them: letter case and blanks aside. The gallery holds the test videos of
+    all tasks, in the protocol cvlm those of the caption's task.
+    """
+    parts = [task.test for task in stream.tasks]
+    galleries = parts if stream.protocol == "cvlm" else [tuple(item for part in parts for item in part)]
+    shared = hits = total = 0
+    example, most = "", 1
+    for gallery in galleries:
+        videos: dict[str, Counter[str]] = defaultdict(Counter)  # caption -> how often each video has it
+        for item in gallery:
+            for caption in item.captions:
+                videos[" ".join(caption.lower().split())][item.video] += 1
+        for caption, counts in videos.items():
+            total += counts.total()
+            hits += max(counts.values())
+            shared += counts.total() if len(counts) > 1 else 0
+            if len(counts) > most:
+                example, most = caption, len(counts)
+    if shared:
+        gallery = "gallery of its task" if stream.protocol == "cvlm" else "gallery"
+        yield (
+            f"{shared} of {total} test captions stand under several videos of the {gallery} ({example[:60]!r} under "
+            f"{most}): one of these can be first, so R@1 is at most {100 * hits / total:.2f}."
+        )
+
+
+def _same_files(stream: Stream) -> Iterator[str]:
+    ids: dict[object, list[str]] = defaultdict(list)
+    for _, _, item in walk(stream):
+        ids[item.path, item.segment].append(item.video)
+    if several := [names for names in ids.values() if len(names) > 1]:
+        yield (
+            f"{_count(several, 'file has', 'files have')} more than one id ({' and '.join(several[0][:3])}): each "
+            "counts as a video of its own. Write one id."
+        )
+
+
+def _films_of_both_sides(stream: Stream) -> Iterator[str]:
+    """Report films of which one segment trains and another is searched."""
+    sides: dict[str, dict[str, Item]] = defaultdict(dict)
+    for _, split, item in walk(stream):
+        sides[item.path][split] = item
+    both = [found for found in sides.values() if "train" in found and len(found) > 1]
+    if both:
+        first = both[0]
+        other = next(split for split in first if split != "train")
+        yield (
+            f"{_count(both, 'film has', 'films have')} segments in train and in other splits "
+            f"({first['train'].video} in train, {first[other].video} in {other}): what is searched was partly seen. "
+            "Put all segments of a film into one split."
+        )
+
+
+def _control_characters(stream: Stream) -> Iterator[str]:
+    odd = [item.video for _, _, item in walk(stream) for caption in item.captions if _is_odd(caption)]
+    if odd:
+        yield (
+            f"{_count(odd, 'caption holds', 'captions hold')} control characters, such as one of {odd[0]}: tokenizers "
+            "drop them or cut there. Clean the file, and import it again."
+        )
+
+
+def _is_odd(caption: str) -> bool:
+    if caption.isprintable():
+        return False
+    return any((ord(each) < 32 or ord(each) == 127) and not each.isspace() for each in caption)
+
+
+def _count(found: Sequence[object], one: str, many: str) -> str:
+    return f"1 {one}" if len(found) == 1 else f"{len(found)} {many}"

@@ -1,0 +1,82 @@
+"""Small files of text that users hand over: opened only if regular and small, decoded, and cut into lines.
+
+A FIFO or a device does not block and does not fill the memory. UTF-8 is read with and without a mark, UTF-16 with one.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import shlex
+import stat
+from pathlib import Path
+
+from orchestrator.errors import ConfigError
+
+MIB = 1 << 20
+MOST = 1024 * MIB  # a manifest of a million videos has some 300 MB
+_MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+_BREAK = re.compile(r"\r\n|\n|\r")  # `str.splitlines` also cuts at U+2028, U+0085, VT and FF, which captions hold
+
+
+def read_bytes(path: Path, most: int = MOST) -> bytes:
+    """Read a regular file of at most `most` bytes.
+
+    Raises:
+        ConfigError: if the file is absent, longer, or a folder, FIFO, socket or device.
+    """
+    try:  # a FIFO without a writer would block for as long as nobody writes
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError as error:  # a NUL byte in the name
+        raise ConfigError(f"{str(path)!r}: cannot be read ({error}). Give the path of a file.") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}). Give the path of a file.") from error
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{path}: cannot be read (it is a {_kind(status.st_mode)}). Give the path of a file.")
+        if status.st_size > most:
+            raise ConfigError(f"{path}: is larger than {most / MIB:g} MB. Check the path.")
+        try:
+            content = file.read(most + 1)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read ({error.strerror}). Give the path of a file.") from error
+    if len(content) > most:  # a file that grows
+        raise ConfigError(f"{path}: is larger than {most / MIB:g} MB. Check the path.")
+    return content
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_ISDIR: "folder", stat.S_ISFIFO: "FIFO", stat.S_ISSOCK: "socket"}
+    return next((name for is_kind, name in kinds.items() if is_kind(mode)), "device")
+
+
+def read_text(path: Path, most: int = MOST) -> str:
+    """Read a file of text as `read_bytes`, decoded and without a mark; line breaks stay as they are.
+
+    Raises:
+        ConfigError: as `read_bytes`, or for another encoding; the message names the line and the command that converts.
+    """
+    content = read_bytes(path, most)
+    encoding = next((name for mark, name in _MARKS.items() if content.startswith(mark)), "utf-8")
+    if encoding == "utf-8" and 0 in content[:2] and content[:4].count(0) == 2:
+        raise ConfigError(f"{path}: is UTF-16 without a byte order mark. {_convert('utf-16le', path)}")
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        if encoding == "utf-16" or b"\0" in content:
+            raise ConfigError(f"{path}: line {line}: is not UTF-8 text. Give a file of text.") from error
+        where = f"{path}: line {line}: byte 0x{content[error.start]:02x}"
+        raise ConfigError(f"{where} is not UTF-8 text. {_convert('latin1', path)}") from error
+
+
+def _convert(encoding: str, path: Path) -> str:
+    return f"Convert the file, if it is {encoding}: iconv -f {encoding} -t utf-8 {shlex.quote(str(path))} > NEW_FILE"
+
+
+def lines_of(text: str) -> list[str]:
+    """Cut a text at LF, CR LF and CR alone; the last line may end without one."""
+    lines = _BREAK.split(text)
+    return lines[:-1] if not lines[-1] else lines

@@ -1,0 +1,120 @@
+"""Tables of any program are read with their captions whole; what is missing or cannot be read is one line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import ConfigError
+from orchestrator.importers.cells import in_order
+from orchestrator.importers.datasets import import_dataset
+from orchestrator.importers.table import import_csv
+from orchestrator.streams.captions import captions_of, cell_of
+from orchestrator.streams.manifest import read_json
+
+HEADER = "video,caption,category,split,task\n"
+ODD = [
+    "a\u2028b",
+    "a\x85b",
+    "a\x0bb",
+    "a\x0cb",
+    "a\nb",
+    "a\r\nb",
+    " a ",
+    "nan",
+    "['a', 'b']",
+    '["a"]',
+    "[x]",
+    'a "b", c',
+    "a\0b",
+]
+
+
+def captions(tmp_path: Path, content: bytes) -> list[list[str]]:
+    (tmp_path / "t.csv").write_bytes(content)
+    manifest, _ = import_csv(tmp_path / "t.csv", tmp_path, None)
+    return [item["captions"] for item in manifest["tasks"][0]["train"]]
+
+
+@pytest.mark.parametrize("caption", ODD)
+def test_any_caption_comes_back_from_a_cell_and_from_json_lines(tmp_path, caption):
+    assert captions_of(cell_of(caption)) == [caption]
+    text = io.StringIO()
+    csv.writer(text).writerows([["v0", cell_of(caption), "c", "train", "1"], ["v1", "x", "c", "test", "1"]])
+    assert captions(tmp_path, (HEADER + text.getvalue()).encode()) == [[caption]]
+    for split, told in (("train", [caption]), ("test", ["x"])):
+        (tmp_path / "set" / split).mkdir(parents=True)
+        line = json.dumps({"file_name": f"{split}.mp4", "captions": told}, ensure_ascii=False)
+        (tmp_path / "set" / split / "metadata.jsonl").write_text(f"\n{line}\n\n", encoding="utf-8", newline="")
+    manifest, _ = import_dataset(tmp_path / "set", None)
+    assert manifest["tasks"][0]["train"][0]["captions"] == [caption]
+
+
+@pytest.mark.parametrize("cell", ["['a dog', 'a cat']", '["a dog", "a cat"]', "['a dog' 'a cat']"])
+def test_a_list_in_a_cell_is_a_list_of_captions(cell):
+    assert captions_of(cell) == ["a dog", "a cat"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_separators_and_marks_of_other_programs_are_read(tmp_path, encoding, separator):
+    table = (HEADER + "v0,a dog,c,train,1\nv1,a cat,c,test,1\n").replace(",", separator)
+    assert captions(tmp_path, table.encode(encoding)) == [["a dog"]]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (b"v0,nan,c,train,1\n", "line 2: caption is 'nan', which programs write for a missing value"),
+        (b"v0,\"['a', b']\",c,train,1\n", "is a broken list"),
+        (b"v0,caf\xe9,c,train,1\n", "line 2: byte 0xe9 is not UTF-8 text. .*iconv -f latin1"),
+    ],
+)
+def test_what_cannot_be_a_caption_is_named_with_its_line(tmp_path, row, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        captions(tmp_path, HEADER.encode() + row)
+    assert "\n" not in str(error.value)
+
+
+def test_tasks_stand_in_the_order_of_their_numbers_however_long(tmp_path):
+    assert in_order(["1.0", "10.0", "2.0"]) == ["1.0", "2.0", "10.0"]
+    assert in_order(["9" * 5000, "1"]) == ["1", "9" * 5000]
+    assert in_order(["b", "a"]) == ["b", "a"]
+
+
+def test_lines_of_one_file_are_its_captions_and_equal_names_in_folders_have_ids_of_their_paths(tmp_path):
+    rows = {"train": ["a/clip.mp4", "b/clip.mp4", "a/clip.mp4"], "test": ["z.mp4"]}
+    for split, names in rows.items():
+        (tmp_path / split).mkdir()
+        lines = "".join(f"{name},caption {n}\n" for n, name in enumerate(names))
+        (tmp_path / split / "metadata.csv").write_text(f"file_name,caption\n{lines}")
+    manifest, _ = import_dataset(tmp_path, None)
+    found = {item["video"]: item["captions"] for item in manifest["tasks"][0]["train"]}
+    assert found == {"a/clip": ["caption 0", "caption 2"], "b/clip": ["caption 1"]}
+
+
+def test_videos_within_parquet_are_written_once(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "hub").mkdir()
+    for split, names in {"train": ["a", "a"], "test": ["b"]}.items():
+        videos = [{"bytes": name.encode(), "path": f"{name}.mp4"} for name in names]
+        table = arrow.table({"video": videos, "caption": [f"{n} of {name}" for n, name in enumerate(names)]})
+        parquet.write_table(table, tmp_path / "hub" / f"{split}-00000-of-00001.parquet")
+    for _ in range(2):
+        manifest, _ = import_dataset(tmp_path / "hub", tmp_path / "m.json")
+    (item,) = manifest["tasks"][0]["train"]
+    assert (item["video"], item["captions"]) == ("a", ["0 of a", "1 of a"])
+    assert sorted(path.read_bytes() for path in (tmp_path / "m").iterdir()) == [b"a", b"b"]
+    assert set(manifest["sources"]) == {"train-00000-of-00001.parquet", "test-00000-of-00001.parquet"}
+
+
+def test_a_fifo_and_a_device_are_no_manifest(tmp_path):
+    os.mkfifo(tmp_path / "m.json")
+    for path in (tmp_path / "m.json", Path("/dev/zero")):
+        with pytest.raises(ConfigError, match="it is a (FIFO|device)"):
+            read_json(path)
