@@ -41,9 +41,9 @@ def _shared_captions(stream: Stream) -> Iterator[str]:
             if len(counts) > most:
                 example, most = caption, len(counts)
     if shared:
-        gallery = "gallery of its task" if stream.protocol == "cvlm" else "gallery"
+        place = "gallery of its task" if stream.protocol == "cvlm" else "gallery"
         yield (
-            f"{shared} of {total} test captions stand under several videos of the {gallery} ({example[:60]!r} under "
+            f"{shared} of {total} test captions stand under several videos of the {place} ({example[:60]!r} under "
             f"{most}): one of these can be first, so R@1 is at most {100 * hits / total:.2f}."
         )
 
