@@ -8,6 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
+from orchestrator.errors import ConfigError
+from orchestrator.tracking.database import remedy
 from orchestrator.tracking.internals import LOCATIONS
 
 log = logging.getLogger(__name__)
@@ -18,7 +20,17 @@ def follow_move(database: Path) -> int:
 
     Only addresses below the artifact folder that we made (`<runs>/artifacts`, sending.py) are changed, so that those
     of a server, or of experiments of others, stay. Nobody else may be writing, or the caller holds the lock.
+
+    Raises:
+        ConfigError: if the database cannot be read or written.
     """
+    try:
+        return _follow(database)
+    except sqlite3.Error as error:  # a disk that is full, a limit of file sizes, another process's lock
+        raise ConfigError(f"tracking {database}: {error}. {remedy(error)}.") from error
+
+
+def _follow(database: Path) -> int:
     here = (database.resolve().parent / "artifacts").as_uri()
     changed = 0
     with closing(sqlite3.connect(database, timeout=30)) as connection, connection:

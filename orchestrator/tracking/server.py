@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from orchestrator.errors import ConfigError, TrackingAway
+from orchestrator.tracking.database import await_lock, ensure_whole, remedy
 from orchestrator.tracking.internals import NOISY, OUT_OF_DATE
 
 if TYPE_CHECKING:
@@ -129,13 +130,17 @@ def new_client(uri: str) -> MlflowClient:
 
 def create_database(uri: str) -> None:
     file = Path(uri.removeprefix("sqlite:///"))
-    file.parent.mkdir(parents=True, exist_ok=True)
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        await_lock(file)
+        ensure_whole(file, lambda aside: new_client(aside).search_experiments(max_results=1))
         new_client(uri).search_experiments(max_results=1)
         return
+    except ConfigError:
+        raise
     except Exception as error:  # a file that is no database, a disk that is full: one line for the user
         if OUT_OF_DATE not in str(error):
-            raise ConfigError(f"tracking {uri}: {reason(error)}. Move the file away, or mend it.") from error
+            raise ConfigError(f"tracking {uri}: {reason(error)}. {remedy(error)}.") from error
     shutil.copy2(file, file.with_name(f"{file.name}.before-{importlib.metadata.version('mlflow')}"))
     log.warning("tracking: %s was made by another MLflow; it is upgraded and a copy is kept beside it", file)
     command = [sys.executable, "-m", "mlflow", "db", "upgrade", uri]

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.config import Settings
 from orchestrator.digests import canonical
-from orchestrator.errors import StoreError
+from orchestrator.errors import ConfigError, StoreError
+from orchestrator.tracking.database import remedy
 from orchestrator.tracking.environment import environment
 from orchestrator.tracking.internals import PARENT, SOURCE, USER, latest_points
 from orchestrator.tracking.ledger import TOLD, Ledger, replay
@@ -64,7 +65,10 @@ def create_store(uri: str, runs: Path, stream: str | None = None) -> None:
             create_database(uri)
             follow_move(Path(uri.removeprefix("sqlite:///")))
     if stream is not None:
-        Tracker(uri, runs).experiment(stream)
+        try:
+            Tracker(uri, runs).experiment(stream)
+        except Exception as error:  # a disk that is full, a file that another process locked since: one line
+            raise ConfigError(f"tracking {shown(uri)}: {reason(error)}. {remedy(error)}.") from error
 
 
 class Tracker:

@@ -1,0 +1,107 @@
+"""The SQLite file of a runs folder is whole or not there, and a file in use is waited for."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import ConfigError
+from orchestrator.tracking.database import UNFINISHED, await_lock, ensure_whole, is_half_made
+from orchestrator.tracking.moved import follow_move
+
+
+def write(file: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(file)) as connection, connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def fill(uri: str) -> None:
+    """Make the least that counts as a finished database."""
+    write(Path(uri.removeprefix("sqlite:///")), "CREATE TABLE experiments (a)", "INSERT INTO experiments VALUES (0)")
+
+
+def rows(file: Path, table: str) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(file)) as connection:
+        return connection.execute(f"SELECT * FROM {table}").fetchall()
+
+
+HALVES = {
+    "first tables": ["CREATE TABLE experiments (a)", "CREATE TABLE runs (a)"],
+    "between migrations": ["CREATE TABLE alembic_version (a)", "INSERT INTO alembic_version VALUES ('x')"],
+    "within a migration": ["CREATE TABLE _alembic_tmp_experiments (a)", "CREATE TABLE runs (a)"],
+}
+
+
+@pytest.mark.parametrize("kind", HALVES)
+def test_a_half_made_file_is_made_again_and_kept(tmp_path, kind, caplog):
+    file = tmp_path / "mlflow.db"
+    write(file, *HALVES[kind])
+    assert is_half_made(file)
+    ensure_whole(file, fill)
+    assert rows(file, "experiments") == [(0,)]
+    assert file.with_name(f"mlflow.db{UNFINISHED}").is_file()
+    assert "made again" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["CREATE TABLE experiments (a)", "CREATE TABLE runs (a)", "INSERT INTO runs VALUES (1)"],
+        ["CREATE TABLE alembic_version (a)", "CREATE TABLE experiments (a)", "INSERT INTO experiments VALUES (0)"],
+        ["CREATE TABLE thesis (a)"],
+    ],
+)
+def test_a_file_that_holds_something_stays(tmp_path, statements):
+    file = tmp_path / "mlflow.db"
+    write(file, *statements)
+    before = file.read_bytes()
+    ensure_whole(file, fill)
+    assert file.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
+
+
+@pytest.mark.parametrize("content", [None, b""])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_who_is_stopped_while_tables_are_made_leaves_nothing_half_made(tmp_path, content, error):
+    file = tmp_path / "mlflow.db"
+    if content is not None:
+        file.write_bytes(content)
+    before = sorted(tmp_path.iterdir())
+
+    def stop(uri: str) -> None:
+        write(Path(uri.removeprefix("sqlite:///")), *HALVES["within a migration"])
+        raise error
+
+    with pytest.raises(error):
+        ensure_whole(file, stop)
+    assert sorted(tmp_path.iterdir()) == before
+    (tmp_path / "mlflow.db.new").write_bytes(b"of a process that was killed")
+    (tmp_path / "mlflow.db-journal").write_bytes(b"of a file that is gone")
+    ensure_whole(file, fill)
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
+
+
+def test_a_locked_file_is_waited_for_and_never_said_to_be_moved_away(tmp_path, caplog):
+    file = tmp_path / "mlflow.db"
+    fill(f"sqlite:///{file}")
+    with closing(sqlite3.connect(file, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(ConfigError, match="another process has kept it locked.*write the same command again") as no:
+            await_lock(file, 0.0)
+        assert "ove the file" not in str(no.value)
+        threading.Timer(0.3, lambda: other.execute("ROLLBACK")).start()
+        await_lock(file)  # returns once the other is done
+    assert "another process has locked" in caplog.text
+    await_lock(tmp_path / "none.db")
+
+
+def test_a_database_that_cannot_be_written_is_one_line(tmp_path):
+    file = tmp_path / "mlflow.db"
+    file.write_bytes(b"no database" * 100)
+    with pytest.raises(ConfigError, match=r"mlflow\.db: file is not a database\. Move the file away"):
+        follow_move(file)
