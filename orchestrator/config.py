@@ -30,6 +30,26 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
+def is_name(text: str) -> bool:
+    """Whether a text can name a folder on any system: letters, digits, `.`, `_` and `-`, not `.` or `-` first."""
+    device = text.partition(".")[0].lower()  # Windows takes these for devices, whatever ending they have
+    is_device = device in {"con", "prn", "aux", "nul"} or re.fullmatch("(com|lpt)[0-9]", device)
+    return not is_device and len(text) <= 100 and re.fullmatch(r"\w[\w.-]*", text) is not None and text[-1] != "."
+
+
+def check_name(text: str, where: str) -> None:
+    """Refuse a name that becomes a folder and could lead out of where it belongs, or be taken for an option.
+
+    Raises:
+        ConfigError: `where` says how the user wrote it.
+    """
+    if not is_name(text):
+        raise ConfigError(
+            f"{where} {text[:100]!r}: letters, digits and . _ - only, at most 100 and not . or - first; it names "
+            "folders. Choose another, not one of Windows' devices (con, nul, com1)."
+        )
+
+
 def parse_overrides(words: Iterable[str]) -> Settings:
     """Turn `name=value` words into a flat dictionary of strings.
 

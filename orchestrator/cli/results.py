@@ -161,7 +161,10 @@ def _sync(arguments: argparse.Namespace) -> str:
 
     if not arguments.runs.is_dir():
         raise ConfigError(f"--runs {arguments.runs}: there is no such folder. Name the folder of earlier runs.")
-    sent, left = Tracker(default_uri(arguments.runs), arguments.runs).flush()
+    tracker = Tracker(default_uri(arguments.runs), arguments.runs)
+    sent, left = tracker.flush()
     if left:
-        raise ConfigError(f"sync: {sent} records sent, {left} still wait: MLflow does not answer. Try again later.")
-    return f"{sent} records sent, none left"
+        raise ConfigError(f"sync: {sent} records sent, {left} still wait: {tracker.waits_because}. Try again later.")
+    aside = tracker.set_aside
+    odd = f"; {aside} can never be accepted and are kept in {tracker.outbox.folder}/*-refused.jsonl" if aside else ""
+    return f"{max(sent - aside, 0)} records sent, none left{odd}"

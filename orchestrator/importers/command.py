@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.config import parse_overrides, suggest
+from orchestrator.config import check_name, parse_overrides, suggest
 from orchestrator.errors import ConfigError
 from orchestrator.importers.builder import (
     Manifest,
@@ -78,8 +78,9 @@ def import_stream(kind: str, files: Mapping[str, str], videos: Path | None, root
     _check_words(kind, files, videos)
     if name is None:
         name = _default_name(kind, files)
-    if name in RENDERED or not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
-        raise ConfigError(f"--name {name!r}: choose another; letters, digits, '-', '_' and '.', no embedded stream.")
+    check_name(name, "--name")
+    if name in RENDERED:
+        raise ConfigError(f"--name {name!r}: is an embedded stream. Choose another.")
     out = Path(root) / "streams" / f"{name}.json"
     manifest, report = _import_kind(kind, files, videos, out, name)
     if manifest["name"] != name:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.config import is_name
 from orchestrator.console import say
 from orchestrator.errors import ConfigError, MissingObject
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.learning.commits import Commits
 from orchestrator.on_ray.plan import read_plan
+from orchestrator.store.names import is_key
 from orchestrator.store.store import Store
 from orchestrator.tracking.ledger import TOLD, Ledger
 from orchestrator.tracking.recorder import rows_of
+
+SHOWN = 20  # lines that were passed over and are named
 
 
 def rebuild(where: Deployment) -> str:
@@ -24,28 +28,32 @@ def rebuild(where: Deployment) -> str:
     """
     ledger = Ledger(where.runs.resolve() / TOLD)
     told = ledger.runs()
-    if not told:
+    if not told and not ledger.bad:
         raise ConfigError(
             f"rebuild: {ledger.folder} holds nothing that MLflow was told. Name the folder of earlier runs by "
             "--runs; runs of versions that did not keep it cannot be made again."
         )
     say(f"rebuild: {len(told)} runs")
     tracker = where.tracker()
-    runs = tracker.tell_again(told)
+    runs = tracker.tell_again(told, ledger.bad)
     committed = 0
     for run_id, tags in runs.items():
         if rows := _committed(where, tags):
             tracker.add_rows(run_id, rows)
             committed += 1
-    return f"rebuilt {len(runs)} runs in {tracker.uri.split('@')[-1]}, {committed} of them held against their commits"
+    for line in ledger.bad[:SHOWN]:
+        say(f"rebuild: {line}; it is passed over")
+    passed = f"; {len(ledger.bad)} lines were passed over and stay in {ledger.folder}" if ledger.bad else ""
+    rebuilt = f"rebuilt {len(runs)} runs in {tracker.uri.split('@')[-1]}"
+    return f"{rebuilt}, {committed} of them held against their commits{passed}"
 
 
 def _committed(where: Deployment, tags: Mapping[str, Any]) -> dict[int, dict[str, float]]:
     """Every number of a run's newest commit, by step; empty where there is none."""
-    key = str(tags.get("ctvr.commits") or "")
-    if not key:
+    key, sweep = str(tags.get("ctvr.commits") or ""), str(tags.get("ctvr.sweep") or "")
+    if not is_key(key):  # it has none, or the line is of nobody's making
         return {}
-    store = _store(where, str(tags.get("ctvr.sweep") or ""))
+    store = _store(where, sweep if is_name(sweep) else "")
     for name in reversed(store.list("commits", f"{key}/")):
         try:
             return rows_of(Commits(store, key).record(int(name.rpartition("_")[2])))
@@ -56,6 +64,6 @@ def _committed(where: Deployment, tags: Mapping[str, Any]) -> dict[int, dict[str
 
 def _store(where: Deployment, sweep: str) -> Store:
     """The store that is named, else that of the sweep's plan, else that of the runs folder."""
-    if not where.store and (where.folder(sweep) / "plan.json").is_file():
+    if not where.store and sweep and (where.folder(sweep) / "plan.json").is_file():
         return Store.open(read_plan(where.folder(sweep), sweep)[0].store or where.runs.resolve() / "store")
     return where.places().open_store()

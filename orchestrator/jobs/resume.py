@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from orchestrator.config import check_name
 from orchestrator.jobs import sweep, sweep_table
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.session import kept_where
@@ -14,6 +15,7 @@ def resume(name: str, where: Deployment) -> str:
     Raises:
         ConfigError: if there is none of that name, or another version kept it.
     """
+    check_name(name, "--resume")
     plan, kept = read_plan(where.folder(name), name)
     where.check()
     where = kept_where(where, plan, kept)

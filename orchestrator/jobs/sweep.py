@@ -7,13 +7,12 @@ What was interrupted goes on: `jobs.resume`.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from methods.base import Change
-from orchestrator.config import Settings, build
+from orchestrator.config import Settings, build, check_name
 from orchestrator.console import say
 from orchestrator.errors import ConfigError, FailedRuns
 from orchestrator.jobs import present
@@ -181,8 +180,9 @@ def check_new(name: str, where: Deployment) -> None:
     Raises:
         ConfigError: with the command that goes on with the sweep of that name.
     """
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
-        raise ConfigError(f"--name {name!r}: letters, digits and . _ - only; it names folders.")
+    check_name(name, "--name")
+    if not name.isascii():
+        raise ConfigError(f"--name {name!r}: letters, digits and . _ - only; it names folders. Use the letters a to z.")
     if (where.folder(name) / "plan.json").exists():
         raise ConfigError(
             f"--name {name}: this sweep exists. Write `ctvr sweep --resume {name}` to go on with it, "

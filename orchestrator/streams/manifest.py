@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
-from orchestrator.config import suggest
+from orchestrator.config import check_name, suggest
 from orchestrator.errors import ConfigError
 from orchestrator.streams.stream import SPLITS, Item, Segment, Stream, StreamTask
 from orchestrator.streams.videos import VideoPlaces
@@ -177,7 +177,7 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
     _check_unique(reader, tasks)
     _check_kinds(reader, tasks, top["protocol"] == "ucl")
     return Stream(
-        name=reader.text(top["name"], "name"),
+        name=_stream_name(reader, top["name"]),
         tasks=tasks,
         protocol=top["protocol"],
         has_val=_has_val(reader, top["protocol"], tasks),
@@ -186,6 +186,12 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
         text_features=_text_features(reader, top.get("text_features"), Path(videos)),
         held_out=held_out,
     )
+
+
+def _stream_name(reader: _Reader, value: Any) -> str:
+    """The stream's name, which becomes folders of the runs."""
+    check_name(reader.text(value, "name"), f"{reader.source}: name")
+    return str(value)
 
 
 def _text_features(reader: _Reader, value: Any, videos: Path) -> str | None:

@@ -15,19 +15,25 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from orchestrator.tracking.outbox import Message, file_name, locked
+from orchestrator.tracking.messages import IS, BadRecord, Message, check, is_id, is_time, read_line
+from orchestrator.tracking.outbox import file_name, locked
 
 log = logging.getLogger(__name__)
 
 TOLD = "told"  # the folder below the runs folder
-IS = "is"  # the message that says which id MLflow gave a run
+Runs = list[tuple[set[str], list[Message]]]  # the names of each run, and its messages
 
 
 class Ledger:
-    """A folder of everything that was told. Writing never raises."""
+    """A folder of everything that was told. Writing never raises.
+
+    Attributes:
+        bad: lines that `runs` passed over, each with the reason.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.bad: list[str] = []
         self._warned = False
 
     def add(self, run_id: str, message: Message) -> None:
@@ -55,9 +61,13 @@ class Ledger:
         if name != run_id:
             self.add(name, {"op": IS, "run_id": run_id})
 
-    def runs(self) -> list[tuple[set[str], list[Message]]]:
-        """The names and messages of each run, in the order of their beginning: a sweep before its trials."""
-        told = {path.stem: list(_lines(path)) for path in sorted(self.folder.glob("*.jsonl"))}
+    def runs(self) -> Runs:
+        """The names and messages of each run, in the order of their beginning: a sweep before its trials.
+
+        A line that is not a record is passed over; it stays where it is, and `bad` says which it was and why.
+        """
+        files = [path for path in sorted(self.folder.glob("*.jsonl")) if path.is_file() and is_id(path.stem)]
+        told = {path.stem: list(self._records(path)) for path in files}
         names: dict[str, set[str]] = {name: {name} for name in told}
         for name, messages in told.items():
             for other in {message["run_id"] for message in messages if message["op"] == IS}:
@@ -66,45 +76,61 @@ class Ledger:
         found = []
         for group in {id(group): group for group in names.values()}.values():
             messages = sorted((m for name in group for m in told.get(name, ())), key=lambda m: float(m["at"]))
-            found.append((group, [message for message in messages if message["op"] != IS]))
+            messages = [message for message in messages if message["op"] != IS]
+            first = next((message for message in messages if message["op"] == "open"), None)
+            if first is not None:  # before all else, also where a clock was set back meanwhile
+                messages = [first, *(message for message in messages if message is not first)]
+            found.append((group, messages))
         return sorted((each for each in found if each[1]), key=lambda each: float(each[1][0]["at"]))
 
-
-def _lines(path: Path) -> Iterator[Message]:
-    for line in path.read_bytes().split(b"\n"):
-        try:
-            message = json.loads(line)
-        except ValueError:  # empty, or cut short
-            continue
-        if isinstance(message, dict) and {"op", "at"} <= message.keys():
-            yield message
+    def _records(self, path: Path) -> Iterator[Message]:
+        for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+            if not line.strip():
+                continue
+            try:
+                message = read_line(line)
+                check(message)
+                if message["op"] == "files":
+                    raise BadRecord("names a file to upload, which no line here does")
+                if not is_time(message.get("at")):
+                    raise BadRecord("does not say when it was told")
+            except BadRecord as error:
+                self.bad.append(f"{path}: line {number} {error}")
+            else:
+                yield message
 
 
 def replay(
-    runs: list[tuple[set[str], list[Message]]], send: Callable[[str, Message], None], opened: dict[str, str]
+    runs: Runs,
+    send: Callable[[str, Message], None],
+    opened: dict[str, str],
+    refused: Callable[[str, Message, Exception], None],
 ) -> dict[str, tuple[str, dict[str, Any]]]:
     """Tell an MLflow again; returns the id of each run there and its tags, under every name that it had.
 
     Args:
         runs: `Ledger.runs`.
-        send: `Sender.send`; what it raises is not caught.
+        send: `Sender.send`.
         opened: `Sender.opened`, which knows the id of a run that was opened.
+        refused: gets the run, the message and the error where `send` fails; it raises what is to end all.
     """
     ids: dict[str, tuple[str, dict[str, Any]]] = {}
     for names, messages in runs:
-        first = next((message for message in messages if message["op"] == "open"), None)
-        if first is None:
+        name = next(iter(sorted(names)))
+        if messages[0]["op"] != "open":
             continue  # of an earlier version, which kept only what came after an upgrade
         tags: dict[str, Any] = {}
         for message in messages:
-            if message["op"] == "open":
-                parent = message["parent"]
-                known = ids[parent][0] if parent in ids else parent
-                name = next(iter(sorted(names)))
-                send(name, {**message, "parent": known})
-                ids.update(dict.fromkeys(names, (opened[name], tags)))
-            else:
-                send(opened[next(iter(sorted(names)))], message)
+            try:
+                if message["op"] == "open":
+                    parent = message["parent"]
+                    send(name, {**message, "parent": ids[parent][0] if parent in ids else parent})
+                    ids.update(dict.fromkeys(names, (opened[name], tags)))
+                elif name in ids:  # else its opening was refused, and that was said
+                    send(opened[name], message)
+            except Exception as error:  # `refused` judges
+                refused(name, message, error)
+                continue
             if message["op"] in ("open", "tags"):
                 tags.update(message["tags"] if message["op"] == "open" else message["values"])
     return ids

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from orchestrator.errors import ConfigError
 from orchestrator.tracking.database import remedy
 from orchestrator.tracking.internals import LOCATIONS
+from orchestrator.tracking.messages import folder_of
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,9 @@ def _follow(database: Path) -> int:
     with closing(sqlite3.connect(database, timeout=30)) as connection, connection:
         rows = connection.execute("SELECT name, artifact_location FROM experiments").fetchall()
         ends = {
-            location: f"/artifacts/{quote(name)}" for name, location in rows if str(location).startswith("file:///")
+            location: f"/artifacts/{quote(folder_of(str(name)))}"
+            for name, location in rows
+            if str(location).startswith("file:///")
         }
         roots = {place.removesuffix(end) + "/artifacts" for place, end in ends.items() if place.endswith(end)}
         for former in roots - {here}:

@@ -10,17 +10,17 @@ import fcntl
 import json
 import logging
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
+
+from orchestrator.tracking.messages import BadRecord, Message, files_below, is_id, read_line
 
 log = logging.getLogger(__name__)
 
-Message = dict[str, Any]  # {"op": what to do, ...}, JSON-able
 OFFLINE = "offline-"  # run ids that were given out while nothing answered
 REFUSED = "-refused"  # files of records that no repetition will get accepted; kept to be looked at
 QUIET_SECONDS = 300.0  # after a failure: how long nothing is tried, so that training does not wait on time-outs
@@ -47,30 +47,55 @@ class Outbox:
 
     def add(self, run_id: str, record: Message) -> None:
         """Append one record and force it to disk. The file that a record names is copied beside it."""
-        if record["op"] == "files":
+        if record["op"] == "files" and Path(record["path"]).exists():
             record = {**record, "path": str(self._keep_files(run_id, Path(record["path"])))}
+        self.add_line(run_id, json.dumps(record).encode())
+
+    def add_line(self, run_id: str, line: bytes) -> None:
+        """Append a line as it is and force it to disk."""
         with locked(self._path(run_id)) as file:
-            file.write(b"\n" + json.dumps(record).encode() + b"\n")  # also ends a line that a crash cut short
+            file.write(b"\n" + line + b"\n")  # also ends a line that a crash cut short
             file.flush()
             os.fsync(file.fileno())
 
     def read(self, run_id: str) -> tuple[list[Message], int]:
-        """The records of a run in order, and the number of bytes read (for `clear`).
+        """The records of a run in order, and the number of bytes read (for `clear`)."""
+        records, _, size = self.read_all(run_id)
+        return records, size
 
-        A line that a crash cut short is left out: what it said was never promised.
+    def read_all(self, run_id: str) -> tuple[list[Message], list[tuple[str, bytes]], int]:
+        """The records of a run in order, the lines that are none, each with the reason, and the number of bytes read.
+
+        A line that a crash cut short is among the latter: what it said was never promised.
         """
-        path = self._path(run_id)
-        if not path.exists():
-            return [], 0
+        path, records, bad = self._path(run_id), [], []
+        if not path.is_file():
+            return [], [], 0
         with locked(path, "rb") as file:
             content = file.read()
-        records = []
-        for line in content.split(b"\n"):
+        for number, line in enumerate(content.split(b"\n"), start=1):
             try:
-                records.append(json.loads(line))
-            except ValueError:  # empty, or cut short
-                continue
-        return records, len(content)
+                if line.strip():
+                    records.append(self._with_files(run_id, read_line(line)))
+            except BadRecord as error:
+                bad.append((f"{path}: line {number} {error}", line))
+        return records, bad, len(content)
+
+    def _with_files(self, run_id: str, record: Message) -> Message:
+        """A record whose file is the one that `add` has kept, wherever the runs folder lies now; no other is sent.
+
+        Raises:
+            BadRecord: if it names another file of this machine, or a link to one.
+        """
+        if record["op"] != "files":
+            return record
+        *_, folder, number, name = ("", "", "", *Path(str(record.get("path"))).parts)
+        kept = self._files(run_id) / number / name
+        if folder != self._files(run_id).name or ".." in (number, name):
+            raise BadRecord("names a file that is not in the outbox")
+        for _ in files_below(kept):
+            pass
+        return {**record, "path": str(kept)}
 
     def clear(self, run_id: str, size: int) -> bool:
         """Empty a run's file unless something was added after `size` bytes of it were read."""
@@ -83,12 +108,13 @@ class Outbox:
 
     def pending(self) -> list[str]:
         """Ids of the runs with something to send."""
-        return [path.stem for path in sorted(self.folder.glob("*.jsonl")) if self.has(path.stem)]
+        names = [path.stem for path in sorted(self.folder.glob("*.jsonl"))]
+        return [name for name in names if is_id(name) and self.has(name)]
 
     def has(self, run_id: str) -> bool:
         """Whether something of this run waits."""
         path = self._path(run_id)
-        return not run_id.endswith(REFUSED) and path.exists() and path.stat().st_size > 0
+        return not run_id.endswith(REFUSED) and path.is_file() and path.stat().st_size > 0
 
     def set_real(self, offline_id: str, run_id: str) -> None:
         """Remember the id that a run got in the end, when it was opened while nothing answered."""
@@ -100,8 +126,9 @@ class Outbox:
         """The id that the server knows; None while an offline run was not sent yet."""
         if not run_id.startswith(OFFLINE):
             return run_id
-        path = self.folder / f"{run_id}.run"
-        return path.read_text() if path.exists() else None
+        path = self.folder / f"{file_name(run_id)}.run"
+        text = path.read_text(errors="replace").strip() if path.is_file() else ""
+        return text if is_id(text) else None
 
     def _keep_files(self, run_id: str, source: Path) -> Path:
         folder = self._files(run_id)
@@ -137,6 +164,8 @@ class Courier:
         self.outbox, self._send, self._refused, self._reason = outbox, send, refused, reason
         self._quiet_until = 0.0
         self._warned = False
+        self.set_aside = 0  # records that can never be accepted, kept in files of their own
+        self.reasons: dict[str, None] = {}  # why records wait, since the last `flush` began
 
     def deliver(self, run_id: str, record: Message, now: bool = False) -> bool:
         """Send a record, behind those of its run that wait; True if none waits afterwards.
@@ -152,6 +181,7 @@ class Courier:
     def flush(self, run_id: str | None = None) -> tuple[int, int]:
         """Send what waits, of one run or of all; returns (records sent, records that still wait)."""
         sent = left = 0
+        self.reasons.clear()
         try:
             with locked(self.outbox.folder / "flush.lock", wait=False):
                 for name in [run_id] if run_id else self.outbox.pending():
@@ -163,17 +193,21 @@ class Courier:
             log.error("tracking: the outbox %s cannot be read: %s", self.outbox.folder, error)
         return sent, left
 
-    def _flush_one(self, name: str) -> tuple[int, int]:
-        records, size = self.outbox.read(name)
-        if not records:
-            return 0, 0
-        parent = records[0].get("parent") if records[0]["op"] == "open" else None
-        if parent and self.outbox.has(parent):
-            self._flush_one(parent)
+    def _flush_one(self, name: str, children: tuple[str, ...] = ()) -> tuple[int, int]:
+        """Send what waits of a run, after its sweep's; `children`: the runs that are sent after it."""
+        records, bad, size = self.outbox.read_all(name)
+        parent = records[0].get("parent") if records and records[0]["op"] == "open" else None
+        before = 0
+        if is_id(parent) and parent not in (name, *children) and self.outbox.has(parent):
+            before, _ = self._flush_one(parent, (name, *children))
         for record in records:
             if not self._try(name, record):
-                return 0, len(records)
-        return (len(records), 0) if self.outbox.clear(name, size) else (0, len(records))
+                return before, len(records)
+        for reason, line in bad:
+            log.warning("tracking: %s; it is passed over and kept in %s%s.jsonl", reason, name, REFUSED)
+            self.outbox.add_line(name + REFUSED, line)
+            self.set_aside += 1
+        return (before + len(records), 0) if self.outbox.clear(name, size) else (before, len(records))
 
     def _try(self, run_id: str, record: Message) -> bool:
         """Whether the record is dealt with: sent, or refused for good."""
@@ -181,9 +215,14 @@ class Courier:
             self._send(run_id, record)
         except Exception as error:  # tracking must not end a training job: said, and kept
             if self._refused(error):
-                log.warning("tracking: a record of run %s was refused: %s", run_id, self._reason(error))
+                log.warning(
+                    "tracking: a record of run %s was refused and can never be accepted: %s. It is kept in %s%s.jsonl.",
+                    *(run_id, self._reason(error), run_id, REFUSED),
+                )
                 self._keep(run_id + REFUSED, record)
+                self.set_aside += 1
                 return True
+            self.reasons[self._reason(error)] = None
             if not self._warned:
                 log.warning(
                     "tracking: %s. Training goes on; records wait in %s and `ctvr sync` sends them.",
@@ -203,6 +242,6 @@ class Courier:
 
 
 def file_name(run_id: str) -> str:
-    if not re.fullmatch(r"[\w-]+", run_id):
+    if not is_id(run_id):
         raise ValueError(f"run id {run_id!r}: only letters, digits, - and _ are allowed.")
     return run_id

@@ -12,9 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.errors import ConfigError
 from orchestrator.tracking.internals import PARENT
 from orchestrator.tracking.ledger import Ledger
-from orchestrator.tracking.outbox import Message, Outbox
+from orchestrator.tracking.messages import FORMER_IDENTITY, IDENTITY, BadRecord, Message, check, folder_of
+from orchestrator.tracking.outbox import Outbox
 from orchestrator.tracking.server import new_client
 from orchestrator.tracking.shown import NAME, OUR_VIEW, experiment_tags, our_view
 from orchestrator.tracking.values import MAX_PARAM, MAX_TAG, metric_name, quoted, same, short
@@ -27,7 +29,6 @@ log = logging.getLogger(__name__)
 
 MAX_METRICS, MAX_PARAMS = 1000, 100  # what MLflow takes in one batch
 REFUSED = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST"}  # sending it again cannot help
-IDENTITY, FORMER_IDENTITY = "ctvr.identity", "ctvr.key"  # version 0.1 recorded a run's identity by the latter
 
 
 class Sender:
@@ -47,7 +48,12 @@ class Sender:
         return self._client
 
     def send(self, run_id: str, message: Message) -> None:
-        """Hand one message to MLflow."""
+        """Hand one message to MLflow.
+
+        Raises:
+            BadRecord: if it does not have the form of its operation, or names a place outside an artifact folder.
+        """
+        check(message)
         if message["op"] == "open":
             self._send_open(run_id, message)
             return
@@ -126,6 +132,8 @@ class Sender:
     # --- one method for each kind of message ---
 
     def _send_open(self, offline: str, message: Message) -> None:
+        if message["parent"] == offline:
+            raise BadRecord("names itself as its sweep")
         parent = message["parent"] and self.real(message["parent"])
         with self.ledger.alone(offline):
             run_id = self._open_now(message["stream"], message["name"], message["settings"], parent, message["tags"])
@@ -167,7 +175,9 @@ class Sender:
 
         where = None
         if self.uri.startswith("sqlite:///"):  # a server decides for itself
-            where = (Path(self.uri.removeprefix("sqlite:///")).resolve().parent / "artifacts" / stream).as_uri()
+            where = (
+                Path(self.uri.removeprefix("sqlite:///")).resolve().parent / "artifacts" / folder_of(stream)
+            ).as_uri()
         try:
             self.client.create_experiment(stream, artifact_location=where, tags=experiment_tags(stream))
         except MlflowException as error:
@@ -260,5 +270,5 @@ class Sender:
 
 def is_refusal(error: Exception) -> bool:
     """Whether an error of `Sender.send` means that the message itself is at fault."""
-    missing = isinstance(error, FileNotFoundError)
-    return missing or getattr(error, "error_code", None) in REFUSED
+    at_fault = isinstance(error, (FileNotFoundError, BadRecord, ConfigError))
+    return at_fault or getattr(error, "error_code", None) in REFUSED

@@ -26,9 +26,10 @@ from orchestrator.errors import ConfigError, StoreError
 from orchestrator.tracking.database import remedy
 from orchestrator.tracking.environment import environment
 from orchestrator.tracking.internals import PARENT, SOURCE, USER, latest_points
-from orchestrator.tracking.ledger import TOLD, Ledger, replay
+from orchestrator.tracking.ledger import TOLD, Ledger, Runs, replay
+from orchestrator.tracking.messages import ENDED, Message
 from orchestrator.tracking.moved import follow_move
-from orchestrator.tracking.outbox import OFFLINE, Courier, Message, Outbox, locked
+from orchestrator.tracking.outbox import OFFLINE, Courier, Outbox, locked
 from orchestrator.tracking.sending import Sender, is_refusal
 from orchestrator.tracking.server import check, create_database, reason, shown
 from orchestrator.tracking.shown import NAME, page_of_runs
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 log = logging.getLogger(__name__)
-
-ENDED = {"FINISHED", "FAILED", "KILLED"}
 
 
 def create_store(uri: str, runs: Path, stream: str | None = None) -> None:
@@ -195,18 +194,35 @@ class Tracker:
         """Send what waits in the outbox; returns (messages sent, messages that still wait). Never raises."""
         return self._courier.flush(run_id)
 
-    def tell_again(self, told: list[tuple[set[str], list[Message]]]) -> dict[str, dict[str, Any]]:
+    @property
+    def set_aside(self) -> int:
+        """How many records `flush` found that can never be accepted: kept in `*-refused.jsonl` of the outbox."""
+        return self._courier.set_aside
+
+    @property
+    def waits_because(self) -> str:
+        """Why records still waited when `flush` ended."""
+        return "; ".join(self._courier.reasons) or "another process is sending them"
+
+    def tell_again(self, told: Runs, bad: list[str]) -> dict[str, dict[str, Any]]:
         """Send what the ledger holds; what is stored stays. Returns run id -> tags.
 
+        Args:
+            told: `Ledger.runs`.
+            bad: takes a line for each record that MLflow can never accept.
+
         Raises:
-            StoreError: if MLflow does not take it.
+            StoreError: if MLflow does not take what it could accept.
         """
-        try:
-            return dict(replay(told, self._sender.send, self._sender.opened).values())
-        except Exception as error:
-            raise StoreError(
-                f"tracking {shown(self.uri)}: {reason(error)}. Run it again: what is there stays."
-            ) from error
+
+        def judge(name: str, message: Message, error: Exception) -> None:
+            if not is_refusal(error) and type(error) is not LookupError:  # that one: its sweep was never told
+                raise StoreError(
+                    f"tracking {shown(self.uri)}: {reason(error)}. Run it again: what is there stays."
+                ) from error
+            bad.append(f"{self.ledger.folder / name}.jsonl: a record ({message['op']}) is refused: {reason(error)}")
+
+        return dict(replay(told, self._sender.send, self._sender.opened, judge).values())
 
     def add_rows(self, run_id: str, rows: Mapping[int, Mapping[str, float]]) -> None:
         """As `log_history`, of what was told before: at once, or not at all.

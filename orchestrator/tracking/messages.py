@@ -1,0 +1,162 @@
+"""The form of a record for MLflow, checked before it is sent: files of a runs folder may come from elsewhere.
+
+A record is one line of JSON in `<runs>/told` or `<runs>/outbox`. Its names become files below an artifact folder, and
+its keys and values rows of MLflow. So a line that names a place outside that folder, or that lacks a field, is refused
+here, in one sentence, whoever wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from orchestrator.digests import digest_of
+
+Message = dict[str, Any]  # {"op": what to do, ...}, JSON-able
+IS = "is"  # the record that says which id MLflow gave a run
+IDENTITY, FORMER_IDENTITY = "ctvr.identity", "ctvr.key"  # version 0.1 recorded a run's identity by the latter
+IDENTITIES = {IDENTITY, FORMER_IDENTITY}
+ENDED = {"FINISHED", "FAILED", "KILLED"}
+_LARGEST = 2**63  # of a whole number in a database
+_ID = re.compile(r"[\w-]{1,128}")
+_PART = re.compile(r"[^./\\%~][^/\\%]*")  # of an artifact's name: none begins with a dot
+
+
+class BadRecord(ValueError):
+    """A record that can never be accepted; its text says why."""
+
+
+def is_id(value: Any) -> bool:
+    """Whether a value can name a run, and so a file."""
+    return isinstance(value, str) and _ID.fullmatch(value) is not None
+
+
+def read_line(line: bytes) -> Message:
+    """Return the record of a line of `told` or `outbox`.
+
+    Raises:
+        BadRecord: if it is none.
+    """
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):  # cut short by a crash, damaged, or nested without end
+        raise BadRecord("is not a line of JSON") from None
+    if not isinstance(message, dict) or not isinstance(message.get("op"), str):
+        raise BadRecord("is not a record: it has no operation")
+    return message
+
+
+def check(message: Message) -> None:
+    """Refuse a record that does not have the form of its operation.
+
+    Raises:
+        BadRecord: one sentence.
+    """
+    fields = _FIELDS.get(message["op"])
+    if fields is None:
+        raise BadRecord(f"has the unknown operation {message['op'][:40]!r}")
+    for name, fits in fields.items():
+        if name not in message:
+            raise BadRecord(f"has no {name!r} (operation {message['op']!r})")
+        if not fits(message[name]):
+            raise BadRecord(f"has {name} = {_brief(message[name])} (operation {message['op']!r}), which does not fit")
+    if message["op"] == "open" and not ("ctvr.kind" in message["tags"] and IDENTITIES & message["tags"].keys()):
+        raise BadRecord("opens a run without the tags 'ctvr.kind' and 'ctvr.identity'")
+
+
+def folder_of(name: str) -> str:
+    """Return the folder name of an experiment: its own, or a slug with a digest where that could lead elsewhere."""
+    if len(name.encode()) <= 128 and re.fullmatch(r"\w[\w .+=,@()-]*", name):
+        return name
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:60] or "stream"
+    return f"{slug}-{digest_of(name)[:12]}"
+
+
+def files_below(path: Path) -> Iterator[Path]:
+    """Yield a file, or every file below a folder.
+
+    Raises:
+        BadRecord: for what is neither, as a link that leads elsewhere or a pipe.
+    """
+    if path.is_symlink() or not (path.is_file() or path.is_dir()):
+        raise BadRecord(f"names {path.name!r}, which is not a file that was kept for it")
+    if path.is_file():
+        yield path
+        return
+    for each in sorted(path.iterdir()):
+        yield from files_below(each)
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and "\0" not in value and not any("\ud800" <= char <= "\udfff" for char in value)
+
+
+def _is_name(value: Any) -> bool:
+    return _is_text(value) and 0 < len(value) <= 500 and value.isprintable()
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(_is_name(key) and _is_text(text) for key, text in value.items())
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and -_LARGEST < value < _LARGEST
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < _LARGEST if isinstance(value, int) else isinstance(value, float)
+
+
+def _is_points(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(point, list)
+        and len(point) == 3
+        and _is_whole(point[0])
+        and _is_name(point[1])
+        and _is_number(point[2])
+        for point in value
+    )
+
+
+def _is_artifact(value: Any) -> bool:
+    return _is_name(value) and all(_PART.fullmatch(part) for part in value.split("/"))
+
+
+def _is_matrix(value: Any) -> bool:
+    rows = value if isinstance(value, list) else [None]
+    return all(isinstance(row, list) and all(each is None or _is_number(each) for each in row) for row in rows)
+
+
+_FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
+    "open": {
+        "stream": _is_name,
+        "name": _is_name,
+        "settings": _is_texts,
+        "parent": lambda value: value is None or is_id(value),
+        "tags": _is_texts,
+    },
+    "settings": {"values": _is_texts},
+    "tags": {"values": _is_texts},
+    "metrics": {"values": _is_points, "time": _is_whole},
+    "files": {"path": _is_text, "into": lambda value: value == "" or _is_artifact(value)},
+    "text": {"name": _is_artifact, "text": _is_text},
+    "heatmap": {"name": _is_artifact, "matrix": _is_matrix},
+    "name": {"name": _is_name},
+    "dataset": {"dataset": _is_texts},
+    "close": {"status": lambda value: isinstance(value, str) and value in ENDED, "time": _is_whole},
+    IS: {"run_id": is_id},
+}
+
+
+def is_time(value: Any) -> bool:
+    """Whether a value can say when a record was told: seconds since 1970."""
+    return _is_number(value) and math.isfinite(value)
