@@ -5,6 +5,7 @@ from __future__ import annotations
 from orchestrator.config import check_name
 from orchestrator.jobs import sweep, sweep_table
 from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.driver import only_driver
 from orchestrator.jobs.session import kept_where
 from orchestrator.on_ray.plan import read_plan
 
@@ -19,6 +20,7 @@ def resume(name: str, where: Deployment) -> str:
     plan, kept = read_plan(where.folder(name), name)
     where.check()
     where = kept_where(where, plan, kept)
-    if "table" in kept:
-        return sweep_table.go_on(name, kept, where)
-    return sweep.go_on(name, plan, kept, where)
+    with only_driver(where.folder(name), name):
+        if "table" in kept:
+            return sweep_table.go_on(name, kept, where)
+        return sweep.go_on(name, plan, kept, where)

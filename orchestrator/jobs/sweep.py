@@ -20,6 +20,7 @@ from orchestrator.jobs.again import RULES, best_trials, over_orders
 from orchestrator.jobs.announce import confirm_text, schedule_text, videos_text
 from orchestrator.jobs.confirm import candidates, confirm
 from orchestrator.jobs.deployment import Deployment, find_manifest
+from orchestrator.jobs.driver import only_driver
 from orchestrator.jobs.methods import at_most, block_counts, chosen_by, default_presets, read_later, search_space
 from orchestrator.jobs.ready import make_ready, searched_splits
 from orchestrator.jobs.rerun import OVERRIDES, baseline, baseline_rows, common, rerun
@@ -171,7 +172,10 @@ def sweep(request: SweepRequest, where: Deployment) -> str:
     where.check()
     request = replace(request, stream=find_manifest(request.stream))
     check_machine(where, request.name)
-    return _search(plan_sweep(request, where), where, None)
+    planned = plan_sweep(request, where)
+    with only_driver(where.folder(request.name), request.name):
+        check_new(request.name, where)  # again: another driver of the same name may have been quicker
+        return _search(planned, where, None)
 
 
 def check_new(name: str, where: Deployment) -> None:

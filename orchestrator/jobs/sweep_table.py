@@ -17,6 +17,7 @@ from orchestrator.jobs.again import RULES, Rerun, best_trials, over_orders, over
 from orchestrator.jobs.announce import confirm_text, schedule_text, videos_text
 from orchestrator.jobs.confirm import CONFIRMS, candidates, confirm
 from orchestrator.jobs.deployment import Deployment, find_manifest
+from orchestrator.jobs.driver import only_driver
 from orchestrator.jobs.ready import make_all_ready, searched_splits
 from orchestrator.jobs.rerun import run_again, searched_tags, unsearched_tags
 from orchestrator.jobs.session import (
@@ -57,7 +58,10 @@ def sweep_table(request: TableRequest, where: Deployment) -> str:
     where.check()
     request = replace(request, stream=find_manifest(request.stream))
     check_machine(where, request.name)
-    return _run(plan_table(request, where), where)
+    planned = plan_table(request, where)
+    with only_driver(where.folder(request.name), request.name):
+        check_new(request.name, where)  # again: another driver of the same name may have been quicker
+        return _run(planned, where)
 
 
 def go_on(name: str, kept: Mapping[str, Any], where: Deployment) -> str:
