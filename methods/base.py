@@ -309,7 +309,7 @@ class Method(nn.Module):
         """Called after every optimizer step: moving averages, clamping."""
 
     def diagnostics(self) -> dict[str, float]:
-        """Numbers that a finished task is logged with; they decide nothing."""
+        """Numbers that a finished task is logged with, as `task/NAME` at the number of tasks; they decide nothing."""
         return {}
 
     def similarities(self) -> dict[str, Tensor]:
@@ -318,6 +318,8 @@ class Method(nn.Module):
 
     def monitored(self) -> dict[str, float | Tensor]:
         """Numbers of the last batch that an epoch is logged with, averaged over its batches; they decide nothing.
+
+        Their keys are `train/NAME`, at the number of optimizer steps.
 
         Scalars of the device stay there: reading one in every step would make the host wait.
         """

@@ -319,7 +319,7 @@ class Loop:
         if self.zero_shot is not None and self.protocol.gain is not None:
             metric, gain = self.protocol.gain
             found.metrics[gain] = found.metrics[metric] - self.zero_shot[index]
-        found.metrics.update({f"train/{name}": float(value) for name, value in self.method.diagnostics().items()})
+        found.metrics.update({f"task/{name}": float(value) for name, value in self.method.diagnostics().items()})
         return found
 
     def _commit(self, found: Evaluation, seconds: float) -> None:

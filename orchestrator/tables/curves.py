@@ -46,7 +46,8 @@ def _summed(runs: Sequence[RunRecord], keys: Sequence[str]) -> list[tuple[int, f
 def training(runs: Sequence[RunRecord]) -> dict[str, tuple[tuple[int, float, float], ...]]:
     """What figures show over all epochs of the stream, 1 to the last. Empty for methods that log none of it.
 
-    The same keys have numbers of finished tasks, at steps that are no end of an epoch: losses have none there.
+    Runs of version 0.2 and before also have numbers of finished tasks under the same keys, at steps that are not the
+    end of an epoch: losses have none there.
     """
     shared = sorted(set.intersection(*(set(run.metrics) for run in runs)))
     known = [match[1] for key in shared if (match := TRAINING.fullmatch(key))]

@@ -20,7 +20,7 @@ _OF_MLFLOW = {"alembic_version", "experiments"}  # tables that MLflow makes amon
 _HELD = ("experiments", "runs", "registered_models")  # tables with a row in every file that was ever finished or used
 
 
-def ensure_whole(file: Path, fill: Callable[[str], None]) -> None:
+def ensure_whole(file: Path, fill: Callable[[str], object]) -> None:
     """Make `file` where it is missing, empty or half-made; a process that is killed meanwhile leaves it as it was.
 
     MLflow makes about 60 tables in a few hundred steps, each of which SQLite commits. It cannot go on from the middle.

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from orchestrator.digests import digest_of
 
@@ -30,7 +30,7 @@ class BadRecord(ValueError):
     """A record that can never be accepted; its text says why."""
 
 
-def is_id(value: Any) -> bool:
+def is_id(value: Any) -> TypeGuard[str]:
     """Whether a value can name a run, and so a file."""
     return isinstance(value, str) and _ID.fullmatch(value) is not None
 

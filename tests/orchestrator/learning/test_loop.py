@@ -209,6 +209,16 @@ def test_matrices_are_lower_triangular_and_complete(manifest, small_stream, runs
     assert record.done == 3
 
 
+def test_numbers_of_a_task_and_of_an_epoch_share_no_key(manifest, small_stream, runs):
+    """Their steps count other things; StructAlign gives both the same names."""
+    record = train(manifest, small_stream, runs, method="structalign").record
+    of_tasks = {key for row in record.metrics for key in row}
+    of_epochs = {key for row in record.training for key in row}
+    assert {"task/micd_text", "task/etf_weight"} <= of_tasks
+    assert "train/micd_text" in of_epochs
+    assert not of_tasks & of_epochs
+
+
 def test_a_diverged_run_says_where_and_what_to_lower(manifest, small_stream, runs):
     with pytest.raises(Diverged, match=r"task_0\d, epoch \d: the loss .* Lower the learning rates"):
         train(manifest, small_stream, runs, optim__lr_scale=1e30, optim__grad_clip="none")
