@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from methods.backbone.architectures import TINY, TINY_FOLDER, UMT
+from methods.backbone.checkpoint import ENDINGS, fitted, read_checkpoint
 from methods.backbone.clip import Clip
 from methods.backbone.other_towers import EndMarked, WholeText, text_of, vision_of
 from methods.backbone.umt_load import load_umt
-from methods.backbone.weights import read_weights
 from methods.paths import named_path
 
 VERSION: str = importlib.metadata.version("open_clip_torch")  # of the library that defines the towers
@@ -28,7 +28,7 @@ def load_backbone(name: str, weights: str = "openai", seed: int = 0, sha256: str
         name: `tiny-clip` (shipped with this package), `UMT-B-16`, `UMT-L-16` or an open_clip architecture such as
             `ViT-B-32-quickgelu`. OpenAI's weights need the quickgelu variants.
         weights: `shipped` (tiny-clip only), an open_clip tag such as `openai` (downloaded by
-            open_clip), a local file (.safetensors, .pt), or `random`.
+            open_clip), a local file (.safetensors, .pt) or folder of Hugging Face's form, or `random`.
         seed: of `random` weights.
         sha256: of the local file; needed for a pickle (anything but .safetensors).
         vocabulary: BERT's vocab.txt, a file; for UMT alone, which needs it.
@@ -38,7 +38,7 @@ def load_backbone(name: str, weights: str = "openai", seed: int = 0, sha256: str
             the one that `sha256` names.
         FileNotFoundError: if `weights` looks like a path and there is no such file.
     """
-    if sha256 and not _is_path(weights):
+    if sha256 and not is_path(weights):
         raise ValueError(f"sha256 names a file, and weights={weights!r} is none. Leave it out.")
     if name in UMT:
         return _umt(name, weights, seed, sha256, vocabulary)
@@ -57,7 +57,7 @@ def load_backbone(name: str, weights: str = "openai", seed: int = 0, sha256: str
 def _tiny_clip(
     weights: str, seed: int, sha256: str
 ) -> tuple[nn.Module, Callable[[list[str]], Tensor], list[float], list[float]]:
-    if weights not in {"shipped", "random"} and not _is_path(weights):
+    if weights not in {"shipped", "random"} and not is_path(weights):
         raise ValueError(f"tiny-clip has no weights called {weights!r}. Write shipped, random or a file.")
     from open_clip import CLIP  # takes seconds: commands that train nothing load no tower
     from open_clip.tokenizer import SimpleTokenizer
@@ -73,16 +73,16 @@ def _tiny_clip(
         file = TINY_FOLDER / "weights.safetensors"
         if hashlib.sha256(file.read_bytes()).hexdigest() != config["sha256"]:
             raise ValueError(f"{file}: damaged (its digest is not the one in config.json). Install the package again.")
-        _load_weights(source, file)
+        _load_weights(source, file, name=TINY)
     elif weights != "random":
-        _load_weights(source, named_path(weights), sha256)
+        _load_weights(source, named_path(weights), sha256, TINY)
     return source, tokenizer, config["mean"], config["std"]
 
 
 def _umt(name: str, weights: str, seed: int, sha256: str, vocabulary: str) -> Clip:
-    if weights != "random" and not _is_path(weights):
+    if weights != "random" and not is_path(weights):
         raise ValueError(f"{name} has no weights called {weights!r}. Write its authors' file, or random.")
-    state = None if weights == "random" else _state_of(named_path(weights), sha256)
+    state = None if weights == "random" else read_checkpoint(named_path(weights), sha256, ("vision_encoder.",))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return load_umt(name, state, named_path(vocabulary) if vocabulary else None, weights).eval()
@@ -97,7 +97,7 @@ def _open_clip(
         raise ValueError(
             f"no backbone called {name!r}. Write tiny-clip, UMT-B-16, UMT-L-16 or one of open_clip.list_models()."
         )
-    is_tag = weights != "random" and not _is_path(weights)
+    is_tag = weights != "random" and not is_path(weights)
     if is_tag and weights not in open_clip.list_pretrained_tags_by_model(name):
         tags = ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none"
         raise ValueError(f"{name} has no weights called {weights!r}. Write random, a file, or one of: {tags}.")
@@ -114,8 +114,8 @@ def _open_clip(
             raise ValueError(
                 f"the weights {weights!r} of {name} could not be fetched ({reason}). Give a local file instead."
             ) from error
-    if _is_path(weights):
-        _load_weights(source, named_path(weights), sha256)
+    if is_path(weights):
+        _load_weights(source, named_path(weights), sha256, name)
     return source, _tokenizer(name), source.visual.image_mean, source.visual.image_std
 
 
@@ -138,8 +138,8 @@ def are_here(name: str, weights: str) -> bool:
     """Whether `load_backbone` would find these weights on this machine; nothing is fetched."""
     if weights in {"shipped", "random"}:
         return True
-    if _is_path(weights):
-        return named_path(weights).is_file()
+    if is_path(weights):
+        return named_path(weights).exists()
     from huggingface_hub import try_to_load_from_cache
     from open_clip.pretrained import get_pretrained_cfg
 
@@ -151,26 +151,11 @@ def are_here(name: str, weights: str) -> bool:
     return bool(url) and (Path("~/.cache/clip").expanduser() / Path(url).name).is_file()
 
 
-def _is_path(weights: str) -> bool:
-    return "/" in weights or weights.endswith((".safetensors", ".pt", ".pth", ".bin"))
+def is_path(weights: str) -> bool:
+    """Whether the setting names a file or a folder, not a tag of open_clip."""
+    return "/" in weights or ENDINGS.search(weights) is not None
 
 
-def _state_of(file: Path, sha256: str = "") -> dict[str, Tensor]:
-    """The tensors of a file; nothing but tensors is ever unpickled (see weights.py)."""
-    if not file.is_file():
-        raise FileNotFoundError(f"{file}: no such weights file.")
-    state = read_weights(file, sha256)
-    state = {name.removeprefix("module."): value for name, value in state.items()}
-    return {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
-
-
-def _load_weights(source: nn.Module, file: Path, sha256: str = "") -> None:
-    """Read a state dict into an open_clip model."""
-    state = _state_of(file, sha256)
-    missing, unexpected = source.load_state_dict(state, strict=False)
-    missing = [name for name in missing if not name.endswith("attn_mask")]
-    if missing or unexpected:
-        raise ValueError(
-            f"{file}: does not fit the architecture ({len(missing)} weights missing, {len(unexpected)} unknown, "
-            f"for example {(missing + unexpected)[0]}). Check backbone.name."
-        )
+def _load_weights(source: nn.Module, file: Path, sha256: str = "", name: str = "") -> None:
+    """Read a checkpoint into an open_clip model."""
+    source.load_state_dict(fitted(read_checkpoint(file, sha256), source.state_dict(), file, name))

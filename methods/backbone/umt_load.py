@@ -10,6 +10,7 @@ from torch import Tensor
 
 from methods.backbone.architectures import UMT
 from methods.backbone.bert import FusionBert
+from methods.backbone.checkpoint import check
 from methods.backbone.umt import OF_RETRIEVAL, Umt, UmtVision
 from methods.backbone.umt_weights import of_decoder, under_our_names
 from methods.backbone.word_pieces import WordPieces
@@ -62,16 +63,15 @@ def load_umt(name: str, state: dict[str, Tensor] | None, vocabulary: Path | None
     if state is not None:
         umt.only_answers = any(name.startswith("text_decoder.") for name in state)  # which has no heads of retrieval
         try:
-            lacking = umt.load_state_dict(under_our_names(state), strict=False)
-        except (ValueError, RuntimeError) as error:
-            raise ValueError(f"{source}: does not fit {name} ({str(error).splitlines()[-1].strip()[:160]})") from error
-        if umt.only_answers and all(name.startswith(OF_RETRIEVAL) for name in lacking.missing_keys):
-            lacking.missing_keys.clear()
-        if wrong := [*lacking.missing_keys, *lacking.unexpected_keys]:
-            raise ValueError(
-                f"{source}: does not fit {name} ({len(lacking.missing_keys)} weights missing, "
-                f"{len(lacking.unexpected_keys)} unknown, for example {wrong[0]}). Check backbone.name."
-            )
+            found = under_our_names(state)
+        except ValueError as error:
+            raise ValueError(f"{source}: does not fit {name} ({error})") from error
+        wanted = umt.state_dict()
+        lacking = [each for each in wanted if each not in found]
+        if umt.only_answers and all(each.startswith(OF_RETRIEVAL) for each in lacking):
+            found |= {each: wanted[each] for each in lacking}
+        check(found, wanted, source, name)
+        umt.load_state_dict(found)
         try:
             umt.decoder_state = of_decoder(state, umt.text.bert.fusion_from)
         except ValueError as error:  # nothing is wrong for retrieval; a method over questions says it

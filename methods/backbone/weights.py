@@ -1,29 +1,27 @@
 """Weights from a pickle that somebody published: read in a bounded child process, and only the file that was meant.
 
-A `.pt` file is a program in the language of pickle. `torch.load(weights_only=True)` runs none of it, but that promise
-was broken before (CVE-2025-32434, torch below 2.6). So the user names the file by its SHA-256, and a child process
+A `.pt` file is a program in the language of pickle. The reader of inert.py runs none of it, but such promises were
+broken before (CVE-2025-32434, torch below 2.6). So the user names the file by its SHA-256, and a child process
 reads it: without the network and without other files where the system allows that (fence.py), without credentials in
 its environment, with limits of memory, CPU time and files. It hands tensors back as safetensors, which cannot hold a
 program.
-
-The child runs this file (`python -I weights.py`) and that one, so it imports nothing else of ours.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
-import io
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from methods.backbone.fence import leave_files, leave_network
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +31,22 @@ SECONDS = 900  # a file of gigabytes on a slow disk
 _MIB = 2**20
 _SPARE = 1024 * _MIB  # address space beyond torch itself and copies of the file
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
+_LONGEST = 200  # characters of a reason; a longer text is a page of advice for programmers
+# The folder that our packages lie in is searched for them alone, and closed before the file is opened
+_CHILD = (
+    "import sys; sys.path.append(sys.argv.pop(1)); from methods.backbone.weights import main; "
+    "sys.path.pop(); sys.exit(main())"
+)
+# What is often found in place of weights, by its first bytes
+_STARTS = {
+    b"version https://git-lfs": "is a pointer of Git LFS. Fetch the file itself: git lfs pull",
+    b"<": "is a web page, as a failed download leaves one. Fetch the file again",
+    b"\x1f\x8b": "is compressed (gzip). Unpack it",
+    b"BZh": "is compressed (bzip2). Unpack it",
+    b"\xfd7zXZ": "is compressed (xz). Unpack it",
+    b"\x89HDF": "is an HDF5 file. Give a .safetensors or .pt file",
+    b"\x93NUMPY": "is an array of numpy. Give a .safetensors or .pt file",
+}
 
 
 def read_weights(file: Path, sha256: str) -> dict[str, Tensor]:
@@ -43,8 +57,8 @@ def read_weights(file: Path, sha256: str) -> dict[str, Tensor]:
         sha256: 64 hexadecimal digits; needed for a pickle, compared if given for safetensors.
 
     Returns:
-        Name -> tensor on the CPU. Of `{"state_dict": {...}}` and `{"model": {...}}` the inner dictionary;
-        a tensor alone is called BARE.
+        Name -> tensor on the CPU. Dictionaries in one another become dotted names; one dictionary around all tensors,
+        as in `{"state_dict": {...}, "epoch": 3}`, is left out. A tensor alone is called BARE.
 
     Raises:
         ValueError: one line; for a pickle without its digest, another file than the digest says, or no weights.
@@ -69,7 +83,7 @@ def read_weights(file: Path, sha256: str) -> dict[str, Tensor]:
     try:
         return dict(load_file(file))
     except (OSError, ValueError, SafetensorError) as error:
-        raise ValueError(_damaged(file, error)) from None
+        raise ValueError(_damaged(file, reason_of(error))) from None
 
 
 def _digest(file: Path) -> str:
@@ -84,9 +98,24 @@ def _other_file(file: Path, found: str) -> str:
     return f"{file}: has the SHA-256 {found}, another than backbone.sha256. Is it the file that you mean?"
 
 
-def _damaged(file: Path, error: BaseException) -> str:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return f"{file}: damaged or no weights file ({reason[:120]}). Give a .safetensors or .pt file."
+def _damaged(file: Path, reason: str) -> str:
+    with file.open("rb") as opened:
+        start = opened.read(64).lstrip()
+    if not start:
+        return f"{file}: damaged or no weights file (it is empty). Fetch it again."
+    for known, what in _STARTS.items():
+        if start.startswith(known):
+            return f"{file}: damaged or no weights file (it {what})."
+    return f"{file}: damaged or no weights file ({reason}). Give a .safetensors or .pt file."
+
+
+def reason_of(error: BaseException) -> str:
+    """One clean line of what a library said: no codes of a terminal, and nothing that is cut off."""
+    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", str(error))
+    first = "".join(each for each in (text.strip().splitlines() or [""])[0] if each.isprintable()).strip(" .")
+    if not first or len(first) > _LONGEST:
+        first = f"{type(error).__name__} while it was read"
+    return first
 
 
 # ------------------------------------------------------------------------------------- in this process
@@ -99,7 +128,8 @@ def _read_pickle(file: Path, wanted: str) -> dict[str, Tensor]:
     environment |= {"OMP_NUM_THREADS": "1", "HOME": os.devnull}
     with tempfile.TemporaryDirectory(prefix="weights-") as folder:
         out = Path(folder) / "weights.safetensors"
-        command = [sys.executable, "-I", __file__, str(file.absolute()), wanted, str(out)]
+        root = str(Path(__file__).absolute().parents[2])
+        command = [sys.executable, "-I", "-c", _CHILD, root, str(file.absolute()), wanted, str(out)]
         try:
             done = subprocess.run(
                 command,
@@ -121,7 +151,7 @@ def _read_pickle(file: Path, wanted: str) -> dict[str, Tensor]:
         if answer.get("found"):
             raise ValueError(_other_file(file, str(answer["found"])[:64]))
         if "error" in answer:
-            raise ValueError(_damaged(file, ValueError(str(answer["error"]))))
+            raise ValueError(_damaged(file, reason_of(ValueError(str(answer["error"])))))
         return dict(load(out.read_bytes()))
 
 
@@ -144,26 +174,16 @@ def convert(file: Path, wanted: str, out: Path) -> dict[str, str]:
     content = file.read_bytes()
     if (found := hashlib.sha256(content).hexdigest()) != wanted:
         return {"found": found}
-    import torch
     from safetensors.torch import save_file
 
+    from methods.backbone.inert import read
+
     try:
-        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a damaged or hostile file makes torch say
-        return {"error": (str(error).splitlines() or [type(error).__name__])[0]}
-    if isinstance(state, torch.Tensor):
-        state = {BARE: state}
-    if isinstance(state, Mapping):
-        state = next((state[name] for name in ("state_dict", "model") if isinstance(state.get(name), Mapping)), state)
-    if not isinstance(state, Mapping):
-        return {"error": f"it holds a {type(state).__name__}, no dictionary of weights"}
-    tensors = {str(name): value for name, value in state.items() if isinstance(value, torch.Tensor)}
-    if not tensors:
-        return {"error": "it holds no tensor"}
-    try:  # own memory for each: safetensors refuses tensors that share theirs
-        save_file({name: value.detach().clone().contiguous() for name, value in tensors.items()}, out)
-    except (RuntimeError, ValueError, OSError) as error:
-        return {"error": (str(error).splitlines() or [type(error).__name__])[0]}
+        tensors = read(content)
+        # own memory for each: safetensors refuses tensors that share theirs
+        save_file({name or BARE: value.detach().clone().contiguous() for name, value in tensors.items()}, out)
+    except Exception as error:  # whatever a damaged or hostile file makes pickle, zipfile and torch say
+        return {"error": reason_of(error)}
     return {}
 
 
@@ -184,22 +204,12 @@ def _bound(size: int) -> None:
         resource.setrlimit(kind, (most, most))
 
 
-def _raise_fences(readable: list[Path], writable: list[Path]) -> None:
-    """Those of fence.py, which lies beside this file; where the system refuses one, the limits stand."""
-    spec = importlib.util.spec_from_file_location("fence", Path(__file__).with_name("fence.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    fence = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(fence)
-    fence.leave_files(readable, writable)
-    fence.leave_network()
-
-
 def main() -> int:
     file, wanted, out = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    _raise_fences([file], [out.parent])
+    leave_files([file, Path(__file__).parent], [out.parent])  # where the system refuses a fence, the limits stand
+    leave_network()
     try:
-        import torch  # noqa: F401 (before the limits: what they need is not the file's doing)
+        import methods.backbone.inert  # noqa: F401 (before the limits: what torch needs is not the file's doing)
 
         _bound(file.stat().st_size)
         answer = convert(file, wanted, out)
@@ -207,7 +217,3 @@ def main() -> int:
         answer = {"error": str(error) or type(error).__name__}
     sys.stdout.write("\n" + json.dumps(answer) + "\n")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -26,7 +26,8 @@ from typing import Any, get_type_hints
 import torch
 
 from methods import CONFIGURATIONS, EVERY_METHOD, IMAGE_METHODS, place_of
-from methods.backbone.load import TINY, TINY_FOLDER, VERSION
+from methods.backbone.checkpoint import files_of
+from methods.backbone.load import TINY, TINY_FOLDER, VERSION, is_path
 from methods.paths import files_below, named_path
 from orchestrator.data.frames import FrameSource
 from orchestrator.digests import ROOT, digest_file, digest_of, digest_sources, imported_sources, sources_below
@@ -67,8 +68,20 @@ def frames_digest(stream: Stream, source: FrameSource, splits: Sequence[str]) ->
 def weights_digest(backbone: str, weights: str, vocabulary: str = "") -> str:
     """sha256 over a backbone's first weights, or over their name where no file holds them, and over its vocabulary."""
     shipped = [digest_file(file) for file in sorted(TINY_FOLDER.iterdir()) if backbone == TINY and file.is_file()]
-    file, pieces = named_path(weights), content_of(vocabulary)
-    return digest_of([shipped, digest_file(file) if file.is_file() else weights, *([pieces] if pieces else [])])
+    pieces = content_of(vocabulary)
+    return digest_of([shipped, _digest_of_weights(weights), *([pieces] if pieces else [])])
+
+
+def _digest_of_weights(weights: str) -> object:
+    path = named_path(weights)
+    if path.is_file() and not path.name.endswith(".index.json"):
+        return digest_file(path)
+    if not is_path(weights) or not path.exists():
+        return weights
+    try:  # a folder or an index stands for the files that are read
+        return [digest_file(file) for file in files_of(path)]
+    except (ValueError, FileNotFoundError):  # the backbone is refused with its reason when it is loaded
+        return weights
 
 
 def contents_of(config: Any, prefix: str) -> dict[str, str]:

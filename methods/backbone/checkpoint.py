@@ -1,0 +1,216 @@
+"""Checkpoints of CLIP as people keep them, under the names of the architecture that is to read them.
+
+The same weights go by many names: behind the prefix of a wrapper (`module.`, `_orig_mod.`, `model.`, `clip.`), beside
+an average of themselves, in several files, or under the names of transformers. Whatever is left out is reported;
+whatever does not fit is refused with the names and shapes of both sides.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from methods.backbone.huggingface import ROOT, is_theirs, under_open_clip_names
+from methods.backbone.weights import read_weights
+
+log = logging.getLogger(__name__)
+
+ENDINGS = re.compile(r"\.(safetensors|pt|pth|bin|ckpt|tar|index\.json)(\.\d+)?$")  # CLIP4Clip counts: .bin.0
+OF_A_FOLDER = (
+    *("model.safetensors", "open_clip_model.safetensors", "model.safetensors.index.json"),
+    *("open_clip_pytorch_model.bin", "pytorch_model.bin"),
+)
+ROOTS = ("visual.", ROOT)  # how the names of image towers begin: open_clip, transformers
+# Words that wrappers put into names: torch.compile, FSDP, activation checkpoints, DeepSpeed, DistributedDataParallel
+_WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "module"}
+_AVERAGED = re.compile(r"(^|[._])(ema|shadow|avg|averaged?|swa|teacher|momentum|target|m)([._]|$)")
+# Of OpenAI's archives; buffers of transformers, of old versions of open_clip and of torch's averages
+_NO_WEIGHTS = re.compile(r"(^|\.)(input_resolution|context_length|vocab_size|attn_mask|position_ids|n_averaged)$")
+_OF_TEXT = ("transformer.", "token_embedding.", "positional_embedding", "ln_final.", "text_projection")
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files that hold the weights: a file itself, the file of a folder, or all that an index names.
+
+    Raises:
+        FileNotFoundError: if there is no such file, or an index names one that is not there.
+        ValueError: for a folder without weights, or an index that is none.
+    """
+    if path.is_dir():
+        found = next((path / name for name in OF_A_FOLDER if (path / name).is_file()), None)
+        if found is None:
+            raise ValueError(f"{path}: the folder holds none of {', '.join(OF_A_FOLDER)}. Name the file itself.")
+        path = found
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such weights file.")
+    if not path.name.endswith(".index.json"):
+        return [path]
+    try:
+        names = sorted({str(name) for name in json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError(f"{path}: is not an index of weights (it has no weight_map). Name the file itself.") from None
+    if outside := [name for name in names if Path(name).name != name]:
+        raise ValueError(f"{path}: names {outside[0]!r}, which is not a file of its folder. Name the files' own index.")
+    if pickled := [name for name in names if not name.endswith(".safetensors")]:
+        raise ValueError(f"{path}: names {pickled[0]}, a pickle. Convert the files to .safetensors.")
+    files = [path.parent / name for name in names]
+    if missing := [file for file in files if not file.is_file()]:
+        raise FileNotFoundError(f"{missing[0]}: no such weights file; {path.name} names it.")
+    return files
+
+
+def read_checkpoint(path: Path, sha256: str = "", roots: tuple[str, ...] = ROOTS) -> dict[str, Tensor]:
+    """The weights of a file, a folder or several files, without prefixes of wrappers, as float32 on the CPU.
+
+    Args:
+        path: a file, a folder of Hugging Face's form, or an index of several files.
+        sha256: of the file.
+        roots: how the names of the image tower begin, by which a prefix is found.
+
+    Raises:
+        FileNotFoundError: see `files_of`.
+        ValueError: one line; see `files_of`, `read_weights` and `without_prefix`.
+    """
+    files = files_of(path)
+    if sha256 and len(files) > 1:
+        raise ValueError(f"{path}: is {len(files)} files, and sha256 names one. Leave it out: .safetensors needs none.")
+    state: dict[str, Tensor] = {}
+    for file in files:
+        state |= read_weights(file, sha256)
+    found = without_prefix(state, path, roots)
+    return {name: value.float() if value.is_floating_point() else value for name, value in found.items()}
+
+
+def without_prefix(state: Mapping[str, Tensor], source: Path, roots: tuple[str, ...] = ROOTS) -> dict[str, Tensor]:
+    """The tensors of one CLIP, named from its root, whatever stands before and around it in the file.
+
+    Raises:
+        ValueError: if the file holds different weights of one architecture, and their names do not say which to take.
+    """
+    state = _unwrapped(state)
+    counts: dict[str, int] = {}
+    for name in state:
+        if (before := _before_root(name, roots)) is not None:
+            counts[before] = counts.get(before, 0) + 1
+    if not counts:
+        return dict(state)
+    whole = [prefix for prefix, count in counts.items() if count == max(counts.values())]
+    plain = [prefix for prefix in whole if not _AVERAGED.search(prefix)] or whole
+    if len(plain) > 1:
+        first, *others = plain
+        if any(not _are_equal(_below(state, first), _below(state, other)) for other in others):
+            raise ValueError(
+                f"{source}: holds weights under {_shown(plain[0])} and others under {_shown(plain[1])}. Save those "
+                "that you mean in a file of their own."
+            )
+    taken = plain[0]
+    left = [prefix for prefix in whole if prefix not in plain]
+    if left:
+        log.warning("%s: has weights twice; %s is read, %s is not.", source, _shown(taken), _shown(left[0]))
+    inner = tuple(prefix for prefix in left if prefix.startswith(taken))
+    found = {name: value for name, value in _below(state, taken).items() if not (taken + name).startswith(inner)}
+    if rest := [name for name in state if not name.startswith((taken, *left))]:
+        log.warning("%s: outside %s, %s is not read (%d in all).", source, _shown(taken), rest[0], len(rest))
+    return found
+
+
+def _unwrapped(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for name, value in state.items():
+        short = ".".join(word for word in name.split(".") if word not in _WRAPPERS)
+        found[short if short and short not in state and short not in found else name] = value
+    return found
+
+
+def _before_root(name: str, roots: tuple[str, ...]) -> str | None:
+    places = [match.start() for root in roots for match in re.finditer(rf"(?:^|(?<=\.)){re.escape(root)}", name)]
+    return name[: min(places)] if places else None
+
+
+def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def _are_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def _shown(prefix: str) -> str:
+    return f"{prefix.rstrip('.')!r}" if prefix else "no prefix"
+
+
+def fitted(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: object, name: str) -> dict[str, Tensor]:
+    """The weights under the names of an open_clip model, all of them and of the right shapes.
+
+    Args:
+        state: of `read_checkpoint`.
+        wanted: the state of the model.
+        source: what the user called the file.
+        name: of the architecture.
+
+    Raises:
+        ValueError: one line, for names, shapes or numbers that do not fit.
+    """
+    found = under_open_clip_names(state, wanted) if is_theirs(state) else dict(state)
+    found = _with_text_where(found, wanted)
+    found = {each: value for each, value in found.items() if each in wanted or not _NO_WEIGHTS.search(each)}
+    for each in ("logit_scale", "logit_bias"):
+        if each in found and each in wanted and found[each].numel() == wanted[each].numel() == 1:
+            found[each] = found[each].reshape(wanted[each].shape)
+    if "logit_scale" in wanted and "logit_scale" not in found:
+        log.warning("%s: has no logit_scale; the temperature of %s is a new one.", source, name)
+        found["logit_scale"] = wanted["logit_scale"]
+    check(found, wanted, source, name)
+    return found
+
+
+def check(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: object, name: str) -> None:
+    """Refuse weights that are not those of an architecture.
+
+    Raises:
+        ValueError: one line that names a missing and an unknown tensor, or one of another shape or without numbers.
+    """
+    missing = [each for each in wanted if each not in found and not each.endswith("attn_mask")]
+    unknown = [each for each in found if each not in wanted]
+    if missing or unknown:
+        raise ValueError(
+            f"{source}: does not fit {name}: {_counted(missing, 'missing')}; {_counted(unknown, 'unknown')}. "
+            "Check backbone.name."
+        )
+    if other := [each for each in found if found[each].shape != wanted[each].shape]:
+        theirs, ours = tuple(found[other[0]].shape), tuple(wanted[other[0]].shape)
+        raise ValueError(
+            f"{source}: does not fit {name}: {other[0]} is {theirs} in the file and {ours} in {name} "
+            f"({len(other)} such). {_remedy(other)}"
+        )
+    for each, value in found.items():
+        if wanted[each].is_floating_point() and not value.is_floating_point():
+            raise ValueError(f"{source}: {each} holds {value.dtype} numbers. Give a file that is not quantized.")
+        if value.is_floating_point() and not torch.isfinite(value).all():
+            raise ValueError(f"{source}: {each} holds NaN or infinite numbers. Give an earlier checkpoint.")
+
+
+def _counted(names: list[str], what: str) -> str:
+    if not names:
+        return f"0 tensors are {what}"
+    return f"{len(names)} tensor{'s are' if len(names) > 1 else ' is'} {what}, such as {names[0]}"
+
+
+def _remedy(names: list[str]) -> str:
+    if all(each.endswith(("positional_embedding", "pos_embed")) for each in names):
+        return "The file is of another image size or text length: write the backbone.name of that one."
+    return "Check backbone.name."
+
+
+def _with_text_where(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Names of the text tower from the root or below `text.`: open_clip has models of both kinds, and files too."""
+    if any(name.startswith("text.") for name in wanted):
+        return {f"text.{name}" if name.startswith(_OF_TEXT) else name: value for name, value in state.items()}
+    short = {name: name.removeprefix("text.") for name in state}
+    return {short[name] if short[name].startswith(_OF_TEXT) else name: value for name, value in state.items()}

@@ -1,0 +1,188 @@
+"""A reader of pickled checkpoints that calls nothing but torch's builders of tensors.
+
+A checkpoint often holds more than weights: the arguments of a training script, a numpy scalar, an optimizer, a whole
+module. Every name in the file that builds no tensor becomes an `Inert` object, which records its parts and runs
+nothing. So the weights can be read without the packages, and without the programs, that the file names.
+
+The child of weights.py reads with it.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+MOST = 200_000  # dictionaries, modules and tensors of a file; large checkpoints have thousands
+Place = tuple[str, ...]  # names of the dictionaries and modules around a tensor, and its own
+_ZIP = b"PK\x03\x04"
+_BUILDERS = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter")
+_NOT_WEIGHTS = ("optim", "scheduler", "lr_sched", "scaler", "loss_scaler", "amp")  # how such names begin
+# Names that a checkpoint of weights has no use for. They would run nothing here; the file is refused nevertheless
+_PROGRAMS = {
+    "os",
+    "posix",
+    "nt",
+    "sys",
+    "subprocess",
+    "pty",
+    "shutil",
+    "runpy",
+    "importlib",
+    "ctypes",
+    "socket",
+    "commands",
+}
+_CALLS = {"eval", "exec", "execfile", "compile", "open", "__import__", "input", "breakpoint"}
+
+
+class Inert:
+    """Anything that a file names and that builds no tensor: it keeps its parts and does nothing."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Inert:
+        made = super().__new__(cls)
+        made.state, made.entries = None, {}
+        return made
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.state: Any
+        self.entries: dict[Any, Any]
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def __setitem__(self, name: Any, value: Any) -> None:
+        self.entries[name] = value
+
+    def append(self, value: Any) -> None:
+        """Take an entry of a list that is none of Python's own; it is not kept."""
+
+    def extend(self, values: Any) -> None:
+        """Take entries of a list that is none of Python's own; they are not kept."""
+
+
+class Reader(pickle.Unpickler):
+    """An unpickler without the names of the file, but for those that build tensors."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.partition(".")[0] in _PROGRAMS or (module in {"builtins", "__builtin__"} and name in _CALLS):
+            raise pickle.UnpicklingError(f"it names the program {module}.{name}; do not use this file")
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        if (module, name) in {("builtins", "set"), ("__builtin__", "set")}:
+            return set
+        if module == "torch._utils" and name in _BUILDERS:
+            return getattr(torch._utils, name)
+        if module == "torch._utils" and name == "_rebuild_parameter_with_state":
+            return _parameter
+        if module == "torch._tensor" and name == "_rebuild_from_type_v2":
+            return _of_type
+        found = getattr(torch, name, None) if module == "torch" else None
+        is_plain = isinstance(found, torch.dtype) or found is torch.Size
+        is_storage = name.endswith("Storage") and isinstance(found, type)
+        return found if is_plain or is_storage else Inert
+
+
+def _parameter(data: Any, requires_grad: bool, hooks: Any, _: Any) -> Any:
+    return torch._utils._rebuild_parameter(data, requires_grad, hooks)
+
+
+def _of_type(build: Any, _: Any, arguments: Any, __: Any) -> Any:
+    return build(*arguments)
+
+
+def read(content: bytes) -> dict[str, torch.Tensor]:
+    """The tensors of a file of torch.save or torch.jit.save, of dictionaries and whole modules, by dotted names.
+
+    A tensor that stands alone has no name.
+
+    Raises:
+        Exception: whatever a damaged file makes pickle, zipfile and torch say.
+        ValueError: for a file without a tensor.
+    """
+    found = _archive(content) if content[:4] == _ZIP else _before_archives(content)
+    if isinstance(found, torch.Tensor):
+        return {"": found}
+    tensors = {}
+    for number, (place, value) in enumerate(_flattened(found, (), ())):
+        if number > MOST:
+            raise ValueError(f"it holds more than {MOST} objects")
+        if value is not None:
+            tensors[place] = value
+    if not tensors:
+        kind = "an object" if isinstance(found, Inert) else f"a {type(found).__name__}"
+        raise ValueError(f"it holds {kind} and no tensor")
+    while len({place[0] for place in tensors}) == 1 and all(len(place) > 1 for place in tensors):
+        tensors = {place[1:]: value for place, value in tensors.items()}  # one dictionary around all weights
+    return {".".join(place): value for place, value in tensors.items()}
+
+
+def _flattened(found: Any, place: Place, around: tuple[int, ...]) -> Iterator[tuple[Place, torch.Tensor | None]]:
+    """Places and tensors of what was read, but for optimizers and their like; None for each object that was seen."""
+    yield place, None
+    around = (*around, id(found))
+    for name, value in _parts(found):
+        if isinstance(value, torch.Tensor):
+            yield (*place, name), value
+        is_open = isinstance(value, Mapping | Inert) and id(value) not in around
+        if is_open and (place or not name.startswith(_NOT_WEIGHTS)):
+            yield from _flattened(value, (*place, name), around)
+
+
+def _parts(found: Any) -> Iterator[tuple[str, Any]]:
+    """What a dictionary, a whole module or a scripted module holds."""
+    state = found.state if isinstance(found, Inert) else found
+    if isinstance(state, tuple) and state and isinstance(state[0], Mapping):
+        state = state[0]  # attributes, and those of slots
+    if isinstance(found, Inert) and isinstance(state, Mapping) and isinstance(state.get("_modules"), Mapping):
+        passing = state.get("_non_persistent_buffers_set")
+        passing = passing if isinstance(passing, set) else set()
+        for kind in ("_parameters", "_buffers", "_modules"):
+            held = state.get(kind)
+            named = held.items() if isinstance(held, Mapping) else ()
+            yield from ((str(name), value) for name, value in named if str(name) not in passing)
+        return
+    if isinstance(state, Mapping):
+        yield from ((str(name), value) for name, value in state.items())
+    if isinstance(found, Inert):
+        yield from ((str(name), value) for name, value in found.entries.items())
+
+
+def _archive(content: bytes) -> Any:
+    """What the pickle of an archive describes; a TorchScript archive has the same one, its programs stay unread."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        names = archive.namelist()
+        described = next((name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")), None)
+        if described is None:
+            raise ValueError("it is a zip archive, but none of torch")
+        root = described.removesuffix("data.pkl")
+        if f"{root}byteorder" in names and archive.read(f"{root}byteorder") != b"little":
+            raise ValueError("it was written on a big-endian machine")
+        storages: dict[str, Any] = {}
+
+        def load(word: Any) -> Any:
+            _, kind, key, _, _ = word
+            if key not in storages:
+                raw = torch.frombuffer(bytearray(archive.read(f"{root}data/{key}")) or bytearray(1), dtype=torch.uint8)
+                storages[key] = raw.untyped_storage()
+            return torch.storage.TypedStorage(
+                wrap_storage=storages[key], dtype=getattr(kind, "dtype", torch.uint8), _internal=True
+            )
+
+        reader = Reader(io.BytesIO(archive.read(described)))
+        reader.persistent_load = load  # type: ignore[method-assign]
+        return reader.load()
+
+
+def _before_archives(content: bytes) -> Any:
+    """The format of torch before 1.6, which torch reads by rules of its own: weights and plain values alone."""
+    try:
+        with io.BytesIO(content) as file:
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise ValueError("it is no file of torch, or of torch before 1.6 with more than weights in it") from None
