@@ -48,7 +48,9 @@ def load(name: str, where: Deployment) -> Model:
     run = find_run(name, where)
     stream = _stream_of(run, where)
     _check_searches(name, str(run.settings["method"]))
-    return _ask(name, _of_run(run, where, stream), where, stream)
+    model = _ask(name, _of_run(run, where, stream), where, stream)
+    model.run = run.name
+    return model
 
 
 def load_states(name: str, where: Deployment) -> Iterator[Model]:

@@ -71,6 +71,7 @@ class Model:
         trained: the method, its settings and its backbone.
         store: keeps decoded frames, so that a video is decoded once.
         stream: on which it was trained; None where it cannot be found here.
+        run: name of the run that left it; empty for a folder. `name` may stand for another run tomorrow.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Model:
     store: Store
     stream: Stream | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    run: str = ""
     _own: list[Block] = field(default_factory=list, repr=False)
     _others: dict[tuple[str, ...], Block] = field(default_factory=dict, repr=False)
 

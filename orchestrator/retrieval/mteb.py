@@ -13,6 +13,7 @@ Shapes: N inputs, T frames of a video, d joint embedding.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from orchestrator.data.batches import StreamData
 from orchestrator.data.frames import frames_of
+from orchestrator.digests import digest_of
 from orchestrator.errors import ConfigError
 from orchestrator.retrieval.model import Model
 
@@ -32,12 +34,12 @@ class MtebEncoder:
 
     Args:
         model: of `ctvr.load`.
-        name: that MTEB's results bear, OWNER/NAME.
+        name: that MTEB's results bear, OWNER/NAME; by default that of the run. MTEB keeps results by it and `revision`.
     """
 
     def __init__(self, model: Model, name: str = "") -> None:
         self.model = model
-        self.name = name or f"ctvr/{model.name}"
+        self.name = name or f"ctvr/{model.run or model.name}"
         self._shapes: dict[str, tuple[int, ...]] = {}  # "text", "video" -> shape of one feature
         self._data: StreamData = model.data(())
 
@@ -71,6 +73,17 @@ class MtebEncoder:
         return torch.cat([self.similarity(one[None], other[None])[0] for one, other in pairs])
 
     @property
+    def revision(self) -> str:
+        """Digest of the method's weights and of the settings by which it reads frames: another model has another."""
+        weights = hashlib.sha256()
+        for name, value in sorted(self.model.trained.method.state_dict().items()):
+            plain = value.detach().cpu().contiguous()
+            weights.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())
+            weights.update(plain.reshape(-1).view(torch.uint8).numpy())
+        read = {name: value for name, value in self.model.settings.items() if name.startswith(("data.", "method"))}
+        return digest_of([weights.hexdigest(), self._data.frames.sampling.size, read])
+
+    @property
     def mteb_model_meta(self) -> Any:
         """What MTEB writes beside the results: name, size, modalities."""
         if importlib.util.find_spec("mteb") is None:
@@ -78,7 +91,9 @@ class MtebEncoder:
         from mteb.models import ModelMeta  # type: ignore[import-not-found, unused-ignore]
 
         parameters = sum(each.numel() for each in self.model.trained.method.parameters())
-        return ModelMeta.create_empty({"name": self.name, "revision": "1", "n_parameters": parameters} | _ABOUT)
+        return ModelMeta.create_empty(
+            {"name": self.name, "revision": self.revision, "n_parameters": parameters} | _ABOUT
+        )
 
     def _batch(self, batch: Mapping[str, Any]) -> Tensor:
         kinds = [kind for kind in ("text", "video") if kind in batch]

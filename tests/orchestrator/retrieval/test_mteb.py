@@ -91,7 +91,42 @@ def test_features_that_keep_frames_lie_flat_and_are_scored_by_the_method(learned
     assert films.shape == (1, 2 * texts.shape[1])
     first = float(texts[0] @ films[0][: texts.shape[1]])
     assert encoder.similarity(texts, films).item() == pytest.approx(max(first, -2 * first), abs=1e-6)
+    several = encoder.encode([{"text": ["a red circle", "a blue star", "a green square"]}])
+    kinds = encoder.encode([{"video": [Decoder(path).frames for path in videos[:2]]}])
+    there = encoder.similarity(several, kinds)
+    assert there.shape == (3, 2)
+    np.testing.assert_array_equal(encoder.similarity(kinds, several).numpy(), there.mT.numpy())
     assert encoder.similarity(films, texts).item() == pytest.approx(max(first, -2 * first), abs=1e-6)
+
+
+class Cache:
+    """As MTEB's default: a result that is stored under a name and a revision is not made again."""
+
+    def __init__(self) -> None:
+        self.results: dict[tuple[str, str], np.ndarray] = {}
+
+    def evaluate(self, encoder, texts, frames) -> np.ndarray:
+        key = (encoder.name, encoder.revision)
+        if key not in self.results:
+            asked = encoder.encode([{"text": texts}])
+            self.results[key] = encoder.similarity(asked, encoder.encode([{"video": frames}])).numpy()
+        return self.results[key]
+
+
+def test_two_models_of_one_name_have_results_of_their_own(learned, videos):
+    texts, frames = ["a red circle", "a blue star"], [Decoder(path).frames for path in videos[:3]]
+    first, second = (load("zero_shot", Deployment(runs=learned)) for _ in range(2))
+    cache = Cache()
+    before = cache.evaluate(MtebEncoder(first), texts, frames)
+    assert MtebEncoder(first).revision == MtebEncoder(second).revision  # the same model: its results are found again
+    assert MtebEncoder(first).name == f"ctvr/{first.run}"
+    with torch.no_grad():
+        for parameter in second.trained.method.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(torch.linspace(0.5, 2, parameter.shape[1]))
+    after = cache.evaluate(MtebEncoder(second), texts, frames)
+    assert len(cache.results) == 2
+    assert not np.allclose(before, after)
 
 
 def test_what_mteb_cannot_be_told_is_one_line(learned, monkeypatch):
