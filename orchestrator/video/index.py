@@ -153,8 +153,8 @@ def read_index(path: Path, limits: Limits, watch: Watch) -> Index:
             found = _read_packets(path, container, file, stream, limits, watch)
             declared, rate, base = stream.frames, stream.average_rate, float(stream.time_base)
             codec, width, height = _picture(stream)
-    except VideoError as error:  # bytes that are missing explain it better
-        raise VideoError(str(path), missing) if missing and limits.strict else error from None
+    except VideoError as error:
+        raise VideoError(str(path), missing if missing and limits.strict else error.reason) from None
     if limits.strict and missing and found.count != declared:
         raise VideoError(str(path), missing)
     if limits.strict and container == "mov" and found.count < declared:

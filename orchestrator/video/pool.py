@@ -270,7 +270,7 @@ def _parse(job: Job, buffer: bytearray, limits: Limits) -> Frames | VideoError |
     header = json.loads(buffer[4 : 4 + length])
     if header["error"] is not None:
         return VideoError(job.path, str(header["error"])[:500])
-    size, info = job.sampling.size, header["info"]
+    size, info = job.sampling.size, header.get("info")
     height, width = (int(side) for side in header["shape"]) if size == NATIVE else (size, size)
     if not 0 < height * width <= limits.max_pixels:
         raise ValueError("frames too large")

@@ -119,7 +119,7 @@ def _thinned(chosen: np.ndarray, num_frames: int) -> np.ndarray:
 
 @cache
 def missing_frame(size: int) -> np.ndarray:
-    """Make the noise that is stored in place of a frame that a video does not have: (size, size, 3) uint8.
+    """Make the noise that is stored in place of a frame that a video does not have, (size, size, 3) uint8.
 
     Batches hold zeros in its place, behind the normalisation (orchestrator/data/batches.py).
     """
