@@ -63,7 +63,24 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'ctvr' has no attribute {name!r}. Public names: {', '.join(__all__)}.")
+    _check_packages()
     return getattr(importlib.import_module(_PUBLIC[name]), name)
+
+
+def _check_packages() -> None:
+    """Refuse a file in the present folder or on PYTHONPATH that hides one of the packages that we import.
+
+    Raises:
+        ImportError: one line with the file.
+    """
+    import orchestrator
+
+    try:
+        from orchestrator.interpreter import hidden_package
+    except ImportError:
+        raise ImportError(f"{orchestrator.__file__} hides the package orchestrator of ctvr. Rename it.") from None
+    if hidden := hidden_package():
+        raise ImportError(hidden)
 
 
 def __dir__() -> list[str]:

@@ -11,11 +11,13 @@ import importlib
 import importlib.metadata
 import os
 import sys
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from methods.base import Method
 
+METHOD_FOLDERS = "CTVR_METHOD_FOLDERS"  # variable of Ray workers: where the driver's user keeps methods of his own
 # Retrievers of videos, and strategies around them
 METHODS = {
     "zero_shot": "methods.zero_shot:ZeroShot",
@@ -137,12 +139,21 @@ def find_method(name: str) -> type[Method]:
     return _of_others(name, module, cls)
 
 
+class _MethodFolders:
+    """Finds modules in the folders of the user's own methods; packages installed there, by name, do not count."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Return the place of a top-level module in the present folder, or in those that a Ray driver names."""
+        folders = [os.path.abspath(os.curdir), *filter(None, os.environ.get(METHOD_FOLDERS, "").split(os.pathsep))]
+        return PathFinder.find_spec(name, folders) if path is None else None
+
+
 def _of_others(name: str, module: str, cls: str) -> type[Method]:
     """A class of another package, or of a file in the present folder."""
     from methods.base import Method
 
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)  # last: nothing that is installed is replaced
+    if not any(isinstance(finder, _MethodFolders) for finder in sys.meta_path):
+        sys.meta_path.append(_MethodFolders())  # last: nothing that is installed is replaced
     try:
         found = getattr(importlib.import_module(module), cls, None)
     except ImportError as error:

@@ -8,21 +8,22 @@ orchestrator/cli/detached.py.
 
 from __future__ import annotations
 
+import os
 import sys
-from pathlib import Path
+
+HERE = os.path.dirname(os.path.realpath(__file__))
 
 
 def main() -> int:
     """Hand over to the command line; a source checkout works as well as an installation."""
-    here = str(Path(__file__).resolve().parent)
-    # Run as a script, this file's folder comes first on the path and its modules would hide others of their name
-    sys.path[:] = [entry for entry in sys.path if str(Path(entry or ".").resolve()) != here]
-    root = Path(__file__).resolve().parent.parent
-    if (root / "orchestrator" / "cli" / "main.py").is_file() and str(root) not in sys.path:
-        sys.path.insert(0, str(root))
+    # Run as a script, this file's folder comes first on the path: the home, or modules of ours that would hide others
+    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or ".") != HERE]
+    root = os.path.dirname(HERE)
+    if os.path.isfile(os.path.join(root, "orchestrator", "cli", "main.py")) and root not in sys.path:
+        sys.path.insert(0, root)
     try:
+        from orchestrator.__main__ import main as ctvr
         from orchestrator.cli.detached import submit
-        from orchestrator.cli.main import main as ctvr
     except ModuleNotFoundError as error:
         sys.stderr.write(
             f"sweep.py: {error.name} is not installed on this machine. Install the project: pip install -e .\n"
@@ -37,7 +38,7 @@ def main() -> int:
 
 def _is_submitted() -> bool:
     """Whether this copy stands where `ray submit` puts it: its connection may be lost, and the sweep must not be."""
-    return Path(__file__).resolve().parent == Path.home().resolve()
+    return os.path.realpath(os.path.expanduser("~")) == HERE
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from methods.backbone.load import load_backbone
 from methods.base import Batch
 from orchestrator.bench.cpu import Comparison
 from orchestrator.bench.work import VIT, random_batch, second_task
+from orchestrator.interpreter import safe_children
 from orchestrator.learning.accumulate import backward
 from orchestrator.learning.optimizer import train_only
 
@@ -81,7 +82,8 @@ def bench_memory(
     """Gradients of one step in each of `WAYS`, against the plain one."""
     steps = []
     for way in WAYS:
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as child:  # a peak of its own
+        context = multiprocessing.get_context("spawn")
+        with safe_children(), ProcessPoolExecutor(1, context) as child:  # a peak of its own
             steps.append(child.submit(_measure, way, method, backbone, pairs, frames).result())
     plain = steps[0]
     return [

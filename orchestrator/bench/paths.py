@@ -49,6 +49,7 @@ from orchestrator.bench.work import (
 from orchestrator.data.batches import StreamData
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.settings import DataConfig
+from orchestrator.interpreter import child_environment, run_module
 
 Make = Callable[[Path, bool], HotPath]  # a folder of its own; a toy instead of the papers' size
 
@@ -251,10 +252,10 @@ def start(root: Path, is_toy: bool) -> HotPath:
     """A command that trains nothing."""
 
     def child(*words: str) -> Work:
-        return lambda: subprocess.run([sys.executable, *words], stdout=subprocess.DEVNULL, check=True)
+        return lambda: subprocess.run(words, env=child_environment(), stdout=subprocess.DEVNULL, check=True)
 
-    plain = child("-c", "import open_clip, orchestrator.learning.run")
-    ours = child("-m", "orchestrator", "methods")
+    plain = child(sys.executable, "-c", "import open_clip, orchestrator.learning.run")
+    ours = child(*run_module("orchestrator", "methods"))
     title = "`ctvr methods`, from start to end"
     return HotPath(title, "loading what trains first", ours, plain, 2, is_gemm=False, is_heavy=True, has_memory=False)
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.errors import ConfigError
+from orchestrator.interpreter import child_environment, run_module
 
 POLL_SECONDS = 0.3
 MODULE = "orchestrator.cli.detached"
@@ -29,7 +30,7 @@ def folder() -> Path:
 
 def submit(words: Sequence[str]) -> int:
     """Start `ctvr sweep WORDS` apart from this connection, show what it says, return its exit status."""
-    place = start([sys.executable, "-m", "orchestrator", "sweep", *words])
+    place = start(run_module("orchestrator", "sweep", *words))
     _say("the sweep goes on without this connection; Ctrl-C ends only the watching. Here again: ctvr attach")
     return follow(place)
 
@@ -40,7 +41,8 @@ def start(command: Sequence[str]) -> Path:
     (place / "command").write_text("\0".join(command))
     with (place / "log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", MODULE, str(place)],
+            run_module(MODULE, str(place)),
+            env=child_environment(),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

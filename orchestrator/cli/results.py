@@ -9,6 +9,7 @@ from typing import Any
 from orchestrator.cli.options import add_direction, add_where, get_direction, get_records, get_where
 from orchestrator.console import say
 from orchestrator.errors import ConfigError
+from orchestrator.interpreter import child_environment
 
 
 def add_table(commands: Any) -> None:
@@ -109,7 +110,8 @@ def _ui(arguments: argparse.Namespace) -> str:
     for stream, page in Tracker(uri, arguments.runs).pages():
         say(f"  {stream}: {server}{page}")
     os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # seven processes that nobody needs here
-    os.execv(command[0], command)  # this process becomes the server, so that a signal to it ends the server
+    # This process becomes the server, so that a signal to it ends the server
+    os.execve(command[0], command, child_environment())
 
 
 def add_doctor(commands: Any) -> None:

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.console import say
+from orchestrator.interpreter import child_environment, run_module
 
 CHILD, TOKEN = "CTVR_SUPERVISED", "CTVR_DRIVER"  # variables: of the child alone, and of everything that it starts
 FRUITLESS = 2  # lives in a row that finish no task, after which nothing is tried any more
@@ -36,7 +37,6 @@ STOPPED = 130  # exit status
 AWAY_SECONDS, LOOK_SECONDS = 3600.0, 20.0  # how long a disk or store may be away, and how often it is looked at
 ROOM = 500 * 10**6  # bytes that must be free to go on
 GRACE_SECONDS = 10.0  # what the dead driver's processes get to end by themselves
-SOURCES = Path(__file__).resolve().parents[2]
 KEEPER = "orchestrator.on_ray.taken_back"  # outlives a driver on purpose, and ends by itself
 # What the log of a dead driver says, the most telling first
 CAUSES = (
@@ -92,7 +92,7 @@ class Job:
         words = self.again if self.lives else self.words
         if self.lives and self.deadline is not None:  # given last, it is the one that counts
             words = [*words, "--budget-hours", f"{max(self.deadline - time.monotonic(), 1) / 3600:.6f}"]
-        return [sys.executable, "-m", "orchestrator", *words]
+        return run_module("orchestrator", *words)
 
 
 @dataclass(frozen=True)
@@ -167,9 +167,7 @@ def _live(job: Job, folder: Path, verbose: bool) -> End:
     token = secrets.token_hex(16)
     terminal = 2 if verbose else os.dup(2)
     state = {"folder": str(folder), "parent": os.getpid(), "stderr": terminal, "lives": job.lives}
-    environment = {**os.environ, CHILD: json.dumps(state), TOKEN: token}
-    if (SOURCES / "pyproject.toml").is_file():  # a checkout, which may not be installed
-        environment["PYTHONPATH"] = os.pathsep.join([str(SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**child_environment(), CHILD: json.dumps(state), TOKEN: token}
     with (folder / "log").open("wb") as log, _signals(job) as waiting:
         kept = [] if verbose else [terminal]
         process = subprocess.Popen(  # in a session of its own: Ctrl-C reaches it once, handed on by us

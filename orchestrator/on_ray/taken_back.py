@@ -12,6 +12,8 @@ import subprocess
 import sys
 import time
 
+from orchestrator.interpreter import child_environment, run_module
+
 LOOK_SECONDS = 5.0
 ATTEMPTS = 5
 
@@ -23,9 +25,11 @@ def watch_over(address: str, command: tuple[str, ...] = ()) -> subprocess.Popen[
         address: of the cluster's GCS.
         command: is run instead of taking the request back.
     """
-    words = [sys.executable, "-m", "orchestrator.on_ray.taken_back", str(os.getpid()), address, *command]
-    nothing = subprocess.DEVNULL
-    return subprocess.Popen(words, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
+    words = run_module("orchestrator.on_ray.taken_back", str(os.getpid()), address, *command)
+    nothing, environment = subprocess.DEVNULL, child_environment()
+    return subprocess.Popen(
+        words, stdin=nothing, stdout=nothing, stderr=nothing, env=environment, start_new_session=True
+    )
 
 
 def main(driver: int, address: str, command: list[str]) -> int:

@@ -29,6 +29,7 @@ import numpy as np
 from tqdm import tqdm
 
 from orchestrator.errors import ConfigError
+from orchestrator.interpreter import safe_children
 from orchestrator.shapes.world import Pixels
 
 log = logging.getLogger(__name__)
@@ -161,7 +162,7 @@ def _render_all(folder: Path, clips: list[Film], workers: int | None, progress: 
 
 def _in_processes(folder: Path, clips: list[Film], workers: int, bar: tqdm) -> Iterator[Rendered]:
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with safe_children(), ProcessPoolExecutor(workers, mp_context=context) as pool:
         with _without_script():  # all children are started here
             records = pool.map(partial(render_one, folder), clips, chunksize=8)
         for record in records:

@@ -9,7 +9,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from orchestrator.errors import ConfigError, TrackingAway
+from orchestrator.interpreter import child_environment, run_module
 from orchestrator.tracking.database import await_lock, ensure_whole, remedy
 from orchestrator.tracking.internals import NOISY, OUT_OF_DATE
 
@@ -94,16 +94,9 @@ def ui_command(uri: str, host: str = "127.0.0.1", port: int = 5000) -> list[str]
         except OSError as error:
             raise ConfigError(f"port {port}: cannot listen on {host} ({error.strerror}). Choose another.") from None
     command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "server",
-        "--backend-store-uri",
-        uri,
-        "--host",
-        host,
-        "--port",
-        str(port),
+        *run_module("mlflow", "server", "--backend-store-uri", uri, "--host", host, "--port", str(port)),
+        "--uvicorn-opts",
+        "--app-dir /",  # by default the present folder, which uvicorn puts first on sys.path
     ]
     if uri.startswith("sqlite:///"):
         folder = Path(uri.removeprefix("sqlite:///")).resolve().parent
@@ -143,8 +136,8 @@ def create_database(uri: str) -> None:
             raise ConfigError(f"tracking {uri}: {reason(error)}. {remedy(error)}.") from error
     shutil.copy2(file, file.with_name(f"{file.name}.before-{importlib.metadata.version('mlflow')}"))
     log.warning("tracking: %s was made by another MLflow; it is upgraded and a copy is kept beside it", file)
-    command = [sys.executable, "-m", "mlflow", "db", "upgrade", uri]
-    done = subprocess.run(command, capture_output=True, text=True)
+    command = run_module("mlflow", "db", "upgrade", uri)
+    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True)
     if done.returncode:
         raise ConfigError(f"tracking {uri}: was made by a newer MLflow. Install that version or choose another --runs.")
 

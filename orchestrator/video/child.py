@@ -26,6 +26,8 @@ from orchestrator.video.sampling import Frames, Sampling
 
 log = logging.getLogger(__name__)
 
+READY = b"\0\0\0\0"  # an answer without a header: the program is loaded, and what ends it now is a file
+
 
 def serve() -> None:
     """What a child runs: decode the requests of stdin, one JSON line each, until it ends.
@@ -45,6 +47,8 @@ def serve() -> None:
 
     av.logging.set_level(av.logging.PANIC)
     _load(decoder)
+    answers.write(READY)
+    answers.flush()
     idle_bytes = _address_space()
     for line in sys.stdin.buffer:
         request = json.loads(line)
@@ -114,3 +118,7 @@ def _write(answers: IO[bytes], header: dict[str, Any], frames: Any, times: bytes
     answers.write(frames)
     answers.write(times)
     answers.flush()
+
+
+if __name__ == "__main__":
+    serve()

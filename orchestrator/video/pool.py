@@ -19,7 +19,6 @@ import select
 import signal
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,7 +28,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from orchestrator.errors import ConfigError, VideoError
+from orchestrator.errors import ConfigError, CtvrError, VideoError
+from orchestrator.interpreter import library_path, run_module
+from orchestrator.video.child import READY
 from orchestrator.video.decode import decoder_version
 from orchestrator.video.index import Limits
 from orchestrator.video.sampling import NATIVE, Frames, Sampling, VideoInfo
@@ -37,7 +38,7 @@ from orchestrator.video.sampling import NATIVE, Frames, Sampling, VideoInfo
 _START_SECONDS = 120.0  # imports of a child on a busy machine
 _JOBS_PER_CHILD = 500  # a fresh child now and then bounds what decoders leak
 _CHILD_ENV = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV")
-_CHILD = [sys.executable, "-c", "from orchestrator.video.child import serve; serve()"]
+_CHILD = run_module("orchestrator.video.child")
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,7 @@ class _Child:
         self.jobs_done = 0
         self.deadline = 0.0
         self.buffer = bytearray()
+        self.is_ready = False  # it has loaded its program
         self.folders: list[Path] = []  # that the process may read, fixed when it starts
 
     def give(self, job: Job, decoder: str, limits: Limits) -> None:
@@ -174,7 +176,10 @@ class _Child:
         if not data:
             return self._crash()
         self.buffer += data
-        self.deadline = max(self.deadline, time.monotonic() + 5.0)  # it is answering: let a slow reader catch up
+        if not self.is_ready and self.buffer.startswith(READY):
+            self.is_ready, self.buffer = True, self.buffer[len(READY) :]
+        if self.buffer:
+            self.deadline = max(self.deadline, time.monotonic() + 5.0)  # it is answering: let a slow reader catch up
         try:
             return _parse(self.job, self.buffer, limits)
         except (ValueError, KeyError, TypeError, struct.error) as error:
@@ -192,12 +197,11 @@ class _Child:
                         pipe.close()
         if self.errors is not None:
             self.errors.close()
-        self.process, self.errors, self.job, self.jobs_done = None, None, None, 0
+        self.process, self.errors, self.job, self.jobs_done, self.is_ready = None, None, None, 0, False
 
     def _start(self) -> None:
         environment = {name: os.environ[name] for name in _CHILD_ENV if name in os.environ}
-        environment["PYTHONPATH"] = os.pathsep.join(str(Path(p).absolute()) for p in sys.path)
-        environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment |= {"PYTHONPATH": library_path(), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `stop`)
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
@@ -205,6 +209,11 @@ class _Child:
         )
 
     def _crash(self) -> _Crash:
+        """Return how the process ended, and forget it.
+
+        Raises:
+            CtvrError: if it ended before it could read a file; a ConfigError if it would end so again.
+        """
         assert self.process is not None
         assert self.errors is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -217,7 +226,13 @@ class _Child:
             self.errors.seek(0)
             last = self.errors.read(1 << 16).decode(errors="replace").strip().splitlines()[-1:]
             how = f"the decoder ended with code {code}{': ' + last[0][:200] if last else ''}"
+        was_ready = self.is_ready
         self.stop()
+        if not was_ready:
+            text = f"decoder: {how} before it opened a video; no video is at fault"
+            if code is not None and code > 0:
+                raise ConfigError(f"{text}. Install ctvr and its packages again; `ctvr doctor` names what is missing.")
+            raise CtvrError(f"{text}. Free some memory and run again.")
         return _Crash(how)
 
 
@@ -252,7 +267,10 @@ def _finished(busy: list[_Child], limits: Limits) -> Iterator[tuple[_Child, Fram
                 child.job = job
                 yield child, result
         elif now > child.deadline:
+            was_ready = child.is_ready
             child.stop()
+            if not was_ready:
+                raise CtvrError("decoder: its process has not started in time. End other programs and run again.")
             child.job = job
             limit = f"{limits.max_seconds:g} seconds (limit max_seconds)"
             yield child, VideoError(job.path if job else "", f"the decoder hung for more than {limit} and was stopped")

@@ -48,7 +48,7 @@ class Scripted(Job):
     script: str = ""
 
     def command(self) -> list[str]:
-        words = super().command()[3:]
+        words = super().command()[4:]
         return [sys.executable, "-c", BEGIN + self.script, str(self.runs), str(self.lives), *words]
 
 
@@ -244,7 +244,7 @@ def test_what_was_typed_becomes_a_job_with_its_name_and_its_hours(tmp_path):
     words = ["sweep", "--resume", "s", "--runs", "there", "--budget-hours", "2"]
     made = job_of(make_parser().parse_args(words), words)
     made.lives = 1
-    line = made.command()[3:]
+    line = made.command()[4:]
     assert line[:-1] == [*words, "--budget-hours"]
     assert 1.9 < float(line[-1]) <= 2
     words = ["rerun", "--sweep", "s", "--seeds", "2"]

@@ -17,6 +17,7 @@ import pytest
 from methods.backbone import fence
 from orchestrator.errors import ConfigError, VideoError
 from orchestrator.video import pool as video
+from orchestrator.video.child import READY
 from orchestrator.video.index import Limits
 from orchestrator.video.pool import Decoder, Job
 from orchestrator.video.sampling import Sampling
@@ -100,7 +101,8 @@ def test_workers_of_a_pool_share_the_jobs(film):
 
 def child_that(monkeypatch, *lines):
     """Replace the child's program; `request` is its first job."""
-    program = "import os, sys, time, struct, signal\nrequest = sys.stdin.readline()\n" + "\n".join(lines)
+    begin = f"import os, sys, time, struct, signal\nsys.stdout.buffer.write({READY!r}); sys.stdout.flush()\n"
+    program = begin + "request = sys.stdin.readline()\n" + "\n".join(lines)
     monkeypatch.setattr(video, "_CHILD", [sys.executable, "-c", program])
     monkeypatch.setattr(video, "_START_SECONDS", 1.0)
 

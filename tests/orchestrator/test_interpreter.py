@@ -1,0 +1,124 @@
+"""Processes that we start import nothing from the folder in which the user stands, unless the user asks for it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+
+import pytest
+
+from orchestrator import interpreter
+from orchestrator.interpreter import PACKAGES, ROOT, child_environment, library_path, run_module
+from orchestrator.on_ray.taken_back import watch_over
+from orchestrator.shapes.files import render_files
+from orchestrator.shapes.stream import plan
+from orchestrator.video.pool import Decoder, Job
+from orchestrator.video.sampling import Sampling
+from tests.orchestrator.video.clips import write_film
+
+SAY = "os.write(os.open({log!r}, os.O_CREAT | os.O_APPEND | os.O_WRONLY), b'{name} ')"
+CANARY = f"import os\n{SAY}\nraise SystemExit(9)\n"
+
+
+def imported_names() -> set[str]:
+    """The top-level modules that our sources import, our own among them, and every module of Python's library."""
+    found = set(sys.stdlib_module_names) | set(PACKAGES)
+    for file in (file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found.add(str(node.module).partition(".")[0])
+    return found
+
+
+@pytest.fixture
+def canaries(tmp_path, monkeypatch):
+    """The present folder, where every name that we import is a file that says that it was executed."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    for name in imported_names():
+        (folder / f"{name}.py").write_text(CANARY.format(log=str(tmp_path / "executed"), name=name))
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.delenv(interpreter.SAFE_PATH, raising=False)
+    yield folder
+    assert not (tmp_path / "executed").exists(), (tmp_path / "executed").read_text()
+
+
+def outcome(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env={**child_environment(), **environment}, capture_output=True, text=True)
+
+
+def test_the_canaries_sing(canaries, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != interpreter.SAFE_PATH}
+    assert subprocess.run([sys.executable, "-c", "import random"], env=environment).returncode == 9
+    assert (tmp_path / "executed").read_text() == "random "
+    (tmp_path / "executed").unlink()
+
+
+def test_a_command_and_its_child_execute_no_file_of_the_present_folder(canaries):
+    listed = outcome(run_module("orchestrator", "methods"))
+    assert "clip4clip" in listed.stdout, listed.stderr
+    version = outcome([sys.executable, str(ROOT / "orchestrator" / "sweep.py"), "--help"])
+    assert "usage: ctvr sweep" in version.stdout, version.stderr
+
+
+def test_decoders_and_renderers_execute_no_file_of_the_present_folder(canaries, tmp_path):
+    clip = write_film(tmp_path / "clip.mp4")
+    with Decoder(workers=1) as decoder:
+        assert decoder.decode(clip, Sampling(num_frames=2, size=32)).frames.shape == (2, 32, 32, 3)
+    assert render_files(tmp_path / "made", [film for film, _ in plan(0)[:16]], workers=2, progress=False)
+
+
+def test_the_process_that_outlives_a_driver_executes_no_file_of_the_present_folder(canaries, tmp_path):
+    keeper = watch_over("nowhere", ("true",))
+    with pytest.raises(subprocess.TimeoutExpired):
+        keeper.wait(3)
+    keeper.terminate()
+    keeper.wait()
+
+
+def test_the_users_pythonpath_stays_and_its_empty_entries_do_not_mean_the_present_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", str(tmp_path / "mine"), "relative"]))
+    monkeypatch.chdir(tmp_path)
+    entries = child_environment()["PYTHONPATH"].split(os.pathsep)
+    assert entries == [*interpreter.source_folders(), str(tmp_path / "mine"), str(tmp_path / "relative")]
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path), str(tmp_path / "mine"), "/elsewhere"])
+    assert str(tmp_path) not in library_path().split(os.pathsep)
+    assert {str(tmp_path / "mine"), "/elsewhere"} <= set(library_path().split(os.pathsep))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert str(tmp_path) in library_path().split(os.pathsep)
+
+
+@pytest.mark.parametrize("name", ["methods", "orchestrator"])
+def test_a_file_that_hides_a_package_of_ours_is_named_in_one_line(tmp_path, name):
+    (tmp_path / f"{name}.py").write_text("")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    code = "import ctvr; ctvr.methods()"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=tmp_path)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"ImportError: {tmp_path / name}.py hides the package {name} of ctvr."), done.stderr
+    if name == "methods":
+        start = "from orchestrator.__main__ import main; raise SystemExit(main())"
+        done = subprocess.run([sys.executable, "-c", start], env=environment, capture_output=True, text=True, cwd="/")
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert done.stderr.startswith(f"ctvr: {tmp_path / name}.py hides the package")
+
+
+def test_a_decoder_whose_program_does_not_load_is_no_fault_of_a_video(monkeypatch, tmp_path):
+    from orchestrator.errors import ConfigError, CtvrError, VideoError
+    from orchestrator.video import pool
+
+    for program, kind, words in (
+        ("import nowhere_to_be_found", ConfigError, "No module named 'nowhere_to_be_found'"),
+        ("import os; os.abort()", CtvrError, "SIGABRT"),
+    ):
+        monkeypatch.setattr(pool, "_CHILD", [sys.executable, "-c", program])
+        with Decoder(workers=1) as decoder, pytest.raises(kind, match=words) as caught:
+            list(decoder.map([Job(str(tmp_path / "a.mp4"))]))
+        assert not isinstance(caught.value, VideoError)
+        assert "no video is at fault" in str(caught.value)
+        assert "\n" not in str(caught.value)
