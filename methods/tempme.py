@@ -42,7 +42,7 @@ class TempMeConfig(AdaptedConfig):
 
 
 _B16 = {"method.r": 10, "method.keep_cross": 60, "method.keep_intra": 80}
-_64_FRAMES = {"method.num_frames": 64, "data.num_frames": 64, "method.clip_groups": (4, 4, 4)}
+_64_FRAMES = {"method.num_frames": 64, "data.num_frames": 64, "data.max_tokens": 64, "method.clip_groups": (4, 4, 4)}
 
 
 class TempMe(AdaptedClip):

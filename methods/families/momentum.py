@@ -10,7 +10,9 @@ every task) and the global theta~_m (started once). Queries are always encoded b
 
 What we changed or had to assume (no code was published): CLIP for ViT-Base + BERT-Base; unit vectors;
 AdamW; the queue starts empty. The paper's resolution of 384 needs other position embeddings; ours is the
-backbone's own. Its best epoch is chosen on a validation set, which not all of its datasets have.
+backbone's own. Its best epoch is chosen on a validation set, which not all of its datasets have: on the others the
+epoch is chosen on test videos, and tables mark it. Its frames are drawn at random (section 3.2); ours are the middles
+of equal parts, in training too.
 
 Shapes: B pairs of all workers, d joint embedding, R keys in a queue.
 """
@@ -42,6 +44,7 @@ PAPER: dict[str, Any] = {
     "data.batch_size": 48,
     "data.augment": "gray_jitter",
     "data.caption_sampling": "random_per_video",
+    "evaluation.select": "best",  # "choose the best trained one w.r.t. the validation R@1"
 }
 # With optim.lr_scale=50: 2e-4, which suits the small backbone. A task of shapes-cvlm has 64 to 256 pairs: the paper's
 # 1440 keys would be 5 to 22 epochs of it, and are a small part of one epoch in the paper

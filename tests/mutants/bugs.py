@@ -554,8 +554,8 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "pair_weight is ignored",
         ),
         (
-            'self._weight = torch.full_like(terms["contrastive"].detach(), c.lambda1)',
-            'self._weight = torch.full_like(terms["contrastive"].detach(), 1.0)',
+            'weight = torch.full_like(terms["contrastive"].detach(), c.lambda1)',
+            'weight = torch.full_like(terms["contrastive"].detach(), 1.0)',
             "lambda1 is ignored",
         ),
         (

@@ -32,7 +32,8 @@ def test_a_shipped_table_names_registered_rows_and_a_search_that_exists(name):
     assert {row.method for row in preset.rows} <= {*EVERY_METHOD, *CONFIGURATIONS}
     search = build(SearchConfig, {**preset.search, "trials": preset.search["trials"] or 1}, "search")
     is_searched = name not in {*published_tables(), *UNSEARCHED} and not preset.varies
-    assert (preset.search["trials"], preset.seeds) == (8 if is_searched else 0, 3)
+    seeds = 5 if name == "tempme-table5" else 3  # as the paper says of this table alone
+    assert (preset.search["trials"], preset.seeds) == (8 if is_searched else 0, seeds)
     assert search.trials >= 1
     assert preset.stream in RENDERED
     assert parse_preset(json.loads(json.dumps(as_data(preset)))) == preset
