@@ -39,6 +39,7 @@ ONE_SEED = "Rows of one seed are compared over videos alone: how far they move w
 NO_RANKS = "not compared: the ranks of its queries are not stored"
 NO_VIDEOS = "not compared: fewer than two test videos are common to the rows"
 NO_TASKS = "not compared: its ranks were stored without the tasks of the queries"
+ORDERS = "not compared: runs over several orders of tasks are not independent seeds"
 UPPER_BOUND = "not compared: the upper bound sees all data at once"
 TRANSDUCTIVE = "not compared: its queries help each other (transductive), the others' do not"
 
@@ -165,6 +166,8 @@ def _reason(row: Row, ranks: Mapping[str, Ranks], by_task: bool) -> str:
         return UPPER_BOUND
     if row.is_transductive:
         return TRANSDUCTIVE
+    if row.orders:
+        return ORDERS
     if not row.runs or any(run not in ranks for run in row.runs) or not math.isfinite(row.values["r1"].mean):
         return NO_RANKS
     return NO_TASKS if by_task and not all(ranks[run].task for run in row.runs) else ""
