@@ -5,6 +5,8 @@
         ├── ConfigError   (ValueError)   2    a mistake in what the user wrote: a setting, an option, a file, a place
         │   └── TrackingAway             2    MLflow's server does not answer
         ├── VideoError    (ValueError)   1    one video cannot be used
+        ├── IndexDisagrees (ValueError)  1    the decoder shows another frame than the index of a film lists
+        ├── BadRecord     (ValueError)   1    a record of the tracking's files that can never be accepted
         ├── DamagedObject (ValueError)   1    the bytes of an object are not what was stored
         ├── MissingObject (KeyError)     1    no such object in the store, or it was damaged and has been removed
         ├── StoreError    (RuntimeError) 1    the store cannot do its work: disk full, server away
@@ -61,6 +63,16 @@ class VideoError(CtvrError, ValueError):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
+
+
+class IndexDisagrees(CtvrError, ValueError):
+    """The decoder shows another frame than the index of a film lists; the argument is the second at which it does."""
+
+
+class BadRecord(CtvrError, ValueError):
+    """A record that can never be accepted; its text says why."""
+
+    is_final = True
 
 
 class Fault(CtvrError, ValueError):

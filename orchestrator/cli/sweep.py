@@ -160,17 +160,17 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
         raise ConfigError(f"--rows {arguments.rows}: is of a table. Name it: --preset ctvr-table1.")
     method, stream = arguments.method or MAIN_JOB["method"], arguments.stream or MAIN_JOB["stream"]
     check_names([method], search, arguments.space, overrides)
-    from orchestrator.learning.resolve import find, presets_of
-
-    baselines = words_of(arguments.baselines or "")
-    if arguments.baselines is None:
-        baselines = (*words_of(BASELINES), *find(method).controls)
+    baselines = words_of(BASELINES if arguments.baselines is None else arguments.baselines)
     if arguments.top < 1 or (arguments.seeds or 0) < 0:
         raise ConfigError(f"--top must be >= 1 and --seeds >= 0, got {arguments.top} and {arguments.seeds or 0}.")
     check_names(baselines, {}, (), ())
     where = get_where(arguments)
     where.check()
+    from orchestrator.learning.resolve import find, presets_of
     from orchestrator.tables.presets import known_tables
+
+    if arguments.baselines is None:
+        baselines = (*baselines, *find(method).controls)
 
     unknown = [word for word in words_of(arguments.preset) if word not in presets_of(method)]
     if unknown and arguments.method is None:

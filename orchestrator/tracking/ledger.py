@@ -15,7 +15,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from orchestrator.tracking.messages import IS, BadRecord, Message, check, is_id, is_time, read_line
+from orchestrator.errors import BadRecord
+from orchestrator.tracking.messages import IS, Message, check, is_id, is_time, read_line
 from orchestrator.tracking.outbox import file_name, locked
 
 log = logging.getLogger(__name__)

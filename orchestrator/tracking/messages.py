@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from orchestrator.digests import digest_of
+from orchestrator.errors import BadRecord
 
 Message = dict[str, Any]  # {"op": what to do, ...}, JSON-able
 IS = "is"  # the record that says which id MLflow gave a run
@@ -24,10 +25,6 @@ ENDED = {"FINISHED", "FAILED", "KILLED"}
 _LARGEST = 2**63  # of a whole number in a database
 _ID = re.compile(r"[\w-]{1,128}")
 _PART = re.compile(r"[^./\\%~][^/\\%]*")  # of an artifact's name: none begins with a dot
-
-
-class BadRecord(ValueError):
-    """A record that can never be accepted; its text says why."""
 
 
 def is_id(value: Any) -> TypeGuard[str]:

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from orchestrator.tracking.messages import BadRecord, Message, files_below, is_id, read_line
+from orchestrator.errors import BadRecord
+from orchestrator.tracking.messages import Message, files_below, is_id, read_line
 
 log = logging.getLogger(__name__)
 

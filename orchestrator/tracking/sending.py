@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import ConfigError
+from orchestrator.errors import BadRecord, ConfigError
 from orchestrator.tracking.internals import PARENT
 from orchestrator.tracking.ledger import Ledger
-from orchestrator.tracking.messages import FORMER_IDENTITY, IDENTITY, BadRecord, Message, check, folder_of
+from orchestrator.tracking.messages import FORMER_IDENTITY, IDENTITY, Message, check, folder_of
 from orchestrator.tracking.outbox import Outbox
 from orchestrator.tracking.server import new_client
 from orchestrator.tracking.shown import NAME, OUR_VIEW, experiment_tags, our_view

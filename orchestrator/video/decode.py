@@ -38,11 +38,10 @@ import numpy as np
 from PIL import Image
 
 from orchestrator.digests import digest_sources, imported_sources
-from orchestrator.errors import ConfigError, VideoError
+from orchestrator.errors import ConfigError, IndexDisagrees, VideoError
 from orchestrator.video.index import Index, Limits, Watch, check_size, count_index, read_index
 from orchestrator.video.readers import (
     READERS,
-    IndexDisagreesError,
     brightness,
     check_same,
     read_pyav,
@@ -120,11 +119,11 @@ def _with_index(path: Path, limits: Limits, watch: Watch, use: Callable[[Index],
     index = read_index(path, limits, watch)
     try:
         return use(index)
-    except IndexDisagreesError as error:
+    except IndexDisagrees as error:
         why = f"its frames are not those of its packets (at {error.args[0]:.2f} s)"
     try:
         return use(count_index(path, index.container, why, limits, watch))
-    except IndexDisagreesError as error:
+    except IndexDisagrees as error:
         raise VideoError(str(path), f"is damaged: the frame at {error.args[0]:.2f} s cannot be decoded") from None
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.errors import ConfigError, VideoError
+from orchestrator.errors import ConfigError, IndexDisagrees, VideoError
 from orchestrator.video.counting import frames_in_order
 from orchestrator.video.index import Index, Limits, Watch, check_size, frame_seconds, named_errors, opened
 from orchestrator.video.sampling import SLACK
@@ -28,10 +28,6 @@ PARTS = 16  # of a side, in which frames are compared
 # Of 255, in any part: decord's colours move one by 1.8 at most (10 bits; interlaced 0.5), and its wrong frames of a
 # counter that moved did so by 12 to 110
 UNLIKE = 6.0
-
-
-class IndexDisagreesError(Exception):
-    """The decoder shows another frame than the index lists; the argument is the second at which it does."""
 
 
 def read_pyav(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> Images:
@@ -63,7 +59,7 @@ def _pyav_frames(path: Path, index: Index, wanted: list[int], limits: Limits, wa
     """Yield the wanted frames; refuse a corrupt one if `limits.strict`.
 
     Raises:
-        IndexDisagreesError: if the decoder shows other frames than the index lists.
+        IndexDisagrees: if the decoder shows other frames than the index lists.
     """
     if index.pts is not None:
         done: set[int] = set()
@@ -74,7 +70,7 @@ def _pyav_frames(path: Path, index: Index, wanted: list[int], limits: Limits, wa
             return
         # An inexact seek, or a key frame that is none, looks like damage. Once more, from the beginning: what is
         # damaged is so there, too
-        except (IndexDisagreesError, VideoError):
+        except (IndexDisagrees, VideoError):
             watch.check()
             wanted = [i for i in wanted if i not in done]
     yield from _walk(path, index, wanted, limits, watch, seek=False)
@@ -87,7 +83,7 @@ def _walk(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Wa
     nothing for a packet or shows frames in another order is found out.
 
     Raises:
-        IndexDisagreesError: if it is not.
+        IndexDisagrees: if it is not.
     """
     pts = index.pts
     with opened(path, index.container) as (file, stream):
@@ -105,18 +101,18 @@ def _walk(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Wa
                     if frame.pts is None or frame.pts < key:  # shown before the key frame that was jumped to
                         continue
                     if not frame.key_frame:
-                        raise IndexDisagreesError(index.times[place + 1])
+                        raise IndexDisagrees(index.times[place + 1])
                     key = None
                 place += 1
                 if pts is not None and (place == len(pts) or frame.pts != pts[place]):
-                    raise IndexDisagreesError(index.times[min(place, len(pts) - 1)])
+                    raise IndexDisagrees(index.times[min(place, len(pts) - 1)])
                 if place == i:
                     if limits.strict and frame.is_corrupt:
                         raise VideoError(str(path), f"is damaged: the frame at {index.times[i]:.2f} s is corrupt")
                     yield i, frame
                     break
             else:
-                raise IndexDisagreesError(index.times[i])
+                raise IndexDisagrees(index.times[i])
 
 
 def _key_before(index: Index, wanted: int, place: int) -> int | None:

@@ -714,5 +714,5 @@ def test_videos_are_asked_for_where_they_are_needed_only(words: dict[str, str], 
 def test_a_name_that_could_not_be_loaded_is_refused(
     words: dict[str, str], msrvtt: dict[str, Path], tmp_path: Path, name: str
 ) -> None:
-    with pytest.raises(ConfigError, match="choose another"):
+    with pytest.raises(ConfigError, match="Choose another"):
         import_stream("msrvtt", words, msrvtt["videos"], tmp_path, name)

@@ -105,4 +105,5 @@ def test_the_decoding_rule_is_the_sources_that_decide_frames():
     from orchestrator.digests import imported_sources
 
     found = imported_sources([ROOT / "orchestrator/video/decode.py"], "orchestrator/video")
-    assert [file.stem for file in found] == ["container", "decode", "index", "readers", "sampling"]
+    stems = ["container", "counting", "decode", "index", "packets", "readers", "sampling", "upright"]
+    assert [file.stem for file in found] == stems

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from orchestrator.errors import BadRecord
 from orchestrator.tracking.ledger import Ledger
-from orchestrator.tracking.messages import BadRecord, Message, check, folder_of, read_line
+from orchestrator.tracking.messages import Message, check, folder_of, read_line
 from orchestrator.tracking.outbox import REFUSED, Courier, Outbox
 
 OPEN: Message = {
