@@ -467,9 +467,7 @@ def losses_agree(compared, method: StructAlign, reference: dict[str, torch.Tenso
     method.prototypes.reference = simplex_etf(20, 32, "gaussian").float()
     similarity = frame_word_similarity(words, frames)
     compared("structalign", "forward", similarity.T, reference[f"{padding}/sim_v2t"], 1e-6)
-    losses = method._terms(
-        words, frames, reference["categories"], None
-    )  # with gradients: it notes its weight
+    losses = method._terms(words, frames, reference["categories"], None)  # with gradients: it notes its weight
     found = {"loss_scl": losses["contrastive"], "lambda_etf": method._weight}
     found |= {"loss_etf": losses["etf"] / method._weight, "loss_total": losses["contrastive"] + losses["etf"]}
     for name, value in found.items():
