@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from methods.backbone.answers import rank_answers
 from methods.backbone.umt import like
 from methods.umt_qa import UmtQA, UmtQAConfig
 from tests.methods.backbone.test_answers import released
@@ -88,6 +89,26 @@ def test_only_the_commonest_answers_are_ranked_and_an_answer_is_cut(made):
     assert torch.equal(there.sum(dim=1), (batch.tokens != 0).sum(dim=1) - 1)  # without the mark behind it
     other = videos.flip(0)
     assert not torch.equal(made()._states(batch.tokens, other)[0], made()._states(batch.tokens, videos)[0])
+
+
+@torch.no_grad()
+def test_an_answer_is_learned_and_ranked_up_to_its_last_id_and_no_further(made):
+    method = made(answer_words=5)
+    batch = replace(make_batch(4, 2), answers=ANSWERS)
+    videos = method.encode_video(batch.frames)
+    states, there = method._states(batch.tokens, videos)
+
+    def seen(answers):
+        ranked = method.rank_answers(batch.tokens, videos, answers)
+        return method.losses(replace(batch, answers=answers))["answer"].item(), ranked
+
+    for place, is_seen in ((4, True), (5, False)):
+        changed = ANSWERS.clone()
+        changed[:, place] = torch.tensor([7, 8, 60, 61])
+        assert (seen(changed)[0] != seen(ANSWERS)[0]) == is_seen
+    ids = ANSWERS[:, :5]
+    expected = rank_answers(method.decoder, states, there, ids, method.config.k)[0]
+    assert torch.equal(seen(ANSWERS)[1], expected)
 
 
 def test_a_decoder_begins_with_what_the_checkpoint_has(small_clip):

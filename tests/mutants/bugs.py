@@ -40,6 +40,8 @@ def _bugs() -> Iterator[Bug]:
             yield Bug(file, before, after, breaks, tuple(tests) or tests_of(file))
 
 
+RECORDED = "tests/methods/test_recorded.py::test_a_method_trains_and_searches_as_recorded[{}]"
+
 # file -> (line, the line with the bug, what breaks[, other test files than the mirrored one])
 LINES: dict[str, list[tuple[str, ...]]] = {
     # ------------------------------------------------------------------------------- losses that methods share
@@ -304,12 +306,22 @@ LINES: dict[str, list[tuple[str, ...]]] = {
     ],
     "orchestrator/data/augment.py": [
         (
+            "x = (x - x.mean(dim=(1, 2, 3, 4), keepdim=True)) * contrast + x.mean(dim=(1, 2, 3, 4), keepdim=True)",
+            "x = (x - x.mean(dim=(2, 3, 4), keepdim=True)) * contrast + x.mean(dim=(2, 3, 4), keepdim=True)",
+            "contrast turns around the mean of each frame",
+        ),
+        (
             "tried = torch.stack([(area * ratio).sqrt(), (area / ratio).sqrt()], dim=-1)  # (B, TRIES, 2), relative to the frame",  # noqa: E501
             "tried = torch.stack([area.sqrt(), area.sqrt()], dim=-1)",
             "every crop is a square",
         ),
     ],
     "orchestrator/data/batches.py": [
+        (
+            "cut[:, longest - 1] = torch.where(end >= longest, tokens.amax(dim=1), cut[:, longest - 1])",
+            "cut[:, longest - 1] = torch.where(end > longest, tokens.amax(dim=1), cut[:, longest - 1])",
+            "a caption that is one token too long loses its end",
+        ),
         (
             "return [pair for task in tasks for pair in range(self._first[task], self._first[task + 1])]",
             "return [pair for task in tasks for pair in range(self._first[task + 1] - self._first[task])]",
@@ -514,6 +526,11 @@ LINES: dict[str, list[tuple[str, ...]]] = {
         ),
     ],
     "methods/layers/testa.py": [
+        (
+            "return videos * places * (projections * frames * width**2 + 2 * frames**2 * width)",
+            "return videos * places * (projections * frames * width**2 + frames**2 * width)",
+            "half of the multiply-adds of attention over frames are left out",
+        ),
         (
             "return accept(most_frequent(score), most_frequent(partner), r, frames, 0)",
             "return accept(score.amax(dim=1), most_frequent(partner), r, frames, 0)",
@@ -755,6 +772,11 @@ LINES: dict[str, list[tuple[str, ...]]] = {
     ],
     # ----------------------------------------------------------------------------- loop, optimizer, selection
     "orchestrator/learning/optimizer.py": [
+        (
+            'warm = share * steps if config.schedule == "cosine_whole" else int(share * steps)',
+            'warm = share * steps if config.schedule == "cosine_whole" else round(share * steps)',
+            "a warm-up is rounded to the nearest step",
+        ),
         ("if step < warm:", "if step > warm:", "there is no warm-up"),
         (
             'return rule == "all" or parameter.ndim > 1',
@@ -917,6 +939,16 @@ LINES: dict[str, list[tuple[str, ...]]] = {
     # --------------------------------------------------------------------------------------------- selection
     "orchestrator/on_ray/waves.py": [
         (
+            "trial.take_in(task, float(result[self.search.metric]), result, task == self.num_tasks)",
+            "trial.take_in(task, float(result[self.search.metric]), result, task == until)",
+            "what was read up to a rung counts as all that is read",
+        ),
+        (
+            "return trial.settings == other.settings or (other not in self.wave and same_model(trial, other))",
+            "return trial.settings == other.settings or same_model(trial, other)",
+            "a resumed search knows what the first did not",
+        ),
+        (
             "for trial in ranked[self.kept(len(alive)) :]:",
             "for trial in ranked[self.kept(len(self.wave)) :]:",
             "trials that failed count at a rung",
@@ -1026,6 +1058,45 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             "return (seen.high - seen.low) / 2 * _beyond()",
             "return (seen.high - seen.low) / 2",
             "half of the differences are overlooked",
+        ),
+    ],
+    "methods/images/bmu_moco.py": [
+        (
+            "used = self._new if self._has_started else self._new[:1]",
+            "used = self._new",
+            "the global encoder counts before the method starts",
+        ),
+    ],
+    "orchestrator/learning/protocols.py": [
+        (
+            '(found.own, knn.released_k(sight.task + 1), "accuracy"),',
+            '(found.own, knn.released_k(task + 1), "accuracy"),',
+            "former tasks keep the k of their own time",
+            "tests/orchestrator/learning/test_image_stream.py",
+        ),
+    ],
+    "methods/layers/mv_adapters.py": [
+        (
+            "classes = self.calibration(whole, classes + means, there) * classes",
+            "classes = self.calibration(whole, classes, there) * classes",
+            "class tokens are calibrated without the means of patches",
+            RECORDED.format("mv_adapter"),
+        ),
+    ],
+    "methods/mv_adapter.py": [
+        (
+            "number = block - (blocks - len(self.shared))",
+            "number = blocks - 1 - block",
+            "tied vectors run from the last block to the first",
+            RECORDED.format("mv_adapter"),
+        ),
+    ],
+    "methods/dgl.py": [
+        (
+            "local = mixed[:, 2 * self.count :].unflatten(1, (self.num_frames, self.count))",
+            "local = mixed[:, : -2 * self.count].unflatten(1, (self.num_frames, self.count))",
+            "a caption's prompts are a video's local ones",
+            RECORDED.format("dgl_transformer"),
         ),
     ],
 }

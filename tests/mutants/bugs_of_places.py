@@ -83,6 +83,12 @@ LINES: dict[str, list[tuple[str, ...]]] = {
     ],
     # ------------------------------------------------------------------------------------------ questions, answers
     "methods/umt_qa.py": [
+        (
+            "ids = batch.answers[:, : self.config.answer_words]",
+            "ids = batch.answers[:, : self.config.answer_words - 1]",
+            "the last id of an answer is not learned",
+            "tests/methods/test_umt_qa.py",
+        ),
         ("ids = answers[: self.config.answers, : self.config.answer_words]", "ids = answers", "all answers are ranked"),
         (
             "own = [p for name, p in self.backbone.named_parameters() if not name.startswith(OF_RETRIEVAL)]",

@@ -84,6 +84,20 @@ def test_the_way_between_both_encoders_shrinks_by_m_and_by_m_hat_where_there_is_
     assert torch.equal(weights(method.encoder), learned) == (m_hat == 1 or task == 0)
 
 
+@pytest.mark.parametrize("start", [2, 3])
+def test_the_global_encoder_counts_in_the_loss_from_the_first_task_of_the_method_on(start):
+    for index in range(4):
+        method = made(method_start_task=start)
+        for task in range(index + 1):
+            method.begin_task(make_task(task))
+        found = method.losses(batch())["contrastive"].item()
+        with torch.no_grad():
+            for parameter in method.global_.encoder.parameters():
+                parameter += torch.linspace(-0.5, 0.9, parameter.numel()).view_as(parameter)
+        method.global_.queue.enqueue(method.local.keys(batch(3)), torch.arange(6))
+        assert (method.losses(batch())["contrastive"].item() == found) == (index + 1 < start)
+
+
 def test_bad_settings_are_one_line():
     with pytest.raises(ValueError, match="m_hat is a share in"):
         ImageBMUConfig(m_hat=1.2)

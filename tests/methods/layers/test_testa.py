@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from methods.backbone.clip import record_tokens
 from methods.layers.merge import plan_bipartite
 from methods.layers.reducer_settings import ReducerConfig
 from methods.layers.reducers import make_reducer
-from methods.layers.testa import most_frequent, plan_frames
+from methods.layers.testa import TemporalAttention, most_frequent, plan_frames
 
 
 def made(clip, **settings):
@@ -57,6 +59,17 @@ def test_an_open_gate_mixes_frames_place_by_place(small_clip):
     with torch.no_grad():
         torch.testing.assert_close(attention(x)[0][:, :, order], attention(x[:, :, order])[0])
     assert not any(name.endswith("weight") for name in reducer.state_dict())  # copies of CLIP's are not stored again
+
+
+@pytest.mark.parametrize("gate", ["scalar", "linear"])
+def test_the_multiply_adds_of_temporal_attention_are_those_that_run(small_clip, gate):
+    attention = TemporalAttention(small_clip.vision.blocks[0], rank=2, gate=gate)
+    x = torch.randn(2, 5, 7, attention.out_weight.shape[0])  # 2 videos of 5 frames of 7 places
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        attention(x)
+    with FlopCounterMode(display=False) as of_lora, torch.no_grad():
+        attention.lora(x, torch.zeros(*x.shape[:-1], 3 * x.shape[-1]))
+    assert attention.macs(2, 5, 7) == (counter.get_total_flops() - of_lora.get_total_flops()) // 2
 
 
 def test_frames_that_share_a_class_token_have_one_embedding(small_clip):

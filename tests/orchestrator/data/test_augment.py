@@ -40,3 +40,16 @@ def test_crops_have_the_released_codes_areas_and_aspect_ratios_inside_the_frame(
     centre = inner.mean(dim=(2, 3))[:, :2]
     room = (1 - torch.stack([width.abs(), height], dim=1)) / 2
     assert ((centre - 0.5).abs() <= room + 1e-3).all()
+
+
+def test_jitter_maps_all_frames_of_a_video_by_one_line():
+    """A gray video whose frames differ in brightness: contrast turns around the mean of the video, not of a frame."""
+    random = torch.Generator().manual_seed(0)
+    x = torch.linspace(0.4, 0.6, 4).view(1, 4, 1, 1, 1) + 0.02 * torch.rand(5, 4, 1, 8, 8, generator=random)
+    out = gray_and_jitter(x.expand(-1, -1, 3, -1, -1).contiguous(), random)
+    assert out.min() > 0
+    assert out.max() < 1  # nothing is cut off
+    for before, after in zip(x[:, :, 0].flatten(1), out[:, :, 0].flatten(1)):
+        line = torch.stack([before, torch.ones_like(before)], dim=1)
+        fitted = line @ torch.linalg.lstsq(line, after[:, None]).solution
+        torch.testing.assert_close(fitted[:, 0], after, rtol=0, atol=1e-5)

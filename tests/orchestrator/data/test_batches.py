@@ -142,6 +142,16 @@ def test_captions_are_cut_with_their_end_kept(data):
         DataConfig(max_tokens=1)
 
 
+@pytest.mark.parametrize(
+    ("length", "expected"), [(3, [7, 5, 9, 0]), (4, [7, 5, 5, 9]), (5, [7, 5, 5, 9]), (2, [7, 9, 0, 0])]
+)
+def test_a_caption_of_any_length_keeps_its_end_in_the_last_place(data, length, expected):
+    """Of the words 5, between the two ends 7 and 9; one token too long is the case that an off-by-one loses."""
+    row = torch.tensor([[7, *[5] * (length - 2), 9, *[0] * (8 - length)]])
+    data.config, data._tokenize = replace(data.config, max_tokens=4), lambda captions: row
+    assert data.tokens([""]).tolist() == [expected + [0] * 4]
+
+
 def test_workers_share_a_batch_in_blocks(data):
     whole = [batch.pairs for batch in data.train_batches([0], 0, 0, 0)]
     halves = [list(data.train_batches([0], 0, 0, 0, rank, 2)) for rank in (0, 1)]

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from methods import IMAGE_METHODS, METHODS, find_method
+from methods.images import knn
 from orchestrator.data.images import ImageData, ImageSource
 from orchestrator.data.settings import DataConfig
 from orchestrator.errors import ConfigError, VideoError
@@ -207,3 +208,18 @@ def test_an_untrained_network_forgets_nothing_by_the_k_that_stays(method, manife
     assert untrained.record.steps == 0
     assert [row[0] for row in untrained.record.union] == [untrained.record.union[0][0]] * 2
     assert untrained.record.metrics[-1]["stream/knn/forgetting_fixed"] == 0
+
+
+def test_votes_of_all_tasks_are_by_the_number_of_tasks_so_far_and_by_the_number_of_the_settings(
+    manifest, tmp_path, monkeypatch
+):
+    asked, votes = [], knn.votes
+
+    def noted(test, bank, labels, k, classes):
+        asked.append(k)
+        return votes(test, bank, labels, k, classes)
+
+    monkeypatch.setattr(knn, "released_k", lambda tasks: 5 * tasks)
+    monkeypatch.setattr(knn, "votes", noted)
+    run("image_si", manifest, tmp_path, optim__epochs=1)
+    assert asked == [5, 3, 10, 3, 10, 3]  # after the first task, then both after the second

@@ -40,6 +40,14 @@ def test_warm_up_rises_linearly_in_the_tasks_it_is_meant_for():
     assert [lr_factor(s, 100, 10, True, released) for s in range(10)] == pytest.approx([s / 10 for s in range(10)])
 
 
+@pytest.mark.parametrize(("steps", "share", "warm"), [(7, 0.25, 1), (9, 0.3, 2), (5, 0.1, 0), (10, 0.3, 3)])
+def test_a_warm_up_has_the_whole_steps_of_its_share(steps, share, warm):
+    """The fraction of a step is dropped, also one of a half or more, as the released codes' int() does."""
+    config = OptimConfig(warmup=share, schedule="constant")
+    found = [lr_factor(step, steps, 1, True, config) for step in range(steps)]
+    assert found == pytest.approx([(step + 1) / warm for step in range(warm)] + [1.0] * (steps - warm))
+
+
 def test_first_epoch_schedule_drops_after_the_first_epoch():
     values = factors(schedule="first_epoch")
     assert values[9] == 1

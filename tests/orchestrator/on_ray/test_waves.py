@@ -370,6 +370,29 @@ def test_what_differs_only_in_settings_that_no_run_reads_is_one_trial():
     assert len(complete) == len({params["method.layers"] for params in complete})  # nor counted twice within it
 
 
+def test_a_resumed_search_does_not_use_what_the_first_could_not_know_of_its_wave(tmp_path):
+    """Two trials of a wave that train one model both run, though the journal says what the first of them read."""
+    space = SearchSpace({**SPACE.space, "method.lr": tune.choice([1e-6]), "idle": tune.uniform(0, 1)}, {}, {})
+    search = SearchConfig(trials=12, wave=6, scheduler="none")
+    whole = waves(search, space)
+    run({"": whole}, 2, 0)
+    layers = [trial.point["method.layers"] for trial in whole.trials[:6]]
+    assert len(set(layers)) < len(layers)
+    run({"": waves(search, space, Journal(tmp_path / "journal.json", "code"))}, 2, 0, most=4 * TASKS)
+    resumed = waves(search, space, Journal(tmp_path / "journal.json", "code"))
+    run({"": resumed}, 2, 0)
+    assert decisions(resumed) == decisions(whole)
+
+
+def test_settings_that_were_read_count_once_a_trial_has_trained_all_tasks():
+    made = waves(SearchConfig(trials=2, wave=2))
+    trial = made.due()[0][0]
+    made.report(trial, {"task": 1, GAIN: 1.0, "reads": "method.lr"}, 1)  # as far as a rung
+    assert trial.reads == ()
+    made.report(trial, {"task": TASKS, GAIN: 1.0, "reads": "method.lr,method.layers"}, TASKS)
+    assert trial.reads == ("method.lr", "method.layers")
+
+
 def test_the_decided_stop_of_a_trial_is_said_once():
     heard: list[Any] = []
     listener = SimpleNamespace(stopped=lambda *what: heard.append(what), wave_ended=lambda *what: heard.append(what))

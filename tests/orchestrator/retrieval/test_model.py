@@ -56,6 +56,14 @@ def test_the_same_videos_as_plain_files_have_the_same_features(model):
     assert {hit.path.rpartition("/")[0] for hit in model.search("a blue star", k=3, videos=folder)} == {folder}
 
 
+def test_a_text_that_names_no_task_is_read_as_of_the_last_one(model):
+    of_tasks = [model.encode_text("a red circle", block.task) for block in model.gallery()]
+    assert len(of_tasks) > 1
+    assert torch.equal(model.encode_text("a red circle"), of_tasks[-1])
+    differs = [not torch.equal(found, of_tasks[-1]) for found in of_tasks[:-1]]
+    assert differs == [model.trained.method.prompts_by_task] * len(differs)
+
+
 def test_every_name_of_a_run_leads_to_it(where, tmp_path, monkeypatch):
     prepared = []
     monkeypatch.setattr("orchestrator.retrieval.model.prepare_device", lambda *given: prepared.append(given))

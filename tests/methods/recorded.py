@@ -1,0 +1,76 @@
+"""Numbers of whole tiny models, recorded at a commit whose code equals the authors' outputs on their own weights.
+
+The authors' whole models are in the reference files, which a public clone does not have. A change of any equation moves
+these numbers in every clone, too. They are not the authors' outputs: the weights here are seeded noise.
+
+    python -m tests.methods.recorded      # writes fixtures/recorded.json again, after a change that is meant
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from methods import CONFIGURATIONS, METHODS
+from orchestrator.conform.subject import Subject, features, learn, remember
+from orchestrator.learning.resolve import presets_of
+
+FILE = Path(__file__).parent / "fixtures" / "recorded.json"
+RELEASES = ("released", "original")  # presets of the authors' code
+# At their rates rounding grows within three steps
+STEEP = {f"{name}:original" for name in ("er_ring", "der", "co2l", "lump")}
+Numbers = dict[str, list[float]]
+
+
+def cases() -> list[str]:
+    """Methods and rows by their defaults, and by the presets of the authors' code that the tiny backbone takes."""
+    names = [*METHODS, *CONFIGURATIONS]
+    of_presets = [f"{name}:{preset}" for name in names for preset in RELEASES if preset in presets_of(name)]
+    return [*names, *(case for case in of_presets if case not in STEEP)]
+
+
+def numbers(case: str) -> Numbers | None:
+    """Losses of three steps over two tasks, and what features and scores then are; None: it does not fit."""
+    name, _, preset = case.partition(":")
+    try:
+        subject = Subject.of(name, presets=[preset] if preset else [])
+        method = subject.make()
+    except ValueError:  # of another resolution, or of more frames
+        return None
+    with torch.no_grad():
+        for key, parameter in method.named_parameters():  # what begins as nothing would hide an equation
+            parameter += 0.03 * torch.from_numpy(noise(key, parameter.shape)).float()
+    found: Numbers = {}
+    for index, steps in enumerate((2, 1)):
+        found[f"losses/{index}"] = learn(method, index, steps)
+        remember(method, index)
+    videos, texts = features(method, 1)
+    with torch.no_grad():
+        scores = method.score(texts, videos)
+        final = method.calibrate(scores), method.calibrate_for_videos(scores)
+    for what, tensor in (("videos", videos), ("texts", texts), ("scores", scores), ("final", torch.stack(final))):
+        found[what] = summary(what, tensor)
+    return {what: [float(f"{value:.7g}") for value in values] for what, values in found.items()}
+
+
+def summary(what: str, tensor: Tensor) -> list[float]:
+    """The mean size of a tensor's numbers, and two sums over all of them with weights of noise."""
+    plain = tensor.double().flatten().numpy()
+    return [float(abs(plain).mean()), *(noise(what, (2, plain.size)) @ plain / np.sqrt(plain.size))]
+
+
+def noise(name: str, shape: Sequence[int]) -> np.ndarray:
+    """Normal numbers that a name decides."""
+    return np.random.RandomState(zlib.crc32(name.encode())).standard_normal(tuple(shape))
+
+
+if __name__ == "__main__":
+    made = {case: numbers(case) for case in cases()}
+    lines = [f" {json.dumps(case)}: {json.dumps(values)}" for case, values in made.items() if values]
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
