@@ -86,8 +86,8 @@ class RowWise:
 
 
 # Which weights decay: tensors of two dimensions and more; every one; all whose name has no "bias"; the same without
-# logit_scale
-Decay = Literal["matrices", "all", "no_bias", "no_bias_or_scale"]
+# logit_scale; all but vectors, so numbers without a dimension decay
+Decay = Literal["matrices", "all", "no_bias", "no_bias_or_scale", "no_vectors"]
 
 
 class _Group(TypedDict):

@@ -31,7 +31,9 @@ from methods.backbone.umt import OF_RETRIEVAL, Umt, like
 from methods.base import Batch, Change, Method, ParamGroup
 from methods.layers.reducers import plain_reducer
 from methods.layers.within import within
+from methods.umt import original
 
+_QUESTIONS = "recipe file of MSRVTT-QA, B/16-17M"
 # the recipe of MSRVTT-QA (the 17M file: that of 25M has the settings of L/16)
 PAPER = {
     "optim.name": "adamw",
@@ -84,6 +86,17 @@ class UmtQA(Method):
     accumulates = "pairs"
     PRESETS = {
         "paper": PAPER,
+        "original": original(
+            2e-5,
+            8,
+            0.125,
+            {
+                "method.num_words": (25, _QUESTIONS),
+                "method.answer_words": (5, _QUESTIONS),
+                "method.k": (128, _QUESTIONS),
+            },
+            _QUESTIONS,
+        ),
         "shapes": {"method.lr": 2e-5},  # with optim.lr_scale=20: 4e-4, which suits the small backbone
         "umt4clip": Change({"method.attends": "frame"}),
         "umt4clip-tempme": Change({"method.attends": "frame", "method.reducer": "tempme"}),

@@ -132,6 +132,12 @@ def paper_parameters(method: Method) -> int:
     return trained_parameters(method) if rule is None else int(rule())
 
 
+def _counts(method: Method) -> str:
+    """What is trained; behind it the paper's count, where a method counts as its paper does and that is another."""
+    trained, other = paper_parameters(method), getattr(method, "counted_parameters", dict)().get("paper")
+    return f"{trained:,}" if other in {None, trained} else f"{trained:,} (as printed: {other:,})"
+
+
 def measure(method: Method, frames: Tensor, seconds: float = 0.3) -> dict[str, float]:
     """The cost of one run, as it is logged: counts, and speed and memory of this machine.
 
@@ -224,7 +230,8 @@ def planned(
 
 
 _B16, _L14, _L14_336 = "ViT-B-16-quickgelu", "ViT-L-14-quickgelu", "ViT-L-14-336-quickgelu"
-_SHORT = {"": "B/32", _B16: "B/16", _L14: "L/14", _L14_336: "L/14@336"}
+_UMT = "UMT-B-16"
+_SHORT = {"": "B/32", _B16: "B/16", _L14: "L/14", _L14_336: "L/14@336", _UMT: "UMT B/16"}
 _LATE = {"clip_blocks": (8,), "clip_groups": (12,)}
 # label, method, settings, backbone, frames, printed GFLOPs, printed parameters in millions
 ROWS: list[tuple[str, str, dict[str, Any], str, int, str, str]] = [
@@ -236,6 +243,9 @@ ROWS: list[tuple[str, str, dict[str, Any], str, int, str, str]] = [
     ("ToMe", "tome", {}, "", 12, "40.2", "0.49"),
     ("VoP^F+C (our reading; counts its BiLSTM)", "vop_fc", {}, "", 12, "58.0", "14.10"),
     ("EViT", "evit", {}, "", 12, "37.2", "0.49"),
+    ("PLEVU", "plevu", {}, "", 12, "", "6.35"),
+    ("DGL, linear", "dgl", {}, "", 12, "67.4 (projects K, V twice)", "0.83"),
+    ("DGL, transformer", "dgl_transformer", {}, "", 12, "", "9.57"),
     ("STA (r is ours)", "sta", {}, "", 12, "35.7", "0.49"),
     ("DiffRate (schedule is ours)", "diffrate", {}, "", 12, "36.8", "0.49"),
     ("TESTA (rates are ours)", "testa", {}, "", 12, "40.6", "0.59"),
@@ -262,12 +272,15 @@ ROWS: list[tuple[str, str, dict[str, Any], str, int, str, str]] = [
     ("LoRA", "lora", {}, _B16, 12, "211.3", "0.49"),
     ("ToMe", "tome", {}, _B16, 12, "144.4", "0.49"),
     ("VoP^F+C (our reading; counts its BiLSTM)", "vop_fc", {}, _B16, 12, "246.2", "14.10"),
+    ("MV-Adapter", "mv_adapter", {"tying": "down_in"}, _B16, 12, "", "3.6"),
     ("DiffRate", "diffrate", {}, _B16, 12, "138.5", "0.49"),
     ("TempMe", "tempme", {}, _B16, 12, "121.4", "0.50"),
     # The printed count is 46,801,933: with FFA in 2 blocks that do not use it (4,724,738), 9 prototypes of other tasks
     # (4,608), and CLIP's projections and logit scale, which no optimiser group holds (655,361)
-    ("FrameFusionMoE", "framefusion_moe", {}, "", 12, "", "46.8 (46,801,933: 12 FFA blocks, +655,361 never updated)"),
+    ("FrameFusionMoE", "framefusion_moe", {}, "", 12, "", "46.8"),
     ("StructAlign", "structalign", {}, "", 12, "", "33.9"),
+    ("UMT", "umt", {}, _UMT, 12, "304.3", ""),
+    ("UMT4Clip", "umt4clip", {}, _UMT, 12, "210.1", ""),
     *(  # no paper of the five has these backbones
         (label, name, {}, backbone, 12, "", "")
         for backbone in (_L14, _L14_336)
@@ -292,7 +305,7 @@ def cost_table() -> str:
     for label, name, settings, backbone, frames, printed, printed_parameters in ROWS:
         method, cost = planned(name, settings, backbone or "ViT-B-32-quickgelu", frames)
         groups, _, tokens = cost.log[-1]
-        counts = (f"{groups} x {tokens}", f"{cost.macs / 1e9:.1f}", printed, f"{paper_parameters(method):,}")
+        counts = (f"{groups} x {tokens}", f"{cost.macs / 1e9:.1f}", printed, _counts(method))
         lines.append((label, _SHORT[backbone], str(frames), *counts, printed_parameters))
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     return "\n".join("| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths)) + " |" for line in lines)

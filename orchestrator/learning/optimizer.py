@@ -48,13 +48,14 @@ class OptimConfig:
     momentum: float = 0.0  # of sgd
     across_tasks: bool = False  # sgd alone: a weight takes its moment to the next task (divyam3897/UCL)
     # Which tensors decay. matrices: of two dimensions and more. all. no_bias: all whose name has no "bias" (so gains of
-    # LayerNorms, too). no_bias_or_scale: the same without logit_scale
+    # LayerNorms, too). no_bias_or_scale: the same without logit_scale. no_vectors: all that have not one dimension
     decay: Decay = "matrices"
     warmup: float = 0.1  # fraction of a task's steps
     warmup_tasks: Literal["first", "all"] = "all"
     warmup_from: Literal["first", "zero"] = "first"  # step i of w: (i + 1) / w, or i / w as released
     schedule: Schedule = "cosine"  # behind the warm-up; the forms of the cosine stand above
     last_lr: float = 0.0  # rate of a step where the schedule says 0 (CLIP-ViP: 1e-8)
+    least: float = 0.0  # of the peak rate that a step has at least, warm-up included (UMT: 0.01)
     num_cycles: float = 0.5  # 0.5: down to 0 once. The released CTVR code uses 1.0: down and up again
     first_epoch_scale: float = 0.1  # schedule=first_epoch: factor after the first epoch (BMU-MoCo)
     grad_clip: float | None = 1.0  # norm over all trained parameters
@@ -72,6 +73,8 @@ class OptimConfig:
             raise ValueError(f"weight_decay must be a number >= 0, got {self.weight_decay}. Use 0 for none.")
         if not 0 <= self.lr_scale < math.inf:
             raise ValueError(f"lr_scale must be >= 0, got {self.lr_scale}. Use 1 for the method's own rates.")
+        if not 0 <= self.least <= 1:
+            raise ValueError(f"least is a share of the peak rate in [0, 1], got {self.least}. Use 0 for none.")
         if not math.isfinite(self.num_cycles):
             raise ValueError(f"num_cycles must be finite, got {self.num_cycles}. Use 0.5 to go down once.")
         if not 0 <= self.momentum < 1:
@@ -129,8 +132,8 @@ def _make(groups: Iterable[ParamGroup], config: OptimConfig, method: nn.Module |
 
 
 def _decays(rule: Decay, parameter: nn.Parameter, name: str | None) -> bool:
-    if rule in {"matrices", "all"}:
-        return rule == "all" or parameter.ndim > 1
+    if rule in {"matrices", "all", "no_vectors"}:
+        return rule == "all" or parameter.ndim > 1 or (rule == "no_vectors" and parameter.ndim == 0)
     if name is None:
         raise ValueError(f"optim.decay={rule} goes by names: hand over the method whose parameters these are.")
     return "bias" not in name and not (rule == "no_bias_or_scale" and "logit_scale" in name)
@@ -138,6 +141,10 @@ def _decays(rule: Decay, parameter: nn.Parameter, name: str | None) -> bool:
 
 def lr_factor(step: int, steps: int, steps_per_epoch: int, is_first_task: bool, config: OptimConfig) -> float:
     """Multiplier of every peak rate at optimizer step `step` (0-based) of `steps` in one task."""
+    return max(config.least, _scheduled(step, steps, steps_per_epoch, is_first_task, config))
+
+
+def _scheduled(step: int, steps: int, steps_per_epoch: int, is_first_task: bool, config: OptimConfig) -> float:
     share = 0.0 if config.warmup_tasks == "first" and not is_first_task else config.warmup
     warm = share * steps if config.schedule == "cosine_whole" else int(share * steps)
     if config.schedule == "cosine_by_epoch":

@@ -779,7 +779,7 @@ LINES: dict[str, list[tuple[str, ...]]] = {
         ),
         ("if step < warm:", "if step > warm:", "there is no warm-up"),
         (
-            'return rule == "all" or parameter.ndim > 1',
+            'return rule == "all" or parameter.ndim > 1 or (rule == "no_vectors" and parameter.ndim == 0)',
             "return True",
             "biases and norms decay",
         ),

@@ -185,3 +185,12 @@ def test_the_table_holds_the_papers_figures_beside_ours(monkeypatch):
     assert "1 x 97" in table
     assert "507,648" in table
     assert "| 34.7  | 34.8" in table
+
+
+def test_a_method_whose_paper_counts_otherwise_has_both_counts_computed(monkeypatch):
+    monkeypatch.setattr(cost, "ROWS", [row for row in cost.ROWS if row[0] in ("FrameFusionMoE", "PLEVU", "UMT")][:3])
+    table = cost.cost_table()
+    assert "41,417,226 (as printed: 46,801,933)" in table
+    assert "6,350,336" in table
+    assert "303.1" in table  # UMT's video tower over 12 frames
+    assert not any(character.isdigit() for row in cost.ROWS for character in row[6] if len(row[6]) > 6)

@@ -20,6 +20,7 @@ from methods.clip_vip import CLIPViP, CLIPViPConfig
 from methods.xpool import XPool, XPoolConfig
 from orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates
 from orchestrator.learning.resolve import presets_of, resolve
+from tests.methods.conftest import make_small_clip
 from tests.methods.released import tiny_clip
 
 FIXTURES = Path(__file__).parents[2] / "methods" / "fixtures"
@@ -38,6 +39,8 @@ ROWS = (
     "co2l",
     "lump",
     "tome",
+    "umt",
+    "umt_qa",
 )
 
 
@@ -165,7 +168,28 @@ def test_clip_vip_counts_its_steps_from_one_and_ends_at_its_own_least_rate():
     assert {group["lr"] for group in optimizer.param_groups} == {1e-8}
 
 
+def test_umts_rates_never_fall_below_a_hundredth_and_start_there():
+    """Its scheduler: step / warm, then half a cosine over what is left, both at least 0.01."""
+    steps, warm = 30, 3
+    released = [
+        s / warm if s < warm else (1 + math.cos(math.pi * (s - warm) / (steps - warm))) / 2 for s in range(steps)
+    ]
+    assert factors(optim_of("umt"), steps) == pytest.approx([max(0.01, factor) for factor in released], abs=1e-12)
+
+
 # ------------------------------------------------------------------------------------- decay, frozen parts, bounds
+
+
+@pytest.mark.parametrize("name", ["umt", "umt_qa"])
+def test_umt_decays_all_but_vectors_so_its_temperature_too(name):
+    method = find_method(name)(find_method(name).Config(), make_small_clip())
+    names = {id(parameter): key for key, parameter in method.named_parameters()}
+    optimizer = make_optimizer(method.param_groups(), optim_of(name), method)
+    decayed = {names[id(p)]: g["weight_decay"] == 0.02 for g in optimizer.param_groups for p in g["params"]}
+    assert all(is_decayed == (method.get_parameter(key).ndim != 1) for key, is_decayed in decayed.items())
+    if name == "umt":
+        assert decayed["backbone.temp"]
+    assert all(group["eps"] == 1e-8 for group in optimizer.param_groups)
 
 
 def released_shape() -> Clip:
