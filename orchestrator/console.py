@@ -13,6 +13,11 @@ def say(line: str, with_time: bool = False) -> None:
     sys.stderr.flush()
 
 
+def printable(text: str) -> str:
+    """Escape what moves a terminal's cursor or ends a line: names of files may contain line breaks and escape codes."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+
+
 def duration(seconds: float) -> str:
     """Seconds as a person says them: "5 s", "12 min", "2.0 h"; `n/a` for what is not finite."""
     if not math.isfinite(seconds):

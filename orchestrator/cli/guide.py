@@ -17,6 +17,7 @@ ctvr: experiments in continual text-to-video retrieval
               ctvr ui                                             MLflow's pages
   know        ctvr methods [NAME], ctvr streams, ctvr schema      what there is, with every setting
   own videos  ctvr streams import csv table=TABLE.csv --videos FOLDER
+              ctvr frames FILE, ctvr frames FOLDER                how a video is read; which of a folder cannot be
   own method  ctvr new method NAME, ctvr conform NAME             written so that it runs; what a method promises
   keep well   ctvr doctor, ctvr cache ls|verify|gc, ctvr sync, ctvr rebuild, ctvr explain KEY
 

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, NoReturn
 from orchestrator.cli import supervised
 from orchestrator.cli.completion import add_completion
 from orchestrator.cli.data import add_cache, add_streams
+from orchestrator.cli.frames import add_frames
 from orchestrator.cli.guide import guide
 from orchestrator.cli.look import add_look
 from orchestrator.cli.plugins import add_conform, add_new
@@ -167,6 +168,7 @@ def make_parser(exits: bool = True) -> argparse.ArgumentParser:
     add_rebuild(commands)
     add_search(commands)
     add_look(commands)
+    add_frames(commands)
     add_page(commands)
     add_export(commands)
     add_streams(commands)

@@ -29,7 +29,7 @@ from orchestrator.learning.ranking import of_matrix, top
 from orchestrator.store.store import Store
 from orchestrator.streams.stream import Item, Stream, StreamTask
 from orchestrator.streams.videos import VideoPlaces
-from orchestrator.video.endings import VIDEO_SUFFIXES, is_video_name
+from orchestrator.video.endings import VIDEO_SUFFIXES, find_videos
 
 log = logging.getLogger(__name__)
 
@@ -287,7 +287,7 @@ def _is_folder(videos: Videos) -> bool:
 def videos_of(videos: Videos) -> tuple[Item, ...]:
     """Return files as items; a folder stands for the videos in it and below it, by name.
 
-    Hidden files (`._v0.mp4` of a Mac) and links to nowhere are left out of a folder.
+    Hidden files and folders (`._v0.mp4` of a Mac) and links to nowhere are left out of a folder.
 
     Raises:
         ConfigError: if there is no such file, or the folder holds none.
@@ -295,14 +295,17 @@ def videos_of(videos: Videos) -> tuple[Item, ...]:
     paths = _paths(videos)
     if _is_folder(videos):
         folder = paths[0]
-        files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
-        paths = [path for path in files if is_video_name(path.name)]
+        found = find_videos(folder)
+        paths = [path for path in found.videos if path.is_file()]
+        if found.unreadable:
+            log.warning("videos: %d folders cannot be read, the first: %s", len(found.unreadable), found.unreadable[0])
         if not paths:
             raise ConfigError(
-                f"videos: {folder} holds no video: none of its {len(files)} files ends in {' '.join(VIDEO_SUFFIXES)}."
+                f"videos: {folder} holds no video: none of its {len(found.videos) + found.others} files ends in "
+                f"{' '.join(VIDEO_SUFFIXES)}."
             )
-        if len(files) > len(paths):
-            log.info("videos: %d files of %s do not end like a video", len(files) - len(paths), folder)
+        if found.others:
+            log.info("videos: %d files of %s do not end like a video", found.others, folder)
         names = [path.relative_to(folder).with_suffix("").as_posix() for path in paths]
         return tuple(Item(name, str(path.resolve()), None, "", ()) for name, path in zip(names, paths))
     if missing := [path for path in paths if not path.is_file()]:

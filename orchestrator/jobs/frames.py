@@ -1,0 +1,190 @@
+"""`ctvr frames`: the frames of a film as training reads them, or which films of a folder can be read.
+
+Shapes: T frames of height H and width W.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from orchestrator.console import printable, say
+from orchestrator.errors import ConfigError, VideoError
+from orchestrator.video.endings import VIDEO_SUFFIXES, find_videos
+from orchestrator.video.pool import Decoder, Job
+from orchestrator.video.sampling import NATIVE, Frames, Sampling
+
+_CONTAINERS = {
+    "mov": "MP4/MOV/3GP",
+    "matroska": "Matroska/WebM",
+    "avi": "AVI",
+    "flv": "FLV",
+    "asf": "WMV/ASF",
+    "ogg": "Ogg",
+    "mpeg": "MPEG-PS",
+    "mpegts": "MPEG-TS",
+}
+_MOST = 10_000  # frames that one file is asked for; of native size they are gigabytes
+_MOST_DRAWN = 400
+_SIDE, _GAP, _LINE, _COLUMNS = 240, 6, 16, 4  # pixels of a drawn frame, between frames, of a line of text
+
+
+def frames(
+    path: Path,
+    num_frames: int = 12,
+    start: float | None = None,
+    end: float | None = None,
+    out: Path | None = None,
+) -> str:
+    """Decode `num_frames` frames of a film, or of each film of a folder, in bounded children; return what was found.
+
+    Args:
+        path: a film, or a folder that is searched with the folders below it.
+        num_frames: chosen as in training: the middle of each of as many equal parts; of too few the last repeats.
+        start: seconds since the first frame; None: the beginning.
+        end: seconds since the first frame; None: the end of the film.
+        out: of one film: a .npz with `frames` (T, H, W, 3) uint8 at native size and `seconds` (T,), or a .png that
+            shows them with their seconds.
+
+    Raises:
+        ConfigError: for a path that does not exist, an option out of range, or a file that cannot be written.
+        VideoError: if the film cannot be read.
+    """
+    segment = _segment(start, end)
+    if not 1 <= num_frames <= _MOST:
+        raise ConfigError(f"--num-frames: must be 1 to {_MOST}, got {num_frames}.")
+    if not path.exists():
+        raise ConfigError(f"{printable(str(path))}: does not exist. Name a video or a folder of videos.")
+    if path.is_dir():
+        if out is not None:
+            raise ConfigError(f"--out: belongs to one video, and {printable(str(path))} is a folder. Leave it out.")
+        return _folder(path, Sampling(num_frames), segment)
+    write = _writer(out, num_frames)
+    with Decoder(1) as decoder:
+        try:
+            clip = decoder.decode(path, Sampling(num_frames, NATIVE), segment)
+        except VideoError as error:
+            raise VideoError(printable(error.path), printable(error.reason)) from None
+    line = f"{printable(str(path))}: {_facts(clip)}"
+    if out is not None:
+        _write_whole(out, write(clip, f"{printable(path.name)}: {_facts(clip)}"))
+        say(f"written: {printable(str(out))}")
+    return line
+
+
+def _segment(start: float | None, end: float | None) -> tuple[float, float] | None:
+    """Check --start and --end; without --end, the segment ends after any film."""
+    for option, value in (("--start", start), ("--end", end)):
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            raise ConfigError(f"{option}: seconds since the first frame must be >= 0, got {value:g}.")
+    if start is None and end is None:
+        return None
+    first, last = start or 0.0, sys.float_info.max if end is None else end
+    if last <= first:
+        raise ConfigError(f"--end: must be greater than --start ({first:g}), got {last:g}.")
+    return first, last
+
+
+def _facts(clip: Frames) -> str:
+    """Container, codec, size, frames, rate, duration and decoder of a film, in one line."""
+    info = clip.info
+    assert info is not None  # of a file
+    said = [
+        f"{_CONTAINERS[info.container]}, {info.codec}, {info.width}x{info.height}",
+        f"{info.frames} {'frame' if info.frames == 1 else 'frames'}, {info.fps:.6g} frames/s, {info.seconds:.2f} s",
+        f"decoder {clip.decoder}",
+    ]
+    if info.counted:
+        said.append(f"decoded whole, since {info.counted}")
+    different = len(np.unique(clip.timestamps))
+    if different < len(clip.timestamps):
+        said.append(f"{different} of {len(clip.timestamps)} frames are different, the last repeats")
+    return "; ".join(said)
+
+
+def _folder(folder: Path, sampling: Sampling, segment: tuple[float, float] | None) -> str:
+    """Decode the films of a folder, return how many can be read and a line for each that cannot."""
+    found = find_videos(folder)
+    if not found.videos and not found.unreadable:
+        raise ConfigError(
+            f"{printable(str(folder))}: contains no video: none of its {found.others} files ends in "
+            f"{' '.join(VIDEO_SUFFIXES)}."
+        )
+    refused: dict[Path, str] = {}
+    with Decoder(min(4, os.cpu_count() or 1)) as decoder:
+        for job, result in decoder.map(Job(str(video), sampling, segment) for video in found.videos):
+            if isinstance(result, VideoError):
+                refused[Path(job.path)] = result.reason
+    count = len(found.videos)
+    head = f"{printable(str(folder))}: {count - len(refused)} of {count} videos can be read"
+    lines = [f"{printable(str(video))}: {printable(refused[video])}" for video in sorted(refused)]
+    lines += [f"{printable(str(error.filename))}: cannot be listed ({error.strerror})" for error in found.unreadable]
+    if found.others:
+        head += f"; {found.others} other {'file does' if found.others == 1 else 'files do'} not end like a video"
+    return "\n".join([head, *lines])
+
+
+# -- files that are written
+
+
+def _writer(out: Path | None, num_frames: int) -> Callable[[Frames, str], bytes]:
+    """Check --out before anything costs time; return what makes the bytes of the file."""
+    if out is None or out.suffix.lower() == ".npz":
+        write = _arrays
+    elif out.suffix.lower() == ".png":
+        write = _sheet
+        if num_frames > _MOST_DRAWN:
+            raise ConfigError(f"--num-frames: at most {_MOST_DRAWN} are drawn, got {num_frames}. Write a .npz.")
+    else:
+        raise ConfigError(f"--out: must end in .npz or .png, got {printable(str(out))}.")
+    if out is not None and out.is_dir():
+        raise ConfigError(f"--out: {printable(str(out))} is a folder. Name a file.")
+    if out is not None and not out.parent.is_dir():
+        raise ConfigError(f"--out: the folder {printable(str(out.parent))} does not exist. Make it, or name another.")
+    return write
+
+
+def _write_whole(out: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    temporary = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, out)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise ConfigError(f"--out: {printable(str(out))} cannot be written ({error.strerror}).") from error
+
+
+def _arrays(clip: Frames, title: str) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, frames=clip.frames, seconds=clip.timestamps)
+    return buffer.getvalue()
+
+
+def _sheet(clip: Frames, title: str) -> bytes:
+    """Draw frames in rows with the second of each below it."""
+    pictures = [Image.fromarray(frame) for frame in clip.frames]
+    for picture in pictures:
+        picture.thumbnail((_SIDE, _SIDE))
+    width, height = pictures[0].width + _GAP, pictures[0].height + _GAP + _LINE
+    columns = min(len(pictures), max(_COLUMNS, math.isqrt(len(pictures))))
+    rows = -(-len(pictures) // columns)
+    font = ImageFont.load_default()
+    widest = max(_GAP + columns * width, 2 * _GAP + round(font.getlength(title)))
+    whole = Image.new("RGB", (widest, _GAP + _LINE + rows * height), "white")
+    pen = ImageDraw.Draw(whole)
+    pen.text((_GAP, 2), title, fill="black", font=font)
+    for number, (picture, second) in enumerate(zip(pictures, clip.timestamps)):
+        left, top = _GAP + number % columns * width, _GAP + _LINE + number // columns * height
+        whole.paste(picture, (left, top))
+        pen.text((left, top + picture.height + 1), f"{second:.2f} s", fill="black", font=font)
+    buffer = io.BytesIO()
+    whole.save(buffer, "PNG")
+    return buffer.getvalue()
