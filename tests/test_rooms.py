@@ -20,10 +20,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("ctvr", "orchestrator", "methods", "search_spaces")
 FILES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
-TOP_FILES = 10  # python files directly in orchestrator/, at most
+TOP_FILES = 11  # python files directly in orchestrator/, at most
 MAX_LINES = 350
 
-GROUND = {"errors", "config", "digests", "redaction", "console", "text_files", "interpreter"}
+GROUND = {"errors", "config", "digests", "redaction", "console", "text_files", "interpreter", "proxies"}
 FACES = (
     ROOT / "orchestrator/__init__.py",
     ROOT / "ctvr/__init__.py",

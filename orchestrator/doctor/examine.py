@@ -70,6 +70,7 @@ def examine(runs: Path, store: str, stream: str | None, videos: Path | None, tra
         "fences": machine.fences,
         "machine": partial(machine.machine, worker_of(place.stream)),
         "GPUs": machine.gpus,
+        "proxy": partial(network.proxies, tracking_uri),
         "Ray": network.ray_state,
         "ports": network.ports,
         "disk": partial(_disk, place),

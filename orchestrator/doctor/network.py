@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from orchestrator.doctor.findings import Finding, Level
 from orchestrator.on_ray.files import cluster_file, token_file
+from orchestrator.proxies import exceptions, host_of, is_near, proxy_of
 
 PORTS = {8265: "Ray's dashboard", 6379: "Ray's control service", 10001: "Ray's client server", 5000: "MLflow"}
 
@@ -33,6 +34,22 @@ def cluster_address() -> str:
     """The address in Ray's file of this machine's cluster; empty if there is none."""
     file = cluster_file()
     return file.read_text().strip() if file.is_file() else ""
+
+
+def proxies(tracking_uri: str) -> Iterator[Finding]:
+    """A proxy that is asked for this machine or for a server close by, which it cannot reach."""
+    local = [f"{scheme}://{host}" for scheme in ("http", "https") for host in ("127.0.0.1", "localhost")]
+    if proxy := next(filter(None, map(proxy_of, local)), ""):
+        text = f"{proxy} is asked for 127.0.0.1 and localhost, too; ctvr excepts them, `ray` and `mlflow` do not"
+        yield Finding("warning", "proxy", text, f"export no_proxy={exceptions()} NO_PROXY=$no_proxy")
+    servers = {"MLFLOW_TRACKING_URI": tracking_uri}
+    servers |= {name: os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")}
+    for name, address in servers.items():
+        host = host_of(address)
+        if address.startswith("http") and is_near(host) and (proxy := proxy_of(address)):
+            text = f"{proxy} is asked for {host} ({name})"
+            remedy = f"If it cannot reach that: export no_proxy={exceptions(host)} NO_PROXY=$no_proxy"
+            yield Finding("warning", "proxy", text, remedy)
 
 
 def ray_state() -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from orchestrator.doctor import network
 from orchestrator.doctor.findings import Finding, listed
+from orchestrator.proxies import proxies_of
 from orchestrator.streams.stream import Stream
 from orchestrator.tracking.outbox import REFUSED, Outbox
 from orchestrator.tracking.server import check
@@ -72,8 +73,9 @@ def open_server(uri: str, address: SplitResult) -> Finding:
     if is_near or not address.hostname:
         return Finding("ok", "MLflow", f"{address.hostname or uri} answers")
     bare = address._replace(netloc=address.netloc.rpartition("@")[2], path="/api/2.0/mlflow/experiments/search")
+    proxies = urllib.request.ProxyHandler(proxies_of(uri))  # as MLflow's client has it
     try:
-        with urllib.request.urlopen(bare._replace(query="max_results=1").geturl(), timeout=5):
+        with urllib.request.build_opener(proxies).open(bare._replace(query="max_results=1").geturl(), timeout=5):
             text = f"{address.hostname} asks for no password: whoever reaches it reads and changes every record"
             return Finding("warning", "MLflow", text, "Start it by cluster/services.sh, which gives it a password.")
     except OSError:  # 401 among others

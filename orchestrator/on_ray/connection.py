@@ -29,6 +29,7 @@ from orchestrator.on_ray.memory import free_memory, remember_free
 from orchestrator.on_ray.nodes import await_nodes, await_sources, is_started_here
 from orchestrator.on_ray.plan import TrialPlan
 from orchestrator.on_ray.taken_back import watch_over
+from orchestrator.proxies import EXCEPTIONS, exceptions, host_of
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +48,13 @@ QUIET = {
 }
 
 
-def worker_environment(start_timeout: str = START_TIMEOUT_SECONDS) -> dict[str, str]:
-    """Environment of every Ray process of a sweep. No credentials: Ray shows these in its dashboard."""
+def worker_environment(start_timeout: str = START_TIMEOUT_SECONDS, head: str = "") -> dict[str, str]:
+    """Return the environment of every Ray process of a sweep. No credentials: Ray shows these in its dashboard.
+
+    Args:
+        start_timeout: seconds that a group of workers may take to start.
+        head: host of the cluster's dashboard, which Ray Train asks by HTTP; empty for this machine.
+    """
     return {
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": os.environ.get("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", POLL_SECONDS),
         # A process for each trial that warns workers of a machine's end; ours have committed every finished task
@@ -60,6 +66,7 @@ def worker_environment(start_timeout: str = START_TIMEOUT_SECONDS) -> dict[str, 
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),  # the same numbers twice
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        **dict.fromkeys(EXCEPTIONS, exceptions(head)),
     }
 
 
@@ -111,7 +118,8 @@ def connect(address: str | None = None, local_cpus: int | None = None) -> bool:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     wanted = _wanted(address)
-    environment = worker_environment(START_TIMEOUT_SECONDS if wanted == "local" else REPLACEMENT_SECONDS)
+    patience = START_TIMEOUT_SECONDS if wanted == "local" else REPLACEMENT_SECONDS
+    environment = worker_environment(patience, host_of(_address_in(cluster_file()) if wanted == "auto" else wanted))
     os.environ.update(environment)
     if wanted == "local" or not _joined(wanted, environment, is_asked=bool(address or os.environ.get("RAY_ADDRESS"))):
         _start(environment, local_cpus)
@@ -132,8 +140,9 @@ def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool
     remember_free(None)
     if not is_asked and not _answers(cluster_file()):  # Ray would ask for minutes
         return False
+    variables = {**environment, **{name: f"{environment[name]},${{NO_PROXY}}" for name in EXCEPTIONS}}  # the node's own
     try:
-        ray.init(address=wanted, runtime_env={"env_vars": dict(environment)}, **_quiet())
+        ray.init(address=wanted, runtime_env={"env_vars": variables}, **_quiet())
     except (ConnectionError, ValueError) as error:
         if is_asked:
             raise ConfigError(f"--address: no Ray cluster answers at {wanted!r}. Start one or leave it out.") from error
@@ -141,10 +150,17 @@ def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool
     return True
 
 
+def _address_in(file: Path) -> str:
+    """Return the address in a file that `ray start` left; empty where it is gone."""
+    with contextlib.suppress(OSError, ValueError):
+        return file.read_text(encoding="utf-8").strip()
+    return ""
+
+
 def _answers(file: Path) -> bool:
     """Whether anything listens at the address in a file that `ray start` left."""
     with contextlib.suppress(OSError, ValueError):
-        host, _, port = file.read_text().strip().rpartition(":")
+        host, _, port = _address_in(file).rpartition(":")
         with socket.create_connection((host.strip("[]"), int(port)), timeout=10):
             return True
     return False
@@ -246,10 +262,11 @@ def _free_port() -> int:
 def _await_dashboard(port: int, seconds: float = 120) -> None:
     """Wait until the State API answers: without it, every stopped trial leaks its workers' resources."""
     url = f"http://127.0.0.1:{port}/api/version"
+    ask = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # a proxy would answer for itself
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         try:
-            with urllib.request.urlopen(url, timeout=5):
+            with ask(url, timeout=5):
                 return
         except urllib.error.HTTPError:  # it answers, and wants the token
             return

@@ -24,6 +24,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import MemoryStore, S3Store
 
 from orchestrator.errors import ConfigError, StoreError
+from orchestrator.proxies import except_from_proxies
 from orchestrator.redaction import redact
 from orchestrator.store.local import Entry
 
@@ -190,6 +191,7 @@ def _connect(uri: str, is_probe: bool = False) -> Any:
             f"CTVR_S3_INSTANCE_ROLE=1 to use the machine's role."
         )
     endpoint = _endpoint()
+    except_from_proxies()
     region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or "us-east-1"
     config |= {"region": region, "virtual_hosted_style_request": endpoint is None}
     client: Any = {"connect_timeout": "5s" if is_probe else "10s", "timeout": "20s" if is_probe else "300s"}

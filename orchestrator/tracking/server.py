@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from orchestrator.errors import ConfigError, TrackingAway
 from orchestrator.interpreter import child_environment, run_module
+from orchestrator.proxies import except_from_proxies, proxy_of
 from orchestrator.tracking.database import await_lock, ensure_whole, remedy
 from orchestrator.tracking.internals import NOISY, OUT_OF_DATE
 
@@ -74,7 +75,7 @@ def check(uri: str, timeout: int = 5) -> None:
         try:
             new_client(uri).search_experiments(max_results=1)
         except Exception as error:  # whatever it is, the user gets one line
-            raise TrackingAway(f"tracking {shown(uri)}: {reason(error)}. {_remedy(error)}") from error
+            raise TrackingAway(f"tracking {shown(uri)}: {reason(error)}. {_remedy(error, uri)}") from error
 
 
 def ui_command(uri: str, host: str = "127.0.0.1", port: int = 5000) -> list[str]:
@@ -93,6 +94,7 @@ def ui_command(uri: str, host: str = "127.0.0.1", port: int = 5000) -> list[str]
             probe.bind((host, port))
         except OSError as error:
             raise ConfigError(f"port {port}: cannot listen on {host} ({error.strerror}). Choose another.") from None
+    except_from_proxies()  # its workers ask it
     command = [
         *run_module("mlflow", "server", "--backend-store-uri", uri, "--host", host, "--port", str(port)),
         "--uvicorn-opts",
@@ -109,6 +111,7 @@ def ui_command(uri: str, host: str = "127.0.0.1", port: int = 5000) -> list[str]
 def new_client(uri: str) -> MlflowClient:
     """A client of `uri` alone: no global active run, no telemetry, nothing printed."""
     _move_password()
+    except_from_proxies()
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
@@ -156,10 +159,12 @@ def reason(error: Exception) -> str:
     return shown(line[:300]).rstrip(".")
 
 
-def _remedy(error: Exception) -> str:
-    text = str(error)
+def _remedy(error: Exception, uri: str) -> str:
+    text, host = str(error), urlsplit(uri).hostname
     if "Invalid Host header" in text:
         return "Start the server with --allowed-hosts NAME, or use its IP address"
+    if "401" not in text and (proxy := proxy_of(uri)):
+        return f"The proxy {proxy} was asked for it; if the server is to be asked directly, add {host} to no_proxy."
     if "401" in text or "403" in text:
         return "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
     return "Start the server (`make ui`), or unset MLFLOW_TRACKING_URI to record in the runs folder."

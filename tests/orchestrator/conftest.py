@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import Places, execute
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
+from tests.http_server import Server
 from tests.small_stream import write_stream
 
 
@@ -52,3 +55,16 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A proxy that every variable names, with no exception, and that refuses whatever it is asked for."""
+    with Server(403) as server:
+        monkeypatch.setattr("os.environ", dict(os.environ))
+        for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+            del os.environ[name]
+        for name in ("http_proxy", "https_proxy", "all_proxy"):
+            os.environ[name] = os.environ[name.upper()] = f"http://user:hidden@127.0.0.1:{server.server_port}"
+        yield server
+        server.shutdown()

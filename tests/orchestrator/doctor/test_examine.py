@@ -34,7 +34,11 @@ PLANTED = "kT7" + "x9Qw2" * 6  # made up
 def _plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No cluster, server, token or secret of the machine that runs the tests."""
     for name in list(os.environ):
-        if name.startswith(("RAY_", "MLFLOW_", "AWS_", "CTVR_")) or name in secret_values(os.environ):
+        if (
+            name.startswith(("RAY_", "MLFLOW_", "AWS_", "CTVR_"))
+            or name.lower().endswith("_proxy")
+            or name in secret_values(os.environ)
+        ):
             monkeypatch.delenv(name)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "ray-tmp"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -234,6 +238,21 @@ def test_the_file_of_a_dead_cluster_is_found(runs):
 def test_a_ray_address_that_leads_nowhere_is_an_error(runs, monkeypatch, address):
     monkeypatch.setenv("RAY_ADDRESS", address)
     assert "RAY_ADDRESS" in about(look(runs), "Ray", "error")[0].text
+
+
+def test_a_proxy_that_is_asked_for_this_machine_or_for_a_server_close_by_is_named(monkeypatch):
+    assert not list(network.proxies("http://10.1.2.3:5000"))
+    monkeypatch.setenv("https_proxy", "http://me:hidden@proxy.corp:3128/")
+    monkeypatch.setenv("http_proxy", "http://me:hidden@proxy.corp:3128")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://minio:9000")
+    here, mlflow, store = network.proxies("http://10.1.2.3:5000")
+    assert "proxy.corp:3128 is asked for 127.0.0.1" in here.text
+    assert "10.1.2.3 (MLFLOW_TRACKING_URI)" in mlflow.text
+    assert "minio (AWS_ENDPOINT_URL)" in store.text
+    assert "hidden" not in str([here, mlflow, store])
+    monkeypatch.setenv("no_proxy", mlflow.remedy.split()[-2].removeprefix("no_proxy="))  # as the remedy has it
+    assert [each.text for each in network.proxies("http://10.1.2.3:5000")] == [store.text]
+    assert not list(network.proxies("sqlite:////runs/mlflow.db"))[1:]
 
 
 def test_a_cluster_should_ask_for_a_token_that_is_there_and_private(runs, monkeypatch, tmp_path):

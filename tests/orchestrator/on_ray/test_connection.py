@@ -19,6 +19,7 @@ from orchestrator.on_ray.capacity import DRIVER_CPU, capacity, choose_gpus, fit_
 from orchestrator.on_ray.connection import check_local
 from orchestrator.on_ray.memory import PROCESS, remember_free, size_of, trials_in_memory, worker_bytes
 from orchestrator.on_ray.plan import TrialPlan
+from tests.http_server import Server
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 GB = 2**30
@@ -204,6 +205,28 @@ def test_workers_get_what_cuda_reads_before_it_starts_and_no_process_that_nobody
     assert made["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] == "0"
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     assert connection.worker_environment()["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+
+
+def test_a_proxy_never_answers_for_the_dashboard(proxy, free_port):
+    with pytest.raises(ConfigError, match=f"does not answer on port {free_port}"):
+        connection._await_dashboard(free_port, seconds=0.2)
+    with Server(401) as dashboard:  # it answers, and wants the token
+        connection._await_dashboard(dashboard.server_port, seconds=60)
+        dashboard.shutdown()
+    assert dashboard.asked == ["/api/version"]
+    assert not proxy.asked
+
+
+def test_workers_ask_this_machine_and_the_head_without_a_proxy(monkeypatch, proxy):
+    os.environ["no_proxy"] = ".corp"
+    for name in ("no_proxy", "NO_PROXY"):
+        assert connection.worker_environment()[name].startswith(".corp,127.0.0.1,localhost,")
+    calls: list[dict] = []
+    monkeypatch.setattr("ray.init", lambda **options: calls.append(options["runtime_env"]["env_vars"]))
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    connection.connect("10.0.0.1:6379")
+    assert calls[0]["NO_PROXY"].endswith(",10.0.0.1,${NO_PROXY}")  # and what the node itself excepts
+    assert os.environ["NO_PROXY"].endswith(",10.0.0.1")
 
 
 def test_both_ways_into_a_cluster_hand_the_environment_to_its_workers(monkeypatch):
