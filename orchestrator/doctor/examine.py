@@ -71,6 +71,7 @@ def examine(runs: Path, store: str, stream: str | None, videos: Path | None, tra
         "machine": partial(machine.machine, worker_of(place.stream)),
         "GPUs": machine.gpus,
         "proxy": partial(network.proxies, tracking_uri),
+        "Ray's folder": network.ray_folder,
         "Ray": network.ray_state,
         "ports": network.ports,
         "disk": partial(_disk, place),

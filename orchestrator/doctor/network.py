@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.doctor.findings import Finding, Level
-from orchestrator.on_ray.files import cluster_file, token_file
+from orchestrator.on_ray.files import cluster_file, temporary_folder, token_file, usable_folder
 from orchestrator.proxies import exceptions, host_of, is_near, proxy_of
 
 PORTS = {8265: "Ray's dashboard", 6379: "Ray's control service", 10001: "Ray's client server", 5000: "MLflow"}
@@ -72,6 +72,16 @@ def ray_state() -> Iterator[Finding]:
         yield from _token()
     else:
         yield Finding("ok", "Ray", "no cluster here; `ctvr sweep` starts one that only this machine can reach")
+
+
+def ray_folder() -> Iterator[Finding]:
+    """Whether Ray can bind its Unix sockets where it keeps its files: their paths are bounded."""
+    folder, problem = usable_folder()
+    if problem:
+        text = (
+            f"Ray cannot keep its files in {temporary_folder()}: {problem}; a sweep that starts Ray uses {folder}/ray"
+        )
+        yield Finding("warning", "Ray", text, f"For `ray start` and other programs: export RAY_TMPDIR={folder}")
 
 
 def _uses_token() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -23,7 +24,7 @@ import ray
 
 from orchestrator.errors import ConfigError
 from orchestrator.on_ray.capacity import ask_for_nodes, ask_for_room, fit_count
-from orchestrator.on_ray.files import cluster_file, token_file
+from orchestrator.on_ray.files import cluster_file, temporary_folder, token_file, usable_folder
 from orchestrator.on_ray.internals import bind_to_loopback
 from orchestrator.on_ray.memory import free_memory, remember_free
 from orchestrator.on_ray.nodes import await_nodes, await_sources, is_started_here
@@ -171,6 +172,9 @@ def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 
     bind_to_loopback(True)
     if not token_file().is_file():  # Ray asks for a token by itself, and would write a new one into the home folder
         os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
+    folder, problem = usable_folder()
+    if problem:
+        log.warning("Ray keeps its files in %s/ray, not in %s: %s", folder, temporary_folder(), problem)
     mine = _below(os.getpid())
     remember_free(free_memory())
     for attempt in range(1, attempts + 1):
@@ -186,6 +190,7 @@ def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 
                 dashboard_port=port,
                 object_store_memory=200 * 2**20,
                 runtime_env=_of_workers(environment),
+                _temp_dir=f"{folder.absolute()}/ray",
                 **_quiet(),
             )
             _await_dashboard(port)
@@ -193,10 +198,12 @@ def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 
         except Exception as error:
             ray.shutdown()
             _end(_below(os.getpid()) - mine)  # of an attempt that failed Ray itself ends nothing
-            if attempt == attempts:
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise  # the command waits for room, or says so
+            if _comes_again(error) or attempt == attempts:
+                busy = "`ctvr doctor` examines it" if _comes_again(error) else "try again when the machine is less busy"
                 raise ConfigError(
-                    f"Ray did not start on this machine: {_first_line(error)}. Finished tasks are kept; try again when "
-                    "the machine is less busy."
+                    f"Ray did not start on this machine: {_first_line(error)}. Finished tasks are kept; {busy}."
                 ) from error
             log.warning("Ray did not start in time on this busy machine; attempt %d of %d", attempt + 1, attempts)
             time.sleep(PAUSE_SECONDS * attempt)
@@ -204,6 +211,15 @@ def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 
             ray.shutdown()
             _end(_below(os.getpid()) - mine)
             raise
+
+
+def _comes_again(error: Exception) -> bool:
+    """Whether an error of Ray's start is not one of time, so that another attempt ends the same way."""
+    if isinstance(error, (ConfigError, ConnectionError, TimeoutError)):  # the first: the dashboard took too long
+        return False
+    if isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.ENOMEM):
+        return False
+    return isinstance(error, (OSError, ValueError, TypeError, AttributeError, ImportError, NotImplementedError))
 
 
 def _below(pid: int) -> set[int]:

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,7 +32,7 @@ PLANTED = "kT7" + "x9Qw2" * 6  # made up
 
 
 @pytest.fixture(autouse=True)
-def _plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """No cluster, server, token or secret of the machine that runs the tests."""
     for name in list(os.environ):
         if (
@@ -40,9 +41,11 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             or name in secret_values(os.environ)
         ):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "ray-tmp"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:  # `tmp_path` is too long for sockets
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        yield
 
 
 @pytest.fixture
@@ -238,6 +241,25 @@ def test_the_file_of_a_dead_cluster_is_found(runs):
 def test_a_ray_address_that_leads_nowhere_is_an_error(runs, monkeypatch, address):
     monkeypatch.setenv("RAY_ADDRESS", address)
     assert "RAY_ADDRESS" in about(look(runs), "Ray", "error")[0].text
+
+
+def test_a_temporary_folder_whose_path_is_too_long_for_rays_sockets_is_named(runs, monkeypatch):
+    monkeypatch.delenv("RAY_TMPDIR")
+    assert not about(look(runs), "Ray", "warning")
+    monkeypatch.setenv("TMPDIR", "/tmp/" + "long/" * 17)
+    (found,) = about(look(runs), "Ray", "warning")
+    assert "89 characters" in found.text
+    assert found.remedy.endswith("export RAY_TMPDIR=/tmp")
+
+
+def test_a_cluster_that_was_started_under_tmpdir_is_seen(monkeypatch, tmp_path):
+    monkeypatch.delenv("RAY_TMPDIR")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    (tmp_path / "ray").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{server.getsockname()[1]}\n")
+        assert network.cluster_address()
+        assert "no token" in next(network.ray_state()).text  # a cluster that would be joined
 
 
 def test_a_proxy_that_is_asked_for_this_machine_or_for_a_server_close_by_is_named(monkeypatch):

@@ -207,6 +207,57 @@ def test_workers_get_what_cuda_reads_before_it_starts_and_no_process_that_nobody
     assert connection.worker_environment()["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
 
+@pytest.mark.parametrize(
+    ("error", "attempts", "advice"),
+    [
+        (OSError("validate_socket_filename failed: AF_UNIX path length cannot exceed 107 bytes: /x"), 1, "ctvr doctor"),
+        (ValueError("Ray has no such option"), 1, "ctvr doctor"),
+        (PermissionError(13, "Permission denied", "/x/ray"), 1, "ctvr doctor"),
+        (TimeoutError("GCS did not answer"), 3, "less busy"),
+        (BlockingIOError(11, "Resource temporarily unavailable"), 3, "less busy"),
+    ],
+)
+def test_an_error_of_rays_start_that_comes_again_is_not_tried_again(monkeypatch, error, attempts, advice):
+    monkeypatch.setattr("os.environ", dict(os.environ))
+    monkeypatch.setattr(connection, "PAUSE_SECONDS", 0.0)
+    tries: list[object] = []
+
+    def init(**options: object) -> None:
+        tries.append(options)
+        raise error
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    with pytest.raises(ConfigError, match=f"did not start on this machine: .*{advice}") as said:
+        connection._start({}, 2)
+    assert len(tries) == attempts
+    assert ("busy" in str(said.value)) is (attempts > 1)
+
+
+def test_a_full_disk_is_left_to_the_command_which_waits_for_room(monkeypatch):
+    monkeypatch.setattr("os.environ", dict(os.environ))
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+
+    def init(**options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(OSError, match="No space left"):
+        connection._start({}, 2)
+
+
+def test_ray_is_started_in_a_short_folder_where_its_own_is_too_long(monkeypatch, caplog):
+    monkeypatch.setattr("os.environ", {**os.environ, "RAY_TMPDIR": "/tmp/" + "long/" * 17})
+    given: list[dict] = []
+    monkeypatch.setattr("ray.init", lambda **options: given.append(options))
+    monkeypatch.setattr(connection, "_await_dashboard", lambda port: None)
+    connection._start({}, 2)
+    assert len(given[0]["_temp_dir"]) < 20
+    (said,) = caplog.messages
+    assert said.startswith(f"Ray keeps its files in {given[0]['_temp_dir']}, not in /tmp/long/")
+    assert connection.cluster_file().is_relative_to(os.environ["RAY_TMPDIR"])  # where `ray start` writes its own
+
+
 def test_a_proxy_never_answers_for_the_dashboard(proxy, free_port):
     with pytest.raises(ConfigError, match=f"does not answer on port {free_port}"):
         connection._await_dashboard(free_port, seconds=0.2)
