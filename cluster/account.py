@@ -37,7 +37,7 @@ def main(words: list[str] | None = None) -> int:
             _create(session, arguments)
         names = _outputs(session, arguments.stack)
         names |= {"Region": arguments.region, "Image": _image(session)}
-        arguments.into.write_text(fill(arguments.into.read_text(), names))
+        arguments.into.write_text(fill(arguments.into.read_text(encoding="utf-8"), names), encoding="utf-8")
         print(f"{arguments.into} has the names of stack {arguments.stack}. Now: ray up {arguments.into}")
     except (BotoCoreError, ClientError, ValueError, OSError) as error:
         return _fail(str(error))
@@ -72,7 +72,7 @@ def _create(session: Any, arguments: argparse.Namespace) -> None:
     formation = session.client("cloudformation")
     request = {
         "StackName": arguments.stack,
-        "TemplateBody": (HERE / "account.yaml").read_text(),
+        "TemplateBody": (HERE / "account.yaml").read_text(encoding="utf-8"),
         "Parameters": [{"ParameterKey": name, "ParameterValue": value} for name, value in parameters.items()],
         "Capabilities": ["CAPABILITY_NAMED_IAM"],
     }

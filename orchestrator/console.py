@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import math
 import sys
 import time
+
+
+def escape_unknown_characters() -> None:
+    """Have stdout and stderr write what their encoding lacks as escapes (\\u4e2d): names hold any character.
+
+    A terminal of ASCII or Latin-1 (`LC_ALL=C`, `PYTHONIOENCODING`) would end the command with an exception.
+    """
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        if isinstance(stream, io.TextIOWrapper):
+            is_whole = stream.encoding.lower() in ("utf-8", "utf8")
+            if stream.errors == "strict" or (stream.errors == "surrogateescape" and not is_whole):
+                stream.reconfigure(errors="backslashreplace")
 
 
 def say(line: str, with_time: bool = False) -> None:

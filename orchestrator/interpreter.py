@@ -6,6 +6,7 @@ hides the module of that name. Nothing here does.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import importlib.util
 import os
@@ -57,6 +58,21 @@ def library_path() -> str:
     left_out = {_real(folder) for folder in own_folders()} - {_real(folder) for folder in _given()}
     found = [os.path.abspath(entry) for entry in sys.path if entry and _real(entry) not in left_out]
     return os.pathsep.join(dict.fromkeys([*source_folders(), *found]))
+
+
+def name_every_file() -> None:
+    """Start this process again in Python's UTF-8 mode where its locale is ASCII (`LC_ALL=C` with `PYTHONUTF8=0`).
+
+    There no file can be opened whose name has another character, and `Path.is_file` says that it does not exist. What
+    the terminal cannot show stays an escape.
+    """
+    if sys.getfilesystemencoding() == "utf-8" or sys.flags.ignore_environment:
+        return
+    if codecs.lookup(sys.getfilesystemencoding()).name != "ascii":  # names of files are in that encoding, then
+        return
+    os.environ["PYTHONUTF8"] = "1"
+    os.environ.setdefault("PYTHONIOENCODING", "ascii:backslashreplace")
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def own_folders() -> list[str]:

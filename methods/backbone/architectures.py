@@ -51,7 +51,7 @@ def image_size(name: str) -> int | None:
     file = TINY_FOLDER / "config.json" if name == TINY else _open_clip_folder() / f"{name}.json"
     if not file.is_file():
         return None
-    described = json.loads(file.read_text())
+    described = json.loads(file.read_text(encoding="utf-8"))
     size = (described["model"] if name == TINY else described)["vision_cfg"]["image_size"]
     return int(size[0] if isinstance(size, list) else size)
 

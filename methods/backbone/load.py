@@ -62,7 +62,7 @@ def _tiny_clip(
     from open_clip import CLIP  # takes seconds: commands that train nothing load no tower
     from open_clip.tokenizer import SimpleTokenizer
 
-    config = json.loads((TINY_FOLDER / "config.json").read_text())
+    config = json.loads((TINY_FOLDER / "config.json").read_text(encoding="utf-8"))
     tokenizer = SimpleTokenizer(
         bpe_path=str(TINY_FOLDER / "bpe.txt.gz"), context_length=config["model"]["text_cfg"]["context_length"]
     )

@@ -38,7 +38,7 @@ def submit(words: Sequence[str]) -> int:
 def start(command: Sequence[str]) -> Path:
     """Run a command in a session of its own; returns the folder that tells of it."""
     place = _new_folder()
-    (place / "command").write_text("\0".join(command))
+    (place / "command").write_text("\0".join(command), encoding="utf-8", errors="surrogateescape")
     with (place / "log").open("wb") as log:
         process = subprocess.Popen(
             run_module(MODULE, str(place)),
@@ -66,7 +66,7 @@ def _new_folder() -> Path:
 
 def supervise(place: Path) -> int:
     """The process between: runs the command, hands signals on to it, keeps its exit status."""
-    command = (place / "command").read_text().split("\0")
+    command = (place / "command").read_text(encoding="utf-8", errors="surrogateescape").split("\0")
     running: list[subprocess.Popen[bytes]] = []
 
     def hand_on(number: int, frame: object) -> None:
@@ -118,7 +118,7 @@ def runs(place: Path) -> bool:
     """Whether the process that supervises a driver is there."""
     try:
         process = Path("/proc", (place / "pid").read_text().strip())
-        words = (process / "cmdline").read_bytes().decode().split("\0")
+        words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
         if not any(words):  # between two programs, as it starts; or dead and not yet buried
             return (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

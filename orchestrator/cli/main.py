@@ -29,7 +29,7 @@ from orchestrator.cli.results import add_doctor, add_explain, add_methods, add_r
 from orchestrator.cli.search import add_export, add_page, add_schema, add_search
 from orchestrator.cli.sweep import add_attach, add_rerun, add_sweep, job_of, needs_parent
 from orchestrator.cli.train import add_run
-from orchestrator.console import say
+from orchestrator.console import escape_unknown_characters, say
 from orchestrator.errors import ConfigError, CtvrError, Interrupted, StoreError, TrackingAway
 from orchestrator.redaction import hide_secrets, redact
 
@@ -65,6 +65,7 @@ class RaisingParser(Parser):
 def main(argv: list[str] | None = None) -> int:
     """Run one command; every mistake of the user becomes one line and exit status 2."""
     supervised.begin_life()
+    escape_unknown_characters()
     try:
         status = _run(argv)
     except Exception as error:
@@ -110,6 +111,10 @@ def _run(argv: list[str] | None) -> int:
         if supervised.is_child() and (isinstance(error, (ConnectionError, TimeoutError)) or _is_full(error)):
             raise  # of a cluster that is dying, of a disk that may get room: the parent goes on
         return _fail(f"{error}. Free some space and run again." if _is_full(error) else error, ConfigError.status)
+    except UnicodeEncodeError as error:  # a path that the system's calls cannot take
+        name, encoding = str(error.object)[:200], sys.getfilesystemencoding()
+        reason = f"{name!r}: the locale's encoding ({encoding}) cannot name this. Set PYTHONUTF8=1 and run again."
+        return _fail(reason, ConfigError.status)
     except KeyboardInterrupt:
         return _fail("stopped. Finished tasks are kept; the same command goes on from them.", Interrupted.status)
     return _print(redact(text)) if text else 0

@@ -181,7 +181,7 @@ def _live(job: Job, folder: Path, verbose: bool) -> End:
         os.close(terminal)
     _end_leftovers(token)
     with contextlib.suppress(OSError):
-        job.name = (folder / "name").read_text()
+        job.name = (folder / "name").read_text(encoding="utf-8")
     return _end_of(status, folder)
 
 
@@ -210,13 +210,13 @@ def _end_of(status: int, folder: Path) -> End:
     """How a driver ended that gave this status."""
     told, fault = None, ""
     with contextlib.suppress(OSError, ValueError):
-        said = json.loads((folder / "end").read_text())
+        said = json.loads((folder / "end").read_text(encoding="utf-8"))
         told, fault = said["status"], said["fault"]
         if said["is_away"]:
             return End(1, None, fault, is_away=True)
     if told is not None:  # whatever the interpreter did afterwards
         return End(told, told)
-    log = (folder / "log").read_text(errors="replace")
+    log = (folder / "log").read_text(encoding="utf-8", errors="replace")
     cause = next((text for mark, text in CAUSES if mark in f"{fault}\n{log}"), "")
     if status < 0:
         name = signal.Signals(-status).name
@@ -302,7 +302,9 @@ def begin_life() -> None:
     _die_with(state["parent"])
     if state["stderr"] != 2:
         os.set_inheritable(state["stderr"], False)
-        sys.stderr = os.fdopen(state["stderr"], "w", buffering=1, errors="backslashreplace")
+        sys.stderr = os.fdopen(
+            state["stderr"], "w", buffering=1, encoding=sys.stderr.encoding, errors="backslashreplace"
+        )
     _life, _former = Path(state["folder"]), state["lives"]
 
 
@@ -328,7 +330,7 @@ def tell_end(status: int, fault: str = "", is_away: bool = False) -> None:
 def _tell(what: str, text: str) -> None:
     if _life is not None:
         with contextlib.suppress(OSError):
-            (_life / what).write_text(text)
+            (_life / what).write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def _die_with(parent: int) -> None:

@@ -29,7 +29,7 @@ def requirements() -> tuple[str, list[str]]:
     if sys.version_info >= (3, 11) and source.is_file():
         import tomllib
 
-        project = tomllib.loads(source.read_text())["project"]
+        project = tomllib.loads(source.read_text(encoding="utf-8"))["project"]
         if project.get("name") == "ctvr":
             return project["requires-python"], project["dependencies"]
     wanted = importlib.metadata.requires("ctvr") or []
@@ -95,7 +95,7 @@ def decoders() -> Iterator[Finding]:
 def fences() -> Iterator[Finding]:
     """What a file of somebody else could reach if it took the process over that reads it: videos, pickled weights."""
     answer = subprocess.run(
-        [sys.executable, "-I", fence.__file__], capture_output=True, text=True, timeout=8, check=False
+        [sys.executable, "-I", fence.__file__], capture_output=True, text=True, encoding="utf-8", timeout=8, check=False
     )
     stands = json.loads(answer.stdout)
     holes = []
@@ -142,7 +142,7 @@ def gpus() -> Iterator[Finding]:
         return
     query = "--query-gpu=name,memory.total,memory.used"
     answer = subprocess.run(
-        [program, query, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=8, check=False
+        [program, query, "--format=csv,noheader,nounits"], capture_output=True, text=True, errors="replace", timeout=8
     )
     rows = [[word.strip() for word in line.split(",")] for line in answer.stdout.splitlines() if line.strip()]
     if answer.returncode or not rows:
@@ -166,7 +166,9 @@ def _torch_has_cuda() -> bool:
     spec = importlib.util.find_spec("torch")
     file = Path(spec.origin).parent / "version.py" if spec is not None and spec.origin else None
     return (
-        file is None or not file.is_file() or bool(re.search(r"^cuda[^=\n]*= *['\"]", file.read_text(), re.MULTILINE))
+        file is None
+        or not file.is_file()
+        or bool(re.search(r"^cuda[^=\n]*= *['\"]", file.read_text(encoding="utf-8"), re.MULTILINE))
     )
 
 

@@ -33,7 +33,7 @@ def _answers(address: str) -> bool:
 def cluster_address() -> str:
     """The address in Ray's file of this machine's cluster; empty if there is none."""
     file = cluster_file()
-    return file.read_text().strip() if file.is_file() else ""
+    return file.read_text(encoding="utf-8").strip() if file.is_file() else ""
 
 
 def proxies(tracking_uri: str) -> Iterator[Finding]:

@@ -178,7 +178,9 @@ def _names_of_cifar(kind: str, folder: Path) -> list[str]:
     count = BENCHMARKS[kind].classes
     for file in (folder / "batches.meta.txt", folder / "fine_label_names.txt"):
         if file.is_file():
-            names = [line.strip() for line in file.read_text(errors="replace").splitlines() if line.strip()]
+            names = [
+                line.strip() for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
+            ]
             if len(set(names)) == count and all(name.replace("_", "").isalnum() for name in names):
                 return names
     return [f"class_{label:02d}" for label in range(count)]
@@ -196,7 +198,7 @@ def _tiny(kind: str, folder: Path) -> tuple[list[str], list[Path], dict[str, Spl
         raise ConfigError(f"{folder / 'train'}: has {len(names)} folders of classes, needs {classes}. Unpack it again.")
     number = {name: label for label, name in enumerate(names)}
     train = ((path, number[name]) for name in names for path in sorted((folder / "train" / name / "images").iterdir()))
-    lines = (line.split("\t") for line in table.read_text(errors="replace").splitlines())
+    lines = (line.split("\t") for line in table.read_text(encoding="utf-8", errors="replace").splitlines())
     test = [(folder / "val" / "images" / line[0], number[line[1]]) for line in lines if line[1:2] and line[1] in number]
     return names, [table], {"train": _jpegs(train), "test": _jpegs(test)}
 

@@ -90,7 +90,7 @@ def _report(
         text += f", {len(lost)} cannot be used"
         if len(lines) > SHOWN:
             file = where.runs.resolve() / f"broken-{re.sub(r'[^A-Za-z0-9_-]', '-', stream.name)}.txt"
-            file.write_text("\n".join(lines) + "\n")
+            file.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
             text += f" (all of them in {file})"
         text += _listed(lines)
     text = "\n".join(filter(None, (text, made)))

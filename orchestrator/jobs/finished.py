@@ -22,7 +22,7 @@ def finished_tasks(runs: Path, name: str, store: str = "") -> set[str]:
     """
     place = store
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        place = place or json.loads((runs / "sweeps" / name / "plan.json").read_text())["plan"]["store"]
+        place = place or json.loads((runs / "sweeps" / name / "plan.json").read_text(encoding="utf-8"))["plan"]["store"]
     place = place or str(runs / "store")
     if "://" not in place and not Path(place).is_dir():
         return set()

@@ -149,7 +149,7 @@ def _of_run(run: RunRecord, where: Deployment, stream: Stream | None) -> Trained
 
 def _restored(run: RunRecord, where: Deployment, stream: Stream, done: int) -> Trained:
     """What the commit of a run's `done`-th task holds; MissingObject if it is gone."""
-    settings = json.loads(where.existing_tracker().download(run.run_id, "config.json").read_text())
+    settings = json.loads(where.existing_tracker().download(run.run_id, "config.json").read_text(encoding="utf-8"))
     presets = [name for name in run.tags.get("ctvr.presets", "").split(",") if name]
     key = run.tags.get("ctvr.commits") or run.tags.get("ctvr.result", "")
     tasks = [task_of(stream, index) for index in range(done)]

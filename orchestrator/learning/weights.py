@@ -116,7 +116,9 @@ def save_model(method: Method, settings: Mapping[str, Any], tasks: Sequence[Mapp
         {name: value.detach().cpu().contiguous().clone() for name, value in method.state_dict().items()},
         str(folder / "model.safetensors"),
     )
-    (folder / "model.json").write_text(json.dumps({"settings": dict(settings), "tasks": list(tasks)}, indent=1))
+    (folder / "model.json").write_text(
+        json.dumps({"settings": dict(settings), "tasks": list(tasks)}, indent=1), encoding="utf-8"
+    )
 
 
 def read_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -128,4 +130,4 @@ def read_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     for name in ("model.safetensors", "model.json"):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder / name}: no such file. Give a folder that holds a saved model.")
-    return load_file(str(folder / "model.safetensors")), json.loads((folder / "model.json").read_text())
+    return load_file(str(folder / "model.safetensors")), json.loads((folder / "model.json").read_text(encoding="utf-8"))

@@ -73,12 +73,12 @@ def size_of(name: str) -> Size | None:
 def _described(name: str) -> dict[str, Any] | None:
     """The description of a backbone, as open_clip has it, which is not loaded for it."""
     if name == TINY:
-        return dict(json.loads((TINY_FOLDER / "config.json").read_text())["model"])
+        return dict(json.loads((TINY_FOLDER / "config.json").read_text(encoding="utf-8"))["model"])
     if name in UMT:
         return UMT[name]
     spec = find_spec("open_clip")
     file = Path(spec.origin).parent / "model_configs" / f"{name}.json" if spec is not None and spec.origin else None
-    return dict(json.loads(file.read_text())) if file is not None and file.is_file() else None
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file is not None and file.is_file() else None
 
 
 def trials_in_memory(worker: int, workers: int, nodes: Sequence[Mapping[str, float]]) -> int | None:

@@ -237,7 +237,7 @@ def write_plan(plan: TrialPlan, folder: Path, **more: Any) -> None:
     """Keep what a resumed sweep needs to be the same sweep."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / "plan.json.tmp"
-    temporary.write_text(json.dumps({"plan": asdict(plan), **more}, indent=1))
+    temporary.write_text(json.dumps({"plan": asdict(plan), **more}, indent=1), encoding="utf-8")
     temporary.replace(folder / "plan.json")
 
 
@@ -254,7 +254,7 @@ def read_plan(folder: Path, name: str) -> tuple[TrialPlan, dict[str, Any]]:
             f"sweep: none is called {name!r}.{suggest(name, known)} Known: {', '.join(known) or 'none yet'}."
         )
     try:
-        kept = json.loads(file.read_text())
+        kept = json.loads(file.read_text(encoding="utf-8"))
         plan = TrialPlan(**kept.pop("plan"))
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"sweep {name}: {file} is no plan of this version ({error}). Start a new sweep.") from error

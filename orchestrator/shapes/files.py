@@ -130,7 +130,7 @@ def _render_files(folder: Path, clips: Sequence[Film], workers: int | None, prog
 def _read_records(path: Path, plan: str) -> dict[str, Rendered]:
     """What digest.json says; nothing if it is absent, damaged or of other clips."""
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT or content["plan"] != plan:
             return {}
         return {name: Rendered(entry["file"], entry["pixels"]) for name, entry in content["clips"].items()}
@@ -217,7 +217,7 @@ def _write(path: Path, content: bytes) -> None:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold a lock that ends with the process; without locks (some network file systems), hold nothing."""
-    with path.open("w") as handle:
+    with path.open("w", encoding="utf-8") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
         except OSError as error:

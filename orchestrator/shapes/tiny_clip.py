@@ -253,7 +253,9 @@ def save(model: CLIP, folder: Path, config: dict[str, Any], made: dict[str, Any]
     _replace(folder / "weights.safetensors", lambda path: save_file(state, path))
     digest = hashlib.sha256((folder / "weights.safetensors").read_bytes()).hexdigest()
     content = {"model": config, "mean": MEAN, "std": STD, "sha256": digest, **made}
-    _replace(folder / "config.json", lambda path: path.write_text(json.dumps(content, indent=2) + "\n"))
+    _replace(
+        folder / "config.json", lambda path: path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    )
     return digest
 
 

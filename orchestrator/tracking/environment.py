@@ -45,7 +45,8 @@ def _commit() -> tuple[str | None, bool | None]:
 
     def git(*words: str) -> str:
         here = Path(__file__).parents[1]
-        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True, timeout=10).stdout
+        done = subprocess.run(["git", *words], cwd=here, capture_output=True, check=True, timeout=10)
+        return done.stdout.decode("utf-8", "replace")
 
     try:
         git("ls-files", "--error-unmatch", "config.py")  # not a repository that merely lies around an installed copy

@@ -120,7 +120,7 @@ class Outbox:
     def set_real(self, offline_id: str, run_id: str) -> None:
         """Remember the id that a run got in the end, when it was opened while nothing answered."""
         temporary = self.folder / f"{offline_id}.{os.getpid()}"
-        temporary.write_text(run_id)
+        temporary.write_text(run_id, encoding="utf-8")
         os.replace(temporary, self.folder / f"{offline_id}.run")
 
     def real(self, run_id: str) -> str | None:
@@ -128,7 +128,7 @@ class Outbox:
         if not run_id.startswith(OFFLINE):
             return run_id
         path = self.folder / f"{file_name(run_id)}.run"
-        text = path.read_text(errors="replace").strip() if path.is_file() else ""
+        text = path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
         return text if is_id(text) else None
 
     def _keep_files(self, run_id: str, source: Path) -> Path:

@@ -140,7 +140,7 @@ def create_database(uri: str) -> None:
     shutil.copy2(file, file.with_name(f"{file.name}.before-{importlib.metadata.version('mlflow')}"))
     log.warning("tracking: %s was made by another MLflow; it is upgraded and a copy is kept beside it", file)
     command = run_module("mlflow", "db", "upgrade", uri)
-    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True)
+    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, errors="replace")
     if done.returncode:
         raise ConfigError(f"tracking {uri}: was made by a newer MLflow. Install that version or choose another --runs.")
 

@@ -19,6 +19,7 @@ import select
 import signal
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -201,6 +202,7 @@ class _Child:
 
     def _start(self) -> None:
         environment = {name: os.environ[name] for name in _CHILD_ENV if name in os.environ}
+        environment["PYTHONUTF8"] = str(int(sys.getfilesystemencoding() == "utf-8"))  # the same names of files
         environment |= {"PYTHONPATH": library_path(), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `stop`)
         pipe = subprocess.PIPE
