@@ -11,6 +11,7 @@ import re
 import shlex
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 from orchestrator.errors import ConfigError
 
@@ -20,11 +21,11 @@ _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BO
 _BREAK = re.compile(r"\r\n|\n|\r")  # `str.splitlines` also cuts at U+2028, U+0085, VT and FF, which captions hold
 
 
-def read_bytes(path: Path, most: int = MOST) -> bytes:
-    """Read a regular file of at most `most` bytes.
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading its bytes.
 
     Raises:
-        ConfigError: if the file is absent, longer, or a folder, FIFO, socket or device.
+        ConfigError: if the file is absent, may not be read, or is a folder, FIFO, socket or device.
     """
     try:  # a FIFO without a writer would block for as long as nobody writes
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -32,11 +33,21 @@ def read_bytes(path: Path, most: int = MOST) -> bytes:
         raise ConfigError(f"{str(path)!r}: cannot be read ({error}). Give the path of a file.") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}). Give the path of a file.") from error
-    with os.fdopen(handle, "rb") as file:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"{path}: cannot be read (it is a {_kind(status.st_mode)}). Give the path of a file.")
-        if status.st_size > most:
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        raise ConfigError(f"{path}: cannot be read (it is a {_kind(mode)}). Give the path of a file.")
+    return os.fdopen(handle, "rb")
+
+
+def read_bytes(path: Path, most: int = MOST) -> bytes:
+    """Read a regular file of at most `most` bytes.
+
+    Raises:
+        ConfigError: as `open_regular`, or if the file is longer.
+    """
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > most:
             raise ConfigError(f"{path}: is larger than {most / MIB:g} MB. Check the path.")
         try:
             content = file.read(most + 1)

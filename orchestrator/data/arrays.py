@@ -5,7 +5,6 @@ Nothing is unpickled: .npy and .npz without objects, .pt as tensors alone, by a 
 
 from __future__ import annotations
 
-import importlib
 import io
 import tarfile
 import zipfile
@@ -16,13 +15,23 @@ from typing import Any
 import numpy as np
 
 from methods.backbone.weights import BARE, read_weights
+from orchestrator.data.array_files import (
+    NAMED,
+    Arrays,
+    load_npy,
+    optional,
+    read_h5,
+    read_npz,
+    read_parquet,
+    read_tar,
+    reason_of,
+)
 from orchestrator.digests import digest_file
 from orchestrator.errors import ConfigError, VideoError
+from orchestrator.text_files import open_regular
 
 FORMS = ("npy", "npz", "pt", "h5", "parquet", "tar")
-NAMED = "name.txt"  # in a shard; a .txt alone is a caption in those of others
 COLUMNS = ("name", "row", "features")  # of .parquet: one line for each vector
-Arrays = dict[str, np.ndarray]
 
 
 def read_arrays(path: Path) -> Arrays | np.ndarray:
@@ -42,17 +51,18 @@ def read_arrays(path: Path) -> Arrays | np.ndarray:
         if not found:
             raise ConfigError(f"{path}: holds no .npy file. Name a file, or a folder with one NAME.npy for each video.")
         return found
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(f"{path}: no such file. Name one that ends in {_endings()}, or a folder of .npy files.")
+    open_regular(path).close()
     readers: dict[str, Callable[[Path], Arrays | np.ndarray]] = {
         "npy": _npy,
-        "npz": _npz,
+        "npz": read_npz,
         "pt": _pt,
         "pth": _pt,
-        "h5": _h5,
-        "hdf5": _h5,
-        "parquet": _parquet,
-        "tar": _tar,
+        "h5": read_h5,
+        "hdf5": read_h5,
+        "parquet": read_parquet,
+        "tar": read_tar,
     }
     reader = readers.get(path.suffix.lstrip(".").lower())
     if reader is None:
@@ -62,7 +72,7 @@ def read_arrays(path: Path) -> Arrays | np.ndarray:
     except ConfigError:
         raise
     except Exception as error:  # five libraries, each with its own
-        raise ConfigError(f"{path}: cannot be read as arrays ({_first_line(error)}). Save it again.") from error
+        raise ConfigError(f"{path}: cannot be read as arrays ({reason_of(error)}). Save it again.") from error
 
 
 def read_features(path: str) -> np.ndarray:
@@ -71,11 +81,7 @@ def read_features(path: str) -> np.ndarray:
     Raises:
         VideoError: if the file is no array of finite numbers of that shape.
     """
-    try:
-        found = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise VideoError(path, f"no array of features ({str(error).splitlines()[0][:80]})") from error
-    return checked(found, path)
+    return checked(load_npy(path), path)
 
 
 def checked(found: np.ndarray, name: str) -> np.ndarray:
@@ -127,7 +133,7 @@ def write_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> Path:
 
         torch.save({name: torch.from_numpy(np.array(array)) for name, array in arrays}, path)
     elif form == "h5":
-        with _optional("h5py", path).File(path, "w") as hdf:
+        with optional("h5py", path).File(path, "w") as hdf:
             for name, array in arrays:
                 hdf.create_dataset(name, data=array)
     elif form == "tar":
@@ -138,18 +144,10 @@ def write_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> Path:
 
 
 def _npy(path: Path) -> np.ndarray:
-    found: np.ndarray = np.load(path, allow_pickle=False)
-    if not isinstance(found, np.ndarray):
-        raise ValueError("it is no .npy file")
-    return found
-
-
-def _npz(path: Path) -> Arrays:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except zipfile.BadZipFile as error:
-        raise ValueError("it is no .npz file") from error
+        return load_npy(path)
+    except VideoError as error:
+        raise ConfigError(f"{error}. Save it again.") from error
 
 
 def _pt(path: Path) -> Arrays | np.ndarray:
@@ -165,35 +163,6 @@ def _plain(tensor: Any) -> np.ndarray:
     return made
 
 
-def _h5(path: Path) -> Arrays:
-    found: Arrays = {}
-    with _optional("h5py", path).File(path, "r") as file:
-        file.visititems(lambda name, node: found.__setitem__(name, node[()]) if hasattr(node, "dtype") else None)
-    return found
-
-
-def _tar(path: Path) -> Arrays:
-    """Nothing is unpacked onto the disk; files of other kinds are passed over."""
-    arrays: Arrays = {}
-    names: dict[str, str] = {}
-    with tarfile.open(path) as archive:
-        for member in archive:
-            folder, _, file = member.name.rpartition("/")
-            key, _, kind = file.partition(".")  # as WebDataset does: the rest behind the first dot says what it is
-            key = f"{folder}/{key}" if folder else key
-            stream = archive.extractfile(member) if kind in ("npy", NAMED) else None
-            if stream is not None and kind == "npy":
-                arrays[key] = np.lib.format.read_array(io.BytesIO(stream.read()), allow_pickle=False)
-            elif stream is not None:
-                names[key] = stream.read().decode()
-    if not arrays:
-        raise ValueError("it holds no .npy")
-    found = {names.get(key, key): array for key, array in arrays.items()}
-    if len(found) < len(arrays):
-        raise ValueError("two of its .npy have one name")
-    return found
-
-
 def _write_tar(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
     """Keys are numbers: a name may hold dots, which would end a key."""
     with tarfile.open(path, "w") as archive:
@@ -206,21 +175,8 @@ def _write_tar(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
                 archive.addfile(entry, io.BytesIO(content))
 
 
-def _parquet(path: Path) -> Arrays:
-    table = _optional("pyarrow.parquet", path).read_table(path)
-    if missing := [name for name in ("name", "features") if name not in table.column_names]:
-        raise ConfigError(f"{path}: has no column {missing[0]!r}. Columns: name, features and, for frames, row.")
-    names, vectors = table.column("name").to_pylist(), table.column("features").to_pylist()
-    if "row" not in table.column_names:
-        return {str(name): np.array(vector) for name, vector in zip(names, vectors)}
-    rows: dict[str, list[tuple[int, Any]]] = {}
-    for name, row, vector in zip(names, table.column("row").to_pylist(), vectors):
-        rows.setdefault(str(name), []).append((row, vector))
-    return {name: np.array([vector for _, vector in sorted(found)]) for name, found in rows.items()}
-
-
 def _write_parquet(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    parquet, arrow = _optional("pyarrow.parquet", path), _optional("pyarrow", path)
+    parquet, arrow = optional("pyarrow.parquet", path), optional("pyarrow", path)
     lines = [
         (name, row, vector)
         for name, array in arrays.items()
@@ -232,17 +188,5 @@ def _write_parquet(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     parquet.write_table(arrow.table(dict(zip(COLUMNS, columns))), path)
 
 
-def _optional(module: str, path: Path) -> Any:
-    package = module.partition(".")[0]
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigError(f"{path.name}: .{path.suffix.lstrip('.')} needs {package}: pip install {package}") from error
-
-
 def _endings() -> str:
     return ", ".join(f".{form}" for form in FORMS)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:120]

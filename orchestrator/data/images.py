@@ -19,6 +19,7 @@ from torch import Tensor
 from methods.base import Batch
 from methods.images.views import normalise, view
 from methods.layers.transfer import to_device
+from orchestrator.data.array_files import load_npy
 from orchestrator.data.batches import Queries, StreamData, index_batches
 from orchestrator.data.frames import Broken, FrameSource
 from orchestrator.data.settings import DataConfig
@@ -80,11 +81,8 @@ class ImageSource(FrameSource):
 
 
 def _read(path: str) -> np.ndarray:
-    try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise VideoError(path, f"no array of images ({str(error).splitlines()[0][:80]})") from error
-    if not isinstance(found, np.ndarray) or found.ndim != 4 or found.dtype != np.uint8 or not len(found):
+    found = load_npy(path, mapped=True)
+    if found.ndim != 4 or found.dtype != np.uint8 or not len(found):
         raise VideoError(path, "images are read as an array (N, S, S, 3) of uint8")
     if found.shape[1] != found.shape[2] or found.shape[3] != 3 or not LEAST <= found.shape[1] <= LARGEST:
         raise VideoError(path, f"images have shape {found.shape[1:]}; (S, S, 3) with S of {LEAST} to {LARGEST} is read")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from methods.backbone.clip import Clip, Seams, TextTower
 from methods.base import Method
-from orchestrator.data.arrays import checked, read_features
+from orchestrator.data.arrays import checked, read_arrays, read_features
 from orchestrator.data.frames import Broken, FrameSource
 from orchestrator.data.images import ImageSource
 from orchestrator.data.settings import DataConfig
@@ -122,8 +122,8 @@ def feed(clip: Clip, stream: Stream) -> Clip:
     width = read_features(stream.tasks[0].train[0].path).shape[1]
     clip.vision.takes_features, clip.vision.entry = True, len(clip.vision.blocks)
     if stream.text_features:
-        with np.load(Path(stream.text_features), allow_pickle=False) as file:
-            texts, table = file["texts"].tolist(), torch.from_numpy(checked(file["features"], stream.text_features))
+        texts, vectors = _caption_features(Path(stream.text_features))
+        table = torch.from_numpy(vectors)
         clip.text, clip.embed_dim = CaptionTable(table), int(table.shape[1])
         clip.tokenize = CaptionRows(texts, stream.name)
     if clip.embed_dim != width:
@@ -131,6 +131,18 @@ def feed(clip: Clip, stream: Stream) -> Clip:
         numbers = f"its videos have features of {width} numbers, its texts of {clip.embed_dim}"
         raise ConfigError(f"stream {stream.name}: {numbers}. {remedy}.")
     return clip
+
+
+def _caption_features(path: Path) -> tuple[list[str], np.ndarray]:
+    """Read N captions and their features (N, d) from the file that an import has written."""
+    found = read_arrays(path)
+    texts, features = (found.get(name) if isinstance(found, dict) else None for name in ("texts", "features"))
+    if texts is None or features is None or texts.dtype.kind != "U" or texts.ndim != 1:
+        raise ConfigError(f"{path}: does not hold texts and features. Import the stream again.")
+    vectors = checked(features, str(path))
+    if len(vectors) != len(texts):
+        raise ConfigError(f"{path}: has {len(vectors)} features of {len(texts)} texts. Import the stream again.")
+    return texts.tolist(), vectors
 
 
 def refuse_unfrozen(name: str, method: Method, clip: Clip, stream: Stream) -> None:

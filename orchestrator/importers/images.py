@@ -20,6 +20,8 @@ import numpy as np
 
 from orchestrator.errors import ConfigError
 from orchestrator.importers.builder import Builder, Manifest, empty_task
+from orchestrator.importers.pickles import BROKEN
+from orchestrator.text_files import lines_of, open_regular, read_bytes, read_text
 
 SETTINGS: dict[str, Any] = {  # of divyam3897/UCL@cfaa81d
     "preset": "paper",
@@ -37,6 +39,7 @@ SETTINGS: dict[str, Any] = {  # of divyam3897/UCL@cfaa81d
     "optim.epochs": 200,
 }
 MAX_BYTES = 1 << 28  # of one file; the largest published has 155 MB
+MAX_TEXT = 1 << 24  # of names and labels; the largest published has 400 kB
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ def _cifar(kind: str, folder: Path) -> tuple[list[str], list[Path], dict[str, Sp
 def _binary(path: Path, kind: str) -> Split:
     """Records of one label (CIFAR-100: a coarse one before it) and 3072 bytes, planes of red, green and blue."""
     before = 1 if kind == "cifar-10" else 2
-    data = np.frombuffer(_bytes(path), np.uint8)
+    data = np.frombuffer(read_bytes(path, MAX_BYTES), np.uint8)
     if not len(data) or len(data) % (before + 3072):
         raise ConfigError(f"{path}: {len(data)} bytes are no records of {before + 3072}. Download {kind} again.")
     records = data.reshape(-1, before + 3072)
@@ -142,7 +145,7 @@ def _pickled(path: Path, kind: str) -> Split:
     wanted, data, labels = "labels" if kind == "cifar-10" else "fine_labels", b"", []
     key = ""
     try:
-        for opcode, argument, _ in pickletools.genops(_bytes(path)):
+        for opcode, argument, _ in pickletools.genops(read_bytes(path, MAX_BYTES)):
             text = argument.decode("latin-1") if isinstance(argument, bytes) else argument
             if isinstance(text, str) and len(text) > 3071:
                 data = text.encode("latin-1")
@@ -150,7 +153,9 @@ def _pickled(path: Path, kind: str) -> Split:
                 key = text
             elif opcode.name in ("BININT", "BININT1", "BININT2") and isinstance(text, int) and key == wanted:
                 labels.append(text)
-    except (ValueError, IndexError, UnicodeEncodeError) as error:
+    except ConfigError:
+        raise
+    except BROKEN as error:
         raise ConfigError(f"{path}: damaged, or not {kind}'s python version. Download it again.") from error
     if not data or len(data) != 3072 * len(labels):
         raise ConfigError(f"{path}: holds {len(data)} bytes of images and {len(labels)} {wanted}. Download it again.")
@@ -167,20 +172,12 @@ def _labels(labels: np.ndarray, path: Path, kind: str) -> np.ndarray:
     return labels
 
 
-def _bytes(path: Path) -> bytes:
-    if path.stat().st_size > MAX_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_BYTES >> 20} MB, too long for this file. Check the path.")
-    return path.read_bytes()
-
-
 def _names_of_cifar(kind: str, folder: Path) -> list[str]:
     """As the text file of the binary version has them; else the labels by number."""
     count = BENCHMARKS[kind].classes
     for file in (folder / "batches.meta.txt", folder / "fine_label_names.txt"):
         if file.is_file():
-            names = [
-                line.strip() for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
-            ]
+            names = [line.strip() for line in lines_of(read_text(file, MAX_TEXT)) if line.strip()]
             if len(set(names)) == count and all(name.replace("_", "").isalnum() for name in names):
                 return names
     return [f"class_{label:02d}" for label in range(count)]
@@ -198,7 +195,7 @@ def _tiny(kind: str, folder: Path) -> tuple[list[str], list[Path], dict[str, Spl
         raise ConfigError(f"{folder / 'train'}: has {len(names)} folders of classes, needs {classes}. Unpack it again.")
     number = {name: label for label, name in enumerate(names)}
     train = ((path, number[name]) for name in names for path in sorted((folder / "train" / name / "images").iterdir()))
-    lines = (line.split("\t") for line in table.read_text(encoding="utf-8", errors="replace").splitlines())
+    lines = (line.split("\t") for line in lines_of(read_text(table, MAX_TEXT)))
     test = [(folder / "val" / "images" / line[0], number[line[1]]) for line in lines if line[1:2] and line[1] in number]
     return names, [table], {"train": _jpegs(train), "test": _jpegs(test)}
 
@@ -212,16 +209,18 @@ def _jpegs(files: Iterable[tuple[Path, int]]) -> Split:
 
 
 def _read(files: Iterable[tuple[Path, int]]) -> Iterator[tuple[np.ndarray, int]]:
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     for path, label in files:
         if not path.suffix.lower().startswith(".jp"):
             continue
         try:
-            with Image.open(path, formats=["JPEG"]) as opened:
+            with open_regular(path) as file, Image.open(file, formats=["JPEG"]) as opened:
                 if opened.size != (64, 64):
                     raise ConfigError(f"{path}: is {opened.size[0]} x {opened.size[1]}, not 64 x 64. Unpack it again.")
                 image = np.array(opened.convert("RGB"))  # some are grey
-        except (OSError, UnidentifiedImageError, SyntaxError) as error:
+        except ConfigError:
+            raise
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise ConfigError(f"{path}: no such picture, or damaged. Unpack tiny-imagenet-200 again.") from error
         yield image, label

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigError
+from orchestrator.text_files import read_bytes
 
 SPLIT_BYTES = 4 << 20
 _TEXT = {"SHORT_BINUNICODE", "BINUNICODE", "UNICODE", "STRING", "BINSTRING", "SHORT_BINSTRING"}
 _NUMBER = {"BININT", "BININT1", "BININT2", "INT"}
 _GLOBALS = {"collections defaultdict", "builtins list", "__builtin__ list"}  # the last as Python 2 wrote it
-_BROKEN = (ValueError, IndexError, KeyError, EOFError, OverflowError, struct.error)
+BROKEN = (ValueError, IndexError, KeyError, EOFError, OverflowError, struct.error)
 
 
 class _Refused(Exception):
@@ -53,12 +54,9 @@ def read_pickle(path: Path, max_bytes: int = SPLIT_BYTES) -> Any:
         ConfigError: if the file is absent, too long, damaged, or holds anything else.
     """
     path = Path(path)
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(f"{path}: no such file. Give the path of the benchmark's .pkl file.")
-    with path.open("rb") as file:
-        data = file.read(max_bytes + 1)
-    if len(data) > max_bytes:
-        raise ConfigError(f"{path}: larger than {max_bytes / 2**20:.0f} MB, too long for this file. Check the path.")
+    data = read_bytes(path, max_bytes)
     try:
         return _Interpreter().run(data)
     except _Refused as error:
@@ -66,7 +64,7 @@ def read_pickle(path: Path, max_bytes: int = SPLIT_BYTES) -> Any:
             f"{path}: refused: {error}. Only dict, list, text, integers and defaultdict(list) are read; nothing "
             "was executed. Take the file from the benchmark's own release."
         ) from error
-    except _BROKEN as error:
+    except BROKEN as error:
         raise ConfigError(f"{path}: damaged, or not a pickle. Download it again.") from error
 
 

@@ -156,7 +156,7 @@ def test_wrong_features_are_refused_in_one_line(exported, tmp_path, capsys):
         ("nan.npz", "NaN or infinite"),
         ("cube.npz", "shape (2, 3, 4) of float64; (frames, d) or (d,) is read"),
         ("rows.npy", f"has 3 rows for {len(videos)} videos"),
-        ("objects.npy", "cannot be read as arrays"),
+        ("objects.npy", "cannot be read as an array"),
         ("evil.pt", "cannot be read as arrays"),
         ("none.npz", "no such file"),
         ("good.csv", "no such file"),

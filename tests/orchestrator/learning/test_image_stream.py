@@ -173,7 +173,7 @@ def test_methods_and_streams_of_the_other_kind_are_refused_in_one_line(manifest,
         (np.zeros((2, 8, 9, 3), np.uint8), "shape"),
         (np.zeros((0, 8, 8, 3), np.uint8), "uint8"),
         (np.zeros((2, 4, 4, 3), np.uint8), "shape"),
-        (np.array([{}]), "no array of images"),
+        (np.array([{}]), "cannot be read as an array"),
     ],
 )
 def test_what_is_no_array_of_images_is_said_so(array, message, manifest, tmp_path):

@@ -1,0 +1,273 @@
+"""Readers of arrays in files of others: .npy, .npz, .h5, .parquet and .tar.
+
+Every reader compares the sizes that a file declares with the size of the file before it allocates memory, and opens
+regular files only. Nothing is unpickled, nothing is unpacked to the disk, and no other file is read.
+
+Shapes: T vectors of a video, d numbers each.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import math
+import tarfile
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from orchestrator.errors import ConfigError, VideoError
+from orchestrator.text_files import MIB, open_regular
+
+NAMED = "name.txt"  # in a shard; a .txt alone is a caption in those of others
+SPARE, RATIO = 256 * MIB, 64  # bytes that a file may declare: SPARE + RATIO times its own
+Arrays = dict[str, np.ndarray]
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+def load_npy(path: str | Path, mapped: bool = False) -> np.ndarray:
+    """Read a .npy file.
+
+    Args:
+        path: the file.
+        mapped: leave the array on the disk, read only, instead of in memory.
+
+    Raises:
+        VideoError: for whatever is damaged, is another kind of file, or holds objects.
+    """
+    try:
+        with open_regular(Path(path)) as file:
+            _check_npy(file, file.seek(0, io.SEEK_END))
+            if not mapped:
+                return np.lib.format.read_array(file, allow_pickle=False)
+        found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        return found
+    except ConfigError as error:  # the path is in the message
+        raise VideoError(str(path), str(error).removeprefix(f"{path}: ")) from error
+    except Exception as error:  # numpy: ValueError, EOFError, TypeError, OverflowError, MemoryError, TokenError, ...
+        raise VideoError(str(path), f"cannot be read as an array ({reason_of(error)})") from error
+
+
+def _check_npy(file: IO[bytes], size: int) -> None:
+    """Compare what a .npy declares with its `size` in bytes; leave the file at its start."""
+    file.seek(0)
+    version = np.lib.format.read_magic(file)
+    if version not in _HEADERS:
+        raise ValueError(f"its format is {version[0]}.{version[1]}, not 1.0 or 2.0")
+    shape, _, dtype = _HEADERS[version](file)
+    if dtype.hasobject or dtype.names is not None:
+        raise ValueError(f"it holds {dtype}, not numbers")
+    if any(n < 0 for n in shape) or file.tell() + math.prod(shape) * dtype.itemsize > size:
+        raise ValueError(f"its header declares the shape {str(shape)[:60]}, and the file has {size} bytes")
+    file.seek(0)
+
+
+def read_npz(path: Path) -> Arrays:
+    """Read a .npz file, as `np.savez` and `np.savez_compressed` write it."""
+    found: Arrays = {}
+    try:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+            check_size(sum(entry.file_size for entry in entries), file.seek(0, io.SEEK_END))
+            for entry in entries:
+                name = entry.filename.removesuffix(".npy")
+                if name == entry.filename or name in found:
+                    what = "twice" if name in found else "which is not .npy"
+                    raise ValueError(f"it holds {entry.filename[:60]!r}, {what}")
+                if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise ValueError("it is compressed by another method than np.savez_compressed uses")
+                with archive.open(entry) as stream:
+                    _check_npy(stream, entry.file_size)
+                    found[name] = np.lib.format.read_array(stream, allow_pickle=False)
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"it is not a .npz file: {reason_of(error)}") from error
+    return found
+
+
+def read_h5(path: Path) -> Arrays:
+    """Read the datasets of numbers of an HDF5 file; text and compounds are left out.
+
+    External storage, external links and virtual datasets would read other files of the user.
+    """
+    h5py = optional("h5py", path)
+    found: Arrays = {}
+    with open_regular(path) as regular, h5py.File(path, "r") as file:
+        datasets: list[tuple[str, Any]] = []
+        file.visititems(lambda name, node: datasets.append((name, node)) if isinstance(node, h5py.Dataset) else None)
+        for name, dataset in datasets:
+            if dataset.external or dataset.is_virtual:
+                raise ValueError(f"{name[:60]!r} is stored in another file")
+        datasets = [
+            (name, dataset) for name, dataset in datasets if dataset.dtype.kind in "biufc" and dataset.shape is not None
+        ]
+        check_size(sum(dataset.nbytes for _, dataset in datasets), regular.seek(0, io.SEEK_END))
+        for name, dataset in datasets:
+            found[name] = dataset[()]
+    return found
+
+
+def read_tar(path: Path) -> Arrays:
+    """Read the arrays of a shard of WebDataset; files of other kinds are left out."""
+    arrays: Arrays = {}
+    names: dict[str, str] = {}
+    with open_regular(path) as regular, _tar(regular) as archive:
+        size = regular.seek(0, io.SEEK_END)
+        regular.seek(0)
+        for member in archive:
+            key, kind = _key_of(member.name)
+            if kind not in ("npy", NAMED):
+                continue
+            if not member.isreg() or member.issparse() or member.size > size:
+                raise ValueError(f"{member.name[:60]!r} is not a whole file within it")
+            if key in (arrays if kind == "npy" else names):
+                raise ValueError(f"it holds {member.name[:60]!r} twice")
+            stream = archive.extractfile(member)
+            assert stream is not None  # a regular file
+            if kind == "npy":
+                content = io.BytesIO(stream.read())
+                _check_npy(content, member.size)
+                arrays[key] = np.lib.format.read_array(content, allow_pickle=False)
+            else:
+                names[key] = stream.read().decode()
+    if not arrays:
+        raise ValueError("it holds no .npy")
+    found = {names.get(key, key): array for key, array in arrays.items()}
+    if len(found) < len(arrays):
+        raise ValueError("two of its .npy have one name")
+    return found
+
+
+def _tar(file: IO[bytes]) -> tarfile.TarFile:
+    """Open an uncompressed archive; what a compressed one holds would only be known when it is in memory."""
+    start = file.read(6)
+    file.seek(0)
+    for mark, command in {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ\0": "unxz"}.items():
+        if start.startswith(mark):
+            raise ValueError(f"it is compressed; {command} it first")
+    return tarfile.open(fileobj=file, mode="r:")
+
+
+def _key_of(member: str) -> tuple[str, str]:
+    """Split a member's name into its key and its kind, as WebDataset does: the kind begins after the first dot."""
+    folder, _, file = member.rpartition("/")
+    key, _, kind = file.partition(".")
+    return (f"{folder}/{key}" if folder else key), kind
+
+
+def read_parquet(path: Path) -> Arrays:
+    """Read the columns name, features (lists of numbers, or lists of such lists) and, where present, row."""
+    parquet, types = optional("pyarrow.parquet", path), optional("pyarrow.types", path)
+    vectors: dict[str, list[tuple[int, np.ndarray]]] = {}
+    number = 0
+    with open_regular(path) as regular:
+        whole = parquet.ParquetFile(regular)
+        columns = _columns(path, whole.schema_arrow, types)
+        _check_declared(whole.metadata, columns, regular.seek(0, io.SEEK_END))
+        file = parquet.ParquetFile(regular, read_dictionary=["name"])  # a long name may stand in every line
+        for batch in file.iter_batches(batch_size=4096, columns=columns):
+            cells = [batch.column(batch.schema.get_field_index(column)) for column in columns]
+            texts = cells[0].dictionary.to_pylist() if types.is_dictionary(cells[0].type) else None
+            indices = cells[0].indices.to_pylist() if texts is not None else cells[0].to_pylist()
+            rows = cells[2].to_pylist() if len(cells) > 2 else [0] * len(batch)
+            for index, features, row in zip(indices, cells[1], rows):
+                number += 1
+                if index is None or row is None or (texts is not None and texts[index] is None):
+                    raise ValueError(f"row {number}: {'name' if row is not None else 'row'} is missing (null)")
+                name = str(index if texts is None else texts[index])
+                vectors.setdefault(name, []).append((row, _numbers(features, f"row {number} ({name[:40]!r})")))
+    return {name: _stacked(name, found, len(columns) > 2) for name, found in vectors.items()}
+
+
+def _columns(path: Path, schema: Any, types: Any) -> list[str]:
+    """Check the columns that are read, by their types."""
+    for name in ("name", "features"):
+        if schema.get_all_field_indices(name) == []:
+            raise ConfigError(f"{path}: has no column {name!r}. Columns: name, features and, for frames, row.")
+    columns = ["name", "features"] + (["row"] if schema.get_all_field_indices("row") else [])
+    if twice := [name for name in columns if len(schema.get_all_field_indices(name)) > 1]:
+        raise ValueError(f"it has two columns {twice[0]!r}")
+    kind = schema.field("features").type
+    while _is_list(kind, types):
+        kind = kind.value_type
+    if not _is_list(schema.field("features").type, types) or not (types.is_integer(kind) or types.is_floating(kind)):
+        raise ValueError(f"features are {str(schema.field('features').type)[:60]}, not lists of numbers")
+    if "row" in columns and not types.is_integer(schema.field("row").type):
+        raise ValueError(f"row is {str(schema.field('row').type)[:60]}, not whole numbers")
+    kind = schema.field("name").type
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_integer(kind)):
+        raise ValueError(f"name is {str(kind)[:60]}, not text")
+    return columns
+
+
+def _is_list(kind: Any, types: Any) -> bool:
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _check_declared(metadata: Any, columns: Iterable[str], size: int) -> None:
+    """Compare the numbers that a footer declares with the size of the file: repeated ones take no place in it."""
+    declared = 0
+    for group in range(metadata.num_row_groups):
+        for place in range(metadata.num_columns):
+            chunk = metadata.row_group(group).column(place)
+            if chunk.path_in_schema.partition(".")[0] in columns:
+                declared += max(8 * chunk.num_values, chunk.total_uncompressed_size)
+    check_size(declared, size)
+
+
+def _numbers(cell: Any, where: str) -> np.ndarray:
+    """Read one list of numbers, or a list of such lists of one length."""
+    values = cell.values
+    if values is None or values.null_count:
+        raise ValueError(f"{where}: features are missing (null)")
+    if values.type.num_fields == 0:
+        numbers: np.ndarray = values.to_numpy(zero_copy_only=False)
+        return numbers
+    return np.stack([_numbers(each, where) for each in values])
+
+
+def _stacked(name: str, found: list[tuple[int, np.ndarray]], has_rows: bool) -> np.ndarray:
+    """Order the vectors of a name by their row."""
+    if not has_rows:
+        if len(found) > 1:
+            raise ValueError(f"{name[:60]!r} stands in {len(found)} lines; number them in a column row")
+        return found[0][1]
+    rows = [row for row, _ in found]
+    if len(set(rows)) < len(rows):
+        raise ValueError(f"{name[:60]!r} has row {max(rows, key=rows.count)} twice")
+    if len({vector.shape for _, vector in found}) > 1:
+        raise ValueError(f"{name[:60]!r} has vectors of different lengths")
+    return np.stack([vector for _, vector in sorted(found, key=lambda each: each[0])])
+
+
+def check_size(declared: int, size: int) -> None:
+    """Refuse a file that would take far more memory than it has bytes.
+
+    Raises:
+        ValueError: if `declared` bytes are more than SPARE and RATIO times `size`.
+    """
+    if declared > SPARE + RATIO * size:
+        raise ValueError(
+            f"it declares {declared / MIB:.0f} MB in a file of {size / MIB:.3g} MB, more than {RATIO} times as much"
+        )
+
+
+def optional(module: str, path: Path) -> Any:
+    """Import the package that a kind of file needs.
+
+    Raises:
+        ConfigError: if it is not installed.
+    """
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"{path.name}: .{path.suffix.lstrip('.')} needs {package}: pip install {package}") from error
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of what a library said, or the name of its error."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
