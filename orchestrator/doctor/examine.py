@@ -243,6 +243,7 @@ def _store(place: Examined) -> Iterator[Finding]:
         return
     try:
         store = _within(STORE_SECONDS, lambda: Store.open(place.store))
+        store.check_writable()
     except TimeoutError:
         text = f"{place.store}: does not answer within {STORE_SECONDS:.0f} s"
         yield Finding("error", "store", text, "Check AWS_ENDPOINT_URL, the network and the bucket's region.")

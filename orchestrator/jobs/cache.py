@@ -48,6 +48,7 @@ def build_cache(
     experiment = resolve({"method": "zero_shot", "stream": name, **overrides}, stream.settings)
     splits = ("train", "val", "test") if stream.has_val else ("train", "test")
     store = places.open_store()
+    store.check_writable()
     source = frame_source(stream, store, experiment.data, load_clip(experiment.backbone).image_size)
 
     def build(decode: DecodeMissing, workers: int, featurize: Featurize | None) -> str:

@@ -48,6 +48,7 @@ def make_ready(
     if trains(experiment):
         check_pairs(stream, experiment.data, experiment.run.workers)
     store = places.open_store()
+    store.check_writable()
     backbone = load_tower(experiment, stream)
     source = source_of(stream, store, experiment.data, backbone)
     if on_cluster:

@@ -66,6 +66,7 @@ def train(
         ConfigError: for whatever could not run, before anything is trained.
     """
     where.check()
+    where.places().open_store().check_writable()
     settings = {**settings, "stream": find_manifest(str(settings.get("stream", "")))}
     find(str(settings.get("method", "")))
     if (recommended := embedded_settings(settings["stream"])) is not None:

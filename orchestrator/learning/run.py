@@ -140,6 +140,7 @@ def execute(
     if not experiment.run.repeatable:
         log.warning("repeatable=false: on a GPU a second run gives other numbers, and a run that was killed does, too")
     store = places.open_store()
+    store.check_writable()
     stream = stream or load_stream(experiment.run.stream, places.root, places.videos)
     backbone = load_tower(experiment, stream)
     data, frames = _open_data(experiment, stream, backbone, store, workers)

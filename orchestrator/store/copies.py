@@ -11,14 +11,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from orchestrator.errors import ConfigError, StoreError
-from orchestrator.store.local import LocalFiles
+from orchestrator.store.local import LocalFiles, Stamp
 
 _CACHE_GB = 100.0
 _TOUCH_SECONDS = 60  # a use is noted this often
 _UNIT = 64 * 1024  # bytes, in which writes to the cache are counted
 
 
-class DiskCache(LocalFiles):
+class _Copies(LocalFiles):
+    """Copies of all stores; the time of one is that of its last use."""
+
+    def time_of(self, status: os.stat_result) -> float:
+        return max(status.st_atime, status.st_mtime)
+
+
+class DiskCache(_Copies):
     """Copies of a remote store's objects on this machine. The least recently used go first.
 
     All stores and processes of the machine share one limit: `root` lies beside the folders of other stores. A copy
@@ -33,26 +40,35 @@ class DiskCache(LocalFiles):
         super().__init__(root)
         self.limit = limit
         self.evicted = 0  # by this process
-        self._everyone = LocalFiles(root.parent)
+        self._everyone = _Copies(root.parent)
         self._written = root.parent / ".written"  # its size: units written by all processes since the last eviction
         self._is_measured = False
 
     def open(self) -> None:
-        """Make the folder.
+        """Make the folder; copies in one that cannot be written are used, and none is added.
 
         Raises:
-            ConfigError: if it cannot be written.
+            ConfigError: if it cannot be made.
         """
         try:
             super().open()
         except ConfigError as error:
             raise ConfigError(f"CTVR_CACHE: {str(error).removeprefix('store ')}") from error
 
+    def stamp_of(self, status: os.stat_result) -> Stamp:
+        """As for other files, without the time that a note of its use changes."""
+        return status.st_ino, status.st_size, status.st_mtime_ns
+
+    def is_unchanged(self, name: str, stamp: Stamp | None) -> bool:
+        """As for other files; a copy that was evicted stays what it was for who has mapped it."""
+        return super().is_unchanged(name, stamp) or not os.path.lexists(self.path(name))
+
     def touch(self, name: str) -> None:
-        """Note that an object was used."""
+        """Note that an object was used. The time of its content stays: it shows whether the content was changed."""
         with contextlib.suppress(OSError):
-            if time.time() - self.path(name).stat().st_mtime > _TOUCH_SECONDS:
-                os.utime(self.path(name))
+            status = self.path(name).stat()
+            if time.time() - self.time_of(status) > _TOUCH_SECONDS:
+                os.utime(self.path(name), ns=(time.time_ns(), status.st_mtime_ns))
 
     def keep(self, name: str, data: bytes | memoryview) -> bool:
         """Store a copy; False if it does not fit. A cache that fails never fails its user."""

@@ -10,17 +10,23 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
-from orchestrator.errors import ConfigError, StoreError
+from orchestrator.errors import ConfigError, DamagedObject, StoreError
+from orchestrator.store.packed import check
 
 _STALE_SECONDS = 24 * 3600
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+_NOT_WRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM, *_NO_SPACE}  # what is in such a folder can still be read
+_NO_FILE = {errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENODEV}  # of opening a link to itself, a socket, a device
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES}
+
+Stamp = tuple[int, ...]  # of a file: it changes when the content does
 
 
 class Entry(NamedTuple):
@@ -50,23 +56,41 @@ class LocalFiles:
         self._temporary = root / ".tmp"
 
     def open(self) -> None:
-        """Make the folder and remove what crashed writers left behind a day ago.
+        """Make the folder and remove what crashed writers left a day ago; an old one that cannot be written is read.
 
         Raises:
-            ConfigError: if the folder cannot be written.
+            ConfigError: if the folder does not exist and cannot be made, or cannot be used at all.
         """
         try:
-            self._temporary.mkdir(parents=True, exist_ok=True)
-            with self._temporary_file() as probe:
-                probe.touch()
+            self._probe()
             for file in self._temporary.iterdir():
-                with contextlib.suppress(FileNotFoundError):
-                    if time.time() - file.stat().st_mtime > _STALE_SECONDS:
+                with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                    if time.time() - file.lstat().st_mtime > _STALE_SECONDS:
                         file.unlink()
         except OSError as error:
-            raise ConfigError(
-                f"store {self.root}: cannot be written ({error.strerror}). Choose a folder that you may write to."
-            ) from error
+            if error.errno not in _NOT_WRITABLE or not os.access(self.root, os.R_OK | os.X_OK):
+                raise self._unwritable(error) from error
+
+    def check_writable(self) -> None:
+        """Refuse a folder that cannot be written, before work is done whose results belong there.
+
+        Raises:
+            ConfigError: if it cannot be written.
+        """
+        try:
+            self._probe()
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _probe(self) -> None:
+        self._temporary.mkdir(parents=True, exist_ok=True)
+        with self._temporary_file() as probe:
+            probe.touch()
+
+    def _unwritable(self, error: OSError) -> ConfigError:
+        return ConfigError(
+            f"store {self.root}: cannot be written ({error.strerror}). Choose a folder that you may write to."
+        )
 
     def path(self, name: str) -> Path:
         return self.root / name
@@ -75,8 +99,54 @@ class LocalFiles:
         return self.path(name).is_file()
 
     def read(self, name: str) -> bytes:
-        """Raises FileNotFoundError if there is no such object."""
-        return self.path(name).read_bytes()
+        """Read an object whole.
+
+        Raises:
+            FileNotFoundError: if there is no such object.
+            DamagedObject: if it is not a file.
+            StoreError: if the system does not let it be read.
+        """
+        try:
+            with self.open_file(name) as file:
+                return file.read()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StoreError(f"{self.path(name)}: cannot be read ({error.strerror or error}).") from error
+
+    def open_file(self, name: str) -> BinaryIO:
+        """Open an object for reading; a pipe, a socket, a folder or a loop of links in its place is not waited for.
+
+        Raises:
+            FileNotFoundError: if there is no such object.
+            DamagedObject: if it is not a file.
+            StoreError: if the system does not let it be read.
+        """
+        try:
+            descriptor = os.open(self.path(name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise
+        except NotADirectoryError as error:  # a file lies where a folder of objects belongs
+            raise FileNotFoundError(*error.args) from None
+        except OSError as error:
+            if error.errno in _NO_FILE:
+                raise DamagedObject(f"is not a file ({error.strerror})") from None
+            raise StoreError(f"{self.path(name)}: cannot be read ({error.strerror}).") from error
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise DamagedObject("is not a file")
+        return os.fdopen(descriptor, "rb")
+
+    def stamp_of(self, status: os.stat_result) -> Stamp:
+        """What shows that a file is another, or was changed, also by somebody who set its time back."""
+        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+    def is_unchanged(self, name: str, stamp: Stamp | None) -> bool:
+        """Whether an object is the file that had this stamp, with the same content."""
+        try:
+            return self.stamp_of(os.stat(f"{self.root}/{name}")) == stamp
+        except OSError:
+            return False
 
     def write(self, name: str, buffers: Sequence[Any], create: bool = False) -> bool:
         """Publish the concatenated buffers under a name, all or nothing; they are on disk when this returns.
@@ -119,30 +189,49 @@ class LocalFiles:
             except OSError as error:
                 raise StoreError(f"{self.path(name)}: cannot be deleted ({error.strerror or error}).") from error
 
-    def take_away(self, name: str) -> Path | None:
-        """Move an object aside, atomically, so that its bytes can be judged once more; None if it is gone."""
-        aside = self._temporary / f"{uuid.uuid4().hex}.aside"
+    def discard(self, name: str) -> str:
+        """Remove a damaged object, but not a whole one that another process has put there since; say what was done."""
+        path, aside = self.path(name), self._temporary / f"{uuid.uuid4().hex}.aside"
         try:
+            if path.is_dir() and not path.is_symlink():
+                path.rmdir()  # an empty one
+                return "is removed; it will be made again"
             self._temporary.mkdir(parents=True, exist_ok=True)
-            os.rename(self.path(name), aside)
+            os.rename(path, aside)  # atomically, so that its bytes can be judged once more
         except FileNotFoundError:
-            return None
-        return aside
-
-    def put_back(self, aside: Path, name: str) -> None:
-        """Undo `take_away`, unless somebody wrote the object anew in the meantime."""
+            return "is gone; it will be made again"
+        except OSError as error:
+            return f"stays: it cannot be removed ({error.strerror}). Move it away"
+        try:
+            check(name, self.read(aside.relative_to(self.root).as_posix()))
+        except (DamagedObject, FileNotFoundError, StoreError):  # the second: a link to itself that was renamed
+            aside.unlink(missing_ok=True)
+            return "is removed; it will be made again"
         with contextlib.suppress(FileExistsError):
-            os.link(aside, self.path(name))
+            os.link(aside, path)
         aside.unlink(missing_ok=True)
+        return "has been made again by another process"
 
     def names(self, folder: str = "") -> Iterator[Entry]:
         """Every object below a folder, sorted by name."""
         found: list[Entry] = []
         for name in self.listed(folder):
             with contextlib.suppress(FileNotFoundError):
-                status = self.path(name).stat()
-                found.append(Entry(name, status.st_size, status.st_mtime))
+                status = self._status(name)
+                found.append(Entry(name, status.st_size, self.time_of(status)))
         yield from sorted(found)
+
+    def time_of(self, status: os.stat_result) -> float:
+        """The time of an object as it is listed."""
+        return status.st_mtime
+
+    def _status(self, name: str) -> os.stat_result:
+        try:
+            return self.path(name).stat()
+        except OSError as error:  # a loop of links: the link itself is listed, so that it can be seen and removed
+            if error.errno != errno.ELOOP:
+                raise
+            return self.path(name).lstat()
 
     def listed(self, folder: str = "") -> Iterator[str]:
         """The names alone, in any order: no file is asked for its size."""
@@ -156,14 +245,19 @@ class LocalFiles:
         """A number that changes when a name appears in a folder or goes; 0 where there is no such folder."""
         try:
             return os.stat(self.root / folder).st_mtime_ns
-        except FileNotFoundError:
+        except OSError:
             return 0
 
     def clock(self) -> float:
-        """Now, by the clock that stamps the objects; it may be a file server's."""
-        with self._temporary_file() as probe:
-            probe.touch()
-            return probe.stat().st_mtime
+        """Now, by the clock that stamps the objects; it may be a file server's, which a folder to read does not say."""
+        try:
+            with self._temporary_file() as probe:
+                probe.touch()
+                return probe.stat().st_mtime
+        except OSError as error:
+            if error.errno not in _NOT_WRITABLE:
+                raise
+            return time.time()
 
     def leftovers(self, before: float) -> list[str]:
         """None: `open` removes what crashed writers left."""

@@ -10,8 +10,9 @@ object that is worth a file of its own, or comes alone, is no part of any pack.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
@@ -19,8 +20,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from orchestrator.digests import digest_of
-from orchestrator.errors import MissingObject
-from orchestrator.store.local import LocalFiles
+from orchestrator.errors import MissingObject, StoreError
+from orchestrator.store.local import LocalFiles, Stamp
 from orchestrator.store.names import ARRAYS, JSON
 from orchestrator.store.packed import Arrays
 from orchestrator.store.remote import RemoteObjects
@@ -30,6 +31,7 @@ PACKED = ("frames", "features")  # kinds of objects that may lie in packs
 _PATIENCE = 5.0  # seconds between two looks at a bucket for packs that others have written
 _READERS = 16
 _SOME = 64  # objects; a pack of features may have a thousand
+_OPEN = 256  # packs of many that stay open, a descriptor and about 32 MiB of addresses each
 
 
 class Member(NamedTuple):
@@ -53,7 +55,12 @@ class Objects(Protocol):
     def get(self, kind: str, key: str) -> Arrays: ...
     def put_json(self, kind: str, key: str, value: Any) -> None: ...
     def get_json(self, kind: str, key: str) -> Any: ...
-    def delete(self, kind: str, key: str) -> None: ...
+    def remove(self, names: Sequence[str]) -> None: ...
+    def stamp(self, kind: str, key: str) -> Stamp | None: ...
+    def is_unchanged(self, kind: str, key: str, stamp: Stamp | None) -> bool: ...
+
+
+Place = tuple[str, int]  # a pack, and the number of an object in it
 
 
 class _Look(NamedTuple):
@@ -72,8 +79,8 @@ class Packs:
     def __init__(self, store: Objects, files: LocalFiles | RemoteObjects) -> None:
         self._store, self._files = store, files
         self._known: dict[str, set[str]] = defaultdict(set)  # kind -> packs
-        self._places: dict[str, dict[str, tuple[str, int]]] = defaultdict(dict)  # kind -> key -> pack, number in it
-        self._open: dict[str, list[Arrays]] = {}
+        self._places: dict[str, dict[str, tuple[Place, ...]]] = defaultdict(dict)  # kind -> key -> where it lies
+        self._open: OrderedDict[str, tuple[Stamp | None, list[Arrays]]] = OrderedDict()  # the last used at the end
         self._seen: dict[str, _Look] = {}  # kind -> the last one
 
     def put(self, kind: str, members: Sequence[Member]) -> None:
@@ -91,16 +98,14 @@ class Packs:
 
     def get(self, kind: str, key: str) -> Arrays | None:
         """An object's arrays and metadata; None if it is in no pack that is whole."""
-        place = self._places[kind].get(key)
-        if place is None:
-            return None
-        pack, number = place
-        try:
-            return self._members(kind, pack)[number]
-        except MissingObject:  # removed, or damaged and removed now
-            self._store.delete(KIND, f"{kind}/{pack}")
-            self._forget(kind, pack)
-            return None
+        for pack, number in self._places[kind].get(key, ()):
+            try:
+                return self._members(kind, pack)[number]
+            except MissingObject:  # removed, or damaged and removed now
+                self._forget(kind, pack)
+                with contextlib.suppress(StoreError):  # a store that can only be read keeps it; this process does not
+                    self._remove(kind, pack)
+        return None
 
     def _members(self, kind: str, pack: str) -> list[Arrays]:
         """The objects of a pack; those of packs of many, whose header takes its time to read, stay open.
@@ -109,17 +114,27 @@ class Packs:
             MissingObject: if it is not there, or no longer whole.
         """
         name = f"{kind}/{pack}"
-        if name in self._open:
-            return self._open[name]
+        opened = self._open.get(name)
+        if opened is not None and self._store.is_unchanged(KIND, name, opened[0]):
+            self._open[name] = self._open.pop(name, opened)  # another thread may have closed it
+            return opened[1]
         whole = self._store.get(KIND, name)
+        stamp = self._store.stamp(KIND, name)
         parts: list[dict[str, np.ndarray]] = [{} for _ in whole.meta["keys"]]
         for each, array in whole.items():
             number, _, own = each.partition(".")
             parts[int(number)][own] = array
         members = [Arrays(part, meta) for part, meta in zip(parts, whole.meta["metas"], strict=True)]
         if len(members) > _SOME:
-            self._open[name] = members
+            self._open[name] = stamp, members
+            while len(self._open) > _OPEN:
+                with contextlib.suppress(KeyError):
+                    self._open.popitem(last=False)
         return members
+
+    def _remove(self, kind: str, pack: str) -> None:
+        """Remove a pack and its record."""
+        self._store.remove([f"{KIND}/{kind}/{pack}{ending}" for ending in (ARRAYS, JSON)])
 
     def keys(self, kind: str) -> set[str]:
         """Keys of all objects of a kind that lie in packs now."""
@@ -143,17 +158,20 @@ class Packs:
         return not self._known[kind] <= known
 
     def take_out(self, kind: str, key: str) -> None:
-        """Remove an object from the pack in which it lies, if it lies in one: the others get another pack."""
-        if key not in self.keys(kind) or self.get(kind, key) is None:
+        """Remove an object from every pack in which it lies: the others of such a pack get another one."""
+        if key not in self.keys(kind):
             return
-        pack, number = self._places[kind][key]
-        keys = {place[1]: each for each, place in list(self._places[kind].items()) if place[0] == pack}
-        whole = enumerate(self._members(kind, pack))
-        members = [Member(keys[i], each, each.meta) for i, each in whole if i != number and i in keys]
-        self._forget(kind, pack)
-        if members:
-            self.put(kind, members)
-        self._store.delete(KIND, f"{kind}/{pack}")
+        for pack in {place[0] for place in self._places[kind][key]}:
+            try:
+                whole = self._members(kind, pack)
+            except MissingObject:
+                whole = []
+            keys = {n: each for each, places in list(self._places[kind].items()) for p, n in places if p == pack}
+            members = [Member(keys[i], each, each.meta) for i, each in enumerate(whole) if keys.get(i, key) != key]
+            self._forget(kind, pack)
+            if members:
+                self.put(kind, members)
+            self._remove(kind, pack)
 
     def _look(self, kind: str) -> None:
         """Read the records of all packs that this process does not know, and forget those that are gone."""
@@ -170,8 +188,8 @@ class Packs:
         def read(pack: str) -> list[str] | None:
             try:
                 return list(self._store.get_json(KIND, f"{kind}/{pack}")["keys"])
-            except (MissingObject, KeyError, TypeError):
-                return None  # not finished yet, or never
+            except (MissingObject, StoreError, KeyError, TypeError):
+                return None  # not finished yet, or never; or it cannot be read
 
         with ThreadPoolExecutor(_READERS) as pool:  # a folder's records are there sooner than threads
             found = map(read, new) if isinstance(self._files, LocalFiles) else pool.map(read, new)
@@ -181,11 +199,20 @@ class Packs:
 
     def _note(self, kind: str, pack: str, keys: Sequence[str]) -> None:
         self._known[kind].add(pack)
-        self._places[kind].update((key, (pack, number)) for number, key in enumerate(keys))
+        places = self._places[kind]
+        for number, key in enumerate(keys):
+            known, place = places.get(key, ()), (pack, number)
+            if place not in known:
+                places[key] = (place, *known)  # the newest first
 
     def _forget(self, kind: str, pack: str) -> None:
         self._known[kind].discard(pack)
         self._open.pop(f"{kind}/{pack}", None)
         # a list first: threads that read ahead may be adding places
-        for key in [key for key, place in list(self._places[kind].items()) if place[0] == pack]:
-            self._places[kind].pop(key, None)
+        for key, places in list(self._places[kind].items()):
+            if any(place[0] == pack for place in places):
+                rest = tuple(place for place in places if place[0] != pack)
+                if rest:
+                    self._places[kind][key] = rest
+                else:
+                    self._places[kind].pop(key, None)

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from orchestrator.digests import cache_folder, digest_of
-from orchestrator.errors import ConfigError, DamagedObject, MissingObject
+from orchestrator.errors import ConfigError, DamagedObject, MissingObject, StoreError
 from orchestrator.redaction import redact
 from orchestrator.store.copies import DiskCache, cache_limit
-from orchestrator.store.local import Entry, LocalFiles, Size, size_of
+from orchestrator.store.local import Entry, LocalFiles, Size, Stamp, size_of
 from orchestrator.store.names import ARRAYS, JSON, check_key, check_kind, is_key, object_name, split_name
 from orchestrator.store.packed import Arrays, check, pack, pack_json, unpack, unpack_json
 from orchestrator.store.packs import Packs
@@ -47,12 +47,12 @@ class Store:
         self.uri = uri
         self.counters: Counter[str] = Counter()
         self._objects, self._cache = objects, cache
-        self._verified: dict[str, tuple[int, int, int]] = {}
+        self._verified: dict[str, Stamp] = {}
         self.packs = Packs(self, objects)
 
     @classmethod
     def open(cls, uri: str | Path, cache: Path | None = None, cache_bytes: int | None = None) -> Store:
-        """Open or make a store, and check that it can be written.
+        """Open or make a store; a folder that is there and cannot be written is read alone (see `check_writable`).
 
         Args:
             uri: a folder, file://, s3://bucket/prefix or memory://name (this process only).
@@ -60,9 +60,14 @@ class Store:
             cache_bytes: limit of those copies; default $CTVR_CACHE_GB, else 100 GB.
 
         Raises:
-            ConfigError: for an unknown address, missing credentials, or a place that cannot be written.
+            ConfigError: for an unknown address, missing credentials, or a place that cannot be made or read.
         """
         return cls._make(str(uri), cache, cache_bytes, is_new=True)
+
+    def check_writable(self) -> None:
+        """Raises ConfigError if the store is a folder that cannot be written; `open` has tried a bucket."""
+        if isinstance(self._objects, LocalFiles):
+            self._objects.check_writable()
 
     @classmethod
     def _make(cls, uri: str, cache: Path | None, cache_bytes: int | None, is_new: bool = False) -> Store:
@@ -279,8 +284,8 @@ class Store:
                     check(name, self._objects.read(name))
             except FileNotFoundError:  # deleted in the meantime
                 continue
-            except DamagedObject as error:
-                if remove and name.endswith((ARRAYS, JSON)):
+            except (DamagedObject, StoreError) as error:
+                if remove and name.endswith((ARRAYS, JSON)) and isinstance(error, DamagedObject):
                     self._remove_damaged(self._objects, name, error)
                 yield name, str(error)
             else:
@@ -301,17 +306,24 @@ class Store:
             raise MissingObject(kind, key) from None
 
     def _map(self, files: LocalFiles, name: str) -> Arrays:
-        with files.path(name).open("rb") as file:
+        with files.open_file(name) as file:
             status = os.fstat(file.fileno())
-            identity = (status.st_ino, status.st_size, status.st_mtime_ns)
+            stamp = files.stamp_of(status)
             if not status.st_size:
                 raise DamagedObject("empty")
             data = np.memmap(file, np.uint8, "r").view(np.ndarray)
-        known = self._verified.get(name)
-        fresh = known is None or known[:2] != identity[:2] or (files is self._objects and known != identity)
-        arrays = unpack(name, data, verify=fresh)
-        self._verified[name] = identity
+        arrays = unpack(name, data, verify=self._verified.get(name) != stamp)
+        self._verified[name] = stamp
         return arrays
+
+    def stamp(self, kind: str, key: str) -> Stamp | None:
+        """The stamp of the file in which `get` found arrays; None where there is no file."""
+        return self._verified.get(f"{kind}/{key}{ARRAYS}")
+
+    def is_unchanged(self, kind: str, key: str, stamp: Stamp | None) -> bool:
+        """Whether arrays that `get` mapped are still what it verified under this stamp."""
+        files = self._objects if isinstance(self._objects, LocalFiles) else self._cache
+        return files is None or files.is_unchanged(f"{kind}/{key}{ARRAYS}", stamp)
 
     def _fetch(self, kind: str, key: str, name: str) -> tuple[bytes, Arrays]:
         for _ in range(2):  # once more: a transfer may have been at fault
@@ -330,16 +342,9 @@ class Store:
         self._verified.pop(name, None)
         self.counters["damaged"] += 1
         where = files.root if isinstance(files, LocalFiles) else self.uri
-        log.warning("%s/%s is damaged (%s) and is removed; it will be made again", where, name, problem)
-        if isinstance(files, RemoteObjects):
-            files.delete(name)
-            return
-        aside = files.take_away(name)
-        if aside is None:
-            return
-        try:
-            check(name, aside.read_bytes())
-        except DamagedObject:
-            aside.unlink(missing_ok=True)
+        if isinstance(files, LocalFiles):
+            done = files.discard(name)
         else:
-            files.put_back(aside, name)
+            files.delete(name)
+            done = "is removed; it will be made again"
+        log.warning("%s/%s is damaged (%s) and %s", where, name, problem, done)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 
 import numpy as np
@@ -195,8 +196,91 @@ def test_a_pack_of_many_is_opened_once(local, monkeypatch):
     fill(local)
     reader = other(local)
     check(reader, KEYS)
-    monkeypatch.setattr(reader, "_objects", None)  # who read a file would fail
-    check(reader, KEYS[:3])
+    monkeypatch.setattr(reader, "get", None)  # who read a file would fail
+    for key in KEYS[:3]:
+        assert reader.packs.get("frames", key).meta == {"video": key[0]}
+
+
+def test_no_more_packs_stay_open_than_are_allowed(local, monkeypatch):
+    monkeypatch.setattr("orchestrator.store.packs._SOME", 1)
+    monkeypatch.setattr("orchestrator.store.packs._OPEN", 2)
+    keys = [letter * 64 for letter in "abcdefgh"]
+    for first in range(0, 8, 2):
+        local.packs.put("frames", [Member(key, arrays_of(key), {"video": key[0]}) for key in keys[first : first + 2]])
+    reader = other(local)
+    reader.packs.keys("frames")
+    check(reader, keys)
+    assert len(reader.packs._open) == 2
+    check(reader, [keys[4], keys[0]])
+    opened = {name.removeprefix("frames/") for name in reader.packs._open}
+    assert opened == {reader.packs._places["frames"][key][0][0] for key in (keys[4], keys[0])}
+
+
+def _change(path, how):
+    size, times = path.stat().st_size, path.stat()
+    with path.open("rb+") as file:
+        if how == "truncated":
+            file.truncate(size // 2)
+        elif how == "emptied":
+            file.truncate(0)
+        else:
+            file.seek(size - 3)
+            last = file.read(1)[0]
+            file.seek(size - 3)
+            file.write(bytes([last ^ 1]))
+    if how == "changed, its time set back":
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+@pytest.mark.parametrize("how", ["changed", "changed, its time set back", "truncated", "emptied"])
+@pytest.mark.parametrize("some", [2, 64])
+def test_a_pack_that_is_changed_in_place_is_not_served_again(local, monkeypatch, some, how):
+    """Whether it stays open or not; a truncation ended the process."""
+    monkeypatch.setattr("orchestrator.store.packs._SOME", some)
+    fill(local)
+    reader = other(local)
+    check(reader, KEYS)
+    file = local._objects.path(next(e.name for e in packs(local) if e.name.endswith(".safetensors")))
+    _change(file, how)
+    for key in KEYS[:3]:
+        with pytest.raises(MissingObject):
+            reader.get("frames", key)
+    check(reader, KEYS[3:])
+    assert not packs(local)
+
+
+def _overlapping(store):
+    """Two packs, which racing writers made: `b` and `c` lie in both."""
+    for group in (KEYS[:3], KEYS[1:4]):
+        store.packs.put("frames", [Member(key, arrays_of(key), {"video": key[0]}) for key in group])
+    return [entry.name for entry in packs(store) if entry.name.endswith(".safetensors")]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_of_two_packs_with_one_key_the_whole_one_is_served(store, which):
+    names = _overlapping(store)
+    data = bytearray(store._objects.read(names[which]))
+    data[-3] ^= 1
+    store._objects.write(names[which], [bytes(data)])
+    if store._cache is not None:
+        store._cache.delete(names[which])
+    for each in (other(store), store):
+        check(each, KEYS[1:3])
+    assert other(store).present("frames", KEYS) >= set(KEYS[1:3])
+
+
+@pytest.mark.parametrize("makes", [False, True])
+def test_what_is_deleted_is_gone_from_every_pack(store, makes):
+    _overlapping(store)
+    if makes:  # and from a file of its own
+        store.put("frames", KEYS[1], arrays_of(KEYS[1]), {"video": "b"})
+    deleter = other(store)
+    deleter.delete("frames", KEYS[1])
+    for each in (deleter, other(store)):
+        assert each.list("frames") == [KEYS[0], *KEYS[2:4]]
+        check(each, [KEYS[0], *KEYS[2:4]])
+        with pytest.raises(MissingObject):
+            each.get("frames", KEYS[1])
 
 
 def test_other_kinds_are_never_looked_for_in_packs(local, monkeypatch):
