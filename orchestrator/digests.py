@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-SOURCES = ("orchestrator", "methods", "search_spaces")
+SOURCES = ("orchestrator", "methods", "search_spaces", "ctvr/sandbox")
 ROOT = Path(__file__).resolve().parent.parent
 _FRESH_NS = 2 * 10**9  # a file this young may still change without its times changing
 _LINE_LIMIT = 4000  # bytes; appends below a page are not mixed with those of other processes

@@ -2,9 +2,9 @@
 
 A `.pt` file is a program in the language of pickle. The reader of inert.py runs none of it, but such promises were
 broken before (CVE-2025-32434, torch below 2.6). So the user names the file by its SHA-256, and a child process
-reads it: without the network and without other files where the system allows that (fence.py), without credentials in
-its environment, with limits of memory, CPU time and files. It hands tensors back as safetensors, which cannot hold a
-program.
+reads it: without the network and without other files where the system allows that (ctvr/sandbox), without credentials
+in its environment, with limits of memory, CPU time and files. It hands tensors back as safetensors, which cannot hold
+a program.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from methods.backbone.fence import leave_files, leave_network
+from ctvr.sandbox.fence import leave_files, leave_network
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from methods.backbone import fence
+from ctvr.sandbox import fence
 from orchestrator.doctor.findings import Finding, Level, listed
 from orchestrator.on_ray.memory import free_memory, trials_in_memory
 

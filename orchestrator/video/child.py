@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import IO, Any
 
-from methods.backbone.fence import leave_files, leave_network
+from ctvr.sandbox.fence import leave_files, leave_network
 from orchestrator.errors import ConfigError, VideoError
 from orchestrator.video.decode import decode
 from orchestrator.video.index import Limits

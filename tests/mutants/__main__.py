@@ -23,7 +23,7 @@ from orchestrator.console import say
 from tests.mutants.bugs import BUGS, Bug
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("methods", "orchestrator", "search_spaces", "tests", "pyproject.toml")
+COPIED = ("ctvr", "methods", "orchestrator", "search_spaces", "tests", "pyproject.toml")
 SECONDS = 600.0  # of one bug's tests; what is not decided by then is not caught
 CAUGHT, SURVIVED, LATE = "caught", "SURVIVED", "UNDECIDED"
 

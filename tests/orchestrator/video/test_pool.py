@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from methods.backbone import fence
+from ctvr.sandbox import fence
 from orchestrator.errors import ConfigError, VideoError
 from orchestrator.video import pool as video
 from orchestrator.video.child import READY

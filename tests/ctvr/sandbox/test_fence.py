@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from methods.backbone import fence
+from ctvr.sandbox import fence
 
 
 def child(code: str) -> subprocess.CompletedProcess[str]:
