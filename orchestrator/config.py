@@ -12,6 +12,7 @@ import difflib
 import math
 import re
 import typing
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,9 +20,11 @@ from typing import Any, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from orchestrator.errors import ConfigError
+from orchestrator.text_files import read_text
 
 T = TypeVar("T")
 Settings = dict[str, Any]
+YAML_BYTES, YAML_VALUES, YAML_LEVELS, YAML_DIGITS = 1 << 20, 10_000, 50, 100  # at most, aliases written out
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
@@ -74,25 +77,83 @@ def read_settings(path: Path) -> Settings:
     `method` is a name, or a mapping of the method's settings with its `name` among them.
 
     Raises:
-        ConfigError: if it cannot be read, is no mapping, or says a setting twice.
+        ConfigError: if it cannot be read, is no mapping, says a setting twice, or is larger than any settings are.
     """
     import yaml
 
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"--config {path}: cannot be read ({error.strerror}).") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path}: is no YAML ({' '.join(str(error).split())}).") from error
-    if not isinstance(found, dict):
+        found = _parse_yaml(read_text(path, YAML_BYTES))
+        settings = _unique(_flat(found)) if isinstance(found, dict) else None
+    except ConfigError as error:
+        raise ConfigError(f"--config {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"--config {path}: is nested too deeply. Write lines such as optim.epochs: 8.") from error
+    except (yaml.YAMLError, ValueError) as error:  # also a number of 5000 digits, a date in month 13
+        reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
+        raise ConfigError(f"--config {path}: cannot be read as YAML ({reason[:300]}). Correct it.") from error
+    if settings is None:
         raise ConfigError(f"--config {path}: holds no settings. Write lines such as optim.epochs: 8.")
+    return settings
+
+
+def _unique(pairs: Iterable[tuple[str, Any]]) -> Settings:
     settings: Settings = {}
-    for name, value in _flat(found):
+    for name, value in pairs:
         name = "method" if name == "method.name" else name
         if name in settings:
-            raise ConfigError(f"--config {path}: {name} is given twice. Keep one of them.")
+            raise ValueError(f"{name} is given twice")
         settings[name] = value
     return settings
+
+
+def _parse_yaml(text: str) -> Any:
+    """Read a document of YAML whose anchors, written out, are not endless.
+
+    An alias stands for everything below its anchor: ten lines of them can mean 10^9 values, or contain themselves.
+    """
+    import yaml
+    from yaml.composer import ComposerError
+    from yaml.events import AliasEvent, CollectionStartEvent
+
+    class Loader(yaml.SafeLoader):
+        depth = 0
+
+        def __init__(self, stream: str) -> None:
+            super().__init__(stream)
+            self.open: set[str] = set()  # anchors of nodes that are not complete
+            self.sizes: dict[int, tuple[int, int]] = {}  # id of a node -> nodes and levels below it, written out
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            event = self.peek_event()
+            anchor = getattr(event, "anchor", None)
+            if isinstance(event, AliasEvent) and anchor in self.open:
+                raise ComposerError(None, None, f"*{anchor[:60]} stands within its own anchor", event.start_mark)
+            self.depth += 1
+            if self.depth > YAML_LEVELS:
+                raise ComposerError(None, None, f"more than {YAML_LEVELS} levels", event.start_mark)
+            self.open |= {anchor} if anchor and isinstance(event, CollectionStartEvent) else set()
+            node = super().compose_node(parent, index)
+            self.open.discard(anchor)
+            self.depth -= 1
+            self.measure(node, event.start_mark)
+            return node
+
+        def measure(self, node: Any, mark: Any) -> None:
+            below = [] if isinstance(node, yaml.ScalarNode) else list(node.value)
+            if node.tag.endswith(":int") and len(node.value) > YAML_DIGITS:  # 0xfff... and 59:59:... have no limit
+                raise ComposerError(None, None, f"a number of more than {YAML_DIGITS} digits", mark)
+            if isinstance(node, yaml.MappingNode):
+                names = Counter(key.value for key, _ in below if isinstance(key, yaml.ScalarNode))
+                if twice := next((name for name, count in names.items() if count > 1 and name != "<<"), None):
+                    raise ComposerError(None, None, f"{twice[:60]!r} is given twice", mark)
+                below = [each for pair in below for each in pair]
+            sizes = [self.sizes[id(each)] for each in below]
+            found = 1 + sum(size for size, _ in sizes), 1 + max((levels for _, levels in sizes), default=0)
+            if found[0] > YAML_VALUES or found[1] > YAML_LEVELS:
+                raise ComposerError(None, None, f"more than {YAML_VALUES} values or {YAML_LEVELS} levels", mark)
+            self.sizes[id(node)] = found
+
+    return yaml.load(text, Loader)  # a SafeLoader
 
 
 def _flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -185,9 +246,9 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
     try:
         typed = TypeAdapter(hint, config=ConfigDict(strict=False, coerce_numbers_to_str=True)).validate_python(value)
     except ValidationError as error:
-        raise ConfigError(f"{name}: {error.errors()[0]['msg']}, got {value!r}.") from error
+        raise ConfigError(f"{name}: {error.errors()[0]['msg']}, got {value!r:.200}.") from error
     if isinstance(typed, float) and math.isnan(typed):  # compares as false with every limit
-        raise ConfigError(f"{name}: {value!r} is no number. Write one, or leave the setting out.")
+        raise ConfigError(f"{name}: {value!r:.60} is no number. Write one, or leave the setting out.")
     return typed
 
 

@@ -56,9 +56,11 @@ def files_of(path: Path) -> list[Path]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{path}: is not an index of weights (it has no weight_map). Name the file itself.") from None
     if outside := [name for name in names if Path(name).name != name]:
-        raise ValueError(f"{path}: names {outside[0]!r}, which is not a file of its folder. Name the files' own index.")
+        raise ValueError(
+            f"{path}: names {outside[0]!r:.80}, which is not a file of its folder. Name the files' own index."
+        )
     if pickled := [name for name in names if not name.endswith(".safetensors")]:
-        raise ValueError(f"{path}: names {pickled[0]}, a pickle. Convert the files to .safetensors.")
+        raise ValueError(f"{path}: names {pickled[0]!r:.80}, a pickle. Convert the files to .safetensors.")
     files = [path.parent / name for name in names]
     if missing := [file for file in files if not file.is_file()]:
         raise FileNotFoundError(f"{missing[0]}: no such weights file; {path.name} names it.")

@@ -47,6 +47,7 @@ SHAPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # inside, at points i
 }
 _PLACES = ((0.5, 0.5), (0.35, 0.5), (0.65, 0.5), (0.5, 0.35), (0.5, 0.65))  # centres, taken in turn
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 _KEPT = 8192  # decoded images that a folder keeps in memory
 
 
@@ -136,9 +137,9 @@ def _folder(folder: Path, clip: Clip) -> ReferenceSet:
 def _decode(file: Path, size: int) -> Tensor:
     """An image file as (3, size, size) uint8: shorter side resized, centre cut out."""
     try:
-        with Image.open(file) as image:
+        with Image.open(file, formats=_FORMATS) as image:  # Pillow runs a program for some others
             picture = image.convert("RGB")
-    except OSError as error:
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(f"reference: {file} is no readable image. Remove it from the folder.") from error
     factor = size / min(picture.size)
     width, height = (max(size, round(side * factor)) for side in picture.size)

@@ -186,7 +186,7 @@ def _made_of(run: RunRecord) -> dict[str, str]:
     """What a run's key was made of besides its settings; of a run of an older version the stream alone is known."""
     try:
         return {str(name): str(part) for name, part in json.loads(run.tags.get(MADE_OF, "")).items()}
-    except ValueError:
+    except (ValueError, AttributeError, RecursionError):
         return {"stream": run.tags.get("ctvr.stream_digest", "unknown")}
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 
+from orchestrator.errors import ConfigError
 from orchestrator.store.store import Store
+from orchestrator.streams.manifest import read_json
 
 
 def finished_tasks(runs: Path, name: str, store: str = "") -> set[str]:
@@ -21,8 +22,8 @@ def finished_tasks(runs: Path, name: str, store: str = "") -> set[str]:
         CtvrError: if the store cannot be used.
     """
     place = store
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        place = place or json.loads((runs / "sweeps" / name / "plan.json").read_text(encoding="utf-8"))["plan"]["store"]
+    with contextlib.suppress(ConfigError, KeyError, TypeError):  # no plan: the store of the runs folder
+        place = place or str(read_json(runs / "sweeps" / name / "plan.json")["plan"]["store"] or "")
     place = place or str(runs / "store")
     if "://" not in place and not Path(place).is_dir():
         return set()

@@ -248,7 +248,10 @@ def run_again(
 def _overrides_of(sweep: RunRecord, where: Deployment) -> Settings | None:
     """What the user gave for a sweep: as its parent run has it, else this machine's plan of it; None if unknown."""
     if OVERRIDES in sweep.tags:
-        return dict(json.loads(sweep.tags[OVERRIDES]))
+        try:
+            return dict(json.loads(sweep.tags[OVERRIDES]))
+        except (ValueError, TypeError, RecursionError):  # MLflow's records may have been edited
+            return None
     if not (where.folder(sweep.name) / "plan.json").is_file():
         return None
     kept = read_plan(where.folder(sweep.name), sweep.name)[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from orchestrator.learning.resolve import find, resolve
 from orchestrator.retrieval.model import Model
 from orchestrator.store.store import Store
 from orchestrator.streams.load import load_stream
+from orchestrator.streams.manifest import read_json
 from orchestrator.streams.stream import Stream
 from orchestrator.tracking.values import RunRecord
 
@@ -149,7 +149,7 @@ def _of_run(run: RunRecord, where: Deployment, stream: Stream | None) -> Trained
 
 def _restored(run: RunRecord, where: Deployment, stream: Stream, done: int) -> Trained:
     """What the commit of a run's `done`-th task holds; MissingObject if it is gone."""
-    settings = json.loads(where.existing_tracker().download(run.run_id, "config.json").read_text(encoding="utf-8"))
+    settings = read_json(where.existing_tracker().download(run.run_id, "config.json"))
     presets = [name for name in run.tags.get("ctvr.presets", "").split(",") if name]
     key = run.tags.get("ctvr.commits") or run.tags.get("ctvr.result", "")
     tasks = [task_of(stream, index) for index in range(done)]
@@ -170,8 +170,10 @@ def _check_searches(name: str, method: str) -> None:
 def _read(folder: Path) -> Trained:
     try:
         return read_trained(folder)
-    except (ValueError, KeyError) as error:
-        raise ConfigError(f"model {folder}: {error}") from error
+    except ConfigError:
+        raise
+    except (ValueError, KeyError, TypeError) as error:  # a field of a task that is missing, or of another kind
+        raise ConfigError(f"model {folder}: {error}. Save the model again.") from error
 
 
 def _ask(name: str, trained: Trained, where: Deployment, stream: Stream | None) -> Model:

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from methods.backbone.clip import Clip
 from methods.base import Method
+from orchestrator.errors import ConfigError
+from orchestrator.streams.manifest import read_json
 
 
 class Pretrained(dict[str, Tensor]):
@@ -126,8 +129,16 @@ def read_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
     Raises:
         FileNotFoundError: if the folder holds no model.
+        ConfigError: if one of its files is damaged.
     """
     for name in ("model.safetensors", "model.json"):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder / name}: no such file. Give a folder that holds a saved model.")
-    return load_file(str(folder / "model.safetensors")), json.loads((folder / "model.json").read_text(encoding="utf-8"))
+    about = read_json(folder / "model.json")
+    tasks = about.get("tasks") if isinstance(about, dict) else None
+    if not isinstance(tasks, list) or not isinstance(about.get("settings"), dict):
+        raise ConfigError(f"{folder / 'model.json'}: holds no settings and tasks of a model. Save the model again.")
+    try:
+        return load_file(str(folder / "model.safetensors")), about
+    except SafetensorError as error:
+        raise ConfigError(f"{folder / 'model.safetensors'}: is damaged ({error}). Save the model again.") from error

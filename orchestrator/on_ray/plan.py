@@ -12,6 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 from orchestrator.config import Settings, suggest
 from orchestrator.digests import digest_of
 from orchestrator.errors import ConfigError
+from orchestrator.streams.manifest import read_json
 from orchestrator.streams.measures import ACCURACY, GAIN, MEAN, SEARCHED
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def listed_values(word: str, option: str = "--space") -> tuple[str, list[Any]]:
 def _plain(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -254,8 +255,8 @@ def read_plan(folder: Path, name: str) -> tuple[TrialPlan, dict[str, Any]]:
             f"sweep: none is called {name!r}.{suggest(name, known)} Known: {', '.join(known) or 'none yet'}."
         )
     try:
-        kept = json.loads(file.read_text(encoding="utf-8"))
+        kept = read_json(file)
         plan = TrialPlan(**kept.pop("plan"))
-    except (ValueError, TypeError, KeyError) as error:
+        return replace(plan, presets=tuple(plan.presets)), kept
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"sweep {name}: {file} is no plan of this version ({error}). Start a new sweep.") from error
-    return replace(plan, presets=tuple(plan.presets)), kept

@@ -98,10 +98,10 @@ class Journal:
             self._load(file)
 
     def _load(self, file: Path) -> None:
-        first, *lines = file.read_text(encoding="utf-8").split("\n")
+        first, *lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
         try:
-            kept = json.loads(first)
-        except ValueError:  # a power cut took it
+            kept = dict(json.loads(first))
+        except (ValueError, TypeError, RecursionError):  # a power cut took it
             log.warning("%s is damaged: trials are asked again; their finished tasks are taken over", file)
             return
         if kept.get("sources") != self.sources:
@@ -110,9 +110,9 @@ class Journal:
         for line in lines:
             try:
                 entry = json.loads(line)
-            except ValueError:  # empty, or cut short
+                self.rows.setdefault(entry["row"], {})[entry["label"]] = entry["about"]
+            except (ValueError, TypeError, KeyError, RecursionError):  # empty, or cut short
                 continue
-            self.rows.setdefault(entry["row"], {})[entry["label"]] = entry["about"]
 
     def read(self, row: str, trial: WaveTrial) -> None:
         known = self.rows.get(row, {}).get(trial.label, {})

@@ -45,7 +45,8 @@ def read_json(path: Path, unique_keys: bool = False) -> Any:
     """Read a JSON file.
 
     Args:
-        unique_keys: refuse an object that repeats a key, instead of keeping the last value.
+        unique_keys: refuse an object that repeats a key, instead of keeping the last value, and NaN and Infinity, which
+            Python alone writes.
 
     Raises:
         ConfigError: if the file is absent, not regular, not text or not JSON; the message names the line.
@@ -53,13 +54,17 @@ def read_json(path: Path, unique_keys: bool = False) -> Any:
     hook = _unique_object if unique_keys else None
     text = read_text(path)
     try:
-        return json.loads(text, object_pairs_hook=hook)
+        return json.loads(text, object_pairs_hook=hook, parse_constant=_no_number if unique_keys else None)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}: line {error.lineno}: not JSON ({error.msg}). Correct this line.") from error
     except RecursionError as error:
-        raise ConfigError(f"{path}: nested too deeply. Write a manifest as `ctvr streams import` does.") from error
+        raise ConfigError(f"{path}: nested too deeply. Give the file as it was written.") from error
     except ValueError as error:
         raise ConfigError(f"{path}: not usable JSON ({str(error).splitlines()[0]}). Correct it.") from error
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is not a number of JSON")
 
 
 def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -67,7 +72,7 @@ def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) == len(pairs):
         return found
     repeated = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
-    raise ValueError(f"key {repeated[0]!r} is given twice in one object")
+    raise ValueError(f"key {repeated[0]!r:.60} is given twice in one object")
 
 
 class _Reader:
@@ -77,8 +82,8 @@ class _Reader:
         self.source = source
 
     def fail(self, where: str, problem: str, remedy: str) -> NoReturn:
-        place = f"{where}: " if where else ""
-        raise ConfigError(f"{self.source}: {place}{problem}. {remedy}")
+        place = f"{_brief(where)}: " if where else ""
+        raise ConfigError(f"{self.source}: {place}{_brief(problem)}. {remedy}")
 
     def object(self, value: Any, where: str, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Any]:
         known = [*required, *optional]
@@ -130,6 +135,11 @@ class _Reader:
         if path.is_absolute() or ".." in path.parts or "\\" in str(path) or not path.parts:
             self.fail(where, f"{value!r} leads out of the videos folder", "Write a path below `videos`, with '/'.")
         return str(path)
+
+
+def _brief(text: str) -> str:
+    """Cut an id or a name of thousands of characters out of a message."""
+    return text if len(text) <= 300 else f"{text[:200]} ... {text[-60:]}"
 
 
 def _kind(value: Any) -> str:
@@ -211,6 +221,8 @@ def _parse_settings(reader: _Reader, value: Any) -> dict[str, Any]:
     for name, setting in value.items():
         if isinstance(setting, dict | list):
             reader.fail(f"settings: {name}", f"is {_kind(setting)}", "Write one value per dotted name.")
+        if isinstance(setting, int | float) and not abs(setting) < 2**63:  # NaN, too
+            reader.fail(f"settings: {name}", f"is {str(setting)[:30]}", "Write a finite number of at most 18 digits.")
     return dict(value)
 
 

@@ -111,7 +111,7 @@ def between_seeds(runs: Sequence[RunRecord]) -> str:
 
 def _made_of(run: RunRecord) -> dict[str, str]:
     try:
-        found = json.loads(run.tags.get("ctvr.made_of", ""))
-    except ValueError:  # an older record: its commit is all that is known
+        found = dict(json.loads(run.tags.get("ctvr.made_of", "")))
+    except (ValueError, TypeError, RecursionError):  # an older record: its commit is all that is known
         return {"commit": run.tags["ctvr.commit"]} if run.tags.get("ctvr.commit") else {}
     return {str(name): str(value) for name, value in found.items()}

@@ -204,7 +204,10 @@ def vary(preset: TablePreset, values: Any) -> TablePreset:
     Raises:
         ConfigError: for what is no object of lists.
     """
-    if not isinstance(values, Mapping) or not all(isinstance(listed, list) and listed for listed in values.values()):
+    lists = list(values.values()) if isinstance(values, Mapping) else [None]
+    if not all(isinstance(listed, list) and listed for listed in lists) or any(
+        isinstance(value, dict) for listed in lists for value in listed
+    ):
         raise ConfigError('vary: is no object of lists. Write {"method.beta": [0.2, 0.4]}.')
     first = preset.rows[0]
     rows = [
@@ -224,7 +227,7 @@ def _parse_row(data: Any, number: int) -> TableRow:
     if isinstance(data, str):
         data = {"name": data}
     if not isinstance(data, Mapping):
-        raise ConfigError(f"rows[{number}]: is {data!r}. Write a method's name, or an object with name.")
+        raise ConfigError(f"rows[{number}]: is {data!r:.60}. Write a method's name, or an object with name.")
     return build(TableRow, data, f"rows[{number}]")
 
 

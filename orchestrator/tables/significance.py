@@ -180,5 +180,5 @@ def read_ranks(tracker: Tracker, run_id: str) -> Ranks | None:
         queries = list(map(str, stored["query ids"]))
         tasks = dict(zip(queries, map(int, stored.get("tasks", []))))
         return Ranks(dict(zip(queries, map(float, stored["ranks"]))), tasks)
-    except (FileNotFoundError, KeyError, TypeError, ValueError, AttributeError):
+    except (FileNotFoundError, KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError):
         return None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from orchestrator.config import as_typed, build, flatten, parse_overrides, under
+from orchestrator.config import as_typed, build, flatten, parse_overrides, read_settings, under
 from orchestrator.errors import ConfigError
 
 
@@ -86,3 +88,60 @@ def test_a_setting_given_twice_with_two_values_is_refused():
     with pytest.raises(ConfigError, match="given twice, as '1' and '2'"):
         parse_overrides(["a.b=1", "a.b=2"])
     assert parse_overrides(["a.b=1", "a.b=1", "c=x=y"]) == {"a.b": "1", "c": "x=y"}
+
+
+HOSTILE_YAML = {
+    "a key twice": ("optim.lr: 1\noptim.lr: 2\n", "'optim.lr' is given twice"),
+    "a key twice, nested and dotted": ("optim:\n  lr: 1\noptim.lr: 2\n", "optim.lr is given twice"),
+    "a cycle": ("a: &a\n  b: *a\n", "stands within its own anchor"),
+    "a cycle of lists": ("a: &a [*a]\n", "stands within its own anchor"),
+    "a cycle of merges": ("a: &a {<<: *a}\n", "stands within its own anchor"),
+    "lists of lists": (
+        "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)),
+        "more than 10000 values",
+    ),
+    "merges of merges": (
+        "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}\n" for i in range(1, 10)),
+        "more than 10000 values",
+    ),
+    "a chain of aliases": ("a0: &a0 [1]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 99)), "50 levels"),
+    "depth": ("a: " + "[" * 20_000, "more than 50 levels"),
+    "6000 digits": ("a: " + "9" * 6000, "more than 100 digits"),
+    "hexadecimal digits": ("a: 0x" + "f" * 6000, "more than 100 digits"),
+    "sixties": ("a: 1" + ":59" * 3000, "more than 100 digits"),
+    "month 13": ("a: 2001-13-45", "month must be"),
+    "an object": ("a: !!python/object/apply:os.system ['true']", "could not determine a constructor"),
+    "length": ("a: " + "x" * (1 << 20), "is larger than 1 MB"),
+    "two documents": ("a: 1\n---\nb: 2\n", "expected a single document"),
+    "no mapping": ("[1]", "holds no settings"),
+    "nothing": ("", "holds no settings"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_YAML)
+def test_yaml_that_is_endless_or_ambiguous_is_one_line(kind, tmp_path):
+    content, said = HOSTILE_YAML[kind]
+    (tmp_path / "c.yaml").write_text(content)
+    with pytest.raises(ConfigError, match="^--config [^\n]*$") as error:
+        read_settings(tmp_path / "c.yaml")
+    assert said in str(error.value)
+    assert len(str(error.value)) < 600
+
+
+def test_anchors_and_merges_of_settings_are_read(tmp_path):
+    text = "base: &b {lr: 1, epochs: 3}\noptim:\n  <<: *b\n  lr: 2\nmethod:\n  name: lwf\n  sizes: [1, 2]\n"
+    (tmp_path / "c.yaml").write_text(text)
+    found = read_settings(tmp_path / "c.yaml")
+    assert {name: value for name, value in found.items() if not name.startswith("base")} == {
+        "optim.lr": 2,
+        "optim.epochs": 3,
+        "method": "lwf",
+        "method.sizes": [1, 2],
+    }
+
+
+def test_a_fifo_or_device_as_settings_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "c.yaml")
+    for path in (tmp_path / "c.yaml", Path("/dev/zero"), tmp_path, tmp_path / "absent"):
+        with pytest.raises(ConfigError, match="^--config .*cannot be read"):
+            read_settings(path)

@@ -157,7 +157,7 @@ BAD = [
     (put(f"{TRAIN}.category", "dog"), "'dog' is not a category of its task. Did you mean 'dogs'"),
     (put(f"{TRAIN}.segment", [3, 3]), r"segment: \[3, 3\] is no stretch of time\. Write \[start, end\]"),
     (put(f"{TRAIN}.segment", [-1, 3]), "no stretch of time"),
-    (put(f"{TRAIN}.segment", [0, float("nan")]), "no stretch of time"),
+    (put(f"{TRAIN}.segment", [0, float("nan")]), "NaN is not a number of JSON"),
     (put(f"{TRAIN}.segment", [0, 10**400]), "no stretch of time"),
     (put(f"{TRAIN}.segment", [0]), "not a pair of numbers"),
     (put(f"{TRAIN}.segment", [False, True]), "not a pair of numbers"),
@@ -201,6 +201,9 @@ def test_what_is_wrong_is_said_in_one_line(manifest: dict[str, Any], tmp_path: P
         ('{"format": 1, "format": 1}', "key 'format' is given twice"),
         ('{"format": ' + "9" * 5000 + "}", "not usable JSON"),
         ("[]", "is a list, not an object"),
+        ('{"held_out": NaN}', "NaN is not a number of JSON"),
+        ('{"settings": {"a": -Infinity}}', "-Infinity is not a number of JSON"),
+        (f'{{"{"x" * 5000}": 1}}', r"unknown field 'x{100,300} \.\.\. x+'"),
     ],
 )
 def test_a_file_that_is_no_manifest_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
