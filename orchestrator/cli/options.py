@@ -56,7 +56,7 @@ def add_where(parser: argparse.ArgumentParser, resources: bool = False) -> None:
         "--patience",
         type=float,
         default=24.0,
-        help="hours that a trial's workers wait for one another, for one may decode a whole stream first (%(default)g)",
+        help="hours that a trial's workers wait for the first one, which may decode a whole stream (%(default)g)",
     )
     group.add_argument(
         "--no-reuse",

@@ -29,6 +29,7 @@ from orchestrator.learning.evaluate import Evaluation, EvaluationConfig
 from orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates, shares, train_only
 from orchestrator.learning.progress import Progress
 from orchestrator.learning.protocols import Sight, protocol_of
+from orchestrator.learning.pulse import at
 from orchestrator.learning.repeats import encoding_once
 from orchestrator.learning.reuse import Reads
 from orchestrator.learning.weights import Pretrained, changed_state, copied_state, load_state
@@ -302,6 +303,7 @@ class Loop:
     def _measure(self, index: int, split: str, galleries: Sequence[Tensor]) -> Evaluation:
         """Metrics after task `index`: all workers encode, rank 0 scores, every worker gets the result."""
         self._seed("evaluate", index)
+        at(f"the evaluation after task {index + 1} ({split})")
 
         def spread(encode: Callable[[Any], Tensor], rows: Any) -> Tensor:
             with self._autocast():  # of the towers alone: scores are float32

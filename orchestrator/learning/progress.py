@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from orchestrator.errors import Diverged
+from orchestrator.learning.pulse import at
 from orchestrator.learning.workers import least
 
 EVERY = 20  # steps, on a GPU: so many more may be trained on numbers that are none, and no commit is made of them
@@ -31,6 +32,7 @@ class Progress:
         self._sums: dict[str, float | Tensor] = {}
         self._flags: list[tuple[str, Tensor]] = []  # what is finite: a term's name, or "" for the gradient
         self._count = self._steps = 0
+        at(f"{where}, step 1")
 
     def add(self, terms: Mapping[str, Tensor], monitored: Mapping[str, float | Tensor]) -> None:
         """Take note of a batch's loss terms and of what else the method tells."""
@@ -48,6 +50,7 @@ class Progress:
         """
         self._flags.append(("", torch.isfinite(norm)))
         self._steps += 1
+        at(f"{self._where}, step {self._steps + 1}")
         if self._steps % self._every == 0:
             self.check()
 

@@ -37,6 +37,7 @@ from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.identity import NOT_DECISIVE, frames_digest
 from orchestrator.learning.loop import Loop, LoopConfig, Report
 from orchestrator.learning.protocols import protocol_of
+from orchestrator.learning.pulse import at
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.reuse import Reads
 from orchestrator.learning.workers import Workers
@@ -199,6 +200,7 @@ def _open_data(
     splits = splits_of(experiment, stream)
     source = source_of(stream, store, experiment.data, backbone)
     prepare = partial(prepare_stream, source=source, splits=splits, skip_missing=experiment.data.skip_missing)
+    at("the decoding of the stream")
     if workers.rank == 0:  # one worker decodes what is missing, the others find it in the store
         stream, _ = prepare(stream)
     workers.agree(None)

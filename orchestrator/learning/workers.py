@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -40,20 +41,34 @@ def refuse_idle(module: nn.Module) -> None:
             raise Fault(f"a step gives {name} no gradient, and {said}: write trains_all = False in its class")
 
 
+def patient_group(hours: float) -> Any:
+    """Return a process group for waits that may take hours; every worker calls this at the same time."""
+    return dist.new_group(backend="gloo", timeout=timedelta(hours=hours))
+
+
 @dataclass(frozen=True)
 class Workers:
-    """The processes that train one model together; a single one by default."""
+    """The processes that train one model together; a single one by default.
+
+    Attributes:
+        rank, size: of this process, and how many there are.
+        device: where it computes.
+        patient: the process group in which workers wait for what one of them does alone: rank 0 decodes a stream or
+            scores, a worker encodes its rows. Collectives of a step use the default group, which waits for less long.
+            None is the default group.
+    """
 
     rank: int = 0
     size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    patient: Any = field(default=None, compare=False)
 
     def spread(self, encode: Callable[[Any], Tensor], rows: Any) -> Tensor:
         """`encode(rows)`, with the rows dealt out to all workers; every worker gets the whole result."""
         if self.size == 1:
             return encode(rows)
         mine = encode(rows[self.rank :: self.size]) if len(rows) > self.rank else None
-        parts = _parts(mine, self.size)
+        parts = _parts(mine, self.size, self.patient)
         whole = parts[0].new_empty(len(rows), *parts[0].shape[1:])
         for rank, part in enumerate(parts):
             whole[rank :: self.size] = part
@@ -64,7 +79,7 @@ class Workers:
         if self.size == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0)
+        dist.broadcast_object_list(box, src=0, group=self.patient)
         return box[0]
 
     def mean(self, values: Mapping[str, float]) -> dict[str, float]:
@@ -111,7 +126,7 @@ class Workers:
         if self.size == 1:
             return set(names)
         parts: list[Any] = [None] * self.size
-        dist.all_gather_object(parts, sorted(names))
+        dist.all_gather_object(parts, sorted(names), group=self.patient)
         return set().union(*parts)
 
 
@@ -119,7 +134,7 @@ TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int6
 MOST_DIMENSIONS = 6
 
 
-def _parts(mine: Tensor | None, size: int) -> list[Tensor]:
+def _parts(mine: Tensor | None, size: int, group: Any = None) -> list[Tensor]:
     """Rows of all workers on the CPU, in rank order; every worker gets them.
 
     What they are goes ahead, then numbers as they lie in memory: nothing is pickled.
@@ -128,12 +143,13 @@ def _parts(mine: Tensor | None, size: int) -> list[Tensor]:
         mine: (N, ...) on the CPU; N may differ, and so may a second of three dimensions (words), which is padded with
             zeros to the longest. None: no rows; some worker has some.
         size: number of workers.
+        group: of processes, on the CPU.
     """
     head = torch.zeros(2 + MOST_DIMENSIONS, dtype=torch.int64, device="cpu")  # dimensions, type, shape
     if mine is not None:
         head[: 2 + mine.ndim] = torch.tensor([mine.ndim, TYPES.index(mine.dtype), *mine.shape])
     heads = [torch.empty_like(head) for _ in range(size)]
-    dist.all_gather(heads, head)
+    dist.all_gather(heads, head, group=group)
     known = torch.stack(heads)
     ndim, dtype, *shape = known.amax(dim=0).tolist()
     own = torch.zeros(shape[:ndim], dtype=TYPES[dtype], device="cpu") if mine is None else mine
@@ -141,5 +157,5 @@ def _parts(mine: Tensor | None, size: int) -> list[Tensor]:
         own = nn.functional.pad(own, [pads for length in reversed(lacking) for pads in (0, length)])
     flat = own.contiguous().view(-1).view(torch.uint8)
     buffers = [torch.empty_like(flat) for _ in range(size)]
-    dist.all_gather(buffers, flat)
+    dist.all_gather(buffers, flat, group=group)
     return [each.view(own.dtype).view(own.shape)[:rows] for each, rows in zip(buffers, known[:, 2].tolist())]

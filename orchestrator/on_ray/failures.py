@@ -35,6 +35,11 @@ def is_short_of_memory(error: BaseException) -> bool:
     return bool(said) and (limit is None or own < float(limit[1]) / 2)
 
 
+# Of settings, data or code: the same in every attempt
+_MISTAKES = (
+    *(ValueError, TypeError, AttributeError, NotImplementedError),
+    *(ImportError, NameError, SyntaxError),
+)
 # What torch says, as a plain RuntimeError, of a fault of the program: tensors of two devices or types, and an operator
 # that has no kernel which gives the same numbers twice
 _FAULTS = ("on the same device", "same dtype", "expected scalar type", "does not have a deterministic implementation")
@@ -46,7 +51,7 @@ def is_final(error: BaseException) -> bool:
         return error.is_final
     if isinstance(error, RuntimeError) and any(text in str(error) for text in _FAULTS):
         return True
-    return isinstance(error, (ValueError, TypeError, AttributeError, NotImplementedError))
+    return isinstance(error, _MISTAKES)
 
 
 def explain(error: Exception) -> TrialFailed:

@@ -229,6 +229,11 @@ def run_name(plan: TrialPlan, config: Mapping[str, Any]) -> str:
     return f"{plan.sweep}-{config['run']['label']}"
 
 
+def still_note(name: str) -> str:
+    """Return the key of the note that says which worker of a run stands still (learning/pulse.py)."""
+    return f"ctvr-still-{name}"
+
+
 def label_of(settings: Mapping[str, Any], name: str = "") -> str:
     """A listed run's name, the same whenever it is run; `name` stands for the method's."""
     return f"{name or settings.get('method')}-seed{settings.get('seed', 0)}-{digest_of(dict(settings))[:6]}"

@@ -6,6 +6,9 @@ sooner without it, and without torch.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray.train
@@ -19,11 +22,12 @@ from orchestrator.on_ray.failures import (
     is_final,
     is_lost_node,
     is_short_of_memory,
+    line_of,
     note_last_words,
 )
-from orchestrator.on_ray.internals import Trainer, cause_of
+from orchestrator.on_ray.internals import Trainer, cause_of, keep_note
 from orchestrator.on_ray.nodes import is_started_here
-from orchestrator.on_ray.plan import TrialPlan
+from orchestrator.on_ray.plan import TrialPlan, still_note
 from orchestrator.on_ray.worker import Work, perform
 
 if TYPE_CHECKING:
@@ -32,20 +36,29 @@ if TYPE_CHECKING:
 # To start a group of workers, each as long as RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S allows: machines of a cluster
 # come and go, this one does not
 ATTEMPTS_OF_A_CLUSTER, ATTEMPTS_HERE = 20, 2
+DETECTOR = "RAY_TRAIN_ENABLE_NCCL_HANG_DETECTOR"
+STEP_HOURS = 0.5  # that workers wait for one another within a step
 
 
 def train_worker(config: dict[str, Any]) -> None:
     """Runs in every Ray Train worker, reporting once for each finished task."""
-    from orchestrator.learning.workers import Workers
+    from orchestrator.learning.pulse import meet
+    from orchestrator.learning.workers import Workers, patient_group
 
     work: Work = config["work"]
     context = ray.train.get_context()
-    workers = Workers(context.get_world_rank(), context.get_world_size(), _device(work.plan))
+    rank, size, note = context.get_world_rank(), context.get_world_size(), still_note(work.name)
+    patient = patient_group(work.plan.patience)
+    pulse = meet(rank, size, patient, partial(keep_note, note))
     try:
-        perform(work, workers, ray.train.report)
+        perform(work, Workers(rank, size, _device(work.plan), patient), ray.train.report)
     except Exception as error:
         note_last_words(error)
+        if isinstance(error, RuntimeError) and not is_final(error) and (named := pulse.named()):
+            raise TrialFailed(f"{named} ({line_of(error)})", last_words=getattr(error, "last_words", "")) from error
         raise
+    finally:
+        pulse.close()
 
 
 def _device(plan: TrialPlan) -> torch.device:
@@ -67,9 +80,18 @@ def _backend(plan: TrialPlan) -> BackendConfig:
     from ray.train.torch import TorchConfig
 
     # NCCL wants a GPU for each process. Asked of the plan: the driver of a trial may see no GPU itself. What lies on
-    # the CPU (objects, galleries) goes by gloo. Rank 0 may decode a whole stream while the others wait for it
+    # the CPU (objects, galleries) goes by gloo. Waits for what rank 0 does alone have a group of their own
     backend = "cpu:gloo,cuda:nccl" if plan.gpus_per_worker >= 1 else "gloo"
-    return TorchConfig(backend=backend, timeout_s=round(3600 * plan.patience))
+    return TorchConfig(backend=backend, timeout_s=round(3600 * min(plan.patience, STEP_HOURS)))
+
+
+def _hang_detector(plan: TrialPlan, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable by which Ray Train looks for NCCL collectives that hang, unless the user has set it.
+
+    Train reads it where a run is started, and writes what it finds into its log and below the run's folder; the run is
+    ended by the time limit of the collective.
+    """
+    return {DETECTOR: environment.get(DETECTOR, "1")} if plan.gpus_per_worker >= 1 and plan.workers > 1 else {}
 
 
 class _EndOnMistake(UserCallback):
@@ -116,6 +138,7 @@ def run_workers(work: Work, callbacks: list[Any]) -> None:
         TrialFailed: if the run failed more often than `plan.max_failures`, or for a mistake of the user.
     """
     plan = work.plan
+    os.environ.update(_hang_detector(plan, os.environ))
     resources: dict[str, float] = {"CPU": plan.cpus_per_worker}
     if plan.gpus_per_worker:
         resources["GPU"] = plan.gpus_per_worker

@@ -14,9 +14,10 @@ from orchestrator.console import duration, say
 from orchestrator.errors import ConfigError, TrialFailed
 from orchestrator.on_ray.capacity import ask_for_room, capacity
 from orchestrator.on_ray.failures import MOST_SHORT_OF_MEMORY, is_lost_node, is_short_of_memory, words_of_the_dead
+from orchestrator.on_ray.internals import read_note
 from orchestrator.on_ray.memory import PROCESS, await_memory
 from orchestrator.on_ray.nodes import is_started_here
-from orchestrator.on_ray.plan import TrialPlan, run_name
+from orchestrator.on_ray.plan import TrialPlan, run_name, still_note
 from orchestrator.on_ray.records import Records
 from orchestrator.redaction import redact
 from orchestrator.streams.measures import progress_text
@@ -109,12 +110,30 @@ class Watcher(tune.Callback):
         self._short: dict[str, int] = {}  # how often memory ran out since the last finished task
         self._begun: dict[str, float] = {}
         self._longest = 0.0  # seconds of a complete trial
+        self._still: dict[str, str] = {}  # run -> the last that was said of a worker which stands still
+        self._looked = -math.inf
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        self._say_who_stands_still(trials)
         concurrent = self.room.look(self._left()) if self.room else None
         if concurrent is not None:
             self.concurrent = concurrent
             say(f"the cluster has room for {concurrent} trials at once now", with_time=True)
+
+    def _say_who_stands_still(self, trials: list[Any]) -> None:
+        """Say what workers of a trial have noted of one another (learning/pulse.py)."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        for trial in trials:
+            plan = self._plan(trial)
+            if plan.workers > 1 and trial.status == "RUNNING":
+                name = run_name(plan, trial.config)
+                said = read_note(still_note(name))
+                if said and said != self._still.get(name):
+                    say(f"{self._label(trial)}  {said}", with_time=True)
+                self._still[name] = said
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._label(trial)

@@ -231,9 +231,9 @@ LINES: dict[str, list[tuple[str, ...]]] = {
     "orchestrator/on_ray/trial.py": [
         ("require_gpu()", "pass", "a CPU stands in for a GPU", TRIALS),
         (
+            "return TorchConfig(backend=backend, timeout_s=round(3600 * min(plan.patience, STEP_HOURS)))",
             "return TorchConfig(backend=backend, timeout_s=round(3600 * plan.patience))",
-            "return TorchConfig(backend=backend)",
-            "workers wait half an hour for one that decodes",
+            "the workers of a step wait a day for one that hangs",
             TRIALS,
         ),
         (
@@ -515,6 +515,11 @@ LINES: dict[str, list[tuple[str, ...]]] = {
             'names = ("broadcast_buffers",)',
             "several workers are warned of a deprecated argument",
             ON_TWO_WORKERS,
+        ),
+        (
+            "dist.broadcast_object_list(box, src=0, group=self.patient)",
+            "dist.broadcast_object_list(box, src=0)",
+            "workers wait half an hour for one that decodes",
         ),
         (
             "whole[rank :: self.size] = part",

@@ -6,6 +6,7 @@ import inspect
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -27,7 +28,7 @@ def on_threads(size: int, work: Callable[[Workers], Any]) -> list[Any]:
     """
     me, meet, given = threading.local(), threading.Barrier(size, timeout=60), [torch.empty(0)] * size
 
-    def all_gather(parts: list[Tensor], x: Tensor) -> None:
+    def all_gather(parts: list[Tensor], x: Tensor, group: Any = None) -> None:
         given[me.rank] = x
         meet.wait()
         assert len({(each.shape, each.dtype) for each in (*given, *parts)}) == 1
@@ -52,6 +53,27 @@ def on_threads(size: int, work: Callable[[Workers], Any]) -> list[Any]:
         mock.patch.multiple(dist, all_gather=all_gather, all_reduce=all_reduce, **there),
     ):
         return list(pool.map(run, range(size)))
+
+
+def test_waits_for_what_one_worker_does_alone_go_over_the_patient_group(monkeypatch):
+    """And collectives of a step over the default group, which has another time limit."""
+    seen: list[tuple[str, object]] = []
+
+    def note(name: str, *given: Any, group: object = None, **named: object) -> None:
+        seen.append((name, group))
+        if name == "all_gather":
+            for part in given[0]:
+                part.copy_(given[1])
+
+    for name in ("broadcast_object_list", "all_gather_object", "all_gather", "all_reduce"):
+        monkeypatch.setattr(dist, name, partial(note, name))
+    workers = Workers(0, 2, patient="patient")
+    workers.agree(1)
+    workers.spread(lambda rows: torch.zeros(len(rows)), range(4))
+    assert {group for _, group in seen} == {"patient"}
+    seen.clear()
+    workers.mean({"a": 1.0})
+    assert seen == [("all_reduce", None)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])

@@ -31,6 +31,10 @@ def wrapped(error: Exception) -> UserExceptionWithTraceback:
         (RuntimeError("median CUDA does not have a deterministic implementation"), True),
         (RuntimeError("connection closed by peer"), False),
         (OSError("disk"), False),
+        (ImportError("cannot import name 'x' from 'y'"), True),
+        (ModuleNotFoundError("No module named 'y'"), True),
+        (SyntaxError("invalid syntax"), True),
+        (NameError("name 'z' is not defined"), True),
         (MemoryError(), False),
     ],
 )

@@ -17,7 +17,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.on_ray import alone, featurize
 from orchestrator.on_ray.failures import MOST_SHORT_OF_MEMORY, explain
 from orchestrator.on_ray.plan import TrialPlan
-from orchestrator.on_ray.trial import _backend, _device, _EndOnMistake
+from orchestrator.on_ray.trial import _backend, _device, _EndOnMistake, _hang_detector
 
 
 def wrapped(error: Exception) -> UserExceptionWithTraceback:
@@ -99,8 +99,17 @@ def test_workers_meet_by_what_their_devices_allow():
     assert _backend(plan(workers=2)).backend == "gloo"
     assert _backend(plan(workers=2, gpus_per_worker=1)).backend == "cpu:gloo,cuda:nccl"  # objects go by gloo
     assert _backend(plan(workers=2, patience=0.5)).timeout_s == 1800
-    assert _backend(plan(workers=2)).timeout_s == 24 * 3600  # rank 0 may decode for hours
+    assert _backend(plan(workers=2)).timeout_s == 1800  # of a step; what rank 0 does alone has another group
+    assert _backend(plan(workers=2, patience=0.1)).timeout_s == 360
     assert _backend(plan(workers=2, gpus_per_worker=0.5)).backend == "gloo"  # NCCL wants a GPU of its own
+
+
+def test_rays_detector_of_nccl_hangs_is_on_for_plans_on_gpus_alone():
+    from ray.train.v2._internal.constants import ENABLE_NCCL_HANG_DETECTOR_ENV_VAR as name
+
+    assert _hang_detector(plan(workers=2, gpus_per_worker=1), {}) == {name: "1"}
+    assert _hang_detector(plan(workers=2, gpus_per_worker=1), {name: "0"}) == {name: "0"}  # as the user says
+    assert _hang_detector(plan(workers=2), {}) == _hang_detector(plan(gpus_per_worker=1), {}) == {}
 
 
 def test_workers_whose_driver_has_ended_are_not_started_again():
