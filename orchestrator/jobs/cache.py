@@ -20,6 +20,7 @@ from orchestrator.store.garbage import DAY, by_kind, find_garbage, remove_garbag
 from orchestrator.store.store import Size, size_of
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
+from orchestrator.tracking.left import is_left
 from orchestrator.tracking.tracker import Tracker
 
 SHOWN = 20  # damaged objects and broken videos that are listed
@@ -158,7 +159,7 @@ def recent_runs(tracker: Tracker, days: float) -> set[str]:
     """Keys of the results of all runs that are going on or began within `days`, and of their sweeps' other runs."""
     runs = tracker.find_runs()
     begin = (time.time() - days * DAY) * 1000
-    recent = [run for run in runs if run.status == "RUNNING" or run.started >= begin]
+    recent = [run for run in runs if run.started >= begin or (run.status == "RUNNING" and not is_left(tracker, run))]
     sweeps = {run.tags.get("ctvr.sweep") for run in recent} - {None, ""}
     return {
         run.tags["ctvr.result"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import ConfigError
 from orchestrator.streams.load import split_order
+from orchestrator.tracking.left import close_left
 from orchestrator.tracking.server import check, default_uri, require_records
 from orchestrator.tracking.tracker import Tracker, create_store
 
@@ -44,7 +45,7 @@ class Deployment:
         return Places(self.runs.resolve(), absolute(self.store), videos)
 
     def tracker(self, stream: str | None = None) -> Tracker:
-        """The tracker, its database made ready.
+        """The tracker, its database made ready; of a stream, runs that a process which has ended left open are closed.
 
         Raises:
             ConfigError: if the server does not answer, or the database cannot be written.
@@ -52,7 +53,10 @@ class Deployment:
         self.check()
         uri = default_uri(self.runs)
         create_store(uri, self.runs.resolve(), stream)
-        return Tracker(uri, self.runs.resolve())
+        tracker = Tracker(uri, self.runs.resolve())
+        if stream is not None:
+            close_left(tracker, stream)
+        return tracker
 
     def existing_tracker(self) -> Tracker:
         """The tracker of records that are there, for who only reads; nothing is made where there are none.

@@ -89,8 +89,13 @@ def train(
         told = progress_text(record.metrics[task.index])
         say(f"task {task.index + 1}/{task.num_tasks}  {told}  {seconds:.1f} s")
 
-    result = execute(experiment, places, report=report_task, fresh=fresh, on_ready=recorder.ready, stream=stream)
+    try:
+        result = execute(experiment, places, report=report_task, fresh=fresh, on_ready=recorder.ready, stream=stream)
+        if result.resumed == len(result.stream.tasks):
+            recorder.complete(result.record)
+    except BaseException as error:
+        recorder.stop(error)
+        raise
     if result.resumed == len(result.stream.tasks):
-        recorder.complete(result.record)
         say("every task had been finished before; nothing was trained (--fresh trains again)")
     return CompleteRun(experiment, stream.name, result.record, recorder.run_id, stream.domain)

@@ -18,6 +18,7 @@ from orchestrator.learning.identity import frames_digest
 from orchestrator.learning.resolve import resolve
 from orchestrator.learning.run import splits_of
 from orchestrator.learning.weights import save_model
+from orchestrator.tracking.left import open_or_take_up
 from orchestrator.tracking.mirror import Mirror
 from orchestrator.tracking.shown import dataset_of, write_signature
 from orchestrator.tracking.tracker import Tracker
@@ -40,6 +41,7 @@ class Recorder:
     _context: tuple[Method, StreamData] | None = None
     _logged_epochs: int = 0
     _mirror: Mirror | None = None
+    _is_closed: bool = False
 
     def ready(self, key: str, method: Method, data: StreamData, commits: Commits) -> None:
         """Open the MLflow run, and bring it up to date with what an earlier process committed."""
@@ -72,7 +74,11 @@ class Recorder:
             tags["ctvr.paper"] = stream.paper
         if method.is_transductive:
             tags["ctvr.transductive"] = "true"
-        self.run_id = self.tracker.open_run(stream.name, self.name, self.experiment.settings, self.parent, tags)
+        settings = self.experiment.settings
+        if self.parent is None and not self.run_id:
+            self.run_id, self.name = open_or_take_up(self.tracker, stream.name, self.name, settings, tags)
+        else:
+            self.run_id = self.tracker.open_run(stream.name, self.name, settings, self.parent, tags)
         self.tracker.log_dataset(self.run_id, dataset_of(data, self.experiment.evaluation.split))
         self.tracker.log_environment(self.run_id)
         if self._mirror is None:  # not again where another process was quicker with a task
@@ -138,8 +144,14 @@ class Recorder:
                 self.tracker.log_artifacts(self.run_id, Path(folder) / "model", into="model")
         self.tracker.set_tags(self.run_id, {"ctvr.complete": "true"})
         self.tracker.close(self.run_id)
+        self._is_closed = True
         if self._mirror is not None:
             self._mirror.close()
+
+    def stop(self, error: BaseException) -> None:
+        """Close a run that ends unfinished: as KILLED if it was stopped, else as FAILED. The next one goes on in it."""
+        if self.run_id and not self._is_closed:
+            self.tracker.close(self.run_id, "FAILED" if isinstance(error, Exception) else "KILLED")
 
     def _log_similarities(self, method: Method) -> None:
         """`similarity.json`, `.png` and `.pdf`, of a method that has such matrices."""

@@ -88,8 +88,8 @@ class Sender:
             self._experiments[stream] = found.experiment_id
         return self._experiments[stream]
 
-    def search(self, stream: str | None, tags: Mapping[str, str]) -> Iterator[Run]:
-        """Runs with these tags, oldest first."""
+    def search(self, stream: str | None, tags: Mapping[str, str], status: str | None = None) -> Iterator[Run]:
+        """Runs with these tags and, where it is given, this status, oldest first."""
         if stream is None:
             experiments = [e.experiment_id for e in self.client.search_experiments()]
         else:
@@ -97,7 +97,8 @@ class Sender:
             experiments = [found.experiment_id] if found else []
         if not experiments:
             return
-        query = " and ".join(f"tags.`{name}` = {quoted(value)}" for name, value in tags.items())
+        wanted = [f"tags.`{name}` = {quoted(value)}" for name, value in tags.items()]
+        query = " and ".join([*wanted, *([f"attributes.status = {quoted(status)}"] if status else [])])
         token = None
         while True:
             page = self.client.search_runs(

@@ -5,7 +5,8 @@ sync`) sends it later; all that is told is kept in `<runs>/told` (ledger.py). Ev
 a (metric, step) that is stored is not stored again, and a run that exists under its identity is continued.
 
 Tags of a run: `ctvr.kind` (sweep, trial), `ctvr.identity` (its identity below its parent), `ctvr.stream`, `ctvr.sweep`
-(the sweep's name), and whatever the caller gives (`ctvr.complete`, `ctvr.note`: see tables/build.py).
+(the sweep's name), `ctvr.holder` (its process: holders.py), and whatever the caller gives (`ctvr.complete`,
+`ctvr.note`: see tables/build.py).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from orchestrator.digests import canonical
 from orchestrator.errors import ConfigError, StoreError
 from orchestrator.tracking.database import remedy
 from orchestrator.tracking.environment import environment
+from orchestrator.tracking.holders import holder_tags
 from orchestrator.tracking.internals import PARENT, SOURCE, USER, latest_points
 from orchestrator.tracking.ledger import TOLD, Ledger, Runs, replay
 from orchestrator.tracking.messages import ENDED, Message
@@ -33,13 +35,7 @@ from orchestrator.tracking.outbox import OFFLINE, Courier, Outbox, locked
 from orchestrator.tracking.sending import Sender, is_refusal
 from orchestrator.tracking.server import check, create_database, reason, shown
 from orchestrator.tracking.shown import NAME, page_of_runs
-from orchestrator.tracking.values import (
-    Histories,
-    RunRecord,
-    as_text,
-    metric_name,
-    number,
-)
+from orchestrator.tracking.values import Histories, RunRecord, as_text, metric_name, number
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -254,6 +250,14 @@ class Tracker:
         found = list(self._sender.search(None, {"ctvr.kind": "sweep", "ctvr.sweep": name}))
         return self._record(found[-1]) if found else None
 
+    def find_open(self, stream: str) -> list[RunRecord]:
+        """Runs and sweeps of a stream that did not end, oldest first."""
+        return [self._record(run) for run in self._sender.search(stream, {}, "RUNNING")]
+
+    def tags_of(self, run_id: str) -> dict[str, str]:
+        """The tags of a run."""
+        return dict(self.client.get_run(self._sender.real(run_id)).data.tags)
+
     def download(self, run_id: str, artifact: str) -> Path:
         """Copy an artifact (file or folder) to this machine.
 
@@ -280,7 +284,7 @@ class Tracker:
             "name": name,
             "settings": texts,
             "parent": parent,
-            "tags": {SOURCE["name"]: "ctvr", SOURCE["type"]: "LOCAL", **whoever(), **tags},
+            "tags": {SOURCE["name"]: "ctvr", SOURCE["type"]: "LOCAL", **whoever(), **holder_tags(), **tags},
         }
         self._tell(offline, message)
         run_id = self._sender.opened.get(offline) or self.outbox.real(offline) or offline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from orchestrator.jobs.cache import build_cache, collect_garbage, list_cache, re
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.store.garbage import DAY
 from orchestrator.store.store import Store
+from orchestrator.tracking.holders import HOLDER, this_process
 from orchestrator.tracking.values import RunRecord
 
 
@@ -117,21 +119,24 @@ def test_nothing_is_removed_unless_asked(where, manifest, later):
 def test_runs_that_go_on_and_sweeps_that_had_a_run_lately_are_recent():
     now, day = time.time() * 1000, DAY * 1000
 
-    def run(key: str, status: str, days: float, sweep: str = "") -> RunRecord:
-        return RunRecord(key, key, {}, {}, {"ctvr.result": key, "ctvr.sweep": sweep}, status, "", int(now - days * day))
+    def run(key: str, status: str, days: float, sweep: str = "", holder: str = "") -> RunRecord:
+        tags = {"ctvr.result": key, "ctvr.sweep": sweep, HOLDER: holder}
+        return RunRecord(key, key, {}, {}, tags, status, "", int(now - days * day))
 
     runs = [
         run("old", "FINISHED", 40),
         run("new", "FINISHED", 3),
         run("slow", "RUNNING", 40),
+        run("killed", "RUNNING", 40, holder=json.dumps({**this_process()._asdict(), "pid": 2**22 + 1})),
+        run("held", "RUNNING", 40, holder=json.dumps(this_process()._asdict())),
         run("first", "FINISHED", 40, "monday"),
         run("last", "FINISHED", 3, "monday"),
         run("other", "FINISHED", 40, "sunday"),
         RunRecord("started", "started", {}, {}, {}, "RUNNING", "", int(now)),  # has no result yet
     ]
     tracker = SimpleNamespace(find_runs=lambda: runs)
-    assert recent_runs(tracker, 30) == {"new", "slow", "first", "last"}
-    assert recent_runs(tracker, 50) == {"new", "slow", "first", "last", "old", "other"}
+    assert recent_runs(tracker, 30) == {"new", "slow", "held", "first", "last"}
+    assert recent_runs(tracker, 50) == {"new", "slow", "held", "killed", "first", "last", "old", "other"}
 
 
 def test_an_age_lets_commits_go_but_those_of_recent_runs(where, later, monkeypatch):

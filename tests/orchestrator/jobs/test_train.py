@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, StoreError
+from orchestrator.jobs import train
+from orchestrator.jobs.cache import recent_runs
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.table import table
 from orchestrator.jobs.train import run
@@ -29,6 +34,56 @@ def test_a_run_is_recorded_and_goes_on_where_it_ended(where, manifest, capsys):
     assert "nothing was trained (--fresh trains again)" in capsys.readouterr().err
     first, second = where.tracker().find_runs()
     assert dict(first.metrics[GAIN]) == dict(second.metrics[GAIN])
+
+
+def _train_and_die(settings: dict[str, str], where: Deployment, after: int) -> None:
+    """`ctvr run` until a task is done, then SIGKILL."""
+
+    def progress(metrics: object) -> str:
+        done.append(metrics)
+        if len(done) == after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return ""
+
+    done: list[object] = []
+    train.progress_text = progress
+    run(settings, (), where)
+
+
+def test_a_run_that_was_killed_is_gone_on_in_and_holds_every_point_once(where, manifest, capfd):
+    settings = {"method": "clip4clip", "stream": manifest, "optim.epochs": "1"}
+    for after in (1, 1):
+        process = multiprocessing.get_context("fork").Process(target=_train_and_die, args=(settings, where, after))
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        (left,) = where.existing_tracker().find_runs()
+        assert left.status == "RUNNING"
+    assert not recent_runs(where.existing_tracker(), -1)
+    run(settings, (), where)
+    tracker = where.tracker()
+    (found,) = tracker.find_runs()
+    assert (found.run_id, found.status, found.tags["ctvr.complete"]) == (left.run_id, "FINISHED", "true")
+    for key in found.metrics:
+        steps = [point.step for point in tracker.client.get_metric_history(found.run_id, key)]
+        assert len(steps) == len(set(steps)), key
+    assert [step for step, _ in found.metrics[GAIN]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt(), "KILLED"), (StoreError("disk full"), "FAILED")])
+def test_a_run_that_is_stopped_or_fails_is_closed_and_gone_on_in(where, manifest, monkeypatch, error, status):
+    def fail(metrics: object) -> str:
+        raise error
+
+    settings = {"method": "clip4clip", "stream": manifest, "optim.epochs": "1"}
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "progress_text", fail)
+        with pytest.raises(type(error)):
+            run(settings, (), where)
+    (left,) = where.existing_tracker().find_runs()
+    assert left.status == status
+    run(settings, (), where)
+    assert sorted(each.status for each in where.existing_tracker().find_runs()) == ["FINISHED"]
 
 
 def test_runs_that_start_in_one_second_are_recorded_each(where, manifest, monkeypatch):

@@ -1,0 +1,69 @@
+"""Runs that a process which has ended left open: the next start of the same run goes on in it, others are closed.
+
+A run is left if its process has ended for certain (holders.py), and a trial if that of its sweep has ended, too: a
+sweep starts its trials again. What cannot be judged stays open.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from orchestrator.config import Settings
+from orchestrator.tracking.holders import is_gone
+from orchestrator.tracking.internals import PARENT
+from orchestrator.tracking.messages import IDENTITY
+from orchestrator.tracking.outbox import locked
+from orchestrator.tracking.server import reason
+from orchestrator.tracking.tracker import Tracker
+from orchestrator.tracking.values import MAX_PARAM, RunRecord, as_text, metric_name, short
+
+STOPPED = ("KILLED", "FAILED")
+
+log = logging.getLogger(__name__)
+
+
+def open_or_take_up(
+    tracker: Tracker, stream: str, name: str, settings: Settings, tags: Mapping[str, str]
+) -> tuple[str, str]:
+    """Start a run that belongs to no sweep, or go on in the newest one that did the same and did not finish.
+
+    That one has the same commits and settings, and was stopped, or its process has ended. Returns run id and name.
+    """
+    with locked(tracker.outbox.folder / "open.lock"):  # of two that start at once, one takes it up
+        if (found := _unfinished(tracker, stream, settings, tags)) is not None:
+            name = found.name
+            log.info("tracking: going on in run %s (%s), which did not finish", name, found.run_id)
+        return tracker.open_run(stream, name, settings, None, tags), name
+
+
+def is_left(tracker: Tracker, run: RunRecord) -> bool:
+    """Whether a run is open, and neither its process nor that of its sweep works on it any more."""
+    if run.status != "RUNNING" or not is_gone(run.tags):
+        return False
+    parent = run.tags.get(PARENT)
+    return parent is None or is_gone(tracker.tags_of(parent))
+
+
+def close_left(tracker: Tracker, stream: str) -> None:
+    """Close as KILLED the runs and sweeps of a stream that are left."""
+    try:
+        for run in [run for run in tracker.find_open(stream) if is_left(tracker, run)]:
+            tracker.close(run.run_id, "KILLED")
+            log.info("tracking: run %s is closed; its process has ended", run.name)
+    except Exception as error:  # tracking must not end a training job
+        log.info("tracking: runs that were left open cannot be looked for: %s", reason(error))
+
+
+def _unfinished(tracker: Tracker, stream: str, settings: Settings, tags: Mapping[str, str]) -> RunRecord | None:
+    try:
+        same = tracker.find_runs(stream, tags={"ctvr.commits": tags["ctvr.commits"]})
+    except Exception as error:  # tracking must not end a training job
+        log.info("tracking: former runs cannot be looked for: %s", reason(error))
+        return None
+    texts = {metric_name(key): short(as_text(value), MAX_PARAM) for key, value in settings.items()}
+    for run in reversed(same):
+        is_same = run.tags.get(IDENTITY) == run.name and PARENT not in run.tags and run.settings == texts
+        if is_same and (run.status in STOPPED or (run.status == "RUNNING" and is_gone(run.tags))):
+            return run
+    return None

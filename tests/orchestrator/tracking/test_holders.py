@@ -1,0 +1,87 @@
+"""Whether the process that a run names has ended: said only where that is certain."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from orchestrator.tracking import holders
+from orchestrator.tracking.holders import HOLDER, holder_tags, is_gone, this_process
+
+PRINTS = "from orchestrator.tracking.holders import *; import sys; print(holder_tags()[HOLDER], flush=True); input()"
+
+
+def other(**changes) -> dict[str, str]:
+    """This process's tag with changes."""
+    return {HOLDER: json.dumps({**this_process()._asdict(), **changes})}
+
+
+@pytest.fixture
+def child():
+    """Another process that is alive, and its tag."""
+    process = subprocess.Popen([sys.executable, "-c", PRINTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    yield process, {HOLDER: process.stdout.readline()}
+    process.kill()
+    process.communicate()
+
+
+def test_a_process_is_gone_when_it_was_killed_and_not_before(child):
+    process, tags = child
+    assert not is_gone(tags)
+    assert not is_gone(holder_tags())
+    process.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its number is still taken
+    assert is_gone(tags)
+    process.wait()
+    assert is_gone(tags)
+
+
+def test_a_process_that_got_the_same_number_later_is_another():
+    assert is_gone(other(began=this_process().began - 1))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"host": "elsewhere"},
+        {"machine": "0" * 32},
+        {"namespace": "pid:[1]"},
+        {"pid": 0},
+        {"pid": -1},
+        {"pid": "1"},
+        {"began": None},
+        {"more": 1},
+    ],
+)
+def test_who_cannot_be_judged_is_not_gone(changes):
+    gone = {"pid": 2**22 + 1, "began": 1}
+    assert is_gone(other(**gone))
+    assert not is_gone(other(**{**gone, **changes}))
+
+
+@pytest.mark.parametrize("tags", [{}, {HOLDER: ""}, {HOLDER: "{"}, {HOLDER: "[]"}, {HOLDER: "[" * 9999}, {HOLDER: "3"}])
+def test_a_run_that_names_nobody_cannot_be_judged(tags):
+    assert not is_gone(tags)
+
+
+@pytest.mark.parametrize(("first", "gone"), [("pid:[2]", True), ("pid:[9]", False)])
+def test_after_a_restart_of_the_machine_its_processes_are_gone_but_not_those_of_containers(monkeypatch, first, gone):
+    monkeypatch.setattr(holders, "_FIRST_NAMESPACE", first)
+    monkeypatch.setattr(holders, "_place", lambda: ("host", "machine", "now", "pid:[2]"))
+    assert is_gone(other(boot="before")) is gone
+
+
+def test_a_system_that_says_nothing_of_its_processes_gives_no_tag(monkeypatch):
+    tags = other(pid=2**22 + 1)
+
+    def unknown(*given):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(holders, "_place", unknown)
+    assert holder_tags() == {}
+    assert not is_gone(tags)

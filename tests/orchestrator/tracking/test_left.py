@@ -1,0 +1,106 @@
+"""Runs whose process has ended: the next start goes on in its own and closes others; what cannot be judged stays."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from orchestrator.tracking.holders import HOLDER, holder_tags, this_process
+from orchestrator.tracking.left import close_left, is_left, open_or_take_up
+from orchestrator.tracking.tracker import Tracker, create_store
+
+SETTINGS = {"method": "lwf", "method.lr": 1e-5, "seed": 0}
+TAGS = {"ctvr.commits": "k" * 64}
+NOWHERE = "http://127.0.0.1:9"
+
+
+def holder(**changes) -> dict[str, str]:
+    return {HOLDER: json.dumps({**this_process()._asdict(), **changes})}
+
+
+GONE = holder(pid=2**22 + 1)
+ELSEWHERE = holder(pid=2**22 + 1, host="elsewhere")
+
+
+@pytest.fixture
+def tracker(runs: Path) -> Tracker:
+    uri = f"sqlite:///{runs / 'mlflow.db'}"
+    create_store(uri, runs, "small")
+    return Tracker(uri, runs)
+
+
+def status(tracker: Tracker, *runs: str) -> list[str]:
+    return [tracker.client.get_run(run).info.status for run in runs]
+
+
+def test_the_next_start_goes_on_in_a_run_whose_process_has_ended(tracker):
+    for end in (None, "KILLED", "FAILED"):
+        name = f"first-{end}"
+        first = tracker.open_run("small", name, SETTINGS, None, {**TAGS, **GONE})
+        tracker.log_task(first, 1, {"a": 1.0})
+        if end:
+            tracker.close(first, end)
+        fresh = Tracker(tracker.uri, tracker.runs)
+        assert open_or_take_up(fresh, "small", "second", SETTINGS, TAGS) == (first, name)
+        fresh.log_task(first, 1, {"a": 1.0})
+        assert len(fresh.client.get_metric_history(first, "a")) == 1
+        assert status(fresh, first) == ["RUNNING"]
+        assert fresh.tags_of(first)[HOLDER] == holder_tags()[HOLDER]
+        fresh.close(first)
+
+
+@pytest.mark.parametrize("why", ["alive", "elsewhere", "unknown", "settings", "commits", "finished", "trial", "stream"])
+def test_a_run_of_another_process_or_kind_is_not_taken_up(tracker, why):
+    tags = {**TAGS, **GONE} | {"alive": holder_tags(), "elsewhere": ELSEWHERE, "unknown": {HOLDER: ""}}.get(why, {})
+    tags |= {"ctvr.commits": "other"} if why == "commits" else {}
+    settings = {**SETTINGS, "threads": 2} if why == "settings" else SETTINGS
+    parent = tracker.open_sweep("sweep", "small", {}, GONE) if why == "trial" else None
+    first = tracker.open_run("large" if why == "stream" else "small", "first", settings, parent, tags)
+    if why == "finished":
+        tracker.close(first)
+    run_id, name = open_or_take_up(tracker, "small", "second", SETTINGS, TAGS)
+    assert run_id != first
+    assert name == "second"
+
+
+def test_of_two_that_start_at_once_one_takes_the_run_up(tracker):
+    first = tracker.open_run("small", "first", SETTINGS, None, {**TAGS, **GONE})
+
+    def start(name: str) -> tuple[str, str]:
+        return open_or_take_up(Tracker(tracker.uri, tracker.runs), "small", name, SETTINGS, TAGS)
+
+    with ThreadPoolExecutor(2) as pool:
+        found = dict(pool.map(start, ["second", "third"]))
+    assert len(found) == 2
+    assert found[first] == "first"
+
+
+def test_what_is_left_is_closed_and_what_cannot_be_judged_stays(tracker):
+    living, dead = (tracker.open_sweep(name, "small", {}, tags) for name, tags in (("a", {}), ("b", GONE)))
+    closed = [dead, tracker.open_run("small", "t", {}, dead, GONE), tracker.open_run("small", "r", {}, None, GONE)]
+    kept = [
+        living,
+        tracker.open_run("small", "waits to be tried again", {}, living, GONE),
+        tracker.open_run("small", "of a worker that outlives its driver", {}, dead),
+        tracker.open_run("small", "elsewhere", {}, None, ELSEWHERE),
+        tracker.open_run("small", "of an earlier version", {}, None, {HOLDER: ""}),
+        tracker.open_run("small", "mine", {}),
+    ]
+    assert {run.run_id for run in tracker.find_open("small") if is_left(tracker, run)} == set(closed)
+    close_left(tracker, "small")
+    assert status(tracker, *closed) == ["KILLED"] * 3
+    assert status(tracker, *kept) == ["RUNNING"] * 6
+    assert tracker.open_sweep("b", "small", {}) == dead  # `--resume` goes on in it
+    assert status(tracker, dead) == ["RUNNING"]
+
+
+def test_without_mlflow_a_run_is_opened_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    tracker = Tracker(NOWHERE, tmp_path)
+    run_id, name = open_or_take_up(tracker, "small", "first", SETTINGS, TAGS)
+    assert name == "first"
+    assert run_id.startswith("offline-")
+    close_left(tracker, "small")
