@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctvr.sandbox.fence import leave_files, leave_network
+from ctvr.sandbox.isolate import isolate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -206,8 +206,7 @@ def _bound(size: int) -> None:
 
 def main() -> int:
     file, wanted, out = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    leave_files([file, Path(__file__).parent], [out.parent])  # where the system refuses a fence, the limits stand
-    leave_network()
+    isolate([file, Path(__file__).parent], [out.parent])  # where the system refuses a means, the limits stand
     try:
         import methods.backbone.inert  # noqa: F401 (before the limits: what torch needs is not the file's doing)
 

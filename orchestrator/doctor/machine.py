@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
 import re
@@ -14,7 +13,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ctvr.sandbox import fence
+from ctvr.sandbox.calls import ARCHITECTURES
+from ctvr.sandbox.measure import ALWAYS, COUNT, measure
 from orchestrator.doctor.findings import Finding, Level, listed
 from orchestrator.on_ray.memory import free_memory, trials_in_memory
 
@@ -94,27 +94,24 @@ def decoders() -> Iterator[Finding]:
 
 def fences() -> Iterator[Finding]:
     """What a file of somebody else could reach if it took the process over that reads it: videos, pickled weights."""
-    answer = subprocess.run(
-        [sys.executable, "-I", fence.__file__], capture_output=True, text=True, encoding="utf-8", timeout=8, check=False
-    )
-    stands = json.loads(answer.stdout)
-    holes = []
-    if not stands["files"]:
-        holes.append(
-            "read what you may read (Landlock and namespaces of mounts are missing, or hidden by the container)"
-        )
-    if not stands["network"]:
-        holes.append("reach the network (no network namespace for this user)")
-    if holes:
-        yield Finding(
-            "note",
-            "fences",
-            f"a hostile video that takes its decoder over could {' and '.join(holes)}",
-            "Decode only videos whose makers you trust, or where there is Landlock (Linux 5.13) or user namespaces.",
-        )
+    if sys.platform != "linux":
+        text = f"children that read videos and pickled weights have limits alone on {sys.platform}"
+        yield Finding("note", "fences", text, "Read only videos and weights whose makers you trust.")
+        return
+    found = measure()
+    held = found.isolation
+    names = {held.files: held.files, "an own network": held.network, "a filter of system calls": held.calls}
+    means = ", ".join(name for name, stands in names.items() if stands) or "nothing that the kernel offers"
+    text = f"children that read videos and pickled weights are held by {means}; {COUNT} ways out were tried, open: "
+    if not (ways := [way for way in found.open if way not in ALWAYS]):
+        yield Finding("ok", "fences", text + (", ".join(found.open) or "none"))
+        return
+    remedy = "Read only videos and weights whose makers you trust, or run where the kernel has Landlock (Linux 6.12"
+    if not held.calls:
+        remedy += f") and seccomp on {' or '.join(ARCHITECTURES)}, and the container allows both."
     else:
-        text = f"decoders read their videos' folders alone ({stands['files']}) and reach no network"
-        yield Finding("ok", "fences", text)
+        remedy += ") and the container allows it."
+    yield Finding("note", "fences", text + ", ".join(ways), remedy)
 
 
 def machine(worker: int = 0) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import IO, Any
 
-from ctvr.sandbox.fence import leave_files, leave_network
+from ctvr.sandbox.isolate import isolate
 from orchestrator.errors import ConfigError, VideoError
 from orchestrator.video.decode import decode
 from orchestrator.video.index import Limits
@@ -36,8 +36,7 @@ def serve() -> None:
     """
     decoder, *folders = sys.argv[1:]
     # first: without threads; where the system refuses one, the other limits stand
-    leave_files([Path(__file__).parents[1], *folders])
-    leave_network()
+    isolate([Path(__file__).parents[1], *folders])
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not mix with the answers
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -7,14 +7,13 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ctvr.sandbox import fence
+from ctvr.sandbox.measure import measure
 from orchestrator.errors import ConfigError, VideoError
 from orchestrator.video import pool as video
 from orchestrator.video.child import READY
@@ -179,8 +178,7 @@ def test_bad_pool_settings_are_config_errors():
 
 def leaves_files() -> bool:
     """Whether this system lets a process be fenced."""
-    told = subprocess.run([sys.executable, "-I", fence.__file__], capture_output=True, text=True, check=True)
-    return bool(json.loads(told.stdout)["files"])
+    return bool(measure("files").isolation.files)
 
 
 def test_the_child_is_bounded_and_reaches_no_network_and_no_other_folder(monkeypatch, tmp_path):

@@ -1,0 +1,87 @@
+"""Every way out of a child is tried, open without a sandbox and closed in it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ctvr.sandbox import measure as measuring
+from ctvr.sandbox.calls import ARCHITECTURES
+from ctvr.sandbox.measure import ALWAYS, COUNT, PROGRAMS, measure
+from ctvr.sandbox.ways import WAYS
+
+EVERY = {*WAYS, PROGRAMS}
+# What a system refuses its users, or all who are in a container, without any sandbox
+SELDOM = {
+    *(
+        "another root",
+        "mounts",
+        "namespaces",
+        "watch a file system",
+        "handle of a file",
+        "flags of a file that may be read",
+    ),
+    *(
+        "extended attributes of a file",
+        "attributes of a file that may be read",
+        "trace a process",
+        "memory of a process",
+    ),
+    *(
+        "bpf",
+        "perf_event_open",
+        "io_uring",
+        "userfaultfd",
+        "keyrings",
+        "POSIX queues",
+        "lease of a file that may be read",
+    ),
+}
+OF_FILES = {"read a file", "list a folder", "environment of a process", "folder of a process"}
+
+
+@pytest.fixture(scope="module")
+def held():
+    return measure()
+
+
+def test_every_way_is_open_without_a_sandbox():
+    found = measure("none")
+    assert not any((found.isolation.files, found.isolation.network, found.isolation.calls))
+    assert EVERY - set(found.open) <= SELDOM
+    assert len(EVERY) == COUNT >= 42
+
+
+def test_a_sandbox_closes_every_way_but_the_sight_of_files(held):
+    if not (held.isolation.files and held.isolation.calls):
+        pytest.skip("this system has neither Landlock nor namespaces, or no seccomp")
+    assert held.open == ALWAYS
+
+
+def test_the_filter_alone_closes_all_but_what_reads_files():
+    found = measure("calls")
+    if not found.isolation.calls:
+        pytest.skip("this system has no seccomp, or an architecture that is not known")
+    assert set(found.open) <= {*ALWAYS, *OF_FILES}
+
+
+def test_without_the_filter_what_landlock_cannot_close_is_reported_as_open(held):
+    found = measure("files")
+    if not found.isolation.files.startswith("Landlock"):
+        pytest.skip("this kernel has no Landlock")
+    assert "read a file" not in found.open
+    assert {"mode of a file", "limits of a process", "start a process"} <= set(found.open)
+
+
+def test_this_system_has_seccomp_where_its_architecture_is_known(held):
+    """A kernel that runs these tests without it would make the tests above skip unseen."""
+    if os.uname().machine not in ARCHITECTURES or "seccomp" not in os.listdir("/proc/sys/kernel"):
+        pytest.skip("this kernel has no seccomp")
+    assert held.isolation.calls
+
+
+def test_a_child_that_does_not_answer_is_an_error_of_one_line(monkeypatch):
+    monkeypatch.setattr(measuring, "_CHILD", "import sys; sys.exit('broken')")
+    with pytest.raises(OSError, match="ended with status 1: broken"):
+        measure()

@@ -1,0 +1,33 @@
+"""What `ctvr doctor` says of the sandbox of children."""
+
+from __future__ import annotations
+
+import pytest
+
+from ctvr.sandbox.isolate import Isolation
+from ctvr.sandbox.measure import ALWAYS, COUNT, Measured
+from orchestrator.doctor import machine
+
+
+@pytest.mark.parametrize(
+    ("isolation", "ways", "level", "words"),
+    [
+        (Isolation("Landlock 7", True, True), ALWAYS, "ok", ["Landlock 7, an own network, a filter of system calls"]),
+        (Isolation("mounts", True, True), ("bpf", *ALWAYS), "note", ["held by mounts", "open: bpf"]),
+        (Isolation("", False, False), ("read a file", "TCP"), "note", ["held by nothing", "open: read a file, TCP"]),
+    ],
+)
+def test_the_line_on_fences_names_the_means_and_every_way_that_is_open(monkeypatch, isolation, ways, level, words):
+    monkeypatch.setattr(machine, "measure", lambda: Measured(isolation, tuple(ways)))
+    (finding,) = machine.fences()
+    assert finding.level == level
+    assert all(word in finding.text for word in [*words, f"{COUNT} ways"])
+    assert bool(finding.remedy) == (level == "note")
+    assert ("x86_64 or aarch64" in finding.remedy) == (not isolation.calls)
+
+
+def test_on_other_systems_limits_alone_are_promised(monkeypatch):
+    monkeypatch.setattr(machine.sys, "platform", "darwin")
+    (finding,) = machine.fences()
+    assert (finding.level, finding.subject) == ("note", "fences")
+    assert "darwin" in finding.text
