@@ -5,7 +5,8 @@
 #   docker build -t ctvr-cu126 --build-arg TORCH_BACKEND=cu126 .    for older drivers
 #
 # torch's wheels carry CUDA's libraries, so the base is Python alone; the driver comes from the machine.
-FROM python:3.11-slim-bookworm
+ARG BASE=python:3.11-slim-bookworm
+FROM ${BASE}
 
 ARG TORCH_BACKEND=
 ENV PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 RAY_USAGE_STATS_ENABLED=0 MLFLOW_DISABLE_TELEMETRY=true \

@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED = 0
 export MLFLOW_DISABLE_TELEMETRY = true
 
-.PHONY: help sweep test test-all test-faults test-cluster wheel lint format bench bench-gpu null-simulation conform chaos scale ui docs clean mutants
+.PHONY: help sweep test test-all test-faults test-cluster wheel lint format bench bench-gpu null-simulation conform chaos scale ui docs clean mutants hashes verify-hashes sbom
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -87,5 +87,21 @@ docs: $(READY)  ## the documentation as a site, into site/; nothing is loaded fr
 	$(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet $(ARGS)
 
+# Files of a registry change where it builds packages itself, so `make` does not ask for hashes: whoever wants them does
+VERIFIED ?= .venv-verified
+hashes: $(READY)  ## write constraints-hashes.txt anew, after a change of constraints.txt
+	$(BIN)/uv pip compile -q constraints.txt --no-deps --python $(BIN)/python --generate-hashes \
+		--no-emit-index-url --no-header --no-annotate -o constraints-hashes.txt
+
+verify-hashes: $(READY)  ## an environment in .venv-verified, each file compared with constraints-hashes.txt; use it as VENV=.venv-verified
+	$(BIN)/uv venv -q --clear --python $(BIN)/python $(VERIFIED)
+	$(BIN)/uv pip install -q --python $(VERIFIED)/bin/python --require-hashes --no-deps -r constraints-hashes.txt
+	$(BIN)/uv pip install -q --python $(VERIFIED)/bin/python --no-deps -e .
+	@touch $(VERIFIED)/.ready
+
+sbom: $(READY)  ## the packages of the environment as CycloneDX, into sbom.cdx.json; the tool gets an environment of its own
+	$(BIN)/uv tool run -q --from cyclonedx-bom==7.5.0 cyclonedx-py environment --pyproject pyproject.toml \
+		--output-reproducible --of JSON -o sbom.cdx.json $(BIN)/python
+
 clean:  ## remove the environment and what the tools left; runs/ stays
-	rm -rf $(VENV) build site *.egg-info .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VERIFIED) sbom.cdx.json build site *.egg-info .mypy_cache .ruff_cache
