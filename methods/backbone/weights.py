@@ -130,21 +130,23 @@ def _read_pickle(file: Path, wanted: str) -> dict[str, Tensor]:
         out = Path(folder) / "weights.safetensors"
         root = str(Path(__file__).absolute().parents[2])
         command = [sys.executable, "-I", "-c", _CHILD, root, str(file.absolute()), wanted, str(out)]
-        try:
-            done = subprocess.run(
-                command,
-                env=environment,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise ValueError(f"{file}: could not be read within {SECONDS} s. Convert it to .safetensors.") from None
-        answer = _answer(done.stdout)
+        # a file and no pipe: the child's limit of written bytes holds for a file, and a pipe would fill this process
+        with tempfile.TemporaryFile() as said:
+            try:
+                done = subprocess.run(
+                    command,
+                    env=environment,
+                    cwd=folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=said,
+                    stderr=subprocess.DEVNULL,
+                    timeout=SECONDS,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                raise ValueError(f"{file}: could not be read within {SECONDS} s. Convert it to .safetensors.") from None
+            said.seek(max(0, said.seek(0, os.SEEK_END) - _MIB))
+            answer = _answer(said.read().decode(errors="replace"))
         if answer is None:
             how = f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
             raise ValueError(f"{file}: reading it ended with {how}. Give a .safetensors file.")

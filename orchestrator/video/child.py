@@ -26,6 +26,7 @@ from orchestrator.video.sampling import Frames, Sampling
 
 log = logging.getLogger(__name__)
 
+MOST_FILES = 256  # open at once; a decoder needs few, and pipes hold memory that no limit of a process counts
 READY = b"\0\0\0\0"  # an answer without a header: the program is loaded, and what ends it now is a file
 
 
@@ -40,6 +41,7 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not mix with the answers
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_most_files(), _most_files()))
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # it writes nothing but its log
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     import av
@@ -80,12 +82,18 @@ def _bound(limits: Limits, idle_bytes: int) -> None:
     """Limits of this process for the next file, also if the parent is gone."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     if idle_bytes and (hard == resource.RLIM_INFINITY or hard > idle_bytes + limits.memory_bytes):
-        resource.setrlimit(resource.RLIMIT_AS, (idle_bytes + limits.memory_bytes, hard))
+        # the hard limit, too: a process may raise the soft one again. A pool's limits are the same for all its files
+        resource.setrlimit(resource.RLIMIT_AS, (idle_bytes + limits.memory_bytes, idle_bytes + limits.memory_bytes))
     seconds = int(limits.max_seconds * 1.25) + 2
     usage = resource.getrusage(resource.RUSAGE_SELF)
     cpu_hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + 2 * seconds, cpu_hard))
     signal.setitimer(signal.ITIMER_REAL, seconds + 10)  # SIGALRM ends the process
+
+
+def _most_files() -> int:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
 
 
 def _answer(request: dict[str, Any], limits: Limits) -> tuple[Frames | None, str | None]:

@@ -173,6 +173,15 @@ def test_the_child_may_not_take_all_memory_or_disk(tmp_path):
     assert (tmp_path / "x").stat().st_size <= 2 << 20
 
 
+def test_a_child_that_writes_without_end_is_ended_and_fills_no_memory(tmp_path, monkeypatch):
+    torch.save({"a": torch.zeros(2)}, tmp_path / "w.pt")
+    flood = "from methods.backbone import weights; "
+    flood += "weights.convert = lambda *_: [sys.stdout.write('x' * 65536) for _ in iter(int, 1)]; "
+    monkeypatch.setattr(weights, "_CHILD", weights._CHILD.replace("from methods", flood + "from methods", 1))
+    with pytest.raises(ValueError, match=r"w\.pt: reading it ended with "):
+        read_weights(tmp_path / "w.pt", digest(tmp_path / "w.pt"))
+
+
 @pytest.mark.slow
 def test_a_file_that_unpacks_to_gigabytes_is_refused(tmp_path):
     whole = io.BytesIO()

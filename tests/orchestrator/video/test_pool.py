@@ -193,8 +193,9 @@ def test_the_child_is_bounded_and_reaches_no_network_and_no_other_folder(monkeyp
         "    mine = os.readlink('/proc/self/ns/net')\n"
         "    try: said = open(sys.argv[2] + '/../secret').read()\n"
         "    except OSError: said = 'refused'\n"
-        "    said = {'net': mine, 'folders': sys.argv[2:], 'secret': said}\n"
-        "    return None, json.dumps({**names(['CORE', 'FSIZE', 'AS', 'CPU']), 'alarm': left, **said})\n"
+        "    hard = resource.getrlimit(resource.RLIMIT_AS)[1]\n"
+        "    said = {'hard': hard, 'net': mine, 'folders': sys.argv[2:], 'secret': said}\n"
+        "    return None, json.dumps({**names(['CORE', 'FSIZE', 'AS', 'CPU', 'NOFILE']), 'alarm': left, **said})\n"
         "from orchestrator.video import child as video\n"
         "video._answer = told\n"
         "video.serve()"
@@ -207,6 +208,8 @@ def test_the_child_is_bounded_and_reaches_no_network_and_no_other_folder(monkeyp
     assert found["CORE"] == 0
     assert found["FSIZE"] == 2**20
     assert 2**30 < found["AS"] < 2**30 + 64 * 2**30  # its libraries, and what the file may take
+    assert found["hard"] == found["AS"]  # which a process may not raise again
+    assert found["NOFILE"] <= 256
     assert 0 < found["CPU"] < 300
     assert 0 < found["alarm"] <= 40
     if os.geteuid() == 0:
