@@ -120,7 +120,10 @@ class Method(nn.Module):
     # It reaches its towers through `forward` and seams alone, so that any backbone will do (backbone/other_towers.py)
     any_tower: ClassVar[bool] = False
     # Each step gives every weight of `param_groups` a gradient, but for `Chosen` experts: workers look for no others
-    trains_all: ClassVar[bool] = False
+    trains_all: bool = False
+    # For a retriever that reads captions by task: it obeys `is_joint`
+    joins_tasks: ClassVar[bool] = False
+    is_joint: bool = False  # all tasks so far are learned together: what is kept for each of them is trained
     trains_on: Literal["task", "seen"] = "task"  # pairs of this task, or of all tasks so far
     reencodes_gallery: bool = False  # True breaks the protocol on purpose (joint training)
     prompts_by_task: bool = False  # True: a caption is encoded once for each task whose videos it searches

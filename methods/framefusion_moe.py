@@ -114,6 +114,7 @@ class FrameFusionMoE(Method):
     accumulates, any_tower, trains_all = "features", True, True
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = PRESETS
     controls = ("framefusion_moe:train-references",)
+    joins_tasks = True
 
     train_features: Tensor  # (R, d), empty unless reference_source is `train`
 
@@ -187,18 +188,22 @@ class FrameFusionMoE(Method):
         return self._groups(self._task.index if self._task is not None else 0)
 
     def _groups(self, index: int) -> list[ParamGroup]:
-        """What task `index` trains: in a bypassed task 1 A and expert 0, later all experts and the router."""
+        """What task `index` trains: in a bypassed task 1 A and expert 0, later all experts and the router.
+
+        Joint training starts from CLIP, as task 1 does, and has its rates; it trains all prototypes so far.
+        """
         config = self.config
-        first = index == 0
+        first = index == 0 or self.is_joint
         vision = [p for block in self.ffa.values() for p in block.attention.parameters()]  # type: ignore[union-attr]
         vision += self.reducer.parameters()
         other: list[nn.Parameter] = [block.alpha for block in self.ffa.values()]  # type: ignore[misc]
         text: list[nn.Parameter] = []
-        is_bypassed = first and self._has_bypass
+        is_bypassed = index == 0 and self._has_bypass
         for adapter in self._adapters():
             text += [adapter.experts.A, adapter.experts.B[0]] if is_bypassed else [*adapter.parameters()]
         if not is_bypassed:  # the prototypes of other tasks take no part in the task
-            other += list(self.prototypes)[index : index + 1]
+            start = int(self._has_bypass) if self.is_joint else index
+            other += list(self.prototypes)[start : index + 1]
         if first:
             rates = (config.lr_vision_first, config.lr_text_first, config.lr_other_first)
         else:

@@ -122,10 +122,10 @@ class Mixture(Chosen):
             nn.init.zeros_(router.route)
             self.routers.append(router.train(self.training))
 
-    def trained(self, task: int, frozen: Sequence[bool]) -> list[nn.Parameter]:
-        """Experts that no task has kept for itself, as `frozen` (E,) says, and the router of `task`."""
+    def trained(self, tasks: Sequence[int], frozen: Sequence[bool]) -> list[nn.Parameter]:
+        """Experts that no task has kept for itself, as `frozen` (E,) says, and the routers of `tasks`."""
         free = [e for e, is_frozen in zip(self.experts, frozen) if not is_frozen]
-        return [p for module in (*free, self.routers[task]) for p in module.parameters()]
+        return [p for module in (*free, *(self.routers[task] for task in tasks)) for p in module.parameters()]
 
     def gates(self, c: Tensor, task: int) -> Tensor:
         """(B, E) float32 of the token c (B, D): K non-zeros in each row, which sum to 1. Training counts them."""
@@ -212,6 +212,7 @@ class MoEAdapter(Method):
     """Frozen CLIP with a mixture of experts in every block of both towers."""
 
     Config = MoEAdapterConfig
+    joins_tasks = True
     PRESETS = {
         "paper": {},
         "shapes": {"method.lr": 2e-4},
@@ -249,13 +250,21 @@ class MoEAdapter(Method):
     def param_groups(self) -> list[ParamGroup]:
         kept = torch.stack([mixture.frozen for mixture in self.mixtures])  # read at once
         frozen = [[False] * row.numel() for row in kept] if kept.is_meta else kept.tolist()
-        trained = (mixture.trained(self._index, row) for mixture, row in zip(self.mixtures, frozen))
+        tasks = range(0 if self.is_joint else self._index, self._index + 1)
+        trained = (mixture.trained(tasks, row) for mixture, row in zip(self.mixtures, frozen))
         parameters = [p for of_block in trained for p in of_block]
         return [ParamGroup(name="experts_and_router", params=parameters, lr=self.config.lr)]
 
     def encode_video(self, frames: Tensor) -> Tensor:
         """Unit features (B, d) of frames (B, T, 3, H, W), by the present task's router."""
-        return mean_pool(self.backbone.vision(frames, self._seams(self.vision, self._index, "class")))
+        return self._video(frames, self._index)
+
+    def encode_video_of(self, frames: Tensor, task: int) -> Tensor:
+        """The same; after joint training by the router of the task that the videos are of."""
+        return self._video(frames, task if self.is_joint else self._index)
+
+    def _video(self, frames: Tensor, router: int) -> Tensor:
+        return mean_pool(self.backbone.vision(frames, self._seams(self.vision, router, "class")))
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         """Unit features (B, d) of captions (B, L) that search the videos of `task`; None: the present task."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +26,7 @@ from orchestrator.data.augment import crop_and_flip, gray_and_jitter
 from orchestrator.data.frames import FrameSource
 from orchestrator.data.frozen_features import FrozenFeatures
 from orchestrator.data.settings import DataConfig
-from orchestrator.digests import digest_of
+from orchestrator.data.shuffle import index_batches, seed_of
 from orchestrator.errors import ConfigError
 from orchestrator.streams.stream import Item, Stream
 from orchestrator.video.sampling import missing_frame
@@ -41,46 +42,6 @@ class Queries:
     target: Tensor  # (Q,) index of the caption's own video within its task
     twin: Tensor  # (Q,) index of the time-reversed twin within its task, -1 without one
     names: tuple[str, ...] = ()  # "<video id>#<caption number>", for the stored ranks
-
-
-def seed_of(*parts: object) -> int:
-    """A 63-bit seed that depends on all parts and nothing else."""
-    return int(digest_of([str(part) for part in parts])[:15], 16)
-
-
-def index_batches(
-    videos: Sequence[int], size: int, seed: int, unique_videos: bool = False, one_per_video: bool = False
-) -> list[list[int]]:
-    """Shuffle pairs into batches; the same for the same seed, on every worker.
-
-    Args:
-        videos: video number of each pair.
-        size: pairs per batch; the last batch may be smaller.
-        seed: decides the order.
-        unique_videos: two pairs of one video never share a batch (batches may then be smaller).
-        one_per_video: keep one random pair of each video.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(videos), generator=generator).tolist()
-    if one_per_video:
-        first: dict[int, int] = {}
-        for pair in order:
-            first.setdefault(videos[pair], pair)
-        order = [pair for pair in order if first[videos[pair]] == pair]
-    if not unique_videos:
-        return [order[start : start + size] for start in range(0, len(order), size)]
-    batches: list[list[int]] = []
-    room: list[tuple[list[int], set[int]]] = []  # batches that are not full yet, with their videos
-    for pair in order:
-        chosen = next((entry for entry in room if videos[pair] not in entry[1]), None)
-        if chosen is None:
-            chosen = ([], set())
-            batches.append(chosen[0])
-            room.append(chosen)
-        chosen[0].append(pair)
-        chosen[1].add(videos[pair])
-        room = [entry for entry in room if len(entry[0]) < size]
-    return batches
 
 
 class StreamData:
@@ -177,6 +138,10 @@ class StreamData:
         videos = self.finish(self._read([item for item, _ in chosen], is_augmented=False), None)
         return videos.contiguous(), self._captions(chosen, self._width(range(len(self.stream.tasks))))
 
+    def _tasks(self, pairs: Sequence[int]) -> Tensor:
+        """Return the tasks (N,) of training pairs with these numbers, on the CPU."""
+        return torch.tensor([bisect_right(self._first, pair) - 1 for pair in pairs])
+
     def _number(self, item: Item) -> int:
         return self._numbers[item.video]
 
@@ -228,6 +193,7 @@ class StreamData:
     ) -> Iterator[Batch]:
         if self.config.augment == "none":
             augment = None
+        is_mixed = len(self._tasks([pairs[0], pairs[-1]]).unique()) > 1 if pairs else False
 
         def read(batch: list[int]) -> tuple[list[int], Tensor]:
             numbers = [pairs[index] for index in batch]
@@ -243,6 +209,7 @@ class StreamData:
                 categories=to_device([self.stream.category_index(item.category) for item, _ in chosen], self.device),
                 pairs=to_device(numbers, self.device),
                 plain_videos=which if augment is None else None,
+                tasks=self._tasks(numbers) if is_mixed else None,
                 answers=self._answers(numbers),
             )
 

@@ -100,7 +100,6 @@ REFUSED = {
     **{name: {*RETRIEVERS} - MOMENTUM for name in STRATEGIES if name.endswith("_moco")},
     "dsl": {"camoe", *MOMENTUM},  # no contrastive loss of a batch alone
     "zscl": {"tempme"},  # images are videos of one frame
-    "upper_bound": {"framefusion_moe", "moe_adapter"},  # captions are read by task
 }
 
 

@@ -1,4 +1,6 @@
 import copy
+import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -58,10 +60,74 @@ def test_every_task_starts_from_the_pretrained_weights_and_nothing_else(name, ba
         assert any(not torch.equal(method.base.state_dict()[key], expected[key]) for key in expected)
 
 
-@pytest.mark.parametrize("base", ["framefusion_moe", "moe_adapter"])
-def test_a_base_that_reads_captions_by_task_is_refused(base):
-    with pytest.raises(ConfigError, match=f"upper_bound cannot wrap {base}: it keeps .* Write method.base=clip4clip"):
-        resolve({"method": "upper_bound", "method.base": base, "stream": "s"})
+BY_TASK = ["framefusion_moe", "moe_adapter"]
+
+
+def of_tasks(batch, count):
+    return replace(batch, tasks=torch.arange(len(batch.videos)) % count)
+
+
+def joint(name, tasks=3):
+    """Return the joint training of a retriever that reads captions by task, at the start of its last stage."""
+    cls = find_method(name)
+    method = UpperBound(UpperBoundConfig(base=name), cls(cls.Config(), make_small_clip()))
+    for index in range(tasks):
+        method.begin_task(make_task(index))
+    return method
+
+
+@pytest.mark.parametrize("name", BY_TASK)
+def test_a_base_that_reads_captions_by_task_trains_what_it_keeps_for_each_task(name, batch):
+    method = joint(name)
+    assert method.prompts_by_task
+    trained = [p for group in method.param_groups() for p in group["params"]]
+    start = copy.deepcopy(method.state_dict())
+    optimizer = torch.optim.SGD(trained, lr=1.0)
+    torch.manual_seed(0)
+    for _ in range(2):  # experts start from zero: their routers move from the second step on
+        optimizer.zero_grad()
+        torch.stack(list(method.train().losses(of_tasks(batch, 3)).values())).sum().backward()
+        optimizer.step()
+    moved = {key for key, value in method.state_dict().items() if not torch.equal(start[key], value)}
+    found = {match[2] for key in moved if (match := re.search(r"(prototypes|routers)\.(\d+)", key))}
+    assert found == ({"1", "2"} if name == "framefusion_moe" else {"0", "1", "2"})  # prototype 0 bypasses the router
+
+
+@pytest.mark.parametrize("name", BY_TASK)
+def test_a_joint_batch_is_scored_as_the_evaluation_scores(name, batch):
+    """Column by column: captions as they search the task of the column's video, the video as its task stores it."""
+    method, mixed = joint(name).eval(), of_tasks(batch, 3)
+    for parameter in method.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    logits = method.logits(mixed)
+    for column, task in enumerate(mixed.tasks.tolist()):
+        queries = method.encode_text(batch.tokens, task)
+        video = method.encode_video_of(batch.frames[column : column + 1], task)
+        torch.testing.assert_close(logits[:, column], method.scale() * method.score(queries, video)[:, 0])
+
+
+@pytest.mark.parametrize("name", BY_TASK)
+def test_joint_training_of_one_task_is_the_retriever_s_own_first_task(name, batch):
+    cls = find_method(name)
+    made = cls(cls.Config(), make_small_clip())
+    states = []
+    for method in (copy.deepcopy(made), UpperBound(UpperBoundConfig(base=name), copy.deepcopy(made))):
+        torch.manual_seed(4)
+        train(method, make_task(0), batch)
+        states.append(getattr(method, "base", method).state_dict())
+    torch.testing.assert_close(*states, rtol=0, atol=0)
+
+
+def test_a_base_that_does_not_join_tasks_is_refused(monkeypatch):
+    monkeypatch.setattr(find_method("moe_adapter"), "joins_tasks", False)
+    with pytest.raises(ConfigError, match="upper_bound cannot wrap moe_adapter: it reads .* Write method.base=clip4cl"):
+        resolve({"method": "upper_bound", "method.base": "moe_adapter", "stream": "s"})
+
+
+def test_tasks_of_pairs_change_nothing_for_a_base_that_does_not_read_by_task(base, batch):
+    method = UpperBound(UpperBoundConfig(), base)
+    method.begin_task(make_task(0))
+    assert torch.equal(method.losses(batch)["contrastive"], method.losses(of_tasks(batch, 2))["contrastive"])
 
 
 def test_the_last_stage_does_not_depend_on_the_stages_before(base, batch):

@@ -102,6 +102,15 @@ def test_as_many_workers_as_pairs_train_on_every_task(data, small_stream, settin
         assert data.batch_sizes([task], seed=0, task=task, epoch=0, workers=workers)
 
 
+def test_pairs_of_several_tasks_say_which_one_they_come_from(data):
+    tasks = range(len(data.stream.tasks))
+    first = {item.video for item in data.stream.items(0, "train")}
+    for batch in data.train_batches(list(tasks), seed=1, task=1, epoch=0):
+        videos = [data._all[number][0].video for number in batch.pairs.tolist()]
+        assert [task == 0 for task in batch.tasks.tolist()] == [video in first for video in videos]
+    assert all(batch.tasks is None for batch in data.train_batches([1], seed=1, task=1, epoch=0))
+
+
 def test_batches_have_the_contracts_shapes(data):
     batch = next(data.train_batches([0], seed=0, task=0, epoch=0))
     assert batch.frames.shape == (4, 4, 3, 64, 64)
