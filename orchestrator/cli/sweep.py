@@ -166,6 +166,7 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
     check_names(baselines, {}, (), ())
     where = get_where(arguments)
     where.check()
+    from orchestrator.jobs.untrained import untrained_baselines
     from orchestrator.learning.resolve import find, presets_of
     from orchestrator.tables.presets import known_tables
 
@@ -178,6 +179,8 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
     arguments.stream = stream
     check_first(arguments, arguments.stream)
     check_settings(method, overrides, arguments.space)
+    if arguments.baselines is None:
+        baselines += untrained_baselines(method, words_of(arguments.preset), baselines)
     from orchestrator.jobs.session import within_budget
     from orchestrator.jobs.sweep import SweepRequest, sweep
 

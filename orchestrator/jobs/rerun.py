@@ -35,6 +35,7 @@ from orchestrator.jobs.methods import default_presets
 from orchestrator.jobs.ready import make_all_ready
 from orchestrator.jobs.session import check_machine, connected, interruptible, send_waiting, trial_plan
 from orchestrator.jobs.table import table
+from orchestrator.jobs.untrained import without_epochs
 from orchestrator.jobs.verdict import Verdict, winner
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.resolve import find, presets_of, resolve
@@ -68,6 +69,7 @@ def baseline(word: str, stream: Stream, stream_name: str, shared: Settings, work
     method, presets = split_row(word)
     find(method)
     chosen = default_presets(method, stream, presets)
+    shared = without_epochs(shared, presets)
     return resolve({**shared, "method": method, "stream": stream_name, "workers": workers}, stream.settings, chosen)
 
 

@@ -14,6 +14,7 @@ from orchestrator.jobs.again import over_orders
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.methods import at_most, block_counts, default_presets
 from orchestrator.jobs.sweep import Sweep, SweepRequest, plan_sweep
+from orchestrator.jobs.untrained import untrained_rows, without_epochs
 from orchestrator.jobs.words import check_table
 from orchestrator.learning.assemble import load_clip
 from orchestrator.learning.cost import sizes_only
@@ -91,6 +92,9 @@ def plan_table(request: TableRequest, where: Deployment) -> PlannedTable:
             rows.append(_plan_row(request, row, stream, search, bool(trials), where))
         except ConfigError as error:
             raise ConfigError(f"row {row.name}: {error}") from error
+    for row, control in untrained_rows([(each.row, each.experiment) for each in rows]):
+        place = next(place for place, each in enumerate(rows) if each.row == row)
+        rows.insert(place + 1, _plan_row(request, control, stream, search, False, where))
     return PlannedTable(request, stream, search, _distinct(rows) if preset.varies else tuple(rows))
 
 
@@ -135,6 +139,7 @@ def _plan_row(
 ) -> PlannedRow:
     find(row.method)
     overrides = {**request.preset.settings_of(row, stream_names(stream)), **request.overrides}
+    overrides = without_epochs(overrides, row.presets)
     if row.searched and is_searched:
         asked = SweepRequest(
             row.method, request.stream, f"{request.name}-{row.slug}", overrides, row.presets, asdict(search)

@@ -18,14 +18,16 @@ from orchestrator.errors import ConfigError
 from orchestrator.learning.experiment import GROUPS, Experiment, RunConfig
 from orchestrator.streams.stream import Stream
 
+UNTRAINED = "untrained"  # preset of every method: the control that trains nothing and is scored as the method scores
+
 
 def presets_of(method: str) -> dict[str, dict[str, Any]]:
-    """A method's presets; `paper`, the defaults, is always there.
+    """A method's presets; `paper`, the defaults, is always there, and so is `untrained`.
 
     Those of a configuration hold what makes it one; presets that undo it are not among them.
     """
     cls, own = find(method), CONFIGURATIONS.get(method, ("", ""))[1]
-    known = {"paper": {}, **cls.PRESETS}
+    known = {"paper": {}, **cls.PRESETS, UNTRAINED: Change({"optim.epochs": 0})}
     if not own:
         return known
     found: dict[str, dict[str, Any]] = {}

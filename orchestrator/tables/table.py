@@ -143,7 +143,8 @@ def competes(row: Row, column: Column) -> bool:
     is_forgetting = column.key.rpartition("/")[2] in {"bwf", "fr"}
     if row.method == "upper_bound" or (row.is_transductive and column.key != "params_m"):
         return False
-    return not (row.method == "zero_shot" and is_forgetting)
+    is_trained = row.method != "zero_shot" and row.values.get("params_m", Value()).mean != 0
+    return is_trained or not is_forgetting
 
 
 def number(value: Value, digits: int = 2, sign: str = "±") -> str:

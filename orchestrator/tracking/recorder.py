@@ -123,7 +123,10 @@ class Recorder:
         num_tasks = len(data.stream.tasks)
         plain = data.with_features(None)  # a new video passes the whole tower, also where stored tokens enter late
         frames = next(plain.videos(0, self.experiment.evaluation.split, [0], 1))
-        self.tracker.log_task(self.run_id, num_tasks, measure(method, frames))
+        cost = measure(method, frames)
+        if not self.experiment.optim.epochs:  # a control that trains nothing
+            cost["cost/trained_parameters"] = 0.0
+        self.tracker.log_task(self.run_id, num_tasks, cost)
         split = self.experiment.evaluation.split
         for name in ("own", "union"):
             matrix = getattr(record, name)

@@ -50,7 +50,8 @@ def test_every_row_is_searched_by_the_same_budget_and_rule(few, where):
     assert {sweep.search for sweep in sweeps} == {planned.search}
     assert [sweep.request.name for sweep in sweeps] == ["t-clip4clip", "t-tvr_plus_cl"]
     assert {row.experiment.evaluation.split for row in planned.searched} == {"val"}
-    assert [row.experiment.name for row in planned.rows] == ["zero_shot", "clip4clip", "tvr_plus_cl"]
+    names = ["zero_shot", "clip4clip", "tvr_plus_cl", "tvr_plus_cl:untrained"]
+    assert [row.row.name for row in planned.rows] == names
     assert planned.rows[2].experiment.method.base == "clip_vip"
 
 
@@ -108,11 +109,11 @@ def test_what_will_happen_is_said_before(few, where):
     text = table_jobs._plan_text(planned, Capacity(2, 0, 2), 0, replace(where, gpus_per_trial=0), where.tracker("few"))
     assert "table t: T, on small, 2 tasks" in text
     assert "searched   clip4clip, tvr_plus_cl" in text
-    assert "zero_shot (not searched)" in text
+    assert "zero_shot, tvr_plus_cl:untrained (not searched)" in text
     assert "3 for each row, 6 in all, by tpe, scheduler halving in waves of 8 (points that train" in text
     assert "confirms   nothing: the best trial is believed" in text
     assert "chosen by  R@1 gain over zero-shot on val videos" in text
-    assert "all rows over 2 seeds on test videos: 5 runs in one rerun" in text
+    assert "all rows over 2 seeds on test videos: 6 runs in one rerun" in text
     cheap = plan_table(request(few, preset(search={"trials": 0})), where)
     text = table_jobs._plan_text(cheap, Capacity(2, 0, 2), 0, where, where.tracker("few"))
     assert "none: every row runs its recommended preset" in text
@@ -168,7 +169,9 @@ def test_all_winners_and_seeds_are_one_rerun(few, where, reruns):
         ("clip4clip", 2),
         ("tvr_plus_cl", 1),
         ("tvr_plus_cl", 2),
+        ("tvr_plus_cl", 1),
     ]
+    assert [run.experiment.optim.epochs == 0 for run in runs[1:]] == [False, False, False, False, True]
     assert {run.experiment.evaluation.split for run in runs} == {"test"}
     assert runs[1].experiment.optim.weight_decay == 0.1  # of the trial with +3
     unsearched = {"ctvr.place": "000", "ctvr.table": "T", "ctvr.row": "zero_shot", "ctvr.searched": "zero_shot:0"}
@@ -215,7 +218,7 @@ def test_a_row_is_rerun_as_it_was_confirmed_over_seeds_that_no_confirmation_had(
         ("t-tvr_plus_cl", "tvr_plus_cl-1"),
     ]
     ((_, runs, *_),) = reruns
-    assert [run.experiment.run.seed for run in runs[1:]] == [1, 3, 1, 3]
+    assert [run.experiment.run.seed for run in runs[1:]] == [1, 3, 1, 3, 1]
     assert [run.experiment.optim.weight_decay for run in (runs[1], runs[3])] == [
         0.1,
         planned.rows[2].experiment.optim.weight_decay,
@@ -232,7 +235,7 @@ def test_a_row_without_a_winner_does_not_end_the_table_and_is_said_in_the_end(fe
     outcomes = {"clip4clip": outcome(1), "tvr_plus_cl": outcome(0)}
     with pytest.raises(FailedRuns, match="the table\nrows without a winner, missing in the table: tvr_plus_cl"):
         table_jobs._conclude(planned, outcomes, where, tracker, parent)
-    assert {run.experiment.name for run in reruns[0][1]} == {"zero_shot", "clip4clip"}
+    assert {run.tags["ctvr.row"] for run in reruns[0][1]} == {"zero_shot", "clip4clip", "tvr_plus_cl:untrained"}
     found = tracker.find_sweep("t")
     assert found is not None
     assert found.status == "FAILED"

@@ -71,6 +71,9 @@ def test_the_upper_bound_takes_no_prize(table):
 def test_what_is_not_trained_is_not_praised_for_forgetting_nothing():
     table = Table("s", COLUMNS, (row("zero_shot", 22.0, 0.0), row("lwf", 24.0, 1.5), row("zscl", 23.0, 2.5)))
     assert table.best() == {"r1": 24.0, "bwf": 1.5}
+    control = row("structalign", 20.0, 0.0)
+    control = replace(control, values={**control.values, "params_m": Value(0.0)})
+    assert replace(table, rows=(*table.rows, control)).best() == {"r1": 24.0, "bwf": 1.5}
 
 
 def test_ties_as_printed_are_both_bold():

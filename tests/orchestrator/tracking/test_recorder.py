@@ -175,6 +175,14 @@ def test_a_transductive_method_is_marked(small_stream, manifest, runs, tracker, 
     assert only_run(tracker).tags["ctvr.transductive"] == "true"
 
 
+def test_a_control_that_trains_nothing_counts_no_parameters(small_stream, manifest, runs, tracker):
+    made = resolve({"method": "xpool", "stream": manifest}, small_stream.settings, ["untrained"])
+    recorder = Recorder(tracker, made, "r")
+    execute(made, Places(runs), report=recorder.report, on_ready=recorder.ready)
+    assert only_run(tracker).last("cost/trained_parameters")[1] == 0
+    assert only_run(tracker).last("stream/t2v/bwf")[1] == 0
+
+
 def test_the_cost_of_a_video_is_that_of_a_new_one_where_training_reads_stored_tokens(learned: Path) -> None:
     """zero_shot trains nothing, so that its whole tower is stored; a video that is searched passes it all the same."""
     from orchestrator.jobs.deployment import Deployment
