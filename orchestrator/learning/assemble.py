@@ -45,6 +45,11 @@ def load_tower(experiment: Experiment, stream: Stream | None = None) -> Clip | R
     config = experiment.backbone
     if stream is not None:
         check_domain(experiment.run.method, stream)
+        if experiment.evaluation.oracle_task and stream.protocol != "ctvr":
+            raise ConfigError(
+                f"evaluation.oracle_task: true is for streams of the protocol ctvr, and {stream.name} has "
+                f"{stream.protocol}, which tells every query its task. Write false."
+            )
     if find_method(experiment.run.method).domain != "images":
         clip = load_clip(config)
         return clip if stream is None else feed(clip, stream)

@@ -48,6 +48,8 @@ class EvaluationConfig:
     # Of methods that calibrate scores (z-scores, Dual Softmax, re-ranking), in a task's own gallery. alone: from the
     # task's captions and videos; cut: from all tasks so far, so that BWF moves with the gallery (StructAlign's release)
     own_gallery: Literal["alone", "cut"] = "alone"
+    # After every task also R@1 of captions that are told their task; all captions are encoded again (oracle.py)
+    oracle_task: bool = False
     neighbours: int = 200  # of streams of images: k of the second accuracy, whose k stays the same
 
     def __post_init__(self) -> None:

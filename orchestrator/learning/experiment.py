@@ -11,7 +11,7 @@ from orchestrator.data.device import Precision
 from orchestrator.data.settings import DataConfig
 from orchestrator.digests import digest_of
 from orchestrator.learning.evaluate import EvaluationConfig
-from orchestrator.learning.identity import NOT_DECISIVE, code_digests, contents_of, environment, weights_digest
+from orchestrator.learning.identity import ADDS, NOT_DECISIVE, code_digests, contents_of, environment, weights_digest
 from orchestrator.learning.optimizer import OptimConfig
 from orchestrator.learning.reuse import Prefixes, Reads, WatchedSettings, watched
 from orchestrator.store.store import Store
@@ -105,7 +105,8 @@ class Experiment:
             frames: `frames_digest` of the stream; empty names a plan, whose videos are not read yet.
             device: kind of device that computes, `cpu` or `cuda`.
         """
-        decisive = {name: value for name, value in self.settings.items() if name not in NOT_DECISIVE}
+        settings = self.settings.items()
+        decisive = {k: v for k, v in settings if k not in NOT_DECISIVE and not (k in ADDS and ADDS[k] == v)}
         return digest_of(
             {"settings": decisive, "contents": self.contents(), **self.surroundings(stream, frames, device)}
         )

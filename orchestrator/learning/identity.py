@@ -47,6 +47,8 @@ NOT_DECISIVE = (
     "tracking.mirror",
     "tracking.keep_states",
 )
+# Settings that add numbers and change none: at these values they are no part of a key
+ADDS = {"evaluation.oracle_task": False}
 # `streams` decides the order of tasks, items and category indices
 ROOMS = (
     "orchestrator/learning",

@@ -22,6 +22,7 @@ from orchestrator.data.images import ImageData
 from orchestrator.data.questions import QuestionData, Questions
 from orchestrator.learning.evaluate import Evaluation, EvaluationConfig, add_history, metrics_of, rank_all
 from orchestrator.learning.metrics import Matrix
+from orchestrator.learning.oracle import oracle_metrics
 from orchestrator.streams.stream import Stream
 
 
@@ -81,7 +82,13 @@ class Retrieval(Protocol):
             sight.spread,
             is_scoring=sight.is_scoring,
         )
-        return None if ranked is None else metrics_of(ranked, queries, [len(gallery) for gallery in sight.galleries])
+        found = None if ranked is None else metrics_of(ranked, queries, [len(gallery) for gallery in sight.galleries])
+        if sight.config.oracle_task:
+            about = sight.method, queries, sight.galleries, ranked, sight.config, sight.device, sight.spread
+            told = oracle_metrics(*about)
+            if found is not None:
+                found.metrics.update(told)
+        return found
 
     def add_history(self, found: Evaluation, own: Matrix, union: Matrix) -> None:
         add_history(found, own, union, self.name)

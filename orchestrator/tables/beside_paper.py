@@ -33,6 +33,17 @@ PRINTED = {  # what papers print beside what tables always show, and the metric 
     "memory": (Column("memory", "Memory (MB)", "down", 0), "cost/peak_memory_mb"),
     "stored": (Column("stored", "Stored (kB)", "down", 2), "cost/stored_floats_per_video"),
 }
+ORACLE = {  # shown wherever a run measured them; none is bold and none is compared
+    "oracle_r1": (Column("oracle_r1", "Oracle: R@1, own prompt"), "stream/oracle/r1"),
+    "oracle_block": (Column("oracle_block", "Oracle: R@1, own block"), "stream/oracle/r1_block"),
+    "oracle_right": (Column("oracle_right", "Best video of right task (%)"), "stream/oracle/right"),
+}
+ORACLE_NOTE = (
+    "Oracle: captions are told their task, which no search knows. Own prompt: they read their task's prompt alone and "
+    "search all videos; own block: they also search the videos of their task alone. Best video of right task: without "
+    "an oracle. These columns are not compared."
+)
+PRINTED |= ORACLE
 SCALE = {"stored": 4 / 1000}  # float32 numbers of a video in kB
 
 
@@ -101,7 +112,7 @@ def with_differences(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
 
 def more_columns(rows: Sequence[Row], printed: Sequence[str]) -> list[Column]:
     """Columns that a paper's table has beyond the usual ones, where runs measured them."""
-    wanted = {*printed, *(key for row in rows for key in row.paper)}
+    wanted = {*printed, *ORACLE, *(key for row in rows for key in row.paper)}
     return [
         replace(column, digits=_digits(column, [row.values[key].mean for row in rows if key in row.values]))
         for key, (column, _) in PRINTED.items()

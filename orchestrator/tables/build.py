@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator.errors import ConfigError
 from orchestrator.tables.beside_paper import (
+    ORACLE,
+    ORACLE_NOTE,
     PRINTED,
     ROW,
     TABLE_NAME,
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 PARAMETERS, SECONDS = "cost/trained_parameters", "cost/seconds_task"
 VARIES = "ctvr.varies"  # tag: the settings that a table's rows vary one at a time
 INCIDENTAL = {"seed", "data.load_threads", "evaluation.batch_size", "evaluation.chunk"}
-INCIDENTAL |= {"tracking.mirror", "tracking.keep_states"}
+INCIDENTAL |= {"tracking.mirror", "tracking.keep_states", "evaluation.oracle_task"}
 V2T = (
     Column("v2t/r1", "V2T R@1", "up"),
     Column("v2t/r5", "V2T R@5", "up"),
@@ -126,6 +128,8 @@ def tables(
             notes.append(NOTE)
             if any(len(row.seeds) == 1 for row in rows if row.vs_best or row.is_reference):
                 notes.append(ONE_SEED)
+        if any(key in row.values for row in rows for key in ORACLE):
+            notes.append(ORACLE_NOTE)
         if left_out:
             notes.append(f"{left_out} incomplete runs are left out.")
         if any(row.paper for row in rows):

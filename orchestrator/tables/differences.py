@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # How a run was carried out, not what was run
 OF_THE_RUN = {"seed", "stream", "workers", "threads", "data.load_threads", "data.skip_missing", "data.decoder"}
-OF_THE_RUN |= {"tracking.mirror", "tracking.keep_states"}
+OF_THE_RUN |= {"tracking.mirror", "tracking.keep_states", "evaluation.oracle_task"}
 OF_THE_RUN |= {"evaluation.split", "evaluation.batch_size", "evaluation.chunk", "backbone.sha256"}
 RELEASED_IMAGES = {  # divyam3897/UCL@cfaa81d, whose protocol BMU-MoCo's Table 4 has
     "preset": "paper",

@@ -362,3 +362,15 @@ def test_what_differs_from_the_paper_shows_in_a_row_of_the_benchmark():
     text = to_markdown(tables([run("structalign", tags=PAPER)]))
     assert "33.9M is printed in section 5.2" in text
     assert paper_numbers("../config") is None
+
+
+def test_numbers_of_an_oracle_are_shown_without_bold_and_outside_the_comparison():
+    told = run("zscl", **{"evaluation.oracle_task": "True"})
+    told.metrics.update({f"stream/oracle/{name}": [(2, 40.0)] for name in ("r1", "r1_block", "right")})
+    (table,) = tables([run("lwf"), told])
+    titles = [column.title for column in table.columns]
+    assert {"Oracle: R@1, own prompt", "Oracle: R@1, own block", "Best video of right task (%)"} <= set(titles)
+    assert not any(key.startswith("oracle") for key in table.best())
+    assert any(note.startswith("Oracle: captions are told their task") for note in table.notes)
+    (plain,) = tables([run("lwf"), run("zscl")])
+    assert not any(column.key.startswith("oracle") for column in plain.columns)

@@ -1,0 +1,119 @@
+"""What an oracle of tasks would change: a caption is told which task its video is of. An evaluation beside the usual.
+
+    oracle/r1        every caption reads its own task's prompt (prototype, router) alone; all stored videos are searched
+    oracle/r1_block  the same, and only the videos of its task are searched: the routing is known
+    oracle/right     share (%) of captions whose best video, as usual without an oracle, is of their task
+
+`r1_block` less the usual R@1 is what is lost to videos of other tasks; `oracle/r1` less the usual R@1 is what prompting
+by block costs or gains. Where a method does not prompt by task, `oracle/r1` is the usual R@1.
+
+Shapes: Q captions, V videos.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from methods.base import Method
+from orchestrator.data.batches import Queries
+from orchestrator.learning import metrics, spill
+from orchestrator.learning.evaluate import (
+    EvaluationConfig,
+    Scored,
+    all_scores,
+    borders,
+    caption_features,
+    encode_texts,
+    final_scores,
+)
+from orchestrator.learning.ranking import Ranked, Score, of_matrix, rank
+from orchestrator.learning.spill import spilled
+
+Spread = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
+
+
+def oracle_metrics(
+    method: Method,
+    queries: Sequence[Queries],
+    galleries: Sequence[Tensor],
+    usual: Ranked | None,
+    config: EvaluationConfig,
+    device: torch.device,
+    spread: Spread,
+) -> dict[str, float]:
+    """Return `stream/oracle/...` after a task; nothing on a worker that only helps to encode.
+
+    Every caption is encoded again, so the evaluation takes twice the text passes.
+
+    Args:
+        usual: the ranks without an oracle, of the worker that scores.
+        spread: as of `caption_features`.
+    """
+    sizes = [len(gallery) for gallery in galleries]
+    if not method.prompts_by_task:
+        own = None
+    else:
+        own = _joined([_own(method, q, task, config, device, spread) for task, q in enumerate(queries)])
+    features = caption_features(method, queries, len(galleries), config, device, spread)
+    if usual is None:
+        for _ in features:  # the other workers wait for this one's share
+            pass
+        return {}
+    if method.calibrates():
+        scores = all_scores(method, features, galleries, config, device)
+        as_usual = of_matrix(final_scores(method, scores, queries, sizes).to_videos)
+    else:
+        as_usual = Scored(method, spilled(features, spill.HELD), galleries, device)
+    rows, columns = borders(len(q.target) for q in queries), borders(sizes)
+    told = usual
+    if own is not None:
+        if method.calibrates():
+            scores = all_scores(method, [own] * len(sizes), galleries, config, device)
+            told = _ranked(of_matrix(method.calibrate(scores)), queries, rows, columns, config)
+        else:
+            told = _ranked(Scored(method, [own], galleries, device), queries, rows, columns, config)
+    return {
+        "stream/oracle/r1": metrics.recall(told.to_videos, 1),
+        "stream/oracle/r1_block": metrics.recall(usual.own, 1),
+        "stream/oracle/right": 100.0 * _right(as_usual, rows, columns, config.chunk).mean().item(),
+    }
+
+
+def _own(
+    method: Method, asked: Queries, task: int, config: EvaluationConfig, device: torch.device, spread: Spread
+) -> Tensor:
+    """Return the features of a task's captions as they search their own task's videos."""
+    return spread(lambda tokens: encode_texts(method, tokens, task, config, device), asked.tokens)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Return the features of all tasks; those of words are padded with zeros to the longest."""
+    if parts[0].ndim < 3:
+        return torch.cat(list(parts))
+    longest = max(part.shape[1] for part in parts)
+    return torch.cat([torch.nn.functional.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts])
+
+
+def _ranked(
+    score: Score, queries: Sequence[Queries], rows: Sequence[int], columns: Sequence[int], config: EvaluationConfig
+) -> Ranked:
+    target = torch.cat([q.target + start for q, start in zip(queries, columns)])
+    return rank(score, target, rows, columns, chunk=config.chunk)
+
+
+def _right(score: Score, rows: Sequence[int], columns: Sequence[int], chunk: int) -> Tensor:
+    """Return (Q,) 1 where the best video is of the caption's task, and the share among equally good ones."""
+    shares = []
+    for task, (start, stop) in enumerate(pairwise(rows)):
+        for first in range(start, stop, chunk):
+            part = slice(first, min(first + chunk, stop))
+            tiles = [score(part, slice(*columns[other : other + 2])).float().cpu() for other in range(len(columns) - 1)]
+            whole = torch.cat(tiles, dim=1).nan_to_num(nan=-torch.inf)
+            is_best = whole == whole.amax(dim=1, keepdim=True)
+            inside = is_best[:, columns[task] : columns[task + 1]].sum(dim=1)
+            shares.append(inside / is_best.sum(dim=1))
+    return torch.cat(shares) if shares else torch.zeros(0)
