@@ -184,9 +184,12 @@ def table(
     stream: str | None = None,
     *,
     direction: Literal["t2v", "v2t", "both"] = "t2v",
+    split: Literal["", "test", "val"] = "",
     runs: Place = "runs",
 ) -> Any:
     """The table of a sweep's (or a stream's) complete runs as a frame: a row for each method, mean and `... std`.
+
+    It holds one split: test where runs were measured on it, or `split`. Of a stream, trials of searches are left out.
 
     `.attrs["notes"]` of a data frame holds the footnotes. Files are written by `ctvr table` alone.
 
@@ -197,7 +200,7 @@ def table(
 
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
-    for made in made_tables(_where(runs), sweep, stream, direction):
+    for made in made_tables(_where(runs), sweep, stream, direction, split):
         notes += made.notes
         for row in made.rows:
             entry: dict[str, Any] = {"stream": made.stream, "method": row.label, "seeds": len(row.seeds)}
@@ -215,9 +218,8 @@ def load(name: Place, *, runs: Place = "runs", store: str = "", videos: Place | 
     """A trained model, ready to be asked: `model.search("a red square moves left")`.
 
     Args:
-        name: a folder with a saved model; the beginning of an MLflow run id; the name of a run; `best-STREAM`, the
-            complete run with the highest R@1 on that stream, on test videos where such runs exist (no claim); a sweep
-            (its best trial); a method (its newest run).
+        name: a folder with a saved model; the beginning of an MLflow run id; the name of a run; `best-STREAM`,
+            what searches chose on validation videos; a sweep (its best trial); a method (its newest run).
         runs, store, videos: as of `run`.
 
     Raises:

@@ -15,7 +15,13 @@ from orchestrator.interpreter import child_environment
 def add_table(commands: Any) -> None:
     parser = commands.add_parser("table", help="write the table of finished runs: Markdown, LaTeX, CSV, figures")
     parser.add_argument("--sweep", help="of the runs of one sweep (a rerun is the sweep NAME-final-...)")
-    parser.add_argument("--stream", help="of all complete runs of a stream")
+    parser.add_argument("--stream", help="of the complete runs of a stream, but for trials")
+    parser.add_argument(
+        "--split",
+        choices=("test", "val"),
+        default="",
+        help="measured on these videos; else test, where runs are",
+    )
     add_direction(parser)
     add_where(parser)
     parser.set_defaults(run=_table)
@@ -25,7 +31,7 @@ def _table(arguments: argparse.Namespace) -> str:
     where = get_records(arguments) if arguments.sweep or arguments.stream else get_where(arguments)
     from orchestrator.jobs.table import table
 
-    return table(where, arguments.sweep, arguments.stream, get_direction(arguments))
+    return table(where, arguments.sweep, arguments.stream, get_direction(arguments), arguments.split)
 
 
 def add_rebuild(commands: Any) -> None:

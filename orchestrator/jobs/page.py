@@ -54,7 +54,7 @@ def page(name: str, where: Deployment, html: Path | None = None) -> str:
 def _facts(name: str, sweep: RunRecord | None, tracker: Tracker) -> list[tuple[str, str]]:
     """The question, the budget, the winner and its confirmation, as far as MLflow has them."""
     if sweep is None:
-        return [("Shown", f"every complete run of the stream {name}")]
+        return [("Shown", f"the complete runs of the stream {name} on one split, but for trials of searches")]
     settings, stream = sweep.settings, sweep.tags.get("ctvr.stream", "")
     trials = sweep.tags.get("ctvr.trials")
     if trials is None:

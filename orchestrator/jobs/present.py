@@ -12,6 +12,7 @@ from typing import Any
 
 from orchestrator.console import say
 from orchestrator.jobs.again import RULES, best_trials
+from orchestrator.jobs.best import promote
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.verdict import last_value
 from orchestrator.learning.resolve import find
@@ -133,9 +134,9 @@ def rerun(tracker: Tracker, parent: str, name: str, of: str, where: Deployment) 
         ]
         if best := chosen(runs):
             _summarise(tracker, parent, best, {"runs/complete": len(runs)})
-            stream = best.tags.get("ctvr.stream", "")
-            version = _register(tracker, best, stream)
+            version, moved = _register(tracker, best)
             lines.append(f"- chosen: {best.name}" + (f", version {version} of the model `{MODEL}`" if version else ""))
+            lines += [f"- {moved}"] if moved else []
         tracker.set_tags(parent, {NOTE: "\n".join(lines)})
 
 
@@ -163,12 +164,19 @@ def chosen(runs: Sequence[RunRecord]) -> RunRecord | None:
     return None
 
 
-def _register(tracker: Tracker, best: RunRecord, stream: str) -> str | None:
-    if find(str(best.settings["method"])).reencodes_gallery:
-        return None
-    if not tracker.client.list_artifacts(best.run_id, "model"):
-        return None
-    return tracker.register_model(best.run_id, MODEL, aliases=("best", f"best-{stream}"))
+def _register(tracker: Tracker, run: RunRecord) -> tuple[str | None, str]:
+    """Keep a run's model as a version; the aliases move to it where it becomes the best of its stream (best.py).
+
+    Returns:
+        The version, None without a model; the sentence on `best-STREAM`, empty for an upper bound.
+    """
+    if find(str(run.settings["method"])).reencodes_gallery:
+        return None, ""
+    is_best, said = promote(tracker, run)
+    if not tracker.client.list_artifacts(run.run_id, "model"):
+        return None, said
+    aliases = ("best", f"best-{run.tags.get('ctvr.stream', '')}") if is_best else ()
+    return tracker.register_model(run.run_id, MODEL, aliases=aliases), said
 
 
 def _summarise(tracker: Tracker, parent: str, best: RunRecord, more: Mapping[str, float]) -> None:

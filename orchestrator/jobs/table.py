@@ -29,21 +29,38 @@ from orchestrator.tracking.values import RunRecord
 BENCHMARK = {"cvlm": "cvlm", "ucl": "cifar-10", "qa": "msrvtt-qa"}
 
 
-def table(where: Deployment, sweep: str | None = None, stream: str | None = None, direction: Direction = "t2v") -> str:
-    """Write and return the table of a sweep's complete runs (or of every complete run of a stream).
+def table(
+    where: Deployment,
+    sweep: str | None = None,
+    stream: str | None = None,
+    direction: Direction = "t2v",
+    split: str = "",
+) -> str:
+    """Write and return the table of a sweep's complete runs (or of the complete runs of a stream) on one split.
 
     As Markdown, or aligned where a person reads it in a terminal.
     """
-    made = made_tables(where, sweep, stream, direction)
+    made = made_tables(where, sweep, stream, direction, split)
     files = write(made, where.runs.resolve() / "tables" / (sweep or stream or "all"))
     shown = to_text(made, shutil.get_terminal_size().columns) if sys.stdout.isatty() else to_markdown(made)
     return f"{shown}\n\nwritten: {', '.join(str(file) for file in files)}"
 
 
 def made_tables(
-    where: Deployment, sweep: str | None = None, stream: str | None = None, direction: Direction = "t2v"
+    where: Deployment,
+    sweep: str | None = None,
+    stream: str | None = None,
+    direction: Direction = "t2v",
+    split: str = "",
 ) -> list[Table]:
-    """The tables of a sweep's complete runs, or of every complete run of a stream; one for each stream.
+    """The tables of a sweep's complete runs, or of those of a stream; one for each stream, of one split each.
+
+    Args:
+        where: the runs folder.
+        sweep: its runs.
+        stream: all runs of a stream but trials and confirmations of searches.
+        direction: of the search.
+        split: `test` or `val`; empty: test where runs were measured on it.
 
     Raises:
         ConfigError: if there are no such runs, or none of them is complete.
@@ -56,7 +73,7 @@ def made_tables(
         raise ConfigError(
             f"table: no runs of {sweep or stream!r} in {tracker.uri.split('@')[-1]}. `ctvr ui` lists them."
         )
-    made = [with_verified(each, runs) for each in build(tracker, runs, papers_of, direction)]
+    made = [with_verified(each, runs) for each in build(tracker, runs, papers_of, direction, split, sweep is None)]
     ranks = {run.run_id: found for run in runs if run.tags.get(CHOICE) and (found := read_ranks(tracker, run.run_id))}
     notes = gained(runs, ranks) if sweep is not None else []
     return [replace(each, notes=(*notes, *each.notes)) for each in made]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from orchestrator.config import suggest
 from orchestrator.data.batches import task_of
 from orchestrator.errors import ConfigError, MissingObject
 from orchestrator.jobs.again import best_trials
+from orchestrator.jobs.best import best_of
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.verdict import last_value
 from orchestrator.learning.assemble import Trained, read_trained, restore_trained
@@ -22,8 +24,10 @@ from orchestrator.store.store import Store
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.manifest import read_json
 from orchestrator.streams.stream import Stream
+from orchestrator.tables.selection import split_of
 from orchestrator.tracking.values import RunRecord
 
+log = logging.getLogger(__name__)
 BEST = "best-"
 
 
@@ -32,9 +36,8 @@ def load(name: str, where: Deployment) -> Model:
 
     Args:
         name: a folder that holds a saved model; or the beginning of an MLflow run id; the name of a run; `best-STREAM`,
-            the complete run with the highest R@1 that kept to the protocol (no upper bound), on test videos where such
-            runs exist: to be asked, and no claim; the name of a sweep: its best trial; the name of a method: its newest
-            complete run.
+            what searches chose on validation videos (best.py), and with a warning the run of the highest R@1 where none
+            has chosen yet; the name of a sweep: its best trial; the name of a method: its newest complete run.
         where: the runs folder, and the folder of the videos.
 
     Raises:
@@ -108,17 +111,32 @@ def find_run(name: str, where: Deployment) -> RunRecord:
 
 def _best(name: str, complete: list[RunRecord]) -> RunRecord:
     stream = name.removeprefix(BEST)
-    kept = [run for run in complete if run.tags.get("ctvr.stream") == stream and not _is_joint(run)]
-    on_test = [run for run in kept if run.tags.get("ctvr.split") == "test"]
-    if not kept:
+    if chosen := best_of(stream, complete):
+        return chosen
+    own = [run for run in complete if run.tags.get("ctvr.stream") == stream]
+    if not own:
         streams = ", ".join(sorted({run.tags.get("ctvr.stream", "") for run in complete})) or "none yet"
         raise ConfigError(f"model {name}: no complete run is of stream {stream!r}. Streams with runs: {streams}.")
-    return max(on_test or kept, key=lambda run: last_value(run, "stream/t2v/r1"))
+    kept = [run for run in own if _can_be_asked(run)]
+    if not kept:
+        raise ConfigError(f"model {name}: none of the {len(own)} runs of {stream} can be asked. Name a run.")
+    on_test = [run for run in kept if split_of(run) == "test"]
+    highest = max(on_test or kept, key=lambda run: last_value(run, "stream/t2v/r1"))
+    log.warning(
+        "%s: no search has chosen a model of %s on validation videos; the run with the highest R@1 is taken, %s",
+        name,
+        stream,
+        highest.name,
+    )
+    return highest
 
 
-def _is_joint(run: RunRecord) -> bool:
-    """Whether a run broke the protocol on purpose: the upper bound encodes all videos anew after every task."""
-    return find(str(run.settings["method"])).reencodes_gallery
+def _can_be_asked(run: RunRecord) -> bool:
+    """Whether a run kept to the protocol, which an upper bound does not, by a method that can be loaded here."""
+    try:
+        return not find(str(run.settings["method"])).reencodes_gallery
+    except ConfigError:
+        return False
 
 
 def _stream_of(run: RunRecord, where: Deployment) -> Stream | None:

@@ -32,6 +32,7 @@ from orchestrator.tables.measures import COLUMNS, OF, OVERALL
 from orchestrator.tables.orders import by_order, content_of, in_any_order, mark, order_of, seed_names
 from orchestrator.tables.paper_numbers import paper_numbers, place, printed_columns
 from orchestrator.tables.presets import columns_of
+from orchestrator.tables.selection import measured_on, select
 from orchestrator.tables.significance import NOTE, ONE_SEED, Ranks, compared, read_ranks
 from orchestrator.tables.table import Column, Row, Table, Value
 
@@ -68,9 +69,13 @@ def collect(
     groups: dict[tuple[Any, ...], dict[str, RunRecord]] = {}
     for record in sorted(records, key=lambda record: record.started):
         if record.tags.get("ctvr.complete") == "true":
-            own = tuple(sorted((k, in_any_order(k, v)) for k, v in record.settings.items() if k not in INCIDENTAL))
+            read = {k: v for k, v in record.settings.items() if k not in INCIDENTAL}
             tags = (record.tags.get("ctvr.note", ""), record.tags.get("ctvr.transductive", ""), content_of(record))
             seed = f"{record.settings.get('seed', '0')}@{order_of(record)}"
+            if _trains_nothing(record):  # whatever the optimizer would have done; its newest run stands for all
+                read = {k: v for k, v in read.items() if not k.startswith("optim.")}
+                seed = str(order_of(record))
+            own = tuple(sorted((k, in_any_order(k, v)) for k, v in read.items()))
             groups.setdefault((method_of(record), own, tags), {})[seed] = record  # a seed run twice counts once
     rows = [_row(list(group.values())) for group in groups.values()]
     firsts = [next(iter(group.values())) for group in groups.values()]
@@ -86,18 +91,25 @@ def collect(
 
 
 def build(
-    tracker: Tracker, records: Sequence[RunRecord], papers_of: PapersOf | None = None, direction: Direction = "t2v"
+    tracker: Tracker,
+    records: Sequence[RunRecord],
+    papers_of: PapersOf | None = None,
+    direction: Direction = "t2v",
+    split: str = "",
+    of_stream: bool = False,
 ) -> list[Table]:
     """The tables of these runs, one per stream; their stored ranks are read for the comparison with the best.
 
+    `split`, `of_stream`: as of `selection.select`.
+
     Raises:
-        ConfigError: if no run is complete.
+        ConfigError: if no run is complete, or none was measured on `split`.
     """
     complete = [record for record in records if record.tags.get("ctvr.complete") == "true"]
     if not complete:
         raise ConfigError(f"table: none of the {len(records)} runs is complete. `make ui` shows how far they are.")
     ranks = {record.run_id: found for record in complete if (found := read_ranks(tracker, record.run_id))}
-    return tables(records, ranks, papers_of, direction)
+    return tables(records, ranks, papers_of, direction, split, of_stream)
 
 
 def tables(
@@ -105,40 +117,42 @@ def tables(
     ranks: Mapping[str, Ranks] | None = None,
     papers_of: PapersOf | None = None,
     direction: Direction = "t2v",
+    split: str = "",
+    of_stream: bool = False,
 ) -> list[Table]:
     """As `build`, from what was read before."""
     found = []
     for stream in sorted({_stream(record) for record in records}):
-        of_stream = [record for record in records if _stream(record) == stream]
-        rows, shared = with_differences(collect(of_stream, ranks, papers_of))
+        own, left_out_notes = select([record for record in records if _stream(record) == stream], split, of_stream)
+        rows, shared = with_differences(collect(own, ranks, papers_of))
         if not rows:
             continue
-        left_out = sum(record.tags.get("ctvr.complete") != "true" for record in of_stream)
-        shown = OF[_protocol(of_stream[0])]
+        left_out = sum(record.tags.get("ctvr.complete") != "true" for record in own)
+        shown = OF[_protocol(own[0])]
         what = "" if shown.columns else f" {DIRECTIONS[direction]},"
         notes = [f"Mean and sample standard deviation over seeds,{what} after the last task."]
         notes += [shown.note] if shown.note else []
         notes += shared
         if any(row.trials is not None for row in rows):
             notes.append("Trials: how many were searched for the row. Time: of all tasks of its trials and reruns.")
-        complete = [record for record in of_stream if record.tags.get("ctvr.complete") == "true"]
-        if len(set(map(content_of, complete))) > 1:
-            notes.append("These runs saw different versions of the stream (tag ctvr.stream_digest): do not compare.")
+        complete = [record for record in own if record.tags.get("ctvr.complete") == "true"]
+        notes.append(measured_on(complete, ranks or {}))
         if any(row.vs_best for row in rows):
             notes.append(NOTE)
             if any(len(row.seeds) == 1 for row in rows if row.vs_best or row.is_reference):
                 notes.append(ONE_SEED)
         if any(key in row.values for row in rows for key in ORACLE):
             notes.append(ORACLE_NOTE)
+        notes += left_out_notes
         if left_out:
             notes.append(f"{left_out} incomplete runs are left out.")
         if any(row.paper for row in rows):
-            paper = paper_numbers(of_stream[0].tags.get("ctvr.paper", "")) or {}
+            paper = paper_numbers(own[0].tags.get("ctvr.paper", "")) or {}
             notes += [f"Paper: {note}" for note in paper.get("notes", [])]
         titles = {record.tags.get("ctvr.table", "") for record in complete}
         title = titles.pop() if len(titles) == 1 else ""
         varies = dict.fromkeys(name for run in complete for name in run.tags.get(VARIES, "").split(",") if name)
-        columns = _columns(rows, of_stream, direction)
+        columns = _columns(rows, own, direction)
         found.append(Table(stream, columns, tuple(rows), tuple(notes), title, tuple(varies)))
     return found
 
@@ -150,6 +164,11 @@ def seconds_of(run: RunRecord) -> float:
     """
     reused = int(run.tags.get("ctvr.reused_tasks") or 0)
     return sum(seconds for task, seconds in run.metrics.get(SECONDS, []) if task > reused)
+
+
+def _trains_nothing(run: RunRecord) -> bool:
+    known = run.last(PARAMETERS)
+    return known is not None and known[1] == 0
 
 
 def _row(runs: list[RunRecord]) -> Row:

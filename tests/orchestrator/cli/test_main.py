@@ -82,7 +82,7 @@ def ctvr(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, s
         (["sweep", "--max-nodes", "1", "--nodes", "3"], "--max-nodes: 1 machines may be asked for"),
         (["sweep", "--patience", "0"], "--patience: hours above 0"),
         (["sweep", "--top", "0"], "--top must be >= 1 and --seeds >= 0, got 0"),
-        (["run", "--config", "."], "--config .: cannot be read (Is a directory)"),
+        (["run", "--config", "."], "--config .: cannot be read (it is a folder)"),
         (["run", "--method", "no.such:Thing", "--stream", "shapes-5"], "no.such cannot be imported"),
         (["methods", "clip4clip", "--cost"], "methods: --cost is of all methods"),
         (

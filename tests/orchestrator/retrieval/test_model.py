@@ -64,7 +64,7 @@ def test_a_text_that_names_no_task_is_read_as_of_the_last_one(model):
     assert differs == [model.trained.method.prompts_by_task] * len(differs)
 
 
-def test_every_name_of_a_run_leads_to_it(where, tmp_path, monkeypatch):
+def test_every_name_of_a_run_leads_to_it(where, tmp_path, monkeypatch, caplog):
     prepared = []
     monkeypatch.setattr("orchestrator.retrieval.model.prepare_device", lambda *given: prepared.append(given))
     run = where.tracker().find_runs(tags={"ctvr.method": "framefusion_moe"})[0]
@@ -78,6 +78,7 @@ def test_every_name_of_a_run_leads_to_it(where, tmp_path, monkeypatch):
     assert not (tmp_path / "none").exists(), "a folder alone makes no runs folder"
     by_r1 = {r.run_id: r.last("stream/t2v/r1")[1] for r in where.tracker().find_runs()}
     best = load("best-small", where)
+    assert "no search has chosen a model of small on validation videos; the run with the highest R@1" in caplog.text
     assert best.settings["method"] in {r.settings["method"] for r in where.tracker().find_runs() if
                                        by_r1[r.run_id] == max(by_r1.values())}  # fmt: skip
 

@@ -215,9 +215,52 @@ def test_a_configuration_with_a_name_of_its_own_is_a_row_with_its_own_paper():
     assert [row.paper["r1"].mean for row in rows] == [24.49, 22.47]
 
 
-def test_runs_on_different_versions_of_a_stream_are_not_compared_silently():
-    records = [run(tags={"ctvr.stream_digest": "a"}), run("zscl", tags={"ctvr.stream_digest": "b"})]
-    assert "different versions" in to_markdown(tables(records))
+def test_a_table_holds_the_newest_version_of_a_stream_and_names_what_it_leaves_out():
+    records = [run(tags={"ctvr.stream_digest": "a"}), run("zscl", 1, tags={"ctvr.stream_digest": "b"})]
+    (table,) = tables(records)
+    assert [row.method for row in table.rows] == ["zscl"]
+    assert "Left out: 1 run of former versions of the stream (tag ctvr.stream_digest)." in table.notes
+
+
+def test_a_table_holds_one_split_and_says_which():
+    records = [run(r1=24.0), run("zscl", r1=40.0, **{"evaluation.split": "val"})]
+    (table,) = tables(records)
+    assert [row.method for row in table.rows] == ["lwf"]
+    assert "Measured on the test split." in table.notes
+    assert "Left out: 1 run on validation videos: write --split val." in table.notes
+    (table,) = tables(records, split="val")
+    assert [row.method for row in table.rows] == ["zscl"]
+    assert "Measured on the validation split." in table.notes
+    (table,) = tables(records[1:])  # nothing else is there
+    assert [row.method for row in table.rows] == ["zscl"]
+    with pytest.raises(ConfigError, match="--split val: no complete run of msrvtt-10 is measured on validation videos"):
+        tables(records[:1], split="val")
+
+
+def test_a_streams_table_has_no_run_by_which_a_row_was_chosen():
+    """On a stream without validation videos a trial has the split of the reruns; its seed chose the settings."""
+    trial, confirmed = ({tag: "x"} for tag in ("ctvr.trial", "ctvr.confirms"))
+    records = [run(seed=1, r1=90.0, tags=trial), run(seed=2, r1=80.0, tags=confirmed), run(seed=3), run(seed=4)]
+    (table,) = tables(records, of_stream=True)
+    assert [row.seeds for row in table.rows] == [("3", "4")]
+    assert "Left out: 2 runs by which searches chose settings: write --sweep NAME." in table.notes
+    assert len(tables(records[:2], of_stream=True)[0].rows[0].seeds) == 2  # a stream with trials alone shows them
+    (table,) = tables(records)
+    assert table.rows[0].seeds == ("1", "2", "3", "4")
+
+
+def test_a_row_that_trains_nothing_stands_once_whatever_its_seed_and_its_optimizer():
+    """Its newest run stands for all of them."""
+
+    def untrained(seed: int, epochs: str) -> RunRecord:
+        made = run("zero_shot", seed, 10.0 + seed, **{"optim.epochs": epochs})
+        return RunRecord(**{**vars(made), "metrics": {**made.metrics, "cost/trained_parameters": [(2, 0.0)]}})
+
+    rows = collect([untrained(1, "8"), untrained(2, "20"), run(seed=1), run(seed=2)])
+    assert [(row.method, row.seeds, row.values["r1"].mean) for row in rows] == [
+        ("zero_shot", ("2",), 12.0),
+        ("lwf", ("1", "2"), pytest.approx(24.0, abs=9)),
+    ]
 
 
 # --- the comparison with the best row

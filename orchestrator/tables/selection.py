@@ -1,0 +1,77 @@
+"""Which runs a table holds: those of one split, of one set of videos, and none by which another row was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from orchestrator.errors import ConfigError
+from orchestrator.tables.orders import content_of
+
+if TYPE_CHECKING:
+    from orchestrator.tables.significance import Ranks
+    from orchestrator.tracking.values import RunRecord
+
+SPLITS = {"test": "test", "val": "validation"}  # first: what a table holds where nothing is asked for
+CHOSE = ("ctvr.trial", "ctvr.confirms")  # tags of runs that exist to choose settings: trials, confirmations
+
+
+def split_of(run: RunRecord) -> str:
+    """The split that a run was measured on."""
+    return str(run.settings.get("evaluation.split", run.tags.get("ctvr.split", "test")))
+
+
+def select(records: Sequence[RunRecord], split: str = "", of_stream: bool = False) -> tuple[list[RunRecord], list[str]]:
+    """Leave out what cannot stand in one table with the rest.
+
+    Args:
+        records: runs of one stream.
+        split: to keep; empty: test where a complete run was measured on it, else validation.
+        of_stream: whether all runs of a stream are asked for, and not those of a sweep. Trials and confirmations are
+            then left out where other runs are left: a row must not hold the seed by which it was chosen.
+
+    Returns:
+        The runs that are kept, incomplete ones among them, and a sentence for each reason to leave some out.
+
+    Raises:
+        ConfigError: if no complete run was measured on `split`.
+    """
+    complete = [run for run in records if run.tags.get("ctvr.complete") == "true"]
+    left_out = []
+    found = {split_of(run) for run in complete}
+    if split and complete and split not in found:
+        stream = complete[0].tags.get("ctvr.stream", "")
+        raise ConfigError(f"--split {split}: no complete run of {stream} is measured on {SPLITS[split]} videos.")
+    kept_split = split or next((each for each in SPLITS if each in found), "test")
+    for other in sorted(found - {kept_split}):
+        count = sum(split_of(run) == other for run in complete)
+        left_out.append(f"{_runs(count)} on {SPLITS.get(other, other)} videos: write --split {other}")
+    kept = [run for run in complete if split_of(run) == kept_split]
+    if of_stream and (others := [run for run in kept if not any(run.tags.get(tag) for tag in CHOSE)]):
+        if len(others) < len(kept):
+            left_out.append(f"{_runs(len(kept) - len(others))} by which searches chose settings: write --sweep NAME")
+        kept = others
+    if kept:
+        newest = content_of(max(kept, key=lambda run: run.started))
+        same = [run for run in kept if content_of(run) == newest]
+        if len(same) < len(kept):
+            left_out.append(f"{_runs(len(kept) - len(same))} of former versions of the stream (tag ctvr.stream_digest)")
+        kept = same
+    notes = [f"Left out: {text}." for text in left_out]
+    unfinished = [run for run in records if run.tags.get("ctvr.complete") != "true" and split_of(run) == kept_split]
+    return [*kept, *unfinished], notes
+
+
+def measured_on(kept: Sequence[RunRecord], ranks: Mapping[str, Ranks]) -> str:
+    """The sentence that names the split of a table, with its numbers of captions and videos where ranks are stored."""
+    split = SPLITS.get(split_of(kept[0]), split_of(kept[0]))
+    known = [ranks[run.run_id].of for run in kept if run.run_id in ranks]
+    if not known:
+        return f"Measured on the {split} split."
+    captions = max(known, key=len)
+    videos = {query.rpartition("#")[0] or query for query in captions}
+    return f"Measured on the {split} split: {len(captions)} captions of {len(videos)} videos."
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'s' * (count != 1)}"
