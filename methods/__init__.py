@@ -144,6 +144,8 @@ class _MethodFolders:
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return the place of a top-level module in the present folder, or in those that a Ray driver names."""
+        if name in sys.stdlib_module_names:  # of another system: Python's library tries to import it (_winapi)
+            return None
         folders = [os.path.abspath(os.curdir), *filter(None, os.environ.get(METHOD_FOLDERS, "").split(os.pathsep))]
         return PathFinder.find_spec(name, folders) if path is None else None
 

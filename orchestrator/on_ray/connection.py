@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import logging
 import os
 import secrets
@@ -22,10 +23,12 @@ from typing import Any
 
 import ray
 
+from methods import METHOD_FOLDERS
 from orchestrator.errors import ConfigError
+from orchestrator.interpreter import SAFE_PATH, method_folders, source_folders
 from orchestrator.on_ray.capacity import ask_for_nodes, ask_for_room, fit_count
 from orchestrator.on_ray.files import cluster_file, temporary_folder, token_file, usable_folder
-from orchestrator.on_ray.internals import bind_to_loopback
+from orchestrator.on_ray.internals import bind_to_loopback, job_config
 from orchestrator.on_ray.memory import free_memory, remember_free
 from orchestrator.on_ray.nodes import await_nodes, await_sources, is_started_here
 from orchestrator.on_ray.plan import TrialPlan
@@ -121,6 +124,7 @@ def connect(address: str | None = None, local_cpus: int | None = None) -> bool:
     wanted = _wanted(address)
     patience = START_TIMEOUT_SECONDS if wanted == "local" else REPLACEMENT_SECONDS
     environment = worker_environment(patience, host_of(_address_in(cluster_file()) if wanted == "auto" else wanted))
+    environment |= {SAFE_PATH: "1", METHOD_FOLDERS: os.pathsep.join(method_folders())}
     os.environ.update(environment)
     if wanted == "local" or not _joined(wanted, environment, is_asked=bool(address or os.environ.get("RAY_ADDRESS"))):
         _start(environment, local_cpus)
@@ -142,13 +146,32 @@ def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool
     if not is_asked and not _answers(cluster_file()):  # Ray would ask for minutes
         return False
     variables = {**environment, **{name: f"{environment[name]},${{NO_PROXY}}" for name in EXCEPTIONS}}  # the node's own
+    variables = {name: value for name, value in variables.items() if name not in _job_variables()}
+    job: dict[str, Any] = {}
+    if "://" not in wanted:  # Ray's client makes its own
+        job["job_config"] = job_config(source_folders())
     try:
-        ray.init(address=wanted, runtime_env={"env_vars": variables}, **_quiet())
-    except (ConnectionError, ValueError) as error:
+        ray.init(address=wanted, runtime_env={"env_vars": variables}, **job, **_quiet())
+    except ConnectionError as error:
         if is_asked:
             raise ConfigError(f"--address: no Ray cluster answers at {wanted!r}. Start one or leave it out.") from error
         return False
+    except (ValueError, RuntimeError, ray.exceptions.RayError) as error:  # other versions, no token, a job's variables
+        address = wanted if is_asked else _address_in(cluster_file())
+        elsewhere = "" if is_asked else ", or write --address local to start one"
+        raise ConfigError(
+            f"--address: Ray does not join {address!r} ({_first_line(error)[:300]}). Correct that{elsewhere}."
+        ) from error
     return True
+
+
+def _job_variables() -> set[str]:
+    """Return the variables that a submitted job sets itself (`ray job submit`): Ray refuses one that is set twice."""
+    try:
+        job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
+        return set((job.get("runtime_env") or {}).get("env_vars") or {})
+    except (ValueError, AttributeError):  # Ray says what is wrong with it
+        return set()
 
 
 def _address_in(file: Path) -> str:
@@ -190,6 +213,7 @@ def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 
                 dashboard_port=port,
                 object_store_memory=200 * 2**20,
                 runtime_env=_of_workers(environment),
+                job_config=job_config(source_folders()),
                 _temp_dir=f"{folder.absolute()}/ray",
                 **_quiet(),
             )

@@ -7,10 +7,12 @@ raises the bound runs `pytest tests/orchestrator/on_ray/test_internals.py` first
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from ray import tune
 from ray.exceptions import OutOfMemoryError, RayActorError
+from ray.job_config import JobConfig
 from ray.train.v2._internal.callbacks import DatasetsCallback
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
@@ -26,6 +28,23 @@ def bind_to_loopback(is_local: bool) -> None:
 
     ray_constants.ENABLE_RAY_CLUSTER = not is_local
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = str(int(not is_local))  # in the processes that it starts
+
+
+class _SafePath(list[str]):
+    """Folders that Ray puts first on the path of every worker, to which it adds no others."""
+
+    def extend(self, folders: Iterable[str]) -> None:
+        """Leave out the folders that `ray.init` adds: the present one and that of the driver's script."""
+
+
+def job_config(folders: Iterable[str]) -> JobConfig:
+    """Return a configuration of a job whose workers get these folders, and not the driver's present folder.
+
+    With it a file random.py or methods.py there would hide the module of that name in every worker. Ray has no option.
+    """
+    made = JobConfig()
+    made._py_driver_sys_path = _SafePath(folders)
+    return made
 
 
 def keep_note(key: str, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -291,6 +292,53 @@ def test_both_ways_into_a_cluster_hand_the_environment_to_its_workers(monkeypatc
     for options in calls:
         assert options["runtime_env"]["env_vars"]["CUBLAS_WORKSPACE_CONFIG"]
     assert [options["address"] for options in calls] == ["10.0.0.1:6379", "local"]
+
+
+def test_variables_that_a_submitted_job_sets_are_left_to_it(monkeypatch):
+    """Ray refuses a variable that a job and its driver set, as `ray job submit --runtime-env-json` may."""
+    job = {"runtime_env": {"env_vars": {"OMP_NUM_THREADS": "4"}}, "metadata": {}}
+    monkeypatch.setattr("os.environ", {**os.environ, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)})
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    given: list[dict] = []
+    monkeypatch.setattr("ray.init", lambda **options: given.append(options["runtime_env"]["env_vars"]))
+    connection.connect("10.0.0.1:6379")
+    assert "OMP_NUM_THREADS" not in given[0]
+    assert given[0]["CUBLAS_WORKSPACE_CONFIG"]
+    os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"] = "no JSON"
+    connection.connect("10.0.0.1:6379")
+    assert "OMP_NUM_THREADS" in given[1]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ConnectionError("nobody"), "no Ray cluster answers at '10.0.0.1:6379'"),
+        (ValueError("Failed to merge the Job's runtime env\nmore"), "Ray does not join .*Failed to merge the Job"),
+        (
+            RuntimeError("Version mismatch: The cluster was started with:\n  Ray: 2.9"),
+            "does not join .*Version mismatch",
+        ),
+    ],
+)
+def test_why_a_cluster_is_not_joined_is_said_as_it_is(monkeypatch, error, said):
+    monkeypatch.setattr("os.environ", dict(os.environ))
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+
+    def init(**options: object) -> None:
+        raise error
+
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(ConfigError, match=said) as caught:
+        connection.connect("10.0.0.1:6379")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_path_of_workers_has_no_folder_that_ray_adds():
+    from orchestrator.on_ray.internals import job_config
+
+    made = job_config(["/sources"])
+    made._py_driver_sys_path.extend(["/script", "/present"])  # as `ray.init` does
+    assert list(made._get_proto_job_config().py_driver_sys_path) == ["/sources"]
 
 
 def test_a_cluster_that_is_gone_and_left_its_file_is_not_asked_for(monkeypatch, tmp_path):
