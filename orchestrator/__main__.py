@@ -6,9 +6,8 @@ import sys
 
 def main() -> int:
     """Run the command line, after a check that no file of the user hides our packages."""
-    from orchestrator.interpreter import SAFE_PATH, hidden_package, name_every_file
+    from orchestrator.interpreter import SAFE_PATH, hidden_package
 
-    name_every_file()
     if hidden := hidden_package():
         sys.stderr.write(f"ctvr: {hidden}\n")
         return 2

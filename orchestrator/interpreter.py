@@ -75,6 +75,14 @@ def name_every_file() -> None:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
+def name_home() -> None:
+    """Set HOME where neither it nor the system knows one (a container's user without a name): libraries ask for it."""
+    try:
+        Path.home()
+    except RuntimeError:
+        os.environ["HOME"] = "/nonexistent"  # as of the system's own users
+
+
 def own_folders() -> list[str]:
     """Return the folders in which the user's own files may lie: the present one, and that of a script that runs."""
     folders = []

@@ -30,7 +30,11 @@ def folder() -> Path:
 
 def submit(words: Sequence[str]) -> int:
     """Start `ctvr sweep WORDS` apart from this connection, show what it says, return its exit status."""
-    place = start(run_module("orchestrator", "sweep", *words))
+    try:
+        place = start(run_module("orchestrator", "sweep", *words))
+    except OSError as error:  # a home that is read-only, or full
+        _say(f"{folder()}: cannot be written ({error.strerror}). Set HOME to a folder that can be, and run again.")
+        return ConfigError.status
     _say("the sweep goes on without this connection; Ctrl-C ends only the watching. Here again: ctvr attach")
     return follow(place)
 

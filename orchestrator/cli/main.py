@@ -31,6 +31,7 @@ from orchestrator.cli.sweep import add_attach, add_rerun, add_sweep, job_of, nee
 from orchestrator.cli.train import add_run
 from orchestrator.console import escape_unknown_characters, say
 from orchestrator.errors import ConfigError, CtvrError, Interrupted, StoreError, TrackingAway
+from orchestrator.interpreter import name_every_file, name_home
 from orchestrator.redaction import hide_secrets, redact
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,9 @@ class RaisingParser(Parser):
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; every mistake of the user becomes one line and exit status 2."""
+    if argv is None:  # it was typed
+        name_every_file()
+    name_home()
     supervised.begin_life()
     escape_unknown_characters()
     try:

@@ -69,6 +69,7 @@ def examine(runs: Path, store: str, stream: str | None, videos: Path | None, tra
         "decoders": machine.decoders,
         "fences": machine.fences,
         "machine": partial(machine.machine, worker_of(place.stream)),
+        "home": machine.home,
         "GPUs": machine.gpus,
         "proxy": partial(network.proxies, tracking_uri),
         "Ray's folder": network.ray_folder,

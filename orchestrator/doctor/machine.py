@@ -131,6 +131,19 @@ def machine(worker: int = 0) -> Iterator[Finding]:
         yield Finding("note" if trials < processors else "ok", "memory", text)
 
 
+def home() -> Iterator[Finding]:
+    """The home folder, where libraries keep what they fetch and compile."""
+    try:
+        folder = Path.home()
+    except RuntimeError:  # a user without a name
+        folder = Path("/nonexistent")
+    if folder.is_dir() and os.access(folder, os.W_OK):
+        return
+    problem = "cannot be written" if folder.is_dir() else "does not exist"
+    text = f"the home folder {folder} {problem}: fetched weights and copies of a remote store's objects have no place"
+    yield Finding("warning", "home", text, "Set HOME to a folder that can be written, or HF_HOME and CTVR_CACHE.")
+
+
 def gpus() -> Iterator[Finding]:
     """What nvidia-smi sees."""
     program = shutil.which("nvidia-smi")

@@ -68,10 +68,26 @@ def ray_state() -> Iterator[Finding]:
         text = f"{cluster_file()} names the cluster {known}, which no longer answers"
         yield Finding(level, "Ray", text, f"`ray stop`, or remove the file: rm {cluster_file()}")
         known = ""
+    if known and not joins and (owner := _owner_of(cluster_file())):
+        text = f"a sweep joins the cluster {known}, which user {owner} has started"
+        yield Finding("warning", "Ray", text, "To start a Ray of your own instead: --address local.")
     if joins or known:
         yield from _token()
     else:
         yield Finding("ok", "Ray", "no cluster here; `ctvr sweep` starts one that only this machine can reach")
+
+
+def _owner_of(file: Path) -> str:
+    """Return the name or number of the user who owns a file; empty if it is this user."""
+    import pwd
+
+    user = file.stat().st_uid
+    if user == os.getuid():
+        return ""
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return str(user)
 
 
 def ray_folder() -> Iterator[Finding]:

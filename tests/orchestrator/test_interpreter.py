@@ -52,6 +52,18 @@ def outcome(command: list[str], **environment: str) -> subprocess.CompletedProce
     return subprocess.run(command, env={**child_environment(), **environment}, capture_output=True, text=True)
 
 
+def test_a_user_without_a_home_gets_one_that_does_not_exist(monkeypatch):
+    def unknown() -> None:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setenv("HOME", "/mine")
+    interpreter.name_home()
+    assert os.environ["HOME"] == "/mine"
+    monkeypatch.setattr(interpreter.Path, "home", unknown)
+    interpreter.name_home()
+    assert os.environ["HOME"] == "/nonexistent"
+
+
 def test_the_canaries_sing(canaries, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != interpreter.SAFE_PATH}
     assert subprocess.run([sys.executable, "-c", "import random"], env=environment).returncode == 9

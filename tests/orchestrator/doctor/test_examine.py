@@ -158,6 +158,15 @@ def test_an_ffmpeg_with_known_holes_is_named(monkeypatch):
     assert next(f for f in machine.decoders() if f.subject == "FFmpeg").level == "ok"
 
 
+def test_a_home_that_is_absent_or_read_only_is_named(monkeypatch, tmp_path):
+    (tmp_path / "home").mkdir()
+    assert not list(machine.home())
+    monkeypatch.setattr(machine.os, "access", lambda folder, how: False)
+    assert "cannot be written" in next(machine.home()).text
+    monkeypatch.setenv("HOME", str(tmp_path / "absent"))
+    assert "does not exist" in next(machine.home()).text
+
+
 def test_gpus_come_from_nvidia_smi(tmp_path, monkeypatch):
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 'NVIDIA A100, 81920, 40000'\necho 'NVIDIA A100, 81920, 10'\n")
@@ -260,6 +269,19 @@ def test_a_cluster_that_was_started_under_tmpdir_is_seen(monkeypatch, tmp_path):
         (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{server.getsockname()[1]}\n")
         assert network.cluster_address()
         assert "no token" in next(network.ray_state()).text  # a cluster that would be joined
+
+
+def test_a_cluster_of_another_user_is_named(monkeypatch):
+    file = network.cluster_file()
+    file.parent.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        file.write_text(f"127.0.0.1:{server.getsockname()[1]}")
+        assert "which user" not in next(network.ray_state()).text
+        mine = os.getuid()
+        monkeypatch.setattr(network.os, "getuid", lambda: mine + 1)
+        found = next(network.ray_state())
+    assert found.text.startswith("a sweep joins the cluster 127.0.0.1:")
+    assert "--address local" in found.remedy
 
 
 def test_a_proxy_that_is_asked_for_this_machine_or_for_a_server_close_by_is_named(monkeypatch):
