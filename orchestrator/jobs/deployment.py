@@ -33,7 +33,7 @@ class Deployment:
     workers: int = 1
     cpus_per_worker: float = 0.9
     gpus_per_trial: float | None = None  # none: one for each worker if the cluster has GPUs
-    patience: float = 24.0  # hours that workers of a trial wait for one another
+    patience: float = 24.0  # hours that workers of a trial wait for what one does alone
     max_concurrent: int | None = None
     max_nodes: int | None = None  # machines that may be asked for
     reuse: bool = True  # take over tasks of other runs where the results cannot differ

@@ -67,6 +67,7 @@ class Pulse:
         self.rank, self.own, self.peers, self.secret = rank, own, peers, secret
         self.tell, self.every, self.still = tell, every, still
         self.heard: dict[int, float] = {}  # rank -> when; one never heard may be behind a firewall
+        self.places: dict[int, str] = {}  # rank -> where that worker was when it was last heard
         self.standing: dict[int, str] = {}  # rank -> the line that names it
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
@@ -83,6 +84,11 @@ class Pulse:
     def named(self) -> str:
         """Return the lines that name the workers which stand still now; empty if none does."""
         return "; ".join(line for _, line in sorted(self.standing.items()))
+
+    def positions(self) -> str:
+        """Return where all workers are that were heard: the one that is behind is the one to look at."""
+        places = {**self.places, self.rank: _here[0]}
+        return ", ".join(f"worker {rank} is in {place or 'the start'}" for rank, place in sorted(places.items()))
 
     def _run(self) -> None:
         looked = sent = -float("inf")
@@ -113,7 +119,7 @@ class Pulse:
             while True:
                 secret, rank, place = json.loads(self.own.recv(4096))
                 if secret == self.secret:
-                    self.heard[int(rank)] = time.monotonic()
+                    self.heard[int(rank)], self.places[int(rank)] = time.monotonic(), str(place)
                     self._goes_on(int(rank), str(place))
                 self.own.settimeout(0)
         except (TimeoutError, BlockingIOError):

@@ -141,7 +141,7 @@ class TrialPlan:
     memory_per_worker: int = 0  # bytes that one is taken to need (memory.py); 0: not known
     max_failures: int = 3  # since the last finished task; lost nodes do not count
     max_nodes: int | None = None  # machines that may be asked for, all nodes of the cluster counted
-    patience: float = 24.0  # hours that workers wait for one another before they take the others for lost
+    patience: float = 24.0  # hours that workers wait for what one of them does alone
     keep_model: bool = False
     reuse: bool = True  # take over tasks that another trial has finished where the results cannot differ
     tags: dict[str, str] = field(default_factory=dict)

@@ -33,6 +33,8 @@ from orchestrator.on_ray.worker import Work, perform
 if TYPE_CHECKING:
     import torch
 
+    from orchestrator.learning.pulse import Pulse
+
 # To start a group of workers, each as long as RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S allows: machines of a cluster
 # come and go, this one does not
 ATTEMPTS_OF_A_CLUSTER, ATTEMPTS_HERE = 20, 2
@@ -54,11 +56,19 @@ def train_worker(config: dict[str, Any]) -> None:
         perform(work, Workers(rank, size, _device(work.plan), patient), ray.train.report)
     except Exception as error:
         note_last_words(error)
-        if isinstance(error, RuntimeError) and not is_final(error) and (named := pulse.named()):
-            raise TrialFailed(f"{named} ({line_of(error)})", last_words=getattr(error, "last_words", "")) from error
+        if told := _of_a_hang(error, pulse):
+            raise told from error
         raise
     finally:
         pulse.close()
+
+
+def _of_a_hang(error: Exception, pulse: Pulse) -> TrialFailed | None:
+    """Return the failure of a collective with the worker that stands still, or where all are if its time ran out."""
+    if not isinstance(error, RuntimeError) or is_final(error):
+        return None
+    said = pulse.named() or (pulse.positions() if "timed out" in str(error).lower() else "")
+    return TrialFailed(f"{said} ({line_of(error)})", last_words=getattr(error, "last_words", "")) if said else None
 
 
 def _device(plan: TrialPlan) -> torch.device:

@@ -47,6 +47,7 @@ def test_the_first_worker_that_waits_names_the_one_that_stands_still(three):
     at("task_02, epoch 3, step 4")
     wait(lambda: all(len(pulse.heard) == 2 for pulse in pulses))
     assert not any(pulse.named() for pulse in pulses)
+    wait(lambda: "worker 2 is in task_02, epoch 3, step 4" in pulses[0].positions())
     pulses[1].close()
     wait(lambda: pulses[0].named() and pulses[2].named() and told[0])
     (said,) = told[0]

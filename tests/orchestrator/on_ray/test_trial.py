@@ -6,6 +6,7 @@ import pickle
 import resource
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,11 +14,11 @@ from ray.exceptions import ActorDiedError
 from ray.train import ControllerError
 from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
 
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, Diverged
 from orchestrator.on_ray import alone, featurize
 from orchestrator.on_ray.failures import MOST_SHORT_OF_MEMORY, explain
 from orchestrator.on_ray.plan import TrialPlan
-from orchestrator.on_ray.trial import _backend, _device, _EndOnMistake, _hang_detector
+from orchestrator.on_ray.trial import _backend, _device, _EndOnMistake, _hang_detector, _of_a_hang
 
 
 def wrapped(error: Exception) -> UserExceptionWithTraceback:
@@ -102,6 +103,18 @@ def test_workers_meet_by_what_their_devices_allow():
     assert _backend(plan(workers=2)).timeout_s == 1800  # of a step; what rank 0 does alone has another group
     assert _backend(plan(workers=2, patience=0.1)).timeout_s == 360
     assert _backend(plan(workers=2, gpus_per_worker=0.5)).backend == "gloo"  # NCCL wants a GPU of its own
+
+
+def test_a_collective_that_fails_names_the_worker_that_stands_still_or_where_all_are():
+    pulse = SimpleNamespace(named=lambda: "", positions=lambda: "worker 0 is in step 2, worker 1 is in step 1")
+    timeout = RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv")
+    told = _of_a_hang(timeout, pulse)
+    assert str(told).startswith("worker 0 is in step 2, worker 1 is in step 1 (RuntimeError: [gloo")
+    assert not told.is_final  # the group is started again
+    assert _of_a_hang(RuntimeError("connection closed by peer"), pulse) is None
+    pulse.named = lambda: "worker 1 of 2 stands still"
+    assert str(_of_a_hang(RuntimeError("connection closed by peer"), pulse)).startswith("worker 1 of 2 stands still (")
+    assert _of_a_hang(Diverged("the loss is no number"), pulse) is None
 
 
 def test_rays_detector_of_nccl_hangs_is_on_for_plans_on_gpus_alone():
