@@ -124,7 +124,7 @@ def _parse_yaml(text: str) -> Any:
             self.sizes: dict[int, tuple[int, int]] = {}  # id of a node -> nodes and levels below it, written out
 
         def compose_node(self, parent: Any, index: Any) -> Any:
-            event = self.peek_event()
+            event: Any = self.peek_event()
             anchor = getattr(event, "anchor", None)
             if isinstance(event, AliasEvent) and anchor in self.open:
                 raise ComposerError(None, None, f"*{anchor[:60]} stands within its own anchor", event.start_mark)

@@ -55,6 +55,8 @@ def files_of(path: Path) -> list[Path]:
         names = sorted({str(name) for name in json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{path}: is not an index of weights (it has no weight_map). Name the file itself.") from None
+    if not names:
+        raise ValueError(f"{path}: its weight_map is empty. Fetch it again, or name the file itself.")
     if outside := [name for name in names if Path(name).name != name]:
         raise ValueError(
             f"{path}: names {outside[0]!r:.80}, which is not a file of its folder. Name the files' own index."

@@ -13,7 +13,7 @@ import io
 import math
 import tarfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -65,8 +65,8 @@ def _check_npy(file: IO[bytes], size: int) -> None:
     file.seek(0)
 
 
-def read_npz(path: Path) -> Arrays:
-    """Read a .npz file, as `np.savez` and `np.savez_compressed` write it."""
+def read_npz(path: Path) -> Arrays | np.ndarray:
+    """Read a .npz file, as `np.savez` and `np.savez_compressed` write it; one array without a name stands alone."""
     found: Arrays = {}
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
@@ -84,7 +84,7 @@ def read_npz(path: Path) -> Arrays:
                     found[name] = np.lib.format.read_array(stream, allow_pickle=False)
     except zipfile.BadZipFile as error:
         raise ValueError(f"it is not a .npz file: {reason_of(error)}") from error
-    return found
+    return found["arr_0"] if set(found) == {"arr_0"} else found  # the name that `np.savez` gives
 
 
 def read_h5(path: Path) -> Arrays:
@@ -95,8 +95,7 @@ def read_h5(path: Path) -> Arrays:
     h5py = optional("h5py", path)
     found: Arrays = {}
     with open_regular(path) as regular, h5py.File(path, "r") as file:
-        datasets: list[tuple[str, Any]] = []
-        file.visititems(lambda name, node: datasets.append((name, node)) if isinstance(node, h5py.Dataset) else None)
+        datasets = list(_datasets(h5py, file, "", set()))
         for name, dataset in datasets:
             if dataset.external or dataset.is_virtual:
                 raise ValueError(f"{name[:60]!r} is stored in another file")
@@ -109,6 +108,18 @@ def read_h5(path: Path) -> Arrays:
     return found
 
 
+def _datasets(h5py: Any, group: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield every name of every dataset by its hard links; `visititems` yields one name of each, and a group once."""
+    seen.add(h5py.h5o.get_info(group.id).addr)
+    for name in group:
+        if isinstance(group.get(name, getlink=True), h5py.HardLink):
+            node = group[name]
+            if isinstance(node, h5py.Dataset):
+                yield prefix + name, node
+            elif isinstance(node, h5py.Group) and h5py.h5o.get_info(node.id).addr not in seen:
+                yield from _datasets(h5py, node, f"{prefix}{name}/", seen)
+
+
 def read_tar(path: Path) -> Arrays:
     """Read the arrays of a shard of WebDataset; files of other kinds are left out."""
     arrays: Arrays = {}
@@ -118,7 +129,7 @@ def read_tar(path: Path) -> Arrays:
         regular.seek(0)
         for member in archive:
             key, kind = _key_of(member.name)
-            if kind not in ("npy", NAMED):
+            if not kind:
                 continue
             if not member.isreg() or member.issparse() or member.size > size:
                 raise ValueError(f"{member.name[:60]!r} is not a whole file within it")
@@ -151,10 +162,14 @@ def _tar(file: IO[bytes]) -> tarfile.TarFile:
 
 
 def _key_of(member: str) -> tuple[str, str]:
-    """Split a member's name into its key and its kind, as WebDataset does: the kind begins after the first dot."""
-    folder, _, file = member.rpartition("/")
-    key, _, kind = file.partition(".")
-    return (f"{folder}/{key}" if folder else key), kind
+    """Split a member's name into its key and its kind, "" where it is not read.
+
+    WebDataset ends a key at its first dot. That would give "a.1.npy" and "a.2.npy", or "a.mp4.npy", other names than a
+    folder gives them.
+    """
+    hidden = member.rpartition("/")[2].startswith("._")  # macOS writes one for each file
+    kind = next((kind for kind in ("npy", NAMED) if member.endswith(f".{kind}")), "")
+    return member.removesuffix(f".{kind}"), "" if hidden else kind
 
 
 def read_parquet(path: Path) -> Arrays:

@@ -47,7 +47,7 @@ def read_arrays(path: Path) -> Arrays | np.ndarray:
             package is not installed.
     """
     if path.is_dir():
-        found = {file.stem: _npy(file) for file in sorted(path.glob("*.npy"))}
+        found = {file.stem: _npy(file) for file in sorted(path.glob("[!.]*.npy"))}
         if not found:
             raise ConfigError(f"{path}: holds no .npy file. Name a file, or a folder with one NAME.npy for each video.")
         return found

@@ -76,6 +76,8 @@ def import_stream(kind: str, files: Mapping[str, str], videos: Path | None, root
         ConfigError: for an unknown kind, a word too few or too many, or what the importer refuses.
     """
     _check_words(kind, files, videos)
+    if videos is not None and not videos.is_dir():
+        raise ConfigError(f"--videos {videos}: is not a folder. Give the folder below which the videos lie.")
     if name is None:
         name = _default_name(kind, files)
     check_name(name, "--name")

@@ -6,7 +6,7 @@ Two more stand alone in papers 001 and 004: LSMDC, and MSR-VTT in its first spli
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,9 @@ from orchestrator.importers.captions import (
 )
 from orchestrator.importers.cells import read_csv
 from orchestrator.importers.pickles import read_pickle
+from orchestrator.streams.manifest import read_json
 from orchestrator.streams.stream import SPLITS
+from orchestrator.streams.videos import video_stem
 
 CVLM_SETTINGS = {"preset": "paper", "data.batch_size": 48, "optim.epochs": 10, **BACKBONE}  # it prints no frames
 ALONE = {"preset": "paper", **BACKBONE}
@@ -34,7 +36,7 @@ PUBLISHED: dict[str, tuple[int | None, int]] = {
     "vatex": (25_991, 6_000),
     "activitynet": (10_009, 4_917),
     "msrvtt": (9_000, 1_000),
-    "didemo": (8_395, 1_004),
+    "didemo": (8_395, 1_004),  # 8,392 in the lists that other papers share
     "msvd": (1_200, 670),
     "lsmdc": (None, 1_000),
     "msrvtt-full": (7_010, 2_990),
@@ -52,8 +54,10 @@ def import_cvlm(folder: Path, out: Path | None, datasets: Sequence[str] | None =
         vatex/        vatex_training_*.json, vatex_validation_*.json, vatex_public_test_english_*.json
         activitynet/  train.json, val_1.json                       (a paragraph per video)
         msrvtt/       MSRVTT_data.json, MSRVTT_JSFUSION_test.csv   (1K-A; all other videos train)
-        didemo/       train_data.json, test_data.json[, val_data.json]   (a paragraph per video)
-        msvd/         train_list.txt, val_list.txt, test_list.txt, raw-captions.pkl or captions.txt or captions.csv
+        didemo/       train_data.json, test_data.json[, val_data.json]   (a paragraph per video); to keep the videos of
+                      a paper alone, also train_list.txt, val_list.txt, test_list.txt (an id a line; any of them)
+        msvd/         train_list.txt, val_list.txt, test_list.txt, raw-captions.pkl, captions_msvd.json, captions.txt
+                      or captions.csv
         lsmdc/        LSMDC16_annos_training.csv, LSMDC16_annos_val.csv, LSMDC16_challenge_1000_publictect.csv
         msrvtt-full/  MSRVTT_data.json, or train_val_videodatainfo.json and test_videodatainfo.json  (all captions)
 
@@ -198,12 +202,35 @@ def _didemo(files: _Files) -> dict[str, Captions]:
             sentences: Captions = {}
             for video, description in read_entries(path, "video", "description", str):
                 sentences.setdefault(video, []).append(description)
-            found[split] = {video: clean([" ".join(clean(texts))]) for video, texts in sentences.items()}
+            kept = _listed(files, split, sentences) or sentences
+            found[split] = {video: clean([" ".join(clean(sentences[video]))]) for video in kept}
     return found
 
 
+def _listed(files: _Files, split: str, captions: Mapping[str, Any]) -> list[str]:
+    """The ids of `<split>_list.txt`, with or without the ending of a video; none where there is no such file."""
+    path = files.find(f"{split}_list.txt")
+    lines = read_lines(path) if path is not None else []
+    stems: dict[str, list[str]] = {}
+    for video in captions:
+        stems.setdefault(video_stem(video), []).append(video)
+    found: dict[str, None] = {}
+    for number, line in enumerate(lines, start=1):
+        if video := line.strip():
+            fits = [video] if video in captions else stems.get(video_stem(video), [])
+            if len(fits) != 1:
+                many = f"stands for {' and '.join(fits[:3])}" if fits else "has no caption"
+                raise ConfigError(
+                    f"{path}: line {number}: {video!r} {many}. Give the list that belongs to the captions."
+                )
+            found[fits[0]] = None
+    if path is not None and not found:
+        raise ConfigError(f"{path}: holds no id. Write one a line, or remove the file to keep all videos.")
+    return list(found)
+
+
 def _msvd(files: _Files) -> dict[str, Captions]:
-    captions = _msvd_captions(files.need("raw-captions.pkl", "*captions*.csv", "*captions*.txt"))
+    captions = _msvd_captions(files.need("raw-captions.pkl", "*captions*.csv", "*captions*.txt", "*captions*.json"))
     found: dict[str, Captions] = {}
     for split in SPLITS:
         path = files.need(f"{split}_list.txt", f"*{split}*.txt")
@@ -230,12 +257,18 @@ def _msvd_captions(path: Path) -> Captions:
             if left < 0:
                 raise ConfigError(f"{path}: {video!r} has no list of captions. Give MSVD's raw-captions.pkl.")
             captions[str(video)] = clean(all_text(path, str(video), [_joined(entry) for entry in entries]))
+    elif path.suffix == ".json":
+        data = read_json(path)
+        for video, texts in data.items() if isinstance(data, dict) else [("", None)]:
+            if not isinstance(texts, list):
+                raise ConfigError(f"{path}: is not video id -> captions. Give X-Pool's captions_msvd.json.")
+            captions[video] = clean(all_text(path, video, texts))
     elif path.suffix == ".csv":
         for _, row in read_csv(path, ("video_id", "caption")):
             captions.setdefault(row["video_id"], []).append(row["caption"])
     else:
         for number, line in enumerate(read_lines(path), start=1):
-            video, _, caption = line.strip().partition(" ")
+            video, caption = [*line.split(maxsplit=1), "", ""][:2]  # a blank, or a tab
             if video and not caption.strip():
                 raise ConfigError(f"{path}: line {number}: no caption after {video!r}. Write `video_id caption`.")
             if video:

@@ -213,4 +213,6 @@ def _segment(where: str, row: Row) -> list[float] | None:
     try:
         return None if start is None and end is None else [float(start), float(end)]
     except (TypeError, ValueError):
-        raise ConfigError(f"{where}: start {start!r} and end {end!r} are no two numbers.") from None
+        raise ConfigError(
+            f"{where}: start {start!r:.40} and end {end!r:.40} are not two numbers. Write seconds."
+        ) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import numpy as np
 from orchestrator.data.arrays import Arrays, checked, read_arrays
 from orchestrator.errors import ConfigError, VideoError
 from orchestrator.importers.builder import Manifest, write_manifest
-from orchestrator.importers.table import import_csv, read_table
+from orchestrator.importers.table import ids_of, import_csv, read_table
 from orchestrator.streams.manifest import parse_manifest
 from orchestrator.streams.stream import SPLITS, describe
+from orchestrator.streams.videos import video_stem
 
 TEXTS = "texts.npz"
 
@@ -36,7 +38,7 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
     with tempfile.TemporaryDirectory() as empty:  # there are no videos
         manifest, _ = import_csv(table, Path(empty), None, name)
     items = list(_items(manifest))
-    found = _by_name(features, read_arrays(features), [item["video"] for item in items], "videos")
+    found = _by_name(features, read_arrays(features), ids_of(table), "videos")
     arrays: Arrays = {}  # of each file
     width = 0
     for number, item in enumerate(items):
@@ -81,12 +83,36 @@ def _by_name(file: Path, found: Arrays | np.ndarray, names: list[str], what: str
                 f"{file}: has {len(found)} rows for {len(names)} {what} of the table. One each, in order."
             )
         return dict(zip(names, found))
+    if what == "videos" and any(name not in found for name in names):
+        found = _as_named(found, names)
     if missing := [name for name in names if name not in found]:
         raise ConfigError(
             f"{file}: has no features of {len(missing)} of {len(names)} {what}, the first {missing[0][:60]!r}. "
             f"It has {len(found)}, such as {next(iter(found), '')[:60]!r}."
         )
     return found
+
+
+def _as_named(found: Arrays, names: list[str]) -> Arrays:
+    """The arrays by `names`, where one key alone differs from a name.
+
+    By `./`, by the ending of a video, or by a folder that all keys have: features/ID, or ID/c3d_features (ActivityNet).
+    """
+    keys: dict[str, list[str]] = {}
+    parts = [key.removeprefix("./").split("/") for key in found]
+    for key, (*folders, last) in zip(found, parts):
+        keys.setdefault(_bare(key), []).append(key)
+        if folders and len({tuple(each[:-1]) for each in parts}) == 1:
+            keys.setdefault(_bare(last), []).append(key)
+        elif folders and len({each[-1] for each in parts}) == 1:
+            keys.setdefault(_bare("/".join(folders)), []).append(key)
+    bare = Counter(_bare(name) for name in names)
+    fitting = {name: keys[_bare(name)] for name in names if name not in found and _bare(name) in keys}
+    return found | {name: found[fits[0]] for name, fits in fitting.items() if len(fits) == 1 == bare[_bare(name)]}
+
+
+def _bare(name: str) -> str:
+    return video_stem(name.removeprefix("./"))
 
 
 def _checked(file: Path, name: str, array: np.ndarray) -> np.ndarray:

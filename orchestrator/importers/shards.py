@@ -11,7 +11,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from orchestrator.digests import digest_file
@@ -92,8 +92,7 @@ class Shards:
             if not isinstance(name, str) or not name:
                 names = ", ".join(NAMES)
                 raise ConfigError(f"{file}: row {number}: neither bytes of a video nor its name. Columns: {names}.")
-            self._listed = self._listed or VideoFolder(self.folder)
-            return self._listed.find(name)[0]
+            return self._named(file, name)
         self.has_bytes = True
         digest = hashlib.sha256(content).hexdigest()
         path = f"{digest}{_ending(content, name or '')}"
@@ -101,6 +100,16 @@ class Shards:
         if self.store is not None and not (self.store / path).is_file():
             self._write(self.store / path, content)
         return path
+
+    def _named(self, file: Path, name: str) -> str:
+        """The path of a video: from its shard on, as `datasets` names it in metadata.parquet, else wherever it lies."""
+        below = PurePosixPath(name)
+        if not below.is_absolute() and ".." not in below.parts:
+            near = file.parent / below
+            if near.is_file() or file.stem == "metadata":
+                return near.relative_to(self.folder).as_posix()
+        self._listed = self._listed or VideoFolder(self.folder)
+        return self._listed.find(name)[0]
 
     def _write(self, file: Path, content: bytes) -> None:
         self.left -= len(content)

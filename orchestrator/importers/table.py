@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,7 @@ def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = N
     """
     table = Path(table)
     rows = [(line, row, captions, _row_segment(table, line, row)) for line, row, captions in read_table(table)]
-    segments_of: dict[str, set[Any]] = {}
-    for _, row, _, segment in rows:
-        segments_of.setdefault(row["video"], set()).add(segment)
+    ids = _ids((row["video"], segment) for _, row, _, segment in rows)
     builder = Builder(videos, out)
     seen: dict[tuple[str, Any], tuple[tuple[str, ...], dict[str, Any]]] = {}
     tasks: dict[str, dict[str, Any]] = {}
@@ -41,9 +40,7 @@ def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = N
         place = (row["task"], row["split"], row["category"])
         key = (row["video"], segment)
         if key not in seen:
-            item = builder.item(row["video"], row["category"], [], segment)
-            if segment is not None and len(segments_of[row["video"]]) > 1:
-                item["video"] += f"@{segment[0]:g}-{segment[1]:g}"
+            item = builder.item(row["video"], row["category"], [], segment) | {"video": ids[key]}
             task = tasks.setdefault(row["task"], empty_task())
             if row["category"] not in task["categories"]:
                 task["categories"].append(row["category"])
@@ -55,6 +52,22 @@ def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = N
         seen[key][1]["captions"] += captions
     stem = name or (Path(out).stem if out else table.stem)
     return builder.finish(stem, "ctvr", [tasks[task] for task in in_order(tasks)], {}, [table])
+
+
+def ids_of(table: Path) -> list[str]:
+    """The ids that `import_csv` gives the videos of a table, in the order of its lines."""
+    rows = ((row["video"], _row_segment(table, line, row)) for line, row, _ in read_table(table))
+    return list(_ids(rows).values())
+
+
+def _ids(rows: Iterable[tuple[str, Any]]) -> dict[tuple[str, Any], str]:
+    """Video and segment -> id, which names the segment where the video has several."""
+    keys = list(dict.fromkeys(rows))
+    counts = Counter(video for video, _ in keys)
+    return {
+        (video, at): f"{video}@{at[0]:g}-{at[1]:g}" if at is not None and counts[video] > 1 else video
+        for video, at in keys
+    }
 
 
 def read_table(table: Path) -> Iterator[tuple[int, dict[str, str], list[str]]]:

@@ -204,7 +204,7 @@ def vary(preset: TablePreset, values: Any) -> TablePreset:
     Raises:
         ConfigError: for what is no object of lists.
     """
-    lists = list(values.values()) if isinstance(values, Mapping) else [None]
+    lists: list[Any] = list(values.values()) if isinstance(values, Mapping) else [None]
     if not all(isinstance(listed, list) and listed for listed in lists) or any(
         isinstance(value, dict) for listed in lists for value in listed
     ):

@@ -209,6 +209,7 @@ def test_a_folder_of_shards_is_one_checkpoint_and_its_digest_is_of_all_files(tmp
         ("[1]", "is not an index of weights"),
         ("no json", "is not an index of weights"),
         ('{"weight_map": {"a": "../x.safetensors"}}', "names '../x.safetensors', which is not a file of its folder"),
+        ('{"weight_map": {}}', "its weight_map is empty"),
         ('{"weight_map": {"a": "x.bin"}}', "names 'x.bin', a pickle. Convert"),
     ],
 )

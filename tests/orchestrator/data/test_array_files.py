@@ -195,6 +195,29 @@ def test_a_shard_holds_whole_arrays_each_once(entries: list[tuple[str, bytes, by
     refused(shard(tmp_path / "a.tar", *entries))
 
 
+def test_keys_of_a_shard_are_names_with_their_dots_and_macos_files_are_left_out(tmp_path: Path) -> None:
+    names = ["a.1.npy", "a.2.npy", "b.mp4.npy", "./c.npy", "d/e.npy", "000.npy"]
+    entries = [(name, npy(ONE + n), tarfile.REGTYPE) for n, name in enumerate(names)]
+    more = [
+        ("000.name.txt", b"f.7", tarfile.REGTYPE),
+        ("._a.1.npy", b"x", tarfile.REGTYPE),
+        ("b.txt", b"x", tarfile.REGTYPE),
+    ]
+    found = read_arrays(shard(tmp_path / "a.tar", *entries, *more))
+    assert isinstance(found, dict)
+    assert {name: array[0, 0] for name, array in found.items()} == {
+        "a.1": 0,
+        "a.2": 1,
+        "b.mp4": 2,
+        "./c": 3,
+        "d/e": 4,
+        "f.7": 5,
+    }
+    np.save(tmp_path / "a.1.npy", ONE)
+    (tmp_path / "._a.1.npy").write_bytes(b"x")
+    assert list(read_arrays(tmp_path)) == ["a.1"]
+
+
 def test_a_compressed_shard_names_the_program_that_unpacks_it(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w:gz"):
         pass
@@ -231,10 +254,11 @@ def test_hdf5_of_text_links_and_groups_is_read_for_its_numbers(tmp_path: Path) -
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["group/v0"], file["names"], file["nothing"] = ONE, ["a", "b"], h5py.Empty("f4")
         file["link"] = h5py.ExternalLink(str(tmp_path / "other.h5"), "/x")
-        file["group/itself"] = file["/"]
+        file["group/itself"], file["same"] = file["/"], file["group/v0"]
+        file["soft"] = h5py.SoftLink("/link")
     found = read_arrays(tmp_path / "a.h5")
     assert isinstance(found, dict)
-    assert list(found) == ["group/v0"]
+    assert sorted(found) == ["group/v0", "same"]
     np.testing.assert_array_equal(found["group/v0"], ONE)
 
 

@@ -515,16 +515,36 @@ def test_five_data_sets_become_five_tasks_in_the_papers_order(five: Path) -> Non
     assert "12 of 14 videos are missing" in report
 
 
-@pytest.mark.parametrize("name", ["captions.txt", "captions.csv"])
+@pytest.mark.parametrize("name", ["captions.txt", "captions.csv", "captions_msvd.json"])
 def test_msvd_captions_may_be_text(five: Path, name: str) -> None:
     whole, _ = import_cvlm(five, None, ["msvd"])
     (five / "msvd" / "raw-captions.pkl").unlink()
     rows = [("same", "a cat"), ("val", "a dog"), ("test", "a car"), ("test", "a bus")]
     if name.endswith("csv"):
         write_rows(five / "msvd" / name, ("video_id", "caption"), *rows)
+    elif name.endswith("json"):  # as X-Pool has it
+        write_json(five / "msvd" / name, {"same": ["a cat"], "val": ["a dog"], "test": ["a car", "a bus"], "x": ["y"]})
     else:
-        (five / "msvd" / name).write_text("\n".join(" ".join(row) for row in rows))
+        (five / "msvd" / name).write_text("\n".join(" \t"[n % 2].join(row) for n, row in enumerate(rows)))
     assert import_cvlm(five, None, ["msvd"])[0]["tasks"] == whole["tasks"]
+
+
+def test_lists_of_ids_keep_the_videos_of_didemo_that_a_paper_uses(five: Path) -> None:
+    entries = [{"video": f"d{n}.{end}", "description": f"text {n}"} for n, end in enumerate(("mov", "avi", "3gp"))]
+    write_json(five / "didemo" / "test_data.json", entries)
+    listed = five / "didemo" / "test_list.txt"
+    listed.write_text("d2.3gp\n\nd0\n")  # with its ending, and without
+    manifest, _ = import_cvlm(five, None, ["didemo"])
+    assert [item["video"] for item in manifest["tasks"][0]["test"]] == ["didemo/d2.3gp", "didemo/d0.mov"]
+    assert [item["video"] for item in manifest["tasks"][0]["train"]] == ["didemo/d1.avi"]
+    for text, message in (("d0\nd7\n", "line 2: 'd7' has no caption"), ("\n", "holds no id")):
+        listed.write_text(text)
+        with pytest.raises(ConfigError, match=f"test_list.txt: {message}"):
+            import_cvlm(five, None, ["didemo"])
+    write_json(five / "didemo" / "test_data.json", [*entries, {"video": "d0.mp4", "description": "x"}])
+    listed.write_text("d0\n")
+    with pytest.raises(ConfigError, match="'d0' stands for d0.mov and d0.mp4"):
+        import_cvlm(five, None, ["didemo"])
 
 
 def test_two_more_data_sets_stand_alone(five: Path) -> None:
@@ -701,6 +721,14 @@ def test_a_wrong_word_is_named(
     with pytest.raises(ConfigError, match=message) as error:
         import_stream(kind, {**words, **change}, tmp_path, tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_a_folder_of_videos_that_is_not_there_is_named_before_any_file_is_read(
+    words: dict[str, str], tmp_path: Path
+) -> None:
+    for place in (tmp_path / "none", Path(words["split"])):
+        with pytest.raises(ConfigError, match=f"^--videos {place}: is not a folder"):
+            import_stream("msrvtt", {**words, "split": "none.pkl"}, place, tmp_path)
 
 
 def test_videos_are_asked_for_where_they_are_needed_only(words: dict[str, str], five: Path, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_another_ones_folder_is_a_stream_in_the_order_of_its_tasks(tmp_path):
     [
         ([{"text": "a"}], "line 1: file_name is missing"),
         ([{"file_name": "a.mp4"}], "line 1: no caption. Write a column called captions, caption or text"),
-        ([one("a"), one("b", start="x", end=1)], "line 2: start 'x' and end 1 are no two numbers"),
+        ([one("a"), one("b", start="x", end=1)], "line 2: start 'x' and end 1 are not two numbers"),
         ([one("../../a")], "path"),
     ],
 )
@@ -76,3 +76,22 @@ def test_a_folder_that_is_none_and_a_stream_that_was_changed_are_refused(tmp_pat
     (folder / "stream.json").write_text('{"tasks": [{"name": "11"}]}')
     with pytest.raises(ConfigError, match="tasks: 'categories' is missing"):
         import_dataset(folder, None)
+
+
+def test_names_in_parquet_start_from_its_folder(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for split, names in (("train", ["a/0.mp4", "b/1.mp4"]), ("test", ["a/2.mp4", "0/3.mp4"])):
+        for name in names[:1]:
+            (tmp_path / split / name).parent.mkdir(parents=True)
+            (tmp_path / split / name).touch()
+        (tmp_path / split / "b").mkdir(exist_ok=True)
+        table = arrow.table({"file_name": names, "caption": [f"a {name}" for name in names]})
+        parquet.write_table(table, tmp_path / split / "metadata.parquet")
+    (tmp_path / "test/b/1.mp4").touch()  # another video, of the other split
+    manifest, _ = import_dataset(tmp_path, None)
+    (task,) = manifest["tasks"]
+    paths = {split: [(item["path"], *item["captions"]) for item in task[split]] for split in ("train", "test")}
+    assert paths == {
+        "train": [("train/a/0.mp4", "a a/0.mp4"), ("train/b/1.mp4", "a b/1.mp4")],
+        "test": [("test/a/2.mp4", "a a/2.mp4"), ("test/0/3.mp4", "a 0/3.mp4")],
+    }

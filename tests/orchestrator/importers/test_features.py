@@ -1,0 +1,72 @@
+"""Features find their videos by name, also where a program has written `./` or the ending of a video."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from orchestrator.errors import ConfigError
+from orchestrator.importers.features import import_features
+
+ROWS = (("a1", "train"), ("b.2", "test"), ("c3.mp4", "train"), ("d4", "test"))
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    lines = [f"{video},caption of {video},c,{split},{1 + n // 2}" for n, (video, split) in enumerate(ROWS)]
+    file = tmp_path / "table.csv"
+    file.write_text("\n".join(["video,caption,category,split,task", *lines]))
+    return file
+
+
+def read(table: Path, keys: list[str]) -> list[float]:
+    """The first number of each video's features, in the order of `ROWS`; key n has the number n."""
+    features = table.parent / "features.npz"
+    np.savez(features, **{key: np.full((2, 3), n, np.float32) for n, key in enumerate(keys)})
+    out = table.parent / "out.json"
+    manifest, _ = import_features(table, features, None, out, "out")
+    items = {item["video"]: item for task in manifest["tasks"] for split in ("train", "test") for item in task[split]}
+    return [float(np.load(out.with_suffix("") / items[video]["path"])[0, 0]) for video, _ in ROWS]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["a1", "b.2", "c3.mp4", "d4"],
+        ["./a1", "./b.2", "./c3", "./d4"],
+        ["a1.mp4", "b.2.avi", "c3", "d4.webm"],
+        ["./a1.mkv", "b.2", "c3.webm", "d4", "e5", "./e5"],
+        ["features/a1", "features/b.2", "features/c3.mp4", "features/d4"],
+        ["a1/c3d_features", "b.2/c3d_features", "c3/c3d_features", "d4.mp4/c3d_features"],
+    ],
+)
+def test_keys_are_taken_for_the_ids_that_they_mean(keys: list[str], table: Path) -> None:
+    assert read(table, keys) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("keys", [["./a1", "a1.mp4"], ["a1.mp4", "a1.avi"], ["x/a1"], ["a1.npy"], ["A1"]])
+def test_a_key_that_may_mean_another_video_is_not_taken(keys: list[str], table: Path) -> None:
+    with pytest.raises(ConfigError, match="no features of 1 of 4 videos, the first 'a1'"):
+        read(table, ["b.2", "c3.mp4", "d4", *keys])
+
+
+@pytest.mark.parametrize("form", ["npy", "npz"])
+def test_an_array_without_names_is_in_the_order_of_the_table(form: str, tmp_path: Path) -> None:
+    """Whatever order tasks and splits put its videos into. A line more of a video is another caption of it."""
+    rows = [("d", "", "test", 2), ("c", "1", "train", 2), ("b", "", "test", 1), ("c", "3", "train", 2)]
+    rows += [("d", "", "test", 2), ("a", "", "train", 1)]
+    lines = [f"{v},caption {n},c,{s},{t},{at},{at and int(at) + 1}" for n, (v, at, s, t) in enumerate(rows)]
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(["video,caption,category,split,task,start,end", *lines]))
+    save = {"npy": np.save, "npz": np.savez}[form]  # numpy calls the one array arr_0
+    save(tmp_path / f"features.{form}", np.arange(5, dtype=np.float32).reshape(5, 1))
+    manifest, _ = import_features(table, tmp_path / f"features.{form}", None, tmp_path / "out.json", "out")
+    items = [item for task in manifest["tasks"] for split in ("train", "test") for item in task[split]]
+    found = {item["video"]: float(np.load(tmp_path / "out" / item["path"])[0, 0]) for item in items}
+    assert found == {"d": 0, "c@1-2": 1, "b": 2, "c@3-4": 3, "a": 4}
+
+
+def test_an_exact_name_wins_over_one_that_is_like_it(table: Path) -> None:
+    assert read(table, ["a1", "b.2", "c3.mp4", "./d4", "./a1", "a1.mp4"]) == [0, 1, 2, 3]
