@@ -1,6 +1,6 @@
 """Whether a challenger beats the recommended settings, and how large a difference can be seen at all.
 
-R@1 of both is compared over videos and seeds (tables/significance.py), p is Holm-corrected for all challengers, and the
+R@1 of both is compared over videos and seeds (tables/intervals.py), for the best of the challengers. The
 difference must be to the better at 5 %. Otherwise the recommended settings keep their place: docs/search.md.
 """
 
@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from orchestrator.config import Settings
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.resolve import resolve
+from orchestrator.learning.run import trains
 from orchestrator.on_ray.plan import GAIN, MEAN, SEARCHED
 from orchestrator.streams.stream import Stream
+from orchestrator.tables.intervals import differences, over_seeds_alone
 from orchestrator.tables.marks import CHOICE
-from orchestrator.tables.significance import Ranks, difference, holm
-from orchestrator.tables.student import quantile, two_sided
+from orchestrator.tables.significance import Ranks
 from orchestrator.tables.table import LEVEL, Difference
 from orchestrator.tracking.values import RunRecord
 
@@ -77,7 +79,7 @@ class Verdict:
     @property
     def text(self) -> str:
         """What happened, for a person."""
-        many = f", Holm-corrected for {self.challengers} challengers" if self.challengers > 1 else ""
+        many = f", for the best of {self.challengers} challengers" if self.challengers > 1 else ""
         said = f"{self.trial} against the recommended settings: {self.on_validation}{many}"
         end = "it takes their place" if self.is_confirmed else "not confirmed: the recommended settings keep theirs"
         sight = f"this comparison sees a difference of {self.detectable:.1f} points in 4 of 5 cases"
@@ -115,11 +117,10 @@ def judge(
     """
     base = groups[RECOMMENDED]
     names = [name for name in order if name in groups]
-    seen = [compare(base, groups[name], ranks, rule) for name in names]
-    corrected = [replace(each, p=p) for each, p in zip(seen, holm([each.p for each in seen]))]
+    seen = compare(base, [groups[name] for name in names], ranks, rule)
     better = 1.0 if rule[1] == "max" else -1.0
-    winning = [better * each.value > 0 and each.p < LEVEL for each in corrected]
-    best = max(range(len(names)), key=lambda index: (winning[index], better * corrected[index].value))
+    winning = [better * each.value > 0 and each.p < LEVEL for each in seen]
+    best = max(range(len(names)), key=lambda index: (winning[index], better * seen[index].value))
     trial = names[best]
     return Verdict(
         sweep=sweep,
@@ -127,7 +128,7 @@ def judge(
         searched=winner(groups[trial][0]),
         trial=trial,
         is_confirmed=winning[best],
-        against=corrected[best],
+        against=seen[best],
         challengers=len(names),
         seeds=len(base),
         detectable=detectable(seen[best]),
@@ -135,30 +136,19 @@ def judge(
 
 
 def compare(
-    base: Sequence[RunRecord], other: Sequence[RunRecord], ranks: Mapping[str, Ranks], rule: tuple[str, str]
-) -> Difference:
-    """The metric of `other` minus that of `base`, over videos and seeds; another metric than R@1 over seeds alone."""
-    if rule[0] in BY_RANKS and all(run.run_id in ranks for run in (*base, *other)):
-        first = ranks[base[0].run_id]
-        queries = sorted(set.intersection(*(set(ranks[run.run_id].of) for run in (*base, *other))))
-        a, b = (np.array([[ranks[run.run_id].of[q] for q in queries] for run in runs]) for runs in (base, other))
-        videos = [query.rpartition("#")[0] or query for query in queries]
-        tasks = [first.task[query] for query in queries] if rule[0] == MEAN and first.task else None
-        return difference(a, b, videos, tasks)
-    return over_seeds_alone(*([last_value(run, rule[0]) for run in runs] for runs in (base, other)))
-
-
-def over_seeds_alone(base: Sequence[float], other: Sequence[float]) -> Difference:
-    """Welch's test of two rows of seeds."""
-    value = float(np.mean(other) - np.mean(base))
-    parts = [float(np.var(each, ddof=1)) / len(each) for each in (base, other) if len(each) > 1]
-    variance = sum(parts)
-    if not variance > 0 or not math.isfinite(value):
-        return Difference(value, -math.inf, math.inf, 1.0)  # a difference without a known spread convinces nobody
-    df = variance**2 / sum(part**2 / (len(each) - 1) for part, each in zip(parts, (base, other)))
-    error = math.sqrt(variance)
-    half = quantile(LEVEL, df) * error
-    return Difference(value, value - half, value + half, two_sided(value / error, df))
+    base: Sequence[RunRecord], others: Sequence[Sequence[RunRecord]], ranks: Mapping[str, Ranks], rule: tuple[str, str]
+) -> list[Difference]:
+    """Return the metric of each of `others` minus that of `base`, over videos and seeds; not R@1: over seeds alone."""
+    rows = [base, *others]
+    if rule[0] not in BY_RANKS or any(run.run_id not in ranks for row in rows for run in row):
+        return over_seeds_alone([[last_value(run, rule[0]) for run in row] for row in rows], 0, is_chosen=False)[1:]
+    first = ranks[base[0].run_id]
+    queries = sorted(set.intersection(*(set(ranks[run.run_id].of) for row in rows for run in row)))
+    found = [np.array([[ranks[run.run_id].of[q] for q in queries] for run in row]) for row in rows]
+    videos = [query.rpartition("#")[0] or query for query in queries]
+    tasks = [first.task[query] for query in queries] if rule[0] == MEAN and first.task else None
+    fixed = [not trains(winner(row[0])) for row in rows]
+    return differences(found, 0, videos, tasks, fixed=fixed, is_chosen=False)[1:]
 
 
 # ----------------------------------------------------------------------------------------------- what can be seen
@@ -174,7 +164,7 @@ def detectable(seen: Difference) -> float:
 
 
 def _beyond() -> float:
-    return 1 + quantile(2 * (1 - POWER), 1e6) / quantile(LEVEL, 1e6)
+    return float(1 + stats.norm.isf(1 - POWER) / stats.norm.isf(LEVEL / 2))
 
 
 def sight(queries: int, videos: int, disagreeing: float = 0.2) -> float:
@@ -187,7 +177,7 @@ def sight(queries: int, videos: int, disagreeing: float = 0.2) -> float:
     independent = min(queries, videos)
     if not independent:
         return math.inf
-    return 100 * math.sqrt(disagreeing / independent) * quantile(LEVEL, 1e6) * _beyond()
+    return 100 * math.sqrt(disagreeing / independent) * float(stats.norm.isf(LEVEL / 2)) * _beyond()
 
 
 def sight_text(stream: Stream, split: str) -> str:
@@ -213,7 +203,7 @@ def gained(runs: Sequence[RunRecord], ranks: Mapping[str, Ranks]) -> list[str]:
         return []
     base, other = of[RECOMMENDED], of["searched"]
     metric = SEARCHED[base[0].tags.get("ctvr.protocol", "ctvr")]
-    on_test = compare(base, other, ranks, (metric, "max"))
+    (on_test,) = compare(base, [other], ranks, (metric, "max"))
     return [
         f"What the search gained over the recommended settings: {other[0].tags[GAINED]}; "
         f"{on_test} on test videos over {len(other)} seeds (R@1 in points)."

@@ -33,7 +33,7 @@ from orchestrator.tables.orders import by_order, content_of, in_any_order, mark,
 from orchestrator.tables.paper_numbers import paper_numbers, place, printed_columns
 from orchestrator.tables.presets import columns_of
 from orchestrator.tables.selection import measured_on, select
-from orchestrator.tables.significance import NOTE, ONE_SEED, Ranks, compared, read_ranks
+from orchestrator.tables.significance import NOTE, Ranks, compared, read_ranks
 from orchestrator.tables.table import Column, Row, Table, Value
 
 if TYPE_CHECKING:
@@ -139,8 +139,6 @@ def tables(
         notes.append(measured_on(complete, ranks or {}))
         if any(row.vs_best for row in rows):
             notes.append(NOTE)
-            if any(len(row.seeds) == 1 for row in rows if row.vs_best or row.is_reference):
-                notes.append(ONE_SEED)
         if any(key in row.values for row in rows for key in ORACLE):
             notes.append(ORACLE_NOTE)
         notes += left_out_notes

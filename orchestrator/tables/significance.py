@@ -1,16 +1,6 @@
-"""Whether two rows of a table differ: over videos and over seeds, with Holm's correction for many comparisons.
+"""Comparison of the rows of a table with the best one: which rows can be compared, and by which runs.
 
-A difference of R@1 would come out otherwise with other test videos and with other seeds, and captions of one video are
-no independent draws. Two variances are therefore added:
-
-- of the videos: the seeds are averaged, and the difference's variance is that of a sum over whole videos (clusters);
-- of the seeds: of each row the variance of R@1 between its seeds, over their number.
-
-The difference over the root of their sum is compared with Student's t, with Welch and Satterthwaite's degrees of
-freedom: three seeds know their spread badly, and the t says so. Resampling three seeds would not. How often equal
-methods are called different: docs/statistics.md, `python -m orchestrator.tables.null_simulation`.
-
-Shapes: S seeds, Q queries.
+The arithmetic is in intervals.py.
 """
 
 from __future__ import annotations
@@ -19,27 +9,29 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from orchestrator.tables.student import quantile, two_sided
-from orchestrator.tables.table import LEVEL, Difference, Row
+from orchestrator.tables.intervals import differences
+from orchestrator.tables.table import Difference, Row
 
 if TYPE_CHECKING:
     from orchestrator.tracking.tracker import Tracker
 
 NOTE = (
-    "vs best: difference of R@1 from the row with the best one, its 95 % interval over test videos and seeds (not "
-    "corrected), and p, Holm-corrected for all pairs of rows; * p < 0.05. A missing star does not say that two rows "
-    "are equal: these videos and seeds cannot tell them apart."
+    "vs best: difference of R@1 from the row with the best one, its simultaneous 95 % interval over test videos and "
+    "seeds (or orders of tasks), and p. Both hold for all rows of the table at once, and for the choice of the best; "
+    "* p < 0.05, exactly where the interval does not contain 0. A missing star does not say that two rows are equal: "
+    "these videos and seeds cannot tell them apart."
 )
-ONE_SEED = "Rows of one seed are compared over videos alone: how far they move with another seed is not known."
+ONE_SEED = "not compared: one seed, and no other row shows how far R@1 moves with the seed"
+LEAST_ORDERS = 4  # two call equal rows different in 10 %, three in 1 to 9 %
+FEW_ORDERS = f"not compared: the spread over orders of tasks needs at least {LEAST_ORDERS} orders"
+OTHER_ORDERS = "not compared: its runs have other orders of tasks than the best row's"
 NO_RANKS = "not compared: the ranks of its queries are not stored"
 NO_VIDEOS = "not compared: fewer than two test videos are common to the rows"
 NO_TASKS = "not compared: its ranks were stored without the tasks of the queries"
-ORDERS = "not compared: runs over several orders of tasks are not independent seeds"
 UPPER_BOUND = "not compared: the upper bound sees all data at once"
 TRANSDUCTIVE = "not compared: its queries help each other (transductive), the others' do not"
 
@@ -52,81 +44,8 @@ class Ranks:
     task: Mapping[str, int]  # query -> its task; empty: R@1 is over all queries, not a mean over tasks
 
 
-def difference(
-    ranks_a: Sequence[float] | np.ndarray,
-    ranks_b: Sequence[float] | np.ndarray,
-    videos: Sequence[object] | np.ndarray | None = None,
-    tasks: Sequence[int] | np.ndarray | None = None,
-) -> Difference:
-    """R@1 of b minus R@1 of a in points, with its 95 % interval and two-sided p.
-
-    A row of one seed borrows the other's spread over seeds; where both have one, videos alone speak.
-
-    Args:
-        ranks_a: (Q,) or (S, Q), 1 = found first.
-        ranks_b: the same queries in the same order; another number of seeds is fine.
-        videos: (Q,) which video each query describes; without it each query counts as a video of its own.
-        tasks: (Q,) of each query, where R@1 is the mean over tasks (CVLM).
-
-    Raises:
-        ValueError: if the numbers of queries differ, or there are fewer than two videos in a task.
-    """
-    a, b = (100.0 * (np.atleast_2d(np.asarray(ranks, float)) <= 1) for ranks in (ranks_a, ranks_b))
-    if a.shape[-1] != b.shape[-1] or a.size == 0:
-        raise ValueError(f"ranks of {a.shape[-1]} and {b.shape[-1]} queries cannot be paired.")
-    count = a.shape[-1]
-    _, cluster = np.unique(np.arange(count) if videos is None else np.asarray(videos, str), return_inverse=True)
-    task = np.zeros(count, int) if tasks is None else np.asarray(tasks)
-    parts = [np.flatnonzero(task == index) for index in np.unique(task)]
-    d = b.mean(axis=0) - a.mean(axis=0)  # (Q,)
-    value = float(np.mean([d[part].mean() for part in parts]))
-    of_videos, freedom = _over_videos(d, cluster, parts)
-    of_seeds = _over_seeds([np.mean([row[:, part].mean(axis=1) for part in parts], axis=0) for row in (a, b)])
-    variance = of_videos + sum(each for each, _ in of_seeds)
-    if variance <= 0:
-        return Difference(value, value, value, 1.0 if value == 0 else 0.0)
-    df = variance**2 / (of_videos**2 / freedom + sum(each**2 / own for each, own in of_seeds))
-    error = math.sqrt(variance)
-    half = quantile(LEVEL, df) * error
-    return Difference(value, value - half, value + half, two_sided(value / error, df))
-
-
-def _over_videos(d: np.ndarray, cluster: np.ndarray, parts: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Variance of the mean over tasks of the means of `d`, whole videos drawn; and its degrees of freedom."""
-    total, freedom = 0.0, 0.0
-    for part in parts:
-        sums = np.bincount(cluster[part], d[part] - d[part].mean())
-        number = len(np.unique(cluster[part]))
-        if number < 2:
-            raise ValueError("one video in a task: nothing can be said of other videos.")
-        total += number / (number - 1) * float((sums**2).sum()) / len(part) ** 2
-        freedom += number - 1
-    return total / len(parts) ** 2, freedom
-
-
-def _over_seeds(means: Sequence[np.ndarray]) -> list[tuple[float, float]]:
-    """For each row its variance of the mean over seeds and the degrees of freedom; `means` are R@1 (S,) of each row."""
-    known = [(float(np.var(each, ddof=1)), len(each) - 1) for each in means if len(each) > 1]
-    if len(known) == 1:  # the row of one seed moves as the other one does, as far as anybody knows
-        (spread, freedom) = known[0]
-        return [(spread * sum(1 / len(each) for each in means), freedom)]
-    return [(spread / (freedom + 1), freedom) for spread, freedom in known]
-
-
-def holm(pvalues: Sequence[float]) -> list[float]:
-    """Holm's step-down correction of p-values for as many comparisons; the order is kept."""
-    order = sorted(range(len(pvalues)), key=lambda index: pvalues[index])
-    corrected, largest = [0.0] * len(pvalues), 0.0
-    for place, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(pvalues) - place) * pvalues[index]))
-        corrected[index] = largest
-    return corrected
-
-
 def compared(rows: list[Row], ranks: Mapping[str, Ranks], by_task: bool = False) -> list[Row]:
-    """Rows with their difference from the best R@1, or with the reason why they were not compared.
-
-    The correction is for all pairs of rows, since the data themselves choose which row is the best.
+    """Return rows with their difference from the best R@1, or with the reason why they were not compared.
 
     Args:
         ranks: run id -> ranks.
@@ -136,28 +55,61 @@ def compared(rows: list[Row], ranks: Mapping[str, Ranks], by_task: bool = False)
     able = [index for index, reason in enumerate(reasons) if not reason]
     if len(able) < 2:
         return rows
-    queries = sorted(set.intersection(*(set(ranks[run].of) for index in able for run in rows[index].runs)))
-    found = {index: np.array([[ranks[run].of[q] for q in queries] for run in rows[index].runs]) for index in able}
-    videos = [query.rpartition("#")[0] or query for query in queries]
-    tasks = [ranks[rows[able[0]].runs[0]].task[query] for query in queries] if by_task else None
-    pairs = list(combinations(able, 2))
-    try:
-        seen = {pair: difference(found[pair[0]], found[pair[1]], videos, tasks) for pair in pairs}
-    except ValueError:
-        return [row if reasons[i] else replace(row, marks=(*row.marks, NO_VIDEOS)) for i, row in enumerate(rows)]
-    corrected = dict(zip(pairs, holm([seen[pair].p for pair in pairs])))
     best = max(able, key=lambda index: rows[index].values["r1"].mean)
+    for index in able:
+        reasons[index] = _unlike(rows[index], rows[best], [rows[each] for each in able])
+    able = [index for index in able if not reasons[index]]
+    seen: dict[int, Difference] = {}
+    try:
+        if len(able) > 1:
+            seen = _against(best, able, rows, ranks, by_task)
+    except ValueError:
+        reasons = [reason or NO_VIDEOS for reason in reasons]
     made = []
     for index, row in enumerate(rows):
         if reasons[index]:
             made.append(replace(row, marks=(*row.marks, reasons[index])))
-        elif index == best:
-            made.append(replace(row, is_reference=True))
         else:
-            pair = (min(best, index), max(best, index))
-            own = seen[pair] if pair[0] == best else seen[pair].turned()
-            made.append(replace(row, vs_best=replace(own, p=corrected[pair])))
+            made.append(replace(row, is_reference=index == best and bool(seen), vs_best=seen.get(index)))
     return made
+
+
+def _against(
+    best: int, able: Sequence[int], rows: Sequence[Row], ranks: Mapping[str, Ranks], by_task: bool
+) -> dict[int, Difference]:
+    """Return the difference of every other row from the best one."""
+    queries = sorted(set.intersection(*(set(ranks[run].of) for index in able for run in rows[index].runs)))
+    found = [np.array([[ranks[run].of[q] for q in queries] for run in rows[index].runs]) for index in able]
+    videos = [query.rpartition("#")[0] or query for query in queries]
+    tasks = [ranks[rows[best].runs[0]].task[query] for query in queries] if by_task else None
+    orders = [[_order(seed) for seed in rows[index].seeds] for index in able] if rows[best].orders else None
+    fixed = [_is_fixed(rows[index]) for index in able]
+    seen = dict(zip(able, differences(found, able.index(best), videos, tasks, orders, fixed)))
+    del seen[best]
+    return seen
+
+
+def _order(seed: str) -> str:
+    """Return the order of tasks of a run by the name of its seed, `1@2`; "" where a row has one order."""
+    return seed.partition("@")[2]
+
+
+def _is_fixed(row: Row) -> bool:
+    """Return whether a row trains nothing, so that each seed gives the same numbers."""
+    return row.values["params_m"].mean == 0 if "params_m" in row.values else False
+
+
+def _unlike(row: Row, best: Row, able: Sequence[Row]) -> str:
+    """Return why a row's spread over seeds or orders cannot be compared with the best row's; empty if it can."""
+    orders = set(map(_order, best.seeds))
+    if set(map(_order, row.seeds)) != orders:
+        return OTHER_ORDERS
+    if best.orders:
+        return FEW_ORDERS if len(orders) < LEAST_ORDERS else ""
+    if _is_fixed(row) and _is_fixed(best):
+        return ""
+    trained = [each for each in able if not _is_fixed(each) and not each.orders]
+    return "" if any(len(each.seeds) > 1 for each in trained) else ONE_SEED
 
 
 def _reason(row: Row, ranks: Mapping[str, Ranks], by_task: bool) -> str:
@@ -166,8 +118,6 @@ def _reason(row: Row, ranks: Mapping[str, Ranks], by_task: bool) -> str:
         return UPPER_BOUND
     if row.is_transductive:
         return TRANSDUCTIVE
-    if row.orders:
-        return ORDERS
     if not row.runs or any(run not in ranks for run in row.runs) or not math.isfinite(row.values["r1"].mean):
         return NO_RANKS
     return NO_TASKS if by_task and not all(ranks[run].task for run in row.runs) else ""

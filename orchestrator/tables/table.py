@@ -66,7 +66,7 @@ class Row:
     differs: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # from its paper: (what ran, the paper's)
     differs_from: str = ""  # what of its paper that is
     extra: Mapping[str, Value] = field(default_factory=dict)  # every other final metric, for the CSV
-    vs_best: Difference | None = None  # R@1 minus the best row's; p is Holm-corrected
+    vs_best: Difference | None = None  # R@1 minus the best row's; p and interval are simultaneous
     is_reference: bool = False  # the row with the best R@1 of those that are compared
     is_transductive: bool = False  # a query's result depends on the other queries
     trials: int | None = None  # searched for this row; None: nobody says

@@ -919,20 +919,25 @@ LINES: dict[str, list[tuple[str, ...]]] = {
         ),
     ],
     # --------------------------------------------------------------------------------------------- statistics
-    "orchestrator/tables/significance.py": [
+    "orchestrator/tables/intervals.py": [
         (
-            "largest = max(largest, min(1.0, (len(pvalues) - place) * pvalues[index]))",
-            "largest = max(largest, min(1.0, pvalues[index]))",
+            "family, found = Family(len(rows), is_chosen), []",
+            "family, found = Family(2, is_chosen), []",
             "many comparisons are not corrected for",
         ),
         (
-            "d = b.mean(axis=0) - a.mean(axis=0)  # (Q,)",
-            "d = b.mean(axis=0) + a.mean(axis=0)",
+            "d = own.mean(axis=0) - hits[best].mean(axis=0)  # (Q,)",
+            "d = own.mean(axis=0) + hits[best].mean(axis=0)",
             "the difference is a sum",
         ),
         (
-            "sums = np.bincount(cluster[part], d[part] - d[part].mean())",
-            "sums = d[part] - d[part].mean()",
+            "return Spread(seen * alike, both * alike, df, moderated * alike, weights + weights[best])",
+            "return Spread(seen * alike, both * alike, df, moderated * alike, weights)",
+            "the best row's spread over seeds is forgotten",
+        ),
+        (
+            "sums = np.bincount(cluster[part], row[part] - row[part].mean())",
+            "sums = row[part] - row[part].mean()",
             "captions of one video count as independent",
         ),
     ],
@@ -1035,18 +1040,18 @@ LINES: dict[str, list[tuple[str, ...]]] = {
     ],
     "orchestrator/jobs/verdict.py": [
         (
-            "winning = [better * each.value > 0 and each.p < LEVEL for each in corrected]",
-            "winning = [each.p < LEVEL for each in corrected]",
+            "winning = [better * each.value > 0 and each.p < LEVEL for each in seen]",
+            "winning = [each.p < LEVEL for each in seen]",
             "a worse challenger wins",
         ),
         (
-            "winning = [better * each.value > 0 and each.p < LEVEL for each in corrected]",
-            "winning = [better * each.value > 0 for each in corrected]",
+            "winning = [better * each.value > 0 and each.p < LEVEL for each in seen]",
+            "winning = [better * each.value > 0 for each in seen]",
             "any difference confirms",
         ),
         (
-            "corrected = [replace(each, p=p) for each, p in zip(seen, holm([each.p for each in seen]))]",
-            "corrected = list(seen)",
+            "seen = compare(base, [groups[name] for name in names], ranks, rule)",
+            "seen = [compare(base, [groups[name]], ranks, rule)[0] for name in names]",
             "many challengers are not corrected for",
         ),
         (

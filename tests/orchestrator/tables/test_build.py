@@ -284,7 +284,8 @@ class Files:
 
 def test_a_difference_from_the_best_has_its_interval_its_p_and_a_star(tmp_path):
     methods = [("lwf", 30.0), ("zscl", 29.6), ("xpool", 10.0), ("vr_lwf", 20.0), ("upper_bound", 31.0), ("dsl", 32.0)]
-    records = [run(name, r1=r1, tags={"ctvr.transductive": "true"} if name == "dsl" else None) for name, r1 in methods]
+    transductive = {"ctvr.transductive": "true"}
+    records = [run(name, seed, r1, transductive if name == "dsl" else None) for name, r1 in methods for seed in (0, 1)]
     hits = {"lwf": 150, "zscl": 148, "xpool": 50, "upper_bound": 160, "dsl": 170}
     ranks = {
         r.run_id: [1.0] * (n := hits[m]) + [7.0] * (500 - n) for r in records if (m := r.settings["method"]) in hits
@@ -302,8 +303,10 @@ def test_a_difference_from_the_best_has_its_interval_its_p_and_a_star(tmp_path):
     for reason in ("ranks of its queries are not stored", "sees all data at once", "queries help each other"):
         assert reason in text
     assert "A missing star does not say that two rows are equal" in text
-    assert "Rows of one seed are compared over videos alone" in text
     assert table.best()["r1"] == 30.0  # of the inductive rows below the upper bound
+    (alone,) = build(Files(tmp_path, ranks), records[::2])  # type: ignore[arg-type]
+    assert "one seed, and no other row shows how far R@1 moves" in to_markdown(alone)
+    assert not any(row.vs_best for row in alone.rows)
 
 
 # --- CVLM
@@ -334,9 +337,11 @@ def test_cvlm_rows_are_compared_by_the_mean_over_tasks(tmp_path):
     tasks = [0] * 400 + [1] * 40
     a = [1.0] * 200 + [9.0] * 200 + [1.0] * 40
     b = [1.0] * 260 + [9.0] * 140 + [9.0] * 40
-    records = [cvlm("bmu_moco"), cvlm("base_moco")]
-    records[1].metrics["stream/t2v/r1_mean"] = [(2, 32.5)]
-    ranks = {records[0].run_id: a, records[1].run_id: b}
+    records = [cvlm(method, seed) for method in ("bmu_moco", "base_moco") for seed in (0, 1)]
+    ranks = {record.run_id: a for record in records[:2]}
+    for record in records[2:]:
+        record.metrics["stream/t2v/r1_mean"] = [(2, 32.5)]
+        ranks[record.run_id] = b
     (table,) = build(Files(tmp_path, ranks, tasks), records)  # type: ignore[arg-type]
     assert [row.vs_best.p < 0.01 for row in table.rows if row.vs_best] == [True]
     (table,) = build(Files(tmp_path, ranks), records)  # type: ignore[arg-type]

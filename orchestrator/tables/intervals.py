@@ -1,0 +1,276 @@
+"""Comparison of rows over test videos, seeds and orders of tasks.
+
+A difference of R@1 varies with the test videos (captions of one video are one draw) and with the replicates: the seeds
+of each row, or, for rows over several orders of tasks, the orders. Seeds are averaged within an order and rows are
+paired by order. Videos and replicates are crossed, so the variance is
+
+    V = V_videos + max(0, V_replicates - V_both)
+
+where V_both is the part that is new for each pair of a video and a replicate; both other estimates contain it.
+V_replicates of few seeds is moderated toward the mean of all rows of the table (prior df of up to `PRIOR`).
+p and interval are of one quantile: Student's t for two rows; for the rows of a table, whose best row the data choose,
+Tukey's studentized range in the form of Games and Howell. Measured levels: docs/statistics.md, `make null-simulation`.
+
+Shapes: S seeds, O orders, R replicates (S or O), Q queries, K rows, J variances that are estimated independently.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy import optimize, special
+from scipy.integrate import trapezoid
+
+from orchestrator.tables.table import LEVEL, Difference
+
+SHARED = 1.1  # times V_both is subtracted: max(0, .) leaves too much where seeds hardly move a row
+PRIOR = 1.5  # degrees of freedom that the mean variance of the rows of a table counts for, at most
+
+
+@dataclass(frozen=True)
+class Spread:
+    """J variances of R@1 between replicates for each of K rows, and how a row's difference depends on them."""
+
+    seen: np.ndarray  # (K, J) estimated independently
+    both: np.ndarray  # (K, J) the part of each that is new with each video
+    df: np.ndarray  # (J,)
+    moderated: np.ndarray  # (K, J) the variances as they are taken for the degrees of freedom
+    weights: np.ndarray  # (K, J)
+
+    def of(self, row: int) -> tuple[float, float, float]:
+        """Return the variance of a row's difference, the part of it that is new with each video, and its df."""
+        weights = self.weights[row]
+        seen = float(weights @ self.seen[row])
+        spread = float(((weights * self.moderated[row]) ** 2 / self.df).sum())
+        return seen, float(weights @ self.both[row]), seen**2 / spread if spread > 0 else 1.0
+
+
+def differences(
+    rows: Sequence[Sequence[float] | np.ndarray],
+    best: int,
+    videos: Sequence[object] | np.ndarray | None = None,
+    tasks: Sequence[int] | np.ndarray | None = None,
+    orders: Sequence[Sequence[object]] | None = None,
+    fixed: Sequence[bool] | None = None,
+    is_chosen: bool = True,
+) -> list[Difference]:
+    """Return R@1 of each row minus that of row `best` in points, with simultaneous 95 % intervals and two-sided p.
+
+    A trained row of one seed borrows the other rows' spread over seeds. Where no row shows one, no interval is known.
+
+    Args:
+        rows: ranks (Q,) or (S, Q) of each row, 1 = found first: the same queries in the same order.
+        videos: (Q,) which video each query describes; without it each query counts as a video of its own.
+        tasks: (Q,) of each query, where R@1 is the mean over tasks (CVLM).
+        orders: the order of tasks of each run of each row; rows are paired by order. None: seeds of one order.
+        fixed: whether a row trains nothing, so that another seed is the same run.
+        is_chosen: whether `best` is the best row by these data; otherwise it was named before.
+
+    Raises:
+        ValueError: if the numbers of queries or the orders differ, or a task has fewer than two videos.
+    """
+    hits = [100.0 * (np.atleast_2d(np.asarray(ranks, float)) <= 1) for ranks in rows]
+    sizes = sorted({each.shape[-1] for each in hits})
+    if len(sizes) > 1 or not hits[0].size:
+        raise ValueError(f"ranks of {' and '.join(map(str, sizes))} queries cannot be paired.")
+    cluster, parts = _groups(sizes[0], videos, tasks)
+    counts = [0 if is_fixed else len(each) for each, is_fixed in zip(hits, fixed or [False] * len(rows))]
+    if orders is None:
+        spread = _of_seeds([(n, *_over_replicates(each, cluster, parts)) for n, each in zip(counts, hits)], best)
+    else:
+        hits = _by_order(hits, orders)
+        spread = _of_orders(np.array(hits), best, cluster, parts)
+    family, found = Family(len(rows), is_chosen), []
+    for row, own in enumerate(hits):
+        d = own.mean(axis=0) - hits[best].mean(axis=0)  # (Q,)
+        value, of_videos = float(np.mean([d[part].mean() for part in parts])), _over_videos(d[None], cluster, parts)
+        if spread or not (counts[row] or counts[best]):
+            found.append(family.judge(value, *of_videos, *(spread.of(row) if spread else ())))
+        else:
+            found.append(_unknown(value))
+    return found
+
+
+def over_seeds_alone(rows: Sequence[Sequence[float]], best: int, is_chosen: bool = True) -> list[Difference]:
+    """Return the mean of each row minus that of row `best`, for a metric with one value for each seed.
+
+    The result holds for these test items. Where nothing differs between seeds, no interval is known.
+    """
+    parts = [(len(row), float(np.var(row, ddof=1)) if len(row) > 1 else 0.0, 0.0) for row in rows]
+    spread, family = _of_seeds(parts, best), Family(len(rows), is_chosen)
+    found = []
+    for index, row in enumerate(rows):
+        value = float(np.mean(row) - np.mean(rows[best]))
+        is_known = spread is not None and spread.of(index)[0] > 0 and math.isfinite(value)
+        found.append(family.judge(value, 0.0, 1, *spread.of(index)) if is_known and spread else _unknown(value))
+    return found
+
+
+def _unknown(value: float) -> Difference:
+    """Return a difference without a known spread, which convinces nobody."""
+    return Difference(value, -math.inf, math.inf, 1.0)
+
+
+# ------------------------------------------------------------------------------------------------ variances
+
+
+def _groups(
+    queries: int, videos: Sequence[object] | np.ndarray | None, tasks: Sequence[int] | np.ndarray | None
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return the number of each query's video, and the queries of each task."""
+    _, cluster = np.unique(np.arange(queries) if videos is None else np.asarray(videos, str), return_inverse=True)
+    task = np.zeros(queries, int) if tasks is None else np.asarray(tasks)
+    return cluster, [np.flatnonzero(task == index) for index in np.unique(task)]
+
+
+def _by_order(rows: Sequence[np.ndarray], orders: Sequence[Sequence[object]]) -> list[np.ndarray]:
+    """Average the seeds of each order: (runs, Q) of each row to (O, Q).
+
+    Raises:
+        ValueError: if the rows have different orders.
+    """
+    named = [list(map(str, each)) for each in orders]
+    names = sorted(set(named[0]))
+    if any(set(each) != set(names) for each in named):
+        raise ValueError("rows of different orders of tasks cannot be paired.")
+    return [np.array([row[np.array(own) == name].mean(axis=0) for name in names]) for row, own in zip(rows, named)]
+
+
+def _over_videos(d: np.ndarray, cluster: np.ndarray, parts: Sequence[np.ndarray]) -> tuple[float, int]:
+    """Return the variance of a mean over tasks with whole videos drawn, summed over rows of `d` (R, Q), and its df."""
+    total, freedom = 0.0, 0
+    for part in parts:
+        number = len(np.unique(cluster[part]))
+        if number < 2:
+            raise ValueError("one video in a task: nothing can be said of other videos.")
+        for row in d:
+            sums = np.bincount(cluster[part], row[part] - row[part].mean())
+            total += number / (number - 1) * float((sums**2).sum()) / len(part) ** 2
+        freedom += number - 1
+    return total / len(parts) ** 2, freedom
+
+
+def _over_replicates(runs: np.ndarray, cluster: np.ndarray, parts: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Return the variance of R@1 between replicates (R, Q), and the part of it that is new with each video."""
+    if len(runs) < 2:
+        return 0.0, 0.0
+    means = np.mean([runs[:, part].mean(axis=1) for part in parts], axis=0)  # (R,)
+    new, _ = _over_videos(runs - runs.mean(axis=0), cluster, parts)
+    return float(np.var(means, ddof=1)), new / (len(runs) - 1)
+
+
+def _of_seeds(rows: Sequence[tuple[int, float, float]], best: int) -> Spread | None:
+    """Return what the rows' seeds say; None if no trained row has two.
+
+    Args:
+        rows: of each row the number of its seeds (0: trains nothing), the variance of R@1 and its part `both`.
+    """
+    known = [index for index, (seeds, _, _) in enumerate(rows) if seeds > 1]
+    if not known:
+        return None
+    df = np.array([rows[index][0] - 1.0 for index in known])
+    prior = _prior(len(known))
+    mean = df / df.sum()  # weights of the mean variance of all rows
+    weights = np.zeros((len(rows), len(known)))
+    for index, (seeds, _, _) in enumerate(rows):
+        keep = (seeds - 1) / (seeds - 1 + prior) if seeds > 1 else 0.0
+        if seeds:
+            weights[index] = ((1 - keep) * mean + keep * (np.array(known) == index)) / seeds
+    seen, both = (np.array([rows[index][place] for index in known]) for place in (1, 2))
+    moderated = weights[known] @ seen * (df + 1)
+    alike = np.ones((len(rows), 1))
+    return Spread(seen * alike, both * alike, df, moderated * alike, weights + weights[best])
+
+
+def _of_orders(runs: np.ndarray, best: int, cluster: np.ndarray, parts: Sequence[np.ndarray]) -> Spread | None:
+    """Return what orders of tasks say of rows (K, O, Q): their paired differences, and those of all other contrasts."""
+    rows, orders, _ = runs.shape
+    if orders < 2:
+        return None
+    means = np.mean([runs[:, :, part].mean(axis=2) for part in parts], axis=0)  # (K, O)
+    own = np.array([_over_replicates(row - runs[best], cluster, parts) for row in runs])  # (K, 2)
+    all_contrasts = 2 * float(np.var(means - means.mean(axis=0), axis=1, ddof=1).sum())
+    df, prior = float(orders - 1), _prior(rows)
+    share = (df + prior / (rows - 1)) / (df + prior)
+    others = (all_contrasts - own[:, 0]) / max(1, rows - 2)
+    seen = np.stack([own[:, 0], others], axis=1)  # (K, 2)
+    weights = np.tile([share, 1 - share], (rows, 1))
+    moderated = np.stack([(seen * weights).sum(axis=1), others], axis=1)
+    return Spread(seen, own[:, [1, 1]], df * np.array([1, max(1, rows - 2)]), moderated, weights / orders)
+
+
+def _prior(rows: int) -> float:
+    """Return the degrees of freedom that the mean variance of so many rows counts for: none of two rows."""
+    return min(PRIOR, rows / 2 - 1) if rows > 2 else 0.0
+
+
+# ------------------------------------------------------------------------------------------------ distributions
+
+
+@dataclass(frozen=True)
+class Family:
+    """The comparisons of `rows` - 1 rows with one that is the best by the same data, or that was named before.
+
+    Of the latter, p and interval hold for the best of the other rows.
+    """
+
+    rows: int = 2
+    is_chosen: bool = True
+
+    def judge(
+        self, value: float, of_videos: float, freedom: float, seen: float = 0.0, both: float = 0.0, few: float = 1.0
+    ) -> Difference:
+        """Return a difference with its interval and p, both of one quantile.
+
+        Args:
+            of_videos, freedom: variance over test videos and its degrees of freedom.
+            seen, both, few: variance over replicates, the part of it that the first contains too, degrees of freedom.
+        """
+        of_replicates = max(0.0, seen - SHARED * both)
+        variance, df = of_videos + of_replicates, float(freedom)
+        if variance <= 0:
+            return Difference(value, value, value, 1.0 if value == 0 else 0.0)
+        if of_replicates > 0:
+            power = 2 - 1 / few  # Satterthwaite's 2 is liberal for few degrees of freedom
+            spread = seen**power * (seen + of_videos) ** (2 - power)
+            df = max(1.0, variance**2 / (of_videos**2 / freedom + spread / few))
+        return self.with_interval(value, math.sqrt(variance), df)
+
+    def with_interval(self, value: float, error: float, df: float) -> Difference:
+        """Return a difference of this standard error with its interval and p."""
+        half = self.quantile(df) * error
+        return Difference(value, value - half, value + half, self.tail(abs(value) / error, df))
+
+    def tail(self, t: float, df: float) -> float:
+        """Return P(largest |t| of the family >= t)."""
+        if self.rows <= 2 or t <= 0:
+            return float(2 * special.stdtr(df, -t))
+        points, weights = _largest(self.rows, self.is_chosen)
+        return min(1.0, float(weights @ special.chdtr(df, df * (points / t) ** 2)))
+
+    def quantile(self, df: float) -> float:
+        """Return the t whose `tail` is LEVEL."""
+        if self.rows <= 2:
+            return -float(special.stdtrit(df, LEVEL / 2))
+        least, most = (-float(special.stdtrit(df, level)) for level in (LEVEL, LEVEL / 2 / math.comb(self.rows, 2)))
+        return float(optimize.brentq(lambda t: self.tail(t, df) - LEVEL, least, 1.01 * most, xtol=1e-6))
+
+
+@lru_cache(maxsize=64)
+def _largest(rows: int, is_chosen: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return points and weights of the largest difference of `rows` standard normal numbers, over sqrt(2).
+
+    From the best one that is their range; from one named before, the difference of the best of the others, either side.
+    """
+    edges, x = np.linspace(0, 12, 601), np.linspace(-8, 8, 401)
+    above, below = special.ndtr(x[:, None] + edges), special.ndtr(x[:, None] - edges)
+    if is_chosen:
+        inside = rows * (special.ndtr(x[:, None]) - below) ** (rows - 1)
+    else:
+        inside = above ** (rows - 1) - below ** (rows - 1)
+    cdf = trapezoid(np.exp(-(x**2) / 2)[:, None] * inside, x, axis=0) / math.sqrt(2 * math.pi)
+    return (edges[1:] + edges[:-1]) / 2 / math.sqrt(2), np.diff(cdf)

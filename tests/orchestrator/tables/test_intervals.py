@@ -1,0 +1,185 @@
+"""Differences of rows: variances by hand, quantiles against scipy, and p that agrees with its interval."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from orchestrator.tables.intervals import PRIOR, SHARED, Family, differences, over_seeds_alone
+from orchestrator.tables.null_simulation import Situation, draw
+from orchestrator.tables.table import Difference
+
+
+def difference(a: object, b: object, videos: object = None, tasks: object = None, **more: object) -> Difference:
+    """R@1 of b minus R@1 of a."""
+    return differences([a, b], 0, videos, tasks, **more)[1]  # type: ignore[arg-type,list-item]
+
+
+def untrained(a: object, b: object, videos: object = None, tasks: object = None) -> Difference:
+    return difference(a, b, videos, tasks, fixed=(True, True))
+
+
+def test_a_real_difference_is_seen_and_its_interval_holds_it():
+    rng = np.random.default_rng(1)
+    (a, b), videos = draw(Situation("", videos=500, seed_points=(0.5,)), rng)
+    b = np.where(rng.random(b.shape) < 0.3, 1, b)
+    found = difference(a, b, videos)
+    assert found.p < 0.001
+    assert found.value == pytest.approx(100 * ((b <= 1).mean() - (a <= 1).mean()))
+    assert found.low < found.value < found.high
+    assert found.turned().value == -found.value
+
+
+def test_equals_are_equal_and_certainty_is_certain():
+    ranks = np.random.default_rng(0).integers(1, 5, 400)
+    assert untrained(ranks, ranks).p == 1.0
+    assert untrained(np.full(9, 1), np.full(9, 2)).p == 0.0
+
+
+def test_rows_that_train_nothing_have_a_paired_t_test_over_videos():
+    a, b = np.array([1, 1, 2, 1, 2, 1, 1, 1]), np.array([1, 2, 2, 2, 2, 1, 2, 1])
+    d = 100.0 * ((b <= 1).astype(float) - (a <= 1))
+    found = untrained(a, b)
+    expected = stats.ttest_1samp(d, 0.0)
+    interval = expected.confidence_interval(0.95)
+    assert found.p == pytest.approx(expected.pvalue)
+    assert (found.value, found.low, found.high) == pytest.approx((d.mean(), interval.low, interval.high))
+
+
+def test_of_trained_rows_of_one_seed_each_no_interval_is_known():
+    found = difference(np.full(9, 1), np.full(9, 2))
+    assert (found.value, found.low, found.high, found.p) == (-100.0, -math.inf, math.inf, 1.0)
+    assert "interval not known" in str(found)
+
+
+def _crossed(rows: list[np.ndarray]) -> tuple[float, list[float], list[float]]:
+    """Variances of videos, of R@1 between seeds, and of what is new with both, by loops."""
+    d, queries, seeds, new = rows[1].mean(0) - rows[0].mean(0), rows[0].shape[1], [], []
+    for row in rows:
+        seeds.append(float(np.var([each.mean() for each in row], ddof=1)))
+        rest = row - row.mean(0) - row.mean(1, keepdims=True) + row.mean()
+        new.append(float((rest**2).sum()) / (len(row) - 1) / (queries - 1) / queries)
+    return float(np.var(d, ddof=1)) / queries, seeds, new
+
+
+def test_of_two_rows_seeds_and_videos_are_crossed_and_counted_once():
+    rng = np.random.default_rng(4)
+    (a, b), _ = draw(Situation("", videos=400, seeds=(3, 4), seed_points=(3.0,)), rng)
+    videos, seeds, new = _crossed([100.0 * (row <= 1) for row in (a, b)])
+    seen, both = seeds[0] / 3 + seeds[1] / 4, new[0] / 3 + new[1] / 4
+    assert seen > SHARED * both  # else the seeds would add nothing
+    few = seen**2 / ((seeds[0] / 3) ** 2 / 2 + (seeds[1] / 4) ** 2 / 3)
+    variance, power = videos + seen - SHARED * both, 2 - 1 / few
+    df = variance**2 / (videos**2 / 399 + seen**power * (seen + videos) ** (2 - power) / few)
+    found = difference(a, b)
+    assert found.high - found.value == pytest.approx(stats.t.isf(0.025, df) * math.sqrt(variance))
+
+
+def test_of_many_rows_a_spread_is_moderated_toward_the_mean_of_all():
+    rng = np.random.default_rng(5)
+    rows, _ = draw(Situation("", videos=400, seeds=(3,) * 6, seed_points=(4.0, 1.0, 1.0)), rng)
+    videos, seeds, new = _crossed([100.0 * (row <= 1) for row in rows])
+    keep = 2 / (2 + PRIOR)
+    moderated = [keep * own + (1 - keep) * np.mean(seeds) for own in seeds]
+    weights = np.full(6, 2 * (1 - keep) / 6)
+    weights[:2] += keep
+    seen = float(weights @ seeds) / 3
+    variance = videos + seen - SHARED * float(weights @ new) / 3
+    few = seen**2 / float(((weights * moderated / 3) ** 2 / 2).sum())
+    power = 2 - 1 / few
+    df = variance**2 / (videos**2 / 399 + seen**power * (seen + videos) ** (2 - power) / few)
+    found = differences(rows, 0)[1]
+    half = stats.studentized_range.ppf(0.95, 6, df) / math.sqrt(2) * math.sqrt(variance)
+    assert found.high - found.value == pytest.approx(half, rel=1e-4)
+
+
+def test_a_single_seed_borrows_the_spread_and_a_row_that_trains_nothing_has_none():
+    (a, b), _ = draw(Situation("", videos=2000, seed_points=(3.0,)), np.random.default_rng(0))
+    width = {fixed: difference(a[:1], b, fixed=(fixed, False)) for fixed in (False, True)}
+    assert width[False].high - width[False].low > width[True].high - width[True].low
+
+
+def test_orders_are_paired_and_their_number_gives_the_freedom():
+    """Seeds within an order that are alike add nothing: the spread of paired differences counts."""
+    chance = np.random.default_rng(0)
+    shares = np.array([0.2, 0.5, 0.3])
+    a, b = (
+        np.array([chance.permutation(np.where(np.arange(4000) < round(share * 4000), 1, 2)) for share in each])
+        for each in (shares, shares + 0.1)
+    )
+    plain = difference(a, b, orders=("012", "012"))
+    assert plain.value == pytest.approx(10)
+    assert plain.p < 0.001  # the effect of an order is common to both rows
+    turned = difference(a, b[::-1], orders=("012", "210"))
+    assert (turned.value, turned.low, turned.p) == pytest.approx((plain.value, plain.low, plain.p))
+    doubled = difference(np.repeat(a, 2, axis=0), np.repeat(b, 2, axis=0), orders=("001122", "001122"))
+    assert (doubled.low, doubled.p) == pytest.approx((plain.low, plain.p))
+    with pytest.raises(ValueError, match="different orders"):
+        difference(a, b[:2], orders=("012", "01"))
+
+
+def test_an_effect_of_the_order_on_one_row_widens_the_interval():
+    rng = np.random.default_rng(2)
+    rows = [np.where(rng.random((5, 2000)) < 0.3, 1, 2) for _ in range(4)]
+    orders = ["01234"] * 4
+    quiet = differences(rows, 0, orders=orders)[1]
+    rows[1] = np.array([np.where(rng.random(2000) < share, 1, 2) for share in (0.1, 0.5, 0.2, 0.4, 0.3)])
+    moved = differences(rows, 0, orders=orders)[1]
+    assert moved.high - moved.low > 3 * (quiet.high - quiet.low)
+
+
+@pytest.mark.parametrize(("rows", "df"), [(3, 4.0), (6, 10.0), (12, 200.0)])
+def test_p_and_interval_of_a_table_are_tukeys(rows, df):
+    found = Family(rows).with_interval(-7.0, 2.0, df)
+    assert found.p == pytest.approx(stats.studentized_range.sf(3.5 * math.sqrt(2), rows, df), abs=1e-5)
+    half = stats.studentized_range.ppf(0.95, rows, df) / math.sqrt(2) * 2.0
+    assert (found.low, found.high) == pytest.approx((-7.0 - half, -7.0 + half), abs=1e-4)
+
+
+def test_of_two_rows_they_are_students():
+    found = Family().with_interval(3.0, 1.5, 7.5)
+    assert found.p == pytest.approx(2 * stats.t.sf(2.0, 7.5))
+    assert found.low == pytest.approx(3.0 - 1.5 * stats.t.isf(0.025, 7.5))
+
+
+@pytest.mark.parametrize("df", [1.0, 2.3, 8.0, 500.0])
+@pytest.mark.parametrize("family", [Family(rows, chosen) for rows in (2, 3, 12) for chosen in (True, False)])
+def test_p_is_below_5_percent_exactly_where_the_interval_excludes_0(family, df):
+    edge = 2.0 * family.quantile(df)
+    for value in (*np.linspace(0.1, 3 * edge, 60), 0.9999 * edge, 1.0001 * edge):
+        found = family.with_interval(value, 2.0, df)
+        assert (found.p < 0.05) == (found.low > 0), value
+
+
+def test_the_best_of_rows_that_are_compared_with_a_named_one_errs_in_5_percent():
+    rng = np.random.default_rng(0)
+    normal = rng.standard_normal((100_000, 4)) / np.sqrt(rng.chisquare(6, (100_000, 1)) / 6)
+    best = (normal[:, 1:] - normal[:, :1]).max(axis=1) / math.sqrt(2)
+    assert np.mean(np.abs(best) > Family(4, is_chosen=False).quantile(6)) == pytest.approx(0.05, abs=0.003)
+
+
+def test_a_metric_of_one_value_a_seed_has_welchs_test():
+    a, b = [30.0, 31.0, 33.0], [20.0, 20.5, 20.0, 19.0]
+    found = over_seeds_alone([a, b], 0)[1]
+    expected = stats.ttest_ind(b, a, equal_var=False)
+    interval = expected.confidence_interval(0.95)
+    assert found.p == pytest.approx(expected.pvalue)
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+    assert over_seeds_alone([[1.0, 1.0], [2.0, 2.0]], 0)[1].p == 1.0
+    assert over_seeds_alone([[1.0, 1.1], [math.nan, 2.0]], 0)[1].p == 1.0
+
+
+def test_tasks_weigh_alike():
+    large, small = np.array([1] * 80 + [9] * 10), np.array([9] * 80 + [1] * 10)
+    assert untrained(large, small, tasks=[0] * 80 + [1] * 10).value == 0.0  # each wins one task
+    assert untrained(large, small).value == pytest.approx(-100 * 70 / 90)
+    with pytest.raises(ValueError, match="one video in a task"):
+        untrained([1, 1], [2, 2], videos=["a", "a"])
+
+
+def test_ranks_of_other_queries_cannot_be_paired():
+    with pytest.raises(ValueError, match="2 and 3 queries"):
+        difference([1, 2, 3], [1, 2])
