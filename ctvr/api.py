@@ -87,6 +87,7 @@ def run(
     videos: Place | None = None,
     fresh: bool = False,
     keep_model: bool = False,
+    trust: Words = (),
 ) -> Run:
     """Train one method over one stream in this process (`ctvr run`); what is finished already is not trained again.
 
@@ -101,6 +102,7 @@ def run(
         videos: folder of the videos, if not the manifest's own.
         fresh: train what has been finished before, too.
         keep_model: upload the trained model to MLflow.
+        trust: classes `module:Class` that may be loaded although only the stream names them.
 
     Raises:
         ConfigError: for whatever could not run, before anything is trained.
@@ -109,6 +111,7 @@ def run(
     from orchestrator.jobs.train import train
 
     given = {**(read_settings(Path(config)) if config else {}), **(settings or {})}
+    _trust([method, *given.values()], trust)
     chosen = preset or given.pop("preset", ())
     given = {**{k: v for k, v in given.items() if k != "preset"}, "method": method, "stream": str(stream)}
     where = _where(runs, store, videos)
@@ -141,6 +144,7 @@ def sweep(
     name: str | None = None,
     space: Mapping[str, Sequence[Any]] | None = None,
     baselines: Words | None = None,
+    trust: Words = (),
     **options: Any,
 ) -> Sweep:
     """Search a method's settings on Ray, rerun the best over seeds, tabulate (`ctvr sweep`).
@@ -150,6 +154,7 @@ def sweep(
         name: of the sweep.
         space: setting -> the values to search, in place of the method's own range.
         baselines: methods beside the winner.
+        trust: classes `module:Class` that may be loaded although only a stream, a table or a plan names them.
         options: every other option of `ctvr sweep --help`, with _ for -: `trials=8, seeds=3, confirm=2, smoke=True`.
 
     Raises:
@@ -158,6 +163,7 @@ def sweep(
     import time
 
     from orchestrator.cli.main import make_parser
+    from orchestrator.cli.options import trust_user
     from orchestrator.jobs.deployment import Deployment
 
     text, chosen = ",".join(_words(preset)), name or options.get("resume")
@@ -175,7 +181,9 @@ def sweep(
     for setting, values in (space or {}).items():
         words.append(f"--space={setting}={','.join(map(str, values))}")
     words += [f"{setting}={_text(value)}" for setting, value in (settings or {}).items()]
+    words += [f"--trust={name}" for name in _words(trust)]
     arguments = make_parser(exits=False).parse_args(words)
+    trust_user(arguments, words)
     return Sweep(str(chosen), arguments.run(arguments), Deployment(runs=Path(runs), store=store))
 
 
@@ -214,19 +222,23 @@ def table(
     return frame
 
 
-def load(name: Place, *, runs: Place = "runs", store: str = "", videos: Place | None = None) -> Model:
+def load(
+    name: Place, *, runs: Place = "runs", store: str = "", videos: Place | None = None, trust: Words = ()
+) -> Model:
     """A trained model, ready to be asked: `model.search("a red square moves left")`.
 
     Args:
         name: a folder with a saved model; the beginning of an MLflow run id; the name of a run; `best-STREAM`,
             what searches chose on validation videos; a sweep (its best trial); a method (its newest run).
         runs, store, videos: as of `run`.
+        trust: classes `module:Class` that may be loaded although only the folder or the record of the run names them.
 
     Raises:
         ConfigError: if nothing is called so, or what it left is gone.
     """
     from orchestrator.jobs.trained import load as find
 
+    _trust([str(name)], trust)
     return find(str(name), _where(runs, store, videos))
 
 
@@ -268,6 +280,7 @@ def conform(method: str, *, settings: Mapping[str, Any] | None = None, preset: W
     """
     from orchestrator.jobs.conform import conform as checked
 
+    _trust([method, *(settings or {}).values()])
     return checked(method, settings, _words(preset))
 
 
@@ -279,6 +292,7 @@ def schema(method: str = "") -> dict[str, Any]:
     """
     from orchestrator.jobs.schema import schema as made
 
+    _trust([method])
     return made(method)
 
 
@@ -286,6 +300,15 @@ def _where(runs: Place, store: str = "", videos: Place | None = None) -> Deploym
     from orchestrator.jobs.deployment import Deployment
 
     return Deployment(runs=Path(runs), store=store, videos=Path(videos) if videos else None)
+
+
+def _trust(given: Sequence[Any], named: Words = ()) -> None:
+    """Trust the classes among a caller's arguments, and those of `trust`."""
+    from methods import trust as allow
+    from orchestrator.jobs.trust import trust_named
+
+    allow(given)
+    trust_named(_words(named))
 
 
 def _words(given: Words) -> tuple[str, ...]:

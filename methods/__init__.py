@@ -9,8 +9,11 @@ import dataclasses
 import difflib
 import importlib
 import importlib.metadata
+import importlib.util
 import os
+import re
 import sys
+from collections.abc import Iterable
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import TYPE_CHECKING
 
@@ -117,6 +120,38 @@ def place_of(name: str) -> str:
     raise ValueError(f"no method called {name!r}. {hint}All: `ctvr methods`.")
 
 
+_CLASS = re.compile(r"\w[\w.-]*:[^\W\d]\w*")  # module:Class
+_NAMES = re.compile(r"(?:--?[\w-]+=)?(?:[\w.]+=)?")  # of an option and of a setting, at the start of a word
+_trusted: set[str] = set()
+
+
+class UntrustedClass(ValueError):
+    """A class of another package or file that neither the user nor an entry point names; `place` says which."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(f"{place} is a class that nobody has allowed. Call methods.trust([{place!r}]) if you trust it")
+        self.place = place
+
+
+def named_classes(words: Iterable[object]) -> list[str]:
+    """Return every `module:Class` in words such as `a:B`, `--space=method.base=a:B,c:D` or `["a:B"]`."""
+    values = (_NAMES.sub("", str(word), count=1) for word in words)
+    pieces = (piece for value in values for piece in re.split(r"[\s,\[\](){}'\"]+", value))
+    return list(dict.fromkeys(piece for piece in pieces if _CLASS.fullmatch(piece)))
+
+
+def trust(words: Iterable[object]) -> None:
+    """Allow `find_method` to load the classes that are named in words of the user; a row `method:preset` is none."""
+    found = named_classes(words)
+    known = {*EVERY_METHOD, *CONFIGURATIONS, *plugins()} if found else set()
+    _trusted.update(word for word in found if is_place(word) or word.partition(":")[0] not in known)
+
+
+def trusted() -> tuple[str, ...]:
+    """Return the classes that `trust` has allowed in this process."""
+    return tuple(sorted(_trusted))
+
+
 def is_place(word: str) -> bool:
     """Whether a word is `module:Class` and no row `method:preset`: classes have a capital letter, presets have none."""
     module, _, cls = word.partition(":")
@@ -126,17 +161,33 @@ def is_place(word: str) -> bool:
 def find_method(name: str) -> type[Method]:
     """The class of a method, or of the method that a configuration names.
 
+    A class that is neither ours nor an installed entry point is loaded only if `trust` has allowed it: a stream, a
+    model or a record from elsewhere may name any module, and to import a module is to run it.
+
     Args:
         name: of EVERY_METHOD, CONFIGURATIONS or an entry point `ctvr.methods`, or `package.module:Class`.
 
     Raises:
+        UntrustedClass: for a class that nobody has allowed.
         ValueError: for an unknown name, or what is no method.
     """
     place = place_of(name)
     module, _, cls = place.partition(":")
     if place in EVERY_METHOD.values():
         return getattr(importlib.import_module(module), cls)
-    return _of_others(name, module, cls)
+    if place not in plugins().values():
+        if place not in _trusted:
+            raise UntrustedClass(place)
+        _look_in_method_folders(module)
+    found = _of_others(name, module, cls)
+    trust(_named_by(found))
+    return found
+
+
+def _named_by(cls: type[Method]) -> list[object]:
+    """Return what the code of a class may name other classes by: its default settings, presets and controls."""
+    defaults = [field.default for field in dataclasses.fields(cls.Config)]
+    return [*defaults, *(value for preset in cls.PRESETS.values() for value in preset.values()), *cls.controls]
 
 
 class _MethodFolders:
@@ -150,12 +201,22 @@ class _MethodFolders:
         return PathFinder.find_spec(name, folders) if path is None else None
 
 
+def _look_in_method_folders(module: str) -> None:
+    """Find the user's own modules from now on, if the module that he names is not installed.
+
+    Else the folders stay unread: an installed module that tries whether an optional package is there must not find a
+    file of the present folder.
+    """
+    top = module.partition(".")[0]
+    is_found = top in sys.modules or importlib.util.find_spec(top) is not None
+    if not is_found and not any(isinstance(finder, _MethodFolders) for finder in sys.meta_path):
+        sys.meta_path.append(_MethodFolders())  # last: nothing that is installed is replaced
+
+
 def _of_others(name: str, module: str, cls: str) -> type[Method]:
-    """A class of another package, or of a file in the present folder."""
+    """A class of another package, or of a file of the user."""
     from methods.base import Method
 
-    if not any(isinstance(finder, _MethodFolders) for finder in sys.meta_path):
-        sys.meta_path.append(_MethodFolders())  # last: nothing that is installed is replaced
     try:
         found = getattr(importlib.import_module(module), cls, None)
     except ImportError as error:

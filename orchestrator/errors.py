@@ -3,7 +3,8 @@
     Exception
     └── CtvrError                      1    one line for the user; the command line prints it without a traceback
         ├── ConfigError   (ValueError)   2    a mistake in what the user wrote: a setting, an option, a file, a place
-        │   └── TrackingAway             2    MLflow's server does not answer
+        │   ├── TrackingAway             2    MLflow's server does not answer
+        │   └── UntrustedCode            2    a file names a class that the user has not named
         ├── VideoError    (ValueError)   1    one video cannot be used
         ├── IndexDisagrees (ValueError)  1    the decoder shows another frame than the index of a film lists
         ├── BadRecord     (ValueError)   1    a record of the tracking's files that can never be accepted
@@ -49,6 +50,20 @@ class ConfigError(CtvrError, ValueError):
 
 class TrackingAway(ConfigError):
     """MLflow's server does not answer: a wrong address, or one that is away for a while."""
+
+
+class UntrustedCode(ConfigError):
+    """A file names a class that the user has not named. `name` is the class, `place` the file or record."""
+
+    def __init__(self, name: str, place: str = "") -> None:
+        super().__init__(name, place)
+        self.name, self.place = self.args
+
+    def __str__(self) -> str:
+        return (
+            f"{self.place or 'method'}: the class {self.name} is not named by this command, so its code is not run. "
+            f"If you trust that code, add --trust {self.name}."
+        )
 
 
 class VideoError(CtvrError, ValueError):

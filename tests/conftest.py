@@ -57,6 +57,8 @@ def _seed(seed: int) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     _seed(1)
+    if "methods" in sys.modules:  # a command trusts what its user names, and the next test is another user
+        sys.modules["methods"]._trusted.clear()
 
 
 @pytest.hookimpl(tryfirst=True)

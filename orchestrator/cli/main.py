@@ -23,6 +23,7 @@ from orchestrator.cli.data import add_cache, add_streams
 from orchestrator.cli.frames import add_frames
 from orchestrator.cli.guide import guide
 from orchestrator.cli.look import add_look
+from orchestrator.cli.options import add_trust, trust_user
 from orchestrator.cli.plugins import add_conform, add_new
 from orchestrator.cli.reproduce import add_reproduce
 from orchestrator.cli.results import add_doctor, add_explain, add_methods, add_rebuild, add_sync, add_table, add_ui
@@ -102,6 +103,7 @@ def _run(argv: list[str] | None) -> int:
         arguments = make_parser().parse_args(argv)
         if arguments.command is None:
             return _print(guide(Path(os.environ.get("CTVR_RUNS") or "runs")))
+        trust_user(arguments, sys.argv[1:] if argv is None else argv)
         if argv is None and needs_parent(arguments) and not supervised.is_child():  # it was typed
             return supervised.supervise(job_of(arguments, sys.argv[1:]), arguments.verbose)
         # Whatever libraries print is no result; of a driver it goes where they write by themselves
@@ -192,6 +194,8 @@ def make_parser(exits: bool = True) -> argparse.ArgumentParser:
     add_explain(commands)
     add_sync(commands)
     add_attach(commands)
+    for command in commands.choices.values():
+        add_trust(command)
     return parser
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from orchestrator.config import parse_overrides, read_settings
 from orchestrator.console import say
 from orchestrator.errors import ConfigError, TrackingAway
+from orchestrator.jobs.trust import trust_config, trust_named, trust_typed
 
 
 def add_where(parser: argparse.ArgumentParser, resources: bool = False) -> None:
@@ -142,6 +144,34 @@ def get_records(arguments: argparse.Namespace) -> Any:
 
     require_records(arguments.runs)
     return get_where(arguments)
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add --trust to a command, or to each of its actions."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for choice in action.choices.values():
+                add_trust(choice)
+            return
+    parser.add_argument(
+        "--trust",
+        action="append",
+        default=[],
+        metavar="MODULE:CLASS",
+        help="load this class although only a file names it: a stream, model, record, plan or table; may be repeated",
+    )
+
+
+def trust_user(arguments: argparse.Namespace, words: Sequence[str]) -> None:
+    """Trust the classes that the user names: in the words of the command, by --trust, in the --config file.
+
+    Raises:
+        ConfigError: for a --trust that names no class, or a --config file that cannot be read.
+    """
+    trust_typed(words)
+    trust_named(getattr(arguments, "trust", []))
+    if getattr(arguments, "config", None):
+        trust_config(arguments.config)
 
 
 def words_of(text: str) -> tuple[str, ...]:

@@ -57,6 +57,7 @@ class Job:
         store: of its commits, where the user named one.
         name: of the sweep; empty until it is known.
         deadline: of --budget-hours, by `time.monotonic`.
+        trust: the options that name the classes which the user has named.
     """
 
     words: list[str]
@@ -64,6 +65,7 @@ class Job:
     store: str = ""
     name: str = ""
     deadline: float | None = None
+    trust: list[str] = field(default_factory=list)
     lives: int = field(default=0, init=False)
     stopped: bool = field(default=False, init=False)
 
@@ -85,7 +87,8 @@ class Job:
         """The words that go on with it; a rerun takes what is finished over by itself."""
         if self.words[0] == "rerun" or "--resume" in self.words or not self.is_kept:
             return self.words
-        return ["sweep", "--resume", self.name, *([] if str(self.runs) == "runs" else ["--runs", str(self.runs)])]
+        place = [] if str(self.runs) == "runs" else ["--runs", str(self.runs)]
+        return ["sweep", "--resume", self.name, *place, *self.trust]
 
     def command(self) -> list[str]:
         """The line of the next life."""

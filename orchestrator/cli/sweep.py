@@ -24,6 +24,7 @@ from orchestrator.cli.options import (
 )
 from orchestrator.errors import ConfigError
 from orchestrator.jobs.naming import new_name
+from orchestrator.jobs.trust import trust_options
 
 MAIN_JOB = {"method": "framefusion_moe", "stream": "shapes-5"}
 BASELINES = "zero_shot,clip4clip,upper_bound"
@@ -95,7 +96,7 @@ def job_of(arguments: argparse.Namespace, words: list[str]) -> supervised.Job:
         name = arguments.sweep if arguments.command == "rerun" else arguments.name
     hours = arguments.budget_hours
     deadline = time.monotonic() + hours * 3600 if hours and hours > 0 else None
-    return supervised.Job(words, arguments.runs, arguments.store, name or "", deadline)
+    return supervised.Job(words, arguments.runs, arguments.store, name or "", deadline, trust_options())
 
 
 def _sweep(arguments: argparse.Namespace) -> str:
@@ -217,8 +218,9 @@ def run_table(arguments: argparse.Namespace, search: dict[str, Any], overrides: 
     check_first(arguments, arguments.stream)
     from orchestrator.jobs.session import within_budget
     from orchestrator.jobs.sweep_table import sweep_table
+    from orchestrator.learning.resolve import named_in
 
-    with within_budget(arguments.budget_hours):
+    with within_budget(arguments.budget_hours), named_in(f"table {arguments.preset or 'of --vary'}"):
         return sweep_table(request, where)
 
 

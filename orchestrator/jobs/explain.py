@@ -204,13 +204,14 @@ def _differing_parts(first: Mapping[str, str], second: Mapping[str, str]) -> lis
 
 def _today(key: str, run: RunRecord) -> str:
     """Whether the code, weights and versions here give the key, from the run's settings and stream digest."""
-    from orchestrator.learning.resolve import resolve  # torch takes seconds to import
+    from orchestrator.learning.resolve import named_in, resolve  # torch takes seconds to import
 
     digest = run.tags.get("ctvr.stream_digest")
     if not digest:
         return "unknown: the run has no ctvr.stream_digest"
     try:
-        experiment = resolve({name: _as_typed(value) for name, value in run.settings.items()})
+        with named_in(f"run {run.name}"):
+            experiment = resolve({name: _as_typed(value) for name, value in run.settings.items()})
         then, stream = _made_of(run), cast(Stream, SimpleNamespace(digest=digest))
         about = (stream, run.tags.get("ctvr.frames", ""), then.get("device", "cpu"))
         now = experiment.key(*about)

@@ -14,6 +14,7 @@ from orchestrator.console import say
 from orchestrator.jobs.again import RULES, best_trials
 from orchestrator.jobs.best import promote
 from orchestrator.jobs.deployment import Deployment
+from orchestrator.jobs.trust import resume_command, trust_text
 from orchestrator.jobs.verdict import last_value
 from orchestrator.learning.resolve import find
 from orchestrator.on_ray.plan import GAIN, SearchConfig
@@ -37,7 +38,7 @@ def introduce(
         f"- searched: {', '.join(f'`{setting}`' for setting in space)}",
         f"- budget: {config.trials} trials by {config.searcher}, scheduler {config.scheduler}; best by "
         f"{RULES.get(config.metric, config.metric)}",
-        f"- go on after an interruption: `ctvr sweep --resume {name}`",
+        f"- go on after an interruption: `{resume_command(name)}`",
     ]
     tracker.set_tags(parent, {NOTE: "\n\n".join([f"**{question}**", "\n".join(lines)])})
 
@@ -64,14 +65,14 @@ def search(tracker: Tracker, parent: str, name: str, space: Mapping[str, Any], m
         numbers = {"trials/complete": complete, "trials/stopped": stopped, "trials/all": len(trials)}
         _summarise(tracker, parent, best, numbers)
         found = ", ".join(f"`{key}={best.settings.get(key)}`" for key in space)
-        what = _what([best])
+        what, trust = _what([best]), trust_text()
         lines = [
             f"**Winner**: [{best.name}](#/experiments/{_experiment(tracker, best)}/runs/{best.run_id}), "
             f"{RULES.get(metric, metric)} {last_value(best, metric):+.2f} on {best.tags.get('ctvr.split')} {what}",
             f"- {found}",
-            *([] if what != "videos" else [f"- ask it: `ctvr search 'a red square moves left' --model {name}`"]),
-            f"- again over fresh seeds, on test {what}: `ctvr rerun --sweep {name}`",
-            f"- one HTML file to mail: `ctvr page {name}` (then below Artifacts, `page/`)",
+            *([] if what != "videos" else [f"- ask it: `ctvr search 'a red square moves left' --model {name}{trust}`"]),
+            f"- again over fresh seeds, on test {what}: `ctvr rerun --sweep {name}{trust}`",
+            f"- one HTML file to mail: `ctvr page {name}{trust}` (then below Artifacts, `page/`)",
         ]
         _add_note(tracker, parent, lines)
 
@@ -130,7 +131,7 @@ def rerun(tracker: Tracker, parent: str, name: str, of: str, where: Deployment) 
         lines = [
             f"**Winners of {of} and baselines again, over fresh seeds, on test {what}**",
             "- table and figures: below Artifacts, `table/`",
-            f"- the same again: `ctvr table --sweep {name}`; one HTML file to mail: `ctvr page {name}`",
+            f"- the same again: `ctvr table --sweep {name}`; one HTML file to mail: `ctvr page {name}{trust_text()}`",
         ]
         if best := chosen(runs):
             _summarise(tracker, parent, best, {"runs/complete": len(runs)})

@@ -37,6 +37,7 @@ from orchestrator.jobs.session import (
     send_waiting,
     trial_plan,
 )
+from orchestrator.jobs.trust import resume_command
 from orchestrator.jobs.verdict import last_value, sight_text
 from orchestrator.jobs.words import refuse_seed
 from orchestrator.learning.experiment import Experiment
@@ -245,7 +246,7 @@ def _search(planned: Sweep, where: Deployment, plan: TrialPlan | None) -> str:
             say("resumed: finished tasks are kept")
         kept = {"request": asdict(request), "num_tasks": len(stream.tasks), "where": portable(there)}
         write_plan(plan, there.folder(request.name), **kept)
-        again = f"ctvr sweep --resume {request.name}"
+        again = resume_command(request.name)
         with interruptible(f"sweep {request.name}", again, there, tracker, [parent]):
             outcome = run_search(plan, len(stream.tasks), planned.search, planned.searched, there.max_concurrent)
             if outcome.is_interrupted:  # Ray Tune ends a search in order on Ctrl-C, and returns
@@ -281,7 +282,7 @@ def _conclude(planned: Sweep, where: Deployment, tracker: Tracker, outcome: Outc
     if planned.search.confirm:
         listed = candidates(tracker, request.name, planned.unsearched(where.workers), planned.search)
         say("\n".join(lines) if listed else "confirmation: the search has no complete trial but the recommended one")
-        again = f"ctvr sweep --resume {request.name}"
+        again = resume_command(request.name)
         verdicts = confirm(request.name, listed, len(planned.stream.tasks), where, tracker, planned.search, again)
         lines += [verdict.text for verdict in verdicts.values()]
         present.confirmation(tracker, parent, [verdict.text for verdict in verdicts.values()])

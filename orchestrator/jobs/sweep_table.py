@@ -38,6 +38,7 @@ from orchestrator.jobs.sweep import (
     flat_search,
 )
 from orchestrator.jobs.table_plan import PlannedRow, PlannedTable, TableRequest, plan_table, stream_names
+from orchestrator.jobs.trust import resume_command
 from orchestrator.jobs.verdict import Verdict, last_value, winner
 from orchestrator.on_ray.capacity import capacity
 from orchestrator.on_ray.plan import Capacity, Outcome, RowPlan, TrialPlan, write_plan
@@ -105,7 +106,7 @@ def _run(planned: PlannedTable, where: Deployment) -> str:
         table["direction"] = request.direction
         kept = {**table, "orders": request.orders}
         write_plan(plan, there.folder(request.name), table=kept, where=portable(there))
-        again = f"ctvr sweep --resume {request.name}"
+        again = resume_command(request.name)
         parents = [*(row.plan.parent or "" for row in rows.values()), parent]
         with interruptible(f"table {request.name}", again, there, tracker, parents):
             outcomes: dict[str, Outcome] = {}
@@ -185,7 +186,7 @@ def _confirm(
     for row in planned.searched:
         if search.confirm and row.sweep is not None and row.sweep.request.name in best:
             listed += candidates(tracker, row.sweep.request.name, row.sweep.unsearched(where.workers), search)
-    return confirm(name, listed, len(planned.stream.tasks), where, tracker, search, f"ctvr sweep --resume {name}")
+    return confirm(name, listed, len(planned.stream.tasks), where, tracker, search, resume_command(name))
 
 
 def _rerun_of(
@@ -238,7 +239,7 @@ def _rerun(planned: PlannedTable, runs: list[Rerun], where: Deployment, tracker:
         say_waiting(tracker)
         raise FailedRuns(f"table {name}: no row has a winner, so there is no table. `ctvr ui` shows why.")
     settings = {"rerun_of": name, "seeds": seeds, "rows": len({run.tags["ctvr.place"] for run in runs})}
-    again = f"ctvr sweep --resume {name}"
+    again = resume_command(name)
     return run_again(name, runs, where, tracker, settings, again, planned.request.direction)
 
 

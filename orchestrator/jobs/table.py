@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from orchestrator.config import Settings
-from orchestrator.errors import ConfigError
+from orchestrator.console import say
+from orchestrator.errors import ConfigError, UntrustedCode
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.verdict import gained
 from orchestrator.jobs.verified import with_verified
@@ -116,5 +117,13 @@ def paper_settings(run: RunRecord) -> Settings | None:
     try:
         preset = wanted if wanted in presets_of(method) else "paper"
         return _resolved(method, json.dumps(recommended), (preset,), "{}")
+    except UntrustedCode:
+        _say_not_compared(method)
+        return None
     except ConfigError:
         return None
+
+
+@lru_cache
+def _say_not_compared(method: str) -> None:
+    say(f"table: the runs of {method} are not compared with its defaults. To load that class, add --trust {method}.")

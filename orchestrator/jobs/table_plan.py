@@ -9,7 +9,7 @@ from typing import Any
 from methods.backbone.load import TINY
 from orchestrator.config import Settings
 from orchestrator.digests import digest_of
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, UntrustedCode
 from orchestrator.jobs.again import over_orders
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.methods import at_most, block_counts, default_presets
@@ -19,7 +19,7 @@ from orchestrator.jobs.words import check_table
 from orchestrator.learning.assemble import load_clip
 from orchestrator.learning.cost import sizes_only
 from orchestrator.learning.experiment import Experiment
-from orchestrator.learning.resolve import check_domain, find, resolve
+from orchestrator.learning.resolve import check_domain, find, named_in, resolve
 from orchestrator.on_ray.plan import SEARCHED, SearchConfig, within
 from orchestrator.streams.load import load_stream
 from orchestrator.streams.stream import Stream
@@ -88,8 +88,11 @@ def plan_table(request: TableRequest, where: Deployment) -> PlannedTable:
         if not row.is_for(names):
             continue
         try:
-            check_domain(row.method, stream)
-            rows.append(_plan_row(request, row, stream, search, bool(trials), where))
+            with named_in(f"row {row.name}"):
+                check_domain(row.method, stream)
+                rows.append(_plan_row(request, row, stream, search, bool(trials), where))
+        except UntrustedCode:
+            raise
         except ConfigError as error:
             raise ConfigError(f"row {row.name}: {error}") from error
     for row, control in untrained_rows([(each.row, each.experiment) for each in rows]):

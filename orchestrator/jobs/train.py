@@ -12,6 +12,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.jobs.deployment import Deployment, find_manifest
 from orchestrator.jobs.methods import default_presets
 from orchestrator.jobs.naming import new_name
+from orchestrator.jobs.trust import trust_text
 from orchestrator.learning.commits import Record
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.resolve import check_domain, find, resolve, with_recipe
@@ -39,7 +40,7 @@ def run(
     """Train one method over one stream in this process, tracked by MLflow; returns its last metrics as text."""
     done = train(settings, presets, where, fresh, keep_model)
     if done.what == "videos":
-        say(f"ask it: ctvr search 'a red square moves left' --model {done.run_id[:8]}{_runs(where)}")
+        say(f"ask it: ctvr search 'a red square moves left' --model {done.run_id[:8]}{_runs(where)}{trust_text()}")
     last = done.record.metrics[-1]
     lines = [f"{key.removeprefix('stream/'):<16}{last[key]:8.2f}" for key in sorted(last) if key.startswith("stream/")]
     experiment = done.experiment

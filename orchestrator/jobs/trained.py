@@ -18,7 +18,7 @@ from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.verdict import last_value
 from orchestrator.learning.assemble import Trained, read_trained, restore_trained
 from orchestrator.learning.commits import Commits
-from orchestrator.learning.resolve import find, resolve
+from orchestrator.learning.resolve import find, named_in, resolve
 from orchestrator.retrieval.model import Model
 from orchestrator.store.store import Store
 from orchestrator.streams.load import load_stream
@@ -50,7 +50,7 @@ def load(name: str, where: Deployment) -> Model:
         return _ask(name, trained, where, None)
     run = find_run(name, where)
     stream = _stream_of(run, where)
-    _check_searches(name, str(run.settings["method"]))
+    _check_run(name, run)
     model = _ask(name, _of_run(run, where, stream), where, stream)
     model.run = run.name
     return model
@@ -70,7 +70,7 @@ def load_states(name: str, where: Deployment) -> Iterator[Model]:
     stream = _stream_of(run, where)
     if stream is None:
         raise ConfigError(f"model {name}: the stream of run {run.name} is not here, or has changed. Run it again.")
-    _check_searches(name, str(run.settings["method"]))
+    _check_run(name, run)
     for done in range(1, len(stream.tasks) + 1):
         try:
             yield Model(name, _restored(run, where, stream, done), where.places().open_store(), stream)
@@ -134,7 +134,8 @@ def _best(name: str, complete: list[RunRecord]) -> RunRecord:
 def _can_be_asked(run: RunRecord) -> bool:
     """Whether a run kept to the protocol, which an upper bound does not, by a method that can be loaded here."""
     try:
-        return not find(str(run.settings["method"])).reencodes_gallery
+        with named_in(f"run {run.name}"):
+            return not find(str(run.settings["method"])).reencodes_gallery
     except ConfigError:
         return False
 
@@ -157,7 +158,8 @@ def _of_run(run: RunRecord, where: Deployment, stream: Stream | None) -> Trained
         except MissingObject:
             pass
     try:
-        return _read(tracker.download(run.run_id, "model"))
+        with named_in(f"run {run.name}"):
+            return _read(tracker.download(run.run_id, "model"))
     except FileNotFoundError as error:
         raise ConfigError(
             f"model: run {run.name} has left none: its commits are not in the store, or its stream has changed, and it "
@@ -172,7 +174,14 @@ def _restored(run: RunRecord, where: Deployment, stream: Stream, done: int) -> T
     key = run.tags.get("ctvr.commits") or run.tags.get("ctvr.result", "")
     tasks = [task_of(stream, index) for index in range(done)]
     commits = Commits(where.places().open_store(), key)
-    return restore_trained(resolve(settings, None, presets), commits, tasks, stream)
+    with named_in(f"run {run.name}"):
+        experiment = resolve(settings, None, presets)
+    return restore_trained(experiment, commits, tasks, stream)
+
+
+def _check_run(name: str, run: RunRecord) -> None:
+    with named_in(f"run {run.name}"):
+        _check_searches(name, str(run.settings["method"]))
 
 
 def _check_searches(name: str, method: str) -> None:

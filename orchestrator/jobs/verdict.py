@@ -16,7 +16,7 @@ from scipy import stats
 
 from orchestrator.config import Settings
 from orchestrator.learning.experiment import Experiment
-from orchestrator.learning.resolve import resolve
+from orchestrator.learning.resolve import named_in, resolve
 from orchestrator.learning.run import trains
 from orchestrator.on_ray.plan import GAIN, MEAN, SEARCHED
 from orchestrator.streams.stream import Stream
@@ -41,7 +41,8 @@ def last_value(run: RunRecord, key: str) -> float:
 def winner(run: RunRecord) -> Experiment:
     """The configuration of a complete trial, as MLflow has it."""
     presets = [name for name in run.tags.get("ctvr.presets", "").split(",") if name]
-    return resolve(_as_given(run.settings), None, presets)
+    with named_in(f"run {run.name}"):
+        return resolve(_as_given(run.settings), None, presets)
 
 
 def _as_given(settings: Mapping[str, Any]) -> Settings:

@@ -21,7 +21,7 @@ from orchestrator.data.imported_features import feed, refuse_unfrozen
 from orchestrator.errors import ConfigError
 from orchestrator.learning.commits import Commits
 from orchestrator.learning.experiment import BackboneConfig, Experiment
-from orchestrator.learning.resolve import check_domain, resolve
+from orchestrator.learning.resolve import check_domain, named_in, resolve
 from orchestrator.learning.weights import Pretrained, load_state, read_model
 from orchestrator.streams.stream import Stream
 
@@ -139,7 +139,8 @@ class Trained:
 def read_trained(folder: Path) -> Trained:
     """As `load_model`, with the backbone."""
     weights, description = read_model(folder)
-    experiment = resolve(description["settings"])
+    with named_in(str(folder / "model.json")):
+        experiment = resolve(description["settings"])
     drawn = replace(experiment.backbone, weights="random", sha256="")  # every tensor is in the folder
     clip = load_tower(replace(experiment, backbone=drawn))
     method = make_method(experiment, clip)

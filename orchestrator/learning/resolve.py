@@ -6,15 +6,16 @@ Settings come from the command line, presets and streams as flat `group.name` wo
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
-from methods import CONFIGURATIONS, find_method
+from methods import CONFIGURATIONS, UntrustedClass, find_method
 from methods.base import Change, Method, Recipe
 from orchestrator.config import Settings, build, flatten, suggest, under
 from orchestrator.data.settings import DataConfig
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, UntrustedCode
 from orchestrator.learning.experiment import GROUPS, Experiment, RunConfig
 from orchestrator.streams.stream import Stream
 
@@ -176,12 +177,25 @@ def find(name: str) -> type[Method]:
     """The class of a method.
 
     Raises:
+        UntrustedCode: for a class that the user has not named.
         ConfigError: with the nearest name that exists.
     """
     try:
         return find_method(name)
+    except UntrustedClass as error:
+        raise UntrustedCode(error.place) from error
     except ValueError as error:
         raise ConfigError(f"method: {error}") from error
+
+
+@contextmanager
+def named_in(place: str) -> Iterator[None]:
+    """Say of a class that the user has not named where its name stands: in which file or record."""
+    try:
+        yield
+    except UntrustedCode as error:
+        inner = f": {error.place}" if error.place else ""
+        raise UntrustedCode(error.name, f"{place}{inner}") from error
 
 
 def check_domain(method: str, stream: Stream) -> None:
@@ -220,13 +234,16 @@ def resolve(
     overrides = {**_with_base(overrides), "method": name}
     cls = find(name)
     merged: Settings = {key: value for key, value in (recommended or {}).items() if key != "preset"}
-    merged.update(preset_settings(name, presets, overrides, recommended))
-    merged.update(overrides)
+    chosen = {**preset_settings(name, presets, overrides, recommended), **overrides}
+    merged.update(chosen)
     _refuse_unknown_groups(merged)
     run = build(RunConfig, {key: value for key, value in merged.items() if "." not in key})
     groups: dict[str, Any] = {group: build(config, under(merged, group), group) for group, config in GROUPS.items()}
     method: Any = _build_method(cls, merged, groups["data"], "method")
     base: Any = None
+    if cls.wraps and "method.base" in merged and "method.base" not in chosen:
+        with named_in(f"stream {overrides.get('stream')}"):
+            find(method.base)
     if cls.wraps:
         base = _build_base(name, method, merged, groups["data"])
     elif under(merged, "base"):

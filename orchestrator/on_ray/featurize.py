@@ -9,6 +9,7 @@ import numpy as np
 import ray
 import torch
 
+from methods import trust, trusted
 from orchestrator.config import Settings
 from orchestrator.data.device import require_gpu
 from orchestrator.errors import StoreError
@@ -42,7 +43,7 @@ def featurize_on_nodes(settings: Settings, places: Places, gpus: float = 0.0) ->
         for block in share_out(
             len(items),
             _Tower,
-            fn_constructor_args=(settings, places, list(items), gpus > 0),
+            fn_constructor_args=(settings, places, list(items), gpus > 0, trusted()),
             num_cpus=0.9,  # the job that feeds it needs the rest
             num_gpus=gpus or None,
             concurrency=max(1, min(room, num_blocks(len(items)))),
@@ -57,8 +58,19 @@ def featurize_on_nodes(settings: Settings, places: Places, gpus: float = 0.0) ->
 class _Tower:
     """Runs on a node, as an actor."""
 
-    def __init__(self, settings: Settings, places: Places, items: list[Item], has_gpu: bool) -> None:
-        """`has_gpu`: one was given to this actor. Ray hides no GPU from an actor without one."""
+    def __init__(
+        self, settings: Settings, places: Places, items: list[Item], has_gpu: bool, classes: Sequence[str]
+    ) -> None:
+        """Load the tower.
+
+        Args:
+            settings: complete and flat.
+            places: as every node sees them.
+            items: whose features are made.
+            has_gpu: one was given to this actor. Ray hides no GPU from an actor without one.
+            classes: that the user of the driver trusts.
+        """
+        trust(classes)
         torch.set_num_threads(1)  # one tower on each CPU
         if has_gpu:
             require_gpu()

@@ -148,6 +148,7 @@ class TrialPlan:
     session: str = ""  # of the process that drives the trials; a resumed sweep has another
     host: str = ""  # where that process runs
     sources: str = ""  # `digests.source_digest` there
+    trusted: tuple[str, ...] = ()  # classes that this process's user has named; those of a plan.json do not count
 
     def places(self) -> Places:
         from orchestrator.learning.run import Places
@@ -262,6 +263,6 @@ def read_plan(folder: Path, name: str) -> tuple[TrialPlan, dict[str, Any]]:
     try:
         kept = read_json(file)
         plan = TrialPlan(**kept.pop("plan"))
-        return replace(plan, presets=tuple(plan.presets)), kept
+        return replace(plan, presets=tuple(plan.presets), trusted=()), kept
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"sweep {name}: {file} is no plan of this version ({error}). Start a new sweep.") from error

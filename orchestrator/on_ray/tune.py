@@ -24,6 +24,7 @@ from ray import tune
 from ray.tune.integration.ray_train import TuneReportCallback
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
 
+from methods import trusted
 from orchestrator.config import Settings
 from orchestrator.digests import source_digest
 from orchestrator.errors import ConfigError, TrialFailed
@@ -117,7 +118,8 @@ def run_listed(
 
 def _begun(plan: TrialPlan, session: str = "") -> TrialPlan:
     """A plan of this process: trials compare their node's sources with those here."""
-    return replace(plan, session=session or secrets.token_hex(4), host=platform.node(), sources=source_digest())
+    session = session or secrets.token_hex(4)
+    return replace(plan, session=session, host=platform.node(), sources=source_digest(), trusted=trusted())
 
 
 def run_rows(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from methods import trust
 from orchestrator.config import Settings
 from orchestrator.errors import ConfigError
 from orchestrator.on_ray.plan import TrialPlan
@@ -67,6 +68,7 @@ def perform(work: Work, workers: Workers, tell: Tell) -> None:
     hide_secrets()
     plan = work.plan
     _check_sources(plan)
+    trust(plan.trusted)  # the process that drives the trials has refused what its user did not name
     places = plan.places()
     stream = load_stream(work.settings["stream"], places.root, places.videos)
     experiment = resolve(work.settings, stream.settings, work.presets)

@@ -257,5 +257,7 @@ def test_what_was_typed_becomes_a_job_with_its_name_and_its_hours(tmp_path):
     (tmp_path / "sweeps" / "t").mkdir(parents=True)
     (tmp_path / "sweeps" / "t" / "plan.json").write_text("{}")
     assert made.again == ["sweep", "--resume", "t", "--runs", str(tmp_path)]
+    made.trust = ["--trust", "a:B"]  # of a class that the user has named in the first command
+    assert made.again == ["sweep", "--resume", "t", "--runs", str(tmp_path), "--trust", "a:B"]
     shown = [["reproduce", "--list"], ["reproduce", "tempme/table2", "--plan"], ["table"]]
     assert [needs_parent(make_parser().parse_args(line)) for line in [words, *shown]] == [True, False, False, False]

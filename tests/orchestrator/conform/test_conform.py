@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import methods
 from orchestrator.cli.main import main
 from orchestrator.conform.knobs import Knob, knobs
 from orchestrator.conform.subject import Subject
@@ -21,7 +22,9 @@ from orchestrator.tracking.values import RunRecord
 
 
 def place(cls: str) -> str:
-    return f"tests.orchestrator.conform.planted:{cls}"
+    name = f"tests.orchestrator.conform.planted:{cls}"
+    methods.trust([name])
+    return name
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from orchestrator.conform.forgetting import first_moved, forgetting
 from orchestrator.conform.subject import Subject
 from orchestrator.errors import Fault
 from orchestrator.learning.evaluate import EvaluationConfig
+from tests.orchestrator.conform.test_conform import place
 
 CALIBRATED = [
     ("structalign", {"method.score": "fused"}, ()),
@@ -42,4 +43,4 @@ def test_a_gallery_that_is_cut_out_forgets_as_the_release_does_and_the_check_say
 
 def test_a_method_that_changes_as_tasks_begin_is_told_where_its_ranks_move():
     with pytest.raises(Fault, match="protocol ctvr: nothing is trained, and task 2 moves ranks"):
-        forgetting(Subject.of("tests.orchestrator.conform.planted:ChangesAsTasksBegin"))
+        forgetting(Subject.of(place("ChangesAsTasksBegin")))

@@ -66,7 +66,7 @@ def test_settings_as_mlflow_keeps_them_give_the_same_key(method):
     for preset in presets_of(method):
         experiment = resolve({**GIVEN, "method": method}, None, [preset])
         settings = {name: as_text(value) for name, value in experiment.settings.items()}
-        run = SimpleNamespace(settings=settings, tags={"ctvr.stream_digest": DIGEST})
+        run = SimpleNamespace(name="r", settings=settings, tags={"ctvr.stream_digest": DIGEST})
         key = experiment.key(cast(Stream, SimpleNamespace(digest=DIGEST)))
         assert "give the same key" in _today(key, cast(RunRecord, run)), preset
 

@@ -1,0 +1,262 @@
+"""A file from elsewhere names a class: no command imports it, one line says so, --trust allows it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import ctvr
+import methods
+from orchestrator.cli.main import main
+from orchestrator.errors import UntrustedCode
+from orchestrator.learning.resolve import resolve
+from orchestrator.on_ray.plan import TrialPlan, write_plan
+from orchestrator.tracking.server import default_uri
+from orchestrator.tracking.tracker import Tracker
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "text_shift" / "text_shift.py"
+EVIL = "evil:TextShift"
+REFUSED = f"the class {EVIL} is not named by this command, so its code is not run. If you trust that code, add --trust "
+
+
+@pytest.fixture(scope="module")
+def theirs(learned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder from elsewhere: runs, a model, a stream, a table, a plan that name `evil:TextShift`, and evil.py."""
+    root = tmp_path_factory.mktemp("theirs")
+    runs = shutil.copytree(learned, root / "runs")
+    tracker = Tracker(default_uri(runs), runs)
+    mine = next(run for run in tracker.find_runs() if run.settings["method"] == "framefusion_moe")
+    shutil.copytree(tracker.download(mine.run_id, "model"), root / "model")
+    tracker.open_sweep("u", "small", {"method": "clip4clip"})
+    tracker.set_tags(mine.run_id, {"ctvr.sweep": "u"})
+    with closing(sqlite3.connect(runs / "mlflow.db")) as database, database:
+        database.execute("UPDATE params SET value = ? WHERE key = 'method' AND value = 'framefusion_moe'", [EVIL])
+        database.execute("UPDATE tags SET value = ? WHERE key = 'ctvr.method' AND value = 'framefusion_moe'", [EVIL])
+    saved = json.loads((root / "model" / "model.json").read_text())
+    saved["settings"] = {k: v for k, v in saved["settings"].items() if not k.startswith("method.")} | {"method": EVIL}
+    (root / "model" / "model.json").write_text(json.dumps(saved))
+    stream = json.loads((learned / "small" / "small.json").read_text())
+    stream |= {"videos": str(learned / "small" / "videos")}
+    stream["settings"] |= {"method.base": EVIL, "optim.epochs": 1}
+    (root / "base.json").write_text(json.dumps(stream))
+    table = {"title": "T", "protocol": "any", "stream": "small", "rows": [{"name": EVIL, "searched": False}]}
+    (root / "table.json").write_text(json.dumps(table))
+    for name, method in (("plan", EVIL), ("trials", "clip4clip")):
+        settings = {"method": EVIL, "stream": str(root / "base.json")}
+        plan = TrialPlan(name, str(runs), str(root / "s"), default_uri(runs), None, str(root), settings=settings)
+        request = {"method": method, "stream": str(root / "base.json"), "name": name, "overrides": {}}
+        write_plan(plan, runs / "sweeps" / name, request=request, where={})
+    marked = f"import os\n\nopen({str(root / 'ran')!r}, 'w').close()\n"
+    (root / "evil.py").write_text(EXAMPLE.read_text().replace("import os\n", marked))
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _untrusting(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Trust nothing at first; forget what a test has trusted and loaded."""
+    root = logging.getLogger()
+    before = list(root.handlers), list(root.filters), list(sys.meta_path)
+    monkeypatch.setattr(methods, "_trusted", set())
+    monkeypatch.chdir(theirs)
+    yield
+    root.handlers[:], root.filters[:], sys.meta_path[:] = before
+    sys.modules.pop("evil", None)
+    (theirs / "ran").unlink(missing_ok=True)
+
+
+def run_of(theirs: Path, method: str) -> str:
+    tracker = Tracker(default_uri(theirs / "runs"), theirs / "runs")
+    return next(run.run_id for run in tracker.find_runs() if run.settings.get("method") == method)
+
+
+COMMANDS = {
+    "run": ("run --method lump --stream base.json", "base.json: the class"),
+    "sweep": ("sweep --method lump --baselines lump --stream base.json", "base.json: the class"),
+    "features": ("cache build --stream base.json --features method=lump", "base.json: the class"),
+    "model in a folder": ("search x --model model", "model/model.json: "),
+    "model here": ("search x --model .", "model.json: "),
+    "best": ("search x --model best-small", "run framefusion_moe-seed0"),
+    "run id": ("search x --model RUN", "run framefusion_moe-seed0"),
+    "export": ("export hf out --model RUN", "run framefusion_moe-seed0"),
+    "page": ("page small", "run framefusion_moe-seed0"),
+    "rerun": ("rerun --sweep u --local-cpus 2", "run framefusion_moe-seed0"),
+    "resume": ("sweep --resume plan", "sweep plan, plan.json: "),
+    "table": ("sweep --preset table.json --stream runs/small/small.json", f"table table.json: row {EVIL}: "),
+}
+
+
+@pytest.mark.parametrize("case", COMMANDS)
+def test_a_command_says_in_one_line_which_class_it_does_not_load(case, theirs, capsys, monkeypatch):
+    words, place = COMMANDS[case]
+    if case == "model here":
+        monkeypatch.chdir(theirs / "model")
+        shutil.copy(theirs / "evil.py", theirs / "model")
+    runs = [] if "model" in case else ["--runs", str(theirs / "runs")]
+    status = main([*words.replace("RUN", run_of(theirs, EVIL)).split(), *runs])
+    said = capsys.readouterr()
+    line = said.err.strip().splitlines()[-1]
+    assert (status, said.out) == (2, "")
+    assert place in line
+    assert line.endswith(f"{REFUSED}{EVIL}.")
+    assert "evil" not in sys.modules
+    assert not (theirs / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "words", ["table --stream small", "rebuild", "cache ls", "streams check base.json", "methods", "streams"]
+)
+def test_a_command_that_needs_no_class_does_its_work_without_it(words, theirs, capsys):
+    place = [] if words in ("methods", "streams check base.json") else ["--runs", str(theirs / "runs")]
+    assert main([*words.split(), *place]) == 0, capsys.readouterr().err
+    assert not (theirs / "ran").exists()
+
+
+def test_explain_says_that_the_class_is_not_loaded(theirs, capsys):
+    tracker = Tracker(default_uri(theirs / "runs"), theirs / "runs")
+    key = next(run.tags["ctvr.result"] for run in tracker.find_runs() if run.settings.get("method") == EVIL)
+    assert main(["explain", key[:16], "--runs", str(theirs / "runs")]) == 0
+    assert f"{REFUSED}{EVIL}." in capsys.readouterr().out
+    assert not (theirs / "ran").exists()
+
+
+def test_trials_of_a_plan_that_name_another_class_than_its_request_are_refused(theirs):
+    """A worker trusts what the driver's user has named, and a plan.json cannot say that."""
+    file = theirs / "runs" / "sweeps" / "trials" / "plan.json"
+    kept = json.loads(file.read_text())
+    kept["plan"]["trusted"] = [EVIL]
+    file.write_text(json.dumps(kept))
+    from orchestrator.learning.workers import Workers
+    from orchestrator.on_ray.plan import read_plan
+    from orchestrator.on_ray.worker import Work, perform
+
+    plan, _ = read_plan(file.parent, "trials")
+    with pytest.raises(UntrustedCode):
+        perform(Work(plan, plan.settings, (), "trial"), Workers(), lambda row: None)
+    assert not (theirs / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run --method lump --stream base.json --trust evil:TextShift",
+        "run --method lump --stream base.json method.base=evil:TextShift",
+        "run --method lump --stream base.json --config mine.yaml",
+        "run --method evil:TextShift --stream runs/small/small.json optim.epochs=1",
+    ],
+)
+def test_a_class_that_the_user_names_is_loaded(words, theirs, tmp_path, capsys):
+    (theirs / "mine.yaml").write_text("method: {base: evil:TextShift}\n")
+    status = main([*words.split(), "--runs", str(tmp_path), "--store", str(theirs / "runs" / "store")])
+    assert status == 0, capsys.readouterr().err
+    assert (theirs / "ran").exists()
+
+
+def test_a_model_from_elsewhere_is_loaded_where_python_code_trusts_it(theirs, tmp_path):
+    with pytest.raises(ctvr.ConfigError, match="add --trust"):
+        ctvr.load(theirs / "model")
+    with pytest.raises(ctvr.ConfigError, match="is not a class"):
+        ctvr.load(theirs / "model", trust="evil")
+    assert not (theirs / "ran").exists()
+    ctvr.run(EVIL, theirs / "runs/small/small.json", runs=tmp_path, settings={"optim.epochs": 0}, keep_model=True)
+    methods._trusted.clear()
+    run = Tracker(default_uri(tmp_path), tmp_path).find_runs()[0]
+    folder = Tracker(default_uri(tmp_path), tmp_path).download(run.run_id, "model")
+    with pytest.raises(UntrustedCode):
+        ctvr.load(folder)
+    assert ctvr.load(folder, trust=EVIL).method == EVIL
+
+
+def test_a_word_that_a_shell_may_have_made_of_a_star_names_no_class(theirs, capsys):
+    (theirs / EVIL).touch()
+    try:
+        assert main(["methods", EVIL]) == 2
+        assert REFUSED in capsys.readouterr().err
+        assert main(["methods", EVIL, "--trust", EVIL]) == 0
+    finally:
+        (theirs / EVIL).unlink()
+
+
+def test_an_installed_method_finds_no_module_in_the_present_folder(theirs, tmp_path, monkeypatch):
+    site = tmp_path / "site"
+    (site / "honest-1.dist-info").mkdir(parents=True)
+    (site / "honest-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: honest\nVersion: 1\n")
+    (site / "honest-1.dist-info" / "entry_points.txt").write_text("[ctvr.methods]\nhonest = honest:TextShift\n")
+    optional = "try:\n    import evil\nexcept ImportError:\n    evil = None\n"
+    (site / "honest.py").write_text(EXAMPLE.read_text().replace("import os\n", f"import os\n{optional}"))
+    monkeypatch.syspath_prepend(str(site))
+    for name in ("honest", "honest:TextShift"):
+        sys.modules.pop("honest", None)
+        assert methods.find_method(name).__module__ == "honest"
+        assert not (theirs / "ran").exists()
+    sys.modules.pop("honest", None)
+
+
+def test_the_code_of_a_trusted_class_may_name_other_classes(theirs, tmp_path, monkeypatch):
+    text = EXAMPLE.read_text().replace(
+        "Config = TextShiftConfig\n",
+        'Config = TextShiftConfig\n    PRESETS = {"a": {"method.base": "evil:TextShift"}}\n',
+    )
+    (tmp_path / "own.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    methods.trust(["own:TextShift"])
+    methods.find_method("own:TextShift")
+    assert EVIL in methods.trusted()
+    sys.modules.pop("own", None)
+
+
+@pytest.mark.parametrize(
+    ("word", "names"),
+    [
+        ("my_file:MyMethod", ["my_file:MyMethod"]),
+        ("--baselines=lwf,a.b:C,zero_shot", ["a.b:C"]),
+        ("--space=method.base=a:B,c-d:e", ["a:B", "c-d:e"]),
+        (["lump", "a:B"], ["a:B"]),
+        ("https://me:secret@host/x?token=a:b", []),
+        ("s3://bucket/a:b", []),
+        ("12:30", []),
+        (0.5, []),
+    ],
+)
+def test_classes_are_found_in_words(word, names):
+    assert methods.named_classes([word]) == names
+
+
+def test_a_class_that_nobody_named_is_refused_before_its_module_is_looked_for(theirs):
+    with pytest.raises(UntrustedCode, match=r"^method: the class os:getcwd is not named by this command"):
+        resolve({"method": "os:getcwd", "stream": "x"})
+
+
+def test_a_row_of_a_table_is_no_class(theirs):
+    methods.trust(["lwf:original", "--baselines=camoe:dsl,zero_shot", "mine:lower"])
+    assert methods.trusted() == ("mine:lower",)
+
+
+@pytest.mark.slow
+def test_a_sweep_of_ones_own_class_runs_on_ray_and_asks_again_when_it_is_resumed_by_hand(theirs, tmp_path, capsys):
+    """The words of the user reach the driver that is supervised, and Ray's workers."""
+    shutil.copy(EXAMPLE, tmp_path / "my_file.py")
+    words = ["sweep", "--method", "my_file:TextShift", "--stream", str(theirs / "runs/small/small.json"), "--name", "s"]
+    words += ["--space", "method.lr=0.01", "--trials", "1", "--seeds", "0", "--confirm", "0", "--local-cpus", "2"]
+    words += ["--searcher", "random", "--scheduler", "none", "optim.epochs=1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(EXAMPLE.parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "1 trials" in done.stdout, done.stderr
+    assert "1 complete, 0 stopped early, 0 failed" in done.stdout
+    assert main(["sweep", "--resume", "s", "--runs", str(tmp_path / "runs")]) == 2
+    assert "sweep s, plan.json: the class my_file:TextShift is not named" in capsys.readouterr().err
