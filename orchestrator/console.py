@@ -7,6 +7,8 @@ import math
 import sys
 import time
 
+from orchestrator.redaction import redact
+
 
 def escape_unknown_characters() -> None:
     """Have stdout and stderr write what their encoding lacks as escapes (\\u4e2d): names hold any character.
@@ -21,7 +23,8 @@ def escape_unknown_characters() -> None:
 
 
 def say(line: str, with_time: bool = False) -> None:
-    """Write one line to stderr at once, after the time of day if `with_time`."""
+    """Write one line to stderr at once, without secrets, after the time of day if `with_time`."""
+    line = redact(line)
     sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {line}\n" if with_time else f"{line}\n")
     sys.stderr.flush()
 

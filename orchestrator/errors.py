@@ -28,9 +28,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from orchestrator.redaction import redact
+
 
 class CtvrError(Exception):
-    """Base of the tree. Its text is one line that names what is wrong and what to do.
+    """Base of the tree. Its text is one line that names what is wrong and what to do; it holds no secret.
 
     Attributes:
         status: exit status of a command that ends with it.
@@ -39,6 +41,9 @@ class CtvrError(Exception):
 
     status: ClassVar[int] = 1
     is_final: bool = False
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(redact(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(CtvrError, ValueError):
@@ -73,8 +78,7 @@ class VideoError(CtvrError, ValueError):
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(str(path), reason)
-        self.path = str(path)
-        self.reason = reason
+        self.path, self.reason = self.args
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
@@ -144,7 +148,7 @@ class TrialFailed(CtvrError, RuntimeError):
 
     def __init__(self, reason: str, is_final: bool = False, last_words: str = "") -> None:
         super().__init__(reason, is_final, last_words)
-        self.reason, self.is_final, self.last_words = reason, is_final, last_words
+        self.reason, self.is_final, self.last_words = self.args
 
     def __str__(self) -> str:
         return self.reason

@@ -1,16 +1,75 @@
-"""Secrets are kept out of what is said, logged and recorded."""
+"""Secrets are kept out of what is said, logged and recorded: `redact` is applied to every text that leaves.
+
+What is taken for a secret: values of variables of the environment whose names say so; user and password of an
+address; values of parameters, settings and headers that are called like a secret; tokens that their form gives away
+(AWS, Hugging Face, GitHub, JSON web tokens, private keys).
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
+from urllib.parse import quote, unquote, urlsplit
 
-_SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|PRIVATE_KEY", re.IGNORECASE)
+HIDDEN = "***"
+_SECRET_NAME = re.compile(
+    r"SECRET|TOKEN|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIAL|AUTHORIZATION|"
+    r"(?:^|_)(?:PASS|SAS|COOKIE)$|_PWD$",
+    re.IGNORECASE,
+)
 _POINTER_NAME = re.compile(r"_(?:PATH|FILE|DIR|URI|URL|MODE)$", re.IGNORECASE)  # says where, not what
-_IN_ADDRESS = re.compile(r"(:/{1,2})[^\s/@\"'<>]{1,512}@")  # one slash: what pathlib makes of an address
+_IN_ADDRESS = re.compile(  # one slash: what pathlib makes of an address; a password may hold @, and / after the colon
+    r"(:/{1,2})(?:[^\s/\"'<>]{1,512}|[^\s/\"'<>:@]{0,256}:(?!\d{1,5}/)[^\s\"'<>@]{1,256})@"
+)
+_KEY = (
+    r"(?:[\w.-]{0,64}[_.-])?(?:token|secret|passwd|password|passphrase|pwd|api[_-]?key|access[_-]?key(?:[_-]?id)?|"
+    r"secret[_-]?key|private[_-]?key|account[_-]?key|accesskeyid|accessid|credentials?|signature|authorization|jwt)"
+)
+_PLAIN = r"(?:\d{1,6}|true|false|none|null|\*\*\*)"  # a value that is no secret
+_NAMED = (
+    re.compile(rf"([?&;](?:{_KEY}|sig|auth|key|pass)=)[^\s&;#\"'<>)\]]+", re.IGNORECASE),  # in an address
+    re.compile(rf"(?<![\w.-])((?:--)?{_KEY}(?:=|(?<==)|\s=\s)[\"']?)(?!{_PLAIN}\b)[^\s\"'<>,;&}})\]]+", re.IGNORECASE),
+    re.compile(rf"((?<![\w-])--{_KEY}\s+)[^\s-]\S*", re.IGNORECASE),
+    re.compile(rf"(([\"']){_KEY}\2\s*:\s*([\"']))(?:\\.|(?!\3)[^\\])+", re.IGNORECASE),  # in JSON and reprs
+    re.compile(rf"((?<![\w.-]){_KEY}:\s)(?=\S*\d)(?=\S*[a-z])[\w+][\w+/.=~-]{{7,}}", re.IGNORECASE),
+    re.compile(r"(\bauthorization\b[\"']?\s*[:=]\s*[\"']?(?:basic|bearer|token)\s+)[\w.~+/=-]+", re.IGNORECASE),
+    re.compile(r"(\bbearer\s+)(?=[\w~+/.-]*[\d._=])[\w.~+/=-]{6,}|(\bbasic\s+)[\w+/]{11,}={1,2}", re.IGNORECASE),
+)
+_HINTS = (
+    "token",
+    "secret",
+    "pass",
+    "pwd",
+    "key",
+    "access",
+    "credential",
+    "signature",
+    "auth",
+    "jwt",
+    "sig=",
+    "bearer",
+    "basic",
+)
+_FORM_HINTS = (
+    *("AKIA", "ASIA", "AROA", "AIDA", "AGPA", "hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-"),
+    *("sk-", "xox", "AIza", "ya29.", "pypi-", "eyJ", "PRIVATE KEY"),
+)
+_FORMS = re.compile(
+    r"\b(?:AKIA|ASIA|AROA|AIDA|AGPA)[A-Z0-9]{16}\b|"  # AWS
+    r"\bhf_[A-Za-z0-9]{16,}|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|"
+    r"\bsk-[\w-]{20,}|\bxox[abeoprs]-[\w-]{10,}|\bAIza[\w-]{30,}|\bya29\.[\w-]{16,}|\bpypi-[\w-]{32,}|"
+    r"\beyJ[\w-]{6,}\.[\w-]{6,}(?:\.[\w-]*)?|"  # a JSON web token
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.*?-----END [A-Z ]*PRIVATE KEY-----|.*)",
+    re.DOTALL,
+)
 
 
 def secret_values(environment: Mapping[str, str]) -> dict[str, str]:
@@ -18,37 +77,136 @@ def secret_values(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if _SECRET_NAME.search(name) and not _POINTER_NAME.search(name) and _is_telling(value)
+        if _SECRET_NAME.search(name) and not _points(name, value) and _is_telling(value)
     }
 
 
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """The text with `***` for every secret value of the environment, and for user and password in an address."""
-    found = secret_values(os.environ if environment is None else environment)
-    for value in sorted(set(found.values()), key=len, reverse=True):
-        text = text.replace(value.strip(), "***")
-    return _IN_ADDRESS.sub(r"\1***@", text) if "@" in text else text
+    """Return a text with `***` for every secret in it."""
+    for value in _wanted(tuple((os.environ if environment is None else environment).items())):
+        text = text.replace(value, HIDDEN)
+    if "@" in text:
+        text = _IN_ADDRESS.sub(rf"\1{HIDDEN}@", text)
+    if any(hint in text.lower() for hint in _HINTS):  # most texts hold none, and some have millions of characters
+        text = "".join(map(_redact_line, text.splitlines(keepends=True)))
+    return _FORMS.sub(HIDDEN, text) if any(hint in text for hint in _FORM_HINTS) else text
+
+
+def _redact_line(line: str) -> str:
+    lower = line.lower()
+    if any(hint in lower for hint in _HINTS):
+        for pattern in _NAMED:
+            line = pattern.sub(lambda found: (found[1] or found[found.lastindex or 0]) + HIDDEN, line)
+    return line
+
+
+def redact_data(value: Any, name: str = "") -> Any:
+    """Return plain data (what JSON can hold) with its texts redacted; `name` is the key under which it stands."""
+    if isinstance(value, dict):
+        return {key: redact_data(each, str(key)) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redact_data(each, name) for each in value]
+    if not isinstance(value, str):
+        return value
+    if re.fullmatch(_KEY, name, re.IGNORECASE) and _is_telling(value):
+        return HIDDEN
+    return redact(value)
+
+
+def redact_error(error: BaseException) -> None:
+    """Redact the texts of an exception, and of those that it was raised from: it goes to another process or a log."""
+    for each in _chain(error):
+        each.args = tuple(redact(arg) if isinstance(arg, str) else arg for arg in each.args)
+        if isinstance(each, OSError) and isinstance(each.filename, str):
+            each.filename = redact(each.filename)
+        for name, value in list(vars(each).items()):
+            if isinstance(value, str):
+                setattr(each, name, redact(value))
 
 
 def hide_secrets() -> None:
-    """From now on no log line of this process, of whatever library, holds what `redact` removes."""
+    """From now on no log line and no traceback of this process, of whatever library, holds what `redact` removes."""
     make = logging.getLogRecordFactory()
     if getattr(make, "hides_secrets", False):
         return
 
     def make_redacted(*args: Any, **more: Any) -> logging.LogRecord:
-        record = make(*args, **more)
-        try:
-            said = record.getMessage()
-        except (TypeError, ValueError):  # a mistake of its caller, which logging reports
-            return record
-        shown = redact(said)
-        if shown != said:
-            record.msg, record.args = shown, ()
-        return record
+        return _without_secrets(make(*args, **more))
 
     make_redacted.hides_secrets = True  # type: ignore[attr-defined]
     logging.setLogRecordFactory(make_redacted)
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _print_redacted
+    if threading.excepthook is threading.__excepthook__:
+        threading.excepthook = lambda end: _print_redacted(end.exc_type, end.exc_value, end.exc_traceback)
+
+
+def traceback_text(error: BaseException) -> str:
+    """Return the traceback of an exception, redacted."""
+    return redact("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+
+
+def _without_secrets(record: logging.LogRecord) -> logging.LogRecord:
+    """Redact a record: its message, the traceback of its exception, its stack."""
+    try:
+        said = record.getMessage()
+    except (TypeError, ValueError, KeyError):  # arguments that do not fit: logging would print them as they are
+        said = f"{record.msg} {record.args!r}"
+        record.msg, record.args = said, ()
+    shown = redact(said)
+    if shown != said:
+        record.msg, record.args = shown, ()
+    if record.exc_info and record.exc_info[1] is not None:
+        told = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
+        hidden = redact(told)
+        if hidden != told:  # a handler shows `exc_text` where there is no `exc_info`
+            record.exc_text, record.exc_info = hidden, None
+    if record.stack_info:
+        record.stack_info = redact(record.stack_info)
+    return record
+
+
+def _print_redacted(kind: Any, error: BaseException | None, trace: Any) -> None:
+    """Print an exception that nobody caught as Python does, without secrets."""
+    if kind is not SystemExit and sys.stderr is not None:
+        sys.stderr.write(redact("".join(traceback.format_exception(kind, error, trace))))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    waiting = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            waiting += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
+            yield each
+
+
+@lru_cache(maxsize=4)
+def _wanted(environment: tuple[tuple[str, str], ...]) -> list[str]:
+    """Return the texts to look for, longest first: secret values as they are, in JSON, in an address, line by line."""
+    found: set[str] = set()
+    values = [value.strip() for value in secret_values(dict(environment)).values()]
+    values += [password for _, value in environment if "@" in value and (password := _password(value))]
+    for value in values:
+        found |= {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], quote(value, safe="")}
+        found |= {line for line in map(str.strip, value.splitlines()) if _is_telling(line)}
+    return sorted(found, key=len, reverse=True)
+
+
+def _password(address: str) -> str:
+    """Return the password of an address in a variable, if it is long enough to be looked for."""
+    try:
+        password = unquote(urlsplit(address).password or "")
+    except ValueError:
+        return ""
+    return password if _is_telling(password) else ""
+
+
+def _points(name: str, value: str) -> bool:
+    """Whether a variable says where a secret is: GOOGLE_APPLICATION_CREDENTIALS names a file."""
+    return bool(_POINTER_NAME.search(name)) or ("CREDENTIAL" in name.upper() and value.startswith(("/", "~")))
 
 
 def _is_telling(value: str) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from orchestrator.errors import ConfigError
 from orchestrator.interpreter import child_environment, run_module
+from orchestrator.redaction import redact
 
 POLL_SECONDS = 0.3
 MODULE = "orchestrator.cli.detached"
@@ -62,7 +63,8 @@ def _new_folder() -> Path:
     while True:
         place = folder() / time.strftime("%Y%m%d-%H%M%S", time.localtime(at))
         try:
-            place.mkdir(parents=True)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.mkdir(mode=0o700)  # words of a command may be private
             return place
         except FileExistsError:
             at += 1
@@ -71,6 +73,8 @@ def _new_folder() -> Path:
 def supervise(place: Path) -> int:
     """The process between: runs the command, hands signals on to it, keeps its exit status."""
     command = (place / "command").read_text(encoding="utf-8", errors="surrogateescape").split("\0")
+    shown = redact("\0".join(command))  # from here on it is for people
+    (place / "command").write_text(shown, encoding="utf-8", errors="surrogateescape")
     running: list[subprocess.Popen[bytes]] = []
 
     def hand_on(number: int, frame: object) -> None:

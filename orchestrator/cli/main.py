@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import sys
-import traceback
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -33,7 +32,7 @@ from orchestrator.cli.train import add_run
 from orchestrator.console import escape_unknown_characters, say
 from orchestrator.errors import ConfigError, CtvrError, Interrupted, StoreError, TrackingAway
 from orchestrator.interpreter import name_every_file, name_home
-from orchestrator.redaction import hide_secrets, redact
+from orchestrator.redaction import hide_secrets, redact, traceback_text
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         if not supervised.is_child():
             raise
-        traceback.print_exc(file=sys.__stderr__)  # into the log, or to the terminal with --verbose
+        print(traceback_text(error), file=sys.__stderr__)  # into the log, or to the terminal with --verbose
         lines = str(error).strip().splitlines()
         is_away = _is_away(error) or _is_full(error)
         named = lines[:1] if is_away else [type(error).__name__, *lines[:1]]

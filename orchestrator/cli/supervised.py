@@ -29,6 +29,7 @@ from pathlib import Path
 
 from orchestrator.console import say
 from orchestrator.interpreter import child_environment, run_module
+from orchestrator.redaction import redact
 
 CHILD, TOKEN = "CTVR_SUPERVISED", "CTVR_DRIVER"  # variables: of the child alone, and of everything that it starts
 FRUITLESS = 2  # lives in a row that finish no task, after which nothing is tried any more
@@ -240,11 +241,12 @@ def _commits(job: Job) -> set[str]:
 
 
 def _keep_log(job: Job, log: Path) -> Path:
-    """Where the last words of a dead driver lie."""
+    """Keep the last words of a dead driver, without secrets; return where they lie."""
     kept = job.runs / "drivers" / f"{job.name or 'unnamed'}.log"
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(log, kept)
+        with log.open(errors="replace") as said, kept.open("w") as file:
+            file.writelines(map(redact, said))
     except OSError:
         return log
     return kept

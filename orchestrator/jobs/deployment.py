@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import ConfigError
+from orchestrator.redaction import redact
 from orchestrator.streams.load import split_order
 from orchestrator.tracking.left import close_left
 from orchestrator.tracking.server import check, default_uri, require_records
@@ -119,7 +119,7 @@ class Deployment:
                 f"--gpus-per-trial: {gpus:g} GPUs for {self.workers} workers are {share:g} each; more than one must be "
                 "a whole number."
             )
-        if self.storage and re.match("[a-z0-9]+://[^/]*@", self.storage):
+        if self.storage and redact(self.storage, {}) != self.storage:
             raise ConfigError(
                 "--storage: holds a password. Leave it out; keys belong in AWS_* variables of every node."
             )

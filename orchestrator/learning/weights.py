@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from methods.backbone.clip import Clip
 from methods.base import Method
 from orchestrator.errors import ConfigError
+from orchestrator.redaction import redact_data
 from orchestrator.streams.manifest import read_json
 
 
@@ -119,9 +120,8 @@ def save_model(method: Method, settings: Mapping[str, Any], tasks: Sequence[Mapp
         {name: value.detach().cpu().contiguous().clone() for name, value in method.state_dict().items()},
         str(folder / "model.safetensors"),
     )
-    (folder / "model.json").write_text(
-        json.dumps({"settings": dict(settings), "tasks": list(tasks)}, indent=1), encoding="utf-8"
-    )
+    described = {"settings": redact_data(dict(settings)), "tasks": list(tasks)}
+    (folder / "model.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
 
 
 def read_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 from orchestrator.config import Settings, suggest
 from orchestrator.digests import digest_of
 from orchestrator.errors import ConfigError
+from orchestrator.redaction import redact_data
 from orchestrator.streams.manifest import read_json
 from orchestrator.streams.measures import ACCURACY, GAIN, MEAN, SEARCHED
 
@@ -241,10 +242,10 @@ def label_of(settings: Mapping[str, Any], name: str = "") -> str:
 
 
 def write_plan(plan: TrialPlan, folder: Path, **more: Any) -> None:
-    """Keep what a resumed sweep needs to be the same sweep."""
+    """Keep what a resumed sweep needs to be the same sweep; secrets are not kept."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / "plan.json.tmp"
-    temporary.write_text(json.dumps({"plan": asdict(plan), **more}, indent=1), encoding="utf-8")
+    temporary.write_text(json.dumps(redact_data({"plan": asdict(plan), **more}), indent=1), encoding="utf-8")
     temporary.replace(folder / "plan.json")
 
 

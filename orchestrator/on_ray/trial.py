@@ -29,6 +29,7 @@ from orchestrator.on_ray.internals import Trainer, cause_of, keep_note
 from orchestrator.on_ray.nodes import is_started_here
 from orchestrator.on_ray.plan import TrialPlan, still_note
 from orchestrator.on_ray.worker import Work, perform
+from orchestrator.redaction import redact_error
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +57,7 @@ def train_worker(config: dict[str, Any]) -> None:
         perform(work, Workers(rank, size, _device(work.plan), patient), ray.train.report)
     except Exception as error:
         note_last_words(error)
+        redact_error(error)  # Ray writes it to its logs
         if told := _of_a_hang(error, pulse):
             raise told from error
         raise

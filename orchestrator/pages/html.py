@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 
 from orchestrator.errors import ConfigError
+from orchestrator.redaction import redact
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1f2328; --soft: #59636e; --line: #d1d9e0; --card: #f6f8fa; --page: #fff;
@@ -58,7 +59,7 @@ def check_page(path: Path) -> None:
 
 
 def write_page(path: Path, text: str) -> Path:
-    """Write a page whole or not at all; returns its absolute path.
+    """Write a page whole or not at all, without secrets; returns its absolute path.
 
     Raises:
         ConfigError: if it cannot be written there.
@@ -67,7 +68,7 @@ def write_page(path: Path, text: str) -> Path:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(redact(text), encoding="utf-8")
         os.replace(temporary, path)
     except OSError as error:
         raise ConfigError(f"{path}: the page cannot be written ({error.strerror}). Choose another file.") from error

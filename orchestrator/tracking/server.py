@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -18,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 from orchestrator.errors import ConfigError, TrackingAway
 from orchestrator.interpreter import child_environment, run_module
 from orchestrator.proxies import except_from_proxies, proxy_of
+from orchestrator.redaction import redact
 from orchestrator.tracking.database import await_lock, ensure_whole, remedy
 from orchestrator.tracking.internals import NOISY, OUT_OF_DATE
 
@@ -58,13 +58,13 @@ def check(uri: str, timeout: int = 5) -> None:
     """Ask once whether `uri` can be used, without long retries.
 
     Raises:
-        ConfigError: one line with the URI (its password left out), the reason and the remedy; `TrackingAway` where a
+        ConfigError: one line with the URI, the reason and the remedy; `TrackingAway` where a
             server does not answer.
     """
     if uri.startswith("sqlite:///"):
         folder = Path(uri.removeprefix("sqlite:///")).parent
         if not os.access(next(p for p in (folder, *folder.absolute().parents) if p.exists()), os.W_OK):
-            raise ConfigError(f"tracking {shown(uri)}: cannot write to {folder}. Choose another folder with --runs.")
+            raise ConfigError(f"tracking {uri}: cannot write to {folder}. Choose another folder with --runs.")
         return
     if "://" not in uri or uri.startswith("file:"):
         raise ConfigError(
@@ -75,7 +75,7 @@ def check(uri: str, timeout: int = 5) -> None:
         try:
             new_client(uri).search_experiments(max_results=1)
         except Exception as error:  # whatever it is, the user gets one line
-            raise TrackingAway(f"tracking {shown(uri)}: {reason(error)}. {_remedy(error, uri)}") from error
+            raise TrackingAway(f"tracking {redact(uri)}: {reason(error)}. {_remedy(error, uri)}") from error
 
 
 def ui_command(uri: str, host: str = "127.0.0.1", port: int = 5000) -> list[str]:
@@ -85,7 +85,7 @@ def ui_command(uri: str, host: str = "127.0.0.1", port: int = 5000) -> list[str]
         ConfigError: if `uri` is a server already, `host` is every interface, or `port` is in use.
     """
     if uri.startswith(("http://", "https://")):
-        raise ConfigError(f"tracking {shown(uri)}: is a server already. Open it in a browser.")
+        raise ConfigError(f"tracking {uri}: is a server already. Open it in a browser.")
     if host in {"0.0.0.0", "::", ""}:
         raise ConfigError(f"host {host!r}: would be open to every network. Give one address, or 127.0.0.1 with ssh -L.")
     with socket.socket() as probe:
@@ -145,10 +145,6 @@ def create_database(uri: str) -> None:
         raise ConfigError(f"tracking {uri}: was made by a newer MLflow. Install that version or choose another --runs.")
 
 
-def shown(uri: str) -> str:
-    return re.sub(r"//[^@/]*@", "//***@", uri)
-
-
 def reason(error: Exception) -> str:
     """The innermost cause in one line of bearable length, without passwords."""
     text = str(error)
@@ -156,7 +152,7 @@ def reason(error: Exception) -> str:
         if pattern.lower() in text.lower():
             return pattern.lower() if pattern != "Invalid Host header" else "the server refuses this host name"
     line = next(iter(text.strip().splitlines()), "") or type(error).__name__
-    return shown(line[:300]).rstrip(".")
+    return redact(line)[:300].rstrip(".")
 
 
 def _remedy(error: Exception, uri: str) -> str:

@@ -24,16 +24,17 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.config import Settings
 from orchestrator.digests import canonical
 from orchestrator.errors import ConfigError, StoreError
+from orchestrator.redaction import redact
 from orchestrator.tracking.database import remedy
 from orchestrator.tracking.environment import environment
 from orchestrator.tracking.holders import holder_tags
 from orchestrator.tracking.internals import PARENT, SOURCE, USER, latest_points
 from orchestrator.tracking.ledger import TOLD, Ledger, Runs, replay
-from orchestrator.tracking.messages import ENDED, Message
+from orchestrator.tracking.messages import ENDED, Message, without_secrets
 from orchestrator.tracking.moved import follow_move
 from orchestrator.tracking.outbox import OFFLINE, Courier, Outbox, locked
 from orchestrator.tracking.sending import Sender, is_refusal
-from orchestrator.tracking.server import check, create_database, reason, shown
+from orchestrator.tracking.server import check, create_database, reason
 from orchestrator.tracking.shown import NAME, page_of_runs
 from orchestrator.tracking.values import Histories, RunRecord, as_text, metric_name, number
 
@@ -63,7 +64,7 @@ def create_store(uri: str, runs: Path, stream: str | None = None) -> None:
         try:
             Tracker(uri, runs).experiment(stream)
         except Exception as error:  # a disk that is full, a file that another process locked since: one line
-            raise ConfigError(f"tracking {shown(uri)}: {reason(error)}. {remedy(error)}.") from error
+            raise ConfigError(f"tracking {uri}: {reason(error)}. {remedy(error)}.") from error
 
 
 class Tracker:
@@ -74,7 +75,7 @@ class Tracker:
         self.outbox = Outbox(self.runs / "outbox")
         self.ledger = Ledger(self.runs / TOLD)
         self._sender = Sender(uri, self.outbox, self.ledger)
-        self._courier = Courier(self.outbox, self._sender.send, is_refusal, lambda e: f"{shown(uri)}: {reason(e)}")
+        self._courier = Courier(self.outbox, self._sender.send, is_refusal, lambda e: f"{redact(uri)}: {reason(e)}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tracker, (self.uri, self.runs)
@@ -152,11 +153,11 @@ class Tracker:
 
     def rename(self, run_id: str, name: str) -> None:
         """Give a run another name on MLflow's pages; `RunRecord.name` stays what it was."""
-        self._courier.deliver(run_id, {"op": "name", "name": name})
+        self._courier.deliver(run_id, without_secrets({"op": "name", "name": name}))
 
     def log_dataset(self, run_id: str, dataset: Mapping[str, str]) -> None:
         """Record a data set that the run reads (shown.py, `dataset_of`)."""
-        self._courier.deliver(run_id, {"op": "dataset", "dataset": dict(dataset)})
+        self._courier.deliver(run_id, without_secrets({"op": "dataset", "dataset": dict(dataset)}))
 
     def log_environment(self, run_id: str) -> None:
         """Record what the run runs on as `environment.json` and the commit as a tag."""
@@ -213,9 +214,7 @@ class Tracker:
 
         def judge(name: str, message: Message, error: Exception) -> None:
             if not is_refusal(error) and type(error) is not LookupError:  # that one: its sweep was never told
-                raise StoreError(
-                    f"tracking {shown(self.uri)}: {reason(error)}. Run it again: what is there stays."
-                ) from error
+                raise StoreError(f"tracking {self.uri}: {reason(error)}. Run it again: what is there stays.") from error
             bad.append(f"{self.ledger.folder / name}.jsonl: a record ({message['op']}) is refused: {reason(error)}")
 
         return dict(replay(told, self._sender.send, self._sender.opened, judge).values())
@@ -230,9 +229,7 @@ class Tracker:
         try:
             self._sender.send(run_id, {"op": "metrics", "values": values, "time": _now()})
         except Exception as error:
-            raise StoreError(
-                f"tracking {shown(self.uri)}: {reason(error)}. Run it again: what is there stays."
-            ) from error
+            raise StoreError(f"tracking {self.uri}: {reason(error)}. Run it again: what is there stays.") from error
 
     # --- reading ---
 
@@ -292,6 +289,7 @@ class Tracker:
         return run_id
 
     def _tell(self, run_id: str, message: Message, now: bool = False) -> None:
+        message = without_secrets(message)
         self.ledger.add(run_id, message)
         self._courier.deliver(run_id, message, now)
 

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import io
+import json
 import logging
 import os
+import pickle
+import random
 import shutil
+import string
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
-from orchestrator.redaction import hide_secrets, redact, secret_values
+from orchestrator.cli.supervised import Job, _keep_log
+from orchestrator.console import say
+from orchestrator.errors import ConfigError, VideoError
+from orchestrator.on_ray.plan import TrialPlan, write_plan
+from orchestrator.pages.html import write_page
+from orchestrator.redaction import hide_secrets, redact, redact_data, redact_error, secret_values
+from orchestrator.tracking.messages import without_secrets
 from orchestrator.tracking.server import default_uri
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -74,6 +87,164 @@ def test_a_password_in_the_tracking_address_becomes_a_variable_of_its_own(monkey
     assert os.environ["MLFLOW_TRACKING_URI"] == "https://tracking.example:5000/base"
     assert os.environ["MLFLOW_TRACKING_USERNAME"] == "me@lab"
     assert os.environ["MLFLOW_TRACKING_PASSWORD"] == "p:w"
+
+
+KINDS = {
+    "password of an address": "https://me:{}@host/x",
+    "password with an at sign": "https://me:{}@x@host/x",
+    "token of an address": "https://host/api?a=1&token={}&b=2",
+    "access key of an address": "https://host/api?access_key={}",
+    "signed address": "https://bucket.s3.amazonaws.com/v.mp4?X-Amz-Credential={0}%2F2026&X-Amz-Signature={0}",
+    "shared access signature": "https://a.blob.core.windows.net/v.mp4?se=2026&sig={}",
+    "database": "postgresql://host/db?user=me&password={}",
+    "setting": "secret_key={}",
+    "option": "--api-key {}",
+    "JSON": '{{"access_token": "{}"}}',
+    "repr": "{{'db_password': '{}'}}",
+    "bearer": "Authorization: Bearer {}",
+    "basic": "{{'Authorization': 'Basic {}'}}",
+    "connection string": "AccountName=a;AccountKey={};EndpointSuffix=x",
+}
+FORMS = {
+    "AWS": "AKIAIOSFODNN7EXAMPLE",
+    "Hugging Face": "hf_" + "aB3" * 11,
+    "GitHub": "ghp_" + "aB3" * 12,
+    "JSON web token": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJtZSJ9.c2lnbmF0dXJl",
+    "private key": "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBg\nkqhkiG9w0BAQEF\n-----END PRIVATE KEY-----",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_secret_is_found_wherever_it_stands_in_a_text(kind):
+    draw = random.Random(kind)
+    for _ in range(50):
+        secret = "".join(draw.choices(string.ascii_letters + string.digits, k=draw.randint(6, 40))) + "7x"
+        before, after = draw.choice(["", "x ", "store: ", "[", '"', "\n"]), draw.choice(["", " y", ", y", "\ny", "]"])
+        text = before + KINDS[kind].format(secret) + after
+        assert secret not in redact(text, {}), text
+        assert redact(redact(text, {}), {}) == redact(text, {})
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_token_is_known_by_its_form(form):
+    assert redact(f"a {FORMS[form]} b", {}) == "a *** b"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "method.prompt_tokens=8 data.num_frames=4",
+        "password: Leave it out.",
+        "--storage: holds a password. Leave it out; keys belong in AWS_* variables of every node.",
+        "Ray's token: is readable by others",
+        "basic settings, bearer of news, key: 0123456789abcdef",
+        "http://host:8080/a@b small@3",
+        "token=8 password=none",
+        "sha256 " + "0123456789abcdef" * 4,
+    ],
+)
+def test_what_only_looks_like_a_secret_stays(text):
+    assert redact(text, {}) == text
+
+
+def test_the_forms_of_a_variable_are_found_too():
+    secret = 'p"s/s w\\ö-1234'
+    environment = {"DB_PASSWORD": secret, "KEY_PASSPHRASE": "first-line-0001\nsecond-line-0002", "PWD": "/home/someone"}
+    environment |= {
+        "HTTPS_PROXY": "http://me:proxy%21pass-1@host:3128",
+        "GOOGLE_APPLICATION_CREDENTIALS": "/etc/key.json",
+    }
+    for text in (secret, json.dumps(secret), json.dumps(secret, ensure_ascii=False), quote(secret, safe="")):
+        assert redact(f"a {text} b", environment).replace('"', "") == "a *** b"
+    assert redact("1 first-line-0001\n2 second-line-0002\n", environment) == "1 ***\n2 ***\n"
+    assert redact("proxy!pass-1 /home/someone /etc/key.json", environment) == "*** /home/someone /etc/key.json"
+
+
+def test_plain_data_is_redacted_by_its_keys_and_texts():
+    data = {"settings": {"api_key": "abcdefgh1234", "seed": 0, "method.prompt_tokens": "8"}, "uri": ["http://u:p@h"]}
+    found = redact_data(data)
+    assert found == {"settings": {"api_key": "***", "seed": 0, "method.prompt_tokens": "8"}, "uri": ["http://***@h"]}
+
+
+def test_large_texts_are_searched_in_a_moment():
+    """A page with its pictures: no word of it may be looked at again and again."""
+    text = f"<img src='data:{'abcDEF123+/' * 30_000}'> {'a_b.c-' * 10_000}key=0"
+    assert redact(text, {}) == text
+
+
+def raise_with(secret: str) -> None:
+    try:
+        raise OSError(2, "no such file", f"/x?token={secret}")
+    except OSError as error:
+        raise ConfigError(f"store https://me:{secret}@host: {error}") from error
+
+
+def test_an_error_and_what_it_was_raised_from_are_redacted():
+    with pytest.raises(ConfigError) as caught:
+        raise_with(f"{CANARY}-raised")
+    assert CANARY not in str(caught.value)
+    assert CANARY in traceback.format_exc() or caught.value.__cause__ is not None
+    redact_error(caught.value)
+    assert CANARY not in "".join(traceback.format_exception(caught.value))
+    error = VideoError(f"https://me:{CANARY}@host/v.mp4", f"token={CANARY}")
+    assert CANARY not in f"{error} {error.path} {error.reason} {pickle.loads(pickle.dumps(error))}"
+
+
+def test_tracebacks_and_stacks_of_log_records_hold_no_secret(monkeypatch):
+    monkeypatch.setenv("SOME_TOKEN", f"{CANARY}-logged")
+    monkeypatch.setattr(logging, "_logRecordFactory", logging.getLogRecordFactory())
+    hide_secrets()
+    said = io.StringIO()
+    logger = logging.Logger("some.library")
+    logger.addHandler(logging.StreamHandler(said))
+    try:
+        raise_with(f"{CANARY}-logged")
+    except ConfigError:
+        logger.exception("failed")
+    logger.error("stack of %s", "x", stack_info=f"{CANARY}-logged" != "")
+    logger.error("%s and %s", f"{CANARY}-logged")  # too few arguments
+    try:
+        raise ValueError("plain")
+    except ValueError:
+        logger.exception("kept")
+    text = said.getvalue()
+    assert CANARY not in text
+    assert "Traceback" in text
+    assert "ValueError: plain" in text
+    assert "raise_with" in text
+
+
+def test_what_nobody_caught_is_printed_without_secrets():
+    code = "import os, threading\nfrom orchestrator.redaction import hide_secrets\nhide_secrets()\n"
+    code += f"def fail(): raise ValueError('token={CANARY}-thread')\n"
+    code += f"t = threading.Thread(target=fail); t.start(); t.join()\nraise ValueError('password={CANARY}-main')\n"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert CANARY not in done.stderr
+    assert done.stderr.count("ValueError") == 2
+
+
+def test_what_is_said_recorded_and_kept_holds_no_secret(tmp_path, capsys, monkeypatch):
+    """Every door of this process: the terminal, MLflow's records, pages, plans, the log of a dead driver."""
+    monkeypatch.setenv("SOME_TOKEN", f"{CANARY}-door")
+    texts = [f"{CANARY}-door", f"https://me:{CANARY}@host/x", f"https://host/?token={CANARY}", f"secret={CANARY}-7"]
+    for number, text in enumerate(texts):
+        say(text)
+        told = without_secrets({"op": "tags", "values": {"a": text}})
+        told |= {"text": without_secrets({"op": "text", "name": "a.json", "text": json.dumps({"a": text})})}
+        (tmp_path / f"told{number}").write_text(json.dumps(told))
+        write_page(tmp_path / f"{number}.html", f"<p>{text}</p>")
+        settings = {"method": "clip4clip", "data.videos": text}
+        plan = TrialPlan("s", "r", "s", text, None, "s", settings=settings, tags={"a": text})
+        write_plan(plan, tmp_path / f"plan{number}", where={"storage": text})
+    (tmp_path / "log").write_text("\n".join(texts))
+    assert _keep_log(Job(["sweep"], tmp_path / "runs", name="s"), tmp_path / "log") == tmp_path / "runs/drivers/s.log"
+    (tmp_path / "log").unlink()
+    said = capsys.readouterr().err
+    assert said.count("***") == len(texts)
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert len(files) == 3 * len(texts) + 1
+    assert CANARY not in said + "".join(file.read_text() for file in files)
 
 
 # ------------------------------------------------------------------------------------------ whole commands
