@@ -22,7 +22,7 @@ from orchestrator.on_ray.wave_search import NUMBER
 from orchestrator.streams.measures import ACCURACY, ANSWERED, FORGETTING
 from orchestrator.tables.marks import CHOICE, trials_of
 from orchestrator.tracking.internals import NOTE
-from orchestrator.tracking.shown import short_name
+from orchestrator.tracking.shown import code, plain, short_name
 from orchestrator.tracking.tracker import Tracker
 from orchestrator.tracking.values import RunRecord
 
@@ -40,7 +40,7 @@ def introduce(
         f"{RULES.get(config.metric, config.metric)}",
         f"- go on after an interruption: `{resume_command(name)}`",
     ]
-    tracker.set_tags(parent, {NOTE: "\n\n".join([f"**{question}**", "\n".join(lines)])})
+    tracker.set_tags(parent, {NOTE: "\n\n".join([f"**{plain(question)}**", "\n".join(lines)])})
 
 
 def search(tracker: Tracker, parent: str, name: str, space: Mapping[str, Any], metric: str) -> None:
@@ -64,10 +64,10 @@ def search(tracker: Tracker, parent: str, name: str, space: Mapping[str, Any], m
         complete = sum(run.tags.get("ctvr.complete") == "true" for run in trials)
         numbers = {"trials/complete": complete, "trials/stopped": stopped, "trials/all": len(trials)}
         _summarise(tracker, parent, best, numbers)
-        found = ", ".join(f"`{key}={best.settings.get(key)}`" for key in space)
+        found = ", ".join(code(f"{key}={best.settings.get(key)}") for key in space)
         what, trust = _what([best]), trust_text()
         lines = [
-            f"**Winner**: [{best.name}](#/experiments/{_experiment(tracker, best)}/runs/{best.run_id}), "
+            f"**Winner**: [{plain(best.name)}](#/experiments/{_experiment(tracker, best)}/runs/{best.run_id}), "
             f"{RULES.get(metric, metric)} {last_value(best, metric):+.2f} on {best.tags.get('ctvr.split')} {what}",
             f"- {found}",
             *([] if what != "videos" else [f"- ask it: `ctvr search 'a red square moves left' --model {name}{trust}`"]),
@@ -106,7 +106,7 @@ def confirming(
         if best:
             first = min(best, key=lambda run: int(run.settings.get("seed", 0)))
             _summarise(tracker, parent, first, {"runs/complete": len(runs)})
-            lines.append(f"- chosen: {first.name}")
+            lines.append(f"- chosen: {plain(first.name)}")
         tracker.set_tags(parent, {NOTE: "\n".join([*lines, *(f"- {text}" for text in texts)])})
 
 
@@ -136,8 +136,8 @@ def rerun(tracker: Tracker, parent: str, name: str, of: str, where: Deployment) 
         if best := chosen(runs):
             _summarise(tracker, parent, best, {"runs/complete": len(runs)})
             version, moved = _register(tracker, best)
-            lines.append(f"- chosen: {best.name}" + (f", version {version} of the model `{MODEL}`" if version else ""))
-            lines += [f"- {moved}"] if moved else []
+            kept = f", version {version} of the model `{MODEL}`" if version else ""
+            lines += [f"- chosen: {plain(best.name)}{kept}", *([f"- {plain(moved)}"] if moved else [])]
         tracker.set_tags(parent, {NOTE: "\n".join(lines)})
 
 

@@ -108,6 +108,36 @@ def count_every_death_once() -> None:
     RayActorManager._actor_task_failed = of_process  # type: ignore[method-assign]
 
 
+_errors: dict[str, BaseException] = {}  # trial id -> its last error, in the process that drives the trials
+
+
+def keep_errors_in_memory() -> None:
+    """Have Tune read no error of a trial from a file.
+
+    Tune keeps errors as pickles in the runs folder and loads them at the end of a search: whoever can write there
+    would run code in the driver. Errors of this process's trials are in its memory, and others do not matter to it.
+    """
+    from ray.tune.experiment import Trial
+
+    handle = Trial.handle_error
+    if getattr(handle, "keeps_errors", False):
+        return
+
+    def handle_error(self: Any, exc: Any = None) -> None:
+        if isinstance(exc, BaseException):
+            _errors[self.trial_id] = exc
+        handle(self, exc)
+
+    handle_error.keeps_errors = True  # type: ignore[attr-defined]
+    Trial.handle_error = handle_error  # type: ignore[method-assign]
+    Trial.get_pickled_error = error_of  # type: ignore[assignment,method-assign]
+
+
+def error_of(trial: Any) -> Any:
+    """Return the last error of a trial, or None."""
+    return _errors.get(trial.trial_id)
+
+
 def trials_of(results: tune.ResultGrid) -> list[Any]:
     """Tune's trials with their status; the public rows do not tell a stopped trial from an interrupted one."""
     return list(results._experiment_analysis.trials)

@@ -31,7 +31,14 @@ from orchestrator.errors import ConfigError, TrialFailed
 from orchestrator.on_ray.alone import run_alone
 from orchestrator.on_ray.asha import Asynchronous, AsynchronousSearch
 from orchestrator.on_ray.capacity import capacity, process_resources
-from orchestrator.on_ray.internals import count_every_death_once, hand_on_no_keys, keep_note, read_note, trials_of
+from orchestrator.on_ray.internals import (
+    count_every_death_once,
+    hand_on_no_keys,
+    keep_errors_in_memory,
+    keep_note,
+    read_note,
+    trials_of,
+)
 from orchestrator.on_ray.plan import (
     ListedRun,
     Outcome,
@@ -241,6 +248,7 @@ def _fit(
     )
     hand_on_no_keys()
     count_every_death_once()
+    keep_errors_in_memory()
     try:
         with _quiet_end():
             results = tuner.fit()

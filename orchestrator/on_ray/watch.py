@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ray import cloudpickle, tune
+from ray import tune
 
 from orchestrator.console import duration, say
 from orchestrator.errors import ConfigError, TrialFailed
 from orchestrator.on_ray.capacity import ask_for_room, capacity
 from orchestrator.on_ray.failures import MOST_SHORT_OF_MEMORY, is_lost_node, is_short_of_memory, words_of_the_dead
-from orchestrator.on_ray.internals import read_note
+from orchestrator.on_ray.internals import error_of, read_note
 from orchestrator.on_ray.memory import PROCESS, await_memory
 from orchestrator.on_ray.nodes import is_started_here
 from orchestrator.on_ray.plan import TrialPlan, run_name, still_note
@@ -301,12 +301,8 @@ NO_REASON = "no reason was recorded"
 
 
 def _error(trial: Any) -> BaseException:
-    """What ended a trial; read where this process wrote it, which may be ahead of the storage."""
-    try:
-        error = cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
-    except (OSError, TypeError, ValueError, AttributeError, ImportError, EOFError, cloudpickle.pickle.PickleError):
-        return TrialFailed(NO_REASON)
-    return error if isinstance(error, BaseException) else TrialFailed(NO_REASON)
+    """Return what ended a trial, as this process was told."""
+    return error_of(trial) or TrialFailed(NO_REASON)
 
 
 def _innermost(error: Any) -> BaseException:

@@ -6,7 +6,9 @@ A run's name in MLflow is for eyes; what names it in our commands is kept as the
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +29,21 @@ WIDTH = 40  # characters of a run's name that a narrow column still shows
 def experiment_tags(stream: str) -> dict[str, str]:
     """Tags of an experiment: that it holds training runs, and what is in it."""
     text = (
-        f"Continual text-to-video retrieval on **{stream}**. A sweep or a rerun is a run with its trials below it; "
-        "the step of `stream/...` and `task_.../...` is the number of tasks learned. "
+        f"Continual text-to-video retrieval on **{plain(stream)}**. A sweep or a rerun is a run with its trials "
+        "below it; the step of `stream/...` and `task_.../...` is the number of tasks learned. "
         "R@1: `stream/t2v/r1`; gain over zero-shot: `stream/t2v/r1_gain`; forgetting: `stream/t2v/bwf`."
     )
     return {KIND: TRAINING, NOTE: text, OUR_VIEW: our_view()}
+
+
+def plain(text: str) -> str:
+    """Return a name as Markdown that shows it as it is: no markup, no link and no HTML of whoever gave the name."""
+    return re.sub(r"([\\`*\[\]!|~])", r"\\\1", escape(text, quote=False))
+
+
+def code(text: str) -> str:
+    """Return a text as a span of code in Markdown, which ends at the first backtick."""
+    return f"`{text.replace('`', chr(39))}`"
 
 
 def our_view() -> str:

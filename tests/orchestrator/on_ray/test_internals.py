@@ -18,10 +18,19 @@ from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.train.backend import BackendConfig
 from ray.tune.execution.tune_controller import TuneController
+from ray.tune.experiment import Trial
 
 from orchestrator.on_ray import internals
 from orchestrator.on_ray.failures import is_short_of_memory
-from orchestrator.on_ray.internals import Trainer, cause_of, count_every_death_once, hand_on_no_keys, trials_of
+from orchestrator.on_ray.internals import (
+    Trainer,
+    cause_of,
+    count_every_death_once,
+    error_of,
+    hand_on_no_keys,
+    keep_errors_in_memory,
+    trials_of,
+)
 
 KILLED = (  # as Ray 2.60 words it, shortened
     "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.2, ID: 7a) was "
@@ -45,6 +54,8 @@ class _Trial:
         "ray.tune.execution.class_cache.ENV_VARS_TO_PROPAGATE",
         "ray.air.execution._internal.actor_manager.RayActorManager._actor_task_failed",
         "ray.tune.execution.tune_controller.TuneController._trial_task_failure",
+        "ray.tune.experiment.Trial.get_pickled_error",
+        "ray.tune.experiment.Trial.handle_error",
         "ray.train.v2._internal.callbacks.DatasetsCallback",
         "ray.train.v2.api.data_parallel_trainer.DataParallelTrainer._create_default_callbacks",
     ],
@@ -145,3 +156,29 @@ def test_a_trial_starts_no_process_for_ray_datasets():
     names = {type(callback).__name__ for callback in callbacks}
     assert "DatasetsCallback" not in names
     assert "PlacementGroupCleanerCallback" in names  # without it stopped trials leak their workers
+
+
+class _Planted:
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.file,)
+
+
+def test_an_error_is_taken_from_memory_and_its_file_is_not_loaded(tmp_path, monkeypatch):
+    for name in ("handle_error", "get_pickled_error"):  # as they were, after the test
+        monkeypatch.setattr(Trial, name, getattr(Trial, name))
+    told: list[object] = []
+    monkeypatch.setattr(Trial, "handle_error", lambda self, exc=None: told.append(exc))
+    monkeypatch.setattr(internals, "_errors", {})
+    keep_errors_in_memory()
+    keep_errors_in_memory()
+    (tmp_path / "error.pkl").write_bytes(pickle.dumps(_Planted(tmp_path / "ran")))
+    trial = MagicMock(trial_id="a", pickled_error_file=str(tmp_path / "error.pkl"), local_path=str(tmp_path))
+    assert Trial.get_pickled_error(trial) is None
+    error = RayActorError(error_msg="gone")
+    Trial.handle_error(trial, error)
+    assert Trial.get_pickled_error(trial) is error_of(trial) is error
+    assert told == [error]
+    assert not (tmp_path / "ran").exists()

@@ -8,11 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from ray import cloudpickle
 from ray.exceptions import RayActorError, RayTaskError
 
 from orchestrator.errors import ConfigError, TrialFailed
-from orchestrator.on_ray import memory, watch
+from orchestrator.on_ray import internals, memory, watch
 from orchestrator.on_ray.failures import MOST_SHORT_OF_MEMORY
 from orchestrator.on_ray.plan import GAIN, Capacity, SearchConfig, TrialPlan, run_name
 from orchestrator.on_ray.watch import Room, Watcher, WaveWatcher, failures_of_process
@@ -27,16 +26,20 @@ def plan(tmp_path: Path) -> TrialPlan:
     return TrialPlan("s", str(tmp_path), "", uri, None, str(tmp_path / "ray"), {"method": "lora"}, ("shapes",))
 
 
-def trial(trial_id: str, error_file: Path | None = None, **config: object) -> SimpleNamespace:
+@pytest.fixture(autouse=True)
+def _no_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(internals, "_errors", {})
+
+
+def trial(trial_id: str, **config: object) -> SimpleNamespace:
     config = {"row": "", "number": NUMBERS[trial_id[-1]], "run": {"label": f"lora-{trial_id}"}, **config}
-    return SimpleNamespace(trial_id=trial_id, config=config, pickled_error_file=error_file, num_failures=0)
+    return SimpleNamespace(trial_id=trial_id, config=config, num_failures=0)
 
 
-def kept(error: Exception, folder: Path) -> Path:
-    """An error as Tune keeps it."""
-    file = folder / "error.pkl"
-    file.write_bytes(cloudpickle.dumps(error))
-    return file
+def failed_by(error: Exception, trial: SimpleNamespace) -> SimpleNamespace:
+    """The trial after Tune has told this process of its error."""
+    internals._errors[trial.trial_id] = error
+    return trial
 
 
 def row(task: int, **more: float) -> dict[str, float]:
@@ -85,12 +88,12 @@ def test_a_stopped_and_a_failed_trial_are_closed_in_mlflow(plan, capsys):
     watcher = Watcher(plan, 3, 3, 2)
     watcher.on_trial_result(0, [], trial("a_1"), row(1))
     watcher.on_trial_complete(0, [], trial("a_1"))
-    error = kept(TrialFailed("data.x: is wrong.", last_words="Traceback\nof a worker"), Path(plan.root))
-    watcher.on_trial_error(0, [], trial("a_0", error))
+    error = TrialFailed("data.x: is wrong.", last_words="Traceback\nof a worker")
+    watcher.on_trial_error(0, [], failed_by(error, trial("a_0")))
     watcher.records.finish()
     assert tracker.download(ids["a_0"], "failures/0.txt").read_text() == "Traceback\nof a worker"
     other = Watcher(replace(plan, parent=parent), 1, 3, 2)
-    other.on_trial_recover(0, [], trial("b", error))  # it opened no run
+    other.on_trial_recover(0, [], failed_by(error, trial("b")))  # it opened no run
     other.records.finish()
     assert tracker.download(parent, "failures/s-lora-b-0.txt").read_text() == "Traceback\nof a worker"
     runs = {run.run_id: run for run in Tracker(plan.tracking_uri, Path(plan.root)).find_runs(sweep="s")}
@@ -103,20 +106,20 @@ def test_a_stopped_and_a_failed_trial_are_closed_in_mlflow(plan, capsys):
     ]
 
 
-def test_a_driver_that_is_lost_with_its_node_is_not_counted(plan, tmp_path):
+def test_a_driver_that_is_lost_with_its_node_is_not_counted(plan):
     node, process = "The actor died because its node has died. Node Id: 5f", "The actor died unexpectedly."
     for text, allowed in ((node, 2), (process, 1)):
-        lost = trial("a", kept(RuntimeError(text), tmp_path))
+        lost = failed_by(RuntimeError(text), trial("a"))
         lost.max_failures = 1
         Watcher(plan, 1, 3, 1).on_trial_recover(0, [], lost)
         assert lost.max_failures == allowed
 
 
-def test_memory_that_others_take_is_waited_for_and_counted_apart(plan, tmp_path, monkeypatch):
+def test_memory_that_others_take_is_waited_for_and_counted_apart(plan, monkeypatch):
     killed, waited = "1 worker(s) were killed due to the node running low on memory. 23.1GB used / 24GB limit", []
     monkeypatch.setattr(watch, "is_started_here", lambda: True)
     monkeypatch.setattr(watch, "await_memory", lambda *told: waited.append(told))
-    watcher, short = Watcher(plan, 1, 3, 1), trial("a", kept(RayActorError(error_msg=killed), tmp_path))
+    watcher, short = Watcher(plan, 1, 3, 1), failed_by(RayActorError(error_msg=killed), trial("a"))
     short.max_failures = 3
     for _ in range(MOST_SHORT_OF_MEMORY + 2):
         watcher.on_trial_recover(0, [], short)
@@ -126,13 +129,13 @@ def test_memory_that_others_take_is_waited_for_and_counted_apart(plan, tmp_path,
     assert short.max_failures == 4
     assert len(waited) == MOST_SHORT_OF_MEMORY + 3
     of_its_own = f"{killed} actual memory used=12.50GB, "  # what does not fit is no fault of others
-    greedy = trial("a", kept(RayActorError(error_msg=of_its_own), tmp_path))
+    greedy = failed_by(RayActorError(error_msg=of_its_own), trial("a"))
     greedy.max_failures = 3
     watcher.on_trial_recover(0, [], greedy)
     assert greedy.max_failures == 3
 
 
-def test_failures_count_since_the_last_finished_task_and_what_would_come_again_has_one_more_attempt(plan, tmp_path):
+def test_failures_count_since_the_last_finished_task_and_what_would_come_again_has_one_more_attempt(plan):
     watcher, failing = Watcher(plan, 1, 3, 1), trial("a")
     failing.max_failures = failures_of_process(plan)
     failing.num_failures = 2
@@ -140,7 +143,7 @@ def test_failures_count_since_the_last_finished_task_and_what_would_come_again_h
     assert failing.max_failures == 2 + 3
     watcher.on_trial_result(0, [], failing, row(1))  # told again after a restart: no progress
     failing.num_failures = 3
-    failing.pickled_error_file = kept(RayTaskError("f", "Traceback", TrialFailed("why", True)), tmp_path)
+    failed_by(RayTaskError("f", "Traceback", TrialFailed("why", True)), failing)
     watcher.on_trial_recover(0, [], failing)
     assert failing.max_failures == 3
     workers = replace(plan, workers=2)  # whom Ray Train starts again
@@ -167,8 +170,9 @@ def test_a_tracking_server_that_is_away_does_not_end_the_sweep(plan):
         (ValueError(), "ValueError"),
     ],
 )
-def test_a_failure_is_said_in_one_line(plan, capsys, tmp_path, error, reason):
-    Watcher(plan, 1, 1, 1).on_trial_error(0, [], trial("a", kept(error, tmp_path)))
+def test_a_failure_is_said_in_one_line(plan, capsys, error, reason):
+    Watcher(plan, 1, 1, 1).on_trial_error(0, [], failed_by(error, trial("a")))
+    internals._errors.clear()
     Watcher(plan, 1, 1, 1).on_trial_error(0, [], trial("a"))
     assert lines(capsys) == [f"trial 1/1  failed: {reason}", "trial 1/1  failed: no reason was recorded"]
 
@@ -184,7 +188,7 @@ def test_trials_of_a_table_are_named_by_their_row_and_closed_in_its_sweep(plan, 
             "stream", row, {}, parent, {"ctvr.trial": run_name(made, {"run": {"label": "lora-1"}})}
         )
     watcher = Watcher(plans, 2, 3, 2)
-    failed = trial("1", kept(TrialFailed("why"), Path(plan.root)), row="lwf")
+    failed = failed_by(TrialFailed("why"), trial("1", row="lwf"))
     watcher.on_trial_error(0, [], failed)
     watcher.records.finish()
     assert lines(capsys) == ["trial 1/1 lwf  failed: why"]
