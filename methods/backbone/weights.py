@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctvr.sandbox.isolate import isolate
+from ctvr.sandbox.limits import limit_process
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -190,20 +190,8 @@ def convert(file: Path, wanted: str, out: Path) -> dict[str, str]:
 
 
 def _bound(size: int) -> None:
-    """Limits of this process, which has imported all it needs; `size` is the file's, in bytes."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").is_file() else 0
-    limits = {
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_FSIZE: 2 * size + _MIB,
-        resource.RLIMIT_CPU: SECONDS,
-        resource.RLIMIT_NOFILE: 256,
-    }
-    if pages:
-        limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + 6 * size + _SPARE
-    for kind, limit in limits.items():
-        hard = resource.getrlimit(kind)[1]
-        most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        resource.setrlimit(kind, (most, most))
+    """Limit this process, which has imported all it needs; `size` is the file's, in bytes."""
+    limit_process(6 * size + _SPARE, 2 * size + _MIB, SECONDS)
 
 
 def main() -> int:

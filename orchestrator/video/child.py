@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ctvr.sandbox.isolate import isolate
+from ctvr.sandbox.limits import MOST_FILES, address_space, limit
 from orchestrator.errors import ConfigError, VideoError
 from orchestrator.video.decode import decode
 from orchestrator.video.index import Limits
@@ -26,7 +27,6 @@ from orchestrator.video.sampling import Frames, Sampling
 
 log = logging.getLogger(__name__)
 
-MOST_FILES = 256  # open at once; a decoder needs few, and pipes hold memory that no limit of a process counts
 READY = b"\0\0\0\0"  # an answer without a header: the program is loaded, and what ends it now is a file
 
 
@@ -40,9 +40,9 @@ def serve() -> None:
     isolate([Path(__file__).parents[1], *folders])
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not mix with the answers
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (_most_files(), _most_files()))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # it writes nothing but its log
+    limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_NOFILE, MOST_FILES)
+    limit(resource.RLIMIT_FSIZE, 1 << 20)  # it writes nothing but its log
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     import av
 
@@ -50,7 +50,7 @@ def serve() -> None:
     _load(decoder)
     answers.write(READY)
     answers.flush()
-    idle_bytes = _address_space()
+    idle_bytes = address_space()
     for line in sys.stdin.buffer:
         request = json.loads(line)
         limits = Limits(**request["limits"])
@@ -80,20 +80,13 @@ def _load(decoder: str) -> None:
 
 def _bound(limits: Limits, idle_bytes: int) -> None:
     """Limits of this process for the next file, also if the parent is gone."""
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    if idle_bytes and (hard == resource.RLIM_INFINITY or hard > idle_bytes + limits.memory_bytes):
-        # the hard limit, too: a process may raise the soft one again. A pool's limits are the same for all its files
-        resource.setrlimit(resource.RLIMIT_AS, (idle_bytes + limits.memory_bytes, idle_bytes + limits.memory_bytes))
+    if idle_bytes:  # the hard limit, too, which is the same for all files of a pool: a process may raise a soft one
+        limit(resource.RLIMIT_AS, idle_bytes + limits.memory_bytes)
     seconds = int(limits.max_seconds * 1.25) + 2
     usage = resource.getrusage(resource.RUSAGE_SELF)
     cpu_hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + 2 * seconds, cpu_hard))
     signal.setitimer(signal.ITIMER_REAL, seconds + 10)  # SIGALRM ends the process
-
-
-def _most_files() -> int:
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
 
 
 def _answer(request: dict[str, Any], limits: Limits) -> tuple[Frames | None, str | None]:
@@ -108,15 +101,6 @@ def _answer(request: dict[str, Any], limits: Limits) -> tuple[Frames | None, str
     except Exception as error:  # reported to the parent with the file's name, never swallowed
         log.exception("%s", request["path"])
         return None, f"cannot be decoded ({type(error).__name__}: {error})"
-
-
-def _address_space() -> int:
-    """Bytes of address space this process uses, 0 where the system does not tell."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except (OSError, ValueError):
-        return 0
-    return pages * resource.getpagesize()
 
 
 def _write(answers: IO[bytes], header: dict[str, Any], frames: Any, times: bytes) -> None:

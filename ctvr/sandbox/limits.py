@@ -1,0 +1,40 @@
+"""Limits that a process sets itself before it reads a file of somebody else: memory, written bytes, time, files."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+MOST_FILES = 256  # open at once; a reader needs few, and pipes hold memory that no limit of a process counts
+
+
+def address_space() -> int:
+    """Return the bytes of address space that this process uses, or 0 where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (OSError, ValueError):
+        return 0
+    return pages * resource.getpagesize()
+
+
+def limit(kind: int, value: int) -> None:
+    """Set a limit for good: the hard one, too, which a process cannot raise again."""
+    hard = resource.getrlimit(kind)[1]
+    most = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (most, most))
+
+
+def limit_process(memory: int, written: int, seconds: int) -> None:
+    """Limit this process, which has imported all that it needs.
+
+    Args:
+        memory: bytes of address space beyond what is in use now.
+        written: bytes of each file that it writes.
+        seconds: processor time.
+    """
+    limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_FSIZE, written)
+    limit(resource.RLIMIT_CPU, seconds)
+    limit(resource.RLIMIT_NOFILE, MOST_FILES)
+    if used := address_space():
+        limit(resource.RLIMIT_AS, used + memory)
