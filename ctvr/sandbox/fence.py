@@ -18,6 +18,9 @@ _RDONLY, _REMOUNT, _BIND, _REC, _PRIVATE, _DETACH = 1, 1 << 5, 1 << 12, 1 << 14,
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}  # system call; the C library has no function for it
 _ROOT = Path("/tmp")  # a new tree grows on it, in memory; nothing is made in the folder below
 _CAPABILITIES = 0x20080522  # version of capset(2)
+_READ_SEARCH = 1 << 2  # the one that root keeps: files of other users are read as before
+_ROOT_OF_OURS = Path(__file__).resolve().parents[2]
+_PACKAGES = ("ctvr", "orchestrator", "methods", "search_spaces")
 _NO_NEW_PRIVILEGES = 38  # of prctl(2); Landlock asks for it
 # landlock(7): system calls, and rights to files by their bits
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -48,6 +51,22 @@ def leave_network() -> bool:
     except (OSError, AttributeError):  # no Linux
         return False
     return unshare(_NEWNET) == 0 or unshare(_NEWUSER | _NEWNET) == 0
+
+
+def leave_rights() -> bool:
+    """Give up what root may do, except reading files of other users; False where the system refuses that.
+
+    Among the rights are those to raise a hard limit again and to take pages of memory away from the machine.
+    """
+    try:
+        system = ctypes.CDLL(None, use_errno=True)
+        head, words = struct.pack("Ii", _CAPABILITIES, 0), ctypes.create_string_buffer(24)
+        if system.capget(head, words):
+            return False
+        kept = struct.unpack("6I", words.raw)[0] & _READ_SEARCH
+        return bool(system.capset(head, struct.pack("6I", kept, kept, 0, 0, 0, 0)) == 0)
+    except (OSError, AttributeError):  # no Linux
+        return False
 
 
 def leave_files(readable: Iterable[str | Path], writable: Iterable[str | Path] = ()) -> str:
@@ -176,11 +195,16 @@ def _allow(system: ctypes.CDLL, rules: int, path: Path, rights: int) -> None:
 
 
 def _python() -> Iterator[str]:
-    """What this interpreter and its libraries are made of; never where we are, or a folder that the home lies in."""
+    """What this interpreter and its libraries are made of; never where we are, or a folder that the home lies in.
+
+    A checkout holds more than our packages: runs, the user's notes. They alone are given.
+    """
     yield from _SYSTEM
     home, here = Path.home().resolve(), Path.cwd()
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     for path in {sys.prefix, sys.base_prefix, *sys.path, *libraries}:
         place = Path(path).resolve()
-        if path and place != here and not home.is_relative_to(place):
+        if place == _ROOT_OF_OURS and place.name not in ("site-packages", "dist-packages"):
+            yield from (str(place / name) for name in _PACKAGES)
+        elif path and place != here and not home.is_relative_to(place):
             yield path

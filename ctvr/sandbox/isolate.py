@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctvr.sandbox.fence import leave_files, leave_network
+from ctvr.sandbox.fence import leave_files, leave_network, leave_rights
 from ctvr.sandbox.system_calls import leave_calls
 
 
@@ -30,4 +30,6 @@ def isolate(readable: Iterable[str | Path], writable: Iterable[str | Path] = ())
         What holds it now. Where the system refuses one of the means the others stand.
     """
     writable = list(writable)
-    return Isolation(leave_files(readable, writable), leave_network(), leave_calls(may_write=bool(writable)))
+    files, network = leave_files(readable, writable), leave_network()  # root needs its rights for both
+    leave_rights()
+    return Isolation(files, network, leave_calls(may_write=bool(writable)))

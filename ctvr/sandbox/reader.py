@@ -93,7 +93,7 @@ def main() -> int:
     """Isolate and limit this process, call the reader, write its arrays."""
     request: dict[str, Any] = json.loads(sys.argv[1])
     file, out = Path(request["file"]), Path(request["out"])
-    isolate([file, *(_ROOT / name for name in ("ctvr", "methods", "orchestrator"))], [out.parent])
+    isolate([file], [out.parent])
     try:
         from safetensors.numpy import save_file
 

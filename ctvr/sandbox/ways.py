@@ -96,6 +96,7 @@ WAYS.update(
     {
         "existence, size and times of files": lambda t: os.stat(_secret(t)),
         "read a file": lambda t: _secret(t).read_bytes(),
+        "read next to our packages": lambda _: Path(__file__).parents[2].joinpath("pyproject.toml").read_bytes(),
         "list a folder": lambda t: os.listdir(t.kept),
         "names of extended attributes": lambda t: os.listxattr(_secret(t)),
         "handle of a file": lambda t: _handle(t),
@@ -227,6 +228,14 @@ def _perf(_: Target) -> None:
     os.close(_system("perf_event_open", struct.pack("IIQQQQQ16x", 1, 64, 0, 0, 0, 0, 1 << 5), 0, -1, -1, 0))
 
 
+def _raise(_: Target) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+    except ValueError as error:
+        raise OSError(str(error)) from None
+
+
 def _fork(_: Target) -> None:
     if not (child := os.fork()):
         os._exit(0)
@@ -238,6 +247,7 @@ WAYS.update(
         "start a process": _fork,
         "bpf": _bpf,
         "perf_event_open": _perf,
+        "raise a limit of its own": _raise,
         "io_uring": lambda _: os.close(_system("io_uring_setup", 1, bytes(120))),
         "userfaultfd": lambda _: os.close(_system("userfaultfd", 1)),
         "files in memory": lambda _: os.close(os.memfd_create("way")),
