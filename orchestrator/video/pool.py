@@ -37,6 +37,7 @@ from orchestrator.video.index import Limits
 from orchestrator.video.sampling import NATIVE, Frames, Sampling, VideoInfo
 
 _START_SECONDS = 120.0  # imports of a child on a busy machine
+_ANSWER_SECONDS, _PIECE = 5.0, 1 << 15  # time that a child gets for so many bytes of its answer, after its deadline
 _JOBS_PER_CHILD = 500  # a fresh child now and then bounds what decoders leak
 _CHILD_ENV = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV")
 _CHILD = run_module("orchestrator.video.child")
@@ -136,6 +137,7 @@ class _Child:
         self.jobs_done = 0
         self.deadline = 0.0
         self.buffer = bytearray()
+        self.unrewarded = 0  # bytes of the answer for which it got no time yet
         self.is_ready = False  # it has loaded its program
         self.folders: list[Path] = []  # that the process may read, fixed when it starts
 
@@ -152,7 +154,7 @@ class _Child:
             self._start()
         assert self.process is not None
         assert self.process.stdin is not None
-        self.job, self.decoder, self.buffer = job, decoder, bytearray()
+        self.job, self.decoder, self.buffer, self.unrewarded = job, decoder, bytearray(), _PIECE
         grace = _START_SECONDS if fresh else 0.0
         # the child refuses a slow file by itself at max_seconds; the parent kills it a little later
         self.deadline = time.monotonic() + limits.max_seconds * 1.25 + 1.0 + grace
@@ -179,8 +181,11 @@ class _Child:
         self.buffer += data
         if not self.is_ready and self.buffer.startswith(READY):
             self.is_ready, self.buffer = True, self.buffer[len(READY) :]
-        if self.buffer:
-            self.deadline = max(self.deadline, time.monotonic() + 5.0)  # it is answering: let a slow reader catch up
+        self.unrewarded += len(data)
+        if (
+            self.buffer and self.unrewarded >= _PIECE
+        ):  # it is answering: let a slow reader catch up, but no trickle go on
+            self.deadline, self.unrewarded = max(self.deadline, time.monotonic() + _ANSWER_SECONDS), 0
         try:
             return _parse(self.job, self.buffer, limits)
         except (ValueError, KeyError, TypeError, struct.error) as error:

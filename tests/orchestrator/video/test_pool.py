@@ -131,6 +131,15 @@ def test_a_child_that_misbehaves_costs_only_its_file(monkeypatch, line, reason):
         assert "\n" not in str(result)
 
 
+def test_a_child_that_answers_byte_by_byte_is_ended(monkeypatch):
+    trickle = "while True: sys.stdout.buffer.write(b' '); sys.stdout.flush(); time.sleep(0.2)"
+    child_that(monkeypatch, "sys.stdout.buffer.write(struct.pack('<I', 60000))", trickle)
+    monkeypatch.setattr(video, "_ANSWER_SECONDS", 1.0)
+    with Decoder(workers=1, limits=Limits(max_seconds=0.1)) as decoder:
+        ((_, result),) = decoder.map([Job("a.mp4", SMALL)])
+    assert "hung for more than 0.1 seconds" in str(result)
+
+
 def test_a_crash_under_decord_gives_the_file_to_pyav(monkeypatch, film):
     crash = "import json\nif json.loads(request)['decoder'] == 'auto': os.abort()"
     replay = "from orchestrator.video import child as video\nr = os.fdopen(os.dup(0))\nsys.stdin = r"
