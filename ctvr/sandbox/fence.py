@@ -204,7 +204,7 @@ def _python() -> Iterator[str]:
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     for path in {sys.prefix, sys.base_prefix, *sys.path, *libraries}:
         place = Path(path).resolve()
-        if place == _ROOT_OF_OURS and place.name not in ("site-packages", "dist-packages"):
+        if place == _ROOT_OF_OURS and (place / "pyproject.toml").is_file():  # else other libraries lie there, too
             yield from (str(place / name) for name in _PACKAGES)
         elif path and place != here and not home.is_relative_to(place):
             yield path
