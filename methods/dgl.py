@@ -55,10 +55,10 @@ _SHARED = {
     "optim.last_lr": (1e-8, "its schedule: the least rate"),
     "optim.grad_clip": (1.0, "its training script, over all gradients"),
     "data.num_frames": (12, "scripts: --max_frames"),
+    "data.sampling": ("random", "its data loader: one random frame of each segment in training, the middle at test"),
     "data.max_tokens": (32, "scripts: --max_words"),
 }
 _LEFT_OUT = (
-    "one random frame of each segment in training: here its middle, as in its evaluation",
     "videos are stored at 3 frames per second",
     "mixed precision with loss scaling",
     "the best epoch is chosen on the test set",

@@ -11,8 +11,8 @@ every task) and the global theta~_m (started once). Queries are always encoded b
 What we changed or had to assume (no code was published): CLIP for ViT-Base + BERT-Base; unit vectors;
 AdamW; the queue starts empty. The paper's resolution of 384 needs other position embeddings; ours is the
 backbone's own. Its best epoch is chosen on a validation set, which not all of its datasets have: on the others the
-epoch is chosen on test videos, and tables mark it. Its frames are drawn at random (section 3.2); ours are the middles
-of equal parts, in training too.
+epoch is chosen on test videos, and tables mark it. Its frames are drawn at random (section 3.2), which preset `paper`
+does by `data.sampling=random`.
 
 Shapes: B pairs of all workers, d joint embedding, R keys in a queue.
 """
@@ -43,6 +43,7 @@ PAPER: dict[str, Any] = {
     "optim.weight_decay": 0.01,
     "data.batch_size": 48,
     "data.augment": "gray_jitter",
+    "data.sampling": "random",  # section 3.2: s frames are randomly sampled
     "data.caption_sampling": "random_per_video",
     "evaluation.select": "best",  # "choose the best trained one w.r.t. the validation R@1"
 }

@@ -88,7 +88,8 @@ class StreamData:
         """The same data with the pairs of a split in the place of those of training, and none of them augmented."""
         other, tasks = copy.copy(self), self.stream.tasks
         tasks = tuple(replace(task, train=self.stream.items(place, split)) for place, task in enumerate(tasks))
-        other.stream, other.config = replace(self.stream, tasks=tasks), replace(self.config, augment="none")
+        plain = replace(self.config, augment="none", sampling=self.config.rule)
+        other.stream, other.config = replace(self.stream, tasks=tasks), plain
         other._index()
         other._lengths = None if self._lengths is None else {}
         return other
@@ -179,7 +180,8 @@ class StreamData:
         for batch in order:
             count = len(batch) // workers
             own.append(batch[rank * count : (rank + 1) * count])
-        yield from self._make(pairs, own, augment, self._width(tasks))
+        drawn = (seed, "frames", task, epoch) if self.config.sampling == "random" else None
+        yield from self._make(pairs, own, augment, self._width(tasks), drawn)
 
     def ordered_batches(self, tasks: Sequence[int]) -> Iterator[Batch]:
         """The training pairs once, in order, without augmentation."""
@@ -189,7 +191,12 @@ class StreamData:
         yield from self._make(pairs, order, None, self._width(tasks))
 
     def _make(
-        self, pairs: list[int], order: list[list[int]], augment: torch.Generator | None, width: int | None
+        self,
+        pairs: list[int],
+        order: list[list[int]],
+        augment: torch.Generator | None,
+        width: int | None,
+        drawn: tuple[object, ...] | None = None,
     ) -> Iterator[Batch]:
         if self.config.augment == "none":
             augment = None
@@ -197,7 +204,7 @@ class StreamData:
 
         def read(batch: list[int]) -> tuple[list[int], Tensor]:
             numbers = [pairs[index] for index in batch]
-            return numbers, self._read([self._all[pair][0] for pair in numbers], is_augmented=augment is not None)
+            return numbers, self._read([self._all[pair][0] for pair in numbers], augment is not None, drawn)
 
         for numbers, videos in ahead(read, order, self._threads):
             chosen = [self._all[pair] for pair in numbers]
@@ -234,9 +241,15 @@ class StreamData:
         cut[:, longest - 1] = torch.where(end >= longest, tokens.amax(dim=1), cut[:, longest - 1])
         return cut
 
-    def _read(self, items: Sequence[Item], is_augmented: bool) -> Tensor:
-        """Raw frames (B, T, H, W, 3) uint8, or tokens (B, T, N, D) float, on the CPU."""
+    def _read(self, items: Sequence[Item], is_augmented: bool, drawn: tuple[object, ...] | None = None) -> Tensor:
+        """Raw frames (B, T, H, W, 3) uint8, or tokens (B, T, N, D) float, on the CPU.
+
+        `drawn`: of what the draw of a video's frames depends besides the video; None reads the middles.
+        """
         features = self._features
+        if drawn is not None:
+            frames = (self.frames.draw(item, seed_of(*drawn, item.video)) for item in items)
+            return torch.from_numpy(np.stack(list(frames)))
         if features is None or is_augmented:
             return torch.from_numpy(np.stack([self.frames.load(item) for item in items]))
         return torch.stack([features.load(self.frames.key(item), partial(self.one, item)) for item in items])

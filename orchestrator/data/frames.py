@@ -1,5 +1,9 @@
 """From a video file to frames in the store: a video is decoded once, by whoever needs it first.
 
+`data.sampling=random` draws training frames without decoding in every epoch: of a training video the store also has
+CANDIDATES frames for each of the T equal parts, evenly spaced from the first frame to the last, and a draw takes one of
+each part. That is 1 + CANDIDATES times the bytes of a training video, and one more decoding of it.
+
 Shapes: T frames, H = W image size.
 """
 
@@ -9,6 +13,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,6 +31,7 @@ from orchestrator.video.decode import decoder_version
 from orchestrator.video.pool import Decoder, Job
 from orchestrator.video.sampling import MISSING, Frames, Sampling, choose_frames, missing_frame, resize_and_crop
 
+CANDIDATES = 4  # frames of a part that may be drawn; part of the key, as the number of stored frames
 Broken = list[tuple[Item, VideoError]]
 
 
@@ -48,7 +54,11 @@ class FrameSource:
                 f"Write data.image_size={image_size} or leave it out."
             )
         self.store = store
-        self.sampling = Sampling(num_frames=config.num_frames, size=image_size, rule=config.sampling)
+        self.sampling = Sampling(num_frames=config.num_frames, size=image_size, rule=config.rule)
+        self.candidates: FrameSource | None = None  # of training videos, where frames are drawn
+        if config.sampling == "random":
+            more = replace(config, sampling="linspace", num_frames=config.num_frames * CANDIDATES)
+            self.candidates = FrameSource(store, more, image_size)
         self.decoder = config.decoder
         self.version = decoder_version(config.decoder)
         self._keys: dict[Item, str] = {}
@@ -90,6 +100,17 @@ class FrameSource:
                 clip = pool.decode(item.path, self.sampling, item.segment)
             self.store.put("frames", *self._object(item, clip))
             return clip.frames
+
+    def draw(self, item: Item, seed: int) -> np.ndarray:
+        """Return frames (T, H, W, 3) uint8 of a training video, one drawn from each of T equal parts.
+
+        The same seed draws the same frames, whoever reads them.
+        """
+        assert self.candidates is not None, "frames are drawn under data.sampling=random alone"
+        known = self.candidates.load(item)
+        parts = len(known) // CANDIDATES
+        chosen = np.random.default_rng(seed).integers(CANDIDATES, size=parts)
+        return known[np.arange(parts) * CANDIDATES + chosen]
 
     def _object(self, item: Item, clip: Frames) -> tuple[str, dict[str, np.ndarray], dict[str, str]]:
         """Key, arrays and metadata under which the store has a video."""
@@ -169,7 +190,7 @@ def frames_of(video: Any, config: DataConfig, size: int) -> np.ndarray:
     has_decoder = hasattr(video, "get_frames_at")
     count = int(video.metadata.num_frames) if has_decoder else len(video)
     rate = float(video.metadata.average_fps or 1) if has_decoder else 1.0
-    chosen = choose_frames(np.arange(count) / rate, config.num_frames, None, config.sampling, rate)
+    chosen = choose_frames(np.arange(count) / rate, config.num_frames, None, config.rule, rate)
     wanted = sorted({int(number) for number in chosen} - {MISSING})
     frames = np.asarray(video.get_frames_at(wanted).data if has_decoder else video[wanted])
     small = {number: resize_and_crop(frame.transpose(1, 2, 0), size) for number, frame in zip(wanted, frames)}

@@ -46,7 +46,7 @@ class ImageSource(FrameSource):
                     f"data.{name}: {getattr(config, name)} is for videos and captions, and stream {stream.name} has "
                     f"images. Write data.{name}={'none' if has is None else has}."
                 )
-        self.store = store
+        self.store, self.candidates = store, None
         self._keys: dict[Item, str] = {}
         self._arrays: dict[str, np.ndarray] = {}
 

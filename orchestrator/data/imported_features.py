@@ -50,7 +50,7 @@ class FeatureSource(FrameSource):
                     f"data.{name}: {getattr(config, name)} is for frames, and stream {stream.name} has features. "
                     f"Write data.{name}={has}."
                 )
-        self.store, self.num_frames = store, config.num_frames
+        self.store, self.num_frames, self.candidates = store, config.num_frames, None
         self._texts = digest_file(stream.text_features) if stream.text_features else ""
         self._keys: dict[Item, str] = {}
 

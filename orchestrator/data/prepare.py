@@ -74,6 +74,12 @@ def decode_stream(
     return Prepared(decoded, len(keys) - len(new), missing, [*broken, *unreadable])
 
 
+def passes(source: FrameSource, splits: Sequence[str]) -> list[tuple[FrameSource, tuple[str, ...]]]:
+    """Return what is decoded, one source after the other: the splits, and what is drawn from for training."""
+    drawn = [(source.candidates, ("train",))] if source.candidates is not None and "train" in splits else []
+    return [(source, tuple(splits)), *drawn]
+
+
 def prepare_stream(
     stream: Stream,
     source: FrameSource,

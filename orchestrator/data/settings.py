@@ -12,8 +12,9 @@ class DataConfig:
 
     num_frames: int = 12
     # Which frames: the middles of equal parts (CTVR, X-Pool), from the first to the last (CLIP-ViP), one a second and
-    # missing ones masked (CLIP4Clip); see orchestrator/video/sampling.py
-    sampling: Literal["segments", "linspace", "one_per_second"] = "segments"
+    # missing ones masked (CLIP4Clip); see orchestrator/video/sampling.py. random: in training one of each part, drawn
+    # for every video and epoch, and the middles elsewhere (frames.py)
+    sampling: Literal["segments", "linspace", "one_per_second", "random"] = "segments"
     image_size: int | None = None  # pixels of a side; none: what the backbone sees
     batch_size: int = 8  # pairs of one step, over all workers
     augment: Literal["none", "crop_flip", "gray_jitter"] = "none"  # flips mirror "left" and "right": off by default
@@ -25,6 +26,11 @@ class DataConfig:
     decoder: Literal["auto", "decord", "pyav", "torchcodec"] = "pyav"
     cache_features: bool = True  # keep what frozen leading vision blocks make of a video (frozen_features.py)
     skip_missing: bool = False  # go on without videos that are absent or broken (numbers change: the gallery shrinks)
+
+    @property
+    def rule(self) -> Literal["segments", "linspace", "one_per_second"]:
+        """The frames of a video that is not trained on."""
+        return "segments" if self.sampling == "random" else self.sampling
 
     def __post_init__(self) -> None:
         for name in ("num_frames", "image_size", "batch_size"):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from orchestrator.config import Settings
+from orchestrator.data.frames import FrameSource
 from orchestrator.data.imported_features import frame_source
-from orchestrator.data.prepare import DecodeMissing, Prepared, decode_stream
+from orchestrator.data.prepare import DecodeMissing, Prepared, decode_stream, passes
 from orchestrator.errors import ConfigError
 from orchestrator.jobs.deployment import Deployment, find_manifest
 from orchestrator.learning.assemble import load_clip
@@ -52,15 +54,20 @@ def build_cache(
     store.check_writable()
     source = frame_source(stream, store, experiment.data, load_clip(experiment.backbone).image_size)
 
-    def build(decode: DecodeMissing, workers: int, featurize: Featurize | None) -> str:
-        done = decode_stream(stream, source, splits, workers, decode=decode)
+    def build(decoder: Callable[[FrameSource], DecodeMissing], workers: int, featurize: Featurize | None) -> str:
+        found = [
+            decode_stream(stream, each, its, workers, decode=decoder(each)) for each, its in passes(source, splits)
+        ]
+        broken = {item: (item, error) for each in found for item, error in each.broken}
+        decoded, known = (sum(getattr(each, name) for each in found) for name in ("decoded", "known"))
+        done = replace(found[0], decoded=decoded, known=known, broken=list(broken.values()))
         lost = _lost(done)
         made = featurize_stream(stream, splits, lost, featurize) if featurize is not None else ""
         return _report(stream, done, lost, made, where, experiment.data.skip_missing)
 
     if not (on_cluster or where.address):
         here = featurize_here(experiment.settings, places) if features else None
-        return build(source.decode_missing, os.cpu_count() or 1, here)
+        return build(lambda each: each.decode_missing, os.cpu_count() or 1, here)
     from orchestrator.on_ray.capacity import choose_gpus
     from orchestrator.on_ray.connection import cluster
     from orchestrator.on_ray.decode import decode_on_nodes
@@ -69,7 +76,7 @@ def build_cache(
     with cluster(where.address, where.local_cpus, where.nodes):
         gpus = choose_gpus(where.gpus_per_trial, 1) if features else 0.0
         there = featurize_on_nodes(experiment.settings, places, gpus) if features else None
-        return build(partial(decode_on_nodes, source), 0, there)  # 0: on every CPU of the cluster
+        return build(lambda each: partial(decode_on_nodes, each), 0, there)  # 0: on every CPU of the cluster
 
 
 def _lost(done: Prepared) -> dict[str, str]:

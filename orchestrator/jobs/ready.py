@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from orchestrator.data.batches import check_pairs
-from orchestrator.data.prepare import prepare_stream
+from orchestrator.data.prepare import passes, prepare_stream
 from orchestrator.digests import digest_of
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.learning.assemble import load_tower
@@ -51,14 +51,16 @@ def make_ready(
     store.check_writable()
     backbone = load_tower(experiment, stream)
     source = source_of(stream, store, experiment.data, backbone)
-    if on_cluster:
-        from orchestrator.on_ray.decode import decode_on_cluster
+    decoded, skip = 0, experiment.data.skip_missing
+    for each, its in passes(source, splits):
+        if on_cluster:
+            from orchestrator.on_ray.decode import decode_on_cluster
 
-        everywhere = partial(decode_on_cluster, source)
-        skip = experiment.data.skip_missing
-        stream, decoded = prepare_stream(stream, source, splits, skip, workers=0, decode=everywhere)
-    else:
-        stream, decoded = prepare_stream(stream, source, splits, experiment.data.skip_missing)
+            everywhere = partial(decode_on_cluster, each)
+            stream, new = prepare_stream(stream, each, its, skip, workers=0, decode=everywhere)
+        else:
+            stream, new = prepare_stream(stream, each, its, skip)
+        decoded += new
     if curve:
         import torch
 

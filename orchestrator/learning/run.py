@@ -10,7 +10,6 @@ import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from orchestrator.data.frozen_features import frozen_features
 from orchestrator.data.heap import kept_heap
 from orchestrator.data.images import ImageData, ImageSource
 from orchestrator.data.imported_features import frame_source
-from orchestrator.data.prepare import prepare_stream
+from orchestrator.data.prepare import passes, prepare_stream
 from orchestrator.data.questions import QuestionData
 from orchestrator.data.settings import DataConfig
 from orchestrator.errors import ConfigError, Overtaken
@@ -199,13 +198,14 @@ def _open_data(
     """The stream as tensors, every frame of it in the store, and the digest of these frames."""
     splits = splits_of(experiment, stream)
     source = source_of(stream, store, experiment.data, backbone)
-    prepare = partial(prepare_stream, source=source, splits=splits, skip_missing=experiment.data.skip_missing)
     at("the decoding of the stream")
-    if workers.rank == 0:  # one worker decodes what is missing, the others find it in the store
-        stream, _ = prepare(stream)
-    workers.agree(None)
-    if workers.rank != 0:
-        stream, _ = prepare(stream, progress=False)
+    if workers.rank != 0:  # one worker decodes what is missing, the others find it in the store
+        workers.agree(None)
+    for each, its in passes(source, splits):
+        skip = experiment.data.skip_missing
+        stream, _ = prepare_stream(stream, each, its, skip, progress=workers.rank == 0)
+    if workers.rank == 0:
+        workers.agree(None)
     if trains(experiment):
         check_pairs(stream, experiment.data, workers.size)
     data = data_of(stream, source, experiment.data, backbone, workers.device)

@@ -168,6 +168,42 @@ def test_workers_share_a_batch_in_blocks(data):
         assert torch.equal(pairs, torch.cat([a.pairs, b.pairs]))  # gathered, they are in the order of one worker
 
 
+@pytest.fixture
+def random_frames(small_stream, runs) -> StreamData:
+    config = DataConfig(num_frames=3, batch_size=4, sampling="random")
+    clip = load_backbone("tiny-clip", "shipped")
+    source = FrameSource(Places(runs).open_store(), config, clip.image_size)
+    return StreamData(small_stream, source, clip.tokenize, clip.mean, clip.std, config, CPU)
+
+
+def by_pair(batches):
+    return {n: video for batch in batches for n, video in zip(batch.pairs.tolist(), batch.frames)}
+
+
+def test_random_frames_depend_on_seed_epoch_and_video_and_on_no_worker(random_frames):
+    alone = by_pair(random_frames.train_batches([0], 1, 0, 0))
+    shared = [by_pair(random_frames.train_batches([0], 1, 0, 0, rank, 2)) for rank in range(2)]
+    assert shared[0]
+    for number, video in {**shared[0], **shared[1]}.items():
+        assert torch.equal(video, alone[number])
+    for other in ((2, 0, 0), (1, 0, 1)):  # another seed, another epoch
+        drawn = by_pair(random_frames.train_batches([0], *other))
+        assert any(not torch.equal(drawn[number], alone[number]) for number in alone)
+
+
+def test_what_is_replayed_evaluated_or_ends_a_task_is_not_drawn(random_frames, small_stream, runs):
+    config = replace(random_frames.config, sampling="segments")
+    source = FrameSource(Places(runs).open_store(), config, random_frames.frames.sampling.size)
+    clip = load_backbone("tiny-clip", "shipped")
+    plain = StreamData(small_stream, source, clip.tokenize, clip.mean, clip.std, config, CPU)
+    drawn, middles = by_pair(random_frames.ordered_batches([0])), by_pair(plain.ordered_batches([0]))
+    assert all(torch.equal(drawn[number], middles[number]) for number in middles)
+    numbers = list(middles)[:2]
+    assert torch.equal(random_frames.pairs(numbers)[0], plain.pairs(numbers)[0])
+    found, expected = (each.instead("test").train_batches([0], 1, 0, 0) for each in (random_frames, plain))
+    assert all(torch.equal(a.frames, b.frames) for a, b in zip(found, expected, strict=True))
+
+
 def test_background_reading_changes_nothing(data, small_stream, runs):
     config = DataConfig(num_frames=4, batch_size=4, load_threads=2)
     clip = load_backbone("tiny-clip", "shipped")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from orchestrator.data.frames import FrameSource
+from orchestrator.data.frames import CANDIDATES, FrameSource
 from orchestrator.data.settings import DataConfig
 from orchestrator.digests import digest_file, digest_of
 from orchestrator.errors import ConfigError
@@ -16,6 +16,7 @@ from orchestrator.store import packer
 from orchestrator.store.store import Store
 from orchestrator.video.decode import decoder_version
 from orchestrator.video.pool import Decoder
+from orchestrator.video.sampling import choose_frames
 
 
 def test_a_damaged_object_is_decoded_again_and_served_right(small_stream, runs):
@@ -83,3 +84,34 @@ def test_the_key_changes_with_everything_that_decides_the_frames(small_stream, r
 def test_frames_of_another_size_than_the_backbone_sees_are_refused(runs):
     with pytest.raises(ConfigError, match="data.image_size: 224 does not fit the backbone, which sees 64 pixels"):
         FrameSource(Places(runs).open_store(), DataConfig(image_size=224), 64)
+
+
+def test_frames_that_may_be_drawn_lie_in_their_part_of_the_film():
+    for frames in (*range(48, 130), 1000, 30_001):
+        chosen = choose_frames(np.arange(frames) / 25, 12 * CANDIDATES, rule="linspace").reshape(12, CANDIDATES)
+        edges = np.linspace(0, frames, 13).astype(int)
+        assert (chosen >= edges[:-1, None]).all()
+        assert (chosen < edges[1:, None]).all()
+        assert chosen[0, 0] == 0
+        assert chosen[-1, -1] == frames - 1
+
+
+def test_a_short_film_repeats_its_frames_in_order():
+    chosen = choose_frames(np.arange(5) / 25, 4 * CANDIDATES, rule="linspace")
+    assert (np.diff(chosen) >= 0).all()
+    assert set(chosen.tolist()) == set(range(5))
+
+
+def test_random_frames_are_drawn_in_training_and_are_the_middles_elsewhere(small_stream, runs):
+    store, item = Places(runs).open_store(), small_stream.items(0, "train")[0]
+    plain, drawn = (FrameSource(store, DataConfig(num_frames=4, sampling=rule), 64) for rule in ("segments", "random"))
+    assert drawn.key(item) == plain.key(item)
+    assert np.array_equal(drawn.load(item), plain.load(item))
+    known = drawn.candidates.load(item)
+    for seed in range(5):
+        found = drawn.draw(item, seed)
+        assert found.shape == plain.load(item).shape
+        assert np.array_equal(found, drawn.draw(item, seed))
+        for part, frame in enumerate(found):
+            assert any(np.array_equal(frame, other) for other in known[part * CANDIDATES : (part + 1) * CANDIDATES])
+    assert plain.candidates is None
