@@ -52,7 +52,16 @@ def mean_accuracy(table: Sequence[Sequence[float]]) -> float:
     return sum(table[-1]) / len(table[-1])
 
 
-def forgetting(table: Sequence[Sequence[float]]) -> float:
-    """Mean over former tasks of A_ii - A_ti; NaN after the first task. The best of former values counts for nothing."""
+def forgetting(table: Sequence[Sequence[float]], of_best: bool = False) -> float:
+    """Return the mean over former tasks of what was lost; NaN after the first task.
+
+    Args:
+        table: row t holds the accuracy of tasks 0..t after task t.
+        of_best: from the best former value, as the text of LUMP has it (arXiv:2110.06976, section 5.1); else from the
+            value when the task was learned, as its release and BMU-MoCo's tables.
+    """
     earlier = len(table) - 1
-    return sum(table[i][i] - table[-1][i] for i in range(earlier)) / earlier if earlier else float("nan")
+    if not earlier:
+        return float("nan")
+    before = [max(row[i] for row in table[i:-1]) if of_best else table[i][i] for i in range(earlier)]
+    return sum(value - table[-1][i] for i, value in enumerate(before)) / earlier

@@ -45,13 +45,13 @@ KINDS: dict[str, dict[str, str]] = {
         "held_out": "2",
     },
     "cvlm": {"folder": "FOLDER", "datasets": "msvd,didemo"},
-    **{kind: {"folder": "FOLDER"} for kind in IMAGES},
+    **{kind: {"folder": "FOLDER", "classes": "1"} for kind in IMAGES},
     QUESTIONS: {"folder": "FOLDER", "tasks": "1"},
     "csv": {"table": "TABLE.csv"},
     "hf": {"folder": "FOLDER"},
     "features": {"table": "TABLE.csv", "features": "FEATURES.npz", "text": "TEXTS.npy"},
 }
-OPTIONAL = {"datasets", "text", "tasks", "held_out"}
+OPTIONAL = {"datasets", "text", "tasks", "held_out", "classes"}
 NO_VIDEOS = ("cvlm", "features", "hf", *IMAGES)  # they say themselves where everything lies
 
 
@@ -145,7 +145,9 @@ def _default_name(kind: str, files: Mapping[str, str]) -> str:
         return _path(files["folder"]).resolve().name
     if kind == QUESTIONS:
         return kind if files.get("tasks", "1") == "1" else f"{kind}-{files['tasks']}"
-    return kind if kind in IMAGES else Path(files["table"]).stem
+    if kind in IMAGES:
+        return kind if _classes(files) is None else f"{kind}-classes-{_classes(files)}"
+    return Path(files["table"]).stem
 
 
 def _import_kind(
@@ -154,7 +156,7 @@ def _import_kind(
     if kind == "cvlm":
         return import_cvlm(_path(files["folder"]), out, _listed(files.get("datasets", "")) or None)
     if kind in IMAGES:
-        return import_images(kind, _path(files["folder"]), out)
+        return import_images(kind, _path(files["folder"]), out, _classes(files))
     if kind == "hf":
         return import_dataset(_path(files["folder"]), out, name)
     if kind == "features":
@@ -171,6 +173,14 @@ def _import_kind(
         queries = _path(files["train"]), _path(files["val"])
         return import_actnet(_path(files["split"]), *queries, videos, out, _held_out(files))
     return import_csv(_path(files["table"]), videos, out, name)
+
+
+def _classes(files: Mapping[str, str]) -> int | None:
+    """Return the seed of a random order of classes; None for the order of their labels."""
+    word = files.get("classes", "")
+    if word and (not word.isascii() or not word.isdigit() or len(word) > 9):
+        raise ConfigError(f"classes={word}: is not a seed of a random order. Write classes=1, or leave it out.")
+    return int(word) if word else None
 
 
 def _held_out(files: Mapping[str, str]) -> int:

@@ -3,6 +3,7 @@
 Tasks hold the classes in the order of their labels, two or five each, as divyam3897/UCL@cfaa81d has them: 5 tasks of
 CIFAR-10, 20 of CIFAR-100, and 20 of the first 100 classes of Tiny-ImageNet, whose labels are taken to be its 200
 folders in alphabetical order. All training images train, all labelled others are tested.
+BMU-MoCo's text says random classes: `classes=SEED` draws their order.
 
 Shapes: N images of a class, S = 32 or 64 pixels of a side.
 """
@@ -57,7 +58,7 @@ BENCHMARKS = {
 Split = tuple[np.ndarray, np.ndarray]  # (N, S, S, 3) uint8 and (N,) labels
 
 
-def import_images(kind: str, folder: Path, out: Path) -> tuple[Manifest, str]:
+def import_images(kind: str, folder: Path, out: Path, classes: int | None = None) -> tuple[Manifest, str]:
     """A stream of images from the files of a benchmark.
 
     Args:
@@ -65,6 +66,7 @@ def import_images(kind: str, folder: Path, out: Path) -> tuple[Manifest, str]:
         folder: for CIFAR, of its "python version" (data_batch_1, test_batch; train, test) or its "binary version"
             (the same with .bin); for Tiny-ImageNet, with train/ and val/.
         out: the manifest; the arrays of the classes are written into a folder beside it.
+        classes: seed of a random order of the classes, which tasks then take; None keeps the order of their labels.
 
     Returns and raises as `import_msrvtt`.
     """
@@ -85,6 +87,9 @@ def import_images(kind: str, folder: Path, out: Path) -> tuple[Manifest, str]:
     items = {
         split: [{"video": f"{split}_{c}", "path": f"{split}/{c}.npy", "category": c} for c in names] for split in splits
     }
+    if classes is not None:
+        order = np.random.default_rng(classes).permutation(len(names))
+        names, items = [names[i] for i in order], {split: [items[split][i] for i in order] for split in items}
     step = benchmark.per_task
     tasks = [
         empty_task()
@@ -93,6 +98,8 @@ def import_images(kind: str, folder: Path, out: Path) -> tuple[Manifest, str]:
     ]
     is_published = all(counts[split] == {n} for split, n in benchmark.published.items())
     published = {split: len(names) if is_published else -1 for split in splits}
+    if classes is not None:  # the release has another order, so these tasks stand beside no printed number
+        return Builder(places, out).finish(f"{kind}-classes-{classes}", "ucl", tasks, SETTINGS, files)
     return Builder(places, out).finish(kind, "ucl", tasks, SETTINGS, files, published)
 
 

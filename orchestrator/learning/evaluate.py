@@ -51,11 +51,19 @@ class EvaluationConfig:
     # After every task also R@1 of captions that are told their task; all captions are encoded again (oracle.py)
     oracle_task: bool = False
     neighbours: int = 200  # of streams of images: k of the second accuracy, whose k stays the same
+    # A share of a task's training images in the place of `neighbours`, at least one. 0.02 is the 200 that the release
+    # is configured with among the 10,000 images of a task of CIFAR-10
+    neighbours_share: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "chunk", "neighbours"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} counts items and must be >= 1, got {getattr(self, name)}.")
+        if self.neighbours_share is not None and not 0 < self.neighbours_share <= 1:
+            raise ValueError(
+                f"neighbours_share is a share of a task's training images in (0, 1], got {self.neighbours_share}. "
+                "Use 0.02, or none for `neighbours`."
+            )
         if self.patience is not None and (self.patience < 1 or self.select == "last"):
             raise ValueError(
                 f"patience counts epochs without a better one (>= 1, got {self.patience}), which select=last does not "
@@ -63,6 +71,12 @@ class EvaluationConfig:
             )
         if self.patience_from < 0:
             raise ValueError(f"patience_from counts epochs and must be >= 0, got {self.patience_from}. Use 0.")
+
+    def fixed_k(self, bank: int) -> int:
+        """Return k of the second accuracy among `bank` training images of a task."""
+        if self.neighbours_share is None:
+            return min(self.neighbours, bank)
+        return max(1, round(self.neighbours_share * bank))
 
     def selects_on(self, has_val: bool) -> str | None:
         """The split on which a task's best epoch is chosen; None where the last epoch is kept.

@@ -131,6 +131,7 @@ class Counted(Protocol):
             found.metrics[f"stream/{self.family}/accuracy{name}"] = knn.mean_accuracy(table)
             if len(table) > 1:  # before, nothing can be forgotten
                 found.metrics[f"stream/{self.family}/forgetting{name}"] = knn.forgetting(table)
+                found.metrics[f"stream/{self.family}/forgetting{name}_best"] = knn.forgetting(table, of_best=True)
 
     def score(self, found: Evaluation) -> float:
         return found.own[-1]
@@ -143,7 +144,8 @@ class UCL(Counted):
     """The nearest training images of a task tell the class of its test images: divyam3897/UCL@cfaa81d.
 
     Nothing is searched. `own` holds the accuracy by the release's k, which is the number of tasks so far; `union` that
-    by a k which stays the same, `evaluation.neighbours`, or all training images of the task where it has fewer.
+    by a k which stays the same: `evaluation.neighbours`, or all training images of the task where it has fewer, or
+    `evaluation.neighbours_share` of them.
     """
 
     name, family, second = "ucl", "knn", "_fixed"
@@ -159,7 +161,7 @@ class UCL(Counted):
             truth = data.labels(task, sight.split)
             for row, k, name in (
                 (found.own, knn.released_k(sight.task + 1), "accuracy"),
-                (found.union, min(sight.config.neighbours, len(bank)), "accuracy_fixed"),
+                (found.union, sight.config.fixed_k(len(bank)), "accuracy_fixed"),
             ):
                 row.append(knn.accuracy(knn.votes(test, bank, labels, k, classes), truth))
                 found.metrics[f"task_{task + 1:02d}/knn/{name}"] = row[-1]

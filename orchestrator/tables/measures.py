@@ -34,7 +34,8 @@ OF_VIDEOS = {"own gallery": "t2v/r1_own", "all galleries so far": "t2v/r1"}
 
 NEIGHBOUR_NOTE = (
     "Accuracy: the classes of a task's test images as its nearest training images have them, with the k of the release "
-    "(the number of tasks so far) and with one k for all (`evaluation.neighbours`, or all images of the task)."
+    "(the number of tasks so far) and with one k for all (`evaluation.neighbours`, or all images of the task, or "
+    "`evaluation.neighbours_share` of them). The CSV also has forgetting from the best former value (`_best`)."
 )
 ANSWER_NOTE = (
     "Accuracy: questions whose likeliest answer is the right one, word for word, among the training answers of the "

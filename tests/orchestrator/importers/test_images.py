@@ -81,6 +81,27 @@ def test_cifar_comes_class_by_class_in_the_order_of_labels(tmp_path, kind, tasks
         assert [item.category for item in items] == names
 
 
+def test_a_seed_draws_the_classes_of_each_task_and_nothing_else(tmp_path):
+    write_cifar(tmp_path / "files", "cifar-10", is_binary=True)
+    words = {"folder": str(tmp_path / "files")}
+    for more in ({}, {"classes": "3"}, {"classes": "4"}):
+        import_stream("cifar-10", {**words, **more}, None, tmp_path)
+    names = ("cifar-10", "cifar-10-classes-3", "cifar-10-classes-4")
+    plain, drawn, other = (load_stream(name, tmp_path) for name in names)
+    orders = [[name for task in stream.tasks for name in task.categories] for stream in (plain, drawn, other)]
+    assert orders[1] != orders[0]
+    assert orders[2] != orders[1]
+    assert sorted(orders[1]) == sorted(orders[0])
+    assert drawn.paper is None
+    contents = [
+        {item.category: np.load(item.path).tobytes() for t in range(5) for item in stream.items(t, "train")}
+        for stream in (plain, drawn)
+    ]
+    assert contents[0] == contents[1]
+    with pytest.raises(ConfigError, match="classes=-1: is not a seed"):
+        import_stream("cifar-10", {**words, "classes": "-1"}, None, tmp_path)
+
+
 def test_a_stream_of_published_size_stands_beside_the_paper_and_damaged_files_are_one_line(tmp_path, monkeypatch):
     few = images._Benchmark(10, 2, {"train": 10, "test": 2})
     monkeypatch.setitem(images.BENCHMARKS, "cifar-10", few)
