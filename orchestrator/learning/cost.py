@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from methods import CONFIGURATIONS, find_method
 from methods.backbone.architectures import UMT
@@ -136,6 +137,31 @@ def _counts(method: Method) -> str:
     """What is trained; behind it the paper's count, where a method counts as its paper does and that is another."""
     trained, other = paper_parameters(method), getattr(method, "counted_parameters", dict)().get("paper")
     return f"{trained:,}" if other in {None, trained} else f"{trained:,} (as printed: {other:,})"
+
+
+@torch.no_grad()
+@weights_at_rest()
+def query_cost(method: Method, tokens: Tensor, tasks: int) -> dict[str, float]:
+    """Return what one query costs when `tasks` tasks are stored, by one pass over a caption.
+
+    Args:
+        tokens: (1, L) int64 of a caption, on the method's device.
+
+    Returns:
+        `cost/query_passes`: passes through the text tower, one for each task where captions are read by task;
+        `cost/query_gmacs`: multiply-adds of all of them in 10^9, as torch counts products of matrices; those within
+        a fused attention (3 % of a text of 77 tokens) are counted where torch knows the kernel, on a GPU.
+    """
+    passes = tasks if method.prompts_by_task else 1
+    training = method.training
+    method.eval()
+    with FlopCounterMode(display=False) as counter:
+        method.encode_text(tokens, 0)
+    method.train(training)
+    return {
+        "cost/query_passes": float(passes),
+        "cost/query_gmacs": passes * counter.get_total_flops() / 2 / 1e9,
+    }
 
 
 def measure(method: Method, frames: Tensor, seconds: float = 0.3) -> dict[str, float]:

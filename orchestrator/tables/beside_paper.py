@@ -29,6 +29,9 @@ PRINTED = {  # what papers print beside what tables always show, and the metric 
     "gmacs": (Column("gmacs", "GMACs", "down", 1), "cost/video_gmacs"),
     "tokens": (Column("tokens", "Tokens", "", 0), "cost/tokens_out"),
     # no paper prints these
+    "query_passes": (Column("query_passes", "Text passes (query)", "down", 0), "cost/query_passes"),
+    "query_gmacs": (Column("query_gmacs", "GMACs (query)", "down", 1), "cost/query_gmacs"),
+    "speed": (Column("speed", "Videos/s", "up", 1), "cost/videos_per_second"),
     "run_seconds": (Column("run_seconds", "Seconds (run)", "down", 1), "cost/seconds_run"),
     "memory": (Column("memory", "Memory (MB)", "down", 0), "cost/peak_memory_mb"),
     "stored": (Column("stored", "Stored (kB)", "down", 2), "cost/stored_floats_per_video"),

@@ -35,6 +35,7 @@ from orchestrator.config import Settings, build, suggest
 from orchestrator.errors import ConfigError
 from orchestrator.streams.manifest import read_json
 
+More = Literal["rsum", "gmacs", "tokens", "query_passes", "query_gmacs", "run_seconds", "speed", "memory", "stored"]
 FOLDER = Path(__file__).parent / "table_presets"
 OnStreams = dict[str, dict[str, Any]]  # pattern of a stream's name -> settings
 
@@ -86,7 +87,7 @@ class TablePreset:
     on: OnStreams = field(default_factory=dict)
     name: str = ""  # of a table that comes with the package; `load_preset` writes it
     varies: tuple[str, ...] = ()  # settings of which some rows change one, and nothing else
-    columns: tuple[Literal["rsum", "gmacs", "tokens", "run_seconds", "memory", "stored"], ...] = ()  # beside the usual
+    columns: tuple[More, ...] = ()  # beside the usual
 
     def __post_init__(self) -> None:
         names = [row.slug for row in self.rows]

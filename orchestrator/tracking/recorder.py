@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from methods.base import Method, Task
+from methods.layers.transfer import cut
 from orchestrator.data.batches import StreamData
 from orchestrator.digests import canonical
 from orchestrator.learning.commits import Commits, Record
-from orchestrator.learning.cost import measure
+from orchestrator.learning.cost import measure, query_cost
 from orchestrator.learning.experiment import Experiment
 from orchestrator.learning.identity import frames_digest
 from orchestrator.learning.resolve import resolve
@@ -124,6 +125,9 @@ class Recorder:
         plain = data.with_features(None)  # a new video passes the whole tower, also where stored tokens enter late
         frames = next(plain.videos(0, self.experiment.evaluation.split, [0], 1))
         cost = measure(method, frames)
+        if data.stream.domain == "videos":
+            tokens = cut(data.queries(0, self.experiment.evaluation.split).tokens[:1]).to(data.device)
+            cost |= query_cost(method, tokens, num_tasks)
         if not self.experiment.optim.epochs:  # a control that trains nothing
             cost["cost/trained_parameters"] = 0.0
         self.tracker.log_task(self.run_id, num_tasks, cost)

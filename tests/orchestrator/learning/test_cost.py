@@ -7,12 +7,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from methods.adapter import Adapter, AdapterConfig
 from methods.backbone.clip import record_tokens
 from methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from methods.framefusion_moe import FrameFusionMoE, FrameFusionMoEConfig
 from methods.lora import Lora, LoraConfig
 from methods.tempme import TempMe, TempMeConfig
 from methods.zero_shot import ZeroShot, ZeroShotConfig
 from orchestrator.learning import cost
-from orchestrator.learning.cost import measure, planned, tower_macs, trained_parameters, video_cost
-from tests.methods.conftest import make_small_clip
+from orchestrator.learning.cost import measure, planned, query_cost, tower_macs, trained_parameters, video_cost
+from tests.methods.conftest import make_batch, make_small_clip, make_task
 
 B32, B16 = "ViT-B-32-quickgelu", "ViT-B-16-quickgelu"
 KEYS = {
@@ -194,3 +195,19 @@ def test_a_method_whose_paper_counts_otherwise_has_both_counts_computed(monkeypa
     assert "6,350,336" in table
     assert "303.1" in table  # UMT's video tower over 12 frames
     assert not any(character.isdigit() for row in cost.ROWS for character in row[6] if len(row[6]) > 6)
+
+
+def test_a_query_costs_a_pass_for_each_task_where_captions_are_read_by_task():
+    tokens = make_batch().tokens[:1]
+    plain = Clip4Clip(Clip4ClipConfig(), make_small_clip())
+    prompted = FrameFusionMoE(FrameFusionMoEConfig(), make_small_clip())
+    prompted.begin_task(make_task(0))
+    once, often = (query_cost(method, tokens, 5) for method in (plain, prompted))
+    assert (once["cost/query_passes"], often["cost/query_passes"]) == (1, 5)
+    assert often["cost/query_gmacs"] > 5 * once["cost/query_gmacs"]  # and experts on top
+    tower = plain.backbone.text
+    length, width, depth = tokens.shape[1], tower.width, len(tower.blocks)
+    linear = 12 * length * width**2  # of a block: projections and an MLP of 4 D; the last may make one token alone
+    most = depth * (linear + 2 * length**2 * width) + width * 16
+    assert (depth - 1) * linear < once["cost/query_gmacs"] * 1e9 <= most
+    assert query_cost(prompted, tokens, 10)["cost/query_gmacs"] == pytest.approx(2 * often["cost/query_gmacs"])
