@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -105,5 +105,5 @@ class UpperBound(Strategy):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         if not self._is_joint or batch.tasks is None:
             return super().losses(replace(batch, tasks=None))
-        reduction = getattr(self.base.config, "loss_reduction", "mean")
+        reduction: Literal["mean", "sum"] = getattr(self.base.config, "loss_reduction", "mean")
         return {"contrastive": contrastive(self.logits(batch), reduction)}

@@ -27,6 +27,7 @@ TEXTS = {
     "replay": "its memory is written once, at a task's end, and its pairs repeat where a step asks for more than are "
     "kept (released codes write after every step and repeat none)",
     "short": "trained for {epochs} epochs of a task where {recommended} are recommended",
+    "untrained": "not trained (preset untrained): where its training starts, by its own score",
     "searched": "settings are the best of {n} trials{rule}",
 }
 
@@ -91,6 +92,8 @@ def _trains_on_searched(run: RunRecord, group: str, name: str, of_base: bool = F
 def _short_of_epochs(run: RunRecord) -> str:
     """What is said of a run of fewer epochs than are recommended (--smoke has one); empty for all others."""
     epochs, recommended = str(run.settings.get("optim.epochs", "")), run.tags.get(EPOCHS, "")
+    if epochs == recommended == "0":  # by the preset `untrained`
+        return TEXTS["untrained"]
     if not (epochs.isdigit() and recommended.isdigit() and int(epochs) < int(recommended)):
         return ""
     return TEXTS["short"].format(epochs=epochs, recommended=recommended)

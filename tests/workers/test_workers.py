@@ -38,6 +38,8 @@ MORE = [
     Case("umt_qa", {"optim.accumulate": 2}),  # gradients of several passes, which go to the other workers at once
     Case("lump", {"method.mix_level": "feature"}),
     Case("zscl", {"method.reference_images": 6, "method.average_every": 1}),
+    Case("upper_bound", {"method.base": "framefusion_moe"}),  # captions are read by the tasks of all workers' videos
+    Case("upper_bound", {"method.base": "moe_adapter"}),
 ]
 GO_ON = ("er_ring", "der", "ewc", "bmu_moco", "framefusion_moe", "structalign")  # memories, queues, Fisher, experts
 RANDOM = ("clip4clip", "framefusion_moe", "structalign", "xpool", "moe_adapter", "lora", "er_ring", "lump_moco")
