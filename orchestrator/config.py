@@ -15,7 +15,7 @@ import typing
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -124,18 +124,18 @@ def _parse_yaml(text: str) -> Any:
             self.sizes: dict[int, tuple[int, int]] = {}  # id of a node -> nodes and levels below it, written out
 
         def compose_node(self, parent: Any, index: Any) -> Any:
-            event: Any = self.peek_event()
-            anchor = getattr(event, "anchor", None)
+            event = self.peek_event()
+            anchor, mark = getattr(event, "anchor", None), cast(Any, event).start_mark
             if isinstance(event, AliasEvent) and anchor in self.open:
-                raise ComposerError(None, None, f"*{anchor[:60]} stands within its own anchor", event.start_mark)
+                raise ComposerError(None, None, f"*{anchor[:60]} stands within its own anchor", mark)
             self.depth += 1
             if self.depth > YAML_LEVELS:
-                raise ComposerError(None, None, f"more than {YAML_LEVELS} levels", event.start_mark)
+                raise ComposerError(None, None, f"more than {YAML_LEVELS} levels", mark)
             self.open |= {anchor} if anchor and isinstance(event, CollectionStartEvent) else set()
             node = super().compose_node(parent, index)
             self.open.discard(anchor)
             self.depth -= 1
-            self.measure(node, event.start_mark)
+            self.measure(node, mark)
             return node
 
         def measure(self, node: Any, mark: Any) -> None:

@@ -180,6 +180,7 @@ def read_parquet(path: Path) -> Arrays:
     with open_regular(path) as regular:
         whole = parquet.ParquetFile(regular)
         columns = _columns(path, whole.schema_arrow, types)
+        whole.scan_contents(columns, batch_size=65_536)  # in pieces; a damaged footer is an error here and aborts below
         _check_declared(whole.metadata, columns, regular.seek(0, io.SEEK_END))
         file = parquet.ParquetFile(regular, read_dictionary=["name"])  # a long name may stand in every line
         for batch in file.iter_batches(batch_size=4096, columns=columns):
@@ -225,11 +226,11 @@ def _is_list(kind: Any, types: Any) -> bool:
 def _check_declared(metadata: Any, columns: Iterable[str], size: int) -> None:
     """Compare the numbers that a footer declares with the size of the file: repeated ones take no place in it."""
     declared = 0
+    paths = [metadata.schema.column(place).path.partition(".")[0] for place in range(metadata.num_columns)]
     for group in range(metadata.num_row_groups):
-        for place in range(metadata.num_columns):
+        for place in [place for place, path in enumerate(paths) if path in columns]:
             chunk = metadata.row_group(group).column(place)
-            if chunk.path_in_schema.partition(".")[0] in columns:
-                declared += max(8 * chunk.num_values, chunk.total_uncompressed_size)
+            declared += max(8 * chunk.num_values, chunk.total_uncompressed_size)
     check_size(declared, size)
 
 

@@ -36,7 +36,7 @@ def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = N
     for line, row, captions, segment in rows:
         if row["split"] not in SPLITS:
             hint = suggest(row["split"], SPLITS)
-            raise ConfigError(f"{table}: line {line}: split is {row['split']!r}.{hint} Write train, val or test.")
+            raise ConfigError(f"{table}: line {line}: split is {row['split']!r:.60}.{hint} Write train, val or test.")
         place = (row["task"], row["split"], row["category"])
         key = (row["video"], segment)
         if key not in seen:
@@ -48,7 +48,9 @@ def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = N
             seen[key] = place, item
         if seen[key][0] != place:
             first = " ".join(seen[key][0])
-            raise ConfigError(f"{table}: line {line}: {row['video']!r} is also in {first!r}. Keep it in one place.")
+            raise ConfigError(
+                f"{table}: line {line}: {row['video']!r:.80} is also in {first!r:.200}. Keep it in one place."
+            )
         seen[key][1]["captions"] += captions
     stem = name or (Path(out).stem if out else table.stem)
     return builder.finish(stem, "ctvr", [tasks[task] for task in in_order(tasks)], {}, [table])
@@ -91,5 +93,6 @@ def _row_segment(table: Path, line: int, row: Mapping[str, str]) -> tuple[float,
         return float(start), float(end)
     except ValueError as error:
         raise ConfigError(
-            f"{table}: line {line}: start {start!r} and end {end!r} are not two numbers. Write seconds, or neither."
+            f"{table}: line {line}: start {start!r:.40} and end {end!r:.40} are not two numbers. Write seconds, or "
+            "neither."
         ) from error
