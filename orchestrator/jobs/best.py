@@ -11,7 +11,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from orchestrator.errors import ConfigError
 from orchestrator.jobs.verdict import compare
+from orchestrator.learning.resolve import find, named_in
 from orchestrator.streams.measures import ACCURACY, ANSWERED
 from orchestrator.tables.marks import method_of
 from orchestrator.tables.orders import content_of
@@ -30,9 +32,21 @@ FREE |= {"tracking.mirror", "tracking.keep_states"}  # settings in which runs of
 
 
 def best_of(stream: str, complete: Sequence[RunRecord]) -> RunRecord | None:
-    """The run that is the best of its stream; None where no search has chosen one yet."""
+    """The run that is the best of its stream; None where no search has chosen one yet.
+
+    A run whose method cannot be loaded here is passed over; the best before it stands again.
+    """
     known = [run for run in complete if run.tags.get(SINCE) and run.tags.get("ctvr.stream") == stream]
-    return max(known, key=lambda run: float(run.tags[SINCE]), default=None)
+    return max(filter(can_be_asked, known), key=lambda run: float(run.tags[SINCE]), default=None)
+
+
+def can_be_asked(run: RunRecord) -> bool:
+    """Whether a run kept to the protocol, which an upper bound does not, by a method that can be loaded here."""
+    try:
+        with named_in(f"run {run.name}"):
+            return not find(str(run.settings["method"])).reencodes_gallery
+    except ConfigError:
+        return False
 
 
 def promote(tracker: Tracker, chosen: RunRecord) -> tuple[bool, str]:
@@ -60,7 +74,7 @@ def _beats(tracker: Tracker, chosen: RunRecord, holder: RunRecord, complete: Seq
         return False, f"{chosen.name} was not chosen on the same videos, so the two are not compared"
     ranks = {run.run_id: found for run in (*old, *new) if (found := read_ranks(tracker, run.run_id))}
     metric = next((key for key in (R1, ACCURACY, ANSWERED) if new[0].last(key)), R1)
-    seen = compare(old, new, ranks, (metric, "max"))
+    (seen,) = compare(old, [new], ranks, (metric, "max"))
     where = f"on {SPLITS[split_of(new[0])]} videos, {len(new)} and {len(old)} seeds"
     said = f"{chosen.name} against {holder.name}: {seen} {where}"
     return seen.value > 0 and seen.p < LEVEL, said

@@ -13,7 +13,7 @@ from orchestrator.config import suggest
 from orchestrator.data.batches import task_of
 from orchestrator.errors import ConfigError, MissingObject
 from orchestrator.jobs.again import best_trials
-from orchestrator.jobs.best import best_of
+from orchestrator.jobs.best import best_of, can_be_asked
 from orchestrator.jobs.deployment import Deployment
 from orchestrator.jobs.verdict import last_value
 from orchestrator.learning.assemble import Trained, read_trained, restore_trained
@@ -117,7 +117,7 @@ def _best(name: str, complete: list[RunRecord]) -> RunRecord:
     if not own:
         streams = ", ".join(sorted({run.tags.get("ctvr.stream", "") for run in complete})) or "none yet"
         raise ConfigError(f"model {name}: no complete run is of stream {stream!r}. Streams with runs: {streams}.")
-    kept = [run for run in own if _can_be_asked(run)]
+    kept = [run for run in own if can_be_asked(run)]
     if not kept:
         raise ConfigError(f"model {name}: none of the {len(own)} runs of {stream} can be asked. Name a run.")
     on_test = [run for run in kept if split_of(run) == "test"]
@@ -129,15 +129,6 @@ def _best(name: str, complete: list[RunRecord]) -> RunRecord:
         highest.name,
     )
     return highest
-
-
-def _can_be_asked(run: RunRecord) -> bool:
-    """Whether a run kept to the protocol, which an upper bound does not, by a method that can be loaded here."""
-    try:
-        with named_in(f"run {run.name}"):
-            return not find(str(run.settings["method"])).reencodes_gallery
-    except ConfigError:
-        return False
 
 
 def _stream_of(run: RunRecord, where: Deployment) -> Stream | None:

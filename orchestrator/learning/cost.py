@@ -135,7 +135,8 @@ def paper_parameters(method: Method) -> int:
 
 def _counts(method: Method) -> str:
     """What is trained; behind it the paper's count, where a method counts as its paper does and that is another."""
-    trained, other = paper_parameters(method), getattr(method, "counted_parameters", dict)().get("paper")
+    counted: dict[str, int] = getattr(method, "counted_parameters", dict[str, int])()
+    trained, other = paper_parameters(method), counted.get("paper")
     return f"{trained:,}" if other in {None, trained} else f"{trained:,} (as printed: {other:,})"
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from orchestrator.tables.intervals import differences
-from orchestrator.tables.table import Difference, Row
+from orchestrator.tables.table import JOINT, Difference, Row
 
 if TYPE_CHECKING:
     from orchestrator.tracking.tracker import Tracker
@@ -114,7 +114,7 @@ def _unlike(row: Row, best: Row, able: Sequence[Row]) -> str:
 
 def _reason(row: Row, ranks: Mapping[str, Ranks], by_task: bool) -> str:
     """Why a row is not compared; empty if it is."""
-    if row.method == "upper_bound":
+    if row.method in JOINT:
         return UPPER_BOUND
     if row.is_transductive:
         return TRANSDUCTIVE

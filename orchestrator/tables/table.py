@@ -11,6 +11,7 @@ from orchestrator.console import duration
 
 MISSING = "n/a"
 LEVEL = 0.05  # below which a difference has a star
+JOINT = {"upper_bound", "image_multi_task"}  # methods that train on all tasks at once: no row competes with them
 
 
 @dataclass(frozen=True)
@@ -137,11 +138,11 @@ class Table:
 def competes(row: Row, column: Column) -> bool:
     """Whether a row can win a column.
 
-    The upper bound sees all data at once, a transductive row sees the other queries, and what is not trained cannot
+    Joint training sees all data at once, a transductive row sees the other queries, and what is not trained cannot
     forget.
     """
     is_forgetting = column.key.rpartition("/")[2] in {"bwf", "fr"}
-    if row.method == "upper_bound" or (row.is_transductive and column.key != "params_m"):
+    if row.method in JOINT or (row.is_transductive and column.key != "params_m"):
         return False
     is_trained = row.method != "zero_shot" and row.values.get("params_m", Value()).mean != 0
     return is_trained or not is_forgetting

@@ -49,7 +49,7 @@ def where(monkeypatch) -> Recorded:
 
 
 def add(where, name, lr, r1, seed=1, split=TEST, method="clip4clip", **tags) -> RunRecord:
-    settings = {"method": method, "method.lr": lr, "seed": str(seed), **split}
+    settings = {"method": method, "stream": "few", "method.lr": lr, "seed": str(seed), **split}
     tags = {"ctvr.method": method, "ctvr.stream": "few", "ctvr.complete": "true", **tags}
     where.runs.append(RunRecord(name, name, settings, {best.R1: [(2, r1)]}, tags, "FINISHED", "", len(where.runs)))
     return where.runs[-1]
@@ -94,15 +94,18 @@ def test_trials_and_runs_on_validation_videos_speak_where_nothing_was_confirmed(
         add(where, f"trial-{lr}", lr, r1, split=VAL, **{"ctvr.trial": lr})
     old, new = (add(where, f"final-{lr}", lr, 30.0) for lr in ("1e-6", "1e-5"))
     assert best.promote(where, old)[0]
-    assert best.promote(where, new)[0]
-    complete = where.find_runs()
-    assert [run.name for run in best.evidence(new, complete)] == ["trial-1e-5"]
-    confirm(where, "1e-5", 50.0)
+    assert not best.promote(where, new)[0], "one seed each shows no spread"
+    assert [run.name for run in best.evidence(new, where.find_runs())] == ["trial-1e-5"]
+    confirm(where, "1e-6", 20.0), confirm(where, "1e-5", 50.0)
     assert {run.name[:7] for run in best.evidence(new, where.find_runs())} == {"confirm"}
+    assert best.promote(where, new)[0]
 
 
 def test_a_run_of_a_method_that_is_gone_does_not_break_the_best(where, caplog):
     add(where, "gone", "1", 99.0, method="anchor:Anchor")
-    add(where, "kept", "1e-6", 30.0)
+    kept = add(where, "kept", "1e-6", 30.0)
     assert find_run("best-few", where).name == "kept"
     assert "no search has chosen" in caplog.text
+    best.promote(where, kept)
+    where.runs[0].tags[best.SINCE] = "9e9"  # it was the best where it could be imported
+    assert find_run("best-few", where).name == "kept"
