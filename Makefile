@@ -9,6 +9,7 @@ export RAY_USAGE_STATS_ENABLED = 0
 export MLFLOW_DISABLE_TELEMETRY = true
 
 .PHONY: help sweep test test-all test-faults test-cluster wheel lint format bench bench-gpu null-simulation conform chaos scale ui docs clean mutants hashes verify-hashes sbom
+.PHONY: help sweep test test-all test-faults test-cluster wheel lint format bench bench-gpu null-simulation conform chaos fuzz scale ui docs clean mutants
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -71,6 +72,10 @@ KILLS ?= 200
 SEED  ?= 0
 chaos: $(READY)  ## kill runs at KILLS=200 seeded moments, go on, compare with unbroken ones (ARGS=--ray: sweeps on Ray)
 	$(BIN)/python -m tests.chaos --kills $(KILLS) --seed $(SEED) $(ARGS)
+
+COUNT ?= 2000
+fuzz: $(READY)  ## give every reader damaged files, COUNT=2000 in all, drawn from SEED=0 (ARGS="--targets npz,csv")
+	$(BIN)/python -m tests.fuzz --count $(COUNT) --seed $(SEED) $(ARGS)
 
 NODES  ?= 16
 TRIALS ?= 100

@@ -67,6 +67,43 @@ def test_the_authors_file_is_read_by_name_and_scores_as_released(shared, tmp_pat
     assert backbone.tokenize(["w3, w5"]).tolist()[0][:4] == [2, 7, 9, 128]
 
 
+def forms_of(state):
+    """The ways in which UMT's weights are kept: as released for retrieval and for pre-training, and by wrappers."""
+    conv = "vision_encoder.encoder.patch_embed.proj.weight"
+    more = {"clip_teacher.ln.weight": torch.ones(3), "vision_encoder.clip_decoder.0.bias": torch.ones(3)}
+    more |= {
+        "text_encoder.cls.predictions.bias": torch.ones(128),
+        "text_encoder.bert.embeddings.position_ids": torch.arange(4),
+    }
+    return {
+        "retrieval": state,
+        "pre-training": {n.replace("text_encoder.", "text_encoder.bert."): v for n, v in state.items()} | more,
+        "an image's first layer": {**state, conv: state[conv][:, :, 0]},
+        "half": {name: value.bfloat16() for name, value in state.items()},
+        **{
+            prefix: {prefix + n: v for n, v in state.items()}
+            for prefix in ("module.", "_orig_mod.", "model.", "model.module.")
+        },
+        "an average": {f"model.{n}": v for n, v in state.items()} | {f"model_ema.{n}": v * 0 for n, v in state.items()},
+    }
+
+
+def test_every_form_of_the_weights_gives_the_same_towers(shared, tmp_path, vocabulary):
+    state = {n: v.contiguous() for n, v in floats(read(shared / "reference" / "umt" / "umt_s_state.npz")).items()}
+    whole = None
+    for number, (form, kept) in enumerate(forms_of(state).items()):
+        file = tmp_path / f"{number}.safetensors"
+        save_file({name: value.contiguous().clone() for name, value in kept.items()}, file)
+        backbone = load_backbone("UMT-small", str(file), vocabulary=str(vocabulary))
+        found = backbone.state_dict()
+        whole = whole or found
+        assert found.keys() == whole.keys(), form
+        for name, value in found.items():
+            wanted = whole[name].bfloat16().float() if form == "half" else whole[name]
+            assert torch.equal(value, wanted), f"{form}: {name}"
+        assert bool(backbone.decoder_state) == (form == "pre-training"), form  # the head of the language model
+
+
 def test_a_checkpoint_for_questions_brings_its_decoder_and_is_refused_for_retrieval(
     shared, tmp_path, vocabulary, monkeypatch
 ):

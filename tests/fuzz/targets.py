@@ -1,0 +1,273 @@
+"""The readers of files that users and other people write, each with a small whole file that it accepts.
+
+A reader may return, or raise an error of the project; those of `methods`, which knows no error of ours, a ValueError or
+a FileNotFoundError, which their callers catch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tests.fuzz.files import (
+    JOURNAL,
+    NARRATIONS,
+    PLAN,
+    PRESET,
+    SENTENCES,
+    SPLIT,
+    TABLE,
+    TOLD,
+    VATEX,
+    VIDEOS,
+    YAML,
+    cifar_pickle,
+    make_arrays,
+    make_file,
+    make_film,
+    make_hf,
+    make_json,
+    make_lines,
+    make_model,
+    make_npy,
+    make_picture,
+    make_pt,
+    make_questions,
+    manifest,
+)
+
+Form = Literal["bytes", "json", "lines", "table"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A reader.
+
+    Attributes:
+        make: writes whole files into a folder and returns the name of the one that is damaged.
+        form: how it can be damaged besides its bytes.
+        is_heavy: it loads torch or a decoder; the quick tests leave it out.
+    """
+
+    name: str
+    make: Callable[[Path], str]
+    read: Callable[[Path], object]
+    form: Form = "bytes"
+    is_heavy: bool = False
+    also: tuple[type[Exception], ...] = ()  # raised as documented, and caught where it is called
+
+    def errors(self) -> tuple[type[Exception], ...]:
+        from orchestrator.errors import CtvrError
+
+        return (CtvrError, *self.also)
+
+
+def _features(path: Path) -> object:
+    """Import a table with features, as `ctvr streams import features` does."""
+    from orchestrator.importers.features import import_features
+
+    table = path.parent / "table.csv"
+    table.write_text(TABLE)
+    return import_features(table, path, None, path.parent / "out.json", "out")
+
+
+def _read_npy(path: Path) -> object:
+    from orchestrator.data.arrays import read_features
+
+    return read_features(str(path))
+
+
+def _read_images(path: Path) -> object:
+    from orchestrator.data.images import _read
+
+    return _read(str(path))
+
+
+def _stream(path: Path) -> object:
+    from orchestrator.streams.check import check_stream
+    from orchestrator.streams.load import load_stream
+
+    stream = load_stream(path, path.parent / "runs")
+    return stream.digest, check_stream(stream)
+
+
+def _table(path: Path) -> object:
+    from orchestrator.importers.table import import_csv
+
+    return import_csv(path, path.parent, path.parent / "out.json", "out")
+
+
+def _hf(path: Path) -> object:
+    from orchestrator.importers.datasets import import_dataset
+
+    folder = path.parent if path.name == "stream.json" else path.parent.parent
+    return import_dataset(folder, folder / "out.json")
+
+
+def _captions(path: Path) -> object:
+    from orchestrator.importers.captions import read_entries, read_msrvtt_captions, read_msrvtt_splits, read_narrations
+
+    if path.name == "narrations.json":
+        return list(read_narrations(path))
+    if path.name == "vatex.json":
+        return list(read_entries(path, "videoID", "enCap", list))
+    return read_msrvtt_captions([path]), read_msrvtt_splits(path)
+
+
+def _split(path: Path) -> object:
+    from orchestrator.importers.ctvr import read_split
+
+    return read_split(path)
+
+
+def _questions(path: Path) -> object:
+    from orchestrator.importers.questions import import_questions
+
+    return import_questions(path.parent, path.parent, path.parent / "out.json", "2")
+
+
+def _cifar(path: Path) -> object:
+    from orchestrator.importers.images import _binary, _pickled
+
+    return _binary(path, "cifar-10") if path.suffix == ".bin" else _pickled(path, "cifar-10")
+
+
+def _settings(path: Path) -> object:
+    from orchestrator.config import read_settings
+    from orchestrator.learning.resolve import resolve
+
+    found = {name: value for name, value in read_settings(path).items() if not name.startswith("base")}
+    return resolve({"method": "zero_shot", "stream": "shapes-5", **found})
+
+
+def _preset(path: Path) -> object:
+    from orchestrator.tables.presets import load_preset
+
+    return load_preset(str(path))
+
+
+def _plan(path: Path) -> object:
+    from orchestrator.on_ray.plan import read_plan
+
+    return read_plan(path.parent, "s")
+
+
+def _told(path: Path) -> object:
+    from orchestrator.tracking.ledger import Ledger
+
+    return Ledger(path.parent).runs()
+
+
+def _outbox(path: Path) -> object:
+    from orchestrator.tracking.outbox import Outbox
+
+    return Outbox(path.parent).read_all(path.stem)
+
+
+def _journal(path: Path) -> object:
+    from orchestrator.on_ray.waves import Journal
+
+    journal = Journal(path, "s")
+    return journal.rows
+
+
+def _model(path: Path) -> object:
+    from orchestrator.learning.weights import read_model
+
+    return read_model(path.parent)
+
+
+def _checkpoint(path: Path) -> object:
+    from methods.backbone.checkpoint import read_checkpoint
+
+    return read_checkpoint(path)
+
+
+def _pickled_weights(path: Path) -> object:
+    """What the child of weights.py does with an allowed file; it reports whatever is raised."""
+    from methods.backbone.inert import read
+    from orchestrator.text_files import read_bytes
+
+    content = read_bytes(path)
+    try:
+        return {name: value.detach().clone() for name, value in read(content).items()}
+    except Exception as error:
+        raise ValueError(type(error).__name__) from error
+
+
+def _picture(path: Path) -> object:
+    from methods.layers.reference import _decode
+
+    if not path.is_file():  # `files_below` lists no other
+        raise FileNotFoundError(path)
+    return _decode(path, 32)
+
+
+def _film(path: Path) -> object:
+    from orchestrator.video.index import Limits, Watch, read_index
+
+    limits = Limits()
+    return read_index(path, limits, Watch(path, limits))
+
+
+def _film_of_a_stream(path: Path) -> object:
+    """Only regular files reach a decoder: `missing_videos` leaves the others out."""
+    from orchestrator.text_files import open_regular
+
+    open_regular(path).close()
+    return _film(path)
+
+
+TARGETS = (
+    Target(
+        "manifest", make_json("m.json", manifest("ctvr", captions=["hi"], segment=[0, 1.5], twin="x1")), _stream, "json"
+    ),
+    Target("manifest-qa", make_json("m.json", manifest("qa", captions=["why"], answers=["yes"])), _stream, "json"),
+    Target("manifest-ucl", make_json("m.json", manifest("ucl", "npy")), _stream, "json"),
+    Target("csv", make_file("t.csv", TABLE.encode), _table, "table"),
+    Target("hf-rows", make_hf("train/metadata.jsonl"), _hf, "lines"),
+    Target("hf-stream", make_hf("stream.json"), _hf, "json"),
+    Target("msrvtt", make_json("c.json", SENTENCES | VIDEOS), _captions, "json"),
+    Target("narrations", make_json("narrations.json", NARRATIONS), _captions, "json"),
+    Target("vatex", make_json("vatex.json", VATEX), _captions, "json"),
+    Target("split", make_file("s.pkl", lambda: pickle.dumps(SPLIT)), _split),
+    Target("questions", make_questions, _questions, "json"),
+    Target("cifar-bin", make_file("b.bin", lambda: bytes(3073 * 2)), _cifar),
+    Target("cifar-pickle", make_file("data_batch_1", cifar_pickle), _cifar),
+    Target("yaml", make_file("c.yaml", lambda: YAML), _settings, is_heavy=True),
+    Target("preset", make_json("p.json", PRESET), _preset, "json"),
+    Target("npy", make_npy((3, 6)), _read_npy),
+    Target("npz", make_arrays("npz"), _features),
+    Target("parquet", make_arrays("parquet"), _features),
+    Target("tar", make_arrays("tar"), _features),
+    *((Target("h5", make_arrays("h5"), _features),) if importlib.util.find_spec("h5py") else ()),
+    Target("images", make_npy((2, 8, 8, 3)), _read_images, is_heavy=True),
+    Target("plan", make_json("plan.json", PLAN), _plan, "json", is_heavy=True),
+    Target("told", make_lines("abc.jsonl", TOLD), _told, "lines", is_heavy=True),
+    Target("outbox", make_lines("abc.jsonl", TOLD), _outbox, "lines", is_heavy=True),
+    Target("journal", make_lines("reports.jsonl", JOURNAL), _journal, "lines", is_heavy=True),
+    Target("model", make_model("model.json"), _model, "json", is_heavy=True, also=(FileNotFoundError,)),
+    Target("model-weights", make_model("model.safetensors"), _model, is_heavy=True, also=(FileNotFoundError,)),
+    Target(
+        "index",
+        make_model("model.safetensors.index.json"),
+        _checkpoint,
+        "json",
+        is_heavy=True,
+        also=(ValueError, FileNotFoundError),
+    ),
+    Target(
+        "checkpoint", make_model("model.safetensors"), _checkpoint, is_heavy=True, also=(ValueError, FileNotFoundError)
+    ),
+    Target("pickle", make_pt, _pickled_weights, is_heavy=True, also=(ValueError, FileNotFoundError)),
+    Target("png", make_picture("p.png"), _picture, is_heavy=True, also=(ValueError, FileNotFoundError)),
+    Target("jpeg", make_picture("p.jpg"), _picture, is_heavy=True, also=(ValueError, FileNotFoundError)),
+    *(
+        Target(form, make_film(f"v.{form}"), _film_of_a_stream, is_heavy=True)
+        for form in ("mp4", "mkv", "avi", "ts", "webm")
+    ),
+)
