@@ -8,8 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED = 0
 export MLFLOW_DISABLE_TELEMETRY = true
 
-.PHONY: help sweep test test-all test-faults test-cluster wheel lint format bench bench-gpu null-simulation conform chaos scale ui docs clean mutants hashes verify-hashes sbom
-.PHONY: help sweep test test-all test-faults test-cluster wheel lint format bench bench-gpu null-simulation conform chaos fuzz scale ui docs clean mutants
+.PHONY: help sweep test test-all test-faults test-cluster wheel lint format bench bench-gpu null-simulation conform chaos fuzz scale ui docs clean mutants hashes verify-hashes sbom
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
