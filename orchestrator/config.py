@@ -107,7 +107,16 @@ def _unique(pairs: Iterable[tuple[str, Any]]) -> Settings:
 
 
 def _parse_yaml(text: str) -> Any:
-    """Read a document of YAML whose anchors, written out, are not endless.
+    """Read a document of YAML whose anchors, written out, are not endless."""
+    loader = _bounded_loader()(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
+def _bounded_loader() -> Any:
+    """Return PyYAML's safe loader with limits.
 
     An alias stands for everything below its anchor: ten lines of them can mean 10^9 values, or contain themselves.
     """
@@ -153,7 +162,7 @@ def _parse_yaml(text: str) -> Any:
                 raise ComposerError(None, None, f"more than {YAML_VALUES} values or {YAML_LEVELS} levels", mark)
             self.sizes[id(node)] = found
 
-    return yaml.load(text, Loader)  # a SafeLoader
+    return Loader
 
 
 def _flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

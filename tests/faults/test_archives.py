@@ -192,7 +192,9 @@ FORBIDDEN = {
 ALLOWED = {
     ("methods/backbone/inert.py", "torch.load"),  # weights_only, after the digest, in a child; of old files alone
     ("methods/backbone/inert.py", "zipfile.ZipFile"),  # members are read one by one, in that child
-    ("orchestrator/data/arrays.py", "tarfile.open"),  # members are read one by one, none is unpacked
+    ("orchestrator/data/array_files.py", "tarfile.open"),  # members are read one by one, none is unpacked
+    ("orchestrator/data/array_files.py", "zipfile.ZipFile"),  # the same, of an .npz
+    ("orchestrator/data/arrays.py", "tarfile.open"),  # to write a shard
     ("orchestrator/data/arrays.py", "zipfile.ZipFile"),  # to write an .npz
     ("orchestrator/bench/gpu.py", "torch.load"),  # weights_only, what our own child has just written
     ("orchestrator/on_ray/watch.py", "cloudpickle.loads"),  # the error of a trial that this process has just written
