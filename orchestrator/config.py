@@ -36,8 +36,9 @@ def suggest(name: str, known: Iterable[str]) -> str:
 def is_name(text: str) -> bool:
     """Whether a text can name a folder on any system: letters, digits, `.`, `_` and `-`, not `.` or `-` first."""
     device = text.partition(".")[0].lower()  # Windows takes these for devices, whatever ending they have
-    is_device = device in {"con", "prn", "aux", "nul"} or re.fullmatch("(com|lpt)[0-9]", device)
-    return not is_device and len(text) <= 100 and re.fullmatch(r"\w[\w.-]*", text) is not None and text[-1] != "."
+    is_device = device in {"con", "prn", "aux", "nul"} or re.fullmatch("(com|lpt)[0-9¹²³]", device)
+    is_short = len(text) <= 100 and len(text.encode(errors="replace")) <= 200  # file systems count bytes, at most 255
+    return not is_device and is_short and re.fullmatch(r"\w[\w.-]*", text) is not None and text[-1] != "."
 
 
 def check_name(text: str, where: str) -> None:
@@ -48,8 +49,8 @@ def check_name(text: str, where: str) -> None:
     """
     if not is_name(text):
         raise ConfigError(
-            f"{where} {text[:100]!r}: letters, digits and . _ - only, at most 100 and not . or - first; it names "
-            "folders. Choose another, not one of Windows' devices (con, nul, com1)."
+            f"{where} {text[:100]!r}: letters, digits and . _ - only, at most 100 (200 bytes) and not . or - first; it "
+            "names folders. Choose another, not one of Windows' devices (con, nul, com1)."
         )
 
 

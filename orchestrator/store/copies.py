@@ -95,7 +95,7 @@ class DiskCache(_Copies):
 
     def _count(self, written: int) -> int:
         """Bytes that all processes have written since the last eviction, rounded up to units."""
-        with self._written.open("ab") as file:
+        with open(self._written, "ab", opener=_at_once) as file:
             file.write(b"." * -(-written // _UNIT))
             return file.tell() * _UNIT
 
@@ -139,10 +139,15 @@ def cache_limit() -> int:
     return int(limit * 1e9)
 
 
+def _at_once(path: str, flags: int) -> int:
+    """Open a file; a pipe in its place is an error and not waited for."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+
 @contextlib.contextmanager
 def _locked(file: Path) -> Iterator[bool]:
     """Whether this process is the only one within; it does not wait. A process that dies lets go."""
-    with file.open("ab") as handle:
+    with open(file, "ab", opener=_at_once) as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

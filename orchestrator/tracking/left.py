@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 
 from orchestrator.config import Settings
 from orchestrator.tracking.holders import is_gone
@@ -30,7 +31,9 @@ def open_or_take_up(
 
     That one has the same commits and settings, and was stopped, or its process has ended. Returns run id and name.
     """
-    with locked(tracker.outbox.folder / "open.lock"):  # of two that start at once, one takes it up
+    with ExitStack() as stack:
+        with suppress(OSError):  # of two that start at once, one takes it up; where no lock can be had, both may
+            stack.enter_context(locked(tracker.outbox.folder / "open.lock"))
         if (found := _unfinished(tracker, stream, settings, tags)) is not None:
             name = found.name
             log.info("tracking: going on in run %s (%s), which did not finish", name, found.run_id)

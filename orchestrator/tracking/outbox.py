@@ -6,11 +6,13 @@ is ever taken out of the middle of a file: it is emptied once all of it was sent
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,11 +35,18 @@ def locked(path: Path, mode: str = "ab", wait: bool = True) -> Iterator[IO[bytes
 
     Raises:
         BlockingIOError: if another one holds it and `wait` is false.
+        OSError: if it cannot be opened, or is not a file: a pipe in its place is not waited for.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, mode) as file:
+    with open(path, mode, opener=_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "is not a file; move it away", str(path))
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield file  # closing the file gives the lock back
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 class Outbox:

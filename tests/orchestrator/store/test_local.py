@@ -185,3 +185,12 @@ def test_a_copy_that_is_changed_in_place_is_not_served(tmp_path):
     damage(copy)
     np.testing.assert_array_equal(store.get("frames", "a")["frames"], X["frames"])
     assert store.counters["damaged"] == 1
+
+
+def test_a_pipe_where_the_cache_of_copies_counts_is_not_waited_for(tmp_path):
+    for name in (".written", ".evicting"):
+        (tmp_path / name / "objects").mkdir(parents=True)
+        os.mkfifo(tmp_path / name / "objects" / name)
+        store = Store.open(f"memory://{tmp_path / name}", cache=tmp_path / name)
+        store.put("frames", "a", X)
+        np.testing.assert_array_equal(store.get("frames", "a")["frames"], X["frames"])

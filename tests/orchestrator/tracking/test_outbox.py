@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -141,3 +142,19 @@ def test_an_outbox_that_cannot_be_written_does_not_raise(office, caplog, tmp_pat
 def test_a_run_id_cannot_leave_the_folder(tmp_path):
     with pytest.raises(ValueError, match="only letters"):
         Outbox(tmp_path).add("../escape", record(0))
+
+
+def test_a_pipe_in_the_place_of_a_file_or_lock_is_not_waited_for(office, caplog):
+    """Opening it would wait for somebody at its other end."""
+    _, courier = office
+    folder = courier.outbox.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(folder / "flush.lock")
+    os.mkfifo(folder / "a.jsonl")
+    with pytest.raises(OSError, match=r"No such device|is not a file; move it away"):
+        courier.outbox.add("a", record(1))
+    courier.outbox.add("b", record(1))
+    assert courier.flush() == (0, 0)
+    assert "cannot be read" in caplog.text
+    (folder / "flush.lock").unlink()
+    assert courier.flush() == (1, 0)
