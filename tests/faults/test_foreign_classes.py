@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -239,24 +237,3 @@ def test_a_class_that_nobody_named_is_refused_before_its_module_is_looked_for(th
 def test_a_row_of_a_table_is_no_class(theirs):
     methods.trust(["lwf:original", "--baselines=camoe:dsl,zero_shot", "mine:lower"])
     assert methods.trusted() == ("mine:lower",)
-
-
-@pytest.mark.slow
-def test_a_sweep_of_ones_own_class_runs_on_ray_and_asks_again_when_it_is_resumed_by_hand(theirs, tmp_path, capsys):
-    """The words of the user reach the driver that is supervised, and Ray's workers."""
-    shutil.copy(EXAMPLE, tmp_path / "my_file.py")
-    words = ["sweep", "--method", "my_file:TextShift", "--stream", str(theirs / "runs/small/small.json"), "--name", "s"]
-    words += ["--space", "method.lr=0.01", "--trials", "1", "--seeds", "0", "--confirm", "0", "--local-cpus", "2"]
-    words += ["--searcher", "random", "--scheduler", "none", "optim.epochs=1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "orchestrator", *words],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(EXAMPLE.parents[2])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "1 trials" in done.stdout, done.stderr
-    assert "1 complete, 0 stopped early, 0 failed" in done.stdout
-    assert main(["sweep", "--resume", "s", "--runs", str(tmp_path / "runs")]) == 2
-    assert "sweep s, plan.json: the class my_file:TextShift is not named" in capsys.readouterr().err
