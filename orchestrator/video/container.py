@@ -31,6 +31,7 @@ _OTHERS = (
     (b"CWS", "a Flash file"),
 )
 _MP4_BOXES = frozenset((b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp"))
+_UNKNOWN_RIFF = (0, 0xFFFFFFFF)  # what FFmpeg writes first, and other programs
 _MAX_BOXES = 100_000  # fragmented files have two boxes a second
 
 
@@ -79,6 +80,11 @@ def convert(path: Path) -> str:
     return f"`ffmpeg -i {shlex.quote(path.name)} -c:v libx264 OUT.mp4`"
 
 
+def keep_the_rest(path: Path) -> str:
+    """Return the sentence that a damaged film is refused with."""
+    return f"{convert(path)} keeps the part that can be decoded"
+
+
 def what_is_missing(path: Path, container: str) -> str | None:
     """Return why the file cannot be whole (one line), None where its outer structure is complete or says nothing."""
     size = path.stat().st_size
@@ -88,8 +94,9 @@ def what_is_missing(path: Path, container: str) -> str | None:
         if container == "matroska":
             return _matroska(file, size)
         if container == "avi":
-            declared = struct.unpack("<I", file.read(8)[4:8])[0] + 8
-            return _cut("the RIFF chunk", declared, size) if declared > size else None
+            length = struct.unpack("<I", file.read(8)[4:8])[0]
+            is_known = length not in _UNKNOWN_RIFF  # of a recording that was piped or still ran
+            return _cut("the RIFF chunk", length + 8, size) if is_known and length + 8 > size else None
     return None
 
 

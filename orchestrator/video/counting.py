@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+_IDR = 5  # type of a unit of H.264
 _REORDERED = 16  # places by which H.264 and HEVC may move a frame, at most
 
 
@@ -22,18 +23,35 @@ def frames_in_order(file: Any, stream: Any, strict: bool) -> Iterator[Any]:
     import av
 
     first: int | None = None  # pts of the first key frame
-    is_begun = False
+    is_begun = is_shown = is_open = False
     for packet in file.demux(stream):
         if packet.is_keyframe and packet.size and not is_begun:
-            is_begun, first = True, packet.pts
+            is_begun, first, is_open = True, packet.pts, _is_open(packet, stream.codec_context)
         try:
             frames = packet.decode()
         except av.FFmpegError:
             leads = not is_begun or (first is not None and packet.pts is not None and packet.pts < first)
+            leads = leads or (is_open and not is_shown and not packet.is_keyframe)
             if strict and not leads:
                 raise
             continue
+        is_shown = is_shown or bool(frames)
         yield from frames
+
+
+def _is_open(packet: Any, context: Any) -> bool:
+    """Report whether a key frame of H.264 has no IDR slice: pictures after it may build on what lies before it."""
+    if context.name != "h264":
+        return False
+    data, extra = bytes(packet), context.extradata or b""
+    if extra[:1] != b"\1":  # start codes between units
+        return all(unit[:1] and unit[0] & 31 != _IDR for unit in data.split(b"\0\0\1")[1:])
+    width, place = (extra[4] & 3) + 1 if len(extra) > 4 else 4, 0
+    while place + width < len(data):
+        if data[place + width] & 31 == _IDR:
+            return False
+        place += width + int.from_bytes(data[place : place + width], "big")
+    return True
 
 
 def seconds_of(pts: Sequence[int | None], base: float, rate: float) -> np.ndarray:

@@ -39,6 +39,7 @@ from PIL import Image
 
 from orchestrator.digests import digest_sources, imported_sources
 from orchestrator.errors import ConfigError, IndexDisagrees, VideoError
+from orchestrator.video.container import keep_the_rest
 from orchestrator.video.index import Index, Limits, Watch, check_size, count_index, read_index
 from orchestrator.video.readers import (
     READERS,
@@ -124,7 +125,8 @@ def _with_index(path: Path, limits: Limits, watch: Watch, use: Callable[[Index],
     try:
         return use(count_index(path, index.container, why, limits, watch))
     except IndexDisagrees as error:
-        raise VideoError(str(path), f"is damaged: the frame at {error.args[0]:.2f} s cannot be decoded") from None
+        text = f"is damaged: the frame at {error.args[0]:.2f} s cannot be decoded. {keep_the_rest(path)}"
+        raise VideoError(str(path), text) from None
 
 
 def _decode_film(

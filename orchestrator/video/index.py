@@ -22,6 +22,7 @@ from orchestrator.video.container import (
     container_of,
     convert,
     is_of_media_alone,
+    keep_the_rest,
     other_kind,
     what_is_missing,
 )
@@ -38,6 +39,8 @@ _CODECS = frozenset(
         *("qtrle", "rpza", "h261", "huffyuv", "ffvhuff", "ffv1", "rawvideo"),
     )
 )
+# Containers with the times of places in the file: a frame is shown at that of the packet that makes the decoder show it
+_PLACED = ("avi", "asf")
 
 
 @dataclass(frozen=True)
@@ -104,10 +107,6 @@ def frame_seconds(times: np.ndarray) -> float:
     return float(np.median(np.diff(times))) if len(times) > 1 else 0.0
 
 
-def _keep_the_rest(path: Path) -> str:
-    return f"{convert(path)} keeps the part that can be decoded"
-
-
 @contextmanager
 def named_errors(path: Path) -> Iterator[None]:
     """FFmpeg's and memory errors become VideoErrors of this file."""
@@ -117,7 +116,7 @@ def named_errors(path: Path) -> Iterator[None]:
         yield
     except (av.FFmpegError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise VideoError(str(path), f"is damaged or not a video ({reason}). {_keep_the_rest(path)}") from None
+        raise VideoError(str(path), f"is damaged or not a video ({reason}). {keep_the_rest(path)}") from None
     except MemoryError:
         raise VideoError(str(path), "needs more memory than the limit memory_bytes") from None
 
@@ -179,7 +178,7 @@ def count_index(path: Path, container: str, why: str, limits: Limits, watch: Wat
     with opened(path, container) as (file, stream):
         codec, width, height = _picture(stream)
         for frame in frames_in_order(file, stream, limits.strict):
-            pts.append(frame.pts)
+            pts.append(frame.dts if container in _PLACED else frame.pts)
             watch.check()
             if len(pts) > limits.max_frames:
                 raise VideoError(str(path), f"more frames than the limit max_frames={limits.max_frames}")

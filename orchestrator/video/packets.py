@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from orchestrator.errors import VideoError
+from orchestrator.video.container import keep_the_rest
 
 _TIMED = frozenset(("mov", "matroska", "flv"))
 _FRAME_A_PACKET = frozenset(
@@ -68,7 +69,8 @@ class Reader:
         if self.first_key is None and packet.is_keyframe and packet.pts is not None:
             self.first_key = packet.pts
         if packet.is_corrupt and strict and self.first_key is not None:
-            raise VideoError(str(self.path), f"is damaged: packet {self.count} is corrupt")
+            text = f"is damaged: packet {self.count} is corrupt. {keep_the_rest(self.path)}"
+            raise VideoError(str(self.path), text)
         if self.why:
             return
         if self.count == 1 and not packet.is_keyframe:

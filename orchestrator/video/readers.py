@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from orchestrator.errors import ConfigError, IndexDisagrees, VideoError
+from orchestrator.video.container import keep_the_rest
 from orchestrator.video.counting import frames_in_order
 from orchestrator.video.index import Index, Limits, Watch, check_size, frame_seconds, named_errors, opened
 from orchestrator.video.sampling import SLACK
 from orchestrator.video.upright import display_matrix, upright
 
 Images = Iterator[tuple[int, np.ndarray]]
-_Frames = Iterator[tuple[int, Any]]  # PyAV frames
+_Frames = Iterator[tuple[int, Any, tuple[int, ...] | None]]  # PyAV frames, each with its display matrix
 
 PARTS = 16  # of a side, in which frames are compared
 # Of 255, in any part: decord's colours move one by 1.8 at most (10 bits; interlaced 0.5), and its wrong frames of a
@@ -31,11 +32,11 @@ UNLIKE = 6.0
 
 
 def read_pyav(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> Images:
-    for i, frame in _pyav_frames(path, index, wanted, limits, watch):
+    for i, frame, matrix in _pyav_frames(path, index, wanted, limits, watch):
         check_size(path, frame.width, frame.height, limits)
         with named_errors(path):
             image = frame.to_ndarray(format="rgb24", threads=1)
-        yield i, upright(image, display_matrix(frame))
+        yield i, upright(image, matrix)
 
 
 def brightness(image: np.ndarray) -> np.ndarray:
@@ -64,9 +65,9 @@ def _pyav_frames(path: Path, index: Index, wanted: list[int], limits: Limits, wa
     if index.pts is not None:
         done: set[int] = set()
         try:
-            for i, frame in _walk(path, index, wanted, limits, watch, seek=True):
-                done.add(i)
-                yield i, frame
+            for found in _walk(path, index, wanted, limits, watch, seek=True):
+                done.add(found[0])
+                yield found
             return
         # An inexact seek, or a key frame that is none, looks like damage. Once more, from the beginning: what is
         # damaged is so there, too
@@ -90,6 +91,7 @@ def _walk(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Wa
         if limits.strict:  # report damaged data instead of guessing the missing pixels
             stream.codec_context.options = {"err_detect": "crccheck+bitstream+buffer+explode"}
         frames, place, key = frames_in_order(file, stream, limits.strict), -1, None
+        matrix: tuple[int, ...] | None = None  # a message of H.264 holds until the next key frame
         for i in wanted:
             if seek and pts is not None and (jump := _key_before(index, i, place)) is not None:
                 key = jump
@@ -97,6 +99,7 @@ def _walk(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Wa
                 frames, place = frames_in_order(file, stream, limits.strict), int(np.searchsorted(pts, key)) - 1
             for frame in frames:
                 watch.check()
+                matrix = display_matrix(frame) or (None if frame.key_frame else matrix)
                 if key is not None:
                     if frame.pts is None or frame.pts < key:  # shown before the key frame that was jumped to
                         continue
@@ -108,8 +111,9 @@ def _walk(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Wa
                     raise IndexDisagrees(index.times[min(place, len(pts) - 1)])
                 if place == i:
                     if limits.strict and frame.is_corrupt:
-                        raise VideoError(str(path), f"is damaged: the frame at {index.times[i]:.2f} s is corrupt")
-                    yield i, frame
+                        text = f"is damaged: the frame at {index.times[i]:.2f} s is corrupt. {keep_the_rest(path)}"
+                        raise VideoError(str(path), text)
+                    yield i, frame, matrix
                     break
             else:
                 raise IndexDisagrees(index.times[i])

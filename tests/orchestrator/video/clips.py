@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import av
 import numpy as np
@@ -16,6 +17,8 @@ import pytest
 from orchestrator.errors import ConfigError
 from orchestrator.video.decode import decode, decoder_version
 from orchestrator.video.sampling import Frames
+
+Result = TypeVar("Result")
 
 
 def write_film(
@@ -47,13 +50,18 @@ def read_number(image: np.ndarray) -> int:
 
 
 def decode_apart(path: str | Path, *settings: Any, **named: Any) -> Frames:
-    """`orchestrator.video.decode.decode` in a child, where the product decodes too.
+    """`orchestrator.video.decode.decode` in a child, where the product decodes too."""
+    return run_apart(decode, path, *settings, **named)
+
+
+def run_apart(function: Callable[..., Result], *settings: Any, **named: Any) -> Result:
+    """Call a function in a child.
 
     decord, and any decoder of damaged films, may harm the memory of its process: the one that runs all tests would
     crash much later, at its end even. A child that crashes fails its test and is replaced.
     """
     try:
-        return _child().submit(decode, path, *settings, **named).result()
+        return _child().submit(function, *settings, **named).result()
     except BrokenProcessPool:
         _child.cache_clear()
         raise

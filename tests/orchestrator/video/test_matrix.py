@@ -1,0 +1,54 @@
+"""Films of every container, codec and trait are read right."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.errors import VideoError
+from orchestrator.video.sampling import Sampling
+from tests.orchestrator.video.clips import decode_apart, run_apart
+from tests.orchestrator.video.matrix import draw, every_cell, judge, make, read
+
+FEW = [
+    ("mp4", "h264, open GOP", "trimmed"),
+    ("mov", "hevc, open GOP", "offset"),
+    ("3gp", "h264", "rotated"),
+    ("mkv", "h264, open GOP", "trimmed"),  # begins with a key frame that is not an IDR
+    ("mkv", "h264", "rotated"),
+    ("webm", "vp9", "piped"),
+    ("avi", "h264, B-frames", "variable"),
+    ("avi", "mpeg4, B-frames", "piped"),  # the RIFF chunk has no length
+    ("flv", "h264, B-frames", "interlaced"),
+    ("ts", "mpeg2", "plain"),
+    ("mpg", "h264", "10 bit"),
+    ("wmv", "h264", "variable"),
+]
+
+
+@pytest.mark.parametrize("number", [0, 1, 29, 63])
+def test_a_frame_shows_its_number_upright_alone(number):
+    image = draw(number)
+    assert read(image) == number
+    assert [read(turned) for turned in (image[::-1], image[:, ::-1], image[::-1, ::-1])] == [-1] * 3
+
+
+@pytest.mark.parametrize(("container", "codec", "trait"), FEW)
+def test_frames_times_and_segments_are_right(tmp_path, container, codec, trait):
+    cell = run_apart(judge, tmp_path, container, codec, trait)
+    assert (cell.verdict, cell.why) == ("right", "")
+
+
+def test_a_film_whose_middle_is_damaged_is_refused_with_the_command_that_mends_it(tmp_path):
+    film = tmp_path / "a.mkv"
+    run_apart(make, film, "mkv", "mpeg4", "plain")
+    content = bytearray(film.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 200] = bytes(200)
+    film.write_bytes(content)
+    with pytest.raises(VideoError, match=r"is damaged.*`ffmpeg -i a.mkv -c:v libx264 OUT.mp4`"):
+        decode_apart(film, Sampling(12, 32))
+
+
+@pytest.mark.slow
+def test_every_film_of_the_table_is_read_right(tmp_path):
+    cells = run_apart(every_cell, tmp_path)
+    assert [cell for cell in cells if cell.verdict in ("wrong", "refused")] == []
