@@ -99,7 +99,8 @@ def _walk(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Wa
                 frames, place = frames_in_order(file, stream, limits.strict), int(np.searchsorted(pts, key)) - 1
             for frame in frames:
                 watch.check()
-                matrix = display_matrix(frame) or (None if frame.key_frame else matrix)
+                if frame.key_frame:  # not of every frame: it costs a tenth of the decode
+                    matrix = display_matrix(frame)
                 if key is not None:
                     if frame.pts is None or frame.pts < key:  # shown before the key frame that was jumped to
                         continue
@@ -113,7 +114,7 @@ def _walk(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Wa
                     if limits.strict and frame.is_corrupt:
                         text = f"is damaged: the frame at {index.times[i]:.2f} s is corrupt. {keep_the_rest(path)}"
                         raise VideoError(str(path), text)
-                    yield i, frame, matrix
+                    yield i, frame, display_matrix(frame) or matrix
                     break
             else:
                 raise IndexDisagrees(index.times[i])
