@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED = 0
 export MLFLOW_DISABLE_TELEMETRY = true
 
-.PHONY: help sweep test test-all test-faults test-cluster wheel lint format bench bench-gpu null-simulation conform chaos fuzz scale ui docs clean mutants hashes verify-hashes sbom
+.PHONY: help sweep test test-all test-faults test-cluster wheel lint format bench bench-gpu null-simulation conform chaos fuzz films-table scale ui docs clean mutants hashes verify-hashes sbom
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -86,6 +86,9 @@ mutants: $(READY)  ## plant a curated list of bugs, one at a time; fails if the 
 
 ui: $(READY)  ## MLflow's pages on http://127.0.0.1:5000
 	$(BIN)/ctvr ui $(ARGS)
+
+films-table: $(READY)  ## make a film of every container, codec and trait, and write which are read into docs/films.md
+	$(BIN)/python -m tests.orchestrator.video.matrix
 
 docs: $(READY)  ## the documentation as a site, into site/; nothing is loaded from elsewhere
 	$(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt -e '.[docs]'
