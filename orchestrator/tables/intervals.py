@@ -54,7 +54,7 @@ def differences(
     best: int,
     videos: Sequence[object] | np.ndarray | None = None,
     tasks: Sequence[int] | np.ndarray | None = None,
-    orders: Sequence[Sequence[object]] | None = None,
+    orders: Sequence[Sequence[object] | np.ndarray] | None = None,
     fixed: Sequence[bool] | None = None,
     is_chosen: bool = True,
 ) -> list[Difference]:
@@ -95,7 +95,9 @@ def differences(
     return found
 
 
-def over_seeds_alone(rows: Sequence[Sequence[float]], best: int, is_chosen: bool = True) -> list[Difference]:
+def over_seeds_alone(
+    rows: Sequence[Sequence[float] | np.ndarray], best: int, is_chosen: bool = True
+) -> list[Difference]:
     """Return the mean of each row minus that of row `best`, for a metric with one value for each seed.
 
     The result holds for these test items. Where nothing differs between seeds, no interval is known.
@@ -127,7 +129,7 @@ def _groups(
     return cluster, [np.flatnonzero(task == index) for index in np.unique(task)]
 
 
-def _by_order(rows: Sequence[np.ndarray], orders: Sequence[Sequence[object]]) -> list[np.ndarray]:
+def _by_order(rows: Sequence[np.ndarray], orders: Sequence[Sequence[object] | np.ndarray]) -> list[np.ndarray]:
     """Average the seeds of each order: (runs, Q) of each row to (O, Q).
 
     Raises:

@@ -51,10 +51,10 @@ def _search(name: str, rows: int, sd: tuple[float, ...] = (1.0,), videos: int = 
 
 
 SITUATIONS = (
-    _rows("2 rows, nothing trained", 0, 0, videos=1000),
+    _rows("2 rows, nothing trained, 1000 queries", 0, 0, videos=1000),
     Situation("2 rows, nothing trained, 20 captions a video", 300, 20, (0, 0)),
     Situation("2 rows, 3 seeds, 20 captions a video", 300, 20),
-    _rows("2 rows, 3 seeds, sd 0", 3, 3, sd=0.0, videos=2990),
+    _rows("2 rows, 3 seeds, sd 0, 2990 queries", 3, 3, sd=0.0, videos=2990),
     _rows("2 rows, 3 seeds, sd 1", 3, 3),
     _rows("2 rows, 3 seeds, sd 1, 160 queries", 3, 3, videos=160),
     _rows("2 rows, 3 seeds, sd 1, 2990 queries", 3, 3, videos=2990),
@@ -162,7 +162,7 @@ def report(draws: int, write: Callable[[str], object]) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Print the report; exit status 1 if a situation is outside 3-7 %."""
     parser = argparse.ArgumentParser(prog="python -m orchestrator.tables.null_simulation", description=__doc__)
-    parser.add_argument("--draws", type=int, default=2000, help="draws of each situation (default: %(default)s)")
+    parser.add_argument("--draws", type=int, default=4000, help="draws of each situation (default: %(default)s)")
     draws = parser.parse_args(argv).draws
 
     def write(text: str) -> None:
