@@ -116,7 +116,7 @@ def test_the_sources_have_a_digest_that_needs_no_package_and_changes_with_every_
     alone = subprocess.run([sys.executable, "-I", digests.__file__], capture_output=True, text=True, check=True).stdout
     assert alone == source_digest() + "\n"
     for package in digests.SOURCES:
-        (tmp_path / package).mkdir()
+        (tmp_path / package).mkdir(parents=True)
         (tmp_path / package / "a.py").write_text("x = 1\n")
     seen = [source_digest(tmp_path)]
     (tmp_path / "methods" / "a.py").write_text("x = 2\n")

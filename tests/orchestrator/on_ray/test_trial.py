@@ -86,14 +86,14 @@ def test_a_tower_without_a_gpu_of_its_own_stays_off_those_that_ray_does_not_hide
     towers = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(featurize, "Featurizer", lambda settings, places, device: towers.append(device))
-    featurize._Tower({}, None, [], has_gpu)  # type: ignore[arg-type]
+    featurize._Tower({}, None, [], has_gpu, ())  # type: ignore[arg-type]
     assert towers == [torch.device(place)]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_tower_that_was_given_a_gpu_never_takes_the_cpu_in_its_stead():
     with pytest.raises(ConfigError, match="torch finds no GPU on"):
-        featurize._Tower({}, None, [], has_gpu=True)  # type: ignore[arg-type]
+        featurize._Tower({}, None, [], has_gpu=True, classes=())  # type: ignore[arg-type]
 
 
 def test_workers_meet_by_what_their_devices_allow():

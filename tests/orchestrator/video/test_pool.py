@@ -203,7 +203,7 @@ def test_the_child_is_bounded_and_reaches_no_network_and_no_other_folder(monkeyp
         "    try: said = open(sys.argv[2] + '/../secret').read()\n"
         "    except OSError: said = 'refused'\n"
         "    hard = resource.getrlimit(resource.RLIMIT_AS)[1]\n"
-        "    said = {'hard': hard, 'net': mine, 'folders': sys.argv[2:], 'secret': said}\n"
+        "    said = {'hard': hard, 'net': mine, 'folders': sys.argv[2:], 'canary': said}\n"
         "    return None, json.dumps({**names(['CORE', 'FSIZE', 'AS', 'CPU', 'NOFILE']), 'alarm': left, **said})\n"
         "from orchestrator.video import child as video\n"
         "video._answer = told\n"
@@ -224,7 +224,7 @@ def test_the_child_is_bounded_and_reaches_no_network_and_no_other_folder(monkeyp
     if os.geteuid() == 0:
         assert found["net"] != os.readlink("/proc/self/ns/net")
     assert found["folders"] == [str(tmp_path / "videos")]
-    assert found["secret"] == ("refused" if leaves_files() else "canary")
+    assert found["canary"] == ("refused" if leaves_files() else "canary")
 
 
 def test_folders_of_videos_grow_together_but_never_into_a_home(monkeypatch):
