@@ -9,8 +9,9 @@ from methods.backbone.load import are_here
 from orchestrator.errors import ConfigError
 from orchestrator.jobs.deployment import Deployment, find_manifest
 from orchestrator.jobs.table_plan import PlannedTable, TableRequest, plan_table
-from orchestrator.streams.load import BENCHMARKS, load_stream, split_order
-from orchestrator.streams.videos import check_videos
+from orchestrator.streams.load import BENCHMARKS, RENDERED, load_stream, split_order
+from orchestrator.streams.stream import Stream
+from orchestrator.streams.videos import check_videos, missing_videos
 from orchestrator.tables.paper_items import Item, document
 from orchestrator.tables.paper_numbers import benchmarks
 
@@ -29,7 +30,7 @@ def plan_text(item: Item, request: TableRequest, where: Deployment) -> str:
     lines += [f"  note      {note}" for note in item.notes]
     places = where.places()
     try:
-        stream = load_stream(find_manifest(request.stream), places.root, places.videos)
+        stream = load_stream(find_manifest(request.stream), places.root, places.videos, render=False)
     except ConfigError as error:
         name = split_order(request.stream)[0]
         if name not in BENCHMARKS or (Path(places.root) / "streams" / f"{name}.json").is_file():
@@ -39,9 +40,15 @@ def plan_text(item: Item, request: TableRequest, where: Deployment) -> str:
         return "\n".join([*lines, "  weights   known when the stream is here"])
     planned = plan_table(request, where)
     lines += _runs(planned)
-    lines += ["  videos    " + check_videos(stream).replace("\n", "\n            ")]
+    lines += ["  videos    " + _videos(stream).replace("\n", "\n            ")]
     lines += [f"  weights   {line}" for line in _weights(planned)]
     return "\n".join(lines)
+
+
+def _videos(stream: Stream) -> str:
+    if stream.name in RENDERED and (missing := len(missing_videos(stream))):
+        return f"{stream.name}: embedded; a run renders the {missing} videos that are not here"
+    return check_videos(stream)
 
 
 def _runs(planned: PlannedTable) -> list[str]:

@@ -29,6 +29,13 @@ def stream(tmp_path):
     return str(tmp_path / "mine.json")
 
 
+def test_the_plan_of_an_embedded_stream_renders_nothing(tmp_path, capsys):
+    words = ["reproduce", "tempme/table2", "--plan", "--stream", "shapes-5", "--runs", str(tmp_path)]
+    assert main(words) == 0
+    assert "videos    shapes-5: embedded; a run renders the 960 videos that are not here" in capsys.readouterr().out
+    assert not list(tmp_path.rglob("*.mp4"))
+
+
 def test_the_plan_counts_runs_and_says_what_is_here_and_runs_nothing(stream, tmp_path, capsys):
     runs = ["--runs", str(tmp_path / "runs")]
     words = ["reproduce", "tempme/table2", "--plan", "--stream", stream, "--seeds", "2", *runs]
