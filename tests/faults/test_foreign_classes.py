@@ -67,6 +67,7 @@ def _untrusting(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     monkeypatch.setattr(methods, "_trusted", set())
     monkeypatch.chdir(theirs)
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder not in {"", "."}])  # as `ctvr` starts
+    sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, methods._MethodFolders)]
     yield
     root.handlers[:], root.filters[:], sys.meta_path[:] = before
     sys.modules.pop("evil", None)
