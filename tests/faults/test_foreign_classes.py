@@ -158,8 +158,10 @@ def test_trials_of_a_plan_that_name_another_class_than_its_request_are_refused(t
     [
         "run --method lump --stream base.json --trust evil:TextShift",
         "run --method lump --stream base.json method.base=evil:TextShift",
-        "run --method lump --stream base.json --config mine.yaml",
-        "run --method evil:TextShift --stream runs/small/small.json optim.epochs=1",
+        pytest.param("run --method lump --stream base.json --config mine.yaml", marks=pytest.mark.slow),
+        pytest.param(
+            "run --method evil:TextShift --stream runs/small/small.json optim.epochs=1", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_class_that_the_user_names_is_loaded(words, theirs, tmp_path, capsys):
@@ -169,6 +171,7 @@ def test_a_class_that_the_user_names_is_loaded(words, theirs, tmp_path, capsys):
     assert (theirs / "ran").exists()
 
 
+@pytest.mark.slow
 def test_a_model_from_elsewhere_is_loaded_where_python_code_trusts_it(theirs, tmp_path):
     with pytest.raises(ctvr.ConfigError, match="add --trust"):
         ctvr.load(theirs / "model")

@@ -18,7 +18,7 @@ from tests.fuzz.mutate import HOSTILE, cells_replaced, damaged, places, replaced
 from tests.fuzz.targets import TARGETS, Target
 
 SEED = int(os.environ.get("CTVR_FUZZ_SEED", "0"))
-EACH = 14  # inputs of a light reader in the quick half
+EACH = 8  # inputs of a light reader in the quick half
 QUICK = [target.name for target in TARGETS if not target.is_heavy]
 
 

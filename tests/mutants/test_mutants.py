@@ -43,6 +43,7 @@ def small_tree(tmp_path):
     return root
 
 
+@pytest.mark.slow
 def test_a_bug_that_no_test_notices_is_named_and_fails_the_command(small_tree, tmp_path, capsys):
     seen = Bug("methods/sums.py", "return a + b", "return a - b", "the sum", ("tests/test_sums.py",))
     unseen = Bug("methods/sums.py", "return a / 2", "return a", "the half", ("tests/test_sums.py",))

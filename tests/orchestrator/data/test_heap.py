@@ -45,6 +45,7 @@ def watched() -> tuple[int, int, float]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc alone is asked")
+@pytest.mark.slow
 def test_freed_memory_is_fetched_once_inside_and_handed_back_at_the_end():
     usual, kept, given_back = apart(watched)  # where nothing that ran before has left its holes
     if usual < 1000:

@@ -33,7 +33,10 @@ def test_a_frame_shows_its_number_upright_alone(number):
     assert [read(turned) for turned in (image[::-1], image[:, ::-1], image[::-1, ::-1])] == [-1] * 3
 
 
-@pytest.mark.parametrize(("container", "codec", "trait"), FEW)
+@pytest.mark.parametrize(
+    ("container", "codec", "trait"),
+    [*FEW[::3], *(pytest.param(*cell, marks=pytest.mark.slow) for cell in FEW if cell not in FEW[::3])],
+)
 def test_frames_times_and_segments_are_right(tmp_path, container, codec, trait):
     cell = run_apart(judge, tmp_path, container, codec, trait)
     assert (cell.verdict, cell.why) == ("right", "")
