@@ -49,7 +49,14 @@ WHY_NOT = {
     "ctvr look (merges|scores|drift) .*": "runs of their own: tests/orchestrator/jobs/test_look.py",
     "ctvr (run|search|table|page|look|conform|explain|reproduce|rebuild|sync)": "names the command in a sentence",
 }
-FILLED = {"NAME": "lwf", "PRESET": "original", "ITEM": "framefusion/fig8", "COMMAND": "search", "VIDEO": "videos"}
+FILLED = {
+    "FILE": "clip.mp4",
+    "NAME": "lwf",
+    "PRESET": "original",
+    "ITEM": "framefusion/fig8",
+    "COMMAND": "search",
+    "VIDEO": "videos",
+}
 FILLED_IN = {"ctvr streams check NAME": "mine", "ctvr doctor --stream NAME": "mine", "ctvr page NAME": "shapes-5"}
 
 
@@ -87,6 +94,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         Path("my.csv").write_text("\n".join(lines))
         Path("my.yaml").write_text("method: clip4clip\nstream: shapes-5\n")
         Path("my_method.py").write_text(blocks_of(ROOT / "docs/new-method.md", "python")[0])
+        shutil.copy(next(Path("videos").glob("*.mp4")), "clip.mp4")
         np.savez("videos.npz", **{row[0]: np.ones((2, 8)) for row in rows})
         np.save("captions.npy", np.ones((len(rows), 8)))
         yield home
