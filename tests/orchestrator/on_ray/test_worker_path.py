@@ -22,7 +22,8 @@ from orchestrator.on_ray.connection import connect
 
 def look(names):
     import importlib, os, sys
-    from methods import find_method
+    from methods import find_method, trust
+    trust(["my_file:Mine"])  # as a sweep's plan hands on what the user has typed
     mine = find_method("my_file:Mine").__name__  # from here on modules that nobody else has are looked for there
     for name in names:
         try:
