@@ -98,7 +98,7 @@ docs: $(READY)  ## the documentation as a site, into site/; nothing is loaded fr
 VERIFIED ?= .venv-verified
 hashes: $(READY)  ## write constraints-hashes.txt anew, after a change of constraints.txt
 	$(BIN)/uv pip compile -q constraints.txt --no-deps --python $(BIN)/python --generate-hashes \
-		--no-emit-index-url --no-header --no-annotate -o constraints-hashes.txt
+		--no-header --no-annotate -o constraints-hashes.txt
 
 verify-hashes: $(READY)  ## an environment in .venv-verified, each file compared with constraints-hashes.txt; use it as VENV=.venv-verified
 	$(BIN)/uv venv -q --clear --python $(BIN)/python $(VERIFIED)

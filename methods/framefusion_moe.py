@@ -188,7 +188,7 @@ class FrameFusionMoE(Method):
         return self._groups(self._task.index if self._task is not None else 0)
 
     def _groups(self, index: int) -> list[ParamGroup]:
-        """What task `index` trains: in a bypassed task 1 A and expert 0, later all experts and the router.
+        """Return what task `index` trains: in a bypassed task 1 A and expert 0, later all experts and the router.
 
         Joint training starts from CLIP, as task 1 does, and has its rates; it trains all prototypes so far.
         """

@@ -195,7 +195,7 @@ def _allow(system: ctypes.CDLL, rules: int, path: Path, rights: int) -> None:
 
 
 def _python() -> Iterator[str]:
-    """What this interpreter and its libraries are made of; never where we are, or a folder that the home lies in.
+    """Return the folders of this interpreter and its libraries, but not the present one or one that contains the home.
 
     A checkout holds more than our packages: runs, the user's notes. They alone are given.
     """

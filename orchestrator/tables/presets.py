@@ -177,7 +177,7 @@ def load_preset(word: str) -> TablePreset:
     try:
         return replace(parse_preset(data), name=path.stem if path.parent == FOLDER else "")
     except ConfigError as error:
-        raise ConfigError(f"{path.name}: {error}") from error
+        raise ConfigError(f"{path.name}: {error!s:.400}") from error
 
 
 def known_tables(word: str) -> str:
