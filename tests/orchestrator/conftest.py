@@ -62,6 +62,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """A proxy that every variable names, with no exception, and that refuses whatever it is asked for."""
     with Server(403) as server:
         monkeypatch.setattr("os.environ", dict(os.environ))
+        monkeypatch.setattr("urllib.request._opener", None)  # the first urlopen of a process reads the proxies for all
         for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
             del os.environ[name]
         for name in ("http_proxy", "https_proxy", "all_proxy"):
