@@ -81,7 +81,7 @@ TRIALS ?= 100
 scale: $(READY)  ## drive a sweep of TRIALS=100 trials on NODES=16 raylets of this machine; nothing is trained
 	$(BIN)/python -m tests.scale --nodes $(NODES) --trials $(TRIALS) $(ARGS)
 
-mutants: $(READY)  ## plant a curated list of bugs, one at a time; fails if the tests let one pass (ARGS="--only *lwf*")
+mutants: $(READY)  ## plant the kept bugs, or generate bugs in changed functions (ARGS="--changed main"); fails if one passes
 	$(BIN)/python -m tests.mutants --jobs 2 $(ARGS)
 
 ui: $(READY)  ## MLflow's pages on http://127.0.0.1:5000

@@ -1,10 +1,12 @@
-"""`make mutants`: plant one bug after the other in a copy of the sources; the tests that are named for it must fall.
+"""`make mutants`: plant one bug at a time in a copy of the sources; the tests named for it must fail.
 
-    python -m tests.mutants [--only PATTERN] [--jobs N] [--list]
+    python -m tests.mutants [--only PATTERN] [--changed [COMMIT]] [--most N] [--jobs N] [--list]
 
-The list is tests/mutants/bugs.py. The sources are copied once for each job; torch is imported once, and each bug gets a
-forked child that imports ours anew and runs the quick tests of its files until the first failure. First of all the
-tests run on the sound copy: a bug is only caught by tests that pass without it. Exit status 1 if a bug survives.
+The kept bugs are in tests/mutants/bugs.yaml. `--changed` generates bugs: negated comparisons, swapped operators, other
+constants and omitted calls in the functions that differ from COMMIT (HEAD), tried by the tests that mirror their
+files. The sources are copied once for each job; torch is imported once, and each bug gets a forked child that imports
+ours again and runs the quick tests until the first failure. First the tests run on the unchanged copy: only tests that
+pass without a bug can catch one. Exit status 1 if a bug survives.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import os
+import random
 import shutil
 import sys
 import tempfile
@@ -20,10 +23,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from orchestrator.console import say
-from tests.mutants.bugs import BUGS, Bug
+from tests.mutants.bugs import BUGS, ROOT, Bug, generated
 
-ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("ctvr", "methods", "orchestrator", "search_spaces", "tests", "pyproject.toml")
+COPIED = ("ctvr", "methods", "orchestrator", "search_spaces", "tools", "docs", "tests", "pyproject.toml", "README.md")
 SECONDS = 600.0  # of one bug's tests; what is not decided by then is not caught
 CAUGHT, SURVIVED, LATE = "caught", "SURVIVED", "UNDECIDED"
 
@@ -33,10 +35,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only", default="*", metavar="PATTERN", help="bugs whose file or what they break fits, e.g. *lwf*"
     )
+    parser.add_argument(
+        "--changed", nargs="?", const="HEAD", metavar="COMMIT", help="generate bugs in what changed since"
+    )
+    parser.add_argument(
+        "--most", type=int, default=60, metavar="N", help="of generated bugs, a drawn part (%(default)s)"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="bugs at a time (%(default)s)")
     parser.add_argument("--list", action="store_true", help="name the bugs and plant none")
     arguments = parser.parse_args(argv)
-    chosen = [bug for bug in BUGS if fits(bug, arguments.only)]
+    try:
+        chosen = [bug for bug in _bugs(arguments.changed, arguments.most) if fits(bug, arguments.only)]
+    except ValueError as error:
+        say(f"mutants: {error}")
+        return 2
     if not chosen or arguments.jobs < 1:
         say(f"mutants: --only {arguments.only} and --jobs {arguments.jobs}: no bug fits, or no job does the work.")
         return 2
@@ -46,6 +58,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     _import_what_takes_long()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         return hunt(chosen, ROOT, Path(folder), arguments.jobs)
+
+
+def _bugs(commit: str | None, most: int) -> Sequence[Bug]:
+    """The kept bugs, or at most `most` of those generated for what changed since a commit."""
+    if commit is None:
+        return BUGS
+    bugs = generated(ROOT, commit)
+    for file in sorted({bug.file for bug in bugs if not (ROOT / bug.tests[0]).is_file()}):
+        say(f"mutants: {file} has no mirrored test and is left out")
+    bugs = [bug for bug in bugs if (ROOT / bug.tests[0]).is_file()]
+    if len(bugs) > most:
+        say(f"mutants: {most} of {len(bugs)} generated bugs are tried (--most)")
+        bugs = random.Random(0).sample(bugs, most)
+    return bugs
 
 
 def fits(bug: Bug, pattern: str) -> bool:
@@ -59,7 +85,7 @@ def hunt(bugs: Sequence[Bug], root: Path, folder: Path, jobs: int) -> int:
     files = sorted({test for bug in bugs for test in bug.tests})
     status = _wait_all([(_fork(copies[0], files, folder / "sound.log"), SECONDS * len(files))])[0]
     if status != 0:
-        say(f"mutants: the tests fall without any bug:\n{_end_of(folder / 'sound.log')}")
+        say(f"mutants: the tests fail without any bug:\n{_end_of(folder / 'sound.log')}")
         return 2
     survived = 0
     for number, (bug, outcome, seconds) in enumerate(_outcomes(bugs, copies, folder), start=1):
@@ -101,9 +127,11 @@ def plant(bug: Bug, root: Path) -> str:
     path = root / bug.file
     sound = path.read_text(encoding="utf-8")
     lines = sound.splitlines(keepends=True)
-    found = [number for number, line in enumerate(lines) if line.strip() == bug.before]
+    found = [n for n, line in enumerate(lines) if line.strip() == bug.before and bug.line in (0, n + 1)]
     if len(found) != 1:
-        raise ValueError(f"{bug}: its line is there {len(found)} times: {bug.before!r}. Correct tests/mutants/bugs.py.")
+        raise ValueError(
+            f"{bug}: its line is there {len(found)} times: {bug.before!r}. Correct tests/mutants/bugs.yaml."
+        )
     line = lines[found[0]]
     lines[found[0]] = line.replace(bug.before, bug.after)
     path.write_text("".join(lines), encoding="utf-8")
@@ -151,7 +179,7 @@ def _run_tests(copy: Path, tests: Sequence[str], log: Path) -> int:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
     sys.dont_write_bytecode = True  # a bug of the same second and size must not meet the bytecode of another
-    ours = ("methods", "orchestrator", "search_spaces", "tests")
+    ours = ("ctvr", "methods", "orchestrator", "search_spaces", "tools", "tests")
     for name in [name for name in sys.modules if name.partition(".")[0] in ours]:
         del sys.modules[name]
     sys.path[:] = [str(copy), *(entry for entry in sys.path if entry not in ("", str(ROOT)))]

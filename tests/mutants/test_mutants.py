@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 from collections import Counter
 
 import pytest
 
 from tests.mutants import __main__ as mutants
-from tests.mutants.bugs import BUGS, Bug
+from tests.mutants.bugs import BUGS, Bug, changed_lines, mutants_of
 
 
 def test_the_list_is_long_and_says_each_thing_once():
-    assert len(BUGS) >= 80
+    assert len(BUGS) >= 50
     assert [str(bug) for bug, count in Counter(map(str, BUGS)).items() if count > 1] == []
 
 
@@ -56,23 +57,70 @@ def test_a_bug_that_no_test_notices_is_named_and_fails_the_command(small_tree, t
     assert "2 bugs, 1 survived" in said
 
 
-def test_tests_that_fall_anyway_catch_nothing(small_tree, tmp_path, capsys):
+def test_tests_that_fail_anyway_catch_nothing(small_tree, tmp_path, capsys):
     (small_tree / "tests" / "test_sums.py").write_text("def test_wrong():\n    assert False\n")
     folder = tmp_path / "copies"
     folder.mkdir()
     bug = Bug("methods/sums.py", "return a + b", "return a - b", "the sum", ("tests/test_sums.py",))
     assert mutants.hunt([bug], small_tree, folder, jobs=1) == 2
-    assert "the tests fall without any bug" in capsys.readouterr().err
+    assert "the tests fail without any bug" in capsys.readouterr().err
 
 
 def test_a_line_that_changed_is_refused(small_tree):
     bug = Bug("methods/sums.py", "return b + a", "return b - a", "the sum", ("tests/test_sums.py",))
-    with pytest.raises(ValueError, match=r"its line is there 0 times: 'return b \+ a'. Correct tests/mutants/bugs.py"):
+    with pytest.raises(
+        ValueError, match=r"its line is there 0 times: 'return b \+ a'. Correct tests/mutants/bugs.yaml"
+    ):
         mutants.plant(bug, small_tree)
 
 
 def test_a_pattern_that_fits_nothing_is_refused(capsys):
     assert mutants.main(["--only", "*no such bug*"]) == 2
     assert mutants.main(["--only", "*no such bug*", "--list"]) == 2
-    assert mutants.main(["--only", "*lwf.py", "--list"]) == 0
-    assert "methods/lwf.py: weight is ignored" in capsys.readouterr().out
+    assert mutants.main(["--only", "*methods/der.py", "--list"]) == 0
+    assert "methods/der.py: similarities of memory pairs are those of each worker alone" in capsys.readouterr().out
+
+
+SOURCE = """\
+LIMIT = 3
+
+
+def first(a, b):
+    note("é", a)
+    return a + 1 if a < b else not True
+
+
+def second(a):
+    return a - 1
+"""
+
+
+def test_generated_bugs_are_of_changed_functions_and_differ_by_one_operator_constant_or_call():
+    bugs = mutants_of("methods/sums.py", SOURCE, {5})
+    assert {bug.tests for bug in bugs} == {("tests/methods/test_sums.py",)}
+    assert [bug.after for bug in bugs] == [
+        "pass",
+        "return a + 1 if a < b else not False",
+        "return a + 1 if a >= b else not True",
+        "return a + 2 if a < b else not True",
+        "return a - 1 if a < b else not True",
+    ]
+    assert mutants_of("methods/sums.py", SOURCE, {1}) == []
+
+
+def test_lines_changed_since_a_commit_are_found_and_tests_are_left_out(small_tree):
+    def git(*words):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=small_tree, check=True)
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "all")
+    assert changed_lines(small_tree, "HEAD") == {}
+    for file in ("methods/sums.py", "tests/test_sums.py"):
+        (small_tree / file).write_text((small_tree / file).read_text().replace("a + b", "b + a").replace("half(1)", ""))
+    assert changed_lines(small_tree, "HEAD") == {"methods/sums.py": {2}}
+    (bug,) = mutants_of("methods/sums.py", (small_tree / "methods/sums.py").read_text(), {2})
+    mutants.plant(bug, small_tree)
+    assert "return b - a" in (small_tree / "methods/sums.py").read_text()
+    with pytest.raises(ValueError, match="--changed nowhere: "):
+        changed_lines(small_tree, "nowhere")
