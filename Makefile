@@ -52,14 +52,14 @@ format: $(READY)  ## rewrite the sources in our style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)  ## hot paths beside a plain way and the GEMM rate; fails below the recorded shares (ARGS="--quick", "--only NAME")
-	$(BIN)/python -m orchestrator.bench $(ARGS)
+bench: $(READY)  ## time hot paths against plain implementations (ARGS="--quick", "--only NAME")
+	$(BIN)/python -m tools.bench $(ARGS)
 
 bench-gpu: $(READY)  ## steps of the loop on a GPU: time, memory, the host's waits
-	$(BIN)/python -m orchestrator.bench --gpu $(ARGS)
+	$(BIN)/python -m tools.bench --gpu $(ARGS)
 
 null-simulation: $(READY)  ## how often tables call equal methods different (minutes)
-	$(BIN)/python -m orchestrator.tables.null_simulation $(ARGS)
+	$(BIN)/python -m tools.null_simulation $(ARGS)
 
 CONFORM ?= $$($(BIN)/python -c 'import methods; print(*methods.METHODS)')
 conform: $(READY)  ## `ctvr conform` on every method, a minute each; goes on after a failure (CONFORM="lwf ewc")

@@ -73,15 +73,10 @@ def _export(arguments: argparse.Namespace) -> str:
 def add_schema(commands: Any) -> None:
     parser = commands.add_parser("schema", help="print every setting as a JSON schema, for editors of --config files")
     parser.add_argument("method", nargs="?", default="", help="of this method alone")
-    parser.add_argument("--write", action="store_true", help="bring docs/settings.md, methods.md, papers/ up to date")
     parser.set_defaults(run=_schema)
 
 
 def _schema(arguments: argparse.Namespace) -> str:
-    if arguments.write:
-        from orchestrator.jobs.reference import write_pages
-
-        return write_pages()
     from orchestrator.jobs.schema import schema_text
 
     return schema_text(arguments.method)

@@ -20,7 +20,6 @@ from methods import CONFIGURATIONS, find_method
 from methods.backbone.clip import Clip
 from methods.backbone.load import TINY, load_backbone
 from methods.base import Batch, Method
-from orchestrator.bench.gpu import GpuRow, time_step
 from orchestrator.data.batches import StreamData
 from orchestrator.data.settings import DataConfig
 from orchestrator.learning.commits import Commits
@@ -33,6 +32,7 @@ from orchestrator.store.store import Store
 from orchestrator.streams.stream import Item, Stream, StreamTask
 from tests.devices.pretended import Watch, apart_from, pretended, watching
 from tests.methods.conftest import make_small_clip
+from tools.bench.gpu import GpuRow, time_step
 
 FRAMES, PAIRS, STEPS, TASKS = 4, 6, 2, 2
 THINGS = ("man", "dog", "woman", "boy", "girl", "cat")

@@ -15,10 +15,10 @@ from multiprocessing import get_context
 
 import pytest
 
-from orchestrator.bench.gpu import to_markdown
 from tests.devices.cases import BUDGET, CASES, EVERY
 from tests.devices.drive import STEPS, Report, bench, examine
 from tests.devices.pretended import Trespass
+from tools.bench.gpu import to_markdown
 
 QUICK = ("clip4clip", "framefusion_moe", "er_ring")
 # What torch's documentation of `use_deterministic_algorithms` says CUDA adds up in no fixed order, whatever is asked

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from orchestrator.tables.intervals import PRIOR, SHARED, Family, differences, over_seeds_alone
-from orchestrator.tables.null_simulation import Situation, draw
 from orchestrator.tables.table import Difference
+from tools.null_simulation import Situation, draw
 
 
 def difference(a: object, b: object, videos: object = None, tasks: object = None, **more: object) -> Difference:

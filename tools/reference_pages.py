@@ -1,13 +1,15 @@
-"""Pages of the documentation that are written from the code: settings, methods, one page for each paper.
+"""`python -m tools.reference_pages [--out docs]`: write the pages of the documentation that are made from the code.
 
-`ctvr schema --write` brings those of a checkout up to date; a test asks that they are.
+These are settings, methods, the papers' items, and one page for each paper.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Iterable, Iterator
@@ -18,7 +20,6 @@ from typing import Any, Literal
 from methods import CONFIGURATIONS, EVERY_METHOD
 from methods.base import Change, Recipe
 from orchestrator.config import Settings
-from orchestrator.errors import ConfigError
 from orchestrator.jobs.meanings import meanings_of
 from orchestrator.learning.experiment import GROUPS, RunConfig
 from orchestrator.learning.resolve import configured, find, presets_of, resolve, with_recipe
@@ -29,7 +30,7 @@ from orchestrator.tables.verified import equals, of_method
 from orchestrator.tables.verified import read as read_verified
 
 DOCS = Path("docs")
-HEAD = "<!-- written by: ctvr schema --write -->"
+HEAD = "<!-- written by: python -m tools.reference_pages -->"
 # Which methods a paper proposes or compares first; their settings stand on its page
 OF_PAPER = {
     "framefusion": ("framefusion_moe",),
@@ -40,18 +41,16 @@ OF_PAPER = {
 }
 
 
-def write_pages(docs: Path = DOCS) -> str:
-    """Bring the written pages of this checkout up to date.
-
-    Raises:
-        ConfigError: if it is not there.
-    """
-    if not docs.is_dir():
-        raise ConfigError(f"schema --write: there is no {docs} here. Go to the root of a checkout.")
+def main(argv: list[str] | None = None) -> int:
+    """Write all pages below a folder."""
+    parser = argparse.ArgumentParser(prog="python -m tools.reference_pages", description="Write the reference pages.")
+    parser.add_argument("--out", type=Path, default=DOCS, metavar="FOLDER", help="of the pages (%(default)s)")
+    out: Path = parser.parse_args(argv).out
     for name, text in pages().items():
-        (docs / name).parent.mkdir(exist_ok=True)
-        (docs / name).write_text(text, encoding="utf-8")
-    return f"written: {', '.join(str(docs / name) for name in pages())}"
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text(text, encoding="utf-8")
+        print(out / name)
+    return 0
 
 
 def pages() -> dict[str, str]:
@@ -280,3 +279,7 @@ def _table(titles: Iterable[str]) -> list[str]:
 
 def _row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Make the tiny CLIP that the repository ships: `python -m orchestrator.shapes.tiny_clip --out FOLDER`.
+"""Make the tiny CLIP that the repository ships: `python -m tools.train_tiny_clip --out FOLDER`.
 
 A CLIP of 0.9 M parameters, trained from nothing on still pictures of the painted world and their captions
 (CLIP's symmetric contrastive loss, arXiv:2103.00020). It has seen shapes, colours, sizes, places and
@@ -276,7 +276,7 @@ def make(folder: Path, steps: int, pool: int, seed: int, progress: bool = True) 
     model = train(config, images[:pool], tokens[:pool], steps, seed, progress=progress)
     r1, r5 = recall(model, images[pool:], tokens[pool:])
     made = {
-        "command": f"python -m orchestrator.shapes.tiny_clip --steps {steps} --pool {pool} --seed {seed} --out FOLDER",
+        "command": f"python -m tools.train_tiny_clip --steps {steps} --pool {pool} --seed {seed} --out FOLDER",
         "seed": seed,
         "held_out": {"pictures": HELD_OUT, "r1": round(r1, 1), "r5": round(r5, 1)},
     }
@@ -286,9 +286,7 @@ def make(folder: Path, steps: int, pool: int, seed: int, progress: bool = True) 
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m orchestrator.shapes.tiny_clip", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m tools.train_tiny_clip", description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
         "--out", type=Path, required=True, help="folder to write; the shipped one is methods/backbone/tiny_clip"
     )

@@ -161,7 +161,7 @@ def report(draws: int, write: Callable[[str], object]) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Print the report; exit status 1 if a situation is outside 3-7 %."""
-    parser = argparse.ArgumentParser(prog="python -m orchestrator.tables.null_simulation", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.null_simulation", description=__doc__)
     parser.add_argument("--draws", type=int, default=4000, help="draws of each situation (default: %(default)s)")
     draws = parser.parse_args(argv).draws
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.tables import null_simulation
 from orchestrator.tables.intervals import differences
-from orchestrator.tables.null_simulation import Situation, draw, false_positives
+from tools import null_simulation
+from tools.null_simulation import Situation, draw, false_positives
 
 CAPTIONS = Situation("captions", videos=60, captions=10, seeds=(0, 0))
 SEEDS = Situation("seeds", videos=200, seed_points=(2.0,))

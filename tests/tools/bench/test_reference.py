@@ -7,10 +7,10 @@ import torch
 
 from methods.backbone.load import TINY, load_backbone
 from methods.base import Batch, Method
-from orchestrator.bench.paths import repeating
-from orchestrator.bench.reference import as_released, nothing_known, with_plain_attention
-from orchestrator.bench.work import random_batch, second_task, train_only
 from orchestrator.learning.loop import Losses
+from tools.bench.paths import repeating
+from tools.bench.reference import as_released, nothing_known, with_plain_attention
+from tools.bench.work import random_batch, second_task, train_only
 
 
 def step(method: Method, batch: Batch) -> dict[str, torch.Tensor]:

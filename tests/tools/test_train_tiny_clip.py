@@ -13,10 +13,11 @@ import torch
 from open_clip.tokenizer import SimpleTokenizer
 from safetensors.torch import load_file
 
-from orchestrator.shapes import cvlm, tiny_clip
+from orchestrator.shapes import cvlm
 from orchestrator.shapes import stream as shapes
+from tools import train_tiny_clip as tiny_clip
 
-SHIPPED = Path(__file__).parents[3] / "methods" / "backbone" / "tiny_clip"
+SHIPPED = Path(__file__).parents[2] / "methods" / "backbone" / "tiny_clip"
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,6 @@ import torch.distributed as dist
 
 from methods.backbone.clip import Clip
 from methods.backbone.load import load_backbone
-from orchestrator.bench.waits import waits_of
-from orchestrator.bench.work import VIT, second_task
 from orchestrator.data.batches import StreamData
 from orchestrator.data.device import Precision, prepare_device
 from orchestrator.data.settings import DataConfig
@@ -36,6 +34,8 @@ from orchestrator.learning.optimizer import OptimConfig
 from orchestrator.learning.workers import Workers
 from orchestrator.store.store import Store
 from orchestrator.streams.stream import Item, Stream, StreamTask
+from tools.bench.waits import waits_of
+from tools.bench.work import VIT, second_task
 
 PAIRS, FRAMES = 8, 12  # of one step: CTVR (arXiv:2503.10111), section 5.1
 METHODS_MEASURED = ("framefusion_moe", "clip4clip")

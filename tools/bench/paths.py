@@ -1,7 +1,7 @@
 """The hot paths, at the papers' size and at a toy's: what is measured, and the plain way beside it.
 
 Batches repeat videos as the benchmark's real splits do, counted with our own batches (32 videos of 20 captions a task):
-of 8 pairs 7 videos differ on MSRVTT-10, and of a batch of StructAlign on MSRVTT-20 44 %: 2 of 4, 14 of 32.
+of 8 pairs 7 videos differ on MSRVTT-10, and of a batch of StructAlign on MSRVTT-20 44 %: 2 of 4.
 
 Shapes: B pairs, T frames, Q captions, V videos, d joint embedding.
 """
@@ -19,13 +19,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from methods.backbone.clip import Clip, checkpointing
+from methods.backbone.clip import Clip
 from methods.backbone.load import TINY, load_backbone
 from methods.base import Batch
 from methods.xpool import XPool
-from orchestrator.bench.hot import HotPath, available
-from orchestrator.bench.many import many
-from orchestrator.bench.reference import (
+from orchestrator.data.batches import StreamData
+from orchestrator.data.frames import FrameSource
+from orchestrator.data.settings import DataConfig
+from orchestrator.interpreter import child_environment, run_module
+from tools.bench.reference import (
     as_released,
     captions_like_msrvtt,
     nothing_known,
@@ -35,9 +37,9 @@ from orchestrator.bench.reference import (
     with_plain_towers,
     xpool_scores,
 )
-from orchestrator.bench.work import (
+from tools.bench.timing import HotPath
+from tools.bench.work import (
     VIT,
-    VIT_16,
     Work,
     encoding,
     random_batch,
@@ -46,36 +48,19 @@ from orchestrator.bench.work import (
     training_step,
     write_clip,
 )
-from orchestrator.data.batches import StreamData
-from orchestrator.data.frames import FrameSource
-from orchestrator.data.settings import DataConfig
-from orchestrator.interpreter import child_environment, run_module
 
 Make = Callable[[Path, bool], HotPath]  # a folder of its own; a toy instead of the papers' size
 
 
-def checkpointed(root: Path, is_toy: bool) -> HotPath:
-    """The step of FrameFusionMoE whose activations are computed again: what is asked of it is memory."""
-    path = PATHS["step"](root, is_toy)
-
-    def ours() -> None:
-        with checkpointing():
-            path.ours()
-
-    return replace(path, title=f"{path.title}, checkpointed activations", ours=ours, pairs=1)
-
-
-def clip(is_toy: bool, vit: str = VIT) -> tuple[Clip, str]:
+def clip(is_toy: bool) -> tuple[Clip, str]:
     """A backbone and what it is called in titles."""
-    return (load_backbone(TINY, "shipped"), "tiny CLIP") if is_toy else (load_backbone(vit, "random"), vit[:8])
+    return (load_backbone(TINY, "shipped"), "tiny CLIP") if is_toy else (load_backbone(VIT, "random"), VIT[:8])
 
 
-def step_path(method: str, pairs: int, distinct: int, frames: int, needs: int = 0) -> Make:
-    """A step of a method whose batch has `distinct` videos; MemoryError where less than `needs` GiB are free."""
+def step_path(method: str, pairs: int, distinct: int, frames: int) -> Make:
+    """Make a step of a method whose batch has `distinct` videos."""
 
     def make(root: Path, is_toy: bool) -> HotPath:
-        if not is_toy and (free := available()) is not None and free < needs:
-            raise MemoryError(f"needs about {needs} GiB of free memory, and {free:.1f} are")
         backbone, name = clip(is_toy)
         count = 8 if is_toy else pairs
         batch = repeating(random_batch(backbone, count, frames), count * distinct // pairs)
@@ -89,9 +74,8 @@ def step_path(method: str, pairs: int, distinct: int, frames: int, needs: int = 
             f"every row encoded, nothing kept, {how}",
             training_step(made, batch),
             plain,
-            pairs=7 if is_toy else 1 if needs else 2,
+            pairs=7 if is_toy else 2,
             is_heavy=not is_toy,
-            has_memory=not is_toy,
         )
 
     return make
@@ -103,17 +87,13 @@ def repeating(batch: Batch, distinct: int) -> Batch:
     return replace(batch, frames=batch.frames[rows], videos=rows, plain_videos=tuple(rows.tolist()))
 
 
-def texts(root: Path, is_toy: bool, large: int = 96, after: int = 2) -> HotPath:
-    """Captions as an evaluation after task `after` encodes them, once for each task; here for the first and the last.
-
-    The more captions there are, the less is padded: after task 10 of MSRVTT-10 there are 3,000. Its ten prototypes,
-    each of them a pass, would take too long here.
-    """
+def texts(root: Path, is_toy: bool) -> HotPath:
+    """Captions as an evaluation after task 2 encodes them, once for each task."""
     from orchestrator.learning.evaluate import EvaluationConfig, encode_texts
 
     backbone, name = clip(is_toy)
-    method = second_task("framefusion_moe", backbone, number=after).eval()
-    number, tasks, config = 64 if is_toy else large, (0, after - 1), EvaluationConfig()
+    method = second_task("framefusion_moe", backbone).eval()
+    number, tasks, config = 64 if is_toy else 96, (0, 1), EvaluationConfig()
     tokens = backbone.tokenize(captions_like_msrvtt(number))
     cpu = torch.device("cpu")
     released = as_released(method)
@@ -125,12 +105,11 @@ def texts(root: Path, is_toy: bool, large: int = 96, after: int = 2) -> HotPath:
         return texts_by_prototype(released, tokens, tasks, config.batch_size)
 
     plain = with_plain_attention(in_order)
-    for one, other in zip(ours(), plain()) if large == 96 else ():  # minutes of the larger one, which is the same code
+    for one, other in zip(ours(), plain()):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-    title = f"captions of an evaluation, {name}, {number} captions x {len(tasks)} of {after} prototypes"
-    pairs = 7 if is_toy else 3 if large == 96 else 1
+    title = f"captions of an evaluation, {name}, {number} captions x {len(tasks)} prototypes"
     against = "in the stream's order, padded to the longest of 32, attention and experts as released"
-    return HotPath(title, against, ours, plain, pairs, is_heavy=large > 96)
+    return HotPath(title, against, ours, plain, 7 if is_toy else 3)
 
 
 def ranking(root: Path, is_toy: bool, large: int = 3000) -> HotPath:
@@ -151,7 +130,7 @@ def ranking(root: Path, is_toy: bool, large: int = 3000) -> HotPath:
     if any(np.abs(a.numpy() - b).max() > 0.5 for a, b in zip((found.to_videos, found.videos), plain())):
         raise RuntimeError("the two ways to rank disagree")  # half a place: a sort puts ties in some order
     title = f"ranks of {size} captions and {size} videos from features, in tiles of 512 x {TILE}"
-    return HotPath(title, "matrix, argsort of argsort (NumPy), twice", count, plain, 7 if is_toy else 3, is_gemm=False)
+    return HotPath(title, "matrix, argsort of argsort (NumPy), twice", count, plain, 7 if is_toy else 3)
 
 
 def xpool(root: Path, is_toy: bool) -> HotPath:
@@ -169,12 +148,12 @@ def xpool(root: Path, is_toy: bool) -> HotPath:
 
     torch.testing.assert_close(ours(), plain(), rtol=1e-4, atol=1e-5)
     title = f"xpool's scores, {size} captions x {size} videos x {frames} frames, d = {backbone.embed_dim}"
-    return HotPath(title, "a vector for every pair", ours, plain, 7 if is_toy else 5, is_gemm=False)
+    return HotPath(title, "a vector for every pair", ours, plain, 7 if is_toy else 5)
 
 
-def tempme(root: Path, is_toy: bool, vit: str = VIT) -> HotPath:
+def tempme(root: Path, is_toy: bool) -> HotPath:
     """The video tower with merged tokens."""
-    backbone, name = clip(is_toy, vit)
+    backbone, name = clip(is_toy)
     videos = 4 if is_toy else 1
     inputs = random_batch(backbone, videos, 12).frames
     made, plain = second_task("tempme", backbone), with_plain_towers(second_task("zero_shot", backbone))
@@ -213,7 +192,7 @@ def store(root: Path, is_toy: bool) -> HotPath:
 
     title = f"batches of an epoch from the store, {videos} films of shapes, 12 frames of {stored.sampling.size}"
     plain = read(decoded)
-    return HotPath(title, "decoding each epoch", read(stored), plain, 5, is_gemm=False, has_memory=False)
+    return HotPath(title, "decoding each epoch", read(stored), plain, 5)
 
 
 def decoding(root: Path, is_toy: bool) -> HotPath:
@@ -230,7 +209,7 @@ def decoding(root: Path, is_toy: bool) -> HotPath:
 
     title = f"{len(items)} films of shapes decoded by PyAV, 12 frames of 224"
     against = "decord's frames, with PyAV to see damage"
-    return HotPath(title, against, by("pyav"), by("decord"), 5, is_gemm=False, has_memory=False)
+    return HotPath(title, against, by("pyav"), by("decord"), 5)
 
 
 def cold(root: Path, is_toy: bool) -> HotPath:
@@ -245,7 +224,7 @@ def cold(root: Path, is_toy: bool) -> HotPath:
 
     title = f"a clip of 320 x 240 and {2 if is_toy else 15} s decoded by PyAV, strict, 12 frames of 224"
     against = "decord's frames, with PyAV to see damage"
-    return HotPath(title, against, by("pyav"), by("decord"), 5, is_gemm=False, has_memory=False)
+    return HotPath(title, against, by("pyav"), by("decord"), 5)
 
 
 def start(root: Path, is_toy: bool) -> HotPath:
@@ -257,19 +236,9 @@ def start(root: Path, is_toy: bool) -> HotPath:
     plain = child(sys.executable, "-c", "import open_clip, orchestrator.learning.run")
     ours = child(*run_module("orchestrator", "methods"))
     title = "`ctvr methods`, from start to end"
-    return HotPath(title, "loading what trains first", ours, plain, 2, is_gemm=False, is_heavy=True, has_memory=False)
+    return HotPath(title, "loading what trains first", ours, plain, 2, is_heavy=True)
 
 
-# Beside these, what a table of the project asks for and takes too long, or has no bar, for every day
-SHOWN: dict[str, Make] = {
-    "checkpointed": checkpointed,
-    "structalign-32": step_path("structalign", 32, 14, 12, needs=20),
-    "tempme-16": partial(tempme, vit=VIT_16),
-    "ranking-10000": partial(ranking, large=10_000),
-    "cold": cold,
-    "many": many,
-    "texts-task10": partial(texts, large=3000, after=10),
-}
 ONE_SIZE = ("start",)  # no toy of it is smaller
 PATHS: dict[str, Make] = {
     "step": step_path("framefusion_moe", 8, 7, 12),
@@ -277,8 +246,10 @@ PATHS: dict[str, Make] = {
     "texts": texts,
     "tempme": tempme,
     "ranking": ranking,
+    "ranking-10000": partial(ranking, large=10_000),
     "xpool": xpool,
     "store": store,
     "decoding": decoding,
+    "cold": cold,
     "start": start,
 }

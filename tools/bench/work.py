@@ -20,12 +20,12 @@ from orchestrator.config import build, under
 from orchestrator.learning.loop import Losses
 from orchestrator.learning.optimizer import OptimConfig, make_optimizer, train_only
 
-VIT, VIT_16 = "ViT-B-32-quickgelu", "ViT-B-16-quickgelu"
+VIT = "ViT-B-32-quickgelu"
 Work = Callable[[], object]
 
 
-def second_task(name: str, backbone: Clip, settings: dict[str, Any] | None = None, number: int = 2) -> Method:
-    """A method with the paper's settings on its own copy of a backbone, in the second task of ten, or task `number`.
+def second_task(name: str, backbone: Clip, settings: dict[str, Any] | None = None) -> Method:
+    """Build a method with the paper's settings on its own copy of a backbone, in the second task of ten.
 
     A method that keeps features of earlier videos has those of 320 / 10 videos, as MSRVTT-10.
     """
@@ -33,7 +33,7 @@ def second_task(name: str, backbone: Clip, settings: dict[str, Any] | None = Non
     values = {**under(cls.PRESETS.get("paper", {}), "method"), **(settings or {})}
     torch.manual_seed(0)
     method: Method = cls(build(cls.Config, values, "method"), copy.deepcopy(backbone))
-    tasks = [Task(index, f"task_{index + 1:02d}", 10, (index,), 10) for index in range(number)]
+    tasks = [Task(index, f"task_{index + 1:02d}", 10, (index,), 10) for index in range(2)]
     for task in tasks[:-1]:
         method.begin_task(task)
         method.end_task(task, [])

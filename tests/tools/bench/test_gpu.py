@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from methods.backbone.load import TINY, load_backbone
-from orchestrator.bench import gpu
+from tools.bench import gpu
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])

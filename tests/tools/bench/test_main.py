@@ -1,0 +1,33 @@
+"""`python -m tools.bench`: its table, and its answer to an unknown name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tools.bench import __main__ as bench
+from tools.bench.timing import HotPath
+
+
+def test_an_unknown_path_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["--only", "rankin"]) == 2
+    assert capsys.readouterr().err == (
+        "bench: --only rankin: is not a hot path. Did you mean 'ranking'? All: step, structalign, texts, tempme, "
+        "ranking, ranking-10000, xpool, store, decoding, cold, start.\n"
+    )
+
+
+def test_a_path_becomes_a_row_below_the_description_of_the_machine(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(root: Path, is_toy: bool) -> HotPath:
+        assert is_toy
+        return HotPath("naps", "long naps", lambda: None, lambda: sum(range(10**5)), pairs=2)
+
+    monkeypatch.setattr(bench, "PATHS", {"nap": make})
+    assert bench.main(["--quick"]) == 0
+    machine, _, _, _, row = capsys.readouterr().out.splitlines()
+    assert f"{os.cpu_count()} CPUs" in machine
+    assert row.startswith("| nap-toy | naps | long naps |")

@@ -1,0 +1,80 @@
+"""`make bench` and `make bench-gpu`: the command line."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from orchestrator.config import suggest
+from orchestrator.errors import ConfigError
+from tools.bench.paths import ONE_SIZE, PATHS
+from tools.bench.timing import Measured, measure, to_markdown
+
+
+def machine() -> str:
+    """Describe the machine and the libraries."""
+    return (
+        f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}, "
+        f"{torch.get_num_threads()} thread, Python {sys.version.split()[0]}, {time.strftime('%Y-%m-%d')}"
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure and print Markdown on stdout."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.bench", description="Time hot paths against plain implementations of the same."
+    )
+    parser.add_argument("--only", metavar="NAME", help=f"one of {', '.join(PATHS)}")
+    parser.add_argument("--quick", action="store_true", help="toy sizes (under a minute)")
+    parser.add_argument("--gpu", action="store_true", help="step time, memory and videos per second on a GPU instead")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+    if arguments.gpu:
+        from tools.bench.gpu import gpu_table
+
+        print(gpu_table())
+        return 0
+    try:
+        return run(arguments.only, arguments.quick)
+    except ConfigError as error:
+        sys.stderr.write(f"bench: {error}\n")
+        return 2
+
+
+def run(only: str | None = None, is_quick: bool = False) -> int:
+    """Measure one path or all.
+
+    Raises:
+        ConfigError: for an unknown name.
+    """
+    if only is not None and only not in PATHS:
+        raise ConfigError(f"--only {only}: is not a hot path.{suggest(only, PATHS)} All: {', '.join(PATHS)}.")
+    torch.set_num_threads(1)
+    began = machine()
+    with tempfile.TemporaryDirectory(prefix="ctvr-bench-") as folder:
+        rows = measured([only] if only else list(PATHS), is_quick, Path(folder))
+    print(f"{began}\n\n{to_markdown(rows)}")
+    return 0
+
+
+def measured(names: Sequence[str], is_toy: bool, root: Path) -> list[Measured]:
+    """Measure each path, at a toy's size or at the papers'."""
+    rows = []
+    for name in names:
+        label = f"{name}-toy" if is_toy and name not in ONE_SIZE else name
+        sys.stderr.write(f"bench: {label} ...\n")
+        torch.manual_seed(0)
+        rows.append(measure(label, PATHS[name](root / label, is_toy)))
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""Times a hot path against a plain implementation of the same, in one process, in CPU seconds.
+
+Both sides take turns (a b, b a, ...) on the same inputs after one warm-up each, so that other work of the machine falls
+on both. The result is the median of the ratios of the pairs, with the smallest and the largest.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tools.bench.work import Work
+
+LEAST = 0.15  # CPU seconds for which a side is timed, repeated as often as that takes (100 times at most)
+
+
+@dataclass(frozen=True)
+class HotPath:
+    """A piece of work, and the plain way to do the same."""
+
+    title: str
+    against: str  # names the plain way
+    ours: Work
+    plain: Work
+    pairs: int = 5
+    is_heavy: bool = False  # takes seconds: not repeated within a turn
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Medians over the pairs; ratio: plain / ours, above 1 where ours is faster."""
+
+    name: str
+    path: HotPath
+    seconds: float  # CPU
+    plain_seconds: float
+    ratio: float
+    low: float
+    high: float
+
+
+def seconds_of(work: Work, goes: int = 1) -> float:
+    """Return the mean CPU seconds of `goes` calls, ended child processes included."""
+    started = _cpu_seconds()
+    for _ in range(goes):
+        work()
+    return (_cpu_seconds() - started) / goes
+
+
+def _cpu_seconds() -> float:
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime
+
+
+def measure(name: str, path: HotPath) -> Measured:
+    """Run both sides in turn."""
+    goes, works = 1, (path.ours, path.plain)
+    warm = [seconds_of(work) for work in works]
+    if not path.is_heavy:
+        goes = math.ceil(LEAST / max(min(warm), LEAST / 100))
+    turns: list[tuple[float, float]] = []
+    for turn in range(path.pairs):
+        found = {which: seconds_of(works[which], goes) for which in ((1, 0) if turn % 2 else (0, 1))}
+        turns.append((found[0], found[1]))
+    ratios = [plain / ours for ours, plain in turns]
+    ours, plain = (statistics.median(side) for side in zip(*turns))
+    return Measured(name, path, ours, plain, statistics.median(ratios), min(ratios), max(ratios))
+
+
+def to_markdown(rows: Sequence[Measured]) -> str:
+    """Format a table of rows."""
+    lines = ["| path | ours | plain way | CPU s ours / plain | times as fast | pairs |", "|---|---|---|--:|--:|--:|"]
+    lines += [
+        f"| {row.name} | {row.path.title} | {row.path.against} | {row.seconds:.3g} / {row.plain_seconds:.3g} "
+        f"| {row.ratio:.2f} ({row.low:.2f} to {row.high:.2f}) | {row.path.pairs} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
