@@ -1,9 +1,10 @@
-"""For mkdocs: pages that lie in the root of the repository become pages of the site, and links to them lead there."""
+"""For mkdocs: adds the pages of the root of the repository and the generated ones, and makes links lead to them."""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ PAGES = ("README", "RESULTS", "REPRODUCIBILITY", "CONTRIBUTING", "CHANGELOG")
 
 def on_files(files: Files, config: Any) -> Files:
     """Add them; README is the first screen of the repository, and index.md that of the site."""
-    for name in PAGES[1:]:
-        text = (ROOT / f"{name}.md").read_text(encoding="utf-8")
-        files.append(File.generated(config, f"{name.lower()}.md", content=text))
+    sys.path.insert(0, str(ROOT))  # tools/ is not installed
+    from tools.reference_pages import pages
+
+    root = {f"{name.lower()}.md": (ROOT / f"{name}.md").read_text(encoding="utf-8") for name in PAGES[1:]}
+    for name, text in {**root, **pages()}.items():
+        files.append(File.generated(config, name, content=text))
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=notebook_page(path)))
     return files

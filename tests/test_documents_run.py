@@ -42,7 +42,6 @@ WHY_NOT = {
     "ctvr streams import (msrvtt(-qa)?|actnet|cvlm|cifar-10|tiny-imagenet) .*": "its own files: importers' tests",
     "ctvr streams check msrvtt-10": "a benchmark's stream, imported from its own files",
     ".*backbone.weights=openai": "downloads weights",
-    r"ctvr methods --verified --write": "writes into the repository",
     "python docs/typed_queries.py .*": "three trained models of the whole embedded stream",
     "ctvr streams export .* --form h5": "h5py",
     "ctvr ui": "a server that stays until it is stopped",

@@ -18,7 +18,6 @@ def add_reproduce(commands: Any) -> None:
     )
     parser.add_argument("item", nargs="?", metavar="PAPER/ITEM", help="e.g. tempme/table2")
     parser.add_argument("--list", action="store_true", help="every table and figure: the command, or why there is none")
-    parser.add_argument("--write", action="store_true", help="with --list: bring docs/papers.md up to date")
     parser.add_argument("--plan", action="store_true", help="only say what it takes and what of it is here")
     parser.add_argument("--stream", help="a name from `ctvr streams` (the table's)")
     parser.add_argument("--name", help="of the sweep (table, stream and time)")
@@ -35,15 +34,9 @@ def add_reproduce(commands: Any) -> None:
 def _reproduce(arguments: argparse.Namespace) -> str:
     from orchestrator.tables.paper_items import find, text
 
-    if arguments.write and not arguments.list:
-        raise ConfigError("reproduce: --write is of --list. Write ctvr reproduce --list --write.")
     if arguments.list:
         if arguments.item:
             raise ConfigError(f"reproduce: --list names all items. Leave {arguments.item} out.")
-        if arguments.write:
-            from orchestrator.jobs.reproduce import write_page
-
-            return write_page()
         return text()
     if not arguments.item:
         raise ConfigError("reproduce: name an item, e.g. tempme/table2. All: ctvr reproduce --list.")

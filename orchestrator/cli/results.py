@@ -56,7 +56,6 @@ def add_methods(commands: Any) -> None:
     parser.add_argument("name", nargs="?", help="show this method's settings")
     parser.add_argument("--preset", metavar="PRESET", help="what it changes of the recommended settings, with sources")
     parser.add_argument("--verified", action="store_true", help="what equals the authors' code, and by which test")
-    parser.add_argument("--write", action="store_true", help="with --verified: bring REPRODUCIBILITY.md up to date")
     parser.add_argument("--cost", action="store_true", help="multiply-adds and parameters beside the papers' figures")
     parser.set_defaults(run=_methods)
 
@@ -64,10 +63,10 @@ def add_methods(commands: Any) -> None:
 def _methods(arguments: argparse.Namespace) -> str:
     from orchestrator.jobs.list_methods import methods_text
 
-    if arguments.write and not arguments.verified:
-        raise ConfigError("methods: --write is of --verified. Write ctvr methods --verified --write.")
     if arguments.verified:
-        return _verified(arguments.write)
+        from orchestrator.tables.verified import text
+
+        return text()
     if arguments.cost and (arguments.name or arguments.preset):
         raise ConfigError("methods: --cost is of all methods. Leave the name and --preset out.")
     if not (arguments.name or arguments.cost or arguments.preset):
@@ -81,16 +80,6 @@ def _methods(arguments: argparse.Namespace) -> str:
     if arguments.preset:
         return catalogue.preset_text(arguments.name, arguments.preset)
     return catalogue.method_text(arguments.name)
-
-
-def _verified(write: bool) -> str:
-    if write:
-        from orchestrator.jobs.verified import write_page
-
-        return write_page()
-    from orchestrator.tables.verified import text
-
-    return text()
 
 
 def add_ui(commands: Any) -> None:

@@ -12,10 +12,8 @@ from orchestrator.jobs.table_plan import PlannedTable, TableRequest, plan_table
 from orchestrator.streams.load import BENCHMARKS, RENDERED, load_stream, split_order
 from orchestrator.streams.stream import Stream
 from orchestrator.streams.videos import check_videos, missing_videos
-from orchestrator.tables.paper_items import Item, document
+from orchestrator.tables.paper_items import Item
 from orchestrator.tables.paper_numbers import benchmarks
-
-PAGE = Path("docs/papers.md")
 
 
 def plan_text(item: Item, request: TableRequest, where: Deployment) -> str:
@@ -73,15 +71,3 @@ def _weights(planned: PlannedTable) -> list[str]:
         f" ({rows} row{'s' * (rows != 1)})"
         for (name, weights), rows in counted.items()
     ]
-
-
-def write_page(path: Path = PAGE) -> str:
-    """Write the list of items as the page of this checkout.
-
-    Raises:
-        ConfigError: if it is not there.
-    """
-    if not path.is_file():
-        raise ConfigError(f"reproduce --write: there is no {path} here. Go to the root of a checkout.")
-    path.write_text(document(), encoding="utf-8")
-    return f"written: {path}"

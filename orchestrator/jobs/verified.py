@@ -1,20 +1,18 @@
-"""What was verified: printed, written into REPRODUCIBILITY.md, and said below the rows of tables."""
+"""Adds footnotes to table rows: which release their method equals, and in which settings its recipe differs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from orchestrator.errors import ConfigError
 from orchestrator.learning.resolve import presets_of
 from orchestrator.tables.differences import is_equal
 from orchestrator.tables.marks import method_of
 from orchestrator.tables.table import Table
-from orchestrator.tables.verified import Verified, document, equals, of_method
+from orchestrator.tables.verified import Verified, equals, of_method
 from orchestrator.tracking.values import RunRecord, as_text
 
-MARKS = ("<!-- from orchestrator/tables/verified.json: ctvr methods --verified --write -->", "<!-- end -->")
 SHOWN = 6  # settings of a footnote
 
 
@@ -46,30 +44,3 @@ def _recipe(run: RunRecord, entry: Verified) -> str:
         return f"recipe: preset {entry.preset}"
     more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     return f"recipe differs in: {', '.join(found[:SHOWN])}{more} (ctvr methods {entry.method} --preset {entry.preset})"
-
-
-def updated(page: str) -> str:
-    """A page whose part between the two marks is the generated one.
-
-    Raises:
-        ConfigError: if a mark is missing.
-    """
-    head, begin, rest = page.partition(MARKS[0])
-    _, end, tail = rest.partition(MARKS[1])
-    if not begin or not end:
-        raise ConfigError(
-            f"methods --write: the page has no line {MARKS[0] if not begin else MARKS[1]!r}. Put it back."
-        )
-    return f"{head}{begin}\n\n{document()}\n\n{end}{tail}"
-
-
-def write_page(path: Path = Path("REPRODUCIBILITY.md")) -> str:
-    """Bring the page of this checkout up to date.
-
-    Raises:
-        ConfigError: if it is not there.
-    """
-    if not path.is_file():
-        raise ConfigError(f"methods --write: there is no {path} here. Go to the root of a checkout.")
-    path.write_text(updated(path.read_text(encoding="utf-8")), encoding="utf-8")
-    return f"written: {path}"

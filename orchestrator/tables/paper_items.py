@@ -93,22 +93,3 @@ def text() -> str:
                 lines += [f"  {'':<24}    {note}" for note in item.notes]
     runs = sum(bool(item.preset) for item in items)
     return "\n".join([*lines, "", f"{runs} of {len(items)} tables and figures run."])
-
-
-def document() -> str:
-    """docs/papers.md."""
-    papers, items = read()
-    lines = ["# The papers' tables and figures", "", "<!-- written by: ctvr reproduce --list --write -->", ""]
-    lines += [
-        "Every table and figure with results of the five papers, and what makes it here. `ctvr reproduce ITEM --plan`",
-        "says how many runs it takes, which videos and weights it needs and whether they are there;",
-        "`ctvr reproduce ITEM` is the command beside it, and `--stream shapes-5` runs the same rows on the embedded",
-        "stream. Diagrams and illustrations are left out.",
-    ]
-    for paper, title in papers.items():
-        lines += ["", f"## {title}", "", "| item | shows | runs |", "|---|---|---|"]
-        for item in items:
-            if item.item.partition("/")[0] == paper:
-                told = "; ".join([f"`{item.command}`" if item.preset else f"no: {item.why}", *item.notes])
-                lines.append(f"| `{item.item}` | {item.shows} | {told} |")
-    return "\n".join(lines) + "\n"

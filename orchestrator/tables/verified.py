@@ -103,8 +103,12 @@ def grade_of(row: Standing) -> str:
 
 
 def text() -> str:
-    """Every entry with its checks, for a terminal."""
+    """Every method with its grade and every entry with its checks, for a terminal."""
     lines = []
+    for row in read()[0]:
+        lines.append(f"{row.method}: {grade_of(row)}; against {row.against}")
+        lines += [f"  could not be verified, or differs: {row.note}"] * bool(row.note)
+    lines.append("")
     for entry in read()[1]:
         lines.append(f"{entry.method}, preset {entry.preset}: {entry.source}")
         for check in entry.checks:
@@ -117,22 +121,4 @@ def text() -> str:
     clone = sum(check.cases for entry in entries for check in entry.checks if check.in_clone)
     lines.append("")
     lines.append(f"{total} cases of {len({e.method for e in entries})} methods, {clone} of them in every clone.")
-    return "\n".join(lines)
-
-
-def document() -> str:
-    """The generated part of REPRODUCIBILITY.md: one table of methods, one of releases."""
-    lines = ["| method | grade | test | against | could not be verified, or differs |", "|---|---|---|---|---|"]
-    for row in read()[0]:
-        checked = (check.test.partition("::")[0] for entry in of_method(row.method) for check in entry.checks)
-        tests = ", ".join(f"`{test}`" for test in dict.fromkeys([*row.tests, *checked]))
-        lines.append(f"| `{row.method}` | {grade_of(row)} | {tests} | {row.against} | {row.note} |")
-    lines += ["", "## Equal to the authors' code", ""]
-    lines += ["| method, preset | release | compared: cases, tolerance | not compared |", "|---|---|---|---|"]
-    for entry in read()[1]:
-        checks = "; ".join(
-            f"{check.what} {check.cases}, {check.tolerance:g}{'' if check.in_clone else '*'}" for check in entry.checks
-        )
-        lines.append(f"| `{entry.method}`, {entry.preset} | {entry.source} | {checks} | {entry.open} |")
-    lines += ["", "\\* only where the whole reference files are (folder `reference/` of `CTVR_SHARED`)."]
     return "\n".join(lines)

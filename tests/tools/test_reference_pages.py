@@ -1,20 +1,26 @@
-"""The pages that are written from the code: up to date, complete, and right about limits."""
+"""The generated pages: complete, right about limits, with links and commands that exist."""
 
 from __future__ import annotations
 
 import dataclasses
+import posixpath
+import re
 from pathlib import Path
 
 import pytest
 
-from methods import EVERY_METHOD
+from methods import CONFIGURATIONS, EVERY_METHOD
 from orchestrator.jobs.meanings import WORDS, meanings_of
 from orchestrator.learning.experiment import GROUPS, RunConfig
 from orchestrator.learning.resolve import find
 from orchestrator.on_ray.plan import SearchConfig
-from tools.reference_pages import pages
+from orchestrator.tables.paper_items import read as read_items
+from tests.test_commands import check, commands_of, lines_of
+from tools import reference_pages
+from tools.reference_pages import TABLES, pages
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
 
 
 @pytest.fixture(scope="module")
@@ -22,9 +28,38 @@ def made() -> dict[str, str]:
     return pages()
 
 
-def test_the_written_pages_are_up_to_date(made):
+def test_every_page_of_the_site_is_a_file_or_generated_and_its_links_lead_to_one(made):
+    nav = set(re.findall(r"[\w./-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
+    assert set(made) <= nav
+    committed = {file.relative_to(DOCS).as_posix() for file in DOCS.rglob("*.md")}
+    assert committed & set(made) == set(), "generated pages are not committed"
     for name, text in made.items():
-        assert (DOCS / name).read_text(encoding="utf-8") == text, f"docs/{name}: run: python -m tools.reference_pages"
+        for target in re.findall(r"\]\(([^)#:]+\.md)", text):
+            file = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
+            assert file in committed | set(made), f"{name}: {target}"
+
+
+def test_every_method_item_and_comparison_is_on_its_page(made):
+    for name in (*EVERY_METHOD, *CONFIGURATIONS):
+        assert f"\n## {name}\n" in made["methods.md"]
+        assert f"\n| `{name}` | " in made["reproducibility.md"]
+    assert all(f"\n| `{item.item}` | " in made["papers.md"] for item in read_items()[1])
+    assert TABLES in (ROOT / "REPRODUCIBILITY.md").read_text(encoding="utf-8")
+    assert TABLES not in made["reproducibility.md"]
+
+
+def test_the_commands_of_the_pages_exist(made):
+    commands = [words for text in made.values() for line in lines_of(text) for words in commands_of(line)]
+    assert len(commands) > 50
+    for words in commands:
+        check(words)
+
+
+def test_the_pages_are_written_into_a_folder(made, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(reference_pages, "pages", lambda: made)
+    assert reference_pages.main(["--out", str(tmp_path / "new")]) == 0
+    assert (tmp_path / "new" / "papers" / "bmu.md").read_text(encoding="utf-8") == made["papers/bmu.md"]
+    assert str(tmp_path / "new" / "settings.md") in capsys.readouterr().out
 
 
 def test_every_setting_has_a_meaning_and_no_words_are_left_over():

@@ -110,7 +110,6 @@ def test_the_list_and_every_mistake_in_one_line(capsys, monkeypatch):
     monkeypatch.setattr(paper_items, "read", lambda: (papers, (*items, missing)))
     for words, message in (
         ([], "name an item, e.g. tempme/table2"),
-        (["--write"], "--write is of --list"),
         (["--list", "bmu/table1"], "--list names all items"),
         (["camoe/fig9"], "camoe/fig9 (a film) does not run: its videos are not public"),
         (["bmu/table1", "--preset", "paper"], "--preset paper: the item names its table"),
