@@ -16,7 +16,7 @@ def add_streams(commands: Any) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     check = actions.add_parser("check", help="read a stream and list its missing videos")
     check.add_argument("stream")
-    add_where(check)
+    add_where(check, folders=("runs", "videos"))
     check.set_defaults(run=_streams_check)
     importer = actions.add_parser("import", help="turn published split and annotation files into a manifest")
     importer.add_argument("kind", help="msrvtt, actnet, cvlm, cifar-10, cifar-100, tiny-imagenet, csv, features or hf")
@@ -24,7 +24,7 @@ def add_streams(commands: Any) -> None:
         "files", nargs="*", metavar="name=FILE", help="see docs/usage.md: e.g. split=MSRVTT_10_dataset.pkl"
     )
     importer.add_argument("--name", help="of the stream (default: after the split file)")
-    add_where(importer)
+    add_where(importer, folders=("runs", "videos"))
     importer.set_defaults(run=_streams_import)
     exporter = actions.add_parser("export", help="write a stream's table, frames and features for other programs")
     exporter.add_argument("stream")
@@ -37,7 +37,7 @@ def add_streams(commands: Any) -> None:
     add_where(exporter)
     add_settings(exporter)
     exporter.set_defaults(run=_streams_export)
-    add_where(parser)
+    add_where(parser, folders=("runs",))
     parser.set_defaults(run=_streams_list)
 
 
@@ -109,7 +109,7 @@ def add_cache(commands: Any) -> None:
     )
     collect.set_defaults(run=_cache_gc)
     for action in (listing, check, collect):
-        add_where(action)
+        add_where(action, folders=("runs", "store"))
 
 
 def _cache_build(arguments: argparse.Namespace) -> str:

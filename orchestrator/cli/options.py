@@ -15,20 +15,22 @@ from orchestrator.errors import ConfigError, TrackingAway
 from orchestrator.jobs.trust import trust_config, trust_named, trust_typed
 
 
-def add_where(parser: argparse.ArgumentParser, resources: bool = False) -> None:
+def add_where(
+    parser: argparse.ArgumentParser, resources: bool = False, folders: Sequence[str] = ("runs", "store", "videos")
+) -> None:
+    """Add an option for each of `folders` that the command reads or writes, and with `resources` those of a cluster."""
     runs, store, videos = (os.environ.get(f"CTVR_{name}") or "" for name in ("RUNS", "STORE", "VIDEOS"))
-    parser.add_argument(
-        "--runs", type=Path, default=Path(runs or "runs"), help="folder of everything that is written (%(default)s)"
-    )
-    parser.add_argument(
-        "--store", default=store, help="object store of frames and commits: a folder or s3://bucket/prefix"
-    )
-    parser.add_argument(
-        "--videos",
-        type=Path,
-        default=Path(videos) if videos else None,
-        help="folder of the videos, if not the manifest's own",
-    )
+    options: dict[str, dict[str, Any]] = {
+        "runs": {"type": Path, "default": Path(runs or "runs"), "help": "folder of everything written (%(default)s)"},
+        "store": {"default": store, "help": "object store of frames and commits: a folder or s3://bucket/prefix"},
+        "videos": {
+            "type": Path,
+            "default": Path(videos) if videos else None,
+            "help": "folder of the videos, if not the manifest's own",
+        },
+    }
+    for name in folders:
+        parser.add_argument(f"--{name}", **options[name])
     if not resources:
         return
     group = parser.add_argument_group("cluster")

@@ -23,7 +23,7 @@ def add_table(commands: Any) -> None:
         help="measured on these videos; else test, where runs are",
     )
     add_direction(parser)
-    add_where(parser)
+    add_where(parser, folders=("runs",))
     parser.set_defaults(run=_table)
 
 
@@ -41,7 +41,7 @@ def add_rebuild(commands: Any) -> None:
         description="Every run with its settings, tags, numbers and JSON files; models are restored from commits by "
         "those who ask for them. Run ids and times of a run's start are new. What is in MLflow already stays.",
     )
-    add_where(parser)
+    add_where(parser, folders=("runs", "store"))
     parser.set_defaults(run=_rebuild)
 
 
@@ -86,7 +86,7 @@ def add_ui(commands: Any) -> None:
     parser = commands.add_parser("ui", help="open MLflow's pages on this machine")
     parser.add_argument("--host", default="127.0.0.1", help="address of this machine to answer on (%(default)s)")
     parser.add_argument("--port", type=int, default=5000, help="to answer on (%(default)s)")
-    add_where(parser)
+    add_where(parser, folders=("runs",))
     parser.set_defaults(run=_ui)
 
 
@@ -132,7 +132,7 @@ def add_explain(commands: Any) -> None:
     parser = commands.add_parser("explain", help="say what a result's key stands for, or what sets two apart")
     parser.add_argument("key", help="the beginning of a key (tag ctvr.result of a run)")
     parser.add_argument("other", nargs="?", help="a second key to compare with")
-    add_where(parser)
+    add_where(parser, folders=("runs", "store"))
     parser.set_defaults(run=_explain)
 
 
@@ -148,7 +148,7 @@ def _explain(arguments: argparse.Namespace) -> str:
 
 def add_sync(commands: Any) -> None:
     parser = commands.add_parser("sync", help="send to MLflow what waited while it was away")
-    add_where(parser)
+    add_where(parser, folders=("runs",))
     parser.set_defaults(run=_sync)
 
 

@@ -6,6 +6,7 @@ import argparse
 
 import pytest
 
+from orchestrator.cli.main import main, make_parser
 from orchestrator.cli.options import add_where, get_where, words_of
 from orchestrator.errors import ConfigError
 
@@ -53,3 +54,30 @@ def test_every_option_of_the_cluster_reaches_the_job():
 def test_words_are_separated_by_commas():
     assert words_of(" a, b ,,c") == ("a", "b", "c")
     assert words_of("") == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "folders"),
+    [
+        ("table", {"runs"}),
+        ("sync", {"runs"}),
+        ("ui", {"runs"}),
+        ("streams", {"runs"}),
+        ("explain 0123", {"runs", "store"}),
+        ("rebuild", {"runs", "store"}),
+        ("cache ls", {"runs", "store"}),
+        ("cache gc", {"runs", "store"}),
+        ("streams check mine", {"runs", "videos"}),
+        ("doctor", {"runs", "store", "videos"}),
+        ("run", {"runs", "store", "videos"}),
+    ],
+)
+def test_a_command_offers_the_folders_that_it_reads(words, folders):
+    given = vars(make_parser(exits=False).parse_args(words.split()))
+    assert {"runs", "store", "videos"} & set(given) == folders
+
+
+def test_a_folder_that_a_command_does_not_read_is_refused(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["table", "--videos", "v"])
+    assert "unrecognized arguments: --videos" in capsys.readouterr().err
