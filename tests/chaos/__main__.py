@@ -33,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--core", action="store_true", help="the same: raylet, GCS, Train controller, MLflow server, memory"
     )
     parser.add_argument("--workers", type=int, default=1, help="of each trial of nested sweeps (%(default)s)")
+    parser.add_argument("--cases", metavar="NAMES", help="of runs without Ray, with commas between (all)")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="tell this story alone, and keep its folder")
     arguments = parser.parse_args(argv)
     folder = Path(tempfile.mkdtemp(prefix="chaos", dir="/tmp"))  # short: sockets of Ray lie below it
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if min(arguments.kills, arguments.workers) < 1 or arguments.seed < 0:
             raise ConfigError("--kills and --workers must be >= 1 and --seed >= 0.")
-        tell = kill_engine
+        tell = partial(kill_engine, cases=_cases(arguments.cases))
         if arguments.ray or arguments.core:
             tell = partial(kill_sweeps, workers=arguments.workers, is_core=arguments.core)
         summary, wrong = tell(folder, arguments.kills, arguments.seed, arguments.only)
@@ -56,18 +57,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if wrong else 0
 
 
-def kill_engine(folder: Path, kills: int, seed: int, only: int | None) -> tuple[str, list[str]]:
-    """The summary of `kills` kills of runs without Ray, and what was wrong."""
-    from tests.chaos.engine import METHODS, Engine, Told
+def _cases(names: str | None) -> tuple[str, ...]:
+    from tests.chaos.cases import CASES
 
-    engine = Engine(folder, seed, METHODS)
+    wanted = tuple(names.split(",")) if names else tuple(CASES)
+    if unknown := sorted(set(wanted) - CASES.keys()):
+        raise ConfigError(f"--cases: {unknown[0]!r} is not one of {', '.join(CASES)}.")
+    return wanted
+
+
+def kill_engine(folder: Path, kills: int, seed: int, only: int | None, cases: Sequence[str]) -> tuple[str, list[str]]:
+    """The summary of `kills` kills of runs without Ray, and what was wrong."""
+    from tests.chaos.engine import Engine, Told
+
+    engine = Engine(folder, seed, tuple(cases))
     engine.prepare()
     for method, run in engine.unbroken.items():
         say(f"{method}: unbroken run {run.seconds:.2f} s, {run.calls['away']} durable calls, digest {run.digest[:12]}")
     stories: list[Told] = []
     hits, number, started = 0, only or 0, time.monotonic()
     while hits < kills and (only is None or not stories):
+        begun = time.monotonic()
         told = engine.tell(engine.story(number), kills - hits)
+        told.seconds = time.monotonic() - begun
         stories.append(told)
         hits += len(told.kills)
         for problem in told.wrong:
@@ -75,6 +87,10 @@ def kill_engine(folder: Path, kills: int, seed: int, only: int | None) -> tuple[
         number += 1
         if number % 25 == 0:
             say(f"{number} runs, {hits} kills, {sum(bool(t.wrong) for t in stories)} mismatches")
+    for case in cases:
+        of = [told for told in stories if told.story.method == case]
+        hit, bad = sum(len(told.kills) for told in of), sum(bool(told.wrong) for told in of)
+        say(f"{case}: {hit} kills, {bad} mismatches, {len(of)} runs, {sum(told.seconds for told in of):.0f} s")
     where = Counter("at random moments" if k.call is None else f"{k.when} a write" for t in stories for k in t.kills)
     recovery = [seconds for told in stories for seconds in told.recovery]
     parts = [

@@ -31,21 +31,12 @@ from orchestrator.streams.load import load_stream
 from orchestrator.tracking.recorder import Recorder
 from orchestrator.tracking.server import new_client
 from orchestrator.tracking.tracker import Tracker, create_store
+from tests.chaos.cases import case_of
 from tests.chaos.faults import Call, When, counted, killed_at
 
 Tracked = Literal["away", "back", "sqlite"]  # MLflow: never there; back when all is over; a file that is there
 Points = dict[str, float | None]  # "key step" of a metric -> its value; None: a time, which differs
 VIDEOS = {"train": 3, "searched": 2, "has_val": False}  # of a task
-TASKS = 3
-SETTINGS: dict[str, Any] = {
-    "backbone.name": "tiny-clip",
-    "backbone.weights": "shipped",
-    "data.num_frames": 2,
-    "data.batch_size": 2,
-    "optim.epochs": 1,
-    "optim.lr_scale": 50,
-    "evaluation.split": "test",
-}
 NOWHERE = "http://127.0.0.1:9"  # nobody listens on the port called "discard"
 DIGEST_WITHOUT = {"seconds"}  # of a record: what differs between two runs of the same
 TIMED = ("cost/seconds_task", "cost/videos_per_second", "cost/peak_memory_mb")
@@ -65,7 +56,7 @@ class Story:
     """What happens to one run; the same number and seed tell the same story."""
 
     number: int
-    method: str
+    method: str  # a name of cases.py
     tracked: Tracked
     is_cold: bool  # the videos are not decoded yet
     kills: tuple[Kill, ...]
@@ -124,16 +115,20 @@ def go_on(home: Path, manifest: Path, story: Story, uri: str | None = None, fold
         folder: of the events, if not `home`.
     """
     told = folder or home
+    case = case_of(story.method)
+    manifest = manifest.with_name(case.stream)
     stream = load_stream(manifest, home)
-    experiment = resolve({**SETTINGS, "method": story.method, "stream": str(manifest)}, stream.settings)
+    experiment = resolve({**case.settings, "method": case.method, "stream": str(manifest)}, stream.settings)
     recorder = Recorder(Tracker(uri or _uri(home, story), home), experiment, "the run")
     places = Places(home)
 
     def ready(key: str, method: Method, data: StreamData, commits: Commits) -> None:
-        batches = data.train_batches
+        batches, begun = data.train_batches, set[int]()
 
         def noted(tasks: Any, seed: int, task: int, *rest: Any) -> Any:
-            note(told, "train", task)
+            if task not in begun:  # not each epoch
+                note(told, "train", task)
+            begun.add(task)
             return batches(tasks, seed, task, *rest)
 
         data.train_batches = noted  # type: ignore[assignment, method-assign]

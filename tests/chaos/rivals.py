@@ -21,8 +21,8 @@ from orchestrator.data.batches import StreamData
 from orchestrator.learning.commits import objects_of
 from orchestrator.learning.loop import Loop
 from orchestrator.store.store import Store
+from tests.chaos.cases import TASKS
 from tests.chaos.life import (
-    TASKS,
     Kill,
     Points,
     Story,

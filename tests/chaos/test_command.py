@@ -23,9 +23,14 @@ def test_one_kind_at_a_time(capsys):
     assert "not allowed with" in capsys.readouterr().err
 
 
+def test_a_case_that_does_not_exist_is_one_line(capsys):
+    assert main(["--cases", "vop,vopp"]) == 2
+    assert capsys.readouterr().err.startswith("chaos: --cases: 'vopp' is not one of framefusion_moe, vr_lwf, ")
+
+
 @pytest.mark.parametrize(("wrong", "status"), [([], 0), (["the digest differs"], 1)])
 def test_the_status_says_whether_something_differs(capsys, monkeypatch, wrong, status):
-    monkeypatch.setattr(__main__, "kill_engine", lambda *words: ("chaos: 3 kills", wrong))
+    monkeypatch.setattr(__main__, "kill_engine", lambda *words, cases: ("chaos: 3 kills", wrong))
     assert main(["--kills", "3"]) == status
     said = capsys.readouterr()
     assert said.out == "chaos: 3 kills\n"
@@ -39,10 +44,9 @@ def test_recovery_is_told_as_median_and_maximum():
 
 @pytest.mark.slow
 def test_a_few_kills_of_the_engine_leave_no_difference(capsys, monkeypatch):
-    monkeypatch.setattr("tests.chaos.engine.METHODS", ("lora",))
     for name in ("CTVR_CACHE", "MLFLOW_HTTP_REQUEST_MAX_RETRIES"):  # what it sets is undone
         monkeypatch.setenv(name, "")
-    assert main(["--engine", "--kills", "4", "--seed", "1"]) == 0
+    assert main(["--engine", "--kills", "4", "--seed", "1", "--cases", "vop"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("chaos: 4 kills, 0 mismatches, ")
     assert "recovery median" in last
