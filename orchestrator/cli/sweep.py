@@ -43,7 +43,7 @@ def add_sweep(commands: Any) -> None:
     parser.add_argument("--resume", metavar="NAME", help="go on with an interrupted sweep or table")
     parser.add_argument("--trials", type=int, help="of the search, for each row of a table (8); 0: only reruns")
     parser.add_argument("--searcher", help="tpe, staged, random or grid (tpe; staged from 16 trials on)")
-    parser.add_argument("--scheduler", help="halving, asha (decides by arrival) or none (halving)")
+    parser.add_argument("--scheduler", help="halving or none (halving)")
     parser.add_argument(
         "--confirm",
         type=int,

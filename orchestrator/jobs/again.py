@@ -68,7 +68,7 @@ def best_trials(tracker: Tracker, sweep_name: str, top: int | None) -> list[RunR
     metric, mode = selection(sweep)
 
     def best_first(run: RunRecord) -> tuple[float, str]:
-        """Of equal trials the one that was suggested first; under ASHA, which numbers none, by the settings."""
+        """Of equal trials the one that was suggested first."""
         value = last_value(run, metric)
         rank = math.inf if math.isnan(value) else value if mode == "min" else -value
         settings = digest_of({name: str(setting) for name, setting in run.settings.items()})

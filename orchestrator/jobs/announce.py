@@ -17,8 +17,6 @@ def confirm_text(search: SearchConfig) -> str:
 
 def schedule_text(search: SearchConfig) -> str:
     """How trials are run and stopped."""
-    if not search.is_in_waves:
-        return "scheduler asha"
     return f"scheduler {search.scheduler} in waves of {search.wave} (points that train the same model are one trial)"
 
 

@@ -30,7 +30,7 @@ class SearchConfig:
 
     trials: int = 8
     searcher: str = "auto"  # tpe (Optuna), staged (in groups that share their first task), random, grid; see below
-    scheduler: str = "halving"  # halving (decides from results alone), asha (from the order of arrival too), none
+    scheduler: str = "halving"  # halving, or none: every trial runs to its end
     wave: int = 8  # halving, none: trials that are suggested together and compared with each other
     group: int = 4  # staged: trials that share what the first task reads
     keep: int = 2  # halving: of a wave, no rung leaves fewer
@@ -44,21 +44,22 @@ class SearchConfig:
 
     def __post_init__(self) -> None:
         if self.searcher == "auto":  # what it stands for is what is recorded and shown
-            is_long = self.trials >= STAGED_FROM and self.is_in_waves
-            object.__setattr__(self, "searcher", "staged" if is_long else "tpe")
+            object.__setattr__(self, "searcher", "staged" if self.trials >= STAGED_FROM else "tpe")
+        if self.scheduler == "asha":
+            raise ValueError(
+                "scheduler: asha was removed in 0.2. Write halving or none. A sweep that was begun with asha cannot go "
+                "on; a new one takes over its finished tasks."
+            )
         for name, known in (
             ("searcher", ("tpe", "random", "grid", "staged")),
-            ("scheduler", ("halving", "asha", "none")),
+            ("scheduler", ("halving", "none")),
             ("mode", ("max", "min")),
         ):
             if getattr(self, name) not in known:
                 hint = suggest(getattr(self, name), known)
                 raise ValueError(f"{name}: {getattr(self, name)!r} is none of {', '.join(known)}.{hint}")
-        if self.searcher == "staged" and (self.group < 2 or not self.is_in_waves):
-            raise ValueError(
-                f"searcher=staged runs in waves, in groups of at least 2, got scheduler {self.scheduler} and group "
-                f"{self.group}. Use searcher=tpe."
-            )
+        if self.searcher == "staged" and self.group < 2:
+            raise ValueError(f"searcher=staged needs groups of at least 2, got group {self.group}. Use searcher=tpe.")
         if min(self.trials, self.grace_tasks, self.wave, self.keep) < 1 or self.reduction < 2:
             raise ValueError(
                 f"trials, grace_tasks, wave and keep must be >= 1 and reduction >= 2, got {self.trials}, "
@@ -69,11 +70,6 @@ class SearchConfig:
                 "confirm must be >= 0 (0 confirms nothing) and confirm_seeds >= 2, "
                 f"got {self.confirm} and {self.confirm_seeds}."
             )
-
-    @property
-    def is_in_waves(self) -> bool:
-        """Whether what happens is a function of results alone."""
-        return self.scheduler != "asha"
 
 
 def rungs(grace: int, reduction: int, num_tasks: int) -> list[int]:

@@ -68,24 +68,20 @@ class GridPoints(Searcher):
         """A grid learns nothing."""
 
 
-def point_searcher(
-    search: SearchConfig, space: SearchSpace, num_tasks: int, begun: Sequence[Mapping[str, Any]] = ()
-) -> Searcher:
+def point_searcher(search: SearchConfig, space: SearchSpace, num_tasks: int) -> Searcher:
     """Who suggests the points of one search, one at a time; what is known to work comes first: see `first_points`.
 
     Args:
         search: what was asked for.
         space: what is searched.
         num_tasks: of the stream.
-        begun: points of an interrupted search, suggested before anything else. A grid has its order.
 
     Raises:
         ConfigError: if a grid is asked for over a range that has no listed values.
     """
     if search.searcher == "grid":
         return GridPoints(space)
-    points = [*map(dict, begun), *(point for point in first_points(space) if point not in begun)]
-    return _optuna(search, space, points or None, num_tasks)
+    return _optuna(search, space, first_points(space) or None, num_tasks)
 
 
 def _optuna(search: SearchConfig, space: SearchSpace, first: list[dict[str, Any]] | None, num_tasks: int) -> Searcher:

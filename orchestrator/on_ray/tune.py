@@ -13,9 +13,8 @@ import platform
 import secrets
 import signal
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,9 +26,8 @@ from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
 from methods import trusted
 from orchestrator.config import Settings
 from orchestrator.digests import source_digest
-from orchestrator.errors import ConfigError, TrialFailed
+from orchestrator.errors import TrialFailed
 from orchestrator.on_ray.alone import run_alone
-from orchestrator.on_ray.asha import Asynchronous, AsynchronousSearch
 from orchestrator.on_ray.capacity import capacity, process_resources
 from orchestrator.on_ray.internals import (
     count_every_death_once,
@@ -49,11 +47,10 @@ from orchestrator.on_ray.plan import (
     label_of,
     run_name,
 )
-from orchestrator.on_ray.schedulers import TaskHalving
-from orchestrator.on_ray.search import count_trials, is_staged, point_searcher
+from orchestrator.on_ray.search import is_staged, point_searcher
 from orchestrator.on_ray.trial import run_workers
 from orchestrator.on_ray.watch import Plans, Room, Watcher, WaveWatcher, failures_of_process
-from orchestrator.on_ray.wave_search import WaveSearch, label_of_trial
+from orchestrator.on_ray.wave_search import WaveSearch
 from orchestrator.on_ray.waves import Journal, Resolve, Waves
 from orchestrator.on_ray.worker import Work
 
@@ -120,7 +117,7 @@ def run_listed(
     watcher = Watcher(plan, len(listed), num_tasks, room, Room(plan, algorithm, max_concurrent))
     param_space = {"run": tune.grid_search(listed)}
     trials, seconds = _fit({"": plan}, config, param_space, watcher, f"tune-{plan.session}")
-    return _outcome(trials, len(listed), num_tasks, seconds, watcher.ended)
+    return _outcome(trials, len(listed), num_tasks, seconds)
 
 
 def _begun(plan: TrialPlan, session: str = "") -> TrialPlan:
@@ -134,66 +131,13 @@ def run_rows(
 ) -> dict[str, Outcome]:
     """Search every row of a table, `search.trials` each, all of them sharing the connected cluster.
 
+    Trials run in waves: what is done depends on results alone, so an interrupted search asks the same again.
+
     Raises:
-        ConfigError: if nothing fits the cluster, for a grid that has no listed values, or one over rows under ASHA.
+        ConfigError: if nothing fits the cluster, or for a grid that has no listed values.
     """
     session = secrets.token_hex(4)
-    begun = {name: replace(row, plan=_begun(row.plan, session)) for name, row in rows.items()}
-    run = _run_waves if search.is_in_waves else _run_asha
-    return run(begun, num_tasks, search, max_concurrent)
-
-
-def _run_asha(
-    rows: Mapping[str, RowPlan], num_tasks: int, search: SearchConfig, max_concurrent: int | None
-) -> dict[str, Outcome]:
-    """Search asynchronously; an interrupted search goes on from its journal."""
-    if search.searcher == "grid" and len(rows) > 1:
-        raise ConfigError("search.searcher: the rows of a table get equally many trials. Write tpe or random.")
-    plans = {name: row.plan for name, row in rows.items()}
-    plan = next(iter(plans.values()))  # as to resources all are alike
-    room = capacity(plan, max_concurrent).concurrent
-    journal = Journal(journal_of(plan), plan.sources)
-    searches = {
-        name: Asynchronous(
-            partial(point_searcher, search, row.space, num_tasks),
-            search,
-            num_tasks,
-            Resolve(row.plan, row.space),
-            count_trials(search, row.space),
-            journal,
-            name,
-        )
-        for name, row in rows.items()
-    }
-    searcher, scheduler = AsynchronousSearch(searches, plans), TaskHalving(search, num_tasks, list(rows))
-    for name in rows:
-        scheduler.remember(searcher.scores(name), name)
-    algorithm = ConcurrencyLimiter(searcher, max_concurrent=room)
-    total = sum(each.total for each in searches.values())
-    watcher = Watcher(plans, total, num_tasks, room, Room(plan, algorithm, max_concurrent), searcher.ended)
-    config = tune.TuneConfig(
-        metric=search.metric,
-        mode=search.mode,
-        num_samples=-1,
-        search_alg=algorithm,
-        scheduler=scheduler,
-        trial_dirname_creator=_folder_name,
-    )
-    for name, each in searches.items():  # an earlier process may have ended before it told MLflow
-        for trial in (one for one in each.trials if one.stopped):
-            watcher.close_stopped(name, label_of_trial(plans[name], trial), search.scheduler, trial.stopped)
-    seconds = 0.0
-    if not all(each.has_begun_all for each in searches.values()):
-        _, seconds = _fit(plans, config, {}, watcher, f"tune-{plan.session}")
-    watcher.records.finish()
-    return {name: searcher.outcome(name, seconds) for name in rows}
-
-
-def _run_waves(
-    rows: Mapping[str, RowPlan], num_tasks: int, search: SearchConfig, max_concurrent: int | None
-) -> dict[str, Outcome]:
-    """Search in waves: what is done depends on results alone, so an interrupted search asks the same again."""
-    plans = {name: row.plan for name, row in rows.items()}
+    plans = {name: _begun(row.plan, session) for name, row in rows.items()}
     plan = next(iter(plans.values()))
     room = capacity(plan, max_concurrent).concurrent
     journal = Journal(journal_of(plan), plan.sources)
@@ -202,7 +146,7 @@ def _run_waves(
             point_searcher(search, row.space, num_tasks),
             search,
             num_tasks,
-            Resolve(row.plan, row.space),
+            Resolve(plans[name], row.space),
             journal,
             name,
             row.space.later if is_staged(search, row.space) else (),
@@ -292,13 +236,9 @@ def _quiet_end() -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
 
 
-def _outcome(trials: Sequence[Any], total: int, num_tasks: int, seconds: float, ended: Collection[str]) -> Outcome:
-    """How trials ended.
-
-    Args:
-        ended: trials of whose end Tune told the watcher. Trials that Ctrl-C ends are TERMINATED too, but not told of.
-    """
-    complete = stopped = failed = tasks = reused = 0
+def _outcome(trials: Sequence[Any], total: int, num_tasks: int, seconds: float) -> Outcome:
+    """Count how listed trials ended; one that Ctrl-C ends is TERMINATED before its last task."""
+    complete = failed = tasks = reused = 0
     for trial in trials:
         last = trial.last_result or {}
         tasks, reused = tasks + int(last.get("task", 0)), reused + int(last.get("reused", 0))
@@ -306,7 +246,5 @@ def _outcome(trials: Sequence[Any], total: int, num_tasks: int, seconds: float, 
             failed += 1
         elif trial.status == "TERMINATED" and int(last.get("task", 0)) >= num_tasks:
             complete += 1
-        elif trial.status == "TERMINATED" and trial.trial_id in ended:
-            stopped += 1
-    unfinished = max(0, total - complete - stopped - failed)
-    return Outcome(total, complete, stopped, failed, unfinished, seconds, tasks, reused)
+    unfinished = max(0, total - complete - failed)
+    return Outcome(total, complete, 0, failed, unfinished, seconds, tasks, reused)

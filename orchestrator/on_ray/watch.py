@@ -88,7 +88,6 @@ class Watcher(tune.Callback):
         num_tasks: of the stream.
         concurrent: trials at once.
         room: follows the cluster as it grows and shrinks.
-        before: how many had ended when an interrupted search was gone on with.
     """
 
     def __init__(
@@ -98,11 +97,9 @@ class Watcher(tune.Callback):
         num_tasks: int,
         concurrent: int,
         room: Room | None = None,
-        before: int = 0,
     ) -> None:
         self.plans: Plans = {"": plans} if isinstance(plans, TrialPlan) else plans
         self.trials, self.num_tasks, self.concurrent, self.room = trials, num_tasks, concurrent, room
-        self.before = before
         self.records = Records()
         self.numbers: dict[str, int] = {}
         self.seen: dict[str, int] = {}
@@ -159,10 +156,7 @@ class Watcher(tune.Callback):
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         task = self.seen.get(trial.trial_id, 0)
         self.ended.add(trial.trial_id)
-        if task < self.num_tasks:
-            say(f"{self._label(trial)}  stopped after task {task}: others do better", with_time=True)
-            self.close_stopped(trial.config.get("row", ""), trial.config["run"]["label"], "asha", task)
-        elif trial.trial_id in self._begun:
+        if task >= self.num_tasks and trial.trial_id in self._begun:
             self._longest = max(self._longest, time.monotonic() - self._begun[trial.trial_id])
             say(f"{self._label(trial)}  complete after {duration(self._longest)}{self._outlook()}", with_time=True)
 
@@ -216,7 +210,7 @@ class Watcher(tune.Callback):
 
     def _left(self) -> int:
         """How many trials still want room."""
-        return self.trials - self.before - len(self.ended)
+        return self.trials - len(self.ended)
 
     def _label(self, trial: Any) -> str:
         if "number" in trial.config:  # of a search, in which every row has as many
@@ -231,11 +225,6 @@ class Watcher(tune.Callback):
         if (left := self._left()) <= 0:
             return ""
         return f"; {left} to go, at most {duration(math.ceil(left / self.concurrent) * self._longest)}"
-
-    def close_stopped(self, row: str, label: str, scheduler: str, task: int) -> None:
-        """End the MLflow run of a trial that was stopped after a task."""
-        plan = self.plans[row]
-        self._close_run(plan, f"{plan.sweep}-{label}", "FINISHED", {"ctvr.stopped": f"{scheduler} after task {task}"})
 
     def _close(self, trial: Any, status: str, tags: dict[str, str]) -> None:
         plan = self._plan(trial)
@@ -287,7 +276,8 @@ class WaveWatcher(Watcher):
     def stopped(self, row: str, number: int, label: str, task: int) -> None:
         """Others of the wave did better."""
         say(f"{self._name(row, number)}  stopped after task {task}: others do better", with_time=True)
-        self.close_stopped(row, label, self.search.waves[row].search.scheduler, task)
+        plan = self.plans[row]
+        self._close_run(plan, f"{plan.sweep}-{label}", "FINISHED", {"ctvr.stopped": f"halving after task {task}"})
 
     def wave_ended(self, row: str, wave: int, waves: int | None) -> None:
         """Say how long it took, and what is left at most where the number of waves is known."""

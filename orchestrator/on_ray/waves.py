@@ -106,7 +106,6 @@ class Journal:
             return
         if kept.get("sources") != self.sources:
             return
-        self.rows = kept.get("rows", {})  # of version 0.1, which wrote all of them at once
         for line in lines:
             try:
                 entry = json.loads(line)
@@ -118,10 +117,6 @@ class Journal:
         known = self.rows.get(row, {}).get(trial.label, {})
         trial.scores = {int(task): float(value) for task, value in known.get("scores", {}).items()}
         trial.reads, trial.reused = tuple(known.get("reads", ())), int(known.get("reused", 0))
-
-    def begun(self, row: str) -> list[dict[str, Any]]:
-        """What was written of a row's trials, in the order of their numbers: for a search that cannot ask again."""
-        return sorted(self.rows.get(row, {}).values(), key=lambda entry: int(entry["number"]))
 
     def write(self, row: str, trial: WaveTrial) -> None:
         about = {"number": trial.number, "point": trial.point, "stopped": trial.stopped}

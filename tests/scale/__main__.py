@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--trials", type=int, default=1000, help="of the sweep (%(default)s)")
     parser.add_argument("--seconds", type=float, default=4.0, help="that a task takes in the mean (%(default)s)")
     parser.add_argument("--at-once", type=int, help="trials at work at once; as many as there are nodes otherwise")
-    parser.add_argument("--scheduler", choices=("asha", "halving", "none"), default="asha", help="(%(default)s)")
+    parser.add_argument("--scheduler", choices=("halving", "none"), default="halving", help="(%(default)s)")
     parser.add_argument("--searcher", choices=("tpe", "random", "staged"), default="tpe", help="(%(default)s)")
     parser.add_argument(
         "--laws", action="store_true", help="the driver's part alone, by the number of trials and nodes"

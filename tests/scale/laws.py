@@ -5,16 +5,14 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from orchestrator.config import Settings
-from orchestrator.on_ray.asha import Asynchronous
 from orchestrator.on_ray.capacity import fit_count
 from orchestrator.on_ray.plan import GAIN, SearchConfig, SearchSpace, TrialPlan
 from orchestrator.on_ray.search import point_searcher
-from orchestrator.on_ray.waves import Journal
+from orchestrator.on_ray.waves import Journal, Waves
 
 TASKS = 10
 
@@ -25,26 +23,27 @@ def of_trials(folder: Path, trials: int, space: SearchSpace, given: Settings) ->
     Returns:
         Seconds of one suggestion and of one report among the last 50 trials, and the size of the journal in bytes.
     """
-    search = SearchConfig(trials=trials, scheduler="asha", searcher="tpe")
+    search = SearchConfig(trials=trials, scheduler="none", searcher="tpe", wave=1)
     journal = Journal(folder / f"journal{trials}.json")
 
     def resolve(point: Mapping[str, Any]) -> Settings:
         return {**given, **point}
 
-    made = Asynchronous(partial(point_searcher, search, space, TASKS), search, TASKS, resolve, trials, journal)
+    made = Waves(point_searcher(search, space, TASKS), search, TASKS, resolve, journal)
     suggested, reported = list[float](), list[float]()
     for _ in range(trials):
         began = time.process_time()
-        trial = made.next()
+        due, until = made.due()
         suggested.append(time.process_time() - began)
-        if trial is None:
+        if not due:
             break
+        trial = due[0]
         place = int(hashlib.sha256(repr(sorted(trial.point.items())).encode()).hexdigest()[:8], 16) / 2**32
         began = time.process_time()
         for task in range(1, TASKS + 1):
-            made.report(trial, {"task": task, GAIN: place + task})
+            made.report(trial, {"task": task, GAIN: place + task}, until)
         reported.append((time.process_time() - began) / TASKS)
-        made.end(trial, is_error=False)
+        made.end(trial, until)
     assert journal.file is not None
     last = slice(-50, None)
     return {

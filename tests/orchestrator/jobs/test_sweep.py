@@ -243,10 +243,10 @@ def test_what_is_confirmed_and_what_the_videos_can_show_is_said_before(few, wher
     text = _plan_text(planned, Capacity(2, 0, 2), 0, replace(where, gpus_per_trial=0), where.tracker("small"))
     assert "the best 2 and the recommended settings over 3 fresh seeds on the same videos" in text
     assert "by 2 queries of 2 val videos in 2 tasks" in text
-    off = plan_sweep(request(few, search={"confirm": 0, "scheduler": "asha"}), where)
+    off = plan_sweep(request(few, search={"confirm": 0, "scheduler": "none"}), where)
     text = _plan_text(off, Capacity(2, 0, 2), 0, replace(where, gpus_per_trial=0), where.tracker("small"))
     assert "confirms   nothing: the best trial is believed" in text
-    assert "8 by tpe, scheduler asha; 2 at once" in text
+    assert "8 by tpe, scheduler none in waves of 8 (points that train the same model are one trial); 2 at once" in text
 
 
 def test_the_unsearched_candidate_is_the_searchs_first_trial(few, where):

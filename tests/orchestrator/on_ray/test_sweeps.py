@@ -113,7 +113,12 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, w
         stream=manifest,
         name="s",
         overrides={"optim.weight_decay": "0.2", "method.train_scale": "true", "method.frame_norm": "none"},
-        search={"searcher": "grid", "scheduler": "asha", "confirm": 1, "confirm_seeds": 2},
+        search={
+            "searcher": "grid",
+            "grace_tasks": 2,
+            "confirm": 1,
+            "confirm_seeds": 2,
+        },  # one task of three videos tells nothing
         space=("method.lr=0,1e-6,1e-3,3e-3",),  # with optim.lr_scale=50 the last two destroy the backbone
         seeds=1,
         baselines=("zero_shot",),
@@ -121,8 +126,8 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, w
     text = sweep(request, where)
 
     said = capsys.readouterr().err
-    assert "4 by grid, scheduler asha; 2 at once" in said
-    assert said.count("stopped after task 2: others do better") == 2  # one task of three videos tells nothing yet
+    assert "4 by grid, scheduler halving in waves of 8" in said
+    assert said.count("stopped after task 2: others do better") == 2
     assert "2 complete, 2 stopped early, 0 failed" in text
     assert "| zero\\_shot" in text
     assert "settings are the best of 4 trials" in text
@@ -155,7 +160,7 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, w
     page("s", where, where.runs / "page.html")
     shown = (where.runs / "page.html").read_text()
     assert "Which settings of clip4clip are best on" in shown
-    assert "4 trials, 2 of them complete; searched by grid, asha" in shown
+    assert "4 trials, 2 of them complete; searched by grid, halving" in shown
     assert f"{best_trials(tracker, 's', 1)[0].name}, run" in shown
     assert "<h2>The search</h2>" in shown
     assert "against the recommended settings" in shown

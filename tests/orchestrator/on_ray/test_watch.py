@@ -85,9 +85,9 @@ def test_a_stopped_and_a_failed_trial_are_closed_in_mlflow(plan, capsys):
     for trial_id in ("a_0", "a_1", "a_10"):
         tags = {"ctvr.trial": run_name(plan, {"run": {"label": f"lora-{trial_id}"}})}
         ids[trial_id] = tracker.open_run("stream", trial_id, {}, parent, tags)
-    watcher = Watcher(plan, 3, 3, 2)
-    watcher.on_trial_result(0, [], trial("a_1"), row(1))
-    watcher.on_trial_complete(0, [], trial("a_1"))
+    search = SimpleNamespace(waves={"": SimpleNamespace(search=SearchConfig(trials=3))})
+    watcher = WaveWatcher({"": plan}, 3, 3, 2, None, search)
+    watcher.stopped("", 1, "lora-a_1", 1)
     error = TrialFailed("data.x: is wrong.", last_words="Traceback\nof a worker")
     watcher.on_trial_error(0, [], failed_by(error, trial("a_0")))
     watcher.records.finish()
@@ -97,10 +97,10 @@ def test_a_stopped_and_a_failed_trial_are_closed_in_mlflow(plan, capsys):
     other.records.finish()
     assert tracker.download(parent, "failures/s-lora-b-0.txt").read_text() == "Traceback\nof a worker"
     runs = {run.run_id: run for run in Tracker(plan.tracking_uri, Path(plan.root)).find_runs(sweep="s")}
-    assert (runs[ids["a_1"]].status, runs[ids["a_1"]].tags["ctvr.stopped"]) == ("FINISHED", "asha after task 1")
+    assert (runs[ids["a_1"]].status, runs[ids["a_1"]].tags["ctvr.stopped"]) == ("FINISHED", "halving after task 1")
     assert (runs[ids["a_0"]].status, runs[ids["a_0"]].tags["ctvr.error"]) == ("FAILED", "data.x: is wrong.")
     assert runs[ids["a_10"]].status == "RUNNING"
-    assert lines(capsys)[1:] == [
+    assert lines(capsys) == [
         "trial 1/3  stopped after task 1: others do better",
         "trial 2/3  failed: data.x: is wrong.",
     ]
