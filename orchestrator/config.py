@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from orchestrator import renamed
 from orchestrator.errors import ConfigError
 from orchestrator.text_files import read_text
 
@@ -69,7 +70,7 @@ def parse_overrides(words: Iterable[str]) -> Settings:
         if name in settings and settings[name] != value:
             raise ConfigError(f"{name}: given twice, as {settings[name]!r} and {value!r}. Keep one of them.")
         settings[name] = value
-    return settings
+    return renamed.settings(settings)
 
 
 def read_settings(path: Path) -> Settings:
@@ -94,7 +95,7 @@ def read_settings(path: Path) -> Settings:
         raise ConfigError(f"--config {path}: cannot be read as YAML ({reason[:300]}). Correct it.") from error
     if settings is None:
         raise ConfigError(f"--config {path}: holds no settings. Write lines such as optim.epochs: 8.")
-    return settings
+    return renamed.settings(settings)
 
 
 def _unique(pairs: Iterable[tuple[str, Any]]) -> Settings:

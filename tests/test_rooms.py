@@ -20,11 +20,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("ctvr", "orchestrator", "methods", "search_spaces", "tools")
 FILES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
-TOP_FILES = 11  # python files directly in orchestrator/, at most
+TOP_FILES = 12  # python files directly in orchestrator/, at most
 MAX_LINES = 350
 
 SANDBOX = ("ctvr", "sandbox")  # lies in ctvr/, since methods/ and orchestrator/ both need it; a room of its own
-GROUND = {"errors", "config", "digests", "redaction", "console", "text_files", "interpreter", "proxies"}
+GROUND = {"errors", "config", "digests", "redaction", "console", "text_files", "interpreter", "proxies", "renamed"}
 FACES = (
     ROOT / "orchestrator/__init__.py",
     ROOT / "ctvr/__init__.py",

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
+from orchestrator import renamed
 from orchestrator.cli import supervised
 from orchestrator.cli.completion import add_completion
 from orchestrator.cli.data import add_cache, add_streams
@@ -44,7 +45,8 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Settings count wherever they stand: argparse gives up on them once an option follows the first words."""
-        arguments, rest = self.parse_known_args(args, namespace)
+        words = renamed.arguments(sys.argv[1:] if args is None else args)
+        arguments, rest = self.parse_known_args(words, namespace)
         if hasattr(arguments, "overrides") and all("=" in word and not word.startswith("-") for word in rest):
             arguments.overrides, rest = [*arguments.overrides, *rest], []
         if rest:

@@ -14,6 +14,7 @@ from typing import Any
 
 from methods import CONFIGURATIONS, EVERY_METHOD
 from methods.base import Change, Recipe
+from orchestrator import renamed
 from orchestrator.config import Settings, flatten
 from orchestrator.errors import ConfigError
 from orchestrator.jobs.meanings import meanings_of
@@ -155,7 +156,7 @@ def _search_of_others(method: str) -> dict[str, Any]:
         if error.name != name or method in points:
             raise ConfigError(f"method: the search space {name} of {method} cannot be imported ({error}).") from error
         module = own or inspect  # no SPACE
-    found = {"FIXED": {}, "METRIC": GAIN, "MODE": "max", **vars(module)}
+    found = {"FIXED": {}, "METRIC": GAIN, "MODE": "max", **renamed.search_space(vars(module))}
     if not isinstance(found.get("SPACE"), dict):
         raise ConfigError(
             f"method: {method} has nothing to search. Write {name} with SPACE (see search_spaces/), or --space."

@@ -13,6 +13,7 @@ from typing import Any
 
 from methods import CONFIGURATIONS, UntrustedClass, find_method
 from methods.base import Change, Method, Recipe
+from orchestrator import renamed
 from orchestrator.config import Settings, build, flatten, suggest, under
 from orchestrator.data.settings import DataConfig
 from orchestrator.errors import ConfigError, UntrustedCode
@@ -181,7 +182,9 @@ def find(name: str) -> type[Method]:
         ConfigError: with the nearest name that exists.
     """
     try:
-        return find_method(name)
+        cls = find_method(name)
+        renamed.check_hooks(cls)
+        return cls
     except UntrustedClass as error:
         raise UntrustedCode(error.place) from error
     except ValueError as error:
@@ -231,10 +234,11 @@ def resolve(
     if "method" not in overrides:
         raise ConfigError("method: is required. Add --method NAME; `ctvr methods` lists them.")
     name, presets = configured(str(overrides["method"]), presets)
-    overrides = {**_with_base(overrides), "method": name}
+    overrides = {**_with_base(renamed.settings(overrides)), "method": name}
     cls = find(name)
-    merged: Settings = {key: value for key, value in (recommended or {}).items() if key != "preset"}
-    chosen = {**preset_settings(name, presets, overrides, recommended), **overrides}
+    recommended = renamed.settings(recommended or {})
+    merged: Settings = {key: value for key, value in recommended.items() if key != "preset"}
+    chosen = {**renamed.settings(preset_settings(name, presets, overrides, recommended)), **overrides}
     merged.update(chosen)
     _refuse_unknown_groups(merged)
     run = build(RunConfig, {key: value for key, value in merged.items() if "." not in key})

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
+from orchestrator import renamed
 from orchestrator.config import Settings, suggest
 from orchestrator.digests import digest_of
 from orchestrator.errors import ConfigError
@@ -87,7 +88,7 @@ def listed_values(word: str, option: str = "--space") -> tuple[str, list[Any]]:
     Raises:
         ConfigError: if it has no `=` or no value.
     """
-    name, equals, values = word.partition("=")
+    name, equals, values = renamed.setting_word(word).partition("=")
     listed = [_plain(value.strip()) for value in values.split(",") if value.strip()]
     if not equals or not name.strip() or not listed:
         raise ConfigError(f"{option} {word!r}: write name=VALUE,VALUE, for example method.beta=0.4,0.6.")
@@ -258,7 +259,7 @@ def read_plan(folder: Path, name: str) -> tuple[TrialPlan, dict[str, Any]]:
             f"sweep: none is called {name!r}.{suggest(name, known)} Known: {', '.join(known) or 'none yet'}."
         )
     try:
-        kept = read_json(file)
+        kept = renamed.record(read_json(file))
         plan = TrialPlan(**kept.pop("plan"))
         return replace(plan, presets=tuple(plan.presets), trusted=()), kept
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from methods import is_place
+from orchestrator import renamed
 from orchestrator.config import Settings, build, suggest
 from orchestrator.errors import ConfigError
 from orchestrator.streams.manifest import read_json
@@ -229,6 +230,8 @@ def _parse_row(data: Any, number: int) -> TableRow:
         data = {"name": data}
     if not isinstance(data, Mapping):
         raise ConfigError(f"rows[{number}]: is {data!r:.60}. Write a method's name, or an object with name.")
+    if isinstance(data.get("settings"), Mapping):
+        data = {**data, "settings": renamed.settings(data["settings"])}
     return build(TableRow, data, f"rows[{number}]")
 
 

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import renamed
 from orchestrator.config import Settings
 from orchestrator.digests import canonical
 from orchestrator.errors import ConfigError, StoreError
@@ -300,7 +301,11 @@ class Tracker:
             points = {m.step: m.value for m in self.client.get_metric_history(info.run_id, key)}
             return sorted(points.items())
 
-        metrics, settings, tags = Histories(latest_points(run), read), dict(data.params), dict(data.tags)
+        metrics, settings, tags = (
+            Histories(latest_points(run), read),
+            renamed.settings(data.params, quiet=True),
+            dict(data.tags),
+        )
         return RunRecord(
             info.run_id,
             tags.get(NAME) or info.run_name,

@@ -1,0 +1,162 @@
+"""Old names of settings, values, options, commands and hooks, which are read until release 0.4.
+
+Whatever comes from outside passes here once: words of a command, files, plug-ins, and records of former runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orchestrator.console import say
+from orchestrator.errors import ConfigError
+
+UNTIL = "0.4"  # the release that no longer reads the old names
+SETTINGS: dict[str, str] = {}  # old dotted name -> new one; `method.*` holds for `base.*`, too
+VALUES: dict[tuple[str, str], str] = {}  # (new name of the setting, old value) -> new value
+OPTIONS: dict[tuple[str, str], str] = {}  # (command, or * for all, old option or OPTION=VALUE) -> new one
+COMMANDS: dict[str, str] = {}
+HOOKS: dict[str, str] = {}  # old member of Method -> new one
+
+_told: set[tuple[str, str]] = set()
+
+
+def setting_name(name: str, quiet: bool = False) -> str:
+    """Return the present name of a setting, with a notice if `name` is an old one."""
+    new = SETTINGS.get(name, name)
+    if new == name and name.startswith("base."):
+        new = "base." + SETTINGS.get(f"method.{name[5:]}", f"method.{name[5:]}").removeprefix("method.")
+    _tell(name, new, quiet)
+    return new
+
+
+def setting_value(name: str, value: Any, quiet: bool = False) -> Any:
+    """Return the present value of the setting that is now called `name`; a list or `a,b` is read value by value."""
+    if not VALUES:
+        return value
+    if isinstance(value, (list, tuple)):
+        return type(value)(setting_value(name, each, quiet) for each in value)
+    if not isinstance(value, str):
+        return value
+    general = f"method.{name[5:]}" if name.startswith("base.") else name
+    parts = [(part, VALUES.get((general, part.strip()), part)) for part in value.split(",")]
+    for old, new in parts:
+        _tell(f"{name}={old.strip()}", f"{name}={new.strip()}", quiet)
+    return ",".join(new for _, new in parts)
+
+
+def settings(given: Mapping[str, Any], quiet: bool = False) -> dict[str, Any]:
+    """Return settings under their present names, in the order given.
+
+    Args:
+        given: flat dotted settings, such as the user or a file has them.
+        quiet: of a stored record, which the reader cannot edit: without notices.
+
+    Raises:
+        ConfigError: if a setting is given under both names with two values.
+    """
+    found: dict[str, Any] = {}
+    for old, value in given.items():
+        name = setting_name(old, quiet)
+        value = setting_value(name, value, quiet)
+        if name in found and found[name] != value:
+            raise ConfigError(f"{name}: given twice, as {found[name]!r} and {value!r}, once as its old name. Keep one.")
+        found[name] = value
+    return found
+
+
+def record(kept: Any) -> Any:
+    """Return a stored record with present names of settings in all its mappings, without notices.
+
+    The settings of a search lie there as `search: {wave: 8}`.
+    """
+    if isinstance(kept, list):
+        return [record(each) for each in kept]
+    if not isinstance(kept, dict):
+        return kept
+    found = settings({name: record(value) for name, value in kept.items()}, quiet=True)
+    if isinstance(inner := found.get("search"), dict):
+        whole = settings({f"search.{name}": value for name, value in inner.items()}, quiet=True)
+        found["search"] = {name.removeprefix("search."): value for name, value in whole.items()}
+    return found
+
+
+def search_space(module: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the names of a plug-in's search space, and the settings that its mappings have, as they are called now."""
+    found: dict[str, Any] = {}
+    for name, value in module.items():
+        new = HOOKS.get(name, name)
+        _tell(name, new)
+        is_space = new.isupper() and isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+        found[new] = settings(value) if is_space else value
+    return found
+
+
+def setting_word(word: str) -> str:
+    """Return `name=v1,v2` of an option such as --space under the present name."""
+    name, equals, value = word.partition("=")
+    if not equals:
+        return word
+    name = setting_name(name.strip())
+    return f"{name}={setting_value(name, value)}"
+
+
+def arguments(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with the present names of the command and of its options."""
+    words = list(words)
+    at = next((place for place, word in enumerate(words) if not word.startswith("-")), None)
+    if at is None:
+        return words
+    command = COMMANDS.get(words[at], words[at])
+    _tell(words[at], command)
+    words[at] = command
+    place = at + 1
+    while place < len(words) and words[place] != "--":
+        words[place : place + 2] = _option(command, words[place : place + 2])
+        place += 1
+    return words
+
+
+def _option(command: str, pair: list[str]) -> list[str]:
+    """Return an option and the word after it with present names: `--old`, `--old=x`, `--name=old` or `--name old`."""
+    option, equals, value = pair[0].partition("=")
+    if not option.startswith("--"):
+        return pair
+    new = _of(command, option)
+    _tell(option, new)
+    if equals:
+        whole = _of(command, f"{new}={value}")
+        _tell(f"{new}={value}", whole)
+        return [whole, *pair[1:]]
+    if len(pair) == 2 and (whole := _of(command, f"{new}={pair[1]}")) != f"{new}={pair[1]}":
+        _tell(f"{new}={pair[1]}", whole)
+        return [new, whole.partition("=")[2]]
+    return [new, *pair[1:]]
+
+
+def _of(command: str, option: str) -> str:
+    return OPTIONS.get((command, option), OPTIONS.get(("*", option), option))
+
+
+def check_hooks(cls: type) -> None:
+    """Refuse a method of somebody else that defines a member under its old name, which nobody would call.
+
+    A class that defines the new name as well works with both releases.
+
+    Raises:
+        ConfigError: naming the class, the old and the new name.
+    """
+    for base in cls.__mro__:
+        for old in vars(base).keys() & HOOKS.keys():
+            if HOOKS[old] not in vars(base):
+                raise ConfigError(
+                    f"method {base.__module__}:{base.__qualname__}: defines {old}, which is now {HOOKS[old]}. "
+                    "Rename it; docs/new-method.md lists the members."
+                )
+
+
+def _tell(old: str, new: str, quiet: bool = False) -> None:
+    """Say once in a process that an old name was read."""
+    if old != new and not quiet and (old, new) not in _told:
+        _told.add((old, new))
+        say(f"`{old}` is now `{new}`; the old name is read until {UNTIL}.")

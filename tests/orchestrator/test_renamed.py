@@ -1,0 +1,69 @@
+"""Old names are read wherever names come from outside, with one notice each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator import renamed
+from orchestrator.config import parse_overrides, read_settings
+from orchestrator.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        renamed, "SETTINGS", {"optim.old": "optim.new", "method.old": "method.new", "search.old": "search.new"}
+    )
+    monkeypatch.setattr(renamed, "VALUES", {("optim.kind", "was"): "now"})
+    monkeypatch.setattr(renamed, "OPTIONS", {("*", "--old"): "--new", ("sweep", "--kind=was"): "--kind=now"})
+    monkeypatch.setattr(renamed, "COMMANDS", {"look": "plot"})
+    monkeypatch.setattr(renamed, "HOOKS", {"remember": "on_stored"})
+    monkeypatch.setattr(renamed, "_told", set())
+
+
+def test_a_word_with_an_old_name_is_read_with_one_notice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse_overrides(["optim.old=3", "base.old=4"]) == {"optim.new": "3", "base.new": "4"}
+    parse_overrides(["optim.old=3"])
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "`optim.old` is now `optim.new`; the old name is read until 0.4.",
+        "`base.old` is now `base.new`; the old name is read until 0.4.",
+    ]
+
+
+def test_a_file_of_settings_may_have_old_names_and_values(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("optim:\n  old: 3\n  kind: was\n")
+    assert read_settings(tmp_path / "a.yaml") == {"optim.new": 3, "optim.kind": "now"}
+
+
+def test_two_values_under_both_names_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"optim\.new: given twice"):
+        parse_overrides(["optim.old=3", "optim.new=4"])
+
+
+def test_a_stored_record_is_read_without_notices(capsys: pytest.CaptureFixture[str]) -> None:
+    kept = {"plan": {"settings": {"optim.old": 1}}, "request": {"search": {"old": 8, "trials": 2}}}
+    assert renamed.record(kept) == {
+        "plan": {"settings": {"optim.new": 1}},
+        "request": {"search": {"new": 8, "trials": 2}},
+    }
+    assert capsys.readouterr().err == ""
+
+
+def test_commands_and_options_are_read_under_their_old_names() -> None:
+    assert renamed.arguments(["look", "--old=2", "a"]) == ["plot", "--new=2", "a"]
+    assert renamed.arguments(["sweep", "--kind", "was", "--old", "x"]) == ["sweep", "--kind", "now", "--new", "x"]
+    assert renamed.arguments(["run", "--kind", "was"]) == ["run", "--kind", "was"]
+
+
+def test_a_class_with_an_old_hook_is_refused_unless_it_has_the_new_one() -> None:
+    old = type("Old", (), {"remember": lambda self: None})
+    with pytest.raises(ConfigError, match="defines remember, which is now on_stored"):
+        renamed.check_hooks(old)
+    renamed.check_hooks(type("Both", (), {"remember": None, "on_stored": None}))
+
+
+def test_a_search_space_may_have_old_names() -> None:
+    assert renamed.search_space({"SPACE": {"optim.old": 1}, "x": 2}) == {"SPACE": {"optim.new": 1}, "x": 2}
