@@ -54,6 +54,7 @@ class Parser(argparse.ArgumentParser):
         return arguments
 
     def error(self, message: str) -> NoReturn:
+        message = redact(message)  # it repeats words of the command, which may hold a password
         if not self.exits:
             raise ConfigError(f"{message}.")
         self.exit(2, f"{self.prog}: {message}. See {self.prog} --help\n")
