@@ -31,7 +31,7 @@ RUN python -m venv /opt/ctvr && pip install -q --no-cache-dir "$(grep '^uv==' co
          grep -Eiv '^(nvidia-|cuda-|triton)' constraints.txt >/tmp/pins && set -- --torch-backend "$TORCH_BACKEND" -c /tmp/pins; \
        else set -- -c constraints.txt; fi \
     && uv pip install -q --no-cache "$@" -e . 'Flask-WTF~=1.2' boto3 \
-    && python -c "import orchestrator.cli.main, methods, ray, torch" && chown -R ctvr /home/ctvr
+    && python -c "import ctvr.orchestrator.cli.main, ray, torch; from ctvr import methods" && chown -R ctvr /home/ctvr
 
 USER ctvr
 ENV CTVR_RUNS=/data/runs

@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED = 0
 export MLFLOW_DISABLE_TELEMETRY = true
 
-.PHONY: help sweep test test-all test-faults test-cluster wheel lint format bench bench-gpu null-simulation conform chaos fuzz films-table scale ui docs clean mutants hashes verify-hashes sbom
+.PHONY: help sweep test test-all test-faults test-cluster wheel lint format bench bench-gpu null-simulation check-methods chaos fuzz video-formats scale ui docs clean mutants hashes verify-hashes sbom
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -61,10 +61,10 @@ bench-gpu: $(READY)  ## steps of the loop on a GPU: time, memory, the host's wai
 null-simulation: $(READY)  ## how often tables call equal methods different (minutes)
 	$(BIN)/python -m tools.null_simulation $(ARGS)
 
-CONFORM ?= $$($(BIN)/python -c 'import methods; print(*methods.METHODS)')
-conform: $(READY)  ## `ctvr conform` on every method, a minute each; goes on after a failure (CONFORM="lwf ewc")
-	@failed=""; for name in $(CONFORM); do \
-		echo "== $$name"; $(BIN)/ctvr conform $$name || failed="$$failed $$name"; \
+METHODS ?= $$($(BIN)/python -c 'from ctvr import methods; print(*methods.METHODS)')
+check-methods: $(READY)  ## `ctvr check-method` on every method, a minute each; goes on after a failure (METHODS="lwf ewc")
+	@failed=""; for name in $(METHODS); do \
+		echo "== $$name"; $(BIN)/ctvr check-method $$name || failed="$$failed $$name"; \
 	done; if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
 
 KILLS ?= 200
@@ -87,7 +87,7 @@ mutants: $(READY)  ## plant the kept bugs, or generate bugs in changed functions
 ui: $(READY)  ## MLflow's pages on http://127.0.0.1:5000
 	$(BIN)/ctvr ui $(ARGS)
 
-films-table: $(READY)  ## make a film of every container, codec and trait, and write which are read into docs/films.md
+video-formats: $(READY)  ## make a video of every container, codec and trait, and write which are read into docs/video-formats.md
 	$(BIN)/python -m tests.orchestrator.video.matrix
 
 docs: $(READY)  ## the documentation as a site, into site/; nothing is loaded from elsewhere

@@ -121,7 +121,7 @@ install_package() {
   [ -x "$VENV/bin/python" ] || "$UV/bin/uv" venv -q --seed --python "$PYTHON_VERSION" "$VENV"
   [ ! -f "$VENV/.ctvr_added" ] || mapfile -t kept < <(sort -u "$VENV/.ctvr_added")
   install_with_uv -e "$HERE" ${kept[@]+"${kept[@]}"}
-  "$VENV/bin/python" -c "import orchestrator.cli.main, methods, ray, torch" || fail "node: the installation is broken."
+  "$VENV/bin/python" -c "import ctvr.orchestrator.cli.main, ray, torch; from ctvr import methods" || fail "node: the installation is broken."
   echo "$stamp" >"$VENV/.ctvr_stamp"
 }
 
@@ -146,7 +146,7 @@ refuse_while_a_sweep_runs() {
   for folder in "$HOME"/ctvr_drivers/*/; do
     [ -f "$folder/pid" ] && [ ! -f "$folder/status" ] || continue
     pid=$(cat "$folder/pid")
-    if tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline" | grep -q orchestrator.cli.detached; then
+    if tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline" | grep -q ctvr.orchestrator.cli.detached; then
       fail "again: a sweep is running here (process $pid), and this would end it. Wait, or end it in order first:" \
         "ray exec YAML 'ctvr attach --stop'. Its finished tasks are kept."
     fi
@@ -164,7 +164,7 @@ again() {
 watch_spot() { # for as long as the machine runs; it ends by itself where AWS will not take the machine away
   [ -n "${CTVR_METADATA:-}" ] || grep -qs "Amazon EC2" /sys/devices/virtual/dmi/id/board_vendor || return 0
   exec 8>"$HOME/.ctvr_spot.lock" # held by the one that runs
-  if flock -n 8; then setsid nohup bash "$HERE/cluster/spot.sh" >>"$HOME/ctvr_spot.log" 2>&1 </dev/null & fi
+  if flock -n 8; then setsid nohup bash "$HERE/cluster/drain_on_spot_notice.sh" >>"$HOME/ctvr_spot.log" 2>&1 </dev/null & fi
   exec 8>&-
 }
 

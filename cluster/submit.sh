@@ -12,5 +12,5 @@ set -euo pipefail
 }
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 words=() # Ray joins them with spaces, and a shell on the head reads them again
-for word in --code "$(python3 "$here/orchestrator/digests.py")" "${@:2}"; do words+=("$(printf %q "$word")"); done
+for word in --expect-sources "$(python3 "$here/orchestrator/digests.py")" "${@:2}"; do words+=("$(printf %q "$word")"); done
 exec ray submit "$1" "$here/orchestrator/sweep.py" -- "${words[@]}"

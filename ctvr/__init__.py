@@ -17,70 +17,63 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ctvr.api import Run, Sweep, conform, load, methods, run, schema, stream, streams, sweep, table
-    from orchestrator.errors import ConfigError, CtvrError
-    from orchestrator.retrieval.model import Hit, Model
-    from orchestrator.retrieval.mteb import MtebEncoder
+    from ctvr.api import Run, Sweep, check_method, list_methods, list_streams, load, run, schema, stream, sweep, table
+    from ctvr.methods.base import Batch, Method, Task
+    from ctvr.orchestrator.errors import ConfigError, CtvrError
+    from ctvr.orchestrator.retrieval.model import Hit, Model
+    from ctvr.orchestrator.retrieval.mteb import MtebEncoder
 
 _PUBLIC = {
     "run": "ctvr.api",
     "sweep": "ctvr.api",
     "table": "ctvr.api",
     "load": "ctvr.api",
-    "streams": "ctvr.api",
+    "list_streams": "ctvr.api",
     "stream": "ctvr.api",
-    "methods": "ctvr.api",
-    "conform": "ctvr.api",
+    "list_methods": "ctvr.api",
+    "check_method": "ctvr.api",
     "schema": "ctvr.api",
     "Run": "ctvr.api",
     "Sweep": "ctvr.api",
-    "Model": "orchestrator.retrieval.model",
-    "Hit": "orchestrator.retrieval.model",
-    "MtebEncoder": "orchestrator.retrieval.mteb",
-    "CtvrError": "orchestrator.errors",
-    "ConfigError": "orchestrator.errors",
+    "Batch": "ctvr.methods.base",
+    "Method": "ctvr.methods.base",
+    "Task": "ctvr.methods.base",
+    "Model": "ctvr.orchestrator.retrieval.model",
+    "Hit": "ctvr.orchestrator.retrieval.model",
+    "MtebEncoder": "ctvr.orchestrator.retrieval.mteb",
+    "CtvrError": "ctvr.orchestrator.errors",
+    "ConfigError": "ctvr.orchestrator.errors",
 }
+_RENAMED = {"methods": "list_methods", "streams": "list_streams"}  # since 0.3
 __all__ = [
+    "Batch",
     "ConfigError",
     "CtvrError",
     "Hit",
+    "Method",
     "Model",
     "MtebEncoder",
     "Run",
     "Sweep",
-    "conform",
+    "Task",
+    "check_method",
+    "list_methods",
+    "list_streams",
     "load",
-    "methods",
     "run",
     "schema",
     "stream",
-    "streams",
     "sweep",
     "table",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        raise AttributeError(f"ctvr.{name}() is now ctvr.{_RENAMED[name]}().")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'ctvr' has no attribute {name!r}. Public names: {', '.join(__all__)}.")
-    _check_packages()
     return getattr(importlib.import_module(_PUBLIC[name]), name)
-
-
-def _check_packages() -> None:
-    """Refuse a file in the present folder or on PYTHONPATH that hides one of the packages that we import.
-
-    Raises:
-        ImportError: one line with the file.
-    """
-    import orchestrator
-
-    try:
-        from orchestrator.interpreter import hidden_package
-    except ImportError:
-        raise ImportError(f"{orchestrator.__file__} hides the package orchestrator of ctvr. Rename it.") from None
-    if hidden := hidden_package():
-        raise ImportError(hidden)
 
 
 def __dir__() -> list[str]:

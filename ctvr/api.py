@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from orchestrator.errors import ConfigError
+from ctvr.orchestrator.errors import ConfigError
 
 if TYPE_CHECKING:
-    from orchestrator.jobs.deployment import Deployment
-    from orchestrator.retrieval.model import Model
-    from orchestrator.streams.stream import Stream
+    from ctvr.orchestrator.execution import ExecutionConfig
+    from ctvr.orchestrator.retrieval.model import Model
+    from ctvr.orchestrator.streams.stream import Stream
 
 Words = str | Sequence[str]
 Place = str | Path
@@ -35,7 +35,7 @@ class Run:
     union: list[list[float]]  # the same among all stored videos
     ranks: dict[str, float]  # query "<video>#<number of the caption>" -> rank, 1 is found first
     history: list[dict[str, float]]  # metrics after each task
-    where: Deployment
+    where: ExecutionConfig
 
     def frame(self) -> Any:
         """A row for each task learned, a column for each metric."""
@@ -43,7 +43,7 @@ class Run:
 
     def model(self) -> Model:
         """The trained model, ready to be asked."""
-        from orchestrator.jobs.trained import load as find
+        from ctvr.orchestrator.jobs.load_model import load as find
 
         return find(self.run_id, self.where)
 
@@ -54,14 +54,14 @@ class Sweep:
 
     name: str
     text: str
-    where: Deployment
+    where: ExecutionConfig
 
     def trials(self) -> Any:
         """A row for each trial with the metric that was searched for, best first: settings, R@1, run id."""
-        from orchestrator.jobs.again import best_trials, selection
+        from ctvr.orchestrator.sweeps.selection import best_trials, selection_metric
 
         sweep = self.where.tracker().find_sweep(self.name)
-        metric = selection(sweep)[0] if sweep else ""
+        metric = selection_metric(sweep)[0] if sweep else ""
         rows = []
         for run in best_trials(self.where.tracker(), self.name, None):
             values = {key: last[1] for key in (metric, "stream/t2v/r1") if (last := run.last(key))}
@@ -70,7 +70,7 @@ class Sweep:
 
     def model(self) -> Model:
         """The model of the best trial, which has seed 0 and was judged on validation videos."""
-        from orchestrator.jobs.trained import load as find
+        from ctvr.orchestrator.jobs.load_model import load as find
 
         return find(self.name, self.where)
 
@@ -92,8 +92,8 @@ def run(
     """Train one method over one stream in this process (`ctvr run`); what is finished already is not trained again.
 
     Args:
-        method: a name of `ctvr.methods()`.
-        stream: a name of `ctvr.streams()`, or a manifest file.
+        method: a name of `ctvr.list_methods()`.
+        stream: a name of `ctvr.list_streams()`, or a manifest file.
         settings: flat and dotted, such as `{"optim.epochs": 8, "method.beta": 0.4}`.
         preset: a recipe and changes on top of it.
         config: a YAML file of settings; `settings` go before it.
@@ -107,8 +107,8 @@ def run(
     Raises:
         ConfigError: for whatever could not run, before anything is trained.
     """
-    from orchestrator.config import read_settings
-    from orchestrator.jobs.train import train
+    from ctvr.orchestrator.config import read_settings
+    from ctvr.orchestrator.jobs.run import train
 
     given = {**(read_settings(Path(config)) if config else {}), **(settings or {})}
     _trust([method, *given.values()], trust)
@@ -162,9 +162,9 @@ def sweep(
     """
     import time
 
-    from orchestrator.cli.main import make_parser
-    from orchestrator.cli.options import trust_user
-    from orchestrator.jobs.deployment import Deployment
+    from ctvr.orchestrator.cli.main import make_parser
+    from ctvr.orchestrator.cli.options import trust_user
+    from ctvr.orchestrator.execution import ExecutionConfig
 
     text, chosen = ",".join(_words(preset)), name or options.get("resume")
     if chosen is None:
@@ -184,7 +184,7 @@ def sweep(
     words += [f"--trust={name}" for name in _words(trust)]
     arguments = make_parser(exits=False).parse_args(words)
     trust_user(arguments, words)
-    return Sweep(str(chosen), arguments.run(arguments), Deployment(runs=Path(runs), store=store))
+    return Sweep(str(chosen), arguments.run(arguments), ExecutionConfig(runs=Path(runs), store=store))
 
 
 def table(
@@ -204,7 +204,7 @@ def table(
     Raises:
         ConfigError: if there are no such runs, or none of them is complete.
     """
-    from orchestrator.jobs.table import made_tables
+    from ctvr.orchestrator.sweeps.table import made_tables
 
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
@@ -236,15 +236,15 @@ def load(
     Raises:
         ConfigError: if nothing is called so, or what it left is gone.
     """
-    from orchestrator.jobs.trained import load as find
+    from ctvr.orchestrator.jobs.load_model import load as find
 
     _trust([str(name)], trust)
     return find(str(name), _where(runs, store, videos))
 
 
-def streams(*, runs: Place = "runs") -> list[str]:
+def list_streams(*, runs: Place = "runs") -> list[str]:
     """Names of the streams: the embedded ones, then those imported into `runs`."""
-    from orchestrator.streams.load import available_streams
+    from ctvr.orchestrator.streams.load import available_streams
 
     return available_streams(Path(runs))
 
@@ -255,30 +255,30 @@ def stream(name: Place, *, runs: Place = "runs", videos: Place | None = None) ->
     Raises:
         ConfigError: for an unknown name or a manifest that breaks the format.
     """
-    from orchestrator.streams.load import load_stream
+    from ctvr.orchestrator.streams.load import load_stream
 
     return load_stream(str(name), Path(runs).resolve(), Path(videos) if videos else None)
 
 
-def methods() -> list[str]:
+def list_methods() -> list[str]:
     """Names of the methods, of the configurations that have a name of their own, and of other packages' methods."""
-    from methods import CONFIGURATIONS, EVERY_METHOD, plugins
+    from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, plugins
 
     return [*EVERY_METHOD, *CONFIGURATIONS, *plugins()]
 
 
-def conform(method: str, *, settings: Mapping[str, Any] | None = None, preset: Words = ()) -> list[str]:
-    """Check that a method keeps what methods promise (`ctvr conform`); returns one line for each check.
+def check_method(method: str, *, settings: Mapping[str, Any] | None = None, preset: Words = ()) -> list[str]:
+    """Check that a method keeps what methods promise (`ctvr check-method`); returns one line for each check.
 
     Args:
-        method: a name of `ctvr.methods()`, or `module:Class`.
+        method: a name of `ctvr.list_methods()`, or `module:Class`.
         settings: `method.*` and `base.*`.
         preset: a recipe and changes on top of it.
 
     Raises:
         CtvrError: if a check fails, with what is wrong; a ConfigError for an unknown method or setting.
     """
-    from orchestrator.jobs.conform import conform as checked
+    from ctvr.orchestrator.jobs.check_method import check_method as checked
 
     _trust([method, *(settings or {}).values()])
     return checked(method, settings, _words(preset))
@@ -290,22 +290,22 @@ def schema(method: str = "") -> dict[str, Any]:
     Raises:
         ConfigError: for an unknown method.
     """
-    from orchestrator.jobs.schema import schema as made
+    from ctvr.orchestrator.catalog.schema import schema as made
 
     _trust([method])
     return made(method)
 
 
-def _where(runs: Place, store: str = "", videos: Place | None = None) -> Deployment:
-    from orchestrator.jobs.deployment import Deployment
+def _where(runs: Place, store: str = "", videos: Place | None = None) -> ExecutionConfig:
+    from ctvr.orchestrator.execution import ExecutionConfig
 
-    return Deployment(runs=Path(runs), store=store, videos=Path(videos) if videos else None)
+    return ExecutionConfig(runs=Path(runs), store=store, videos=Path(videos) if videos else None)
 
 
 def _trust(given: Sequence[Any], named: Words = ()) -> None:
     """Trust the classes among a caller's arguments, and those of `trust`."""
-    from methods import trust as allow
-    from orchestrator.jobs.trust import trust_named
+    from ctvr.methods import trust as allow
+    from ctvr.orchestrator.sweeps.trust import trust_named
 
     allow(given)
     trust_named(_words(named))

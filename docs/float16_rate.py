@@ -11,8 +11,8 @@ import sys
 
 import torch
 
-from methods.base import ParamGroup
-from orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates
+from ctvr.methods.base import ParamGroup
+from ctvr.orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_learning_rates
 
 WEIGHTS, STEPS = 100_000, 700
 
@@ -23,13 +23,18 @@ def moved(rate: float, dtype: torch.dtype) -> tuple[float, float]:
     start = (0.02 * torch.randn(WEIGHTS)).to(dtype)
     module = torch.nn.ParameterDict({"weight": torch.nn.Parameter(start.clone())})
     optim = OptimConfig(
-        name="bert_adam", betas=(0.9, 0.98), decay="no_bias", schedule="cosine_whole", warmup_from="zero", warmup=0.1
+        name="bert_adam",
+        betas=(0.9, 0.98),
+        decay_parameters="no_bias",
+        schedule="cosine_uncorrected_warmup",
+        warmup_from="zero",
+        warmup=0.1,
     )
     groups = [ParamGroup(name="weight", params=list(module.parameters()), lr=rate)]
     optimizer = make_optimizer(groups, optim, module)
     for step in range(STEPS):
         module["weight"].grad = (8e-5 * torch.randn(WEIGHTS)).to(dtype)
-        set_rates(optimizer, lr_factor(step, STEPS, STEPS, True, optim))
+        set_learning_rates(optimizer, lr_factor(step, STEPS, STEPS, True, optim))
         optimizer.step()
     change = module["weight"].detach().float() - start.float()
     return float((change != 0).float().mean()), float(change.square().mean().sqrt())

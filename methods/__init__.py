@@ -18,59 +18,59 @@ from importlib.machinery import ModuleSpec, PathFinder
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from methods.base import Method
+    from ctvr.methods.base import Method
 
 METHOD_FOLDERS = "CTVR_METHOD_FOLDERS"  # variable of Ray workers: where the driver's user keeps methods of his own
 # Retrievers of videos, and strategies around them
 METHODS = {
-    "zero_shot": "methods.zero_shot:ZeroShot",
-    "clip4clip": "methods.clip4clip:Clip4Clip",
-    "upper_bound": "methods.upper_bound:UpperBound",
-    "framefusion_moe": "methods.framefusion_moe:FrameFusionMoE",
-    "structalign": "methods.structalign:StructAlign",
-    "camoe": "methods.camoe:CAMoE",
-    "dsl": "methods.dsl:DSL",
-    "lora": "methods.lora:Lora",
-    "prompt": "methods.prompt:Prompt",
-    "adapter": "methods.adapter:Adapter",
-    "tempme": "methods.tempme:TempMe",
-    "dgl": "methods.dgl:DGL",
-    "mv_adapter": "methods.mv_adapter:MVAdapter",
-    "plevu": "methods.plevu:PLEVU",
-    "umt": "methods.umt:UMT",
-    "vop": "methods.vop:VoP",
-    "xpool": "methods.xpool:XPool",
-    "clip_vip": "methods.clip_vip:CLIPViP",
-    "moe_adapter": "methods.moe_adapter:MoEAdapter",
-    "lwf": "methods.lwf:LwF",
-    "vr_lwf": "methods.vr_lwf:VRLwF",
-    "zscl": "methods.zscl:ZSCL",
-    "er_ring": "methods.er_ring:ERRing",
-    "der": "methods.der:DER",
-    "ewc": "methods.ewc:EWC",
-    "co2l": "methods.co2l:Co2L",
-    "lump": "methods.lump:LUMP",
-    "base_moco": "methods.base_moco:BaseMoCo",
-    "bmu_moco": "methods.bmu_moco:BMUMoCo",
-    "bmu_fixed": "methods.bmu_fixed:BMUFixed",
-    "bmu_ensemble": "methods.bmu_ensemble:BMUEnsemble",
-    "lwf_moco": "methods.lwf_moco:LwFMoCo",
-    "co2l_moco": "methods.co2l_moco:Co2LMoCo",
-    "lump_moco": "methods.lump_moco:LUMPMoCo",
+    "zero_shot": "ctvr.methods.zero_shot:ZeroShot",
+    "clip4clip": "ctvr.methods.clip4clip:Clip4Clip",
+    "upper_bound": "ctvr.methods.upper_bound:UpperBound",
+    "framefusion_moe": "ctvr.methods.framefusion_moe:FrameFusionMoE",
+    "structalign": "ctvr.methods.structalign:StructAlign",
+    "camoe": "ctvr.methods.camoe:CAMoE",
+    "dsl": "ctvr.methods.dsl:DSL",
+    "lora": "ctvr.methods.lora:Lora",
+    "prompt": "ctvr.methods.prompt:Prompt",
+    "adapter": "ctvr.methods.adapter:Adapter",
+    "tempme": "ctvr.methods.tempme:TempMe",
+    "dgl": "ctvr.methods.dgl:DGL",
+    "mv_adapter": "ctvr.methods.mv_adapter:MVAdapter",
+    "plevu": "ctvr.methods.plevu:PLEVU",
+    "umt": "ctvr.methods.umt:UMT",
+    "vop": "ctvr.methods.vop:VoP",
+    "xpool": "ctvr.methods.xpool:XPool",
+    "clip_vip": "ctvr.methods.clip_vip:CLIPViP",
+    "moe_adapter": "ctvr.methods.moe_adapter:MoEAdapter",
+    "lwf": "ctvr.methods.lwf:LwF",
+    "vr_lwf": "ctvr.methods.vr_lwf:VRLwF",
+    "zscl": "ctvr.methods.zscl:ZSCL",
+    "er_ring": "ctvr.methods.er_ring:ERRing",
+    "der": "ctvr.methods.der:DER",
+    "ewc": "ctvr.methods.ewc:EWC",
+    "co2l": "ctvr.methods.co2l:Co2L",
+    "lump": "ctvr.methods.lump:LUMP",
+    "base_moco": "ctvr.methods.base_moco:BaseMoCo",
+    "bmu_moco": "ctvr.methods.bmu_moco:BMUMoCo",
+    "bmu_fixed": "ctvr.methods.bmu_fixed:BMUFixed",
+    "bmu_ensemble": "ctvr.methods.bmu_ensemble:BMUEnsemble",
+    "lwf_moco": "ctvr.methods.lwf_moco:LwFMoCo",
+    "co2l_moco": "ctvr.methods.co2l_moco:Co2LMoCo",
+    "lump_moco": "ctvr.methods.lump_moco:LUMPMoCo",
 }
 
 # Methods over labelled images without captions (`Method.domain`): for streams of the protocol `ucl` alone
 IMAGE_METHODS = {
-    "image_finetune": "methods.images.siamese:Siamese",
-    "image_si": "methods.images.si:ImageSI",
-    "image_der": "methods.images.replay:ImageDER",
-    "image_lump": "methods.images.replay:ImageLUMP",
-    "image_bmu_moco": "methods.images.bmu_moco:ImageBMUMoCo",
-    "image_multi_task": "methods.images.multi_task:ImageMultiTask",
-    "image_progressive": "methods.images.progressive:ImageProgressive",
+    "image_finetune": "ctvr.methods.images.siamese:Siamese",
+    "image_si": "ctvr.methods.images.si:ImageSI",
+    "image_der": "ctvr.methods.images.replay:ImageDER",
+    "image_lump": "ctvr.methods.images.replay:ImageLUMP",
+    "image_bmu_moco": "ctvr.methods.images.bmu_moco:ImageBMUMoCo",
+    "image_multi_task": "ctvr.methods.images.multi_task:ImageMultiTask",
+    "image_progressive": "ctvr.methods.images.progressive:ImageProgressive",
 }
 # Methods over questions about videos: for streams of the protocol `qa` alone
-QUESTION_METHODS = {"umt_qa": "methods.umt_qa:UmtQA"}
+QUESTION_METHODS = {"umt_qa": "ctvr.methods.umt_qa:UmtQA"}
 EVERY_METHOD = {**METHODS, **IMAGE_METHODS, **QUESTION_METHODS}
 
 # Rows of published tables that are a method and a preset. The names work wherever a method's does. Where the method
@@ -107,6 +107,8 @@ def place_of(name: str) -> str:
     Raises:
         ValueError: for an unknown name; the message suggests a known one.
     """
+    if _is_former(name):
+        return f"ctvr.{name}"
     own = CONFIGURATIONS.get(name, (name, ""))[0]
     if own in EVERY_METHOD:
         return EVERY_METHOD[own]
@@ -120,6 +122,14 @@ def place_of(name: str) -> str:
     raise ValueError(f"no method called {name!r}. {hint}All: `ctvr methods`.")
 
 
+def _is_former(name: str) -> bool:
+    """Whether a name is that of a class of ours before 0.3, and no module of the user is called so."""
+    if f"ctvr.{name}" not in EVERY_METHOD.values():
+        return False
+    theirs = _MethodFolders().find_spec("methods") or importlib.util.find_spec("methods")
+    return theirs is None or os.path.realpath(theirs.origin or "") == os.path.realpath(__file__)
+
+
 _CLASS = re.compile(r"\w[\w.-]*:[^\W\d]\w*")  # module:Class
 _NAMES = re.compile(r"(?:--?[\w-]+=)?(?:[\w.]+=)?")  # of an option and of a setting, at the start of a word
 _trusted: set[str] = set()
@@ -129,7 +139,8 @@ class UntrustedClass(ValueError):
     """A class of another package or file that neither the user nor an entry point names; `place` says which."""
 
     def __init__(self, place: str) -> None:
-        super().__init__(f"{place} is a class that nobody has allowed. Call methods.trust([{place!r}]) if you trust it")
+        call = f"ctvr.methods.trust([{place!r}])"
+        super().__init__(f"{place} is a class that nobody has allowed. Call {call} if you trust it")
         self.place = place
 
 
@@ -215,7 +226,7 @@ def _look_in_method_folders(module: str) -> None:
 
 def _of_others(name: str, module: str, cls: str) -> type[Method]:
     """A class of another package, or of a file of the user."""
-    from methods.base import Method
+    from ctvr.methods.base import Method
 
     try:
         found = getattr(importlib.import_module(module), cls, None)
@@ -226,5 +237,5 @@ def _of_others(name: str, module: str, cls: str) -> type[Method]:
     if not (
         isinstance(found, type) and issubclass(found, Method) and dataclasses.is_dataclass(vars(found).get("Config"))
     ):
-        raise ValueError(f"{name}: {cls} of {module} is no methods.base.Method with a dataclass Config.")
+        raise ValueError(f"{name}: {cls} of {module} is no ctvr.Method with a dataclass Config.")
     return found

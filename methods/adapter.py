@@ -16,8 +16,8 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.backbone.clip import BlockSeams, Clip, TokenState
-from methods.families.adapted import PAPER, RELEASED, SHAPES, Adaptation, AdaptedClip, AdaptedConfig
+from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState
+from ctvr.methods.families.tempme_family import PAPER, RELEASED, SHAPES, Adaptation, AdaptedClip, AdaptedConfig
 
 Placement = Literal["after_mlp", "beside_mlp", "after_attention"]
 
@@ -80,7 +80,7 @@ class Adapter(AdaptedClip):
     """Frozen CLIP with a bottleneck after each MLP."""
 
     Config = AdapterConfig
-    any_tower = True
+    backbone_agnostic = True
     PRESETS = {"paper": PAPER, "released": RELEASED, "shapes": SHAPES}
 
     def __init__(self, config: AdapterConfig, backbone: Clip) -> None:

@@ -1,6 +1,6 @@
 """The contract between a method and the loop that trains it.
 
-The loop calls `method.read_pairs_from(source)` once and then, in this order, for every task of a stream::
+The loop calls `method.set_pair_source(source)` once and then, in this order, for every task of a stream::
 
     method.begin_task(task)             # may add parameters; names and shapes depend on task.index alone
     for batch in loader:                # as many epochs as the settings say
@@ -8,10 +8,10 @@ The loop calls `method.read_pairs_from(source)` once and then, in this order, fo
         method.before_step();  optimizer.step();  method.after_step()
     method.end_task(task, loader)       # the task's training pairs once more, without augmentation
     gallery = method.encode_video(...)  # of the task's searched videos, stored from now on
-    method.remember(task, gallery)
+    method.on_gallery_stored(task, gallery)
     method.score(method.encode_text(queries), gallery)
 
-A run is resumed by replaying `begin_task` and `remember` for the finished tasks and loading the last
+A run is resumed by replaying `begin_task` and `on_gallery_stored` for the finished tasks and loading the last
 checkpoint. So everything that must survive is a parameter or a buffer; what `begin_task` makes anew
 (a teacher, a momentum copy) may live outside the state.
 
@@ -28,13 +28,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.layers.by_task import by_task
-from methods.layers.frozen import Frozen as Frozen
-from methods.layers.gather import gather, world_size
-from methods.layers.large_batches import LARGE, contrastive_in_blocks
-from methods.layers.losses import contrastive
-from methods.recipes import Change as Change
-from methods.recipes import Recipe as Recipe
+from ctvr.methods.layers.frozen import Frozen as Frozen
+from ctvr.methods.layers.gather import gather, world_size
+from ctvr.methods.layers.losses.blockwise import LARGE, contrastive_in_blocks
+from ctvr.methods.layers.losses.contrastive import contrastive
+from ctvr.methods.layers.task_captions import by_task
+from ctvr.methods.recipes import Override as Override
+from ctvr.methods.recipes import Recipe as Recipe
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,21 @@ class Batch:
 
     frames: Tensor  # (B, T, 3, H, W) float, normalised for the backbone; see also `Method.frozen_blocks`
     tokens: Tensor  # (B, L) int64, zeros after the end-of-text token
-    videos: Tensor  # (B,) int64; equal numbers are the same video
+    video_ids: Tensor  # (B,) int64; equal numbers are the same video
     categories: Tensor  # (B,) int64 global category indices
-    pairs: Tensor | None = None  # (B,) int64 numbers by which `PairSource` finds them again; None: it does not
-    tasks: Tensor | None = None  # (B,) int64, on the CPU: tasks they come from; None: all from the present one
+    pair_ids: Tensor | None = None  # (B,) int64 numbers by which `PairSource` finds them again; None: it does not
+    task_ids: Tensor | None = None  # (B,) int64, on the CPU: tasks they come from; None: all from the present one
     answers: Tensor | None = None  # (B, A) int64, of a stream of questions: ids of each answer, zeros behind it
-    plain_videos: tuple[int, ...] | None = None  # `videos`, where frames of equal numbers are equal; None: who knows
+    unaugmented_video_ids: tuple[int, ...] | None = (
+        None  # `videos`, where frames of equal numbers are equal; None: who knows
+    )
 
 
 class PairSource(Protocol):
     """Training pairs of any task, read again: a memory keeps their numbers and not their frames."""
 
     def pairs(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Frames (R, T, 3, H, W) and tokens (R, L) of the pairs with these `Batch.pairs`.
+        """Frames (R, T, 3, H, W) and tokens (R, L) of the pairs with these `Batch.pair_ids`.
 
         They are what `end_task` was given: not augmented, bit for bit the same every time.
         """
@@ -74,7 +76,7 @@ class PairSource(Protocol):
 
 
 @dataclass(frozen=True)
-class RowWise:
+class SeparableEncoders:
     """Functions of `owner` that make row i of their result of row i of their tensors alone.
 
     A caption may get more rows of pads beside longer ones.
@@ -82,7 +84,7 @@ class RowWise:
 
     owner: nn.Module
     names: tuple[str, ...] = ("encode_video", "encode_text")
-    counts: bool = False  # they count their rows, so that equal ones must all pass
+    is_stateful: bool = False  # they count their rows, so that equal ones must all pass
 
 
 # Which weights decay: tensors of two dimensions and more; every one; all whose name has no "bias"; the same without
@@ -99,7 +101,7 @@ class _Group(TypedDict):
 class ParamGroup(_Group, total=False):
     """Parameters that share a learning rate. `lr` is the method's own, before `optim.lr_scale`.
 
-    `decay` is the method's own rule for the group, in place of `optim.decay`.
+    `decay` is the method's own rule for the group, in place of `optim.decay_parameters`.
     """
 
     decay: Decay
@@ -113,35 +115,39 @@ class Method(nn.Module):
     """
 
     Config: ClassVar[type]
-    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {}  # name -> {dotted setting: value}, a recipe or a `Change`
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {}  # name -> {dotted setting: value}, a recipe or an `Override`
     wraps: ClassVar[bool] = False
     domain: ClassVar[Literal["videos", "images", "questions"]] = "videos"  # of the streams it is for
 
-    # It reaches its towers through `forward` and seams alone, so that any backbone will do (backbone/other_towers.py)
-    any_tower: ClassVar[bool] = False
-    # Each step gives every weight of `param_groups` a gradient, but for `Chosen` experts: workers look for no others
-    trains_all: bool = False
+    # It reaches its towers through `forward` and seams alone, so that any backbone will do (openclip_towers.py)
+    backbone_agnostic: ClassVar[bool] = False
+    # Each step gives every weight of `param_groups` a gradient, but for the experts of a `RoutingRecorder`
+    uses_all_parameters: bool = False
     # For a retriever that reads captions by task: it obeys `is_joint`
     joins_tasks: ClassVar[bool] = False
     is_joint: bool = False  # all tasks so far are learned together: what is kept for each of them is trained
     trains_on: Literal["task", "seen"] = "task"  # pairs of this task, or of all tasks so far
     reencodes_gallery: bool = False  # True breaks the protocol on purpose (joint training)
-    prompts_by_task: bool = False  # True: a caption is encoded once for each task whose videos it searches
+    task_conditioned_text: bool = False  # True: a caption is encoded once for each task whose videos it searches
     max_frames: int | None = None  # of a video; None: as many as there are
     is_transductive: bool = False  # True: a query's ranks depend on the other queries; tables say so
-    contrasts_batch: ClassVar[bool] = True  # a loss called `contrastive` compares the pairs of a batch, and no others
-    reads_umt: ClassVar[bool] = False  # for a retriever: it knows UMT's towers, and needs no CLIP
+    uses_in_batch_negatives: ClassVar[bool] = (
+        True  # a loss called `contrastive` compares the pairs of a batch, and no others
+    )
+    needs_umt: ClassVar[bool] = False  # for a retriever: it knows UMT's towers, and needs no CLIP
     # Rows `method:preset` that a sweep of the method runs beside its winner, unless its baselines are named
     controls: ClassVar[tuple[str, ...]] = ()
-    # How `optim.accumulate` makes one step of several batches. features: `losses` reads frames and tokens through the
-    # functions of `row_wise` alone. pairs: it is a mean over pairs that know nothing of one another. None: features
+    # How `optim.accumulation_steps` makes one step of several batches. features: `losses` reads frames and tokens only
+    # through the functions of `separable_encoders`. pairs: it is a mean over independent pairs. None: features
     # where `losses` and `logits` are those of this class; refused elsewhere.
-    accumulates: ClassVar[Literal["features", "pairs"] | None] = None
+    accumulation: ClassVar[Literal["features", "pairs"] | None] = None
     # Leading vision blocks whose output is the pre-trained tower's, in every task, for any video. Where there are
     # some, `Batch.frames` and `encode_video` may get the tokens (B, T, N, D) that enter the block behind them.
     frozen_blocks: int = 0
-    reads_pads: bool = False  # what stands behind a caption up to L counts, so L is that of the task or of all queries
-    frozen_text: bool = False  # `encode_text` depends on the caption alone, in every task
+    attends_to_padding: bool = (
+        False  # what stands behind a caption up to L counts, so L is that of the task or of all queries
+    )
+    text_is_frozen: bool = False  # `encode_text` depends on the caption alone, in every task
 
     @classmethod
     def check_base(cls, config: Any, base: type[Method], base_config: Any) -> None:
@@ -152,40 +158,40 @@ class Method(nn.Module):
         """
 
     @classmethod
-    def only_frames(cls, config: Any) -> int | None:
+    def required_num_frames(cls, config: Any) -> int | None:
         """For a retriever: the one number of frames that its videos must have; None if any will do."""
         return None
 
     @classmethod
-    def leaves_out_missing(cls, config: Any) -> bool:
+    def masks_missing_frames(cls, config: Any) -> bool:
         """For a retriever: whether frames (3, H, W) of zeros at a video's end count as missing under these settings."""
         return False
 
     @classmethod
-    def reads_by_task(cls, config: Any) -> bool:
-        """For a retriever: whether it sets `prompts_by_task` under these settings."""
+    def is_task_conditioned(cls, config: Any) -> bool:
+        """For a retriever: whether it sets `task_conditioned_text` under these settings."""
         return False
 
     @classmethod
     def trains_on_searched(cls, config: Any, of_base: bool = False) -> bool:
-        """Return whether training reads the features of searched videos that `remember` hands over; tables say so.
+        """Return whether training reads the features that `on_gallery_stored` hands over; tables say so.
 
         Args:
             config: of the method.
             of_base: of a strategy: whether the wrapped retriever's training reads them.
         """
-        return of_base or cls.remember is not Method.remember
+        return of_base or cls.on_gallery_stored is not Method.on_gallery_stored
 
     @classmethod
-    def unfinished_score(cls, config: Any) -> str:
+    def score_caveat(cls, config: Any) -> str:
         """For a retriever: why its `score` is no similarity yet under these settings, and what to set instead.
 
-        Empty if `score` is final but for what `calibrate` does to a complete matrix (Q, V). Strategies that
+        Empty if `score` is final but for what `normalize_scores` does to a complete matrix (Q, V). Strategies that
         compare similarities within a batch refuse other retrievers.
         """
         return ""
 
-    def read_pairs_from(self, source: PairSource) -> None:
+    def set_pair_source(self, source: PairSource) -> None:
         """Get the source of former pairs; only a method that replays them keeps it. It is no part of the state."""
 
     def begin_task(self, task: Task) -> None:
@@ -194,7 +200,7 @@ class Method(nn.Module):
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
         """Conclude `task`. `loader` yields its training pairs once, in order, without augmentation."""
 
-    def remember(self, task: Task, gallery: Tensor) -> None:
+    def on_gallery_stored(self, task: Task, gallery: Tensor) -> None:
         """Take note of the features (V, ...) under which the videos of `task` are stored and searched."""
 
     def param_groups(self) -> list[ParamGroup]:
@@ -205,7 +211,7 @@ class Method(nn.Module):
         """Features of videos as they are stored: (B, T, 3, H, W) -> (B, ...)."""
         raise NotImplementedError(f"{type(self).__name__} must say how a video is encoded.")
 
-    def encode_video_of(self, frames: Tensor, task: int) -> Tensor:
+    def encode_video_for_task(self, frames: Tensor, task: int) -> Tensor:
         """The same of videos or images that are known to be of the task with this index; it makes no difference here.
 
         What the evaluation calls: of a protocol that encodes former tasks anew, a method may have a network for each.
@@ -218,7 +224,7 @@ class Method(nn.Module):
         Args:
             tokens: (B, L) int64.
             task: index of the task whose stored videos are searched; None while training the present
-                task. Ignored unless `prompts_by_task`.
+                task. Ignored unless `task_conditioned_text`.
         """
         raise NotImplementedError(f"{type(self).__name__} must say how a caption is encoded.")
 
@@ -235,14 +241,14 @@ class Method(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} answers no questions.")
 
-    def own_texts(self, batch: Batch, encode: Callable[..., Tensor] | None = None) -> Tensor:
+    def encode_own_captions(self, batch: Batch, encode: Callable[..., Tensor] | None = None) -> Tensor:
         """Features (B, ...) of a batch's captions, each as it searches the videos of the task that it comes from.
 
         Args:
-            batch: of the present task, or of several where `batch.tasks` says so.
+            batch: of the present task, or of several where `batch.task_ids` says so.
             encode: stands for `encode_text`, with its arguments.
         """
-        return by_task(encode or self.encode_text, batch.tokens, batch.tasks if self.prompts_by_task else None)
+        return by_task(encode or self.encode_text, batch.tokens, batch.task_ids if self.task_conditioned_text else None)
 
     def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
         """Similarities (Q, V) of caption and video features; a cosine where both are unit vectors (., d).
@@ -251,7 +257,7 @@ class Method(nn.Module):
         """
         return queries @ gallery.mT
 
-    def calibrate(self, scores: Tensor) -> Tensor:
+    def normalize_scores(self, scores: Tensor) -> Tensor:
         """Final similarities (Q, V) from the complete matrix of `score`, (Q, V) or (Q, V, ...); as they are by default.
 
         Captions -> videos. Applied by the evaluation over all queries and all stored videos, in CVLM over each task's.
@@ -259,13 +265,13 @@ class Method(nn.Module):
         """
         return scores
 
-    def calibrate_for_videos(self, scores: Tensor) -> Tensor:
+    def normalize_scores_v2t(self, scores: Tensor) -> Tensor:
         """The same for videos -> captions: rows stay captions and columns videos, and a column is ranked."""
-        return self.calibrate(scores)
+        return self.normalize_scores(scores)
 
-    def calibrates(self) -> bool:
-        """Whether `calibrate` or `calibrate_for_videos` changes scores: the evaluation then holds the matrix (Q, V)."""
-        names = ("calibrate", "calibrate_for_videos")
+    def normalizes_scores(self) -> bool:
+        """Whether one of the two changes scores: the evaluation then holds the matrix (Q, V)."""
+        names = ("normalize_scores", "normalize_scores_v2t")
         return any(getattr(type(self), name) is not getattr(Method, name) for name in names)
 
     def scale(self) -> Tensor:
@@ -274,7 +280,7 @@ class Method(nn.Module):
 
     def logits(self, batch: Batch) -> Tensor:
         """Scaled similarities (B, B), captions x videos, over the pairs of all workers."""
-        queries = gather(self.own_texts(batch))
+        queries = gather(self.encode_own_captions(batch))
         videos = gather(self.encode_video(batch.frames))
         with torch.autocast(videos.device.type, enabled=False):  # similarities are float32 whatever the towers are
             return self.scale().float() * self.score(queries.float(), videos.float())
@@ -282,12 +288,12 @@ class Method(nn.Module):
     def info_nce(
         self, batch: Batch, reduction: Literal["mean", "sum"] = "mean", numbers: Tensor | None = None
     ) -> Tensor:
-        """`contrastive` of the pairs of all workers; of very many cosines without their matrix (large_batches.py)."""
+        """`contrastive` of the pairs of all workers; of very many cosines without their matrix (blockwise.py)."""
         cls = type(self)
         is_cosine = cls.logits is Method.logits and cls.score is Method.score
-        if not is_cosine or len(batch.videos) * world_size() < LARGE:
+        if not is_cosine or len(batch.video_ids) * world_size() < LARGE:
             return contrastive(self.logits(batch), reduction, numbers)
-        queries, videos = gather(self.own_texts(batch)), gather(self.encode_video(batch.frames))
+        queries, videos = gather(self.encode_own_captions(batch)), gather(self.encode_video(batch.frames))
         with torch.autocast(videos.device.type, enabled=False):
             return contrastive_in_blocks(queries.float(), videos.float(), self.scale().float(), reduction, numbers)
 
@@ -298,11 +304,11 @@ class Method(nn.Module):
         """
         return {"contrastive": self.info_nce(batch)}
 
-    def row_wise(self) -> RowWise | str:
+    def separable_encoders(self) -> SeparableEncoders | str:
         """Through what `losses` reads frames and tokens, so that a large batch can be encoded in parts; or why not."""
         cls = type(self)
-        if cls.accumulates == "features" or (cls.losses is Method.losses and cls.logits is Method.logits):
-            return RowWise(self)
+        if cls.accumulation == "features" or (cls.losses is Method.losses and cls.logits is Method.logits):
+            return SeparableEncoders(self)
         return f"the loss of {cls.__name__} reads more than features"
 
     def before_step(self) -> None:
@@ -311,7 +317,7 @@ class Method(nn.Module):
     def after_step(self) -> None:
         """Called after every optimizer step: moving averages, clamping."""
 
-    def diagnostics(self) -> dict[str, float]:
+    def task_metrics(self) -> dict[str, float]:
         """Numbers that a finished task is logged with, as `task/NAME` at the number of tasks; they decide nothing."""
         return {}
 
@@ -319,7 +325,7 @@ class Method(nn.Module):
         """Square matrices of cosines in [-1, 1] that a finished stream is drawn with; they decide nothing."""
         return {}
 
-    def monitored(self) -> dict[str, float | Tensor]:
+    def batch_metrics(self) -> dict[str, float | Tensor]:
         """Numbers of the last batch that an epoch is logged with, averaged over its batches; they decide nothing.
 
         Their keys are `train/NAME`, at the number of optimizer steps.
@@ -329,6 +335,6 @@ class Method(nn.Module):
         return {}
 
 
-def unit(x: Tensor) -> Tensor:
+def l2_normalize(x: Tensor) -> Tensor:
     """Vectors x (..., d) at length 1, in float32 whatever the precision of the towers."""
     return F.normalize(x.float(), dim=-1)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from methods.backbone.clip import Clip
-from methods.families.momentum import PAPER, SHAPES, MomentumConfig, MomentumRetriever
-from methods.layers.momentum import follow
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.families.momentum import PAPER, SHAPES, MomentumConfig, MomentumRetriever
+from ctvr.methods.layers.replay.momentum import ema_update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,5 +30,5 @@ class BaseMoCo(MomentumRetriever):
 
     def after_step(self) -> None:
         assert self.local is not None
-        follow(self.local.encoders, self.encoders, self.config.m)  # eq. 8
+        ema_update(self.local.encoders, self.encoders, self.config.m)  # eq. 8
         self.enqueue()

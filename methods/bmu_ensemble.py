@@ -13,10 +13,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from methods.backbone.clip import Clip
-from methods.base import Batch, Task
-from methods.families.momentum import PAPER, SHAPES, MomentumConfig, MomentumRetriever, check_start
-from methods.layers.momentum import Momentum, follow, review
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.base import Batch, Task
+from ctvr.methods.families.momentum import PAPER, SHAPES, MomentumConfig, MomentumRetriever, check_start
+from ctvr.methods.layers.replay.momentum import Momentum, ema_update, reverse_ema_update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class BMUEnsemble(MomentumRetriever):
 
     def after_step(self) -> None:
         for momentum in self.momenta:  # eq. 8, eq. 14
-            follow(momentum.encoders, self.encoders, self.config.m)
+            ema_update(momentum.encoders, self.encoders, self.config.m)
         self.enqueue()
 
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
@@ -65,5 +65,5 @@ class BMUEnsemble(MomentumRetriever):
         first, second, third = self.config.ensemble_weights
         assert self.local is not None
         assert self.global_ is not None
-        review(self.encoders, self.local.encoders, first / (first + second) if first + second else 1.0)
-        review(self.encoders, self.global_.encoders, 1 - third)
+        reverse_ema_update(self.encoders, self.local.encoders, first / (first + second) if first + second else 1.0)
+        reverse_ema_update(self.encoders, self.global_.encoders, 1 - third)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from methods.backbone.clip import Clip
-from methods.families.momentum import PAPER, SHAPES, MomentumRetriever, ReviewConfig
-from methods.layers.momentum import follow, review
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.families.momentum import PAPER, SHAPES, MomentumRetriever, ReviewConfig
+from ctvr.methods.layers.replay.momentum import ema_update, reverse_ema_update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class BMUFixed(MomentumRetriever):
     def after_step(self) -> None:
         assert self.local is not None
         if self.task_index + 1 >= self.config.method_start_task:
-            review(self.encoders, self.local.encoders, self.config.m_hat)  # eq. 12; no eq. 8
+            reverse_ema_update(self.encoders, self.local.encoders, self.config.m_hat)  # eq. 12; no eq. 8
         else:
-            follow(self.local.encoders, self.encoders, self.config.m)  # eq. 8
+            ema_update(self.local.encoders, self.encoders, self.config.m)  # eq. 8
         self.enqueue()

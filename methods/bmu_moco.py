@@ -26,10 +26,10 @@ import copy
 from dataclasses import dataclass
 from typing import Literal
 
-from methods.backbone.clip import Clip
-from methods.base import Change, Task
-from methods.families.momentum import PAPER, SHAPES, MomentumRetriever, ReviewConfig
-from methods.layers.momentum import Encoders, Momentum, follow, review
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.base import Override, Task
+from ctvr.methods.families.momentum import PAPER, SHAPES, MomentumRetriever, ReviewConfig
+from ctvr.methods.layers.replay.momentum import Encoders, Momentum, ema_update, reverse_ema_update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +48,8 @@ class BMUMoCoConfig(ReviewConfig):
             raise ValueError("use_local and use_global are both false: no encoder makes keys. Set one to true.")
 
 
-def _row(bmu: bool, local: bool, global_: bool) -> Change:
-    return Change({"method.bmu": bmu, "method.use_local": local, "method.use_global": global_})
+def _row(bmu: bool, local: bool, global_: bool) -> Override:
+    return Override({"method.bmu": bmu, "method.use_local": local, "method.use_global": global_})
 
 
 class BMUMoCo(MomentumRetriever):
@@ -60,7 +60,7 @@ class BMUMoCo(MomentumRetriever):
         "paper": PAPER,
         "paper-text": {**PAPER, "method.text_pool": "avg"},
         "shapes": SHAPES,
-        "local": Change({"method.use_global": False}),  # the row `bmu_moco_local`
+        "local": Override({"method.use_global": False}),  # the row `bmu_moco_local`
         "table2-row1": _row(False, True, False),
         "table2-row2": _row(False, False, True),
         "table2-row3": _row(False, True, True),
@@ -95,11 +95,11 @@ class BMUMoCo(MomentumRetriever):
         )
         if is_reviewing:
             for momentum in self.momenta:  # eq. 12, then eq. 13
-                review(self.encoders, momentum.encoders, self.config.m_hat)
+                reverse_ema_update(self.encoders, momentum.encoders, self.config.m_hat)
         if self.config.order != "mom_first":
             self._follow(learned)
         self.enqueue()
 
     def _follow(self, encoders: Encoders) -> None:
         for momentum in self.momenta:  # eq. 8, eq. 14
-            follow(momentum.encoders, encoders, self.config.m)
+            ema_update(momentum.encoders, encoders, self.config.m)

@@ -5,7 +5,7 @@ arXiv:2109.04290. Equation numbers are the paper's. All of CLIP is fine-tuned wi
 
     e_F, e_E, e_A   aggregate the frames (three schemes); v_F = sum_i g_i e_i, v_E = e_E, v_A = e_A   (eqs. 2-10)
     s_F, s_E, s_A   caption, its nouns, its verbs, by one text tower (layers/sentences.py)            (eq. 1)
-    L = sum over the three of v2t + t2v, by cross-entropy or Dual Softmax (layers/dual_softmax.py)     (eqs. 11-18)
+    L = sum over the three of v2t + t2v, by cross-entropy or Dual Softmax (layers/losses/dual_softmax.py) (eqs. 11-18)
 
 A caption without nouns (or verbs) takes no part in that matching. The search uses v_F and s_F alone: table 7's
 fusion row is the full model's, so the tagger is needed in training only. The authors published the Dual Softmax
@@ -26,13 +26,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.backbone.clip import Clip
-from methods.base import Batch, Change, Method, ParamGroup, RowWise, unit
-from methods.layers.dual_softmax import Gain, Reduction, dual_softmax, revise
-from methods.layers.gather import gather, world_size
-from methods.layers.language.sentences import Keywords, MaskMode, Strategy, encoder
-from methods.layers.losses import contrastive
-from methods.layers.transfer import to_device
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.base import Batch, Method, Override, ParamGroup, SeparableEncoders, l2_normalize
+from ctvr.methods.layers.gather import gather, world_size
+from ctvr.methods.layers.language.sentences import Keywords, MaskMode, Strategy, encoder
+from ctvr.methods.layers.losses.contrastive import contrastive
+from ctvr.methods.layers.losses.dual_softmax import Gain, Reduction, dual_softmax, revise
+from ctvr.methods.layers.transfer import to_device
 
 STREAMS = ("sentence", "entity", "action")
 Stream = Literal["sentence", "entity", "action"]
@@ -159,27 +159,27 @@ class CAMoE(Method):
     """CLIP with fusion, entity and action experts on its frames."""
 
     Config = CAMoEConfig
-    trains_all = True
+    uses_all_parameters = True
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": ORIGINAL,
         "original": ORIGINAL,
-        "dsl": Change({"method.loss": "dual_softmax", "method.revise": True}),  # CAMoE+DSL of table 1; transductive
-        "dsl-loss": Change({"method.loss": "dual_softmax"}),  # its training alone
-        "single-task": Change({"method.tasks": "sentence"}),  # table 4
-        "mtac": Change({"method.streams": "whole"}),
-        "multi-gate": Change({"method.gates": "multi"}),
-        "rkw": Change({"method.sentences": "rkw"}),  # table 5
-        "akwe": Change({"method.sentences": "akwe"}),
+        "dsl": Override({"method.loss": "dual_softmax", "method.revise": True}),  # CAMoE+DSL of table 1; transductive
+        "dsl-loss": Override({"method.loss": "dual_softmax"}),  # its training alone
+        "single-task": Override({"method.tasks": "sentence"}),  # table 4
+        "mtac": Override({"method.streams": "whole"}),
+        "multi-gate": Override({"method.gates": "multi"}),
+        "rkw": Override({"method.sentences": "rkw"}),  # table 5
+        "akwe": Override({"method.sentences": "akwe"}),
         **{
-            scheme: Change.fromkeys(("method.fusion", "method.entity", "method.action", "method.gate"), scheme)
+            scheme: Override.fromkeys(("method.fusion", "method.entity", "method.action", "method.gate"), scheme)
             for scheme in ("mean", "se", "attention")
         },
-        "entity": Change({"method.search_with": "entity"}),  # table 7
-        "action": Change({"method.search_with": "action"}),
+        "entity": Override({"method.search_with": "entity"}),  # table 7
+        "action": Override({"method.search_with": "action"}),
         # With optim.lr_scale=50, as clip4clip's
         "shapes": {"method.lr": 4e-6, "method.lr_experts": 2e-5, "method.num_frames": 8},
     }
-    contrasts_batch = False  # three losses of its own
+    uses_in_batch_negatives = False  # three losses of its own
 
     def __init__(self, config: CAMoEConfig, backbone: Clip) -> None:
         super().__init__()
@@ -243,7 +243,7 @@ class CAMoE(Method):
         return {**experts, **gated}
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        return unit(self.views(frames)[self.config.search_with])
+        return l2_normalize(self.views(frames)[self.config.search_with])
 
     # ------------------------------------------------------------------------------------------- text
 
@@ -254,14 +254,14 @@ class CAMoE(Method):
         return self._parts(tokens, to_device(part, tokens.device))
 
     def _sentences(self, tokens: Tensor) -> Tensor:
-        return unit(self.backbone.text(tokens))
+        return l2_normalize(self.backbone.text(tokens))
 
     def _parts(self, tokens: Tensor, words: Tensor) -> Tensor:
         """Features (B, d) of the words that are marked (B, L) in captions (B, L)."""
-        return unit(self._encode_part(self.backbone.text, tokens, words))
+        return l2_normalize(self._encode_part(self.backbone.text, tokens, words))
 
-    def row_wise(self) -> RowWise | str:
-        return RowWise(self, ("_frames", "_sentences", "_parts"))
+    def separable_encoders(self) -> SeparableEncoders | str:
+        return SeparableEncoders(self, ("_frames", "_sentences", "_parts"))
 
     def texts(self, tokens: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """s_k (B, d) of unit length and which captions have a part k at all, (B,) bool on the CPU; eq. 1."""
@@ -284,11 +284,11 @@ class CAMoE(Method):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """One term for each matching: eq. 13's summands."""
         views, texts = self.views(batch.frames), self.texts(batch.tokens)
-        videos = gather(batch.videos)
+        videos = gather(batch.video_ids)
         self._share = world_size() / len(videos)  # of a row, in a mean over workers whose rows are not equally many
         terms = {}
         for name, (text, has_part) in texts.items():
-            queries, gallery = gather(text), gather(unit(views[name]))
+            queries, gallery = gather(text), gather(l2_normalize(views[name]))
             kept = to_device(gather(has_part.long()).nonzero()[:, 0], queries.device)  # on the CPU: no wait
             with torch.autocast(queries.device.type, enabled=False):
                 logits = self.scale().float() * queries[kept] @ gallery[kept].mT
@@ -302,7 +302,7 @@ class CAMoE(Method):
             return dual_softmax(logits, config.temperature, config.gain, config.reduction, same)
         return contrastive(logits, config.reduction, same) if len(logits) else logits.sum()
 
-    def monitored(self) -> dict[str, float | Tensor]:
+    def batch_metrics(self) -> dict[str, float | Tensor]:
         """Fig. 7, as a mean over the last batch: what each expert weighs, and in which matching if in several."""
         found: dict[str, float | Tensor] = {}
         for stream, gate in self.gates.items():
@@ -315,13 +315,13 @@ class CAMoE(Method):
     def scale(self) -> Tensor:
         return self.backbone.logit_scale.exp()
 
-    def calibrates(self) -> bool:
+    def normalizes_scores(self) -> bool:
         return self.config.revise
 
-    def calibrate(self, scores: Tensor) -> Tensor:
+    def normalize_scores(self, scores: Tensor) -> Tensor:
         return self._revised(scores, dim=0)
 
-    def calibrate_for_videos(self, scores: Tensor) -> Tensor:
+    def normalize_scores_v2t(self, scores: Tensor) -> Tensor:
         return self._revised(scores, dim=1)
 
     def _revised(self, scores: Tensor, dim: int) -> Tensor:

@@ -16,16 +16,16 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from methods.backbone.clip import Clip
-from methods.base import Batch, Change, Method, ParamGroup, Recipe, unit
-from methods.layers.frozen_parts import parts
-from methods.layers.gather import gather
-from methods.layers.missing_frames import without_missing
-from methods.layers.pooling import mean_pool
-from methods.layers.reducer_settings import ReducerName
-from methods.layers.reducers import plain_reducer
-from methods.layers.sequence_headers import FrameLSTM, FrameTransformer
-from methods.layers.temperature import ScaleConfig, bound_scale, set_scale
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.base import Batch, Method, Override, ParamGroup, Recipe, l2_normalize
+from ctvr.methods.layers.gather import gather
+from ctvr.methods.layers.missing_frames import without_missing
+from ctvr.methods.layers.parameter_groups import parts
+from ctvr.methods.layers.pooling import mean_pool
+from ctvr.methods.layers.reduction.config import ReducerName
+from ctvr.methods.layers.reduction.reducers import plain_reducer
+from ctvr.methods.layers.sequence_headers import FrameLSTM, FrameTransformer
+from ctvr.methods.layers.temperature import ScaleConfig, bound_scale, set_scale
 
 # The command of MSR-VTT; with the change seqLSTM or seqTransf that of the other two headers.
 ORIGINAL = Recipe(
@@ -55,8 +55,8 @@ ORIGINAL = Recipe(
         "optim.betas": ((0.9, 0.98), "main_task_retrieval.py: prep_optimizer"),
         "optim.eps": (1e-6, "main_task_retrieval.py: prep_optimizer"),
         "optim.weight_decay": (0.2, "main_task_retrieval.py: prep_optimizer"),
-        "optim.decay": ("no_bias", "main_task_retrieval.py: LayerNorm.weight occurs in no name"),
-        "optim.schedule": ("cosine_whole", "modules/optimization.py: warmup_cosine"),
+        "optim.decay_parameters": ("no_bias", "main_task_retrieval.py: LayerNorm.weight occurs in no name"),
+        "optim.schedule": ("cosine_uncorrected_warmup", "modules/optimization.py: warmup_cosine"),
         "optim.warmup": (0.1, "main_task_retrieval.py: --warmup_proportion"),
         "optim.warmup_from": ("zero", "modules/optimization.py: warmup_cosine"),
         "optim.grad_clip": (1.0, "main_task_retrieval.py: of all, then of each tensor"),
@@ -113,14 +113,14 @@ class Clip4Clip(Method):
     """CLIP whose frames are averaged, at will after they have looked at one another; fully fine-tuned."""
 
     Config = Clip4ClipConfig
-    any_tower, trains_all = True, True
-    accumulates = "features"
+    backbone_agnostic, uses_all_parameters = True, True
+    accumulation = "features"
     PRESETS = {
         "paper": {},
-        "released": {"method.loss_reduction": "sum", "optim.num_cycles": 1.0, "optim.decay": "all"},
+        "released": {"method.loss_reduction": "sum", "optim.num_cycles": 1.0, "optim.decay_parameters": "all"},
         "original": ORIGINAL,
-        "seqLSTM": Change({"method.frame_norm": "l2", "method.sim_header": "seqLSTM"}),
-        "seqTransf": Change({"method.frame_norm": "l2", "method.sim_header": "seqTransf"}),
+        "seqLSTM": Override({"method.frame_norm": "l2", "method.sim_header": "seqLSTM"}),
+        "seqTransf": Override({"method.frame_norm": "l2", "method.sim_header": "seqTransf"}),
         # with optim.lr_scale=50: 2e-4, which suits the small backbone, and 1e-3
         "shapes": {"method.lr": 4e-6, "method.lr_head": 2e-5},
     }
@@ -151,11 +151,11 @@ class Clip4Clip(Method):
         return groups
 
     @classmethod
-    def only_frames(cls, config: Clip4ClipConfig) -> int | None:
+    def required_num_frames(cls, config: Clip4ClipConfig) -> int | None:
         return config.num_frames if config.reducer == "tempme" else None
 
     @classmethod
-    def leaves_out_missing(cls, config: Clip4ClipConfig) -> bool:
+    def masks_missing_frames(cls, config: Clip4ClipConfig) -> bool:
         return config.mask_missing
 
     def encode_video(self, frames: Tensor) -> Tensor:
@@ -168,13 +168,13 @@ class Clip4Clip(Method):
         return mean_pool(features, self.config.frame_norm)
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
-        return unit(self.backbone.text(tokens))
+        return l2_normalize(self.backbone.text(tokens))
 
     def scale(self) -> Tensor:
         return self.backbone.logit_scale.exp()
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        videos = gather(batch.videos) if self.config.mask_same_video else None
+        videos = gather(batch.video_ids) if self.config.mask_same_video else None
         return {"contrastive": self.info_nce(batch, self.config.loss_reduction, videos)}
 
     def after_step(self) -> None:

@@ -26,10 +26,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from methods.backbone.clip import Attention, Clip, TokenState, VisionTower, record, through
-from methods.base import Batch, Change, Method, ParamGroup, Recipe, unit
-from methods.layers.global_tokens import attend, block_of_video
-from methods.layers.temperature import ScaleConfig, bound_scale, set_scale
+from ctvr.methods.backbone.clip import Attention, Clip, TokenState, VisionTower, record, run_block
+from ctvr.methods.base import Batch, Method, Override, ParamGroup, Recipe, l2_normalize
+from ctvr.methods.layers.global_tokens import attend, block_of_video
+from ctvr.methods.layers.temperature import ScaleConfig, bound_scale, set_scale
 
 # src/configs/msrvtt_retrieval/msrvtt_retrieval_vip_base_32.json, which starts from post-pre-trained weights
 _FILE = "msrvtt_retrieval_vip_base_32.json"
@@ -49,11 +49,11 @@ ORIGINAL = Recipe(
         "optim.betas": ((0.9, 0.98), f"{_FILE}: betas"),
         "optim.eps": (1e-6, "src/optimization/adamw.py"),
         "optim.weight_decay": (0.2, f"{_FILE}: weight_decay"),
-        "optim.decay": ("no_bias_or_scale", "src/optimization/utils.py: LayerNorm.weight occurs in no name"),
-        "optim.schedule": ("cosine_from_one", "src/optimization/sched.py; steps are counted from 1"),
+        "optim.decay_parameters": ("no_bias_or_scale", "src/optimization/utils.py: LayerNorm.weight occurs in no name"),
+        "optim.schedule": ("cosine_offset1", "src/optimization/sched.py; steps are counted from 1"),
         "optim.warmup": (0.01, f"{_FILE}: warmup_ratio"),
         "optim.warmup_from": ("first", "src/optimization/sched.py; steps are counted from 1"),
-        "optim.last_lr": (1e-8, "src/optimization/sched.py: where the curve ends in 0"),
+        "optim.final_lr": (1e-8, "src/optimization/sched.py: where the curve ends in 0"),
         "optim.grad_clip": (1.0, f"{_FILE}: grad_norm"),
         "optim.epochs": (100, f"{_FILE}: num_train_epochs"),
         "data.batch_size": (128, f"{_FILE}: train_batch_size 16, on 8 workers"),
@@ -136,7 +136,7 @@ class VideoProxies(nn.Module):
         state = record(TokenState(len(frames), num_frames, classes=1, protected=1 + len(self.proxies)))
         for layer, block in enumerate(tower.blocks):
             state.layer = layer
-            x = through(partial(self.block, block, num_frames), x, state)
+            x = run_block(partial(self.block, block, num_frames), x, state)
         return tower.read(x[:, 0])
 
     def _embed(self, tower: Any, frames: Tensor) -> Tensor:
@@ -162,16 +162,16 @@ class CLIPViP(Method):
     """CLIP with video proxies, all of it trained."""
 
     Config = CLIPViPConfig
-    accumulates, trains_all = "features", True
+    accumulation, uses_all_parameters = "features", True
     PRESETS = {
         "paper": {},
         "shapes": {
             "method.lr": 4e-6,
             "method.proxy_init": "copy_cls",
         },  # with optim.lr_scale=50, for the small backbone
-        "released": {"method.loss_reduction": "sum", "optim.num_cycles": 1.0, "optim.decay": "all"},
+        "released": {"method.loss_reduction": "sum", "optim.num_cycles": 1.0, "optim.decay_parameters": "all"},
         "original": ORIGINAL,
-        "close-to-clip": Change({"method.proxy_init": "copy_cls"}),
+        "close-to-clip": Override({"method.proxy_init": "copy_cls"}),
     }
 
     def __init__(self, config: CLIPViPConfig, backbone: Clip) -> None:
@@ -191,10 +191,10 @@ class CLIPViP(Method):
         return groups
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        return unit(self.video(self.backbone.vision, frames))
+        return l2_normalize(self.video(self.backbone.vision, frames))
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
-        return unit(self.backbone.text(tokens))
+        return l2_normalize(self.backbone.text(tokens))
 
     def scale(self) -> Tensor:
         return self.backbone.logit_scale.exp()

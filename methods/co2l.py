@@ -31,17 +31,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from methods.base import Batch, Frozen, Method, Recipe, Task, unit
-from methods.families.released_recipes import REPLAY_LEFT_OUT, sgd
-from methods.families.strategy import ReplayConfig, ReplayStrategy
-from methods.layers.distillation import EncodedOnce, RelationConfig, kept_across, kept_within
-from methods.layers.gather import gather
+from ctvr.methods.base import Batch, Frozen, Method, Recipe, Task, l2_normalize
+from ctvr.methods.families.released_recipes import REPLAY_LEFT_OUT, sgd
+from ctvr.methods.families.strategy import ReplayConfig, ReplayStrategy
+from ctvr.methods.layers.gather import gather
+from ctvr.methods.layers.losses.distillation import EncodedOnce, RelationConfig, kept_across, kept_within
 
 _UNIT = 0.07 / 0.5  # the released loss is that of this file, divided by it: the rate is divided, the decay multiplied
 ORIGINAL = Recipe(
     "chaht01/Co2L@3af7064",
     {
-        "method.memory": (200, "run.sh: --mem_size 200"),
+        "method.buffer_size": (200, "run.sh: --mem_size 200"),
         "method.weight": (_UNIT, "main.py: --distill_power 1.0 beside a loss times T / 0.07, T = 0.5"),
         "method.kappa": (0.2, "main.py: --current_temp"),
         "method.kappa_teacher": (0.01, "main.py: --past_temp"),
@@ -54,7 +54,7 @@ ORIGINAL = Recipe(
             momentum=(0.9, "main.py: --momentum"),
             weight_decay=(1e-4 * _UNIT, "main.py: --weight_decay 1e-4 of that loss"),
             name=("sgd", "util.py: set_optimizer"),
-            decay=("all", "util.py: set_optimizer"),
+            decay_parameters=("all", "util.py: set_optimizer"),
             grad_clip=(None, "main.py: there is none"),
             schedule=("cosine_by_epoch", "util.py: adjust_learning_rate, --cosine"),
             warmup=(0.1, "util.py: warmup_learning_rate, 10 epochs"),
@@ -117,7 +117,7 @@ class Co2L(ReplayStrategy):
         super().begin_task(task)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        rows = self.memory.draw(len(batch.videos))
+        rows = self.memory.sample(len(batch.video_ids))
         if self.teacher is None and not len(rows):
             return self.base.losses(batch)
         encoded = EncodedOnce(self.base, batch)
@@ -126,12 +126,12 @@ class Co2L(ReplayStrategy):
         if len(rows):
             groups.append(self.memory.batch(rows))
             student.append(self._features(groups[1]))
-            videos = [gather(group.videos) for group in groups]
+            videos = [gather(group.video_ids) for group in groups]
             terms["negatives"] = self.negatives(student[0], student[1], videos[0][:, None] == videos[1][None, :])
         if self.teacher is not None:
             taught = [
                 Features(
-                    gather(self.teacher("own_texts", group)),
+                    gather(self.teacher("encode_own_captions", group)),
                     gather(self.teacher("encode_video", group.frames)),
                 )
                 for group in groups
@@ -140,7 +140,7 @@ class Co2L(ReplayStrategy):
         return terms
 
     def _features(self, group: Batch) -> Features:
-        return Features(gather(self.base.own_texts(group)), gather(self.base.encode_video(group.frames)))
+        return Features(gather(self.base.encode_own_captions(group)), gather(self.base.encode_video(group.frames)))
 
     def negatives(self, anchors: Features, memory: Features, same: Tensor) -> Tensor:
         """What memory pairs (M, ...) add to the contrastive loss of the batch (B, ...).
@@ -194,6 +194,6 @@ def _all_similarities(method: Method, groups: Sequence[Features]) -> Tensor:
 def _vectors(groups: Sequence[Features]) -> list[Tensor]:
     """Unit vectors (G, d) of all captions and all videos; of several words or frames, of their mean."""
     return [
-        torch.cat([unit(x if x.ndim == 2 else x.float().mean(dim=1)) for x in modality])
+        torch.cat([l2_normalize(x if x.ndim == 2 else x.float().mean(dim=1)) for x in modality])
         for modality in zip(*groups, strict=True)
     ]

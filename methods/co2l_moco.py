@@ -17,12 +17,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from methods.base import Batch, Frozen, Method, Task
-from methods.families.momentum import PAPER, SHAPES_WRAPPED, MomentumRetriever
-from methods.families.strategy import ReplayConfig, ReplayStrategy, momentum_base
-from methods.layers.distillation import RelationConfig, kept_across, kept_within
-from methods.layers.gather import gather
-from methods.layers.queues import Pair
+from ctvr.methods.base import Batch, Frozen, Method, Task
+from ctvr.methods.families.momentum import PAPER, SHAPES_WRAPPED, MomentumRetriever
+from ctvr.methods.families.strategy import ReplayConfig, ReplayStrategy, momentum_base
+from ctvr.methods.layers.gather import gather
+from ctvr.methods.layers.losses.distillation import RelationConfig, kept_across, kept_within
+from ctvr.methods.layers.replay.queues import Pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Co2LMoCo(ReplayStrategy):
     """Learn the batch against memory pairs; keep how all of them relate."""
 
     Config = Co2LMoCoConfig
-    PRESETS = {"paper": {**PAPER, "method.memory": 10_000}, "shapes": SHAPES_WRAPPED}
+    PRESETS = {"paper": {**PAPER, "method.buffer_size": 10_000}, "shapes": SHAPES_WRAPPED}
     needs_momentum = True
     config: Co2LMoCoConfig
     base: MomentumRetriever
@@ -55,10 +55,10 @@ class Co2LMoCo(ReplayStrategy):
         super().begin_task(task)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        rows = self.memory.draw(len(batch.videos))
+        rows = self.memory.sample(len(batch.video_ids))
         groups = [batch, self.memory.batch(rows)] if len(rows) else [batch]
         keys = [self.base.keys(group) for group in groups]
-        videos = [gather(group.videos) for group in groups]
+        videos = [gather(group.video_ids) for group in groups]
         queries = [self.base.queries(batch)]
         extra = (keys[1], videos[1]) if len(rows) else ((), None)
         terms = {"contrastive": self.base.contrast(queries[0], keys[0], videos[0], *extra)}

@@ -25,20 +25,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from methods.base import Batch, Change, Method, Recipe
-from methods.families.momentum import PAPER
-from methods.families.released_recipes import REPLAY_LEFT_OUT, sgd
-from methods.families.strategy import ReplayConfig, ReplayStrategy
-from methods.layers.distillation import backbone_of
-from methods.layers.gather import gather
-from methods.layers.memory import Policy
+from ctvr.methods.base import Batch, Method, Override, Recipe
+from ctvr.methods.families.momentum import PAPER
+from ctvr.methods.families.released_recipes import REPLAY_LEFT_OUT, sgd
+from ctvr.methods.families.strategy import ReplayConfig, ReplayStrategy
+from ctvr.methods.layers.gather import gather
+from ctvr.methods.layers.losses.distillation import backbone_of
+from ctvr.methods.layers.replay.buffer import Policy
 
 # `der` on Split CIFAR-10 with 500 images
 ORIGINAL = Recipe(
     "aimagelab/mammoth@e75a491",
     {
-        "method.memory": (500, "utils/best_args.py: --buffer_size 500"),
-        "method.buffer": ("reservoir", "utils/buffer.py"),
+        "method.buffer_size": (500, "utils/best_args.py: --buffer_size 500"),
+        "method.buffer_policy": ("reservoir", "utils/buffer.py"),
         "method.alpha": (2 * 0.3 / 512, "utils/best_args.py: alpha 0.3 of a mean over numbers; features of 512"),
         "method.target": ("features", "models/der.py: the network's answers"),
         **sgd(0.03, 50, 32, "utils/best_args.py: der on seq-cifar10"),
@@ -71,8 +71,8 @@ class DER(ReplayStrategy):
         "original": ORIGINAL,
         "shapes": {"base.lr": 4e-6},  # with optim.lr_scale=50, for the small backbone
         # BMU-MoCo's competitor (NeurIPS 2022, table 1): around its momentum contrast, with its memory
-        "bmu-moco": Change({"method.base": "base_moco"}),
-        "bmu-moco-paper": {**PAPER, "method.base": "base_moco", "method.memory": 10_000},
+        "bmu-moco": Override({"method.base": "base_moco"}),
+        "bmu-moco-paper": {**PAPER, "method.base": "base_moco", "method.buffer_size": 10_000},
     }
     config: DERConfig
 
@@ -89,7 +89,7 @@ class DER(ReplayStrategy):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         terms = self.base.losses(batch)
         if self.config.alpha and len(self.memory):
-            terms["distillation"] = self.config.alpha * self.distil(self.memory.draw(len(batch.videos)))
+            terms["distillation"] = self.config.alpha * self.distil(self.memory.sample(len(batch.video_ids)))
         return terms
 
     def distil(self, rows: Tensor) -> Tensor:
@@ -107,6 +107,6 @@ class DER(ReplayStrategy):
 
     def _texts(self, batch: Batch) -> Tensor:
         """Features of captions, each for its own task; of words (B, N, d) with zero rows up to one length for all."""
-        texts = self.base.own_texts(batch).float()
+        texts = self.base.encode_own_captions(batch).float()
         missing = backbone_of(self.base).text.context_length - texts.shape[1] if texts.ndim == 3 else 0
         return F.pad(texts, (0, 0, 0, missing)) if missing else texts

@@ -33,12 +33,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from methods.backbone.clip import BlockSeams, Clip, TokenState, VisionTower, through
-from methods.backbone.quick_gelu import QuickGELU
-from methods.base import Change, Method, ParamGroup, Recipe, Task, unit
-from methods.families.adapted import PAPER
-from methods.layers.global_tokens import block_of_video
-from methods.layers.new_block import new_block, passed
+from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState, VisionTower, run_block
+from ctvr.methods.backbone.quick_gelu import QuickGELU
+from ctvr.methods.base import Method, Override, ParamGroup, Recipe, Task, l2_normalize
+from ctvr.methods.families.tempme_family import PAPER
+from ctvr.methods.layers.global_tokens import block_of_video
+from ctvr.methods.layers.transformer_block import new_block, passed
 
 # scripts/msrvtt.sh is of the transformer; the linear ones are of LSMDC and ActivityNet (VATEX: 5e-3)
 _SHARED = {
@@ -48,11 +48,11 @@ _SHARED = {
     "optim.betas": ((0.9, 0.98), "the optimizer of its training script"),
     "optim.eps": (1e-6, "the optimizer of its training script"),
     "optim.weight_decay": (0.2, "params.py: --weight_decay"),
-    "optim.decay": ("no_bias", "the groups of its training script: all but names with bias"),
+    "optim.decay_parameters": ("no_bias", "the groups of its training script: all but names with bias"),
     "optim.schedule": ("cosine", "its schedule, behind the warm-up"),
     "optim.warmup": (0.1, "its schedule: a tenth of the steps"),
     "optim.warmup_from": ("zero", "its schedule: the first step has 1e-8"),
-    "optim.last_lr": (1e-8, "its schedule: the least rate"),
+    "optim.final_lr": (1e-8, "its schedule: the least rate"),
     "optim.grad_clip": (1.0, "its training script, over all gradients"),
     "data.num_frames": (12, "scripts: --max_frames"),
     "data.sampling": ("random", "its data loader: one random frame of each segment in training, the middle at test"),
@@ -165,11 +165,11 @@ class DGL(Method):
     """Frozen CLIP with prompts that a whole video shares, and prompts of its frames."""
 
     Config = DGLConfig
-    trains_all = True
+    uses_all_parameters = True
     PRESETS = {
         "paper": {**PAPER, "method.lr": 1e-2},  # the training of TempMe's tables, at the release's rate
         "original": LINEAR,
-        "transformer": Change({"method.prompts": "transformer"}),  # the row `dgl_transformer`
+        "transformer": Override({"method.prompts": "transformer"}),  # the row `dgl_transformer`
         "transformer-paper": {**PAPER, "method.lr": 2e-3},
         "transformer-original": TRANSFORMER,
         "shapes": {"method.lr": 2e-4},  # with optim.lr_scale=50: 1e-2 and 2e-3, as released
@@ -177,7 +177,7 @@ class DGL(Method):
     }
 
     @classmethod
-    def only_frames(cls, config: DGLConfig) -> int | None:
+    def required_num_frames(cls, config: DGLConfig) -> int | None:
         return config.num_frames if config.prompts == "transformer" else None
 
     def __init__(self, config: DGLConfig, backbone: Clip) -> None:
@@ -206,7 +206,7 @@ class DGL(Method):
         return [ParamGroup(name="prompts", params=added, lr=self.config.lr)]
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        return unit(self.tower(self.backbone.vision, frames))
+        return l2_normalize(self.tower(self.backbone.vision, frames))
 
     def tower(self, tower: VisionTower, frames: Tensor) -> Tensor:
         """One joint embedding for each video: (B, T, 3, H, W) -> (B, d), not normalised."""
@@ -222,7 +222,7 @@ class DGL(Method):
             state.layer = layer
             if layer:
                 x = self.with_locals(x, local[layer].expand(shape))
-            x = through(partial(block_of_video, block, count, num_frames), x, state)
+            x = run_block(partial(block_of_video, block, count, num_frames), x, state)
         return self.read(tower, x[:, :count], x[:, count:].unflatten(1, (num_frames, -1))[:, :, 0])
 
     def with_locals(self, x: Tensor, local: Tensor) -> Tensor:
@@ -240,7 +240,7 @@ class DGL(Method):
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         text = self.source()[1][: len(self.backbone.text.blocks)]
-        return unit(self.backbone.text(tokens, [around_words(prompts) for prompts in text]))
+        return l2_normalize(self.backbone.text(tokens, [around_words(prompts) for prompts in text]))
 
     def scale(self) -> Tensor:
         return self.backbone.logit_scale.exp()

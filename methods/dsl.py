@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from methods.base import Batch, Change, Method
-from methods.families.strategy import Strategy
-from methods.layers.distillation import EncodedOnce
-from methods.layers.dual_softmax import Gain, Reduction, dual_softmax, revise
-from methods.layers.gather import gather
+from ctvr.methods.base import Batch, Method, Override
+from ctvr.methods.families.strategy import Strategy
+from ctvr.methods.layers.gather import gather
+from ctvr.methods.layers.losses.distillation import EncodedOnce
+from ctvr.methods.layers.losses.dual_softmax import Gain, Reduction, dual_softmax, revise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +50,8 @@ class DSL(Strategy):
     Config = DSLConfig
     PRESETS = {
         "paper": {},
-        "loss": Change({"method.search": False}),  # not transductive
-        "search": Change({"method.loss": False}),  # trained without it
+        "loss": Override({"method.search": False}),  # not transductive
+        "search": Override({"method.loss": False}),  # trained without it
         "shapes": {"base.lr": 4e-6},  # as clip4clip's
     }
     config: DSLConfig
@@ -63,7 +63,7 @@ class DSL(Strategy):
     @classmethod
     def check_base(cls, config: DSLConfig, base: type[Method], base_config: Any) -> None:
         super().check_base(config, base, base_config)
-        if config.loss and not base.contrasts_batch:
+        if config.loss and not base.uses_in_batch_negatives:
             raise ValueError(
                 "the strategy revises a contrastive loss over the pairs of a batch alone, which the retriever has not. "
                 "Write method.loss=false to revise the search, or name a retriever such as clip4clip."
@@ -95,18 +95,18 @@ class DSL(Strategy):
         terms["contrastive"] = self.config.weight * revised
         return terms
 
-    def calibrates(self) -> bool:
+    def normalizes_scores(self) -> bool:
         """The prior of a pair is a softmax over a complete row or column, so `search` needs the matrix."""
-        return self.config.search or self.base.calibrates()
+        return self.config.search or self.base.normalizes_scores()
 
-    def calibrate(self, scores: Tensor) -> Tensor:
-        scores = self.base.calibrate(scores)
+    def normalize_scores(self, scores: Tensor) -> Tensor:
+        scores = self.base.normalize_scores(scores)
         if not self.config.search:
             return scores
         return revise(self.base.scale().item() * scores, self.config.test_temperature)
 
-    def calibrate_for_videos(self, scores: Tensor) -> Tensor:
-        scores = self.base.calibrate_for_videos(scores)
+    def normalize_scores_v2t(self, scores: Tensor) -> Tensor:
+        scores = self.base.normalize_scores_v2t(scores)
         if not self.config.search:
             return scores
         return revise(self.base.scale().item() * scores, self.config.test_temperature, dim=1)

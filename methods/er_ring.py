@@ -16,19 +16,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from methods.base import Batch, Change, Method, Recipe
-from methods.families.momentum import PAPER
-from methods.families.released_recipes import REPLAY_LEFT_OUT, sgd
-from methods.families.strategy import ReplayConfig, ReplayStrategy
-from methods.layers.gather import uneven_rows, world_size
-from methods.layers.memory import join
+from ctvr.methods.base import Batch, Method, Override, Recipe
+from ctvr.methods.families.momentum import PAPER
+from ctvr.methods.families.released_recipes import REPLAY_LEFT_OUT, sgd
+from ctvr.methods.families.strategy import ReplayConfig, ReplayStrategy
+from ctvr.methods.layers.gather import uneven_rows, world_size
+from ctvr.methods.layers.replay.buffer import join
 
 # `er` on Split CIFAR-10 with 500 images: the code that DER's authors published
 ORIGINAL = Recipe(
     "aimagelab/mammoth@e75a491",
     {
-        "method.memory": (500, "utils/best_args.py: --buffer_size 500"),
-        "method.buffer": ("reservoir", "models/er.py, utils/buffer.py"),
+        "method.buffer_size": (500, "utils/best_args.py: --buffer_size 500"),
+        "method.buffer_policy": ("reservoir", "models/er.py, utils/buffer.py"),
         "method.ratio": (1.0, "utils/best_args.py: minibatch_size = batch_size = 32"),
         **sgd(0.1, 50, 32, "utils/best_args.py: er on seq-cifar10"),
     },
@@ -59,8 +59,8 @@ class ERRing(ReplayStrategy):
         "original": ORIGINAL,
         "shapes": {"base.lr": 4e-6},  # with optim.lr_scale=50, for the small backbone
         # BMU-MoCo's competitor (NeurIPS 2022, table 1): around its momentum contrast, with its memory
-        "bmu-moco": Change({"method.base": "base_moco"}),
-        "bmu-moco-paper": {**PAPER, "method.base": "base_moco", "method.memory": 10_000},
+        "bmu-moco": Override({"method.base": "base_moco"}),
+        "bmu-moco-paper": {**PAPER, "method.base": "base_moco", "method.buffer_size": 10_000},
     }
     config: ERRingConfig
 
@@ -68,15 +68,15 @@ class ERRing(ReplayStrategy):
         super().__init__(config, base, config.quota)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        sizes = self.replayed(len(batch.videos))
+        sizes = self.replayed(len(batch.video_ids))
         if not len(self.memory) or not sum(sizes):
             return self.base.losses(batch)
-        rows = self.memory.draw(sizes)
+        rows = self.memory.sample(sizes)
         if len(rows):
             both = join(batch, self.memory.batch(rows), self.index)
         else:  # of a step with fewer memory pairs than workers
-            both = replace(batch, tasks=torch.full((len(batch.videos),), self.index), pairs=None)
-        with uneven_rows([len(batch.videos) + size for size in sizes]):
+            both = replace(batch, task_ids=torch.full((len(batch.video_ids),), self.index), pair_ids=None)
+        with uneven_rows([len(batch.video_ids) + size for size in sizes]):
             return self.base.losses(both)
 
     def replayed(self, pairs: int) -> list[int]:

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from methods.base import Batch, Method, Task
-from methods.families.strategy import Strategy
-from methods.layers.losses import contrastive
+from ctvr.methods.base import Batch, Method, Task
+from ctvr.methods.families.strategy import Strategy
+from ctvr.methods.layers.losses.contrastive import contrastive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class EWC(Strategy):
     """Wrap a retriever; pull its weights back as strongly as former tasks were sensitive to them."""
 
     Config = EWCConfig
-    any_tower = True
+    backbone_agnostic = True
     # shapes: with optim.lr_scale=50, for the small backbone. R@1 on validation videos of shapes-5, seed 0: weight 100
     # 31.9, 1e4 and 1e6 30.6, fine-tuning alone 33.8: there, former tasks are best served by learning on.
     PRESETS = {"paper": {}, "shapes": {"method.weight": 100.0, "base.lr": 4e-6}}

@@ -25,18 +25,18 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from methods.backbone.clip import BlockSeams, Clip
-from methods.base import Batch, Method, ParamGroup, Task, unit
-from methods.families.framefusion_recipes import PRESETS
-from methods.layers.expert_usage import usage
-from methods.layers.experts import PLACES, TaskAwareExperts, check_top_k, expert_seams
-from methods.layers.former_videos import FormerVideos, encode_once
-from methods.layers.gather import gather
-from methods.layers.losses import contrastive, cross_task
-from methods.layers.pooling import mean_pool
-from methods.layers.reducer_settings import ReducerName
-from methods.layers.reducers import combine, plain_reducer
-from methods.layers.temporal import Direction, FFAInit, FrameFusion, fused_blocks, fusion_seams
+from ctvr.methods.backbone.clip import BlockSeams, Clip
+from ctvr.methods.base import Batch, Method, ParamGroup, Task, l2_normalize
+from ctvr.methods.families.framefusion_recipes import PRESETS
+from ctvr.methods.layers.expert_usage import usage
+from ctvr.methods.layers.experts import PLACES, TaskAwareExperts, check_top_k, expert_seams
+from ctvr.methods.layers.gather import gather
+from ctvr.methods.layers.losses.contrastive import contrastive, cross_task
+from ctvr.methods.layers.pooling import mean_pool
+from ctvr.methods.layers.reduction.config import ReducerName
+from ctvr.methods.layers.reduction.reducers import combine, plain_reducer
+from ctvr.methods.layers.replay.galleries import PastGallerySampler, encode_once
+from ctvr.methods.layers.temporal import Direction, FFAInit, FrameFusion, fused_blocks, fusion_seams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ class FrameFusionMoE(Method):
     """Frozen CLIP with FFA beside its spatial attention and TAME on q, k, v, out of its text tower."""
 
     Config = FrameFusionMoEConfig
-    accumulates, any_tower, trains_all = "features", True, True
+    accumulation, backbone_agnostic, uses_all_parameters = "features", True, True
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = PRESETS
     controls = ("framefusion_moe:train-references",)
     joins_tasks = True
@@ -119,7 +119,7 @@ class FrameFusionMoE(Method):
     train_features: Tensor  # (R, d), empty unless reference_source is `train`
 
     @classmethod
-    def reads_by_task(cls, config: FrameFusionMoEConfig) -> bool:
+    def is_task_conditioned(cls, config: FrameFusionMoEConfig) -> bool:
         return config.use_tame and config.use_prototypes
 
     @classmethod
@@ -127,26 +127,26 @@ class FrameFusionMoE(Method):
         return config.reference_source == "gallery" and config.beta > 0
 
     @classmethod
-    def only_frames(cls, config: FrameFusionMoEConfig) -> int | None:
+    def required_num_frames(cls, config: FrameFusionMoEConfig) -> int | None:
         return config.num_frames if config.reducer == "tempme" else None
 
     def __init__(self, config: FrameFusionMoEConfig, backbone: Clip) -> None:
         super().__init__()
         self.config, self.backbone = config, backbone
-        self.prompts_by_task = self.reads_by_task(config)
+        self.task_conditioned_text = self.is_task_conditioned(config)
         self.ffa = nn.ModuleDict({str(layer): self._make_ffa(layer) for layer in self._ffa_blocks()})
         self.reducer = plain_reducer(config.reducer, config.r, config.num_frames, backbone.vision)
         self._vision_seams()  # refuses a reducer that breaks the frames' alignment
         fused = self._ffa_blocks() or range(len(backbone.vision.blocks), 0)
         self.frozen_blocks = fused.start if config.reducer == "none" else 0
-        self.frozen_text = not config.use_tame
+        self.text_is_frozen = not config.use_tame
         depth = len(backbone.text.blocks) if config.use_tame else 0
         self.tame = nn.ModuleList(nn.ModuleDict({place: self._make_tame() for place in PLACES}) for _ in range(depth))
         self.prototypes = nn.ParameterList()  # p_t of eq. 4: one (D,) for each task of the stream
         self.register_buffer("train_features", torch.empty(0))
         self._task: Task | None = None
         self._galleries: dict[int, Tensor] = {}
-        self._former = FormerVideos(config.references == "all")
+        self._former = PastGallerySampler(config.references == "all")
 
     @property
     def _has_bypass(self) -> bool:
@@ -156,7 +156,7 @@ class FrameFusionMoE(Method):
     # ------------------------------------------------------------------------------------- the stream
 
     def begin_task(self, task: Task) -> None:
-        if self.prompts_by_task and not self.prototypes:
+        if self.task_conditioned_text and not self.prototypes:
             width = self.backbone.text.width
             self.prototypes.extend(torch.randn(width) * width**-0.5 for _ in range(task.num_tasks))
         if task.index or not self._has_bypass:
@@ -181,7 +181,7 @@ class FrameFusionMoE(Method):
             stored = [self.train_features] if self.train_features.numel() else []
             self.train_features = torch.cat([*stored, *encode_once(self.encode_video, loader)])
 
-    def remember(self, task: Task, gallery: Tensor) -> None:
+    def on_gallery_stored(self, task: Task, gallery: Tensor) -> None:
         self._galleries[task.index] = gallery.detach()
 
     def param_groups(self) -> list[ParamGroup]:
@@ -220,8 +220,8 @@ class FrameFusionMoE(Method):
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         """Unit features (B, d) of captions (B, L) that search the videos of `task`; None: the present task."""
         present = self._task.index if self._task is not None else 0
-        index = task if task is not None and self.prompts_by_task else present
-        return unit(self.backbone.text(tokens, self._text_seams(index)))
+        index = task if task is not None and self.task_conditioned_text else present
+        return l2_normalize(self.backbone.text(tokens, self._text_seams(index)))
 
     def scale(self) -> Tensor:
         own = self.backbone.logit_scale
@@ -241,7 +241,7 @@ class FrameFusionMoE(Method):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Eq. 9: (1 - beta) (L_v2t + L_t2v) / 2 + beta L_CT; task 1 has no L_CT."""
         config = self.config
-        queries, videos = gather(self.own_texts(batch)), gather(self.encode_video(batch.frames))
+        queries, videos = gather(self.encode_own_captions(batch)), gather(self.encode_video(batch.frames))
         index = 0 if self._task is None else self._task.index
         with torch.autocast(videos.device.type, enabled=False):
             scale = self.scale().float()
@@ -276,7 +276,7 @@ class FrameFusionMoE(Method):
         c, width = self.config, self.backbone.text.width
         return TaskAwareExperts(width, width, c.rank, c.lora_alpha / c.rank, c.dropout)  # alpha / r: lambda of eq. 6
 
-    def monitored(self) -> dict[str, float | Tensor]:
+    def batch_metrics(self) -> dict[str, float | Tensor]:
         """What each expert of TAME has counted in the last batch; of task 1 the first alone, where it has no router."""
         return usage(self.tame)
 

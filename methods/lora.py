@@ -2,13 +2,13 @@
 
     [q; k; v] = W y + b + B A y     in every block of both towers, A (r, D), B (3D, r) zero at first
 
-The retriever around it is methods/families/adapted.py. With reducer=tempme it is the row of that name;
+The retriever around it is methods/families/tempme_family.py. With reducer=tempme it is the row of that name;
 preset `tome` is the row "ToMe": every block merges r patches of each frame, between attention and MLP, by the
 similarity of their keys, and a merged token counts in attention for the patches it stands for (Bolya et al.,
 arXiv:2210.09461, section 3). It is TempMe's "+ImgMe" row (table 8). `reducer=tome_shared` is ours: one choice for
 all frames of a video, so that token i stays the same place in all. Preset `evit` is the row "EVIT": in blocks 3, 6, 9
-of 12 the class token keeps 70 % of the patches and the others become one (methods/layers/evit.py). Presets `sta`,
-`diffrate` and `testa` are the rows of these names (methods/layers/sta.py, diffrate.py, testa.py); the paper prints no
+of 12 the class token keeps 70 % of the patches and the others become one (layers/reduction/evit.py). Presets `sta`,
+`diffrate` and `testa` are the rows of these names (sta.py, diffrate.py, testa.py); the paper prints no
 rate for any of them, and the defaults are such that multiply-adds, and tokens where it has them, are those it prints.
 TESTA's 0.59 M parameters are LoRA on four more attentions, over time, and four gates.
 """
@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from methods.backbone.clip import Clip
-from methods.base import Change, Recipe
-from methods.families.adapted import PAPER, RELEASED, SHAPES, AdaptedClip, AdaptedConfig, JointLoRA
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.base import Override, Recipe
+from ctvr.methods.families.tempme_family import PAPER, RELEASED, SHAPES, AdaptedClip, AdaptedConfig, JointLoRA
 
 # ToMe has no training of its own: its README patches a trained ViT. LoRA at its start is CLIP as it was.
 TOME = Recipe(
@@ -52,19 +52,19 @@ class Lora(AdaptedClip):
     """Frozen CLIP with LoRA on the attention of both towers."""
 
     Config = LoraConfig
-    any_tower = True
+    backbone_agnostic = True
     PRESETS = {
         "paper": PAPER,
         "released": RELEASED,
         "shapes": SHAPES,
-        "tome": Change({"method.reducer": "tome"}),  # the row `tome`; r=None: the paper's 2 (ViT-B/32), 10 (B/16)
+        "tome": Override({"method.reducer": "tome"}),  # the row `tome`; r=None: the paper's 2 (ViT-B/32), 10 (B/16)
         "tome-original": TOME,
-        "evit": Change({"method.reducer": "evit"}),  # the rows `evit`, `sta`, `diffrate`, `testa`
-        "sta": Change({"method.reducer": "sta"}),
-        "diffrate": Change({"method.reducer": "diffrate"}),
+        "evit": Override({"method.reducer": "evit"}),  # the rows `evit`, `sta`, `diffrate`, `testa`
+        "sta": Override({"method.reducer": "sta"}),
+        "diffrate": Override({"method.reducer": "diffrate"}),
         # the first task searches rates that cost Table 1's 36.8 of a ViT-B/32 and 12 frames; nothing else learns
-        "diffrate-search": Change({"method.reducer": "diffrate", "method.search_macs": 3.07}),
-        "testa": Change({"method.reducer": "testa"}),
+        "diffrate-search": Override({"method.reducer": "diffrate", "method.search_macs": 3.07}),
+        "testa": Override({"method.reducer": "testa"}),
     }
 
     def __init__(self, config: LoraConfig, backbone: Clip) -> None:

@@ -23,18 +23,18 @@ from typing import Any
 
 from torch import Tensor
 
-from methods.base import Batch, Method, Recipe, RowWise
-from methods.families.released_recipes import REPLAY_LEFT_OUT, sgd
-from methods.families.strategy import ReplayConfig, ReplayStrategy
-from methods.layers.memory import Policy
-from methods.layers.mixing import MixingConfig, draw_share, mixed_captions, mixed_features
+from ctvr.methods.base import Batch, Method, Recipe, SeparableEncoders
+from ctvr.methods.families.released_recipes import REPLAY_LEFT_OUT, sgd
+from ctvr.methods.families.strategy import ReplayConfig, ReplayStrategy
+from ctvr.methods.layers.replay.buffer import Policy
+from ctvr.methods.layers.replay.mixup import MixingConfig, mixed_captions, mixed_features, sample_lambda
 
 _FILE = "configs/simsiam_c10.yaml"
 ORIGINAL = Recipe(
     "divyam3897/UCL@cfaa81d",
     {
-        "method.memory": (256, f"{_FILE}: buffer_size"),
-        "method.buffer": ("reservoir", "utils/buffer.py"),
+        "method.buffer_size": (256, f"{_FILE}: buffer_size"),
+        "method.buffer_policy": ("reservoir", "utils/buffer.py"),
         "method.alpha": (0.4, f"{_FILE}: alpha"),
         "method.mix_level": ("input", "models/mixup.py"),
         **sgd(
@@ -83,7 +83,7 @@ class LUMP(ReplayStrategy):
     @classmethod
     def check_base(cls, config: LUMPConfig, base: type[Method], base_config: Any) -> None:
         super().check_base(config, base, base_config)
-        if config.mix_level == "input" and base.reads_umt:
+        if config.mix_level == "input" and base.needs_umt:
             raise ValueError(
                 "captions are mixed as they enter CLIP's text tower, and the retriever reads them in its own way. "
                 "Write method.mix_level=feature."
@@ -92,32 +92,32 @@ class LUMP(ReplayStrategy):
     def __init__(self, config: LUMPConfig, base: Method) -> None:
         super().__init__(config, base)
 
-    def row_wise(self) -> RowWise | str:
+    def separable_encoders(self) -> SeparableEncoders | str:
         if self.config.mix_level == "input":
             return "with method.mix_level=input captions are mixed within the text tower, a whole batch at once"
-        return super().row_wise()
+        return super().separable_encoders()
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        rows = self.memory.draw(len(batch.videos))
+        rows = self.memory.sample(len(batch.video_ids))
         if not len(rows):
             return self.base.losses(batch)
-        memory = replace(self.memory.batch(rows), tasks=None)  # half a caption has no task of its own
-        return self.mixed(batch, memory, draw_share(self.config.alpha))
+        memory = replace(self.memory.batch(rows), task_ids=None)  # half a caption has no task of its own
+        return self.mixed(batch, memory, sample_lambda(self.config.alpha))
 
-    def mixed(self, batch: Batch, memory: Batch, share: float) -> dict[str, Tensor]:
-        """The retriever's losses of `share` of `batch` and the rest of `memory`, pair by pair.
+    def mixed(self, batch: Batch, memory: Batch, lam: float) -> dict[str, Tensor]:
+        """The retriever's losses of `lam` of `batch` and the rest of `memory`, pair by pair.
 
         Raises:
             ValueError: if the retriever lets nobody mix at `mix_level`.
         """
-        if share < 0.5:
-            batch, memory, share = memory, batch, 1 - share
+        if lam < 0.5:
+            batch, memory, lam = memory, batch, 1 - lam
         if self.config.mix_level == "input":
-            pixels = share * batch.frames + (1 - share) * memory.frames
-            with mixed_captions(self.base, batch.tokens, memory.tokens, share):
-                return self.base.losses(replace(batch, frames=pixels, plain_videos=None))
+            pixels = lam * batch.frames + (1 - lam) * memory.frames
+            with mixed_captions(self.base, batch.tokens, memory.tokens, lam):
+                return self.base.losses(replace(batch, frames=pixels, unaugmented_video_ids=None))
         with (
-            mixed_features(self.base, batch.frames, memory.frames, share, "encode_video"),
-            mixed_features(self.base, batch.tokens, memory.tokens, share, "encode_text"),
+            mixed_features(self.base, batch.frames, memory.frames, lam, "encode_video"),
+            mixed_features(self.base, batch.tokens, memory.tokens, lam, "encode_text"),
         ):
             return self.base.losses(batch)

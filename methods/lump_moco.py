@@ -19,14 +19,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from methods.base import Batch, Method, RowWise
-from methods.families.momentum import PAPER, SHAPES_WRAPPED, MomentumRetriever
-from methods.families.strategy import ReplayConfig, ReplayStrategy, momentum_base
-from methods.layers.gather import gather
-from methods.layers.memory import Policy
-from methods.layers.mixing import MixingConfig, draw_share, mix_features
-from methods.layers.momentum import Encoders
-from methods.layers.queues import Pair
+from ctvr.methods.base import Batch, Method, SeparableEncoders
+from ctvr.methods.families.momentum import PAPER, SHAPES_WRAPPED, MomentumRetriever
+from ctvr.methods.families.strategy import ReplayConfig, ReplayStrategy, momentum_base
+from ctvr.methods.layers.gather import gather
+from ctvr.methods.layers.replay.buffer import Policy
+from ctvr.methods.layers.replay.mixup import MixingConfig, mix_features, sample_lambda
+from ctvr.methods.layers.replay.momentum import Encoders
+from ctvr.methods.layers.replay.queues import Pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class LUMPMoCo(ReplayStrategy):
     """Learn between the present and the past."""
 
     Config = LUMPMoCoConfig
-    PRESETS = {"paper": {**PAPER, "method.memory": 10_000}, "shapes": SHAPES_WRAPPED}
+    PRESETS = {"paper": {**PAPER, "method.buffer_size": 10_000}, "shapes": SHAPES_WRAPPED}
     needs_momentum = True
     config: LUMPMoCoConfig
     base: MomentumRetriever
@@ -53,28 +53,28 @@ class LUMPMoCo(ReplayStrategy):
     def __init__(self, config: LUMPMoCoConfig, base: Method) -> None:
         super().__init__(config, momentum_base(base, "lump_moco"))
 
-    def row_wise(self) -> RowWise | str:
+    def separable_encoders(self) -> SeparableEncoders | str:
         if self.config.mix_level == "input":
             return "with method.mix_level=input captions are mixed within the text tower, a whole batch at once"
-        return super().row_wise()
+        return super().separable_encoders()
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        rows = self.memory.draw(len(batch.videos))
+        rows = self.memory.sample(len(batch.video_ids))
         if not len(rows):
             return super().losses(batch)
-        share = draw_share(self.config.alpha)
-        return {"contrastive": self.mixed_contrast(batch, self.memory.batch(rows), share)}
+        lam = sample_lambda(self.config.alpha)
+        return {"contrastive": self.mixed_contrast(batch, self.memory.batch(rows), lam)}
 
-    def mixed_contrast(self, batch: Batch, memory: Batch, share: float) -> Tensor:
-        """The momentum-contrast loss of `share` of `batch` and the rest of `memory`, pair by pair."""
-        queries = self._mix(self.base.encoders, batch, memory, share)
+    def mixed_contrast(self, batch: Batch, memory: Batch, lam: float) -> Tensor:
+        """The momentum-contrast loss of `lam` of `batch` and the rest of `memory`, pair by pair."""
+        queries = self._mix(self.base.encoders, batch, memory, lam)
         with torch.no_grad():
-            keys = [self._mix(momentum.encoders, batch, memory, share) for momentum in self.base.momenta]
-        return self.base.contrast(queries, keys, gather(batch.videos if share >= 0.5 else memory.videos))
+            keys = [self._mix(momentum.encoders, batch, memory, lam) for momentum in self.base.momenta]
+        return self.base.contrast(queries, keys, gather(batch.video_ids if lam >= 0.5 else memory.video_ids))
 
-    def _mix(self, encoders: Encoders, batch: Batch, memory: Batch, share: float) -> Pair:
+    def _mix(self, encoders: Encoders, batch: Batch, memory: Batch, lam: float) -> Pair:
         if self.config.mix_level == "input":
-            video = encoders.video(share * batch.frames + (1 - share) * memory.frames)
-            return Pair(gather(video), gather(encoders.mixed_text(batch.tokens, memory.tokens, share)))
+            video = encoders.video(lam * batch.frames + (1 - lam) * memory.frames)
+            return Pair(gather(video), gather(encoders.mixed_text(batch.tokens, memory.tokens, lam)))
         pairs = zip(encoders.pair(batch.frames, batch.tokens), encoders.pair(memory.frames, memory.tokens))
-        return Pair(*(mix_features(new, old, share) for new, old in pairs))
+        return Pair(*(mix_features(new, old, lam) for new, old in pairs))

@@ -22,12 +22,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from methods.base import Batch, Frozen, Method, Recipe, Task
-from methods.families.released_recipes import FIXED_SCALE, MTIL, MTIL_LEFT_OUT
-from methods.families.strategy import Strategy
-from methods.layers.distillation import EncodedOnce, frozen_start, symmetric_distillation
-from methods.layers.gather import gather
-from methods.layers.kept_videos import KeptVideos
+from ctvr.methods.base import Batch, Frozen, Method, Recipe, Task
+from ctvr.methods.families.released_recipes import FIXED_SCALE, MTIL, MTIL_LEFT_OUT
+from ctvr.methods.families.strategy import Strategy
+from ctvr.methods.layers.gather import gather
+from ctvr.methods.layers.losses.distillation import EncodedOnce, frozen_start, symmetric_distillation
+from ctvr.methods.layers.replay.cache import VideoFeatureCache
 
 ORIGINAL = Recipe(
     "Thunderbeee/ZSCL@b96e714",
@@ -72,7 +72,7 @@ class LwF(Strategy):
     """Wrap a retriever; hold it close to its former self."""
 
     Config = LwFConfig
-    any_tower = True
+    backbone_agnostic = True
     PRESETS = {
         "paper": {},
         # The weight is chosen on the validation videos of shapes-5 (R@1, two seeds): 1 and 0.3 28.1, 0.1 29.4,
@@ -90,10 +90,10 @@ class LwF(Strategy):
     def __init__(self, config: LwFConfig, base: Method) -> None:
         super().__init__(config, base)
         self.teacher: Frozen | None = None
-        self._taught = KeptVideos()  # videos by the teacher
+        self._taught = VideoFeatureCache()  # videos by the teacher
 
     def begin_task(self, task: Task) -> None:
-        self._taught = KeptVideos()
+        self._taught = VideoFeatureCache()
         if task.index > 0 and self.config.weight:
             self.teacher = Frozen(self.base)
         super().begin_task(task)

@@ -17,12 +17,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from methods.base import Batch, Frozen, Method, Task
-from methods.families.momentum import PAPER, SHAPES_WRAPPED, MomentumRetriever
-from methods.families.strategy import Strategy, momentum_base
-from methods.layers.gather import gather
-from methods.layers.losses import distillation
-from methods.layers.queues import Pair
+from ctvr.methods.base import Batch, Frozen, Method, Task
+from ctvr.methods.families.momentum import PAPER, SHAPES_WRAPPED, MomentumRetriever
+from ctvr.methods.families.strategy import Strategy, momentum_base
+from ctvr.methods.layers.gather import gather
+from ctvr.methods.layers.losses.contrastive import distillation
+from ctvr.methods.layers.replay.queues import Pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class LwFMoCo(Strategy):
         queries, keys = self.base.queries(batch), self.base.keys(batch)
         taught: Pair = self.teacher("pair", batch.frames, batch.tokens)
         return {
-            "contrastive": self.base.contrast(queries, keys, gather(batch.videos)),
+            "contrastive": self.base.contrast(queries, keys, gather(batch.video_ids)),
             "distillation": self.config.alpha * self.distil(queries, taught, keys[0]),
         }
 

@@ -32,12 +32,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.backbone.clip import Attended, BlockSeams, Clip, TokenState, passes_again
-from methods.base import Batch, Change, Method, ParamGroup, Recipe, RowWise, Task, unit
-from methods.families.released_recipes import MTIL, MTIL_LEFT_OUT
-from methods.layers.experts import Chosen, Router, check_top_k
-from methods.layers.gather import world_size
-from methods.layers.pooling import mean_pool
+from ctvr.methods.backbone.clip import AttentionTrace, BlockSeams, Clip, TokenState, is_recomputing
+from ctvr.methods.base import Batch, Method, Override, ParamGroup, Recipe, SeparableEncoders, Task, l2_normalize
+from ctvr.methods.families.released_recipes import MTIL, MTIL_LEFT_OUT
+from ctvr.methods.layers.experts import Router, RoutingRecorder, check_top_k
+from ctvr.methods.layers.gather import world_size
+from ctvr.methods.layers.pooling import mean_pool
 
 SCALE = 0.1  # of an expert's answer, in both codes
 _SCRIPT = "mtil/scripts/train/train_full_shot_router11_experts22_1000iters.sh"
@@ -97,7 +97,7 @@ class Expert(nn.Module):
         return SCALE * self.up(F.dropout(self.down(h).relu(), self.dropout, self.training))
 
 
-class Mixture(Chosen):
+class Mixture(RoutingRecorder):
     """The experts of one block and its routers, one for each task of the stream."""
 
     frozen: Tensor  # (E,) bool
@@ -130,7 +130,7 @@ class Mixture(Chosen):
     def gates(self, c: Tensor, task: int) -> Tensor:
         """(B, E) float32 of the token c (B, D): K non-zeros in each row, which sum to 1. Training counts them."""
         gates = self.routers[task](c)
-        if self.training and not passes_again():
+        if self.training and not is_recomputing():
             self.used += (gates > 0).sum(dim=0)
         return gates
 
@@ -188,7 +188,7 @@ class _Beside:
     def seams(self) -> BlockSeams:
         return BlockSeams(between=self.listen, after=self.add)
 
-    def listen(self, h: Tensor, attended: Attended, state: TokenState) -> Tensor:
+    def listen(self, h: Tensor, attended: AttentionTrace, state: TokenState) -> Tensor:
         gates = self.mixture.gates(self.token(h, state), self.task)  # (B, E)
         self.answer = self.mixture(h, gates)
         chosen = self.mixture.config.top_k * self.mixture.config.bottleneck
@@ -217,17 +217,17 @@ class MoEAdapter(Method):
         "paper": {},
         "shapes": {"method.lr": 2e-4},
         "original": ORIGINAL,
-        "caption-gate": Change({"method.text_gate": "eot"}),
+        "caption-gate": Override({"method.text_gate": "eot"}),
     }
 
     @classmethod
-    def reads_by_task(cls, config: MoEAdapterConfig) -> bool:
+    def is_task_conditioned(cls, config: MoEAdapterConfig) -> bool:
         return config.query_router == "block"
 
     def __init__(self, config: MoEAdapterConfig, backbone: Clip) -> None:
         super().__init__()
         self.config, self.backbone = config, backbone
-        self.prompts_by_task = self.reads_by_task(config)
+        self.task_conditioned_text = self.is_task_conditioned(config)
         self.vision = nn.ModuleList(Mixture(backbone.vision.width, config) for _ in backbone.vision.blocks)
         self.text = nn.ModuleList(Mixture(backbone.text.width, config) for _ in backbone.text.blocks)
         self._index = 0
@@ -259,7 +259,7 @@ class MoEAdapter(Method):
         """Unit features (B, d) of frames (B, T, 3, H, W), by the present task's router."""
         return self._video(frames, self._index)
 
-    def encode_video_of(self, frames: Tensor, task: int) -> Tensor:
+    def encode_video_for_task(self, frames: Tensor, task: int) -> Tensor:
         """The same; after joint training by the router of the task that the videos are of."""
         return self._video(frames, task if self.is_joint else self._index)
 
@@ -268,12 +268,12 @@ class MoEAdapter(Method):
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         """Unit features (B, d) of captions (B, L) that search the videos of `task`; None: the present task."""
-        index = task if task is not None and self.prompts_by_task else self._index
-        return unit(self.backbone.text(tokens, self._seams(self.text, index, self.config.text_gate)))
+        index = task if task is not None and self.task_conditioned_text else self._index
+        return l2_normalize(self.backbone.text(tokens, self._seams(self.text, index, self.config.text_gate)))
 
-    def row_wise(self) -> RowWise | str:
+    def separable_encoders(self) -> SeparableEncoders | str:
         """Experts count the videos and captions that choose them."""
-        return RowWise(self, counts=True)
+        return SeparableEncoders(self, is_stateful=True)
 
     def scale(self) -> Tensor:
         return self.backbone.logit_scale.exp()

@@ -31,12 +31,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from methods.backbone.clip import BlockSeams, Clip, TokenState
-from methods.base import Change, Method, ParamGroup, Recipe, unit
-from methods.families.adapted import PAPER
-from methods.layers.missing_frames import frames_there
-from methods.layers.mv_adapters import FACTOR, TextAdapter, Tying, VideoAdapter
-from methods.layers.within import within
+from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState
+from ctvr.methods.base import Method, Override, ParamGroup, Recipe, l2_normalize
+from ctvr.methods.families.tempme_family import PAPER
+from ctvr.methods.layers.captions import truncate
+from ctvr.methods.layers.missing_frames import frames_there
+from ctvr.methods.layers.mv_adapters import FACTOR, TextAdapter, Tying, VideoAdapter
 
 _CONFIG = "the configuration of MSRVTT"
 ORIGINAL = Recipe(
@@ -51,8 +51,8 @@ ORIGINAL = Recipe(
         "optim.betas": ((0.9, 0.98), "its optimizer"),
         "optim.eps": (1e-6, "its optimizer"),
         "optim.weight_decay": (0.2, "its groups"),
-        "optim.decay": ("no_bias", "its groups, of the adapters; biases of CLIP decay"),
-        "optim.schedule": ("cosine_whole", "its schedule, not begun anew behind the warm-up"),
+        "optim.decay_parameters": ("no_bias", "its groups, of the adapters; biases of CLIP decay"),
+        "optim.schedule": ("cosine_uncorrected_warmup", "its schedule, not begun anew behind the warm-up"),
         "optim.warmup": (0.1, "its schedule"),
         "optim.warmup_from": ("zero", "its schedule: the first step has rate 0"),
         "optim.grad_clip": (1.0, "of all, then of each tensor"),
@@ -106,16 +106,16 @@ class MVAdapter(Method):
     """Frozen CLIP but for its biases, with adapters that the towers' last blocks tie to each other."""
 
     Config = MVAdapterConfig
-    trains_all = True
+    uses_all_parameters = True
     PRESETS = {
         "paper": PAPER,  # the training of TempMe's tables
         "original": ORIGINAL,
         "shapes": {"method.lr": 2e-5, "method.lr_bias": 2e-6},  # with optim.lr_scale=50: 1e-3 and 1e-4
-        "down_in": Change({"method.tying": "down_in"}),
+        "down_in": Override({"method.tying": "down_in"}),
     }
 
     @classmethod
-    def leaves_out_missing(cls, config: MVAdapterConfig) -> bool:
+    def masks_missing_frames(cls, config: MVAdapterConfig) -> bool:
         return config.mask_missing
 
     def __init__(self, config: MVAdapterConfig, backbone: Clip) -> None:
@@ -153,8 +153,8 @@ class MVAdapter(Method):
             places = torch.arange(frames.shape[1], device=frames.device)
             there = places < frames_there(frames)[:, None]  # (B, T)
         seams = [BlockSeams(mlp=partial(self._video, adapter, there)) for adapter in self.video]
-        each = unit(self.backbone.vision(frames, seams))  # (B, T, d)
-        return unit(each.mean(dim=1) if there is None else (each * there[..., None]).sum(dim=1))
+        each = l2_normalize(self.backbone.vision(frames, seams))  # (B, T, d)
+        return l2_normalize(each.mean(dim=1) if there is None else (each * there[..., None]).sum(dim=1))
 
     def _video(self, adapter: Any, there: Tensor | None, y: Tensor, output: Tensor, state: TokenState) -> Tensor:
         shared = self._shared(state.layer, len(self.video))
@@ -164,7 +164,7 @@ class MVAdapter(Method):
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         seams = [BlockSeams(mlp=partial(self._text, adapter)) for adapter in self.text]
-        return unit(self.backbone.text(within(tokens, self.config.num_words), seams))
+        return l2_normalize(self.backbone.text(truncate(tokens, self.config.num_words), seams))
 
     def _text(self, adapter: Any, y: Tensor, output: Tensor, state: TokenState) -> Tensor:
         added: Tensor = adapter(output, self._shared(state.layer, len(self.text)))

@@ -25,10 +25,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.backbone.clip import BlockSeams, Clip, TokenState
-from methods.base import Batch, Method, ParamGroup, Recipe, unit
-from methods.families.adapted import PAPER
-from methods.layers.new_block import new_block, passed
+from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState
+from ctvr.methods.base import Batch, Method, ParamGroup, Recipe, l2_normalize
+from ctvr.methods.families.tempme_family import PAPER
+from ctvr.methods.layers.transformer_block import new_block, passed
 
 _COMMAND = "the documented command of HMDB51"
 ORIGINAL = Recipe(
@@ -45,7 +45,7 @@ ORIGINAL = Recipe(
         "optim.betas": ((0.9, 0.999), "torch's default"),
         "optim.eps": (1e-8, "torch's default"),
         "optim.weight_decay": (0.01, "torch's default"),
-        "optim.decay": ("all", "one group"),
+        "optim.decay_parameters": ("all", "one group"),
         "optim.grad_clip": (None, "there is none"),
         "optim.schedule": ("constant", "a cosine of 200,000 steps, of which 1,100 are taken"),
         "optim.warmup": (0.0, "there is none"),
@@ -90,7 +90,7 @@ class PLEVU(Method):
     """Frozen CLIP with learned vectors around the words and a small transformer over its frames."""
 
     Config = PLEVUConfig
-    accumulates, trains_all = "features", True
+    accumulation, uses_all_parameters = "features", True
     PRESETS = {
         "paper": {**PAPER, "method.lr": 1e-4},  # the training of TempMe's tables, at the release's rate
         "original": ORIGINAL,
@@ -115,7 +115,7 @@ class PLEVU(Method):
         return [ParamGroup(name="added", params=[p for p in added if p.numel()], lr=self.config.lr)]
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        return unit(self.over_frames(self.backbone.vision(frames)))
+        return l2_normalize(self.over_frames(self.backbone.vision(frames)))
 
     def over_frames(self, x: Tensor) -> Tensor:
         """Features of videos (B, d) of those of their frames (B, T, d), not normalised."""
@@ -131,7 +131,7 @@ class PLEVU(Method):
         seams[0] = BlockSeams(before=self.placed)
         last = partial(self.taken_back, tokens.shape[1])
         seams[-1] = BlockSeams(before=seams[-1].before, after=last)
-        return unit(text(tokens, seams))
+        return l2_normalize(text(tokens, seams))
 
     def placed(self, x: Tensor, state: TokenState) -> Tensor:
         """Embedded captions (B, L, E) with the vectors around their words, cut to the tower's places: (B, L', E)."""
@@ -168,7 +168,7 @@ class PLEVU(Method):
 
 
 def _last(state: TokenState) -> Tensor:
-    """Where captions end (B,); of mixed ones (layers/mixing.py) the longer one."""
+    """Where captions end (B,); of mixed ones (layers/replay/mixup.py) the longer one."""
     assert state.eot is not None
     other = getattr(state, "other_eot", None)
     return state.eot if other is None else torch.maximum(state.eot, other)

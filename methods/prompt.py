@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from methods.backbone.clip import BlockSeams, Clip
-from methods.families.adapted import PAPER, RELEASED, SHAPES, Adaptation, AdaptedClip, AdaptedConfig
-from methods.layers.deep_prompts import drop, insert
+from ctvr.methods.backbone.clip import BlockSeams, Clip
+from ctvr.methods.families.tempme_family import PAPER, RELEASED, SHAPES, Adaptation, AdaptedClip, AdaptedConfig
+from ctvr.methods.layers.deep_prompts import drop, insert
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 
-class Change(dict[str, Any]):
+class Override(dict[str, Any]):
     """A preset that changes some settings of a recipe, as an ablation does; it means nothing more than these values.
 
     Any other preset is a whole recipe: its values on the method's defaults and the stream's own settings. A run has one

@@ -30,21 +30,21 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from methods.backbone.clip import Clip, Seams
-from methods.base import Batch, Frozen, Method, ParamGroup, RowWise, Task, unit
-from methods.families.structalign_recipes import PRESETS
-from methods.layers.class_statistics import ClassStatistics, geometry
-from methods.layers.distillation import symmetric_distillation
-from methods.layers.etf import CategoryPrototypes, Head, make_head, misalignment
-from methods.layers.expert_usage import usage
-from methods.layers.experts import check_top_k
-from methods.layers.gather import gather
-from methods.layers.kept_videos import KeptVideos
-from methods.layers.losses import contrastive, distillation
-from methods.layers.reducer_settings import ReducerName
-from methods.layers.reducers import plain_reducer
-from methods.layers.structalign_adapters import TaskAwareAdapters, make_adapters
-from methods.layers.word_features import (
+from ctvr.methods.backbone.clip import Clip, Seams
+from ctvr.methods.base import Batch, Frozen, Method, ParamGroup, SeparableEncoders, Task, l2_normalize
+from ctvr.methods.families.structalign_recipes import PRESETS
+from ctvr.methods.layers.expert_usage import usage
+from ctvr.methods.layers.experts import check_top_k
+from ctvr.methods.layers.gather import gather
+from ctvr.methods.layers.losses.contrastive import contrastive, distillation
+from ctvr.methods.layers.losses.distillation import symmetric_distillation
+from ctvr.methods.layers.losses.etf import CategoryPrototypes, Head, make_head, misalignment
+from ctvr.methods.layers.reduction.config import ReducerName
+from ctvr.methods.layers.reduction.reducers import plain_reducer
+from ctvr.methods.layers.replay.cache import VideoFeatureCache
+from ctvr.methods.layers.replay.statistics import ClassStatistics, geometry
+from ctvr.methods.layers.structalign_adapters import TaskAwareAdapters, make_adapters
+from ctvr.methods.layers.word_features import (
     frame_word_similarity,
     is_word,
     mean_of,
@@ -117,20 +117,20 @@ class StructAlign(Method):
     """Frozen CLIP whose words and frames are aligned with one simplex of categories."""
 
     Config = StructAlignConfig
-    trains_all = True
+    uses_all_parameters = True
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = PRESETS
 
     @classmethod
-    def unfinished_score(cls, config: StructAlignConfig) -> str:
+    def score_caveat(cls, config: StructAlignConfig) -> str:
         final = config.score == "words"
         return "" if final else "score=fused is known for a whole gallery only. Write base.score=words"
 
     @classmethod
-    def reads_by_task(cls, config: StructAlignConfig) -> bool:
+    def is_task_conditioned(cls, config: StructAlignConfig) -> bool:
         return config.adapters == "task_aware"
 
     @classmethod
-    def only_frames(cls, config: StructAlignConfig) -> int | None:
+    def required_num_frames(cls, config: StructAlignConfig) -> int | None:
         return config.num_frames if config.reducer == "tempme" else None
 
     def __init__(self, config: StructAlignConfig, backbone: Clip) -> None:
@@ -141,7 +141,7 @@ class StructAlign(Method):
         reducer = plain_reducer(c.reducer, c.r, c.num_frames, backbone.vision)
         vision = (c.vision_rank, c.vision_alpha)
         self.adapters = make_adapters(c.adapters, backbone, text, vision, c.fusion_layers, reducer)
-        self.prompts_by_task, self.reads_pads = self.reads_by_task(config), config.pads_are_words
+        self.task_conditioned_text, self.attends_to_padding = self.is_task_conditioned(config), config.pads_are_words
         if isinstance(self.adapters, TaskAwareAdapters) and c.reducer == "none":
             self.frozen_blocks = self.adapters.first
         self.g_text, self.g_video = make_head(d, c.heads), make_head(d, c.heads)
@@ -150,7 +150,7 @@ class StructAlign(Method):
         self.teacher: Frozen | None = None
         self.index = 0
         self._weight = torch.tensor(c.lambda1)  # of the last L_ETF
-        self._geometry = torch.zeros(4)  # of the last batch, as `monitored` names it
+        self._geometry = torch.zeros(4)  # of the last batch, as `batch_metrics` names it
 
     # --------------------------------------------------------------------------------------- tasks
 
@@ -158,7 +158,7 @@ class StructAlign(Method):
         self.index = task.index
         if task.index > 0 and self.config.teacher == "previous":  # theta_{k-1} of eq. 16
             self.teacher = Frozen(self.adapters)
-        self._former_videos = KeptVideos()  # by theta_{k-1}, which a task does not change
+        self._former_videos = VideoFeatureCache()  # by theta_{k-1}, which a task does not change
         self.adapters.begin_task(task.index)
         self.prototypes.begin(task.name, task.categories, task.num_categories)
 
@@ -182,7 +182,7 @@ class StructAlign(Method):
         """Categories (B,), features (2, B, d) where pseudo features are drawn, and where all are aligned."""
         words = self._words(batch.tokens, self.adapters.text_seams(None)).float()
         frames = self._frames(batch.frames).float()
-        aligned = unit(torch.stack(self._aligned(words, frames, self.prototypes.of(batch.categories))))
+        aligned = l2_normalize(torch.stack(self._aligned(words, frames, self.prototypes.of(batch.categories))))
         if self.config.pseudo == "shared":
             return batch.categories, aligned, aligned
         is_unit = self.config.pseudo == "clip"
@@ -199,30 +199,34 @@ class StructAlign(Method):
         """Eqs. 4-5: (B, T, d), not normalised."""
         return self.backbone.vision(frames, self.adapters.vision_seams())
 
-    def row_wise(self) -> RowWise | str:
-        return RowWise(self, ("_words", "_frames", "encode_text"))
+    def separable_encoders(self) -> SeparableEncoders | str:
+        return SeparableEncoders(self, ("_words", "_frames", "encode_text"))
 
     def encode_video(self, frames: Tensor) -> Tensor:
         """Unit frame features, (B, T, 3, H, W) -> (B, T, d)."""
-        return unit(self._frames(frames))
+        return l2_normalize(self._frames(frames))
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         """Unit word features (B, L) -> (B, N, d) with zero rows as pads; `fused` puts the caption's own first."""
         seams = self.adapters.text_seams(self.index if task is None else task)
         words, caption = words_and_caption(self.backbone.text, tokens, seams, self.config.pads_are_words)
-        return torch.cat([unit(caption)[:, None], unit(words)], dim=1) if self.config.score == "fused" else unit(words)
+        return (
+            torch.cat([l2_normalize(caption)[:, None], l2_normalize(words)], dim=1)
+            if self.config.score == "fused"
+            else l2_normalize(words)
+        )
 
     def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
-        """Eq. 6: (Q, N, d) and (V, T, d) -> (Q, V). `fused`: (Q, V, 2), for `calibrate` to join."""
+        """Eq. 6: (Q, N, d) and (V, T, d) -> (Q, V). `fused`: (Q, V, 2), for `normalize_scores` to join."""
         if self.config.score == "words":
             return frame_word_similarity(queries, gallery)
         whole = queries[:, 0].float() @ mean_of(gallery.float()).mT
         return torch.stack([frame_word_similarity(queries[:, 1:], gallery), whole], dim=-1)
 
-    def calibrates(self) -> bool:
+    def normalizes_scores(self) -> bool:
         return self.config.score != "words"
 
-    def calibrate(self, scores: Tensor) -> Tensor:
+    def normalize_scores(self, scores: Tensor) -> Tensor:
         """`fused`: the mean of both columns' z-scores over a query's whole row, so over all stored videos."""
         return scores if self.config.score == "words" else mean_z_score(scores)
 
@@ -238,7 +242,9 @@ class StructAlign(Method):
         return similarity * self.scale() / (len(similarity) ** 0.5 if self.config.divide_by_batch else 1.0)
 
     def _features(self, batch: Batch) -> Features:
-        words = self.own_texts(batch, lambda x, task=self.index: self._words(x, self.adapters.text_seams(task)))
+        words = self.encode_own_captions(
+            batch, lambda x, task=self.index: self._words(x, self.adapters.text_seams(task))
+        )
         return gather(words), gather(self._frames(batch.frames))
 
     def logits(self, batch: Batch) -> Tensor:
@@ -281,7 +287,9 @@ class StructAlign(Method):
         former = None if self.teacher is None else self.teacher.module
         seams = (lambda _: None) if former is None else former.text_seams
         with torch.no_grad():
-            words = self.own_texts(batch, lambda x, task=self.index: self._words(x, seams(min(task, self.index - 1))))
+            words = self.encode_own_captions(
+                batch, lambda x, task=self.index: self._words(x, seams(min(task, self.index - 1)))
+            )
             encode = partial(self.backbone.vision, seams=former and former.vision_seams())
             return frame_word_similarity(gather(words), gather(self._former_videos.of(batch, encode)))
 
@@ -316,7 +324,7 @@ class StructAlign(Method):
         videos = torch.cat([mean_of(frames), video])
         return contrastive(self.scale() * texts @ videos.mT, "sum")
 
-    def diagnostics(self) -> dict[str, float]:
+    def task_metrics(self) -> dict[str, float]:
         """After a task: (P1)-(P3) of section 4.1 over the categories so far, and the last weight of L_ETF."""
         return {"etf_weight": float(self._weight), **self.statistics.geometry()}
 
@@ -324,11 +332,11 @@ class StructAlign(Method):
         """Fig. 7: cosines among prototypes P* and among centred means of texts and videos (eq. 9), (n, n) each."""
         if len(self.statistics) < 2:
             return {}
-        p = self.prototypes.reference[self.prototypes.rows(self.statistics.categories)]
+        p = self.prototypes.reference[self.prototypes.indices(self.statistics.categories)]
         text, video = self.statistics.similarities()
         return {"ideal prototypes": p @ p.mT, "mean texts": text, "mean videos": video}
 
-    def monitored(self) -> dict[str, float | Tensor]:
+    def batch_metrics(self) -> dict[str, float | Tensor]:
         """Of texts and videos aligned in the last batch: eq. 22, as fig. 8 has it over training; |epsilon| of eq. 9.
 
         And what each expert of its text adapters has counted.

@@ -8,7 +8,7 @@ Progressive multi-granularity merging in the video tower (section 3.2, figure 3)
 
     12 frames, ViT-B/32: 12 x 50 tokens -> 12 x 34 after 8 ImgMe blocks -> 6 x 44 -> 3 x 56 -> 1 x 107 -> 1 x 97
 
-The steps themselves are methods/layers/reducers.py and merge.py, what surrounds them methods/families/adapted.py. Where
+The steps are layers/reduction/reducers.py and merge.py, what surrounds them families/tempme_family.py. Where
 the paper is silent the released code decides: class tokens stay apart and all T of them are read and averaged; merged
 tokens are averages weighted by size; matching looks at the stream before positions are added; blocks after the
 first ClipMe that join nothing merge within clips. Presets name the ablations of tables 8 to 10 and 15.
@@ -19,9 +19,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from methods.backbone.clip import Clip
-from methods.base import Change, ParamGroup
-from methods.families.adapted import PAPER, RELEASED, SHAPES, Adaptation, AdaptedClip, AdaptedConfig, JointLoRA
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.base import Override, ParamGroup
+from ctvr.methods.families.tempme_family import (
+    PAPER,
+    RELEASED,
+    SHAPES,
+    Adaptation,
+    AdaptedClip,
+    AdaptedConfig,
+    JointLoRA,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,17 +63,17 @@ class TempMe(AdaptedClip):
         "paper-b16": {**PAPER, **_B16},
         "paper-actnet": {**PAPER, **_64_FRAMES},
         "released": {**RELEASED, "method.positions": "merging"},
-        "full": Change({"method.adaptation": "full", "method.lr": 1e-4}),
-        "temporal-only": Change({"method.r": 0, "method.keep_cross": 100, "method.keep_intra": 100}),
-        "reduction-only": Change({"method.join_clips": False}),
-        "no-positions": Change({"method.positions": "none"}),
-        "a1-two-steps": Change({"method.clip_blocks": (8, 9), "method.clip_groups": (3, 4)}),
-        "a1-one-step": Change({"method.clip_blocks": (8,), "method.clip_groups": (12,)}),
-        "a2-three-clips": Change({"method.clip_blocks": (8, 9), "method.clip_groups": (2, 2)}),
-        "a2-four-clips": Change({"method.clip_blocks": (8,), "method.clip_groups": (3,)}),
-        "a3-7-9-11": Change({"method.clip_blocks": (6, 8, 10), "method.clip_groups": (2, 2, 3)}),
-        "a3-4-7-10": Change({"method.clip_blocks": (3, 6, 9), "method.clip_groups": (2, 2, 3)}),
-        "a3-1-5-9": Change({"method.clip_blocks": (0, 4, 8), "method.clip_groups": (2, 2, 3)}),
+        "full": Override({"method.adaptation": "full", "method.lr": 1e-4}),
+        "temporal-only": Override({"method.r": 0, "method.keep_cross": 100, "method.keep_intra": 100}),
+        "reduction-only": Override({"method.join_clips": False}),
+        "no-positions": Override({"method.positions": "none"}),
+        "a1-two-steps": Override({"method.clip_blocks": (8, 9), "method.clip_groups": (3, 4)}),
+        "a1-one-step": Override({"method.clip_blocks": (8,), "method.clip_groups": (12,)}),
+        "a2-three-clips": Override({"method.clip_blocks": (8, 9), "method.clip_groups": (2, 2)}),
+        "a2-four-clips": Override({"method.clip_blocks": (8,), "method.clip_groups": (3,)}),
+        "a3-7-9-11": Override({"method.clip_blocks": (6, 8, 10), "method.clip_groups": (2, 2, 3)}),
+        "a3-4-7-10": Override({"method.clip_blocks": (3, 6, 9), "method.clip_groups": (2, 2, 3)}),
+        "a3-1-5-9": Override({"method.clip_blocks": (0, 4, 8), "method.clip_groups": (2, 2, 3)}),
     }
 
     def __init__(self, config: TempMeConfig, backbone: Clip) -> None:

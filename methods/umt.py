@@ -2,7 +2,7 @@
 
 Li et al., "Unmasked Teacher: Towards Training-Efficient Video Foundation Models", arXiv:2303.16058, as its authors'
 code fine-tunes it for retrieval; UMT and UMT4Clip of TempMe (arXiv:2409.01156, table 6). The towers are
-methods/backbone/umt.py and bert.py, the losses methods/layers/matching.py:
+methods/backbone/umt.py and bert.py, the losses methods/layers/losses/matching.py:
 
     s = mean over frames of cos(W_v pooled_t, W_t [CLS]);  loss = VTC(s / temp) + VTM, temp learns within [0.001, 0.5]
     a caption's `rerank` best videos by s are ordered by logit 1 of the head on the fused [CLS]; all others are -100
@@ -31,14 +31,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from methods.backbone.clip import Clip
-from methods.backbone.umt import Umt, like
-from methods.base import Batch, Change, Method, ParamGroup, Recipe, Task, unit
-from methods.layers.gather import gather
-from methods.layers.matching import matching, negative_weights, shared_contrastive
-from methods.layers.reducers import plain_reducer
-from methods.layers.transfer import to_device
-from methods.layers.within import within
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.backbone.umt import Umt, like
+from ctvr.methods.base import Batch, Method, Override, ParamGroup, Recipe, Task, l2_normalize
+from ctvr.methods.layers.captions import truncate
+from ctvr.methods.layers.gather import gather
+from ctvr.methods.layers.losses.matching import matching, negative_weights, shared_contrastive
+from ctvr.methods.layers.reduction.reducers import plain_reducer
+from ctvr.methods.layers.transfer import to_device
 
 _RETRIEVAL = "recipe file of MSR-VTT (9k), B/16-25M"
 OUT = -100.0  # the score of a pair that is not among the best
@@ -66,7 +66,10 @@ def original(lr: float, epochs: int, warmup: float, words: dict[str, tuple[int, 
             "optim.betas": ((0.9, 0.999), config),
             "optim.eps": (1e-8, "torch's default"),
             "optim.weight_decay": (0.02, config),
-            "optim.decay": ("no_vectors", "optimizer.py: vectors and biases do not decay, the temperature does"),
+            "optim.decay_parameters": (
+                "no_vectors",
+                "optimizer.py: vectors and biases do not decay, the temperature does",
+            ),
             "optim.grad_clip": (None, config),
             "optim.epochs": (epochs, config),
             "optim.warmup": (warmup, f"{config}: one epoch"),
@@ -115,16 +118,16 @@ class UMT(Method):
     """Two towers whose best pairs a third part reads together; all of it trained."""
 
     Config = UmtConfig
-    any_tower, reads_umt, trains_all = True, True, True
-    accumulates = "features"
+    backbone_agnostic, needs_umt, uses_all_parameters = True, True, True
+    accumulation = "features"
     PRESETS = {
         "paper": PAPER,
         "original": original(
             1e-5, 10, 0.1, {"method.num_words": (32, _RETRIEVAL), "method.rerank": (128, _RETRIEVAL)}, _RETRIEVAL
         ),
         "shapes": {"method.lr": 2e-5},  # with optim.lr_scale=50: 1e-3, which suits the small backbone
-        "umt4clip": Change({"method.attends": "frame"}),
-        "umt4clip-tempme": Change({"method.attends": "frame", "method.reducer": "tempme"}),
+        "umt4clip": Override({"method.attends": "frame"}),
+        "umt4clip-tempme": Override({"method.attends": "frame", "method.reducer": "tempme"}),
     }
 
     def __init__(self, config: UmtConfig, backbone: Clip) -> None:
@@ -141,11 +144,11 @@ class UMT(Method):
         self.seed = 0  # of the next wrong pairs: the same on all workers, and on a run that goes on
 
     @classmethod
-    def only_frames(cls, config: UmtConfig) -> int | None:
+    def required_num_frames(cls, config: UmtConfig) -> int | None:
         return config.num_frames if config.reducer == "tempme" else None
 
     @classmethod
-    def unfinished_score(cls, config: UmtConfig) -> str:
+    def score_caveat(cls, config: UmtConfig) -> str:
         if not config.rerank:
             return ""
         return "umt orders the best pairs of a complete matrix by another score. Write base.rerank=0"
@@ -160,16 +163,16 @@ class UMT(Method):
     def encode_video(self, frames: Tensor) -> Tensor:
         """The mean of the frames' unit vectors, then all tokens: (B, T, 3, H, W) -> (B, 1 + N, max(d, E))."""
         tokens, pooled, _ = self.backbone.vision.tokens(frames, self.reducer.seams())
-        mean = unit(self.backbone.vision.proj(pooled)).mean(dim=1, keepdim=True)
+        mean = l2_normalize(self.backbone.vision.proj(pooled)).mean(dim=1, keepdim=True)
         return _stacked(mean, tokens)
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         """The unit vector of [CLS], then all words and whether there is one: (B, L) -> (B, 1 + L, max(d, D + 1))."""
         most = min(self.config.num_words, self.backbone.text.bert.context_length)
-        ids = self.backbone.text.without_end(within(tokens, most + 1))[:, :most]
+        ids = self.backbone.text.without_end(truncate(tokens, most + 1))[:, :most]
         ids = F.pad(ids, (0, most - ids.shape[1]))
         words, feature = self.backbone.text.read(ids)
-        return _stacked(unit(feature)[:, None], torch.cat([words, (ids != 0)[..., None].to(words)], dim=-1))
+        return _stacked(l2_normalize(feature)[:, None], torch.cat([words, (ids != 0)[..., None].to(words)], dim=-1))
 
     def _cosines(self, queries: Tensor, gallery: Tensor) -> Tensor:
         width = self.backbone.vision.embed_dim
@@ -191,13 +194,13 @@ class UMT(Method):
             logits.append(self.backbone.match(words, there, self.backbone.text.bert.memory(video))[:, 1])
         return torch.stack([similar, torch.stack(logits, dim=1).to(similar)], dim=-1)
 
-    def calibrates(self) -> bool:
+    def normalizes_scores(self) -> bool:
         return self.config.rerank > 0
 
-    def calibrate(self, scores: Tensor) -> Tensor:
+    def normalize_scores(self, scores: Tensor) -> Tensor:
         return self._best(scores, 1)
 
-    def calibrate_for_videos(self, scores: Tensor) -> Tensor:
+    def normalize_scores_v2t(self, scores: Tensor) -> Tensor:
         return self._best(scores, 0)
 
     def _best(self, scores: Tensor, dim: int) -> Tensor:
@@ -220,8 +223,8 @@ class UMT(Method):
             return self.scale().float() * self._cosines(queries.float(), videos.float())
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        queries, videos = gather(self.own_texts(batch)), gather(self.encode_video(batch.frames))
-        numbers = gather(batch.videos)
+        queries, videos = gather(self.encode_own_captions(batch)), gather(self.encode_video(batch.frames))
+        numbers = gather(batch.video_ids)
         similar = self._compared(queries, videos)
         terms = {"contrastive": shared_contrastive(similar, numbers)}
         hard = self.config.hard_negatives

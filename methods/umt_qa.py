@@ -1,7 +1,7 @@
 """UMT for questions about a video: a small decoder writes an answer, by which a list of answers is ranked.
 
 Li et al., arXiv:2303.16058, as its authors' code answers MSRVTT-QA; the three rows of TempMe's table 7
-(arXiv:2409.01156). The towers are methods/backbone/umt.py and bert.py, decoder and ranking methods/backbone/answers.py:
+(arXiv:2409.01156). The towers are backbone/umt.py and bert.py, decoder and ranking backbone/answer_decoder.py:
 
     Q = BERT(question; E)  through text and fusion layers, E the tokens of the video
     loss = (sum over the pieces of each answer of cross-entropy) / questions
@@ -25,13 +25,19 @@ from typing import Literal
 
 from torch import Tensor
 
-from methods.backbone.answers import AnswerDecoder, answer_losses, answering_loss, question_states, rank_answers
-from methods.backbone.clip import Clip
-from methods.backbone.umt import OF_RETRIEVAL, Umt, like
-from methods.base import Batch, Change, Method, ParamGroup
-from methods.layers.reducers import plain_reducer
-from methods.layers.within import within
-from methods.umt import original
+from ctvr.methods.backbone.answer_decoder import (
+    AnswerDecoder,
+    answer_losses,
+    answering_loss,
+    question_states,
+    rank_answers,
+)
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.backbone.umt import OF_RETRIEVAL, Umt, like
+from ctvr.methods.base import Batch, Method, Override, ParamGroup
+from ctvr.methods.layers.captions import truncate
+from ctvr.methods.layers.reduction.reducers import plain_reducer
+from ctvr.methods.umt import original
 
 _QUESTIONS = "recipe file of MSRVTT-QA, B/16-17M"
 # the recipe of MSRVTT-QA (the 17M file: that of 25M has the settings of L/16)
@@ -82,8 +88,8 @@ class UmtQA(Method):
 
     Config = UmtQAConfig
     domain = "questions"
-    any_tower, reads_umt, contrasts_batch = True, True, False
-    accumulates = "pairs"
+    backbone_agnostic, needs_umt, uses_in_batch_negatives = True, True, False
+    accumulation = "pairs"
     PRESETS = {
         "paper": PAPER,
         "original": original(
@@ -98,8 +104,8 @@ class UmtQA(Method):
             _QUESTIONS,
         ),
         "shapes": {"method.lr": 2e-5},  # with optim.lr_scale=20: 4e-4, which suits the small backbone
-        "umt4clip": Change({"method.attends": "frame"}),
-        "umt4clip-tempme": Change({"method.attends": "frame", "method.reducer": "tempme"}),
+        "umt4clip": Override({"method.attends": "frame"}),
+        "umt4clip-tempme": Override({"method.attends": "frame", "method.reducer": "tempme"}),
     }
 
     def __init__(self, config: UmtQAConfig, backbone: Clip) -> None:
@@ -127,7 +133,7 @@ class UmtQA(Method):
         self.reducer = plain_reducer(config.reducer, config.r, config.num_frames, self.backbone.vision)
 
     @classmethod
-    def only_frames(cls, config: UmtQAConfig) -> int | None:
+    def required_num_frames(cls, config: UmtQAConfig) -> int | None:
         return config.num_frames if config.reducer == "tempme" else None
 
     def param_groups(self) -> list[ParamGroup]:
@@ -142,7 +148,7 @@ class UmtQA(Method):
     def _states(self, questions: Tensor, videos: Tensor) -> tuple[Tensor, Tensor]:
         """States (B, L, D) of questions (B, L'), each with its video's tokens, and 1 where there is a word (B, L)."""
         most = min(self.config.num_words, self.backbone.text.bert.context_length)
-        ids = self.backbone.text.without_end(within(questions, most + 1))[:, :most]
+        ids = self.backbone.text.without_end(truncate(questions, most + 1))[:, :most]
         return question_states(self.backbone, ids, videos), (ids != 0).long()
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:

@@ -24,11 +24,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from methods.base import Batch, Change, Method, ParamGroup, Task
-from methods.families.strategy import Strategy
-from methods.layers.by_task import by_task, scores_by_task
-from methods.layers.gather import gather, world_size
-from methods.layers.losses import contrastive
+from ctvr.methods.base import Batch, Method, Override, ParamGroup, Task
+from ctvr.methods.families.strategy import Strategy
+from ctvr.methods.layers.gather import gather, world_size
+from ctvr.methods.layers.losses.contrastive import contrastive
+from ctvr.methods.layers.task_captions import by_task, scores_by_task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +46,13 @@ class UpperBound(Strategy):
     PRESETS = {
         "paper": {},
         "shapes": {"base.lr": 4e-6},  # as clip4clip's
-        "framefusion": Change({"method.base": "framefusion_moe"}),
-        "moe": Change({"method.base": "moe_adapter"}),
+        "framefusion": Override({"method.base": "framefusion_moe"}),
+        "moe": Override({"method.base": "moe_adapter"}),
     }
 
     @classmethod
     def check_base(cls, config: UpperBoundConfig, base: type[Method], base_config: Any) -> None:
-        if base.reads_by_task(base_config) and not base.joins_tasks:
+        if base.is_task_conditioned(base_config) and not base.joins_tasks:
             raise ValueError(
                 "it reads captions by the task that they search and does not train the parameters of several tasks "
                 "together (joins_tasks). Write method.base=clip4clip."
@@ -68,8 +68,10 @@ class UpperBound(Strategy):
         self.trains_on, self.reencodes_gallery = "seen", True
         self._constructed = partial(copy.deepcopy, copy.deepcopy(base))  # as no task has changed it: no experts yet
         self._is_idle = False
-        self._is_joint = base.prompts_by_task  # it keeps parameters for each task
-        self.trains_all = not self._is_joint  # a batch may lack a task, whose own parameters then have no gradient
+        self._is_joint = base.task_conditioned_text  # it keeps parameters for each task
+        self.uses_all_parameters = (
+            not self._is_joint
+        )  # a batch may lack a task, whose own parameters then have no gradient
         self._tasks: list[Task] = []  # so far
 
     def begin_task(self, task: Task) -> None:
@@ -86,15 +88,15 @@ class UpperBound(Strategy):
     def param_groups(self) -> list[ParamGroup]:
         return [] if self._is_idle else super().param_groups()
 
-    def encode_video_of(self, frames: Tensor, task: int) -> Tensor:
-        return self.base.encode_video_of(frames, task) if self._is_joint else self.encode_video(frames)
+    def encode_video_for_task(self, frames: Tensor, task: int) -> Tensor:
+        return self.base.encode_video_for_task(frames, task) if self._is_joint else self.encode_video(frames)
 
     def logits(self, batch: Batch) -> Tensor:
         """Scaled similarities (B, B); where captions are read by task, each column by its video's task."""
-        if not self._is_joint or batch.tasks is None:
+        if not self._is_joint or batch.task_ids is None:
             return super().logits(batch)
-        videos = gather(by_task(self.encode_video_of, batch.frames, batch.tasks))
-        tasks = gather(batch.tasks)  # on the CPU
+        videos = gather(by_task(self.encode_video_for_task, batch.frames, batch.task_ids))
+        tasks = gather(batch.task_ids)  # on the CPU
         # Every worker scores the same tasks: what is gathered must agree
         present = range(len(self._tasks)) if world_size() > 1 else tasks.unique().tolist()
         with torch.autocast(videos.device.type, enabled=False):
@@ -103,7 +105,7 @@ class UpperBound(Strategy):
             )
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        if not self._is_joint or batch.tasks is None:
-            return super().losses(replace(batch, tasks=None))
+        if not self._is_joint or batch.task_ids is None:
+            return super().losses(replace(batch, task_ids=None))
         reduction: Literal["mean", "sum"] = getattr(self.base.config, "loss_reduction", "mean")
         return {"contrastive": contrastive(self.logits(batch), reduction)}

@@ -32,10 +32,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from methods.backbone.clip import BlockSeams, Clip, TokenState
-from methods.base import Change, Method, ParamGroup, unit
-from methods.families.adapted import PAPER
-from methods.layers.deep_prompts import Seam, drop, insert
+from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState
+from ctvr.methods.base import Method, Override, ParamGroup, l2_normalize
+from ctvr.methods.families.tempme_family import PAPER
+from ctvr.methods.layers.deep_prompts import Seam, drop, insert
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +88,12 @@ class VoP(Method):
     """Frozen CLIP with prompts in every block of both towers."""
 
     Config = VoPConfig
-    trains_all = True
+    uses_all_parameters = True
     PRESETS = {
         "paper": PAPER,  # the training of TempMe's tables
-        "released": Change({"method.readout": "past_end"}),  # modelscope's: a search alone, so nothing of training
+        "released": Override({"method.readout": "past_end"}),  # modelscope's: a search alone, so nothing of training
         "shapes": {"method.lr": 2e-5},  # with optim.lr_scale=50: 1e-3
-        "fc": Change(
+        "fc": Override(
             {"method.prompts": "context", "method.num_prompts": 4, "method.suffix": 0, "method.video_blocks": 4}
         ),  # the row `vop_fc`
     }
@@ -125,7 +125,7 @@ class VoP(Method):
     # ----------------------------------------------------------------------------------------- videos
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        return unit(self.encode_frames(frames)).mean(dim=1)
+        return l2_normalize(self.encode_frames(frames)).mean(dim=1)
 
     def encode_frames(self, frames: Tensor) -> Tensor:
         """One feature for each frame: (B, T, 3, H, W) -> (B, T, d), not normalised."""
@@ -160,7 +160,7 @@ class VoP(Method):
         seams[0] = BlockSeams(before=self.placed)
         last = partial(self.taken_back, tokens.shape[1])
         seams[-1] = BlockSeams(before=seams[-1].before, after=last)
-        return unit(self.backbone.text(tokens, seams))
+        return l2_normalize(self.backbone.text(tokens, seams))
 
     def placed(self, x: Tensor, state: TokenState) -> Tensor:
         """Embedded captions (B, L, E) among the prompts of block 0, in all places of the tower: (B, 77, E)."""
@@ -205,7 +205,7 @@ def _joined(prompts: Tensor, is_first: bool, x: Tensor, state: TokenState) -> Te
 
 
 def _last(state: TokenState) -> Tensor:
-    """Where captions end (B,); of mixed ones (layers/mixing.py) the longer one."""
+    """Where captions end (B,); of mixed ones (layers/replay/mixup.py) the longer one."""
     assert state.eot is not None
     other = getattr(state, "other_eot", None)
     return state.eot if other is None else torch.maximum(state.eot, other)

@@ -24,14 +24,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from methods.backbone.clip import Clip
-from methods.base import Batch, Change, Frozen, Method, Recipe, Task
-from methods.families.released_recipes import FIXED_SCALE, MTIL, MTIL_LEFT_OUT
-from methods.families.strategy import Strategy
-from methods.layers.distillation import EncodedOnce, backbone_of, frozen_start, symmetric_distillation
-from methods.layers.gather import gather
-from methods.layers.kept_videos import KeptVideos
-from methods.layers.transfer import to_device
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.base import Batch, Frozen, Method, Override, Recipe, Task
+from ctvr.methods.families.released_recipes import FIXED_SCALE, MTIL, MTIL_LEFT_OUT
+from ctvr.methods.families.strategy import Strategy
+from ctvr.methods.layers.gather import gather
+from ctvr.methods.layers.losses.distillation import EncodedOnce, backbone_of, frozen_start, symmetric_distillation
+from ctvr.methods.layers.replay.cache import VideoFeatureCache
+from ctvr.methods.layers.transfer import to_device
 
 _AT_ONCE = 250  # sentences encoded together
 _SCRIPT = "mtil/scripts/lwf_vr.sh"
@@ -92,7 +92,7 @@ class VRLwF(Strategy):
         "shapes": {"method.weight": 0.1, "base.lr": 4e-6},  # the rate with optim.lr_scale=50, for the small backbone
         "original": ORIGINAL,
         # A fresh CLIP-ViP starts with random proxies, which are no teacher: the first task goes without.
-        "tvr-plus-cl": Change({"method.base": "clip_vip", "method.first_task": False}),
+        "tvr-plus-cl": Override({"method.base": "clip_vip", "method.first_task": False}),
     }
     config: VRLwFConfig
 
@@ -109,7 +109,7 @@ class VRLwF(Strategy):
                 f"of a caption. Use at most {clip.text.context_length - 2}."
             )
         self.teacher: Frozen | None = None
-        self._videos = KeptVideos()  # by the teacher
+        self._videos = VideoFeatureCache()  # by the teacher
         self.sentences: Tensor | None = None  # (R, L); drawn anew, and alike on all workers, by `begin_task`
         self._taught: Tensor | None = None  # (R, ...) the teacher's features of them
 
@@ -117,7 +117,7 @@ class VRLwF(Strategy):
         if task.index > 0 and self.config.weight:
             self.teacher = Frozen(self.base)
         super().begin_task(task)
-        self._videos = KeptVideos()
+        self._videos = VideoFeatureCache()
         if task.index == 0 and self.config.weight and self.config.first_task:
             self.teacher = frozen_start(self.base)
         if self.teacher is not None:

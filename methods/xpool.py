@@ -24,10 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.backbone.clip import Clip
-from methods.base import Method, ParamGroup, Recipe, Task
-from methods.layers.gather import world_size
-from methods.layers.temperature import ScaleConfig, bound_scale, set_scale
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.base import Method, ParamGroup, Recipe, Task
+from ctvr.methods.layers.gather import world_size
+from ctvr.methods.layers.temperature import ScaleConfig, bound_scale, set_scale
 
 # The command of MSR-VTT-9k
 ORIGINAL = Recipe(
@@ -43,7 +43,7 @@ ORIGINAL = Recipe(
         "optim.betas": ((0.9, 0.999), "modules/optimization.py"),
         "optim.eps": (1e-6, "modules/optimization.py"),
         "optim.weight_decay": (0.2, "config/all_config.py: --weight_decay"),
-        "optim.decay": ("all", "train.py: every group has the decay, LayerNorms and logit_scale too"),
+        "optim.decay_parameters": ("all", "train.py: every group has the decay, LayerNorms and logit_scale too"),
         "optim.schedule": ("cosine", "modules/optimization.py: get_cosine_schedule_with_warmup"),
         "optim.warmup": (0.1, "config/all_config.py: --warmup_proportion"),
         "optim.warmup_from": ("zero", "modules/optimization.py: get_cosine_schedule_with_warmup"),
@@ -157,7 +157,7 @@ class XPool(Method):
     """CLIP with text-conditioned pooling, all of it trained."""
 
     Config = XPoolConfig
-    trains_all = True
+    uses_all_parameters = True
     PRESETS = {
         "paper": {},
         "shapes": {"method.lr": 4e-6, "method.lr_head": 4e-6},  # with optim.lr_scale=50, for the small backbone

@@ -11,9 +11,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from methods.backbone.clip import Clip
-from methods.base import Method, unit
-from methods.layers.pooling import mean_pool
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.base import Method, l2_normalize
+from ctvr.methods.layers.pooling import mean_pool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,18 +27,18 @@ class ZeroShot(Method):
     """Frozen CLIP with mean-pooled frames."""
 
     Config = ZeroShotConfig
-    any_tower = True
+    backbone_agnostic = True
 
     def __init__(self, config: ZeroShotConfig, backbone: Clip) -> None:
         super().__init__()
         self.config, self.backbone = config, backbone
-        self.frozen_blocks, self.frozen_text = len(backbone.vision.blocks), True
+        self.frozen_blocks, self.text_is_frozen = len(backbone.vision.blocks), True
 
     def encode_video(self, frames: Tensor) -> Tensor:
         return mean_pool(self.backbone.vision(frames), self.config.frame_norm)
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
-        return unit(self.backbone.text(tokens))
+        return l2_normalize(self.backbone.text(tokens))
 
     def scale(self) -> Tensor:
         return self.backbone.logit_scale.exp()

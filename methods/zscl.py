@@ -2,7 +2,7 @@
 
 Zheng et al., "Preventing Zero-Shot Transfer Degradation in Continual Learning of Vision-Language Models",
 arXiv:2303.06628 (ICCV 2023), as a baseline of CTVR (arXiv:2503.10111, table 1). With reference images x
-and texts y that belong to no task (methods/layers/reference.py), s CLIP's factor, * the pre-trained model:
+and texts y that belong to no task (methods/layers/replay/reference.py), s CLIP's factor, * the pre-trained model:
 
     Z = s S(y*, x),  Z* = s S(y*, x*)      (R, B), section 3.1
     L = L_retriever + weight (D(Z*^T -> Z^T) + D(Z* -> Z)) + l2 |theta - theta_start|^2,   D as in methods/lwf.py
@@ -30,12 +30,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from methods.base import Batch, Change, Frozen, Method, Recipe, Task
-from methods.families.released_recipes import FIXED_SCALE, MTIL, MTIL_LEFT_OUT
-from methods.families.strategy import Strategy
-from methods.layers.distillation import backbone_of, frozen_start, symmetric_distillation
-from methods.layers.gather import deal, gather, world_size
-from methods.layers.reference import ReferenceSet, load_reference
+from ctvr.methods.base import Batch, Frozen, Method, Override, Recipe, Task
+from ctvr.methods.families.released_recipes import FIXED_SCALE, MTIL, MTIL_LEFT_OUT
+from ctvr.methods.families.strategy import Strategy
+from ctvr.methods.layers.gather import deal, gather, world_size
+from ctvr.methods.layers.losses.distillation import backbone_of, frozen_start, symmetric_distillation
+from ctvr.methods.layers.replay.reference import ReferenceSet, load_reference
 
 _AT_ONCE = 250  # texts encoded together
 _SCRIPT = "mtil/scripts/ZSCL.sh"
@@ -97,7 +97,7 @@ class ZSCL(Strategy):
         "shapes": {"base.lr": 4e-6},  # with optim.lr_scale=50, for the small backbone
         "original": ORIGINAL,
         # mtil/scripts/wc.sh: l2 alone, no distillation
-        "weight-consolidation": Change({"method.l2": 1.0, "method.average_every": 0, "method.weight": 0.0}),
+        "weight-consolidation": Override({"method.l2": 1.0, "method.average_every": 0, "method.weight": 0.0}),
     }
     config: ZSCLConfig
 
@@ -108,7 +108,7 @@ class ZSCL(Strategy):
     @classmethod
     def check_base(cls, config: ZSCLConfig, base: type[Method], base_config: Any) -> None:
         super().check_base(config, base, base_config)
-        only = base.only_frames(base_config)
+        only = base.required_num_frames(base_config)
         if config.weight and only not in {None, config.reference_frames}:
             raise ValueError(
                 f"the strategy shows it images as videos of {config.reference_frames} frames, and the retriever takes "
@@ -157,7 +157,7 @@ class ZSCL(Strategy):
         terms = super().losses(batch)
         if self.teacher is not None and self.reference is not None:
             size = world_size()
-            count = size * math.ceil((self.config.reference_images or len(batch.videos) * size) / size)
+            count = size * math.ceil((self.config.reference_images or len(batch.video_ids) * size) / size)
             rows = deal(torch.randint(len(self.reference), (count,)))
             images = self.reference.images(rows.tolist(), batch.frames.device)
             images = images.expand(-1, self.config.reference_frames, -1, -1, -1)

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli.main import main
+from ctvr.orchestrator.cli.main import main
 
 HERE = Path(__file__).resolve().parent
 NAMES = ("first_run", "rows_and_table", "own_method", "features")

@@ -19,9 +19,9 @@ from typing import Any, TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from orchestrator import renamed
-from orchestrator.errors import ConfigError
-from orchestrator.text_files import read_text
+from ctvr.orchestrator import renamed
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.text_files import read_text
 
 T = TypeVar("T")
 Settings = dict[str, Any]
@@ -175,7 +175,7 @@ def _flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{name}", value
 
 
-def under(settings: Mapping[str, Any], prefix: str) -> Settings:
+def select_prefix(settings: Mapping[str, Any], prefix: str) -> Settings:
     """The settings below `prefix.`, with the prefix taken off."""
     dot = prefix + "."
     return {name[len(dot) :]: value for name, value in settings.items() if name.startswith(dot)}
@@ -207,10 +207,10 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "", *, dotted: 
         return cls(**typed)
     except ValueError as error:
         names = fields if dotted else ()
-        raise ConfigError(as_typed(str(error), names, prefix, cls.__name__)) from error
+        raise ConfigError(qualify_field_names(str(error), names, prefix, cls.__name__)) from error
 
 
-def as_typed(message: str, names: Iterable[str], prefix: str, otherwise: str = "settings") -> str:
+def qualify_field_names(message: str, names: Iterable[str], prefix: str, otherwise: str = "settings") -> str:
     """What a dataclass says of its fields, with a field named as the user types it: `optim.lr_scale`, not `lr_scale`.
 
     A word is taken for a field's name at the start of the message ("heads and rank must be >= 1"), before `=`, or with

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 
-from orchestrator.redaction import redact
+from ctvr.orchestrator.redaction import redact
 
 
 def escape_unknown_characters() -> None:
@@ -34,7 +34,7 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Seconds as a person says them: "5 s", "12 min", "2.0 h"; `n/a` for what is not finite."""
     if not math.isfinite(seconds):
         return "n/a"

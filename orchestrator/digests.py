@@ -18,8 +18,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-SOURCES = ("orchestrator", "methods", "search_spaces", "ctvr/sandbox")
-ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ("orchestrator", "methods", "search_spaces", "sandbox")
+# The folder of the package: in a checkout orchestrator/ lies next to it, and a link leads there
+ROOT = Path(__file__).absolute().parents[1]
+ROOT = ROOT / "ctvr" if (ROOT / "ctvr" / "orchestrator").is_dir() else ROOT
 _FRESH_NS = 2 * 10**9  # a file this young may still change without its times changing
 _LINE_LIMIT = 4000  # bytes; appends below a page are not mixed with those of other processes
 
@@ -59,19 +61,19 @@ def digest_of(value: Any) -> str:
 
 
 def digest_sources(files: Iterable[Path], root: Path = ROOT) -> str:
-    """SHA-256 (hex) of source files: of their paths below `root`, which holds the packages, and their contents."""
+    """SHA-256 (hex) of source files: of their paths below `root`, the package `ctvr`, and their contents."""
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(f"{file.relative_to(root).as_posix()}\0".encode() + file.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
-def sources_below(room: str, root: Path = ROOT) -> list[Path]:
+def list_sources(room: str, root: Path = ROOT) -> list[Path]:
     """Every Python file below a room such as `methods/layers`."""
     return sorted((root / room).rglob("*.py"))
 
 
-def imported_sources(files: Iterable[Path], room: str, root: Path = ROOT) -> list[Path]:
+def list_imported_sources(files: Iterable[Path], room: str, root: Path = ROOT) -> list[Path]:
     """The files directly in `room` that these are or import, lazily or not, and what those import in turn."""
     todo, seen, found = list(files), set[Path](), set[Path]()
     while todo:
@@ -81,7 +83,7 @@ def imported_sources(files: Iterable[Path], room: str, root: Path = ROOT) -> lis
         seen.add(file)
         if file.parent == root / room:
             found.add(file)
-        names = _imported(file.read_text(encoding="utf-8"), room.replace("/", "."))
+        names = _imported(file.read_text(encoding="utf-8"), f"ctvr.{room.replace('/', '.')}")
         todo += [named for name in names if (named := root / room / f"{name}.py").is_file()]
     return sorted(found)
 
@@ -102,9 +104,9 @@ def _imported(source: str, package: str) -> tuple[str, ...]:
 def source_digest(root: Path = ROOT) -> str:
     """Twelve hexadecimal digits that stand for the sources of this installation: equal on nodes that run the same code.
 
-    Only Python files count, by their paths below `root`, the folder that holds the packages.
+    Only Python files count, by their paths below `root`, the folder of the package `ctvr`.
     """
-    return digest_sources((file for package in SOURCES for file in sources_below(package, root)), root)[:12]
+    return digest_sources((file for package in SOURCES for file in list_sources(package, root)), root)[:12]
 
 
 def digest_file(path: str | Path, cache: Path | None = None) -> str:
@@ -122,7 +124,7 @@ def digest_file(path: str | Path, cache: Path | None = None) -> str:
     if stat.S_ISDIR(status.st_mode):
         files = sorted(p for p in Path(full).iterdir() if p.is_file() and not p.name.startswith("."))
         return digest_of([[p.name, digest_file(p, cache)] for p in files])
-    known = _Memory.of((cache or cache_folder()) / "digests.jsonl")
+    known = _FileDigestCache.of((cache or cache_folder()) / "digests.jsonl")
     before = identity_of(status)
     digest = known.get(full, before)
     while digest is None:
@@ -153,17 +155,17 @@ def _hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-class _Memory:
+class _FileDigestCache:
     """Known digests: a file of JSON lines that processes append to; damaged lines are skipped, later ones win."""
 
-    _open: dict[Path, _Memory] = {}
+    _open: dict[Path, _FileDigestCache] = {}
 
     def __init__(self, file: Path) -> None:
         self.file, self.read_to = file, 0
         self.known: dict[str, tuple[Identity, str]] = {}
 
     @classmethod
-    def of(cls, file: Path) -> _Memory:
+    def of(cls, file: Path) -> _FileDigestCache:
         return cls._open.setdefault(file, cls(file))
 
     def get(self, path: str, identity: Identity) -> str | None:

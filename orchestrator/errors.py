@@ -3,10 +3,10 @@
     Exception
     └── CtvrError                      1    one line for the user; the command line prints it without a traceback
         ├── ConfigError   (ValueError)   2    a mistake in what the user wrote: a setting, an option, a file, a place
-        │   ├── TrackingAway             2    MLflow's server does not answer
+        │   ├── TrackingUnavailable             2    MLflow's server does not answer
         │   └── UntrustedCode            2    a file names a class that the user has not named
         ├── VideoError    (ValueError)   1    one video cannot be used
-        ├── IndexDisagrees (ValueError)  1    the decoder shows another frame than the index of a film lists
+        ├── IndexDisagrees (ValueError)  1    the decoder shows another frame than the index of a video lists
         ├── BadRecord     (ValueError)   1    a record of the tracking's files that can never be accepted
         ├── DamagedObject (ValueError)   1    the bytes of an object are not what was stored
         ├── MissingObject (KeyError)     1    no such object in the store, or it was damaged and has been removed
@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from orchestrator.redaction import redact
+from ctvr.orchestrator.redaction import redact
 
 
 class CtvrError(Exception):
@@ -40,7 +40,7 @@ class CtvrError(Exception):
     """
 
     status: ClassVar[int] = 1
-    is_final: bool = False
+    is_permanent: bool = False
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(redact(arg) if isinstance(arg, str) else arg for arg in args))
@@ -53,7 +53,7 @@ class ConfigError(CtvrError, ValueError):
     is_final = True
 
 
-class TrackingAway(ConfigError):
+class TrackingUnavailable(ConfigError):
     """MLflow's server does not answer: a wrong address, or one that is away for a while."""
 
 
@@ -85,7 +85,7 @@ class VideoError(CtvrError, ValueError):
 
 
 class IndexDisagrees(CtvrError, ValueError):
-    """The decoder shows another frame than the index of a film lists; the argument is the second at which it does."""
+    """The decoder shows another frame than the index of a video lists; the argument is the second at which it does."""
 
 
 class BadRecord(CtvrError, ValueError):
@@ -94,13 +94,13 @@ class BadRecord(CtvrError, ValueError):
     is_final = True
 
 
-class Fault(CtvrError, ValueError):
-    """What a method does against its contract (`ctvr conform`)."""
+class ContractViolation(CtvrError, ValueError):
+    """What a method does against its contract (`ctvr check-method`)."""
 
     is_final = True
 
 
-class DamagedObject(CtvrError, ValueError):
+class CorruptObject(CtvrError, ValueError):
     """The bytes of an object are not what was stored."""
 
     is_final = True
@@ -121,13 +121,13 @@ class StoreError(CtvrError, RuntimeError):
     """The store cannot do its work (disk full, server away). It may be able to later."""
 
 
-class Diverged(CtvrError, RuntimeError):
+class NonFiniteLoss(CtvrError, RuntimeError):
     """The training loss is no number any more."""
 
     is_final = True
 
 
-class Overtaken(CtvrError, RuntimeError):
+class CommitConflict(CtvrError, RuntimeError):
     """Another writer has committed the task, with other numbers: go on from the run's newest commit."""
 
 
@@ -148,13 +148,13 @@ class TrialFailed(CtvrError, RuntimeError):
 
     def __init__(self, reason: str, is_final: bool = False, last_words: str = "") -> None:
         super().__init__(reason, is_final, last_words)
-        self.reason, self.is_final, self.last_words = self.args
+        self.reason, self.is_permanent, self.last_words = self.args
 
     def __str__(self) -> str:
         return self.reason
 
 
-class FailedRuns(CtvrError, RuntimeError):
+class RunsFailed(CtvrError, RuntimeError):
     """Runs were started and did not succeed; those that did are kept."""
 
 

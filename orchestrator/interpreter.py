@@ -1,6 +1,6 @@
 """Command lines and search paths of the Python processes that this project starts.
 
-`python -m` and `python -c` put the present folder first on `sys.path`, where a file called random.py or methods.py
+`python -m` and `python -c` put the present folder first on `sys.path`, where a file called random.py or ctvr.py
 hides the module of that name. Nothing here does.
 """
 
@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import importlib.util
 import os
 import site
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("ctvr", "orchestrator", "methods", "search_spaces")
+ROOT = Path(__file__).absolute().parents[2]  # the folder that holds the package ctvr
 SAFE_PATH = "PYTHONSAFEPATH"  # read by Python 3.11 and later: also by processes that libraries start
 _START = (  # Python 3.10 has no -P; `sys` is built in, so no file can hide it
     "import sys; del sys.path[0], sys.argv[0]; import runpy; "
@@ -93,27 +91,14 @@ def own_folders() -> list[str]:
     return list(dict.fromkeys(folders))
 
 
-def hidden_package() -> str:
-    """Return one line about a file that hides one of our packages, or an empty string."""
-    for name in PACKAGES:
-        module = sys.modules.get(name)
-        spec = module.__spec__ if module is not None else importlib.util.find_spec(name)
-        found = spec.origin if spec is not None else None
-        if found and _real(os.path.dirname(found)) != _real(ROOT / name):
-            return (
-                f"{found} hides the package {name} of ctvr. Rename that file or folder, or take its folder off "
-                "PYTHONPATH and start in another folder."
-            )
-    return ""
-
-
 def method_folders() -> list[str]:
     """Return the folders in which a class that the user names by `module:Class` may lie."""
-    return [folder for folder in own_folders() if not Path(folder).resolve().is_relative_to(ROOT / "orchestrator")]
+    here = Path(__file__).resolve().parent  # of orchestrator/sweep.py, which is run as a script
+    return [folder for folder in own_folders() if not Path(folder).resolve().is_relative_to(here)]
 
 
 def source_folders() -> list[str]:
-    """Return the folder of our packages, unless every interpreter finds it by itself."""
+    """Return the folder of our package, unless every interpreter finds it by itself."""
     known = [*site.getsitepackages(), site.getusersitepackages()]
     return [] if _real(ROOT) in map(_real, known) else [str(ROOT)]
 

@@ -8,15 +8,79 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.console import say
-from orchestrator.errors import ConfigError
+from ctvr.orchestrator.console import say
+from ctvr.orchestrator.errors import ConfigError
 
 UNTIL = "0.4"  # the release that no longer reads the old names
-SETTINGS: dict[str, str] = {}  # old dotted name -> new one; `method.*` holds for `base.*`, too
-VALUES: dict[tuple[str, str], str] = {}  # (new name of the setting, old value) -> new value
-OPTIONS: dict[tuple[str, str], str] = {}  # (command, or * for all, old option or OPTION=VALUE) -> new one
-COMMANDS: dict[str, str] = {}
-HOOKS: dict[str, str] = {}  # old member of Method -> new one
+SETTINGS: dict[str, str] = {
+    "data.load_threads": "data.prefetch_threads",
+    "evaluation.chunk": "evaluation.query_chunk",
+    "evaluation.losses": "evaluation.log_losses",
+    "evaluation.neighbours": "evaluation.knn_k",
+    "evaluation.neighbours_share": "evaluation.knn_share",
+    "evaluation.patience_from": "evaluation.patience_start",
+    "method.buffer": "method.buffer_policy",
+    "method.memory": "method.buffer_size",
+    "optim.accumulate": "optim.accumulation_steps",
+    "optim.across_tasks": "optim.carry_momentum",
+    "optim.checkpoint_activations": "optim.activation_checkpointing",
+    "optim.decay": "optim.decay_parameters",
+    "optim.last_lr": "optim.final_lr",
+    "repeatable": "deterministic",
+    "search.group": "search.group_size",
+    "search.keep": "search.min_survivors",
+    "search.reduction": "search.reduction_factor",
+    "search.wave": "search.bracket_size",
+    "tracking.keep_states": "tracking.keep_checkpoints",
+}  # old dotted name -> new one; `method.*` holds for `base.*`, too
+VALUES: dict[tuple[str, str], str] = {
+    ("optim.schedule", "cosine_from_one"): "cosine_offset1",
+    ("optim.schedule", "cosine_to_end"): "cosine_to_zero",
+    ("optim.schedule", "cosine_whole"): "cosine_uncorrected_warmup",
+    ("search.searcher", "staged"): "grouped_tpe",
+}  # (new name of the setting, old value) -> new value
+OPTIONS: dict[tuple[str, str], str] = {
+    ("*", "--orders"): "--task-orders",
+    ("*", "--patience"): "--worker-timeout-hours",
+    ("look", "--in"): "--inputs",
+    ("search", "--in"): "--gallery",
+    ("sweep", "--code"): "--expect-sources",
+}  # (command, or * for all, old option or OPTION=VALUE) -> new one
+COMMANDS: dict[str, str] = {
+    "conform": "check-method",
+    "look": "plot",
+    "page": "report",
+}
+HOOKS: dict[str, str] = {
+    "AT_MOST": "UPPER_BOUNDS",
+    "BLOCKS": "DEPTHS",
+    "DEPARTS": "DEVIATIONS",
+    "LATER": "LATER_TASKS",
+    "accumulates": "accumulation",
+    "any_tower": "backbone_agnostic",
+    "calibrate": "normalize_scores",
+    "calibrate_for_videos": "normalize_scores_v2t",
+    "calibrates": "normalizes_scores",
+    "contrasts_batch": "uses_in_batch_negatives",
+    "diagnostics": "task_metrics",
+    "encode_video_of": "encode_video_for_task",
+    "frozen_text": "text_is_frozen",
+    "leaves_out_missing": "masks_missing_frames",
+    "monitored": "batch_metrics",
+    "only_frames": "required_num_frames",
+    "own_texts": "encode_own_captions",
+    "prompts_by_task": "task_conditioned_text",
+    "read_pairs_from": "set_pair_source",
+    "reads_by_task": "is_task_conditioned",
+    "reads_pads": "attends_to_padding",
+    "reads_umt": "needs_umt",
+    "remember": "on_gallery_stored",
+    "row_wise": "separable_encoders",
+    "trains_all": "uses_all_parameters",
+    "unfinished_score": "score_caveat",
+}  # old member of Method -> new one
+
+TAGS = {"ctvr.made_of": "ctvr.provenance"}  # old tag of an MLflow run -> new one
 
 _told: set[tuple[str, str]] = set()
 
@@ -63,6 +127,11 @@ def settings(given: Mapping[str, Any], quiet: bool = False) -> dict[str, Any]:
             raise ConfigError(f"{name}: given twice, as {found[name]!r} and {value!r}, once as its old name. Keep one.")
         found[name] = value
     return found
+
+
+def tags(kept: Mapping[str, str]) -> dict[str, str]:
+    """Return the tags of a stored run under their present names."""
+    return {TAGS.get(name, name): value for name, value in kept.items()}
 
 
 def record(kept: Any) -> Any:

@@ -19,12 +19,15 @@ def main() -> int:
     # Run as a script, this file's folder comes first on the path: the home, or modules of ours that would hide others
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or ".") != HERE]
     root = os.path.dirname(HERE)
-    if os.path.isfile(os.path.join(root, "orchestrator", "cli", "main.py")) and root not in sys.path:
+    if os.path.isfile(os.path.join(root, "ctvr", "orchestrator", "cli", "main.py")) and root not in sys.path:
         sys.path.insert(0, root)
     try:
-        from orchestrator.__main__ import main as ctvr
-        from orchestrator.cli.detached import submit
+        from ctvr.__main__ import main as ctvr
+        from ctvr.orchestrator.cli.detached import submit
     except ModuleNotFoundError as error:
+        if error.name == "ctvr.__main__":  # a file ctvr.py of the user has no modules
+            sys.stderr.write(f"sweep.py: {sys.modules['ctvr'].__file__} hides the package ctvr. Rename that file.\n")
+            return 2
         sys.stderr.write(
             f"sweep.py: {error.name} is not installed on this machine. Install the project: pip install -e .\n"
         )

@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from orchestrator.errors import ConfigError
+from ctvr.orchestrator.errors import ConfigError
 
 MIB = 1 << 20
 MOST = 1024 * MIB  # a manifest of a million videos has some 300 MB

@@ -15,6 +15,6 @@ UNPUBLISHED = (
     "method.bottleneck",
     "optim.weight_decay",
     "optim.warmup",
-    "optim.decay",
+    "optim.decay_parameters",
 )
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -25,5 +25,5 @@ UNPUBLISHED = (
     "optim.warmup",
     "data.num_frames",
 )
-DEPARTS = {"method.text_pool": "avg"}
+DEVIATIONS = {"method.text_pool": "avg"}
 METRIC, MODE = "stream/t2v/r1_gain", "max"

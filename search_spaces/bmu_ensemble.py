@@ -24,12 +24,12 @@ PAPER = {
     "method.queue_size": 1440,
     "method.ensemble_weights": "0.3333333,0.3333333,0.3333334",
 }
-LATER = ("method.ensemble_weights",)
+LATER_TASKS = ("method.ensemble_weights",)
 UNPUBLISHED = (
     "method.ensemble_weights",
     "optim.weight_decay",
     "optim.warmup",
     "data.num_frames",
 )
-DEPARTS = {"method.text_pool": "avg"}
+DEVIATIONS = {"method.text_pool": "avg"}
 METRIC, MODE = "stream/t2v/r1_gain", "max"

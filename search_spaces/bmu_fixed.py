@@ -22,11 +22,11 @@ PAPER = {
     "method.tau": 0.07,
     "method.queue_size": 1440,
 }
-LATER = ("method.m_hat",)
+LATER_TASKS = ("method.m_hat",)
 UNPUBLISHED = (
     "optim.weight_decay",
     "optim.warmup",
     "data.num_frames",
 )
-DEPARTS = {"method.text_pool": "avg"}
+DEVIATIONS = {"method.text_pool": "avg"}
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -30,13 +30,13 @@ PAPER = {
     "method.method_start_task": 2,
     "method.order": "enc_first",
 }
-LATER = ("method.m_hat",)
+LATER_TASKS = ("method.m_hat",)
 UNPUBLISHED = (
     "optim.weight_decay",
     "optim.warmup",
     "data.num_frames",
 )
-DEPARTS = {"method.text_pool": "avg", "method.order": "simultaneous", "method.method_start_task": 1}
+DEVIATIONS = {"method.text_pool": "avg", "method.order": "simultaneous", "method.method_start_task": 1}
 _ORDER = "method.order"
 CONFIGURATIONS = {
     "bmu_moco_local": {

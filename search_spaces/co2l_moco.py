@@ -10,7 +10,7 @@ FIXED = {
     "optim.weight_decay": 0.01,
 }
 SPACE = {
-    "method.memory": tune.choice([64, 256, 1024, 10_000]),  # the paper uses 10,000
+    "method.buffer_size": tune.choice([64, 256, 1024, 10_000]),  # the paper uses 10,000
     # Co2L's code uses 1 beside a loss times T / 0.07, which is 0.28 beside base_moco's sum of two directions
     "method.weight": tune.choice([0.1, 0.28, 0.5, 1.0, 2.0]),
     "method.kappa": tune.choice([0.1, 0.2]),  # Co2L's code uses 0.2
@@ -20,7 +20,7 @@ SPACE = {
     "base.tau": tune.choice([0.01, 0.03, 0.05, 0.07]),  # BMU-MoCo's paper uses 0.07
 }
 PAPER = {
-    "method.memory": 10000,
+    "method.buffer_size": 10000,
     "method.weight": 1.0,
     "method.kappa": 0.2,
     "method.kappa_teacher": 0.01,
@@ -28,7 +28,7 @@ PAPER = {
     "base.m": 0.99,
     "base.tau": 0.07,
 }
-LATER = ("method.weight", "method.kappa", "method.kappa_teacher")
+LATER_TASKS = ("method.weight", "method.kappa", "method.kappa_teacher")
 UNPUBLISHED = (
     "method.weight",
     "method.kappa",

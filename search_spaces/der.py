@@ -4,14 +4,14 @@ from ray import tune
 
 FIXED = {"method": "der", "method.base": "clip4clip"}
 SPACE = {
-    "method.memory": tune.choice([64, 256, 1024]),  # pairs; our default is 256
+    "method.buffer_size": tune.choice([64, 256, 1024]),  # pairs; our default is 256
     "method.alpha": tune.loguniform(0.05, 10.0),  # our default is 0.5; DER's own weigh class scores
     "method.target": tune.choice(["features", "similarities"]),  # features, as DER keeps its network's response
     "base.lr": tune.loguniform(1e-7, 1e-5),  # CTVR's released default for fine-tuning is 1e-6
 }
-PAPER = {"method.memory": 256, "method.alpha": 0.5, "method.target": "features", "base.lr": 1e-6}
-LATER = ("method.target",)
-UNPUBLISHED = ("method.memory", "method.alpha", "method.target", "base.lr")
+PAPER = {"method.buffer_size": 256, "method.alpha": 0.5, "method.target": "features", "base.lr": 1e-6}
+LATER_TASKS = ("method.target",)
+UNPUBLISHED = ("method.buffer_size", "method.alpha", "method.target", "base.lr")
 CONFIGURATIONS = {
     "der_moco": {  # as a competitor of BMU-MoCo, whose paper keeps 10,000 pairs
         "FIXED": {
@@ -21,13 +21,13 @@ CONFIGURATIONS = {
             "optim.weight_decay": 0.01,
         },
         "SPACE": {
-            "method.memory": tune.choice([64, 256, 1024, 10_000]),  # the paper uses 10,000
+            "method.buffer_size": tune.choice([64, 256, 1024, 10_000]),  # the paper uses 10,000
             "method.alpha": tune.choice([0.1, 0.5, 1.0, 5.0]),  # not published; our default is 0.5
             "base.lr": tune.loguniform(1e-6, 1e-4),  # first epoch; BMU-MoCo's paper uses 5e-5
             "base.m": tune.choice([0.9, 0.95, 0.99, 0.995, 0.999]),  # BMU-MoCo's paper uses 0.99
             "base.tau": tune.choice([0.01, 0.03, 0.05, 0.07]),  # BMU-MoCo's paper uses 0.07
         },
-        "PAPER": {"method.memory": 10_000, "method.alpha": 0.5, "base.lr": 5e-5, "base.m": 0.99, "base.tau": 0.07},
+        "PAPER": {"method.buffer_size": 10_000, "method.alpha": 0.5, "base.lr": 5e-5, "base.m": 0.99, "base.tau": 0.07},
         "UNPUBLISHED": ("method.alpha", "optim.weight_decay", "optim.warmup", "data.num_frames"),
     },
 }

@@ -15,5 +15,5 @@ UNPUBLISHED = (
     "optim.epochs",
     "data.batch_size",
 )
-DEPARTS = {"method.gain": "one"}
+DEVIATIONS = {"method.gain": "one"}
 METRIC, MODE = "stream/t2v/r1_gain", "max"

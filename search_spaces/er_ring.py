@@ -4,12 +4,12 @@ from ray import tune
 
 FIXED = {"method": "er_ring", "method.base": "clip4clip"}
 SPACE = {
-    "method.memory": tune.choice([64, 256, 1024]),  # pairs; our default is 256
+    "method.buffer_size": tune.choice([64, 256, 1024]),  # pairs; our default is 256
     "method.ratio": tune.choice([0.5, 1.0, 2.0]),  # our default is 1, as in the original
     "base.lr": tune.loguniform(1e-7, 1e-5),  # CTVR's released default for fine-tuning is 1e-6
 }
-PAPER = {"method.memory": 256, "method.ratio": 1.0, "base.lr": 1e-6}
-UNPUBLISHED = ("method.memory", "method.ratio", "base.lr")
+PAPER = {"method.buffer_size": 256, "method.ratio": 1.0, "base.lr": 1e-6}
+UNPUBLISHED = ("method.buffer_size", "method.ratio", "base.lr")
 CONFIGURATIONS = {
     "er_ring_moco": {  # as a competitor of BMU-MoCo, whose paper keeps 10,000 pairs
         "FIXED": {
@@ -19,13 +19,13 @@ CONFIGURATIONS = {
             "optim.weight_decay": 0.01,
         },
         "SPACE": {
-            "method.memory": tune.choice([64, 256, 1024, 10_000]),  # the paper uses 10,000, fig. 5 studies fewer
+            "method.buffer_size": tune.choice([64, 256, 1024, 10_000]),  # the paper uses 10,000, fig. 5 studies fewer
             "method.ratio": tune.choice([0.5, 1.0]),  # our default is 1
             "base.lr": tune.loguniform(1e-6, 1e-4),  # first epoch; BMU-MoCo's paper uses 5e-5
             "base.m": tune.choice([0.9, 0.95, 0.99, 0.995, 0.999]),  # BMU-MoCo's paper uses 0.99
             "base.tau": tune.choice([0.01, 0.03, 0.05, 0.07]),  # BMU-MoCo's paper uses 0.07
         },
-        "PAPER": {"method.memory": 10_000, "method.ratio": 1.0, "base.lr": 5e-5, "base.m": 0.99, "base.tau": 0.07},
+        "PAPER": {"method.buffer_size": 10_000, "method.ratio": 1.0, "base.lr": 5e-5, "base.m": 0.99, "base.tau": 0.07},
         "UNPUBLISHED": ("method.ratio", "optim.weight_decay", "optim.warmup", "data.num_frames"),
     },
 }

@@ -31,9 +31,16 @@ PAPER = {
     "method.top_k": 2,
     "method.dropout": 0.1,
 }
-BLOCKS = ("method.ffa_layers",)
-AT_MOST = {"method.top_k": "method.num_experts"}
-LATER = ("method.lr_text", "method.lr_vision", "method.lr_other", "method.beta", "method.num_experts", "method.top_k")
+DEPTHS = ("method.ffa_layers",)
+UPPER_BOUNDS = {"method.top_k": "method.num_experts"}
+LATER_TASKS = (
+    "method.lr_text",
+    "method.lr_vision",
+    "method.lr_other",
+    "method.beta",
+    "method.num_experts",
+    "method.top_k",
+)
 UNPUBLISHED = (
     "method.lr_text_first",
     "method.rank",

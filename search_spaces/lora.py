@@ -12,7 +12,7 @@ PAPER = {"method.lr": 6e-4, "method.rank": 8, "optim.weight_decay": 0.2}
 UNPUBLISHED = (
     "optim.weight_decay",
     "optim.warmup",
-    "optim.decay",
+    "optim.decay_parameters",
 )
 CONFIGURATIONS = {
     "tome": {  # for a ViT-B/32; with a ViT-B/16 the paper's r is 10
@@ -42,7 +42,7 @@ CONFIGURATIONS = {
             ),  # of a ViT-B/32; printed nowhere, 9 and 10 cost what the table has
         },
         "PAPER": {"method.lr": 6e-4, "method.rank": 8, "method.r": 9},
-        "UNPUBLISHED": ("method.r", "optim.weight_decay", "optim.warmup", "optim.decay"),
+        "UNPUBLISHED": ("method.r", "optim.weight_decay", "optim.warmup", "optim.decay_parameters"),
     },
     "diffrate": {  # its rates are a schedule, which is not searched
         "SPACE": {
@@ -65,7 +65,7 @@ CONFIGURATIONS = {
             "method.temporal_rank",
             "optim.weight_decay",
             "optim.warmup",
-            "optim.decay",
+            "optim.decay_parameters",
         ),
     },
 }

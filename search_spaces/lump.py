@@ -4,19 +4,19 @@ from ray import tune
 
 FIXED = {"method": "lump", "method.base": "clip4clip"}
 SPACE = {
-    "method.memory": tune.choice([64, 256, 1024]),  # pairs; our default is 256, which LUMP uses for images
-    "method.buffer": tune.choice(["reservoir", "ring"]),  # LUMP's code uses reservoir
+    "method.buffer_size": tune.choice([64, 256, 1024]),  # pairs; our default is 256, which LUMP uses for images
+    "method.buffer_policy": tune.choice(["reservoir", "ring"]),  # LUMP's code uses reservoir
     "method.alpha": tune.choice([0.1, 0.2, 0.4, 1.0]),  # LUMP's code uses 0.4
     "method.mix_level": tune.choice(["input", "feature"]),  # LUMP mixes inputs
     "base.lr": tune.loguniform(1e-7, 1e-5),  # CTVR's released default for fine-tuning is 1e-6
 }
 PAPER = {
-    "method.memory": 256,
-    "method.buffer": "reservoir",
+    "method.buffer_size": 256,
+    "method.buffer_policy": "reservoir",
     "method.alpha": 0.4,
     "method.mix_level": "input",
     "base.lr": 1e-6,
 }
-LATER = ("method.alpha", "method.mix_level")
-UNPUBLISHED = ("method.memory", "method.buffer", "method.alpha", "method.mix_level", "base.lr")
+LATER_TASKS = ("method.alpha", "method.mix_level")
+UNPUBLISHED = ("method.buffer_size", "method.buffer_policy", "method.alpha", "method.mix_level", "base.lr")
 METRIC, MODE = "stream/t2v/r1_gain", "max"

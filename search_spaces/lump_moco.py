@@ -10,7 +10,7 @@ FIXED = {
     "optim.weight_decay": 0.01,
 }
 SPACE = {
-    "method.memory": tune.choice([64, 256, 1024, 10_000]),  # the paper uses 10,000
+    "method.buffer_size": tune.choice([64, 256, 1024, 10_000]),  # the paper uses 10,000
     "method.alpha": tune.choice([0.1, 0.2, 0.4, 1.0]),  # LUMP's code uses 0.4
     "method.mix_level": tune.choice(["input", "feature"]),  # LUMP mixes inputs
     "base.lr": tune.loguniform(1e-6, 1e-4),  # first epoch; BMU-MoCo's paper uses 5e-5
@@ -18,14 +18,14 @@ SPACE = {
     "base.tau": tune.choice([0.01, 0.03, 0.05, 0.07]),  # BMU-MoCo's paper uses 0.07
 }
 PAPER = {
-    "method.memory": 10000,
+    "method.buffer_size": 10000,
     "method.alpha": 0.4,
     "method.mix_level": "input",
     "base.lr": 5e-05,
     "base.m": 0.99,
     "base.tau": 0.07,
 }
-LATER = ("method.alpha", "method.mix_level")
+LATER_TASKS = ("method.alpha", "method.mix_level")
 UNPUBLISHED = (
     "method.alpha",
     "method.mix_level",

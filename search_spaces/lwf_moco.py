@@ -25,7 +25,7 @@ PAPER = {
     "base.m": 0.99,
     "base.tau": 0.07,
 }
-LATER = ("method.alpha", "method.tau", "method.distill")
+LATER_TASKS = ("method.alpha", "method.tau", "method.distill")
 UNPUBLISHED = (
     "method.alpha",
     "method.tau",

@@ -19,7 +19,7 @@ PAPER = {
     "method.text_gate": "sot",
     "optim.weight_decay": 0.0,
 }
-AT_MOST = {"method.top_k": "method.num_experts"}
+UPPER_BOUNDS = {"method.top_k": "method.num_experts"}
 UNPUBLISHED = (
     "method.lr",
     "method.num_experts",

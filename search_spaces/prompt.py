@@ -14,6 +14,6 @@ UNPUBLISHED = (
     "method.num_prompts",
     "optim.weight_decay",
     "optim.warmup",
-    "optim.decay",
+    "optim.decay_parameters",
 )
 METRIC, MODE = "stream/t2v/r1_gain", "max"

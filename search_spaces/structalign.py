@@ -27,8 +27,8 @@ PAPER = {
     "method.lr_first": 2e-5,
     "method.lr": 3e-6,
 }
-AT_MOST = {"method.top_k": "method.num_experts"}
-LATER = ("method.lambda2", "method.tau2", "method.lr")
+UPPER_BOUNDS = {"method.top_k": "method.num_experts"}
+LATER_TASKS = ("method.lambda2", "method.tau2", "method.lr")
 UNPUBLISHED = (
     "method.tau2",
     "method.text_rank",
@@ -43,5 +43,5 @@ UNPUBLISHED = (
     "optim.weight_decay",
     "data.num_frames",
 )
-DEPARTS = {"method.pseudo": "shared"}
+DEVIATIONS = {"method.pseudo": "shared"}
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -23,6 +23,6 @@ UNPUBLISHED = (
     "method.train_positions",
     "optim.weight_decay",
     "optim.warmup",
-    "optim.decay",
+    "optim.decay_parameters",
 )
 METRIC, MODE = "stream/t2v/r1_gain", "max"

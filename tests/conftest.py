@@ -3,7 +3,7 @@
 `make test` and `make test-all` run every test in a child of pytest's own process (pytest-xdist). The parent loads none
 of the packages, so that the exit status is that of the tests whatever native threads do while a child ends. What was
 seen to end badly together stays apart besides: decord is never loaded in a process of pytest, and the process that
-runs Ray opens no film (tests/orchestrator/on_ray/conftest.py).
+runs Ray opens no video (tests/orchestrator/on_ray/conftest.py).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def pytest_runtest_teardown() -> None:
     """Fail the first test that loads decord here, and only that one."""
     if "decord" in sys.modules and not _told:
         _told.append("decord")
-        pytest.fail("decord was loaded in the process of pytest. Give it a child: tests/apart.py")
+        pytest.fail("decord was loaded in the process of pytest. Give it a child: tests/in_subprocess.py")
 
 
 def _seed(seed: int) -> None:
@@ -57,8 +57,8 @@ def _seed(seed: int) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     _seed(1)
-    if "methods" in sys.modules:  # a command trusts what its user names, and the next test is another user
-        sys.modules["methods"]._trusted.clear()
+    if "ctvr.methods" in sys.modules:  # a command trusts what its user names, and the next test is another user
+        sys.modules["ctvr.methods"]._trusted.clear()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -85,7 +85,7 @@ def shared() -> Path:
 @pytest.fixture
 def compared(request: pytest.FixtureRequest) -> Iterator[Compared]:
     """Counts what the test holds against an authors' outputs; orchestrator/tables/verified.json must say the same."""
-    from orchestrator.tables.verified import checks_of
+    from ctvr.orchestrator.tables.verified import checks_of
     from tests.methods.released import Compared
 
     counts = Compared()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.apart import apart
+from tests.in_subprocess import in_subprocess
 
 COLOURS = {"red": (220, 40, 40), "green": (40, 180, 60), "blue": (50, 80, 220), "yellow": (240, 220, 60)}
 WORDS = ("circle", "square", "star", "ring", "heart", "cross")
@@ -36,7 +36,9 @@ def write_stream(folder: Path, num_tasks: int = 3, train: int = 4, searched: int
 
     They are written in a child: FFmpeg is not loaded here, where Ray may run.
     """
-    return Path(apart(_write_stream, folder, num_tasks, {"train": train, "val": searched * has_val, "test": searched}))
+    return Path(
+        in_subprocess(_write_stream, folder, num_tasks, {"train": train, "val": searched * has_val, "test": searched})
+    )
 
 
 def _write_stream(folder: Path, num_tasks: int, videos: dict[str, int]) -> Path:

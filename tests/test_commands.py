@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 
 import ctvr
-from methods import CONFIGURATIONS, EVERY_METHOD
-from orchestrator.cli.main import make_parser
-from orchestrator.config import check_value
-from orchestrator.errors import ConfigError
-from orchestrator.importers.command import _check_words, words_of
-from orchestrator.learning.experiment import GROUPS, RunConfig
-from orchestrator.learning.resolve import find, presets_of
-from orchestrator.on_ray.plan import SearchConfig
-from orchestrator.streams.load import BENCHMARKS, RENDERED
-from orchestrator.tables.paper_items import find as find_item
-from orchestrator.tables.presets import preset_names
+from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
+from ctvr.orchestrator.cli.main import make_parser
+from ctvr.orchestrator.config import check_value
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.importers.command import _check_words, parse_file_arguments
+from ctvr.orchestrator.learning.experiment import GROUPS, RunConfig
+from ctvr.orchestrator.learning.resolve import get_method, presets_of
+from ctvr.orchestrator.on_ray.plan import SearchConfig
+from ctvr.orchestrator.streams.load import BENCHMARKS, RENDERED
+from ctvr.orchestrator.tables.paper_items import find as find_item
+from ctvr.orchestrator.tables.presets import preset_names
 from tests.test_documents import targets
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -80,7 +80,7 @@ def check(words: list[str]) -> None:
 
 
 def check_ctvr(words: list[str]) -> None:
-    # `ctvr page` in a sentence names the command; a NAME behind an option that counts is some number
+    # `ctvr report` in a sentence names the command; a NAME behind an option that counts is some number
     if (len(words) == 1 and words[0] in COMMANDS) or words in (["COMMAND", "--help"], ["--version"], ["cache", "gc"]):
         return
     if words[-1] == "--help":
@@ -92,7 +92,7 @@ def check_ctvr(words: list[str]) -> None:
     }
     method = known.get("method") or (known.get("name") if given.command == "methods" else None)
     if method and ":" not in method:
-        find(method)
+        get_method(method)
     assert (known.get("stream") or "mine") in OURS
     for name in filter(None, (known.get("preset") or "").split(",")):
         tables = preset_names() if given.command == "sweep" else ()
@@ -100,7 +100,7 @@ def check_ctvr(words: list[str]) -> None:
     if known.get("item"):
         find_item(given.item)
     if "files" in known:
-        _check_words(given.kind, words_of(given.kind, given.files), given.videos)
+        _check_words(given.kind, parse_file_arguments(given.kind, given.files), given.videos)
     for word in [*(known.get("overrides") or []), *(known.get("space") or [])]:
         check_setting(word, method)
 
@@ -117,13 +117,15 @@ def check_setting(word: str, method: str | None) -> None:
     assert equals, word
     group, dot, field = name.partition(".")
     if name == "method":
-        find(value)
+        get_method(value)
         return
     if group == "method" and dot:
         if method and ":" in method:
             return
         owners = [
-            cls for cls in map(find, [method] if method else EVERY_METHOD) if field in cls.Config.__dataclass_fields__
+            cls
+            for cls in map(get_method, [method] if method else EVERY_METHOD)
+            if field in cls.Config.__dataclass_fields__
         ]
         assert owners, f"{word}: no such setting of {method or 'any method'}"
         if "," not in value and not PLACE.match(value):

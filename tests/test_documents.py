@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from orchestrator.streams.load import load_stream
+from ctvr.orchestrator.streams.load import load_stream
 from tools.reference_pages import settings_page
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.cli.main import main
-from orchestrator.importers.table import CSV_COLUMNS
-from orchestrator.jobs.deployment import Deployment
-from orchestrator.streams import load
-from orchestrator.streams.manifest import parse_manifest, read_json
+from ctvr.orchestrator.cli.main import main
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.importers.csv_table import CSV_COLUMNS
+from ctvr.orchestrator.streams import load
+from ctvr.orchestrator.streams.manifest import parse_manifest, read_json
 from tests.small_stream import write_stream
 from tests.test_commands import DOCUMENTS, ROOT, blocks_of, commands_of, lines_of
 
@@ -45,7 +45,7 @@ WHY_NOT = {
     "python docs/typed_queries.py .*": "three trained models of the whole embedded stream",
     "ctvr streams export .* --form h5": "h5py",
     "ctvr ui": "a server that stays until it is stopped",
-    "ctvr look (merges|scores|drift) .*": "runs of their own: tests/orchestrator/jobs/test_look.py",
+    "ctvr plot (merges|scores|drift) .*": "runs of their own: tests/orchestrator/jobs/test_plot.py",
     "ctvr (run|search|table|page|look|conform|explain|reproduce|rebuild|sync)": "names the command in a sentence",
 }
 FILLED = {
@@ -56,7 +56,7 @@ FILLED = {
     "COMMAND": "search",
     "VIDEO": "videos",
 }
-FILLED_IN = {"ctvr streams check NAME": "mine", "ctvr doctor --stream NAME": "mine", "ctvr page NAME": "shapes-5"}
+FILLED_IN = {"ctvr streams check NAME": "mine", "ctvr doctor --stream NAME": "mine", "ctvr report NAME": "shapes-5"}
 
 
 def typed(line: str) -> Iterator[list[str]]:
@@ -102,7 +102,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """What is wrong with a command as it is typed; nothing if it runs."""
     if "KEY" in words:
-        trained = Deployment(runs=Path("runs")).existing_tracker().find_runs(tags={"ctvr.complete": "true"})
+        trained = ExecutionConfig(runs=Path("runs")).existing_tracker().find_runs(tags={"ctvr.complete": "true"})
         words = [trained[0].tags["ctvr.result"] if word == "KEY" else word for word in words]
     given = FILLED_IN.get(" ".join(words))
     filled = [given if given and word == "NAME" else FILLED.get(word, word) for word in words[1:]]

@@ -27,7 +27,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy: setuptools packs what an earlier build left in `build/`, files that moved since included."""
     copy = tmp_path_factory.mktemp("source")
     for name in PACKAGES:
-        shutil.copytree(REPOSITORY / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(REPOSITORY / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, copy / name)
     words = ["wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w", copy / "dist", copy]
@@ -55,24 +55,26 @@ def run(elsewhere: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=300)
 
 
-def test_every_file_of_the_packages_is_in_the_wheel(wheel):
+def test_every_file_of_the_packages_is_in_the_wheel_below_one_name(wheel):
     files = {
-        path.relative_to(REPOSITORY).as_posix()
+        (path if name == "ctvr" else REPOSITORY / "ctvr" / path.relative_to(REPOSITORY))
+        .relative_to(REPOSITORY)
+        .as_posix()
         for name in PACKAGES
         for path in (REPOSITORY / name).rglob("*")
         if path.is_file() and path.name not in NO_PART_OF_IT
         if not any(part == "__pycache__" or part.startswith(".") for part in path.relative_to(REPOSITORY).parts)
     }
-    assert {"orchestrator/py.typed", "methods/backbone/tiny_clip/weights.safetensors"} < files
+    assert {"ctvr/py.typed", "ctvr/methods/backbone/tiny_clip/weights.safetensors"} < files
     with zipfile.ZipFile(wheel) as packed:
         packed_files = {name for name in packed.namelist() if ".dist-info/" not in name}
+        (metadata,) = {name.partition("/")[0] for name in packed.namelist()} - {"ctvr"}
+        assert packed.read(f"{metadata}/top_level.txt").split() == [b"ctvr"]
     assert packed_files == files
 
 
 def test_the_installed_command_lists_the_methods_and_learns_a_stream(elsewhere):
-    where = run(
-        elsewhere, "python", "-c", "import ctvr, orchestrator, methods; print(orchestrator.__file__, methods.__file__)"
-    )
+    where = run(elsewhere, "python", "-c", "import ctvr.orchestrator, ctvr.methods as m; print(ctvr.orchestrator, m)")
     assert where.stdout.count(str(elsewhere / "env")) == 2, where.stderr
     listed = run(elsewhere, "ctvr", "methods")
     assert (listed.returncode, "framefusion_moe" in listed.stdout) == (0, True), listed.stderr

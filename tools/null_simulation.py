@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.tables.intervals import differences, over_seeds_alone
-from orchestrator.tables.table import LEVEL
+from ctvr.orchestrator.tables.intervals import compare_over_seeds, differences
+from ctvr.orchestrator.tables.table import LEVEL
 
 LEAST, MOST = 0.03, 0.07
 
@@ -136,7 +136,7 @@ def is_called_different(situation: Situation, rng: np.random.Generator) -> bool:
         found = differences(rows, best, videos, None, paired, fixed, not situation.is_search)
     else:
         values = [rng.normal(0, situation.seed_points[0], count) for count in counts]
-        found = over_seeds_alone(values, 0, is_chosen=False)
+        found = compare_over_seeds(values, 0, is_chosen=False)
     if situation.is_search:
         found = [max(found[1:], key=lambda each: each.value)]
     return any(each.p < LEVEL for each in found)

@@ -33,9 +33,19 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from orchestrator.shapes.cvlm import DATA_SETS, draw_take
-from orchestrator.shapes.scenes import CATEGORIES, SHARED_NOUNS, draw_scene, pick, with_articles
-from orchestrator.shapes.world import BACKGROUNDS, COLOURS, SHAPES, SIZES, Pixels, Sprite, background, draw, shade
+from ctvr.orchestrator.synthetic.cvlm import DATA_SETS, draw_shot
+from ctvr.orchestrator.synthetic.drawing import (
+    BACKGROUNDS,
+    COLOURS,
+    SHAPES,
+    SIZES,
+    Pixels,
+    Sprite,
+    background,
+    draw,
+    shade,
+)
+from ctvr.orchestrator.synthetic.scenes import CATEGORIES, SHARED_NOUNS, draw_scene, pick, with_articles
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +138,7 @@ def lexicon() -> set[str]:
     for index, source in enumerate(DATA_SETS):
         words.update(source.nouns.values())
         for action in range(len(source.actions)):
-            takes = [draw_take(index, action, rng) for _ in range(40)]
+            takes = [draw_shot(index, action, rng) for _ in range(40)]
             words.update(*(take.caption(n % 2 == 1, rng).split() for n, take in enumerate(takes)))
     return words
 

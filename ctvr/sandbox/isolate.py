@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctvr.sandbox.fence import leave_files, leave_network, leave_rights
+from ctvr.sandbox.restrict import drop_privileges, isolate_network, restrict_files
 from ctvr.sandbox.system_calls import leave_calls
 
 
 @dataclass(frozen=True)
 class Isolation:
-    """The means that hold a process: `files` as `leave_files` returns it, an own network, a filter of system calls."""
+    """The means that hold a process: `files` as `restrict_files` returns it, own network, filter of system calls."""
 
     files: str
     network: bool
@@ -30,6 +30,6 @@ def isolate(readable: Iterable[str | Path], writable: Iterable[str | Path] = ())
         What holds it now. Where the system refuses one of the means the others stand.
     """
     writable = list(writable)
-    files, network = leave_files(readable, writable), leave_network()  # root needs its rights for both
-    leave_rights()
+    files, network = restrict_files(readable, writable), isolate_network()  # root needs its rights for both
+    drop_privileges()
     return Isolation(files, network, leave_calls(may_write=bool(writable)))

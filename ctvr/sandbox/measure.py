@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctvr.sandbox.fence import leave_files, leave_network
 from ctvr.sandbox.isolate import Isolation, isolate
+from ctvr.sandbox.restrict import isolate_network, restrict_files
 from ctvr.sandbox.system_calls import leave_calls
 from ctvr.sandbox.ways import WAYS, Target, open_ways
 
@@ -31,7 +31,7 @@ _SECONDS = 20
 _RAN = "ran"
 _HOLDS: dict[str, Callable[[str], Isolation]] = {
     "all": lambda given: isolate([given]),
-    "files": lambda given: Isolation(leave_files([given]), leave_network(), False),
+    "files": lambda given: Isolation(restrict_files([given]), isolate_network(), False),
     "calls": lambda given: Isolation("", False, leave_calls()),
     "none": lambda given: Isolation("", False, False),
 }

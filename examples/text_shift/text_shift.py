@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from methods.backbone.clip import Clip
-from methods.base import Method, ParamGroup, unit
-from methods.layers.pooling import mean_pool
+from ctvr import Method
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.base import ParamGroup, l2_normalize
+from ctvr.methods.layers.pooling import mean_pool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class TextShift(Method):
         return mean_pool(self.backbone.vision(frames), "none")
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
-        return unit(self.backbone.text(tokens).float() + self.shift)
+        return l2_normalize(self.backbone.text(tokens).float() + self.shift)
 
     def scale(self) -> Tensor:
         return self.backbone.logit_scale.exp()

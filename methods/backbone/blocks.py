@@ -30,9 +30,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from methods.backbone.folding import Fold, folded
-from methods.backbone.frozen_mlp import pass_mlp
-from methods.backbone.quick_gelu import QuickGELU
+from ctvr.methods.backbone.frozen_mlp import pass_mlp
+from ctvr.methods.backbone.merged_weights import Fold, merge
+from ctvr.methods.backbone.quick_gelu import QuickGELU
 
 
 @dataclass
@@ -64,7 +64,7 @@ class TokenState:
 
 
 @dataclass(frozen=True)
-class Attended:
+class AttentionTrace:
     """What `between` may ask of the attention that has just run (see `AttentionNeeds`)."""
 
     keys: Tensor | None = None  # (G, N, D/H) keys averaged over heads
@@ -80,7 +80,7 @@ class BlockSeams:
     """The additions of one block; None leaves a place as CLIP made it.
 
     qkv, q, k, v, out: (input, projected, state) -> projected; qkv (G, N, 3D) acts before the other three. fold: the
-    matrix (3D, D) that does what qkv, q, k and v do, for weights at rest (folding.py).
+    matrix (3D, D) that does what qkv, q, k and v do, for weights at rest (merged_weights.py).
     mix: (q, k, v, bias, state) -> mixed, heads first (G, H, N, D/H), in place of the fused attention; it is slow, for
     searches that need its probabilities. beside: (y, attention, state) -> attention. before, after: (x, state) -> x.
     between: (x, attended, state) -> x. mlp: (y, output, state) -> output.
@@ -143,7 +143,7 @@ class Attention(nn.Module):
         self, y: Tensor, seams: BlockSeams, state: TokenState, read: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v of tokens y (G, N, D), each (G, N, D), but q of the first `read` tokens alone if that is given."""
-        weight, seams = folded(self.in_weight, seams)
+        weight, seams = merge(self.in_weight, seams)
         if read is not None and seams.qkv is seams.q is seams.k is seams.v is None:
             width = y.shape[-1]
             q = F.linear(y[:, :read], weight[:width], self.in_bias[:width])
@@ -167,7 +167,7 @@ class Attention(nn.Module):
 
     def forward(
         self, y: Tensor, seams: BlockSeams, state: TokenState, causal: bool = False, read: int | None = None
-    ) -> tuple[Tensor, Attended]:
+    ) -> tuple[Tensor, AttentionTrace]:
         """Attend within each group. Takes y (G, N, D), returns (G, N, D) and what `between` asked for.
 
         With `read`, the first `read` tokens attend to all: (G, read, D).
@@ -193,7 +193,7 @@ class Attention(nn.Module):
         if seams.wants_class_row and read is None:
             logits = (q[:, :, :1] @ k.mT)[:, :, 0] / math.sqrt(q.shape[-1])  # (G, H, N)
             row = (logits if bias is None else logits + bias[:, :, 0]).softmax(dim=-1).mean(dim=1)
-        return out, Attended(keys, row)
+        return out, AttentionTrace(keys, row)
 
 
 class Block(nn.Module):
@@ -277,7 +277,7 @@ def checkpointing(is_on: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def passing_again() -> Iterator[None]:
+def recomputing() -> Iterator[None]:
     """Inside, tokens pass that have passed before in the same step."""
     token = _AGAIN.set(True)
     try:
@@ -286,12 +286,12 @@ def passing_again() -> Iterator[None]:
         _AGAIN.reset(token)
 
 
-def passes_again() -> bool:
+def is_recomputing() -> bool:
     """Whether these tokens have passed before in the same step: a seam that counts must not count them twice."""
     return _AGAIN.get()
 
 
-def through(block: Callable[[Tensor, TokenState], Tensor], x: Tensor, state: TokenState) -> Tensor:
+def run_block(block: Callable[[Tensor, TokenState], Tensor], x: Tensor, state: TokenState) -> Tensor:
     """Pass tokens x (G, N, D) through one block, whose activations are not kept inside `checkpointing`.
 
     Every tower calls this for each of its blocks, also one that a method builds of CLIP's blocks.
@@ -304,7 +304,7 @@ def through(block: Callable[[Tensor, TokenState], Tensor], x: Tensor, state: Tok
     def run(x: Tensor) -> Tensor:
         if first:
             return block(x, first.pop())
-        with passing_again():
+        with recomputing():
             return block(x, before.copy())
 
     passed: Tensor = checkpoint(run, x, use_reentrant=False, preserve_rng_state=True)
@@ -337,7 +337,7 @@ def run_blocks(
         state.layer = layer
         seam = None if seams is None else seams[layer]
         is_last = classes_only and layer == len(blocks) - 1
-        x = through(partial(_pass, block, seam, causal, is_last), x, state)
+        x = run_block(partial(_pass, block, seam, causal, is_last), x, state)
     return x
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from methods.backbone.huggingface import ROOT, is_theirs, under_open_clip_names
-from methods.backbone.weights import read_weights
+from ctvr.methods.backbone.huggingface import ROOT, is_theirs, under_open_clip_names
+from ctvr.methods.backbone.weights import read_weights
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """A CLIP backbone: open_clip's two towers, rebuilt of blocks with seams (blocks.py). load.py loads one.
 
-Towers of other kinds behind the same seams are in other_towers.py.
+Towers of other kinds behind the same seams are in openclip_towers.py.
 
 An open_clip model is taken apart once, in `Clip.__init__`, into the same network with named places where a
 method may act. What a method needs of the seams can be imported from here too.
@@ -17,28 +17,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from methods.backbone.blocks import (
-    Attended,
+from ctvr.methods.backbone.blocks import (
     Attention,
+    AttentionTrace,
     Block,
     BlockSeams,
     Seam,
     Seams,
     TokenState,
     checkpointing,
-    passes_again,
-    passing_again,
+    is_recomputing,
+    recomputing,
     record,
     record_tokens,
+    run_block,
     run_blocks,
-    through,
 )
-from methods.backbone.last_block import can_end, end
-from methods.layers.transfer import cut
+from ctvr.methods.backbone.eot_only import eot_only, supports_eot_only
+from ctvr.methods.layers.transfer import trim_padding
 
 __all__ = [
-    "Attended",
     "Attention",
+    "AttentionTrace",
     "Block",
     "BlockSeams",
     "Clip",
@@ -48,17 +48,17 @@ __all__ = [
     "TokenState",
     "VisionTower",
     "checkpointing",
-    "passes_again",
-    "passing_again",
+    "is_recomputing",
+    "recomputing",
     "record",
     "record_tokens",
+    "run_block",
     "run_blocks",
-    "through",
 ]
 
 
 class VisionTower(nn.Module):
-    """CLIP's ViT over the frames of a video. Other towers behind the same seams: other_towers.py."""
+    """CLIP's ViT over the frames of a video. Other towers behind the same seams: openclip_towers.py."""
 
     is_plain = True  # its parts are CLIP's: a class token, conv1, ln_pre, ln_post, proj
     classes = 1  # leading class tokens of a frame
@@ -158,7 +158,7 @@ class TextTower(nn.Module):
 
         L' is the longest caption on the CPU and L on a device, where whoever brings captions cuts them before.
         """
-        tokens = cut(tokens)
+        tokens = trim_padding(tokens)
         eot = tokens.argmax(dim=-1)  # the first maximum: the end-of-text id is the largest of the vocabulary
         x = self.token_embedding(tokens) + self.positional_embedding[: tokens.shape[1]]
         return x, TokenState(len(tokens), eot=eot, protected=tokens.shape[1])
@@ -182,11 +182,11 @@ class TextTower(nn.Module):
         x, state = self.embed(tokens)
         last, acts = self.blocks[-1], (seams[-1] if seams else None) or BlockSeams()
         is_whole = self.training or torch.is_grad_enabled() or not self.causal
-        if is_whole or len(seams or self.blocks) != len(self.blocks) or not can_end(last, acts, state):
+        if is_whole or len(seams or self.blocks) != len(self.blocks) or not supports_eot_only(last, acts, state):
             return self.read(run_blocks(self.blocks, x, seams, state, self.causal), state)
         x = run_blocks(self.blocks[:-1], x, None if seams is None else seams[:-1], state, self.causal)
         state.layer = len(self.blocks) - 1
-        return self.read(end(last, x, acts, state), state)
+        return self.read(eot_only(last, x, acts, state), state)
 
 
 class Clip(nn.Module):

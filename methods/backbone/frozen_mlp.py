@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from methods.backbone.quick_gelu import STEEPNESS, QuickGELU
+from ctvr.methods.backbone.quick_gelu import STEEPNESS, QuickGELU
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from methods.backbone.architectures import TINY, TINY_FOLDER, UMT
-from methods.backbone.checkpoint import ENDINGS, fitted, read_checkpoint
-from methods.backbone.clip import Clip
-from methods.backbone.other_towers import EndMarked, WholeText, text_of, vision_of
-from methods.backbone.umt_load import load_umt
-from methods.paths import named_path
+from ctvr.methods.backbone.architectures import TINY, TINY_FOLDER, UMT
+from ctvr.methods.backbone.checkpoint import ENDINGS, fitted, read_checkpoint
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.backbone.openclip_towers import EndMarked, WholeText, text_of, vision_of
+from ctvr.methods.backbone.umt_load import load_umt
+from ctvr.methods.user_paths import expand_path
 
 VERSION: str = importlib.metadata.version("open_clip_torch")  # of the library that defines the towers
 
@@ -75,17 +75,17 @@ def _tiny_clip(
             raise ValueError(f"{file}: damaged (its digest is not the one in config.json). Install the package again.")
         _load_weights(source, file, name=TINY)
     elif weights != "random":
-        _load_weights(source, named_path(weights), sha256, TINY)
+        _load_weights(source, expand_path(weights), sha256, TINY)
     return source, tokenizer, config["mean"], config["std"]
 
 
 def _umt(name: str, weights: str, seed: int, sha256: str, vocabulary: str) -> Clip:
     if weights != "random" and not is_path(weights):
         raise ValueError(f"{name} has no weights called {weights!r}. Write its authors' file, or random.")
-    state = None if weights == "random" else read_checkpoint(named_path(weights), sha256, ("vision_encoder.",))
+    state = None if weights == "random" else read_checkpoint(expand_path(weights), sha256, ("vision_encoder.",))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return load_umt(name, state, named_path(vocabulary) if vocabulary else None, weights).eval()
+        return load_umt(name, state, expand_path(vocabulary) if vocabulary else None, weights).eval()
 
 
 def _open_clip(
@@ -115,7 +115,7 @@ def _open_clip(
                 f"the weights {weights!r} of {name} could not be fetched ({reason}). Give a local file instead."
             ) from error
     if is_path(weights):
-        _load_weights(source, named_path(weights), sha256, name)
+        _load_weights(source, expand_path(weights), sha256, name)
     return source, _tokenizer(name), source.visual.image_mean, source.visual.image_std
 
 
@@ -139,7 +139,7 @@ def are_here(name: str, weights: str) -> bool:
     if weights in {"shipped", "random"}:
         return True
     if is_path(weights):
-        return named_path(weights).exists()
+        return expand_path(weights).exists()
     from huggingface_hub import try_to_load_from_cache
     from open_clip.pretrained import get_pretrained_cfg
 

@@ -24,9 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.backbone.bert import FusionBert, Memory
-from methods.backbone.blocks import Attention, Block, Seams, TokenState, record, run_blocks
-from methods.backbone.clip import Clip, VisionTower
+from ctvr.methods.backbone.bert import FusionBert, Memory
+from ctvr.methods.backbone.blocks import Attention, Block, Seams, TokenState, record, run_blocks
+from ctvr.methods.backbone.clip import Clip, VisionTower
 
 _EPS = 1e-6
 OF_RETRIEVAL = ("vision.pool_norm", "vision.proj", "text.proj", "head", "temp")  # weights that no question reads

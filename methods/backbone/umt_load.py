@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from methods.backbone.architectures import UMT
-from methods.backbone.bert import FusionBert
-from methods.backbone.checkpoint import check
-from methods.backbone.umt import OF_RETRIEVAL, Umt, UmtVision
-from methods.backbone.umt_weights import of_decoder, under_our_names
-from methods.backbone.word_pieces import WordPieces
+from ctvr.methods.backbone.architectures import UMT
+from ctvr.methods.backbone.bert import FusionBert
+from ctvr.methods.backbone.checkpoint import check
+from ctvr.methods.backbone.umt import OF_RETRIEVAL, Umt, UmtVision
+from ctvr.methods.backbone.umt_weights import of_decoder, under_our_names
+from ctvr.methods.backbone.wordpiece import WordPieces
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 

@@ -38,7 +38,7 @@ _LEFT_OUT = ("text_encoder.cls.", "clip_teacher.", "clip_decoder.", "vision_enco
 
 
 def under_our_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The authors' weights (raw or without `model`) as the state of `methods.backbone.umt.Umt`.
+    """The authors' weights (raw or without `model`) as the state of `ctvr.methods.backbone.umt.Umt`.
 
     Raises:
         ValueError: for a name that UMT has not.
@@ -53,7 +53,7 @@ def under_our_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def of_decoder(state: Mapping[str, Tensor], fusion_from: int) -> dict[str, Tensor]:
-    """The state of `methods.backbone.answers.AnswerDecoder`: the checkpoint's own decoder, else its fusion layers.
+    """The state of `AnswerDecoder` (answer_decoder.py): the checkpoint's own decoder, else its fusion layers.
 
     Args:
         state: the authors' weights.

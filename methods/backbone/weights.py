@@ -34,7 +34,7 @@ _KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
 _LONGEST = 200  # characters of a reason; a longer text is a page of advice for programmers
 # The folder that our packages lie in is searched for them alone, and closed before the file is opened
 _CHILD = (
-    "import sys; sys.path.append(sys.argv.pop(1)); from methods.backbone.weights import main; "
+    "import sys; sys.path.append(sys.argv.pop(1)); from ctvr.methods.backbone.weights import main; "
     "sys.path.pop(); sys.exit(main())"
 )
 # What is often found in place of weights, by its first bytes
@@ -128,7 +128,7 @@ def _read_pickle(file: Path, wanted: str) -> dict[str, Tensor]:
     environment |= {"OMP_NUM_THREADS": "1", "HOME": os.devnull}
     with tempfile.TemporaryDirectory(prefix="weights-") as folder:
         out = Path(folder) / "weights.safetensors"
-        root = str(Path(__file__).absolute().parents[2])
+        root = str(Path(__file__).absolute().parents[3])
         command = [sys.executable, "-I", "-c", _CHILD, root, str(file.absolute()), wanted, str(out)]
         # a file and no pipe: the child's limit of written bytes holds for a file, and a pipe would fill this process
         with tempfile.TemporaryFile() as said:
@@ -178,7 +178,7 @@ def convert(file: Path, wanted: str, out: Path) -> dict[str, str]:
         return {"found": found}
     from safetensors.torch import save_file
 
-    from methods.backbone.inert import read
+    from ctvr.methods.backbone.inert import read
 
     try:
         tensors = read(content)
@@ -198,7 +198,7 @@ def main() -> int:
     file, wanted, out = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     isolate([file, Path(__file__).parent], [out.parent])  # where the system refuses a means, the limits stand
     try:
-        import methods.backbone.inert  # noqa: F401 (before the limits: what torch needs is not the file's doing)
+        import ctvr.methods.backbone.inert  # noqa: F401 (before the limits: what torch needs is not the file's doing)
 
         _bound(file.stat().st_size)
         answer = convert(file, wanted, out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from methods.base import Change
+from ctvr.methods.base import Override
 
 # ACTNET, section 4.4; the rates of task 1 are the released code's, which chooses them by the data set.
 _ACTNET: dict[str, Any] = {
@@ -36,7 +36,7 @@ _RELEASED: dict[str, Any] = {
     "optim.name": "adamw_hf",
     "optim.eps": 1e-6,
     "optim.weight_decay": 0.2,
-    "optim.decay": "all",
+    "optim.decay_parameters": "all",
     "optim.warmup": 0.1,
     "optim.warmup_tasks": "first",
     "optim.warmup_from": "zero",
@@ -67,10 +67,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         "method.lr_vision_first": 6e-6,
         "method.lr_other_first": 2e-6,
     },
-    "no-ffa": Change({"method.use_ffa": False}),  # table 2
-    "no-tame": Change({"method.use_tame": False}),
-    "no-prototypes": Change({"method.use_prototypes": False}),
-    "no-cross-task": Change({"method.beta": 0.0}),
+    "no-ffa": Override({"method.use_ffa": False}),  # table 2
+    "no-tame": Override({"method.use_tame": False}),
+    "no-prototypes": Override({"method.use_prototypes": False}),
+    "no-cross-task": Override({"method.beta": 0.0}),
     # A control that no paper has: eq. 8's references are training videos, so no test video reaches training
-    "train-references": Change({"method.reference_source": "train"}),
+    "train-references": Override({"method.reference_source": "train"}),
 }

@@ -26,12 +26,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from methods.backbone.clip import Clip
-from methods.base import Batch, Method, ParamGroup, RowWise, Task
-from methods.layers.gather import gather, world_size
-from methods.layers.momentum import Encoders, Momentum, Negatives, TextPool, momentum_contrast
-from methods.layers.queues import Pair
-from methods.layers.transfer import to_device
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.base import Batch, Method, ParamGroup, SeparableEncoders, Task
+from ctvr.methods.layers.gather import gather, world_size
+from ctvr.methods.layers.replay.momentum import Encoders, Momentum, Negatives, TextPool, momentum_contrast
+from ctvr.methods.layers.replay.queues import Pair
+from ctvr.methods.layers.transfer import to_device
 
 # Section 4.1 and, where the paper is silent (optimizer, weight decay, which caption), our assumption.
 PAPER: dict[str, Any] = {
@@ -108,8 +108,8 @@ class MomentumRetriever(Method):
     """
 
     config: MomentumConfig
-    contrasts_batch = False  # but against queues
-    trains_all = True
+    uses_in_batch_negatives = False  # but against queues
+    uses_all_parameters = True
 
     def __init__(
         self, config: MomentumConfig, backbone: Clip, has_local: bool = True, has_global: bool = False
@@ -154,8 +154,8 @@ class MomentumRetriever(Method):
     def scale(self) -> Tensor:
         return torch.full((), 1 / self.config.tau, device=self.encoders.clip.logit_scale.device)
 
-    def row_wise(self) -> RowWise | str:
-        return RowWise(self.encoders, ("video", "text"))
+    def separable_encoders(self) -> SeparableEncoders | str:
+        return SeparableEncoders(self.encoders, ("video", "text"))
 
     def queries(self, batch: Batch) -> Pair:
         """q of the global batch, eq. 7."""
@@ -166,9 +166,9 @@ class MomentumRetriever(Method):
         return [momentum.keys(batch.frames, batch.tokens) for momentum in self.momenta]
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        queries, keys, videos = self.queries(batch), self.keys(batch), gather(batch.videos)
-        if batch.tasks is not None and world_size() > 1:  # replayed pairs behind all others, as one worker has them
-            is_replayed = to_device((batch.tasks != self.task_index).long(), videos.device)
+        queries, keys, videos = self.queries(batch), self.keys(batch), gather(batch.video_ids)
+        if batch.task_ids is not None and world_size() > 1:  # replayed pairs behind all others, as one worker has them
+            is_replayed = to_device((batch.task_ids != self.task_index).long(), videos.device)
             order = gather(is_replayed).argsort(stable=True)
             queries, *keys = (Pair(pair.video[order], pair.text[order]) for pair in (queries, *keys))
             videos = videos[order]

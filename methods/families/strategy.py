@@ -11,15 +11,15 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from methods.base import Batch, Method, PairSource, ParamGroup, RowWise, Task
-from methods.families.momentum import MomentumRetriever
-from methods.layers.memory import Policy, ReplayMemory
+from ctvr.methods.base import Batch, Method, PairSource, ParamGroup, SeparableEncoders, Task
+from ctvr.methods.families.momentum import MomentumRetriever
+from ctvr.methods.layers.replay.buffer import Policy, ReplayBuffer
 
 
 class Strategy(Method):
     """A strategy that changes nothing yet: the wrapped retriever, call for call."""
 
-    wraps, trains_all = True, True
+    wraps, uses_all_parameters = True, True
     needs_momentum: ClassVar[bool] = False  # it works on the queues of the retrievers of methods/families/momentum.py
 
     @classmethod
@@ -33,25 +33,25 @@ class Strategy(Method):
             raise ValueError(
                 "the strategy works on queues of keys, which the momentum retrievers have. Write method.base=base_moco."
             )
-        if cls.compares(config) and (reason := base.unfinished_score(base_config)):
+        if cls.compares(config) and (reason := base.score_caveat(base_config)):
             raise ValueError(f"the strategy compares similarities within a batch, and {reason}.")
 
     @classmethod
     def trains_on_searched(cls, config: Any, of_base: bool = False) -> bool:
-        return of_base or cls.remember is not Strategy.remember
+        return of_base or cls.on_gallery_stored is not Strategy.on_gallery_stored
 
     def __init__(self, config: Any, base: Method) -> None:
         super().__init__()
         self.config, self.base = config, base
         self.trains_on = base.trains_on
         self.reencodes_gallery = base.reencodes_gallery
-        self.prompts_by_task = base.prompts_by_task
+        self.task_conditioned_text = base.task_conditioned_text
         self.is_transductive = base.is_transductive
         self.max_frames = base.max_frames
-        self.reads_pads = base.reads_pads
+        self.attends_to_padding = base.attends_to_padding
 
-    def read_pairs_from(self, source: PairSource) -> None:
-        self.base.read_pairs_from(source)
+    def set_pair_source(self, source: PairSource) -> None:
+        self.base.set_pair_source(source)
 
     def begin_task(self, task: Task) -> None:
         self.base.begin_task(task)
@@ -59,8 +59,8 @@ class Strategy(Method):
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
         self.base.end_task(task, loader)
 
-    def remember(self, task: Task, gallery: Tensor) -> None:
-        self.base.remember(task, gallery)
+    def on_gallery_stored(self, task: Task, gallery: Tensor) -> None:
+        self.base.on_gallery_stored(task, gallery)
 
     def param_groups(self) -> list[ParamGroup]:
         return self.base.param_groups()
@@ -74,16 +74,16 @@ class Strategy(Method):
     def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
         return self.base.score(queries, gallery)
 
-    def calibrate(self, scores: Tensor) -> Tensor:
-        return self.base.calibrate(scores)
+    def normalize_scores(self, scores: Tensor) -> Tensor:
+        return self.base.normalize_scores(scores)
 
-    def calibrate_for_videos(self, scores: Tensor) -> Tensor:
-        return self.base.calibrate_for_videos(scores)
+    def normalize_scores_v2t(self, scores: Tensor) -> Tensor:
+        return self.base.normalize_scores_v2t(scores)
 
-    def calibrates(self) -> bool:
-        names = ("calibrate", "calibrate_for_videos")
+    def normalizes_scores(self) -> bool:
+        names = ("normalize_scores", "normalize_scores_v2t")
         own = any(getattr(type(self), name) is not getattr(Strategy, name) for name in names)
-        return own or self.base.calibrates()
+        return own or self.base.normalizes_scores()
 
     def scale(self) -> Tensor:
         return self.base.scale()
@@ -94,33 +94,33 @@ class Strategy(Method):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         return self.base.losses(batch)
 
-    def row_wise(self) -> RowWise | str:
+    def separable_encoders(self) -> SeparableEncoders | str:
         """The retriever's: a strategy has no other way to features."""
-        return self.base.row_wise()
+        return self.base.separable_encoders()
 
     def after_step(self) -> None:
         self.base.after_step()
 
-    def diagnostics(self) -> dict[str, float]:
-        return self.base.diagnostics()
+    def task_metrics(self) -> dict[str, float]:
+        return self.base.task_metrics()
 
     def similarities(self) -> dict[str, Tensor]:
         return self.base.similarities()
 
-    def monitored(self) -> dict[str, float | Tensor]:
-        return self.base.monitored()
+    def batch_metrics(self) -> dict[str, float | Tensor]:
+        return self.base.batch_metrics()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
-    """Settings of every memory; see `ReplayMemory`. BMU-MoCo's paper keeps 10,000 pairs, a tenth of a task."""
+    """Settings of every memory; see `ReplayBuffer`. BMU-MoCo's paper keeps 10,000 pairs, a tenth of a task."""
 
-    memory: int = 256  # pairs in total; their frames stay in the store
-    buffer: Policy = "ring"  # a place for each task; reservoir: one uniform sample of all pairs so far
+    buffer_size: int = 256  # pairs in total; their frames stay in the store
+    buffer_policy: Policy = "ring"  # a place for each task; reservoir: one uniform sample of all pairs so far
 
     def __post_init__(self) -> None:
-        if self.memory < 0:
-            raise ValueError(f"memory counts pairs and must be >= 0, got {self.memory}. Use 0 for no replay.")
+        if self.buffer_size < 0:
+            raise ValueError(f"buffer_size counts pairs and must be >= 0, got {self.buffer_size}. Use 0 for no replay.")
 
 
 class ReplayStrategy(Strategy):
@@ -131,11 +131,11 @@ class ReplayStrategy(Strategy):
 
     def __init__(self, config: Any, base: Method, quota: Literal["dynamic", "static"] = "dynamic") -> None:
         super().__init__(config, base)
-        self.memory = ReplayMemory(config.memory, config.buffer, quota)
+        self.memory = ReplayBuffer(config.buffer_size, config.buffer_policy, quota)
         self.index = 0  # of the present task
 
-    def read_pairs_from(self, source: PairSource) -> None:
-        super().read_pairs_from(source)
+    def set_pair_source(self, source: PairSource) -> None:
+        super().set_pair_source(source)
         self.memory.source = source
 
     def begin_task(self, task: Task) -> None:
@@ -145,13 +145,13 @@ class ReplayStrategy(Strategy):
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
         batches = self.memory.observe(task, loader, self.kept_features)
         super().end_task(task, batches)
-        if self.config.memory:
+        if self.config.buffer_size:
             for _ in batches:  # whatever the retriever has not looked at
                 pass
 
     def kept_features(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Video and text features (B, d) to keep with pairs; none, unless a strategy says otherwise."""
-        none = batch.frames.new_empty(len(batch.videos), 0)
+        none = batch.frames.new_empty(len(batch.video_ids), 0)
         return none, none
 
 

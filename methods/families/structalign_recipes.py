@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from methods.base import Change
+from ctvr.methods.base import Override
 
 RELEASED: dict[str, Any] = {
     "method.tau": 0.010051835744633586,  # exp(-4.6)
@@ -24,7 +24,7 @@ RELEASED: dict[str, Any] = {
     "method.score": "fused",
     "optim.name": "adamw_hf",
     "optim.weight_decay": 0.5,
-    "optim.decay": "all",
+    "optim.decay_parameters": "all",
     "optim.warmup_tasks": "first",
     "optim.warmup_from": "zero",
     "optim.num_cycles": 1.0,
@@ -33,7 +33,7 @@ RELEASED: dict[str, Any] = {
     "data.augment": "crop_flip",
     "evaluation.select": "best",
     "evaluation.patience": 5,  # from epoch 11 on
-    "evaluation.patience_from": 10,
+    "evaluation.patience_start": 10,
     "evaluation.own_gallery": "cut",  # z-scores over all stored videos, in a task's own gallery too
 }
 ACTNET: dict[str, Any] = {"method.lr": 6e-6, "method.num_experts": 5, "method.fusion_layers": 12, "data.num_frames": 24}
@@ -45,7 +45,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # For the embedded streams, with optim.lr_scale=50: chosen on validation videos before pseudo features had a
     # gradient, not anew. Words alone stay below zero-shot CLIP there: the small text tower never aligned them.
     "shapes": {"method.score": "fused", "method.lr_first": 1e-5, "method.lr": 4e-6},
-    "framework": Change({"method.lambda1": 0.0, "method.lambda2": 0.0}),  # table 3
-    "no-cetf": Change({"method.lambda1": 0.0}),  # "Framework + L_CRP"
-    "no-crp": Change({"method.lambda2": 0.0}),  # "Framework + CETF"
+    "framework": Override({"method.lambda1": 0.0, "method.lambda2": 0.0}),  # table 3
+    "no-cetf": Override({"method.lambda1": 0.0}),  # "Framework + L_CRP"
+    "no-crp": Override({"method.lambda2": 0.0}),  # "Framework + CETF"
 }

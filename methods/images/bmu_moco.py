@@ -19,12 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.base import Batch, Method, ParamGroup, Task
-from methods.families.momentum import check_momentum, check_start
-from methods.images.siamese import FIRST, SECOND, make_projector
-from methods.layers.gather import gather
-from methods.layers.momentum import Negatives, follow, momentum_contrast, move, review
-from methods.layers.queues import KeyQueue, Pair
+from ctvr.methods.base import Batch, Method, ParamGroup, Task
+from ctvr.methods.families.momentum import check_momentum, check_start
+from ctvr.methods.images.siamese import FIRST, SECOND, make_projector
+from ctvr.methods.layers.gather import gather
+from ctvr.methods.layers.replay.momentum import Negatives, ema_update, lerp_, momentum_contrast, reverse_ema_update
+from ctvr.methods.layers.replay.queues import KeyQueue, Pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class ImageBMUMoCo(Method):
     Config = ImageBMUConfig
     domain = "images"
     PRESETS = {"paper": {}, "shapes": {"method.width": 128, "method.queue_size": 128}}  # of 256 images a task
-    contrasts_batch = False
+    uses_in_batch_negatives = False
     config: ImageBMUConfig
 
     def __init__(self, config: ImageBMUConfig, backbone: nn.Module) -> None:
@@ -106,7 +106,7 @@ class ImageBMUMoCo(Method):
         self.task_index, self._new = task.index, []
         for momentum in self.momenta:
             if task.index == 0 or momentum is self.local:  # the global one starts once
-                move(momentum.encoder, self.encoder, 1.0)
+                lerp_(momentum.encoder, self.encoder, 1.0)
             if task.index == 0:
                 momentum.queue.reset()
 
@@ -130,9 +130,9 @@ class ImageBMUMoCo(Method):
     def after_step(self) -> None:
         if self._has_started:
             for momentum in self.momenta:  # eq. 12, then eq. 13
-                review(self.encoder, momentum.encoder, self.config.m_hat)
+                reverse_ema_update(self.encoder, momentum.encoder, self.config.m_hat)
         for momentum in self.momenta:  # eq. 8, eq. 14
-            follow(momentum.encoder, self.encoder, self.config.m)
+            ema_update(momentum.encoder, self.encoder, self.config.m)
         for momentum, keys in self._new:
             count = torch.arange(len(keys.video), device=keys.video.device)
             momentum.queue.enqueue(keys, count)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from methods.base import Batch, ParamGroup, Task
-from methods.images.siamese import AroundSiamese, Siamese
+from ctvr.methods.base import Batch, ParamGroup, Task
+from ctvr.methods.images.siamese import Siamese, SiameseStrategy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class ImageMultiTaskConfig:
     only_final: bool = True  # one training at the end; what was forgotten is then no number of interest
 
 
-class ImageMultiTask(AroundSiamese):
+class ImageMultiTask(SiameseStrategy):
     """Forget nothing by learning everything again."""
 
     Config = ImageMultiTaskConfig

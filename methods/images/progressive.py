@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from methods.base import Batch, ParamGroup, Task
-from methods.images.resnet import ResNet18, make_stage
-from methods.images.siamese import AroundSiamese, Siamese
+from ctvr.methods.base import Batch, ParamGroup, Task
+from ctvr.methods.images.resnet import ResNet18, make_stage
+from ctvr.methods.images.siamese import Siamese, SiameseStrategy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ class Columns(nn.Module):
         return torch.cat([features, self.columns[-1].aside(former)], dim=1) if former else features  # type: ignore
 
 
-class ImageProgressive(AroundSiamese):
+class ImageProgressive(SiameseStrategy):
     """Learn each task with a network of its own that reads the former ones."""
 
     Config = ImageProgressiveConfig
@@ -167,8 +167,8 @@ class ImageProgressive(AroundSiamese):
 
     def encode_video(self, frames: Tensor) -> Tensor:
         """By the last column: (B, 1, 3, H, W) -> (B, C)."""
-        return self.encode_video_of(frames, len(self.columns) - 1)
+        return self.encode_video_for_task(frames, len(self.columns) - 1)
 
-    def encode_video_of(self, frames: Tensor, task: int) -> Tensor:
+    def encode_video_for_task(self, frames: Tensor, task: int) -> Tensor:
         """By the column of the images' task."""
         return self.columns.features(frames[:, 0], task)

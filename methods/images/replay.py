@@ -18,10 +18,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from methods.base import Batch
-from methods.images import views
-from methods.images.memory import ImageMemory
-from methods.images.siamese import FIRST, PLAIN, SECOND, AroundSiamese, Siamese
+from ctvr.methods.base import Batch
+from ctvr.methods.images import views
+from ctvr.methods.images.buffer import ImageBuffer
+from ctvr.methods.images.siamese import FIRST, PLAIN, SECOND, Siamese, SiameseStrategy
 
 Again = Callable[[Tensor], Tensor]  # plain images (R, 3, H, W) in [0, 1] -> augmented and normalised
 
@@ -31,7 +31,7 @@ class ImageReplayConfig:
     """Defaults: the release's configurations."""
 
     base: str = "image_finetune"  # the siamese network that learns; its settings are base.*
-    memory: int = 256  # images in total
+    buffer_size: int = 256  # images in total
     rows: int = 256  # drawn in a step
     alpha: float = 0.4  # of Beta(alpha, alpha) in LUMP, weight of the distance in DER
     norm: Literal["cifar", "tiny-imagenet"] = "cifar"  # with whose mean and deviation stored images are normalised
@@ -43,7 +43,7 @@ class ImageReplayConfig:
             raise ValueError(f"rows counts images and must be >= 1, got {self.rows}. The release has 256.")
 
 
-class ImageReplay(AroundSiamese):
+class ImageReplay(SiameseStrategy):
     """A memory that is written behind every step.
 
     Args:
@@ -60,8 +60,8 @@ class ImageReplay(AroundSiamese):
         self, config: ImageReplayConfig, base: Siamese, again: Again | None = None, seed: int | None = None
     ) -> None:
         super().__init__(base)
-        self.config, self.again = config, again or partial(views.again, norm=config.norm)
-        self.memory = ImageMemory(config.memory, int(torch.randint(2**31, ())) if seed is None else seed)
+        self.config, self.again = config, again or partial(views.reaugment, norm=config.norm)
+        self.memory = ImageBuffer(config.buffer_size, int(torch.randint(2**31, ())) if seed is None else seed)
         self._new: tuple[Tensor, Tensor] | None = None  # waits for the optimizer step
 
     def after_step(self) -> None:
@@ -91,11 +91,11 @@ class ImageLUMP(ImageReplay):
         first, second = batch.frames[:, FIRST], batch.frames[:, SECOND]
         if not len(self.memory):
             return first, second
-        rows = self.memory.draw(self.config.rows)[: len(first)]
+        rows = self.memory.sample(self.config.rows)[: len(first)]
         if len(rows) < len(first):
             raise ValueError(
-                f"memory: {len(rows)} images are drawn for a batch of {len(first)}, and each needs a partner. Use a "
-                f"memory and rows of at least {len(first)} images, or smaller batches."
+                f"buffer_size: {len(rows)} images are drawn for a batch of {len(first)}, and each needs a partner. Use "
+                f"a buffer_size and rows of at least {len(first)} images, or smaller batches."
             )
         share = float(self.memory.random.beta(self.config.alpha, self.config.alpha))
         again = self.again(self.memory.images[rows])
@@ -114,7 +114,7 @@ class ImageDER(ImageReplay):
         with torch.no_grad():
             answers = self.base.backbone(batch.frames[:, FIRST])
         if len(self.memory):
-            rows = self.memory.draw(self.config.rows)
+            rows = self.memory.sample(self.config.rows)
             features = self.base.backbone(self.again(self.memory.images[rows]))
             terms["distillation"] = self.config.alpha * (features - self.memory.kept[rows]).square().mean()
         self._new = batch.frames[:, PLAIN], answers

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
-from methods.base import Batch, Task
-from methods.images.siamese import AroundSiamese, Siamese
+from ctvr.methods.base import Batch, Task
+from ctvr.methods.images.siamese import Siamese, SiameseStrategy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class ImageSIConfig:
             raise ValueError(f"clip must be > 0, got {self.clip}. The release has 1.")
 
 
-class ImageSI(AroundSiamese):
+class ImageSI(SiameseStrategy):
     """Hold what former tasks needed."""
 
     Config = ImageSIConfig

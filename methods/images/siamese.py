@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.base import Batch, Change, Method, ParamGroup, Task
+from ctvr.methods.base import Batch, Method, Override, ParamGroup, Task
 
 FIRST, SECOND, PLAIN = 0, 1, 2  # places of an image's pictures in `Batch.frames` (B, 3, 3, H, W)
 
@@ -95,7 +95,7 @@ class Siamese(Method):
     PRESETS = {
         "paper": {},
         "shapes": {"method.width": 128, "method.bottleneck": 32},
-        "barlow": Change({"method.loss": "barlow"}),
+        "barlow": Override({"method.loss": "barlow"}),
     }
     config: SiameseConfig
 
@@ -139,7 +139,7 @@ class Siamese(Method):
         return simsiam(p1.float(), p2.float(), z1.float(), z2.float())
 
 
-class AroundSiamese(Method):
+class SiameseStrategy(Method):
     """What a strategy over a `Siamese` hands on to it: weights, features, the start of a task."""
 
     wraps = True
@@ -147,7 +147,7 @@ class AroundSiamese(Method):
     PRESETS = {
         "paper": {},
         "shapes": {"base.width": 128, "base.bottleneck": 32},
-        "barlow": Change({"base.loss": "barlow"}),
+        "barlow": Override({"base.loss": "barlow"}),
     }
 
     @classmethod

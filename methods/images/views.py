@@ -43,7 +43,7 @@ def view(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
     return x
 
 
-def again(plain: Tensor, norm: str = "cifar") -> Tensor:
+def reaugment(plain: Tensor, norm: str = "cifar") -> Tensor:
     """Stored plain images (R, 3, S, S), cropped, flipped and normalised by `NORMS[norm]`; torch's own numbers."""
     return normalise(flip(crop(plain, 0.08, "bicubic")), NORMS[norm])
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from methods.backbone.clip import TokenState
+from ctvr.methods.backbone.clip import TokenState
 
 Seam = Callable[[Tensor, TokenState], Tensor]
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from methods.backbone.blocks import passes_again
-from methods.layers.gather import world_size
+from ctvr.methods.backbone.blocks import is_recomputing
+from ctvr.methods.layers.gather import world_size
 
 
-class Counted(nn.Module):
+class UsageCounter(nn.Module):
     """A layer of experts that sums its gates until `usage` reads them. They are no part of its state."""
 
     counted: Tensor | None = None  # (E,) float32
 
     def count(self, gates: Tensor) -> None:
         """Add the gates (B, E) of captions that are trained on, each caption once in a step."""
-        if self.training and not passes_again():
+        if self.training and not is_recomputing():
             sums = gates.detach().sum(dim=0, dtype=torch.float32)
             self.counted = sums if self.counted is None else self.counted + sums
 
@@ -30,7 +30,7 @@ def usage(method: nn.Module) -> dict[str, float | Tensor]:
 
     What is told is forgotten. Empty where no layer has counted.
     """
-    layers = [module for module in method.modules() if isinstance(module, Counted) and module.counted is not None]
+    layers = [module for module in method.modules() if isinstance(module, UsageCounter) and module.counted is not None]
     sums = [layer.counted for layer in layers if layer.counted is not None]
     for layer in layers:
         layer.counted = None

@@ -15,9 +15,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.backbone.clip import BlockSeams, TokenState
-from methods.layers.expert_usage import Counted
-from methods.layers.gather import world_size
+from ctvr.methods.backbone.clip import BlockSeams, TokenState
+from ctvr.methods.layers.expert_usage import UsageCounter
+from ctvr.methods.layers.gather import world_size
 
 PLACES = ("q", "k", "v", "out")  # the projections of a text block that task-aware experts adapt
 
@@ -66,10 +66,10 @@ class Router(nn.Module):
         return (places * best.softmax(dim=-1)[..., None]).sum(dim=1)
 
 
-class Chosen(nn.Module):
+class RoutingRecorder(nn.Module):
     """Experts of which a step chooses some; on a GPU it is written down which, for `drop_unchosen`."""
 
-    trains_all = False  # as of a method
+    uses_all_parameters = False  # as of a method
     chosen: Tensor | None = None  # (E,) bool, since the last step
 
     def by_expert(self) -> Iterable[Iterable[nn.Parameter]]:
@@ -88,7 +88,7 @@ class Chosen(nn.Module):
             self.note(torch.arange(num_experts, device=device)[None] == 0)
 
 
-class SharedLoRAExperts(Chosen, Counted):
+class SharedLoRAExperts(RoutingRecorder, UsageCounter):
     """Eq. 5 with its factor: scale * sum_i w_i B_i A x."""
 
     def __init__(
@@ -106,7 +106,7 @@ class SharedLoRAExperts(Chosen, Counted):
         Each caption's experts are merged into one matrix sum_i w_i B_i before they meet its tokens. An
         expert that no caption of the step chose takes no part in it: its gradient is None, so an
         optimizer neither moves nor decays it, as in the released code. On a GPU it is None only once
-        `drop_unchosen` has been called (see `Chosen`).
+        `drop_unchosen` has been called (see `RoutingRecorder`).
         """
         down = F.linear(F.dropout(x, self.dropout, self.training), self.A)  # (B, L, r)
         if gates is None:
@@ -147,7 +147,9 @@ def drop_unchosen(method: nn.Module) -> None:
 
     The choices of all layers are read at once, where reading them one by one would make the host wait for each.
     """
-    layers = [module for module in method.modules() if isinstance(module, Chosen) and module.chosen is not None]
+    layers = [
+        module for module in method.modules() if isinstance(module, RoutingRecorder) and module.chosen is not None
+    ]
     masks = [module.chosen for module in layers if module.chosen is not None]
     if not masks:
         return

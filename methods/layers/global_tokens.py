@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from methods.backbone.clip import Attention, BlockSeams, TokenState
+from ctvr.methods.backbone.clip import Attention, BlockSeams, TokenState
 
 
 def block_of_video(block: Any, whole: int, num_frames: int, x: Tensor, state: TokenState) -> Tensor:

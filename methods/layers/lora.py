@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.backbone.clip import TokenState
+from ctvr.methods.backbone.clip import TokenState
 
 
 class LoRA(nn.Module):

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.backbone.clip import TokenState
-from methods.layers.expert_usage import Counted
-from methods.layers.experts import Router, check_top_k
+from ctvr.methods.backbone.clip import TokenState
+from ctvr.methods.layers.expert_usage import UsageCounter
+from ctvr.methods.layers.experts import Router, check_top_k
 
 
-class LoRAExperts(Counted):
+class LoRAExperts(UsageCounter):
     """W x + scale * sum_i G_i B_i A_i x; fills the seams q, k, v, out of a text block.
 
     All experts are computed and weighted, so that an expert outside the top k has a gradient of zero

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.backbone.quick_gelu import QuickGELU
-from methods.layers.new_block import new_block, passed
+from ctvr.methods.backbone.quick_gelu import QuickGELU
+from ctvr.methods.layers.transformer_block import new_block, passed
 
 Tying = Literal["none", "down_out", "down_in"]
 FACTOR, HIDDEN, SHARE = 32, 16, 0.1  # width of a tied block's vector, of the calibration; what is added of an adapter

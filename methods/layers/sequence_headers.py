@@ -12,7 +12,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from methods.backbone.clip import TextTower, TokenState, run_blocks
+from ctvr.methods.backbone.clip import TextTower, TokenState, run_blocks
 
 
 class FrameLSTM(nn.Module):

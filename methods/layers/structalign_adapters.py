@@ -13,13 +13,13 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from methods.backbone.clip import BlockSeams, Clip, Seams
-from methods.layers.experts import PLACES, TaskAwareExperts
-from methods.layers.lora import LoRA
-from methods.layers.lora_experts import LoRAExperts
-from methods.layers.reducers import combine
-from methods.layers.temporal import FrameFusion
-from methods.layers.token_steps import TokenReducer
+from ctvr.methods.backbone.clip import BlockSeams, Clip, Seams
+from ctvr.methods.layers.experts import PLACES, TaskAwareExperts
+from ctvr.methods.layers.lora import LoRA
+from ctvr.methods.layers.lora_experts import LoRAExperts
+from ctvr.methods.layers.reduction.plan import TokenReducer
+from ctvr.methods.layers.reduction.reducers import combine
+from ctvr.methods.layers.temporal import FrameFusion
 
 
 def _modules(block: nn.Module) -> dict[str, Any]:

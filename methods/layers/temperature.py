@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from methods.backbone.clip import Clip
+from ctvr.methods.backbone.clip import Clip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ def to_device(x: Tensor | Sequence[int], device: torch.device) -> Tensor:
     return host.to(device)
 
 
-def cut(tokens: Tensor) -> Tensor:
+def trim_padding(tokens: Tensor) -> Tensor:
     """Captions (B, L) without the pads behind the longest one, where the host knows it: on the CPU.
 
     On a device they stay as they are, for its reading would be a wait: whoever copies captions there cuts them before.

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from methods.backbone.clip import BlockSeams, Seams, TextTower, TokenState, through
+from ctvr.methods.backbone.clip import BlockSeams, Seams, TextTower, TokenState, run_block
 
 CHUNK = 2**26  # word-frame cosines at a time: 256 MiB in float32
 
@@ -141,7 +141,7 @@ def hidden_with_pads(tower: TextTower, tokens: Tensor, seams: Seams | None = Non
     for layer, block in enumerate(text.blocks):
         state.layer = layer
         seam = (None if seams is None else seams[layer]) or BlockSeams()
-        x = through(partial(_block_with_pads, block, seam, visible), x, state)
+        x = run_block(partial(_block_with_pads, block, seam, visible), x, state)
     return text.ln_final(x) @ text.proj, eot
 
 

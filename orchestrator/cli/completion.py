@@ -53,7 +53,7 @@ class Names:
         """Words that an option or an argument takes by its name."""
         if action.choices is not None:
             return tuple(map(str, action.choices))
-        if action.dest == "method" or (action.dest == "name" and command in ("methods", "conform")):
+        if action.dest == "method" or (action.dest == "name" and command in ("methods", "check-method")):
             return self.methods
         return {"stream": self.streams, "preset": self.presets, "baselines": self.methods}.get(action.dest, ())
 
@@ -67,7 +67,7 @@ def add_completion(commands: Any, make_parser: Callable[[], argparse.ArgumentPar
     parser.add_argument("shell", choices=SHELLS)
 
     def run(arguments: argparse.Namespace) -> str:
-        from orchestrator.jobs.list_methods import all_names
+        from ctvr.orchestrator.catalog.methods import all_names
 
         return script(arguments.shell, make_parser(), Names(*all_names()))
 

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli.options import add_settings, add_where, get_where, settings_of
-from orchestrator.cli.sweep import MAIN_JOB
-from orchestrator.errors import ConfigError
+from ctvr.orchestrator.cli.options import add_execution_options, add_settings, get_execution, settings_of
+from ctvr.orchestrator.cli.sweep import MAIN_JOB
+from ctvr.orchestrator.errors import ConfigError
 
 
 def add_streams(commands: Any) -> None:
@@ -16,7 +16,7 @@ def add_streams(commands: Any) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     check = actions.add_parser("check", help="read a stream and list its missing videos")
     check.add_argument("stream")
-    add_where(check, folders=("runs", "videos"))
+    add_execution_options(check, folders=("runs", "videos"))
     check.set_defaults(run=_streams_check)
     importer = actions.add_parser("import", help="turn published split and annotation files into a manifest")
     importer.add_argument("kind", help="msrvtt, actnet, cvlm, cifar-10, cifar-100, tiny-imagenet, csv, features or hf")
@@ -24,7 +24,7 @@ def add_streams(commands: Any) -> None:
         "files", nargs="*", metavar="name=FILE", help="see docs/usage.md: e.g. split=MSRVTT_10_dataset.pkl"
     )
     importer.add_argument("--name", help="of the stream (default: after the split file)")
-    add_where(importer, folders=("runs", "videos"))
+    add_execution_options(importer, folders=("runs", "videos"))
     importer.set_defaults(run=_streams_import)
     exporter = actions.add_parser("export", help="write a stream's table, frames and features for other programs")
     exporter.add_argument("stream")
@@ -34,32 +34,32 @@ def add_streams(commands: Any) -> None:
     exporter.add_argument("--form", default="npz", help="npy, npz, pt, h5, parquet or tar, a shard of WebDataset (npz)")
     exporter.add_argument("--hf", action="store_true", help="instead: videos and metadata for Hugging Face's datasets")
     exporter.add_argument("--license", default="", help="of the videos and captions, for --hf's card (other)")
-    add_where(exporter)
+    add_execution_options(exporter)
     add_settings(exporter)
     exporter.set_defaults(run=_streams_export)
-    add_where(parser, folders=("runs",))
+    add_execution_options(parser, folders=("runs",))
     parser.set_defaults(run=_streams_list)
 
 
 def _streams_list(arguments: argparse.Namespace) -> str:
-    from orchestrator.streams.load import available_streams
+    from ctvr.orchestrator.streams.load import available_streams
 
     return "\n".join(available_streams(arguments.runs))
 
 
 def _streams_check(arguments: argparse.Namespace) -> str:
-    from orchestrator.streams.check import check_stream
-    from orchestrator.streams.load import load_stream
+    from ctvr.orchestrator.streams.check import check_stream
+    from ctvr.orchestrator.streams.load import load_stream
 
     return check_stream(load_stream(arguments.stream, arguments.runs.resolve(), arguments.videos))
 
 
 def _streams_import(arguments: argparse.Namespace) -> str:
-    from orchestrator.importers.command import import_stream, words_of
+    from ctvr.orchestrator.importers.command import import_stream, parse_file_arguments
 
     return import_stream(
         arguments.kind,
-        words_of(arguments.kind, arguments.files),
+        parse_file_arguments(arguments.kind, arguments.files),
         arguments.videos,
         arguments.runs.resolve(),
         arguments.name,
@@ -67,12 +67,12 @@ def _streams_import(arguments: argparse.Namespace) -> str:
 
 
 def _streams_export(arguments: argparse.Namespace) -> str:
-    from orchestrator.jobs.export import export_stream
+    from ctvr.orchestrator.jobs.export import export_stream
 
     what = [name for name in ("frames", "features") if getattr(arguments, name)]
-    where = get_where(arguments)
+    where = get_execution(arguments)
     if arguments.hf:
-        from orchestrator.jobs.export_dataset import export_dataset
+        from ctvr.orchestrator.jobs.export_dataset import export_dataset
 
         if what or settings_of(arguments):
             raise ConfigError("--hf: writes the videos as they are. Leave out --frames, --features and settings.")
@@ -91,7 +91,7 @@ def add_cache(commands: Any) -> None:
         action="store_true",
         help="keep what the frozen vision blocks of method=NAME (zero_shot) make of the videos, too",
     )
-    add_where(build, resources=True)
+    add_execution_options(build, resources=True)
     add_settings(build)
     build.set_defaults(run=_cache_build)
     listing = actions.add_parser("ls", help="objects and bytes of each kind, and this machine's copies")
@@ -109,39 +109,39 @@ def add_cache(commands: Any) -> None:
     )
     collect.set_defaults(run=_cache_gc)
     for action in (listing, check, collect):
-        add_where(action, folders=("runs", "store"))
+        add_execution_options(action, folders=("runs", "store"))
 
 
 def _cache_build(arguments: argparse.Namespace) -> str:
-    from orchestrator.jobs.cache import build_cache
+    from ctvr.orchestrator.jobs.cache import build_cache
 
     overrides = settings_of(arguments)
     stream = arguments.stream or MAIN_JOB["stream"]
-    return build_cache(stream, overrides, get_where(arguments), arguments.cluster, arguments.features)
+    return build_cache(stream, overrides, get_execution(arguments), arguments.cluster, arguments.features)
 
 
 def _existing_store(arguments: argparse.Namespace) -> Any:
-    where = get_where(arguments)
+    where = get_execution(arguments)
     where.require_store()
     return where
 
 
 def _cache_ls(arguments: argparse.Namespace) -> str:
     where = _existing_store(arguments)
-    from orchestrator.jobs.cache import list_cache
+    from ctvr.orchestrator.jobs.cache import list_cache
 
     return list_cache(where)
 
 
 def _cache_verify(arguments: argparse.Namespace) -> str:
     where = _existing_store(arguments)
-    from orchestrator.jobs.cache import verify_cache
+    from ctvr.orchestrator.jobs.cache import verify_cache
 
     return verify_cache(where, arguments.yes)
 
 
 def _cache_gc(arguments: argparse.Namespace) -> str:
     where = _existing_store(arguments)
-    from orchestrator.jobs.cache import collect_garbage
+    from ctvr.orchestrator.jobs.cache import collect_garbage
 
     return collect_garbage(where, arguments.older_than, arguments.yes)

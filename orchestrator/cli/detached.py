@@ -16,12 +16,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.errors import ConfigError
-from orchestrator.interpreter import child_environment, run_module
-from orchestrator.redaction import redact
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.interpreter import child_environment, run_module
+from ctvr.orchestrator.redaction import redact
 
 POLL_SECONDS = 0.3
-MODULE = "orchestrator.cli.detached"
+MODULE = "ctvr.orchestrator.cli.detached"
 
 
 def folder() -> Path:
@@ -32,7 +32,7 @@ def folder() -> Path:
 def submit(words: Sequence[str]) -> int:
     """Start `ctvr sweep WORDS` apart from this connection, show what it says, return its exit status."""
     try:
-        place = start(run_module("orchestrator", "sweep", *words))
+        place = start(run_module("ctvr", "sweep", *words))
     except OSError as error:  # a home that is read-only, or full
         _say(f"{folder()}: cannot be written ({error.strerror}). Set HOME to a folder that can be, and run again.")
         return ConfigError.status

@@ -28,6 +28,6 @@ def add_frames(commands: Any) -> None:
 
 
 def _frames(arguments: argparse.Namespace) -> str:
-    from orchestrator.jobs.frames import frames
+    from ctvr.orchestrator.jobs.frames import frames
 
     return frames(arguments.path, arguments.num_frames, arguments.start, arguments.end, arguments.out)

@@ -11,14 +11,14 @@ ctvr: experiments in continual text-to-video retrieval
               ctvr sweep                                          search settings, rerun the best over seeds, tabulate
               ctvr sweep --resume NAME, ctvr rerun --sweep NAME   go on; run winners again
               ctvr reproduce --list                               tables and figures of the papers
-  look        ctvr table --stream shapes-5, ctvr page NAME        numbers; one HTML file to mail
+  look        ctvr table --stream shapes-5, ctvr report NAME        numbers; one HTML file to mail
               ctvr search "a red square" --model best-shapes-5    ask a trained model
-              ctvr look attention framefusion_moe                 what it attends to, merges, how it scores
+              ctvr plot attention framefusion_moe                 what it attends to, merges, how it scores
               ctvr ui                                             MLflow's pages
   know        ctvr methods [NAME], ctvr streams, ctvr schema      what there is, with every setting
   own videos  ctvr streams import csv table=TABLE.csv --videos FOLDER
               ctvr frames FILE, ctvr frames FOLDER                how a video is read; which of a folder cannot be
-  own method  ctvr new method NAME, ctvr conform NAME             written so that it runs; what a method promises
+  own method  ctvr new method NAME, ctvr check-method NAME             written so that it runs; what a method promises
   keep well   ctvr doctor, ctvr cache ls|verify|gc, ctvr sync, ctvr rebuild, ctvr explain KEY
 
 ctvr COMMAND --help says more of each."""
@@ -43,4 +43,4 @@ def _next(runs: Path) -> str:
     last = plans[-1].parent.name
     if not list((runs / "tables").glob(f"{last}-final-*")):
         return f"ctvr sweep --resume {last}{more}   (it has no table yet)"
-    return f"ctvr page {last}{more}   (the last sweep, as one HTML file)"
+    return f"ctvr report {last}{more}   (the last sweep, as one HTML file)"

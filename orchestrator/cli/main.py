@@ -16,24 +16,24 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-from orchestrator import renamed
-from orchestrator.cli import supervised
-from orchestrator.cli.completion import add_completion
-from orchestrator.cli.data import add_cache, add_streams
-from orchestrator.cli.frames import add_frames
-from orchestrator.cli.guide import guide
-from orchestrator.cli.look import add_look
-from orchestrator.cli.options import add_trust, trust_user
-from orchestrator.cli.plugins import add_conform, add_new
-from orchestrator.cli.reproduce import add_reproduce
-from orchestrator.cli.results import add_doctor, add_explain, add_methods, add_rebuild, add_sync, add_table, add_ui
-from orchestrator.cli.search import add_export, add_page, add_schema, add_search
-from orchestrator.cli.sweep import add_attach, add_rerun, add_sweep, job_of, needs_parent
-from orchestrator.cli.train import add_run
-from orchestrator.console import escape_unknown_characters, say
-from orchestrator.errors import ConfigError, CtvrError, Interrupted, StoreError, TrackingAway
-from orchestrator.interpreter import name_every_file, name_home
-from orchestrator.redaction import hide_secrets, redact, traceback_text
+from ctvr.orchestrator import renamed
+from ctvr.orchestrator.cli import supervisor
+from ctvr.orchestrator.cli.completion import add_completion
+from ctvr.orchestrator.cli.data import add_cache, add_streams
+from ctvr.orchestrator.cli.frames import add_frames
+from ctvr.orchestrator.cli.guide import guide
+from ctvr.orchestrator.cli.method_dev import add_check_method, add_new
+from ctvr.orchestrator.cli.model import add_export, add_page, add_schema, add_search
+from ctvr.orchestrator.cli.options import add_trust, trust_user
+from ctvr.orchestrator.cli.plot import add_plot
+from ctvr.orchestrator.cli.reproduce import add_reproduce
+from ctvr.orchestrator.cli.results import add_doctor, add_explain, add_methods, add_rebuild, add_sync, add_table, add_ui
+from ctvr.orchestrator.cli.run import add_run
+from ctvr.orchestrator.cli.sweep import add_attach, add_rerun, add_sweep, is_supervised, supervised_command
+from ctvr.orchestrator.console import escape_unknown_characters, say
+from ctvr.orchestrator.errors import ConfigError, CtvrError, Interrupted, StoreError, TrackingUnavailable
+from ctvr.orchestrator.interpreter import name_every_file, name_home
+from ctvr.orchestrator.redaction import hide_secrets, redact, traceback_text
 
 log = logging.getLogger(__name__)
 
@@ -71,20 +71,20 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None:  # it was typed
         name_every_file()
     name_home()
-    supervised.begin_life()
+    supervisor.init_child()
     escape_unknown_characters()
     try:
         status = _run(argv)
     except Exception as error:
-        if not supervised.is_child():
+        if not supervisor.is_child():
             raise
         print(traceback_text(error), file=sys.__stderr__)  # into the log, or to the terminal with --verbose
         lines = str(error).strip().splitlines()
         is_away = _is_away(error) or _is_full(error)
         named = lines[:1] if is_away else [type(error).__name__, *lines[:1]]
-        supervised.tell_end(1, redact(": ".join(named)), is_away)
+        supervisor.report_exit(1, redact(": ".join(named)), is_away)
         return 1
-    supervised.tell_end(status)
+    supervisor.report_exit(status)
     return status
 
 
@@ -106,17 +106,17 @@ def _run(argv: list[str] | None) -> int:
         if arguments.command is None:
             return _print(guide(Path(os.environ.get("CTVR_RUNS") or "runs")))
         trust_user(arguments, sys.argv[1:] if argv is None else argv)
-        if argv is None and needs_parent(arguments) and not supervised.is_child():  # it was typed
-            return supervised.supervise(job_of(arguments, sys.argv[1:]), arguments.verbose)
+        if argv is None and is_supervised(arguments) and not supervisor.is_child():  # it was typed
+            return supervisor.supervise(supervised_command(arguments, sys.argv[1:]), arguments.verbose)
         # Whatever libraries print is no result; of a driver it goes where they write by themselves
-        with contextlib.redirect_stdout((supervised.is_child() and sys.__stderr__) or sys.stderr):
+        with contextlib.redirect_stdout((supervisor.is_child() and sys.__stderr__) or sys.stderr):
             text = arguments.run(arguments)
     except CtvrError as error:
-        if supervised.is_child() and _is_away(error):
+        if supervisor.is_child() and _is_away(error):
             raise  # the parent waits for it
         return _fail(error, error.status)
     except OSError as error:
-        if supervised.is_child() and (isinstance(error, (ConnectionError, TimeoutError)) or _is_full(error)):
+        if supervisor.is_child() and (isinstance(error, (ConnectionError, TimeoutError)) or _is_full(error)):
             raise  # of a cluster that is dying, of a disk that may get room: the parent goes on
         return _fail(f"{error}. Free some space and run again." if _is_full(error) else error, ConfigError.status)
     except UnicodeEncodeError as error:  # a path that the system's calls cannot take
@@ -139,7 +139,7 @@ def _print(text: str) -> int:
 
 def _is_away(error: Exception) -> bool:
     """What the sweep writes to does not answer. A server that never did is a mistake in its address."""
-    return isinstance(error, StoreError) or (isinstance(error, TrackingAway) and supervised.is_later_life())
+    return isinstance(error, StoreError) or (isinstance(error, TrackingUnavailable) and supervisor.is_restart())
 
 
 def _is_full(error: Exception) -> bool:
@@ -153,8 +153,7 @@ def _fail(reason: object, status: int) -> int:
 
 def _set_up_logging() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    for name in ("ctvr", "orchestrator"):
-        logging.getLogger(name).setLevel(logging.INFO)
+    logging.getLogger("ctvr").setLevel(logging.INFO)
     hide_secrets()
     logging.getLogger("root").addFilter(lambda record: "No pretrained weights loaded" not in record.getMessage())
 
@@ -180,7 +179,7 @@ def make_parser(exits: bool = True) -> argparse.ArgumentParser:
     add_table(commands)
     add_rebuild(commands)
     add_search(commands)
-    add_look(commands)
+    add_plot(commands)
     add_frames(commands)
     add_page(commands)
     add_export(commands)
@@ -188,7 +187,7 @@ def make_parser(exits: bool = True) -> argparse.ArgumentParser:
     add_cache(commands)
     add_methods(commands)
     add_new(commands)
-    add_conform(commands)
+    add_check_method(commands)
     add_schema(commands)
     add_completion(commands, make_parser)
     add_ui(commands)

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.config import parse_overrides, read_settings
-from orchestrator.console import say
-from orchestrator.errors import ConfigError, TrackingAway
-from orchestrator.jobs.trust import trust_config, trust_named, trust_typed
+from ctvr.orchestrator.config import parse_overrides, read_settings
+from ctvr.orchestrator.console import say
+from ctvr.orchestrator.errors import ConfigError, TrackingUnavailable
+from ctvr.orchestrator.sweeps.trust import trust_config, trust_named, trust_typed
 
 
-def add_where(
+def add_execution_options(
     parser: argparse.ArgumentParser, resources: bool = False, folders: Sequence[str] = ("runs", "store", "videos")
 ) -> None:
     """Add an option for each of `folders` that the command reads or writes, and with `resources` those of a cluster."""
@@ -57,7 +57,7 @@ def add_where(
         help="may be a fraction: 0.5 puts two on a GPU (one per worker if there are GPUs)",
     )
     group.add_argument(
-        "--patience",
+        "--worker-timeout-hours",
         type=float,
         default=24.0,
         help="hours that a trial's workers wait for the first one, which may decode a whole stream (%(default)g)",
@@ -127,25 +127,25 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return {**settings, **parse_overrides(arguments.overrides)}
 
 
-def get_where(arguments: argparse.Namespace) -> Any:
-    from orchestrator.jobs.deployment import Deployment
+def get_execution(arguments: argparse.Namespace) -> Any:
+    from ctvr.orchestrator.execution import ExecutionConfig
 
     names: tuple[str, ...] = ("runs", "store", "videos", "address", "nodes", "local_cpus", "storage", "workers")
-    names += ("cpus_per_worker", "gpus_per_trial", "patience", "max_concurrent", "max_nodes", "reuse")
+    names += ("cpus_per_worker", "gpus_per_trial", "worker_timeout_hours", "max_concurrent", "max_nodes", "reuse")
     given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
-    return Deployment(**given)
+    return ExecutionConfig(**given)
 
 
-def get_records(arguments: argparse.Namespace) -> Any:
-    """As `get_where`, for commands that read what is there.
+def get_existing_runs(arguments: argparse.Namespace) -> Any:
+    """As `get_execution`, for commands that read what is there.
 
     Raises:
         ConfigError: if the runs folder holds no records.
     """
-    from orchestrator.tracking.server import require_records
+    from ctvr.orchestrator.tracking.server import require_records
 
     require_records(arguments.runs)
-    return get_where(arguments)
+    return get_execution(arguments)
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
@@ -176,34 +176,34 @@ def trust_user(arguments: argparse.Namespace, words: Sequence[str]) -> None:
         trust_config(arguments.config)
 
 
-def words_of(text: str) -> tuple[str, ...]:
+def split_commas(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def check_code(asked: str | None) -> None:
+def check_source_digest(asked: str | None) -> None:
     """Tell somebody who submits from another machine that this one has not got his edits.
 
     Raises:
         ConfigError: with both digests and what to do.
     """
-    from orchestrator.digests import source_digest
+    from ctvr.orchestrator.digests import source_digest
 
     if asked and asked != (here := source_digest()):
         raise ConfigError(
-            f"--code {asked}: this machine has other sources ({here}), as of the last `ray up`. Run `ray up` with the "
-            "cluster's YAML again, then submit again."
+            f"--expect-sources {asked}: this machine has other sources ({here}), as of the last `ray up`. Run `ray up` "
+            "with the cluster's YAML again, then submit again."
         )
 
 
-def check_first(arguments: argparse.Namespace, stream: str | None) -> None:
+def preflight(arguments: argparse.Namespace, stream: str | None) -> None:
     """What `ctvr doctor` calls an error stops a sweep before it starts; warnings are counted."""
-    from orchestrator.doctor.examine import blocking, examine
-    from orchestrator.tracking.server import default_uri
+    from ctvr.orchestrator.doctor.run_checks import blocking, examine
+    from ctvr.orchestrator.tracking.server import default_uri
 
     uri = default_uri(arguments.runs)
     found = examine(arguments.runs, arguments.store, stream, arguments.videos, uri)
     for finding in blocking(found):
-        kind = TrackingAway if finding.is_away else ConfigError
+        kind = TrackingUnavailable if finding.is_away else ConfigError
         raise kind(f"{finding.subject}: {finding.text}. {finding.remedy}")
     warnings = [finding.subject for finding in found if finding.level == "warning"]
     if warnings:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from orchestrator.cli.options import add_settings, add_where, get_where, settings_of
-from orchestrator.cli.sweep import add_orders, add_verbose, request_table, run_table
-from orchestrator.errors import ConfigError
+from ctvr.orchestrator.cli.options import add_execution_options, add_settings, get_execution, settings_of
+from ctvr.orchestrator.cli.sweep import add_task_orders, add_verbose, request_table, run_table
+from ctvr.orchestrator.errors import ConfigError
 
 
 def add_reproduce(commands: Any) -> None:
@@ -22,17 +22,17 @@ def add_reproduce(commands: Any) -> None:
     parser.add_argument("--stream", help="a name from `ctvr streams` (the table's)")
     parser.add_argument("--name", help="of the sweep (table, stream and time)")
     parser.add_argument("--seeds", type=int, help="of every row (the table's)")
-    add_orders(parser)
+    add_task_orders(parser)
     parser.add_argument("--trials", type=int, help="of the search of every row (the table's)")
     parser.add_argument("--rows", default="", help="these rows only, by comma")
-    add_where(parser, resources=True)
+    add_execution_options(parser, resources=True)
     add_verbose(parser)
     add_settings(parser)
     parser.set_defaults(run=_reproduce, method=None, baselines=None, space=[], vary=[], top=1, direction=None)
 
 
 def _reproduce(arguments: argparse.Namespace) -> str:
-    from orchestrator.tables.paper_items import find, text
+    from ctvr.orchestrator.tables.paper_items import find, text
 
     if arguments.list:
         if arguments.item:
@@ -47,7 +47,7 @@ def _reproduce(arguments: argparse.Namespace) -> str:
     arguments.preset, arguments.direction = item.preset, item.direction
     search = {} if arguments.trials is None else {"trials": arguments.trials}
     if arguments.plan:
-        from orchestrator.jobs.reproduce import plan_text
+        from ctvr.orchestrator.jobs.reproduce import plan_text
 
-        return plan_text(item, request_table(arguments, search, overrides), get_where(arguments))
+        return plan_text(item, request_table(arguments, search, overrides), get_execution(arguments))
     return run_table(arguments, search, overrides)

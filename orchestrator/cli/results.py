@@ -6,10 +6,16 @@ import argparse
 import os
 from typing import Any
 
-from orchestrator.cli.options import add_direction, add_where, get_direction, get_records, get_where
-from orchestrator.console import say
-from orchestrator.errors import ConfigError
-from orchestrator.interpreter import child_environment
+from ctvr.orchestrator.cli.options import (
+    add_direction,
+    add_execution_options,
+    get_direction,
+    get_execution,
+    get_existing_runs,
+)
+from ctvr.orchestrator.console import say
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.interpreter import child_environment
 
 
 def add_table(commands: Any) -> None:
@@ -23,13 +29,13 @@ def add_table(commands: Any) -> None:
         help="measured on these videos; else test, where runs are",
     )
     add_direction(parser)
-    add_where(parser, folders=("runs",))
+    add_execution_options(parser, folders=("runs",))
     parser.set_defaults(run=_table)
 
 
 def _table(arguments: argparse.Namespace) -> str:
-    where = get_records(arguments) if arguments.sweep or arguments.stream else get_where(arguments)
-    from orchestrator.jobs.table import table
+    where = get_existing_runs(arguments) if arguments.sweep or arguments.stream else get_execution(arguments)
+    from ctvr.orchestrator.sweeps.table import table
 
     return table(where, arguments.sweep, arguments.stream, get_direction(arguments), arguments.split)
 
@@ -41,14 +47,14 @@ def add_rebuild(commands: Any) -> None:
         description="Every run with its settings, tags, numbers and JSON files; models are restored from commits by "
         "those who ask for them. Run ids and times of a run's start are new. What is in MLflow already stays.",
     )
-    add_where(parser, folders=("runs", "store"))
+    add_execution_options(parser, folders=("runs", "store"))
     parser.set_defaults(run=_rebuild)
 
 
 def _rebuild(arguments: argparse.Namespace) -> str:
-    from orchestrator.jobs.rebuild import rebuild
+    from ctvr.orchestrator.jobs.rebuild_tracking import rebuild
 
-    return rebuild(get_where(arguments))
+    return rebuild(get_execution(arguments))
 
 
 def add_methods(commands: Any) -> None:
@@ -61,17 +67,17 @@ def add_methods(commands: Any) -> None:
 
 
 def _methods(arguments: argparse.Namespace) -> str:
-    from orchestrator.jobs.list_methods import methods_text
+    from ctvr.orchestrator.catalog.methods import methods_text
 
     if arguments.verified:
-        from orchestrator.tables.verified import text
+        from ctvr.orchestrator.tables.verified import text
 
         return text()
     if arguments.cost and (arguments.name or arguments.preset):
         raise ConfigError("methods: --cost is of all methods. Leave the name and --preset out.")
     if not (arguments.name or arguments.cost or arguments.preset):
         return methods_text()
-    from orchestrator.jobs import methods as catalogue
+    from ctvr.orchestrator.sweeps import search_spaces as catalogue
 
     if arguments.cost:
         return catalogue.cost_text()
@@ -86,13 +92,13 @@ def add_ui(commands: Any) -> None:
     parser = commands.add_parser("ui", help="open MLflow's pages on this machine")
     parser.add_argument("--host", default="127.0.0.1", help="address of this machine to answer on (%(default)s)")
     parser.add_argument("--port", type=int, default=5000, help="to answer on (%(default)s)")
-    add_where(parser, folders=("runs",))
+    add_execution_options(parser, folders=("runs",))
     parser.set_defaults(run=_ui)
 
 
 def _ui(arguments: argparse.Namespace) -> str:
-    from orchestrator.tracking.server import default_uri, ui_command
-    from orchestrator.tracking.tracker import Tracker, create_store
+    from ctvr.orchestrator.tracking.server import default_uri, ui_command
+    from ctvr.orchestrator.tracking.tracker import Tracker, create_store
 
     if not 0 < arguments.port < 65536:
         raise ConfigError(f"--port {arguments.port}: is no port. Write a number from 1 to 65535.")
@@ -112,13 +118,13 @@ def _ui(arguments: argparse.Namespace) -> str:
 def add_doctor(commands: Any) -> None:
     parser = commands.add_parser("doctor", help="look for what would go wrong: versions, disk, store, MLflow, videos")
     parser.add_argument("--stream", help="look at its videos too")
-    add_where(parser)
+    add_execution_options(parser)
     parser.set_defaults(run=_doctor)
 
 
 def _doctor(arguments: argparse.Namespace) -> str:
-    from orchestrator.doctor.examine import blocking, examine, to_text
-    from orchestrator.tracking.server import default_uri
+    from ctvr.orchestrator.doctor.run_checks import blocking, examine, to_text
+    from ctvr.orchestrator.tracking.server import default_uri
 
     uri = default_uri(arguments.runs)
     found = examine(arguments.runs, arguments.store, arguments.stream, arguments.videos, uri)
@@ -132,13 +138,13 @@ def add_explain(commands: Any) -> None:
     parser = commands.add_parser("explain", help="say what a result's key stands for, or what sets two apart")
     parser.add_argument("key", help="the beginning of a key (tag ctvr.result of a run)")
     parser.add_argument("other", nargs="?", help="a second key to compare with")
-    add_where(parser, folders=("runs", "store"))
+    add_execution_options(parser, folders=("runs", "store"))
     parser.set_defaults(run=_explain)
 
 
 def _explain(arguments: argparse.Namespace) -> str:
-    where = get_records(arguments)
-    from orchestrator.jobs.explain import compare, explain
+    where = get_existing_runs(arguments)
+    from ctvr.orchestrator.jobs.explain import compare, explain
 
     store, tracker = where.existing_store(), where.existing_tracker()
     if arguments.other:
@@ -148,13 +154,13 @@ def _explain(arguments: argparse.Namespace) -> str:
 
 def add_sync(commands: Any) -> None:
     parser = commands.add_parser("sync", help="send to MLflow what waited while it was away")
-    add_where(parser, folders=("runs",))
+    add_execution_options(parser, folders=("runs",))
     parser.set_defaults(run=_sync)
 
 
 def _sync(arguments: argparse.Namespace) -> str:
-    from orchestrator.tracking.server import default_uri
-    from orchestrator.tracking.tracker import Tracker
+    from ctvr.orchestrator.tracking.server import default_uri
+    from ctvr.orchestrator.tracking.tracker import Tracker
 
     if not arguments.runs.is_dir():
         raise ConfigError(f"--runs {arguments.runs}: there is no such folder. Name the folder of earlier runs.")

@@ -9,22 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli import supervised
-from orchestrator.cli.options import (
+from ctvr.orchestrator.cli import supervisor
+from ctvr.orchestrator.cli.options import (
     add_direction,
+    add_execution_options,
     add_settings,
-    add_where,
-    check_code,
-    check_first,
+    check_source_digest,
     get_direction,
-    get_records,
-    get_where,
+    get_execution,
+    get_existing_runs,
+    preflight,
     settings_of,
-    words_of,
+    split_commas,
 )
-from orchestrator.errors import ConfigError
-from orchestrator.jobs.naming import new_name
-from orchestrator.jobs.trust import trust_options
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.sweeps.run_names import generate_name
+from ctvr.orchestrator.sweeps.trust import trust_options
 
 MAIN_JOB = {"method": "framefusion_moe", "stream": "shapes-5"}
 BASELINES = "zero_shot,clip4clip,upper_bound"
@@ -42,7 +42,7 @@ def add_sweep(commands: Any) -> None:
     parser.add_argument("--name", help="of the sweep (method or table, stream and time)")
     parser.add_argument("--resume", metavar="NAME", help="go on with an interrupted sweep or table")
     parser.add_argument("--trials", type=int, help="of the search, for each row of a table (8); 0: only reruns")
-    parser.add_argument("--searcher", help="tpe, staged, random or grid (tpe; staged from 16 trials on)")
+    parser.add_argument("--searcher", help="tpe, grouped_tpe, random or grid (tpe; grouped_tpe from 16 trials on)")
     parser.add_argument("--scheduler", help="halving or none (halving)")
     parser.add_argument(
         "--confirm",
@@ -59,21 +59,26 @@ def add_sweep(commands: Any) -> None:
     )
     parser.add_argument("--top", type=int, default=1, help="winners to rerun (%(default)s)")
     parser.add_argument("--seeds", type=int, help="of the rerun; 0 only searches (3)")
-    add_orders(parser)
+    add_task_orders(parser)
     parser.add_argument("--baselines", help=f"methods beside the winner ({BASELINES} and the method's own controls)")
     parser.add_argument("--rows", default="", help="of a table: these rows only, by comma")
     add_direction(parser)
     parser.add_argument("--smoke", action="store_true", help="1 trial of 1 epoch and 1 seed, to see that all is well")
-    parser.add_argument("--code", metavar="DIGEST", help="refuse to run other sources (cluster/submit.sh adds it)")
-    add_where(parser, resources=True)
+    parser.add_argument(
+        "--expect-sources", metavar="DIGEST", help="refuse to run other sources (cluster/submit.sh adds it)"
+    )
+    add_execution_options(parser, resources=True)
     add_verbose(parser)
     add_settings(parser, "named settings of the method, or a whole table, e.g. ctvr-table1")
     parser.set_defaults(run=_sweep)
 
 
-def add_orders(parser: argparse.ArgumentParser) -> None:
+def add_task_orders(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--orders", type=int, default=1, help="of the stream's tasks in the rerun: its own and drawn ones (%(default)s)"
+        "--task-orders",
+        type=int,
+        default=1,
+        help="of the stream's tasks in the rerun: its own and drawn ones (%(default)s)",
     )
 
 
@@ -81,14 +86,14 @@ def add_verbose(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verbose", action="store_true", help="show tracebacks and whatever else Ray writes")
 
 
-def needs_parent(arguments: argparse.Namespace) -> bool:
+def is_supervised(arguments: argparse.Namespace) -> bool:
     """Whether a command runs trials on Ray, which may take the process that started them with it."""
     if arguments.command == "reproduce":
         return bool(arguments.item) and not (arguments.list or arguments.plan or arguments.write)
     return arguments.command in ("sweep", "rerun")
 
 
-def job_of(arguments: argparse.Namespace, words: list[str]) -> supervised.Job:
+def supervised_command(arguments: argparse.Namespace, words: list[str]) -> supervisor.SupervisedCommand:
     """A sweep, rerun or table that was typed, for the process that supervises it."""
     if arguments.command == "sweep":
         name = arguments.resume or arguments.name
@@ -96,16 +101,16 @@ def job_of(arguments: argparse.Namespace, words: list[str]) -> supervised.Job:
         name = arguments.sweep if arguments.command == "rerun" else arguments.name
     hours = arguments.budget_hours
     deadline = time.monotonic() + hours * 3600 if hours and hours > 0 else None
-    return supervised.Job(words, arguments.runs, arguments.store, name or "", deadline, trust_options())
+    return supervisor.SupervisedCommand(words, arguments.runs, arguments.store, name or "", deadline, trust_options())
 
 
 def _sweep(arguments: argparse.Namespace) -> str:
-    from orchestrator.jobs.words import check_hours, check_resumable
-    from orchestrator.tables.presets import names_table
+    from ctvr.orchestrator.sweeps.preflight import check_hours, check_resumable
+    from ctvr.orchestrator.tables.presets import names_table
 
-    check_code(arguments.code)
+    check_source_digest(arguments.expect_sources)
     check_hours(arguments.budget_hours)
-    where = get_where(arguments)
+    where = get_execution(arguments)
     if arguments.resume:
         if others := _beside_resume(arguments):
             raise ConfigError(
@@ -113,9 +118,9 @@ def _sweep(arguments: argparse.Namespace) -> str:
                 f"{others[0]} out, or start a new sweep."
             )
         check_resumable(arguments.resume, arguments.runs)
-        check_first(arguments, None)
-        from orchestrator.jobs.resume import resume
-        from orchestrator.jobs.session import within_budget
+        preflight(arguments, None)
+        from ctvr.orchestrator.sweeps.resume import resume
+        from ctvr.orchestrator.sweeps.session import within_budget
 
         with within_budget(arguments.budget_hours):
             return resume(arguments.resume, where)
@@ -135,7 +140,7 @@ def _beside_resume(arguments: argparse.Namespace) -> list[str]:
     """Words that would change what is resumed."""
     options = "config method stream preset rows trials searcher scheduler confirm space vary seeds baselines direction"
     names = options.split()
-    orders = ["--orders"] if arguments.orders != 1 else []
+    orders = ["--task-orders"] if arguments.task_orders != 1 else []
     return [
         *arguments.overrides,
         *orders,
@@ -155,51 +160,51 @@ def _search_settings(arguments: argparse.Namespace, overrides: dict[str, Any]) -
 
 
 def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> str:
-    from orchestrator.jobs.words import check_names, check_settings
+    from ctvr.orchestrator.sweeps.preflight import check_arguments, check_settings
 
     if arguments.rows:
         raise ConfigError(f"--rows {arguments.rows}: is of a table. Name it: --preset ctvr-table1.")
     method, stream = arguments.method or MAIN_JOB["method"], arguments.stream or MAIN_JOB["stream"]
-    check_names([method], search, arguments.space, overrides)
-    baselines = words_of(BASELINES if arguments.baselines is None else arguments.baselines)
+    check_arguments([method], search, arguments.space, overrides)
+    baselines = split_commas(BASELINES if arguments.baselines is None else arguments.baselines)
     if arguments.top < 1 or (arguments.seeds or 0) < 0:
         raise ConfigError(f"--top must be >= 1 and --seeds >= 0, got {arguments.top} and {arguments.seeds or 0}.")
-    check_names(baselines, {}, (), ())
-    where = get_where(arguments)
+    check_arguments(baselines, {}, (), ())
+    where = get_execution(arguments)
     where.check()
-    from orchestrator.jobs.untrained import untrained_baselines
-    from orchestrator.learning.resolve import find, presets_of
-    from orchestrator.tables.presets import known_tables
+    from ctvr.orchestrator.learning.resolve import get_method, presets_of
+    from ctvr.orchestrator.sweeps.untrained import untrained_baselines
+    from ctvr.orchestrator.tables.presets import known_tables
 
     if arguments.baselines is None:
-        baselines = (*baselines, *find(method).controls)
+        baselines = (*baselines, *get_method(method).controls)
 
-    unknown = [word for word in words_of(arguments.preset) if word not in presets_of(method)]
+    unknown = [word for word in split_commas(arguments.preset) if word not in presets_of(method)]
     if unknown and arguments.method is None:
         raise ConfigError(f"--preset: {unknown[0]!r} is no table and no preset of {method}. {known_tables(unknown[0])}")
     arguments.stream = stream
-    check_first(arguments, arguments.stream)
+    preflight(arguments, arguments.stream)
     check_settings(method, overrides, arguments.space)
     if arguments.baselines is None:
-        baselines += untrained_baselines(method, words_of(arguments.preset), baselines)
-    from orchestrator.jobs.session import within_budget
-    from orchestrator.jobs.sweep import SweepRequest, sweep
+        baselines += untrained_baselines(method, split_commas(arguments.preset), baselines)
+    from ctvr.orchestrator.sweeps.session import within_budget
+    from ctvr.orchestrator.sweeps.sweep import SweepRequest, sweep
 
-    name = arguments.name or new_name(f"{method.replace(':', '-')}-{_slug(stream)}")
-    supervised.tell_name(name)
+    name = arguments.name or generate_name(f"{method.replace(':', '-')}-{_slug(stream)}")
+    supervisor.report_name(name)
     request = SweepRequest(
         method=method,
         stream=stream,
         name=name,
         overrides=overrides,
-        presets=words_of(arguments.preset),
+        presets=split_commas(arguments.preset),
         search=search,
         space=tuple(arguments.space),
         top=arguments.top,
         seeds=3 if arguments.seeds is None else arguments.seeds,
         baselines=baselines,
         direction=get_direction(arguments),
-        orders=arguments.orders,
+        orders=arguments.task_orders,
     )
     with within_budget(arguments.budget_hours):
         return sweep(request, where)
@@ -212,13 +217,13 @@ def _slug(stream: str) -> str:
 
 def run_table(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> str:
     """Run the table that `arguments.preset` names."""
-    where = get_where(arguments)
+    where = get_execution(arguments)
     request = request_table(arguments, search, overrides)
     where.check()
-    check_first(arguments, arguments.stream)
-    from orchestrator.jobs.session import within_budget
-    from orchestrator.jobs.sweep_table import sweep_table
-    from orchestrator.learning.resolve import named_in
+    preflight(arguments, arguments.stream)
+    from ctvr.orchestrator.learning.resolve import named_in
+    from ctvr.orchestrator.sweeps.session import within_budget
+    from ctvr.orchestrator.sweeps.table_sweep import sweep_table
 
     with within_budget(arguments.budget_hours), named_in(f"table {arguments.preset or 'of --vary'}"):
         return sweep_table(request, where)
@@ -226,8 +231,8 @@ def run_table(arguments: argparse.Namespace, search: dict[str, Any], overrides: 
 
 def request_table(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> Any:
     """What was asked for, as a `TableRequest`; `arguments.stream` becomes the table's where none was named."""
-    from orchestrator.jobs.words import check_table
-    from orchestrator.tables.presets import load_preset, names_table
+    from ctvr.orchestrator.sweeps.preflight import check_table
+    from ctvr.orchestrator.tables.presets import load_preset, names_table
 
     if arguments.vary and not names_table(arguments.preset):
         return _request_varied(arguments, search, overrides)
@@ -240,39 +245,39 @@ def request_table(arguments: argparse.Namespace, search: dict[str, Any], overrid
     ):
         if value != default:
             raise ConfigError(f"{option}: a table names its rows itself. Leave it out, or write a preset of your own.")
-    preset = load_preset(arguments.preset).only(words_of(arguments.rows))
+    preset = load_preset(arguments.preset).only(split_commas(arguments.rows))
     seeds = preset.seeds if arguments.seeds is None else arguments.seeds
     preset = replace(preset, search={**preset.search, **search}, seeds=seeds)
     check_table(preset.search, preset.seeds, overrides)
     arguments.stream = arguments.stream or preset.stream
     table, stream = Path(arguments.preset).stem, _slug(arguments.stream)
-    name = arguments.name or new_name(f"{table}-{stream}")
-    supervised.tell_name(name)
-    from orchestrator.jobs.table_plan import TableRequest
+    name = arguments.name or generate_name(f"{table}-{stream}")
+    supervisor.report_name(name)
+    from ctvr.orchestrator.sweeps.table_plan import TableRequest
 
-    return TableRequest(name, arguments.stream, preset, overrides, get_direction(arguments), arguments.orders)
+    return TableRequest(name, arguments.stream, preset, overrides, get_direction(arguments), arguments.task_orders)
 
 
 def _request_varied(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> Any:
     """A table of a method, of each value of --vary in it, and of --baselines beside it; nothing is searched."""
-    from orchestrator.jobs.table_plan import TableRequest
-    from orchestrator.jobs.words import check_names, check_settings, check_table, varied_preset
+    from ctvr.orchestrator.sweeps.preflight import ablation_preset, check_arguments, check_settings, check_table
+    from ctvr.orchestrator.sweeps.table_plan import TableRequest
 
     if given := [name for name in search if str(search[name]) != "1" or name != "trials"]:  # --smoke means one trial
         raise ConfigError(f"--vary: runs each value over seeds and searches nothing. Leave search.{given[0]} out.")
     if arguments.space or arguments.top != 1 or arguments.rows:
         raise ConfigError("--vary: searches nothing and has rows of its own. Leave --space, --top and --rows out.")
-    method, baselines = arguments.method or MAIN_JOB["method"], words_of(arguments.baselines or "")
-    preset = varied_preset(method, words_of(arguments.preset), baselines, arguments.vary)
-    check_names([method, *baselines], {}, arguments.vary, overrides)
+    method, baselines = arguments.method or MAIN_JOB["method"], split_commas(arguments.baselines or "")
+    preset = ablation_preset(method, split_commas(arguments.preset), baselines, arguments.vary)
+    check_arguments([method, *baselines], {}, arguments.vary, overrides)
     preset = replace(preset, seeds=preset.seeds if arguments.seeds is None else arguments.seeds)
     check_table(preset.search, preset.seeds, overrides)
     check_settings(method, overrides, arguments.vary)
     arguments.stream = arguments.stream or MAIN_JOB["stream"]
-    name = arguments.name or new_name(f"{method.replace(':', '-')}-vary-{_slug(arguments.stream)}")
-    supervised.tell_name(name)
+    name = arguments.name or generate_name(f"{method.replace(':', '-')}-vary-{_slug(arguments.stream)}")
+    supervisor.report_name(name)
     direction = get_direction(arguments)
-    return TableRequest(name, arguments.stream, preset, overrides, direction, arguments.orders)
+    return TableRequest(name, arguments.stream, preset, overrides, direction, arguments.task_orders)
 
 
 def add_attach(commands: Any) -> None:
@@ -283,7 +288,7 @@ def add_attach(commands: Any) -> None:
 
 
 def _attach(arguments: argparse.Namespace) -> str:
-    from orchestrator.cli import detached
+    from ctvr.orchestrator.cli import detached
 
     place = detached.find(arguments.name)
     sys.exit((detached.stop if arguments.stop else detached.follow)(place))
@@ -294,20 +299,20 @@ def add_rerun(commands: Any) -> None:
     parser.add_argument("--sweep", required=True, help="name of the sweep")
     parser.add_argument("--top", type=int, default=1, help="trials to rerun, best first (%(default)s)")
     parser.add_argument("--seeds", type=int, default=3, help="(%(default)s)")
-    add_orders(parser)
+    add_task_orders(parser)
     parser.add_argument("--baselines", default="", help="methods beside the winner, by comma")
     add_direction(parser)
-    add_where(parser, resources=True)
+    add_execution_options(parser, resources=True)
     add_verbose(parser)
     parser.set_defaults(run=_rerun)
 
 
 def _rerun(arguments: argparse.Namespace) -> str:
-    where = get_records(arguments)
-    from orchestrator.jobs.rerun import rerun
-    from orchestrator.jobs.session import within_budget
+    where = get_existing_runs(arguments)
+    from ctvr.orchestrator.sweeps.rerun import rerun
+    from ctvr.orchestrator.sweeps.session import within_budget
 
-    baselines, direction = words_of(arguments.baselines), get_direction(arguments)
+    baselines, direction = split_commas(arguments.baselines), get_direction(arguments)
     with within_budget(arguments.budget_hours):
         counts = (arguments.top, arguments.seeds)
-        return rerun(arguments.sweep, where, *counts, baselines, direction, arguments.orders)
+        return rerun(arguments.sweep, where, *counts, baselines, direction, arguments.task_orders)

@@ -19,8 +19,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from orchestrator.errors import ConfigError, VideoError
-from orchestrator.text_files import MIB, open_regular
+from ctvr.orchestrator.errors import ConfigError, VideoError
+from ctvr.orchestrator.text_files import MIB, open_regular
 
 NAMED = "name.txt"  # in a shard; a .txt alone is a caption in those of others
 SPARE, RATIO = 256 * MIB, 64  # bytes that a file may declare: SPARE + RATIO times its own

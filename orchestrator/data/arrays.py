@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from methods.backbone.weights import BARE, read_weights
-from orchestrator.data.array_files import (
+from ctvr.methods.backbone.weights import BARE, read_weights
+from ctvr.orchestrator.data.array_files import (
     NAMED,
     Arrays,
     load_npy,
@@ -26,9 +26,9 @@ from orchestrator.data.array_files import (
     read_tar,
     reason_of,
 )
-from orchestrator.digests import digest_file
-from orchestrator.errors import ConfigError, VideoError
-from orchestrator.text_files import open_regular
+from ctvr.orchestrator.digests import digest_file
+from ctvr.orchestrator.errors import ConfigError, VideoError
+from ctvr.orchestrator.text_files import open_regular
 
 FORMS = ("npy", "npz", "pt", "h5", "parquet", "tar")
 COLUMNS = ("name", "row", "features")  # of .parquet: one line for each vector
@@ -81,10 +81,10 @@ def read_features(path: str) -> np.ndarray:
     Raises:
         VideoError: if the file is no array of finite numbers of that shape.
     """
-    return checked(load_npy(path), path)
+    return validate_features(load_npy(path), path)
 
 
-def checked(found: np.ndarray, name: str) -> np.ndarray:
+def validate_features(found: np.ndarray, name: str) -> np.ndarray:
     """Features as (T, d) float32; one vector is T = 1.
 
     Raises:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from methods.layers.transfer import to_device
+from ctvr.methods.layers.transfer import to_device
 
 TRIES = 10  # of a crop to fit into the frame; then it is the whole frame
 

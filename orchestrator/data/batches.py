@@ -19,17 +19,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from methods.base import Batch, Task
-from methods.layers.transfer import cut, to_device
-from orchestrator.data.ahead import ahead, threads_of
-from orchestrator.data.augment import crop_and_flip, gray_and_jitter
-from orchestrator.data.frames import FrameSource
-from orchestrator.data.frozen_features import FrozenFeatures
-from orchestrator.data.settings import DataConfig
-from orchestrator.data.shuffle import index_batches, seed_of
-from orchestrator.errors import ConfigError
-from orchestrator.streams.stream import Item, Stream
-from orchestrator.video.sampling import missing_frame
+from ctvr.methods.base import Batch, Task
+from ctvr.methods.layers.transfer import to_device, trim_padding
+from ctvr.orchestrator.data.augment import crop_and_flip, gray_and_jitter
+from ctvr.orchestrator.data.config import DataConfig
+from ctvr.orchestrator.data.frames import FrameSource
+from ctvr.orchestrator.data.frozen_features import FrozenFeatures
+from ctvr.orchestrator.data.prefetch import num_prefetch_threads, prefetch
+from ctvr.orchestrator.data.shuffle import index_batches, seed_of
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.streams.stream import Item, Stream
+from ctvr.orchestrator.video.sampling import missing_frame
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class StreamData:
         device: torch.device,
     ) -> None:
         self.stream, self.frames, self.config, self.device = stream, frames, config, device
-        self._tokenize, self._threads = tokenize, threads_of(config.load_threads, device)
+        self._tokenize, self._threads = tokenize, num_prefetch_threads(config.prefetch_threads, device)
         self._mean = torch.tensor(mean, device=device).view(3, 1, 1)
         self._std = torch.tensor(std, device=device).view(3, 1, 1)
         self._index()
@@ -84,7 +84,7 @@ class StreamData:
         counts = (sum(len(item.captions) for item in task) for task in items)
         self._first = list(accumulate(counts, initial=0))  # of each task
 
-    def instead(self, split: str) -> StreamData:
+    def with_training_split(self, split: str) -> StreamData:
         """The same data with the pairs of a split in the place of those of training, and none of them augmented."""
         other, tasks = copy.copy(self), self.stream.tasks
         tasks = tuple(replace(task, train=self.stream.items(place, split)) for place, task in enumerate(tasks))
@@ -94,8 +94,8 @@ class StreamData:
         other._lengths = None if self._lengths is None else {}
         return other
 
-    def cut_to_tasks(self) -> StreamData:
-        """The same data, whose training captions are as wide as the longest one of their tasks; see `reads_pads`."""
+    def trim_captions_per_task(self) -> StreamData:
+        """The same data, whose training captions are as wide as their tasks' longest; see `attends_to_padding`."""
         other = copy.copy(self)
         other._lengths = {}
         return other
@@ -107,7 +107,7 @@ class StreamData:
         for task in tasks:
             if task not in self._lengths:
                 captions = [self._all[pair][1] for pair in self._pairs([task])]
-                self._lengths[task] = cut(self.tokens(captions)).shape[1]
+                self._lengths[task] = trim_padding(self.tokens(captions)).shape[1]
         return max(self._lengths[task] for task in tasks)
 
     def with_features(self, features: FrozenFeatures | None) -> StreamData:
@@ -133,10 +133,10 @@ class StreamData:
         They are those of `ordered_batches`: not augmented.
 
         Args:
-            numbers: of `Batch.pairs`.
+            numbers: of `Batch.pair_ids`.
         """
         chosen = [self._all[number] for number in numbers]
-        videos = self.finish(self._read([item for item, _ in chosen], is_augmented=False), None)
+        videos = self.to_batch(self._read([item for item, _ in chosen], is_augmented=False), None)
         return videos.contiguous(), self._captions(chosen, self._width(range(len(self.stream.tasks))))
 
     def _tasks(self, pairs: Sequence[int]) -> Tensor:
@@ -206,17 +206,17 @@ class StreamData:
             numbers = [pairs[index] for index in batch]
             return numbers, self._read([self._all[pair][0] for pair in numbers], augment is not None, drawn)
 
-        for numbers, videos in ahead(read, order, self._threads):
+        for numbers, videos in prefetch(read, order, self._threads):
             chosen = [self._all[pair] for pair in numbers]
             which = tuple(self._number(item) for item, _ in chosen)
             yield Batch(
-                frames=self.finish(videos, augment),
+                frames=self.to_batch(videos, augment),
                 tokens=self._captions(chosen, width),
-                videos=to_device(which, self.device),
+                video_ids=to_device(which, self.device),
                 categories=to_device([self.stream.category_index(item.category) for item, _ in chosen], self.device),
-                pairs=to_device(numbers, self.device),
-                plain_videos=which if augment is None else None,
-                tasks=self._tasks(numbers) if is_mixed else None,
+                pair_ids=to_device(numbers, self.device),
+                unaugmented_video_ids=which if augment is None else None,
+                task_ids=self._tasks(numbers) if is_mixed else None,
                 answers=self._answers(numbers),
             )
 
@@ -227,7 +227,7 @@ class StreamData:
     def _captions(self, chosen: Sequence[tuple[Item, str]], width: int | None) -> Tensor:
         """Tokens (B, L) on the device, L `width` or the longest caption."""
         tokens = self.tokens([caption for _, caption in chosen])
-        return to_device(cut(tokens) if width is None else tokens[:, :width], self.device)
+        return to_device(trim_padding(tokens) if width is None else tokens[:, :width], self.device)
 
     def tokens(self, captions: list[str]) -> Tensor:
         """Captions (N, L) int64, cut to `data.max_tokens` with the end of text kept."""
@@ -252,13 +252,13 @@ class StreamData:
             return torch.from_numpy(np.stack(list(frames)))
         if features is None or is_augmented:
             return torch.from_numpy(np.stack([self.frames.load(item) for item in items]))
-        return torch.stack([features.load(self.frames.key(item), partial(self.one, item)) for item in items])
+        return torch.stack([features.load(self.frames.key(item), partial(self.load_video, item)) for item in items])
 
-    def one(self, item: Item) -> Tensor:
+    def load_video(self, item: Item) -> Tensor:
         """Normalised frames (1, T, 3, H, W) of a video, on the device."""
-        return self.finish(torch.from_numpy(np.array(self.frames.load(item)))[None], None)
+        return self.to_batch(torch.from_numpy(np.array(self.frames.load(item)))[None], None)
 
-    def finish(self, videos: Tensor, augment: torch.Generator | None = None) -> Tensor:
+    def to_batch(self, videos: Tensor, augment: torch.Generator | None = None) -> Tensor:
         """What `_read` gave, as a method gets it: on the device, frames normalised."""
         videos = to_device(videos, self.device)
         return self._normalise(videos, augment) if videos.dtype == torch.uint8 else videos
@@ -287,8 +287,8 @@ class StreamData:
         def read(batch: list[int]) -> Tensor:
             return self._read([items[row] for row in batch], is_augmented=False)
 
-        for videos in ahead(read, order, self._threads):
-            yield self.finish(videos, None)
+        for videos in prefetch(read, order, self._threads):
+            yield self.to_batch(videos, None)
 
     def queries(self, task: int, split: str) -> Queries:
         """Every caption of the task's videos as a query."""

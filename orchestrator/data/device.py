@@ -10,17 +10,17 @@ from typing import Literal
 
 import torch
 
-from orchestrator.errors import ConfigError, OutOfMemory
+from ctvr.orchestrator.errors import ConfigError, OutOfMemory
 
 # fp32: full float32. tf32: products of matrices in TF32 on a GPU, float32 elsewhere. bf16: autocast to bfloat16.
 Precision = Literal["fp32", "tf32", "bf16"]
 
 
-def prepare_device(device: torch.device, is_repeatable: bool = True, precision: Precision = "fp32") -> None:
+def set_determinism(device: torch.device, is_deterministic: bool = True, precision: Precision = "fp32") -> None:
     """Set torch up before anything is computed on a device; on a CPU there is nothing to set.
 
     Whatever computes on a GPU calls it: runs, features made ahead, the measurements. TF32 is on only for
-    `precision="tf32"`; Ray's processes serve several runs, so it is set either way. If `is_repeatable`, only kernels
+    `precision="tf32"`; Ray's processes serve several runs, so it is set either way. If `is_deterministic`, only kernels
     that give the same numbers twice are used: an operator without such a kernel is then an error of torch. Nothing
     less: a mere warning (`warn_only`) leaves the backward pass of attention as it is.
 
@@ -30,7 +30,7 @@ def prepare_device(device: torch.device, is_repeatable: bool = True, precision: 
     if device.type != "cuda":
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(is_repeatable)
+    torch.use_deterministic_algorithms(is_deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # unread
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
@@ -42,8 +42,8 @@ def autocast_for(precision: Precision, device_type: str) -> AbstractContextManag
     return torch.autocast(device_type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
-def numerics(device: torch.device) -> dict[str, bool]:
-    """What `prepare_device` decides and a GPU's results depend on, as it stands now. Empty for a CPU."""
+def numerics_flags(device: torch.device) -> dict[str, bool]:
+    """What `set_determinism` decides and a GPU's results depend on, as it stands now. Empty for a CPU."""
     if device.type != "cuda":
         return {}
     return {
@@ -82,6 +82,6 @@ def memory_of(device: torch.device) -> Iterator[None]:
         name = torch.cuda.get_device_name(device) if torch.cuda.is_available() else str(device)
         raise OutOfMemory(
             f"data.batch_size: the memory of {name} on {platform.node()} is too small for a step. Write "
-            "optim.checkpoint_activations=true (same results), precision=bf16, or a smaller data.batch_size with "
-            "optim.accumulate, which keeps the step. Torch said: " + str(error).splitlines()[0][:150]
+            "optim.activation_checkpointing=true (same results), precision=bf16, or a smaller data.batch_size with "
+            "optim.accumulation_steps, which keeps the step. Torch said: " + str(error).splitlines()[0][:150]
         ) from error

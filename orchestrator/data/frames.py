@@ -20,16 +20,16 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.data.known_files import KnownFiles
-from orchestrator.data.settings import DataConfig
-from orchestrator.digests import Identity, canonical, digest_file, digest_of
-from orchestrator.errors import ConfigError, MissingObject, VideoError
-from orchestrator.store.packer import Packer
-from orchestrator.store.store import Store
-from orchestrator.streams.stream import Item, Segment
-from orchestrator.video.decode import decoder_version
-from orchestrator.video.pool import Decoder, Job
-from orchestrator.video.sampling import MISSING, Frames, Sampling, choose_frames, missing_frame, resize_and_crop
+from ctvr.orchestrator.data.config import DataConfig
+from ctvr.orchestrator.data.file_digests import FileDigestCache
+from ctvr.orchestrator.digests import Identity, canonical, digest_file, digest_of
+from ctvr.orchestrator.errors import ConfigError, MissingObject, VideoError
+from ctvr.orchestrator.store.packer import Packer
+from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.streams.stream import Item, Segment
+from ctvr.orchestrator.video.decode import decoder_version
+from ctvr.orchestrator.video.pool import Decoder, Job
+from ctvr.orchestrator.video.sampling import MISSING, Frames, Sampling, choose_frames, missing_frame, resize_and_crop
 
 CANDIDATES = 4  # frames of a part that may be drawn; part of the key, as the number of stored frames
 Broken = list[tuple[Item, VideoError]]
@@ -73,9 +73,9 @@ class FrameSource:
         """The same, where the digest of the file is known."""
         if item.segment is None and isinstance(file, str):
             return hashlib.sha256(file.join(self._around).encode()).hexdigest()
-        return digest_of(self._decisive(item.segment, file))
+        return digest_of(self._key_parts(item.segment, file))
 
-    def _decisive(self, segment: Segment | None, file: Any) -> dict[str, Any]:
+    def _key_parts(self, segment: Segment | None, file: Any) -> dict[str, Any]:
         """All that decides frames."""
         return {
             "file": file,
@@ -89,7 +89,7 @@ class FrameSource:
     @cached_property
     def _around(self) -> list[str]:
         """What stands before and behind the digest of a file where it is a whole video: written once for all."""
-        return canonical(self._decisive(None, "<file>")).split("<file>")
+        return canonical(self._key_parts(None, "<file>")).split("<file>")
 
     def load(self, item: Item) -> np.ndarray:
         """Frames (T, H, W, 3) uint8; a damaged or evicted object is decoded again here."""
@@ -122,12 +122,12 @@ class FrameSource:
 
         Args:
             items: of any tasks.
-            seen: path -> what the file system says of a file now (`streams.videos.look`): digests of these files are
-                read from the store, which remembers them, and kept there.
+            seen: path -> what the file system says of a file now (`streams.videos.scan_videos`): digests of these files
+                are read from the store, which remembers them, and kept there.
         """
         keys: dict[Item, str] = {}
         broken: Broken = []
-        files = KnownFiles(self.store, seen or {})
+        files = FileDigestCache(self.store, seen or {})
         for item in dict.fromkeys(items):
             try:
                 key = self._keys.get(item)

@@ -22,14 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from methods.backbone.clip import Clip, VisionTower
-from methods.backbone.load import VERSION
-from methods.base import Method
-from orchestrator.data.device import Precision, autocast_for, numerics
-from orchestrator.digests import canonical, digest_of, digest_sources, sources_below
-from orchestrator.errors import MissingObject, StoreError
-from orchestrator.store.packer import Packer
-from orchestrator.store.store import Store
+from ctvr.methods.backbone.clip import Clip, VisionTower
+from ctvr.methods.backbone.load import VERSION
+from ctvr.methods.base import Method
+from ctvr.orchestrator.data.device import Precision, autocast_for, numerics_flags
+from ctvr.orchestrator.digests import canonical, digest_of, digest_sources, list_sources
+from ctvr.orchestrator.errors import MissingObject, StoreError
+from ctvr.orchestrator.store.packer import Packer
+from ctvr.orchestrator.store.store import Store
 
 log = logging.getLogger(__name__)
 KIND = "features"
@@ -68,9 +68,9 @@ class FrozenFeatures:
                     "precision": self.precision,
                     "processor": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
                     "torch": torch.__version__,
-                    **numerics(device),
+                    **numerics_flags(device),
                     "open_clip": VERSION,
-                    "code": [digest_sources(sources_below(room)) for room in ("methods/backbone", "orchestrator/data")],
+                    "code": [digest_sources(list_sources(room)) for room in ("methods/backbone", "orchestrator/data")],
                 }
             )[:32]
         return self._maker

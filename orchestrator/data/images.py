@@ -16,17 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from methods.base import Batch
-from methods.images.views import normalise, view
-from methods.layers.transfer import to_device
-from orchestrator.data.array_files import load_npy
-from orchestrator.data.batches import Queries, StreamData, index_batches
-from orchestrator.data.frames import Broken, FrameSource
-from orchestrator.data.settings import DataConfig
-from orchestrator.digests import digest_of
-from orchestrator.errors import ConfigError, VideoError
-from orchestrator.store.store import Store
-from orchestrator.streams.stream import Item, Stream
+from ctvr.methods.base import Batch
+from ctvr.methods.images.views import normalise, view
+from ctvr.methods.layers.transfer import to_device
+from ctvr.orchestrator.data.array_files import load_npy
+from ctvr.orchestrator.data.batches import Queries, StreamData, index_batches
+from ctvr.orchestrator.data.config import DataConfig
+from ctvr.orchestrator.data.frames import Broken, FrameSource
+from ctvr.orchestrator.digests import digest_of
+from ctvr.orchestrator.errors import ConfigError, VideoError
+from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.streams.stream import Item, Stream
 
 LEAST = 8  # pixels of a side that a ResNet-18 reads
 LARGEST = 1024

@@ -17,16 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from methods.backbone.clip import Clip, Seams, TextTower
-from methods.base import Method
-from orchestrator.data.arrays import checked, read_arrays, read_features
-from orchestrator.data.frames import Broken, FrameSource
-from orchestrator.data.images import ImageSource
-from orchestrator.data.settings import DataConfig
-from orchestrator.digests import digest_file, digest_of
-from orchestrator.errors import ConfigError, VideoError
-from orchestrator.store.store import Store
-from orchestrator.streams.stream import Item, Stream
+from ctvr.methods.backbone.clip import Clip, Seams, TextTower
+from ctvr.methods.base import Method
+from ctvr.orchestrator.data.arrays import read_arrays, read_features, validate_features
+from ctvr.orchestrator.data.config import DataConfig
+from ctvr.orchestrator.data.frames import Broken, FrameSource
+from ctvr.orchestrator.data.images import ImageSource
+from ctvr.orchestrator.digests import digest_file, digest_of
+from ctvr.orchestrator.errors import ConfigError, VideoError
+from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.streams.stream import Item, Stream
 
 
 def frame_source(stream: Stream, store: Store, config: DataConfig, image_size: int) -> FrameSource:
@@ -94,7 +94,7 @@ class CaptionTable(TextTower):
         return found
 
 
-class CaptionRows:
+class CaptionLookup:
     """A tokenizer: captions -> (N, 1) rows of the table."""
 
     def __init__(self, texts: Iterable[str], name: str) -> None:
@@ -111,7 +111,7 @@ class CaptionRows:
         return torch.tensor([[self.rows[text]] for text in texts], dtype=torch.int64)
 
 
-def feed(clip: Clip, stream: Stream) -> Clip:
+def attach_features(clip: Clip, stream: Stream) -> Clip:
     """A backbone that takes the features of a stream in the place of frames; as it is, if the stream has frames.
 
     Raises:
@@ -125,7 +125,7 @@ def feed(clip: Clip, stream: Stream) -> Clip:
         texts, vectors = _caption_features(Path(stream.text_features))
         table = torch.from_numpy(vectors)
         clip.text, clip.embed_dim = CaptionTable(table), int(table.shape[1])
-        clip.tokenize = CaptionRows(texts, stream.name)
+        clip.tokenize = CaptionLookup(texts, stream.name)
     if clip.embed_dim != width:
         remedy = "Import features of one model" if stream.text_features else "Name the backbone.name that made them"
         numbers = f"its videos have features of {width} numbers, its texts of {clip.embed_dim}"
@@ -139,7 +139,7 @@ def _caption_features(path: Path) -> tuple[list[str], np.ndarray]:
     texts, features = (found.get(name) if isinstance(found, dict) else None for name in ("texts", "features"))
     if texts is None or features is None or texts.dtype.kind != "U" or texts.ndim != 1:
         raise ConfigError(f"{path}: does not hold texts and features. Import the stream again.")
-    vectors = checked(features, str(path))
+    vectors = validate_features(features, str(path))
     if len(vectors) != len(texts):
         raise ConfigError(f"{path}: has {len(vectors)} features of {len(texts)} texts. Import the stream again.")
     return texts.tolist(), vectors
@@ -159,7 +159,7 @@ def refuse_unfrozen(name: str, method: Method, clip: Clip, stream: Stream) -> No
             f"method: {name} changes its vision tower, and stream {stream.name} has features in the place of frames. "
             "Choose one that leaves it frozen: zero_shot, framefusion_moe with method.use_ffa=false."
         )
-    if stream.text_features and not method.frozen_text:
+    if stream.text_features and not method.text_is_frozen:
         raise ConfigError(
             f"method: {name} changes its text tower, and stream {stream.name} has features in the place of captions. "
             "Choose one that leaves it frozen, such as zero_shot, or import the stream without text=."

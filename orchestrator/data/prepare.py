@@ -9,12 +9,12 @@ from typing import Protocol
 
 from tqdm import tqdm
 
-from orchestrator.data.frames import Broken, FrameSource
-from orchestrator.digests import Identity
-from orchestrator.errors import ConfigError
-from orchestrator.store.garbage import note_use
-from orchestrator.streams.stream import Item, Stream, collector_off
-from orchestrator.streams.videos import look, missing_videos, without
+from ctvr.orchestrator.data.frames import Broken, FrameSource
+from ctvr.orchestrator.digests import Identity
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.store.gc import note_use
+from ctvr.orchestrator.streams.stream import Item, Stream, gc_disabled
+from ctvr.orchestrator.streams.videos import drop_videos, missing_videos, scan_videos
 
 HERE = max(2, min(8, os.cpu_count() or 1))  # processes that decode at once on this machine
 
@@ -51,10 +51,10 @@ def decode_stream(
     Args:
         workers: processes that decode at once.
         decode: who decodes; default `source.decode_missing`, on this machine.
-        seen: what `look` says of the stream, where the caller has asked already.
+        seen: what `scan_videos` says of the stream, where the caller has asked already.
     """
-    with collector_off():
-        seen = look(stream) if seen is None else seen
+    with gc_disabled():
+        seen = scan_videos(stream) if seen is None else seen
         missing = missing_videos(stream, seen)
         gone = {id(item) for item in missing}
         items = [
@@ -67,7 +67,7 @@ def decode_stream(
         keys, unreadable = source.keys(items, seen)
         if keys:
             note_use(source.store, stream.name, list(keys.values()))
-        present = source.store.present("frames", list(keys.values()))
+        present = source.store.filter_existing("frames", list(keys.values()))
         new = [item for item, key in keys.items() if key not in present]
     with tqdm(total=len(new), desc="decoding", unit="video", disable=not progress or not new) as bar:
         decoded, broken = (decode or source.decode_missing)(new, workers, bar.update)
@@ -97,18 +97,18 @@ def prepare_stream(
         ConfigError: if videos are absent or broken and `skip_missing` is not set; with broken ones, everything
             else has been decoded by then.
     """
-    seen = look(stream)
+    seen = scan_videos(stream)
     missing = missing_videos(stream, seen)
     if missing and not skip_missing:
-        raise ConfigError(_complain(stream, [(item, "no such file") for item in missing], "missing"))
+        raise ConfigError(_describe_lost(stream, [(item, "no such file") for item in missing], "missing"))
     done = decode_stream(stream, source, splits, workers, progress, decode, seen)
     if done.broken and not skip_missing:
-        raise ConfigError(_complain(stream, [(item, error.reason) for item, error in done.broken], "broken"))
+        raise ConfigError(_describe_lost(stream, [(item, error.reason) for item, error in done.broken], "broken"))
     lost = [*done.missing, *(item for item, _ in done.broken)]
-    return (without(stream, lost) if lost else stream), done.decoded
+    return (drop_videos(stream, lost) if lost else stream), done.decoded
 
 
-def _complain(stream: Stream, lost: list[tuple[Item, str]], what: str) -> str:
+def _describe_lost(stream: Stream, lost: list[tuple[Item, str]], what: str) -> str:
     names = ", ".join(f"{item.path} ({reason})" for item, reason in lost[:3])
     more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
     return (

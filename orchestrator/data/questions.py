@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from methods.backbone.word_pieces import WordPieces
-from methods.layers.transfer import to_device
-from orchestrator.data.batches import StreamData
+from ctvr.methods.backbone.wordpiece import WordPieces
+from ctvr.methods.layers.transfer import to_device
+from ctvr.orchestrator.data.batches import StreamData
 
 LONGEST = 16  # ids of an answer, marks included; methods cut further
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from orchestrator.digests import digest_of
+from ctvr.orchestrator.digests import digest_of
 
 
 def seed_of(*parts: object) -> int:

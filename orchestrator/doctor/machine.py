@@ -13,10 +13,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from ctvr.orchestrator.doctor.findings import Finding, Level, listed
+from ctvr.orchestrator.on_ray.memory import free_memory, trials_in_memory
 from ctvr.sandbox.calls import ARCHITECTURES
 from ctvr.sandbox.measure import ALWAYS, COUNT, measure
-from orchestrator.doctor.findings import Finding, Level, listed
-from orchestrator.on_ray.memory import free_memory, trials_in_memory
 
 SAFE_FFMPEG = (8, 1, 2)  # CVE-2026-8461 (MagicYUV, out-of-bounds write) is fixed from here on
 RAY = 1_300_000_000  # bytes that Ray takes when it has started
@@ -25,7 +25,7 @@ LOW_MEMORY = 4 * 10**9  # about 2 GB with one small trial
 
 def requirements() -> tuple[str, list[str]]:
     """(Python versions, packages with their minima) of this project: of its source, else of the installed copy."""
-    source = Path(__file__).parents[2] / "pyproject.toml"
+    source = Path(__file__).absolute().parents[3] / "pyproject.toml"
     if sys.version_info >= (3, 11) and source.is_file():
         import tomllib
 
@@ -92,11 +92,11 @@ def decoders() -> Iterator[Finding]:
         yield Finding("ok", "torchcodec", f"{version}, for data.decoder=torchcodec; decodes with this system's FFmpeg")
 
 
-def fences() -> Iterator[Finding]:
+def sandboxing() -> Iterator[Finding]:
     """What a file of somebody else could reach if it took the process over that reads it: videos, pickled weights."""
     if sys.platform != "linux":
         text = f"children that read videos and pickled weights have limits alone on {sys.platform}"
-        yield Finding("note", "fences", text, "Read only videos and weights whose makers you trust.")
+        yield Finding("note", "sandboxing", text, "Read only videos and weights whose makers you trust.")
         return
     found = measure()
     held = found.isolation
@@ -104,14 +104,14 @@ def fences() -> Iterator[Finding]:
     means = ", ".join(name for name, stands in names.items() if stands) or "nothing that the kernel offers"
     text = f"children that read videos and pickled weights are held by {means}; {COUNT} ways out were tried, open: "
     if not (ways := [way for way in found.open if way not in ALWAYS]):
-        yield Finding("ok", "fences", text + (", ".join(found.open) or "none"))
+        yield Finding("ok", "sandboxing", text + (", ".join(found.open) or "none"))
         return
     remedy = "Read only videos and weights whose makers you trust, or run where the kernel has Landlock (Linux 6.12"
     if not held.calls:
         remedy += f") and seccomp on {' or '.join(ARCHITECTURES)}, and the container allows both."
     else:
         remedy += ") and the container allows it."
-    yield Finding("note", "fences", text + ", ".join(ways), remedy)
+    yield Finding("note", "sandboxing", text + ", ".join(ways), remedy)
 
 
 def machine(worker: int = 0) -> Iterator[Finding]:

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.doctor.findings import Finding, Level
-from orchestrator.on_ray.files import cluster_file, temporary_folder, token_file, usable_folder
-from orchestrator.proxies import exceptions, host_of, is_near, proxy_of
+from ctvr.orchestrator.doctor.findings import Finding, Level
+from ctvr.orchestrator.on_ray.ray_paths import cluster_file, temporary_folder, token_file, usable_folder
+from ctvr.orchestrator.proxies import exceptions, host_of, is_near, proxy_of
 
 PORTS = {8265: "Ray's dashboard", 6379: "Ray's control service", 10001: "Ray's client server", 5000: "MLflow"}
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
-from orchestrator.doctor import network
-from orchestrator.doctor.findings import Finding, listed
-from orchestrator.proxies import proxies_of
-from orchestrator.streams.stream import Stream
-from orchestrator.tracking.outbox import REFUSED, Outbox
-from orchestrator.tracking.server import check
-from orchestrator.tracking.tracker import Tracker
+from ctvr.orchestrator.doctor import network
+from ctvr.orchestrator.doctor.findings import Finding, listed
+from ctvr.orchestrator.proxies import proxies_of
+from ctvr.orchestrator.streams.stream import Stream
+from ctvr.orchestrator.tracking.outbox import REFUSED, Outbox
+from ctvr.orchestrator.tracking.server import check
+from ctvr.orchestrator.tracking.tracker import Tracker
 
 MAX_SWEEPS = 30  # newest sweeps that are looked at
 
@@ -128,7 +128,7 @@ def _sweeps(place: Examined) -> Iterator[Finding]:
             counts = f"--top {record.settings.get('top', 1)} --seeds {record.settings.get('seeds', 3)}"
             beside = record.settings.get("baselines", "")
             counts += f" --baselines {beside}" if beside else ""
-            counts += f" --orders {record.settings['orders']}" if "orders" in record.settings else ""
+            counts += f" --task-orders {record.settings['orders']}" if "orders" in record.settings else ""
             again = f"`ctvr sweep --resume {searched}{place_option}`"
             if "rows" not in record.settings:  # which a table's rerun has; it is never started by itself
                 again += f" if that sweep started it, else `ctvr rerun --sweep {searched} {counts}{place_option}`"

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import ConfigError
-from orchestrator.streams.check import check_stream
-from orchestrator.streams.manifest import FORMAT, parse_manifest
-from orchestrator.streams.stream import SPLITS, Stream, describe
-from orchestrator.streams.videos import IMAGE_SUFFIXES, video_stem
-from orchestrator.video.endings import VIDEO_SUFFIXES, is_video_name
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.streams.check import check_stream
+from ctvr.orchestrator.streams.manifest import FORMAT, parse_manifest
+from ctvr.orchestrator.streams.stream import SPLITS, Stream, describe
+from ctvr.orchestrator.streams.videos import IMAGE_SUFFIXES, video_stem
+from ctvr.orchestrator.video.endings import VIDEO_SUFFIXES, is_video_name
 
 Manifest = dict[str, Any]
 Captions = dict[str, list[str]]  # video id -> its captions, in the order of the file
@@ -148,7 +148,7 @@ class Builder:
         return str(videos.relative_to(parent)) if parent and videos.is_relative_to(parent) else str(videos)
 
 
-def checked(manifest: Manifest, source: str, videos: Path, out: Path | None) -> str:
+def check_and_write(manifest: Manifest, source: str, videos: Path, out: Path | None) -> str:
     """Check a whole manifest as loading it will, write it, and report.
 
     Args:
@@ -164,8 +164,8 @@ def checked(manifest: Manifest, source: str, videos: Path, out: Path | None) -> 
 
 def _report(stream: Stream) -> list[str]:
     lines = [describe(stream), check_stream(stream), f"digest {stream.digest}"]
-    if stream.settings_mark:
-        lines.append(f"Marked in tables: {stream.settings_mark}.")
+    if stream.table_caveat:
+        lines.append(f"Marked in tables: {stream.table_caveat}.")
     return lines
 
 

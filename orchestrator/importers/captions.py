@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import ConfigError
-from orchestrator.importers.builder import Captions
-from orchestrator.streams.manifest import read_json
-from orchestrator.text_files import lines_of, read_text
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.importers.builder import Captions
+from ctvr.orchestrator.streams.manifest import read_json
+from ctvr.orchestrator.text_files import lines_of, read_text
 
 
 def read_msrvtt_captions(paths: Iterable[Path]) -> Captions:

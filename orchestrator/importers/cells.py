@@ -12,9 +12,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config import suggest
-from orchestrator.errors import ConfigError
-from orchestrator.text_files import MOST, lines_of, read_text
+from ctvr.orchestrator.config import suggest
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.text_files import MOST, lines_of, read_text
 
 SEPARATORS = {",": "commas", ";": "';'", "\t": "tabs", "|": "'|'"}
 _NUMBER = re.compile(r"\d+(\.\d+)?")

@@ -13,22 +13,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.config import check_name, parse_overrides, suggest
-from orchestrator.errors import ConfigError
-from orchestrator.importers.builder import (
+from ctvr.orchestrator.config import check_name, parse_overrides, suggest
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.importers.builder import (
     Manifest,
     write_manifest,
 )
-from orchestrator.importers.ctvr import ctvr_name, import_actnet, import_msrvtt, read_split
-from orchestrator.importers.cvlm import FIVE, import_cvlm
-from orchestrator.importers.datasets import import_dataset
-from orchestrator.importers.features import import_features
-from orchestrator.importers.images import BENCHMARKS as IMAGES
-from orchestrator.importers.images import import_images
-from orchestrator.importers.questions import NAME as QUESTIONS
-from orchestrator.importers.questions import import_questions
-from orchestrator.importers.table import import_csv
-from orchestrator.streams.load import RENDERED
+from ctvr.orchestrator.importers.csv_table import import_csv
+from ctvr.orchestrator.importers.ctvr import ctvr_name, import_actnet, import_msrvtt, read_split
+from ctvr.orchestrator.importers.cvlm import FIVE, import_cvlm
+from ctvr.orchestrator.importers.features import import_features
+from ctvr.orchestrator.importers.hf_dataset import import_dataset
+from ctvr.orchestrator.importers.images import BENCHMARKS as IMAGES
+from ctvr.orchestrator.importers.images import import_images
+from ctvr.orchestrator.importers.msrvtt_qa import NAME as QUESTIONS
+from ctvr.orchestrator.importers.msrvtt_qa import import_questions
+from ctvr.orchestrator.streams.load import RENDERED
 
 # What each kind is made of: word -> an example of what to write, and which words may be left out
 KINDS: dict[str, dict[str, str]] = {
@@ -99,7 +99,7 @@ def import_stream(kind: str, files: Mapping[str, str], videos: Path | None, root
     return f"{report}\nwritten: {out}\nnext: ctvr {follows.get(kind, 'cache build')} --stream {name}{elsewhere}"
 
 
-def words_of(kind: str, words: Sequence[str]) -> dict[str, str]:
+def parse_file_arguments(kind: str, words: Sequence[str]) -> dict[str, str]:
     """The words of a command line: `name=FILE` each. Where a kind is made of one file, its bare name will do."""
     needed = [word for word in KINDS.get(kind, {}) if word not in OPTIONAL]
     if len(words) == 1 and len(needed) == 1 and "=" not in words[0]:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import ConfigError
-from orchestrator.importers.builder import (
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.importers.builder import (
     BACKBONE,
     MAX_IDS,
     Builder,
@@ -16,9 +16,9 @@ from orchestrator.importers.builder import (
     Manifest,
     empty_task,
 )
-from orchestrator.importers.captions import clean, read_msrvtt_captions, read_narrations
-from orchestrator.importers.cells import read_csv
-from orchestrator.importers.pickles import read_pickle
+from ctvr.orchestrator.importers.captions import clean, read_msrvtt_captions, read_narrations
+from ctvr.orchestrator.importers.cells import read_csv
+from ctvr.orchestrator.importers.pickles import read_pickle
 
 MSRVTT_SETTINGS = {"preset": "paper", "data.num_frames": 12, "data.batch_size": 8, "optim.epochs": 20, **BACKBONE}
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config import suggest
-from orchestrator.errors import ConfigError
-from orchestrator.importers.builder import BACKBONE, MAX_IDS, Builder, Captions, Manifest, empty_task
-from orchestrator.importers.captions import (
+from ctvr.orchestrator.config import suggest
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.importers.builder import BACKBONE, MAX_IDS, Builder, Captions, Manifest, empty_task
+from ctvr.orchestrator.importers.captions import (
     all_text,
     clean,
     read_entries,
@@ -22,11 +22,11 @@ from orchestrator.importers.captions import (
     read_msrvtt_splits,
     read_narrations,
 )
-from orchestrator.importers.cells import read_csv
-from orchestrator.importers.pickles import read_pickle
-from orchestrator.streams.manifest import read_json
-from orchestrator.streams.stream import SPLITS
-from orchestrator.streams.videos import video_stem
+from ctvr.orchestrator.importers.cells import read_csv
+from ctvr.orchestrator.importers.pickles import read_pickle
+from ctvr.orchestrator.streams.manifest import read_json
+from ctvr.orchestrator.streams.stream import SPLITS
+from ctvr.orchestrator.streams.videos import video_stem
 
 CVLM_SETTINGS = {"preset": "paper", "data.batch_size": 48, "optim.epochs": 10, **BACKBONE}  # it prints no frames
 ALONE = {"preset": "paper", **BACKBONE}

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.data.arrays import Arrays, checked, read_arrays
-from orchestrator.errors import ConfigError, VideoError
-from orchestrator.importers.builder import Manifest, write_manifest
-from orchestrator.importers.table import ids_of, import_csv, read_table
-from orchestrator.streams.manifest import parse_manifest
-from orchestrator.streams.stream import SPLITS, describe
-from orchestrator.streams.videos import video_stem
+from ctvr.orchestrator.data.arrays import Arrays, read_arrays, validate_features
+from ctvr.orchestrator.errors import ConfigError, VideoError
+from ctvr.orchestrator.importers.builder import Manifest, write_manifest
+from ctvr.orchestrator.importers.csv_table import ids_of, import_csv, read_table
+from ctvr.orchestrator.streams.manifest import parse_manifest
+from ctvr.orchestrator.streams.stream import SPLITS, describe
+from ctvr.orchestrator.streams.videos import video_stem
 
 TEXTS = "texts.npz"
 
@@ -117,7 +117,7 @@ def _bare(name: str) -> str:
 
 def _checked(file: Path, name: str, array: np.ndarray) -> np.ndarray:
     try:
-        return checked(np.asarray(array), f"{file}: {name}")
+        return validate_features(np.asarray(array), f"{file}: {name}")
     except VideoError as error:
         raise ConfigError(f"{error}. Save numbers of that shape.") from error
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.errors import ConfigError
-from orchestrator.importers.builder import Builder, Manifest, empty_task
-from orchestrator.importers.pickles import BROKEN
-from orchestrator.text_files import lines_of, open_regular, read_bytes, read_text
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.importers.builder import Builder, Manifest, empty_task
+from ctvr.orchestrator.importers.pickles import BROKEN
+from ctvr.orchestrator.text_files import lines_of, open_regular, read_bytes, read_text
 
 SETTINGS: dict[str, Any] = {  # of divyam3897/UCL@cfaa81d
     "preset": "paper",
@@ -36,7 +36,7 @@ SETTINGS: dict[str, Any] = {  # of divyam3897/UCL@cfaa81d
     "optim.schedule": "constant",
     "optim.warmup": 0.0,
     "optim.grad_clip": None,
-    "optim.across_tasks": True,
+    "optim.carry_momentum": True,
     "optim.epochs": 200,
 }
 MAX_BYTES = 1 << 28  # of one file; the largest published has 155 MB

@@ -13,8 +13,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import ConfigError
-from orchestrator.text_files import read_bytes
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.text_files import read_bytes
 
 SPLIT_BYTES = 4 << 20
 BROKEN = (ValueError, IndexError, KeyError, EOFError, OverflowError, struct.error)

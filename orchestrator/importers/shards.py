@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from orchestrator.digests import digest_file
-from orchestrator.errors import ConfigError
-from orchestrator.importers.builder import VideoFolder
-from orchestrator.streams.videos import VIDEO_SUFFIXES
+from ctvr.orchestrator.digests import digest_file
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.importers.builder import VideoFolder
+from ctvr.orchestrator.streams.videos import VIDEO_SUFFIXES
 
 SPLIT_WORDS = {
     **dict.fromkeys(("train", "training"), "train"),

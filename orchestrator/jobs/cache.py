@@ -9,27 +9,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from orchestrator.config import Settings
-from orchestrator.data.frames import FrameSource
-from orchestrator.data.imported_features import frame_source
-from orchestrator.data.prepare import DecodeMissing, Prepared, decode_stream, passes
-from orchestrator.errors import ConfigError
-from orchestrator.jobs.deployment import Deployment, find_manifest
-from orchestrator.learning.assemble import load_clip
-from orchestrator.learning.featurize import Featurize, featurize_here, featurize_stream
-from orchestrator.learning.resolve import resolve
-from orchestrator.store.garbage import DAY, by_kind, find_garbage, remove_garbage
-from orchestrator.store.store import Size, size_of
-from orchestrator.streams.load import load_stream
-from orchestrator.streams.stream import Stream
-from orchestrator.tracking.left import is_left
-from orchestrator.tracking.tracker import Tracker
+from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.data.frames import FrameSource
+from ctvr.orchestrator.data.imported_features import frame_source
+from ctvr.orchestrator.data.prepare import DecodeMissing, Prepared, decode_stream, passes
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
+from ctvr.orchestrator.learning.factory import load_clip
+from ctvr.orchestrator.learning.featurize import Featurize, featurize_here, featurize_stream
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.store.gc import DAY, by_kind, find_garbage, remove_garbage
+from ctvr.orchestrator.store.store import Size, size_of
+from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.streams.stream import Stream
+from ctvr.orchestrator.tracking.left import is_left
+from ctvr.orchestrator.tracking.tracker import Tracker
 
 SHOWN = 20  # damaged objects and broken videos that are listed
 
 
 def build_cache(
-    stream_name: str, overrides: Settings, where: Deployment, on_cluster: bool = False, features: bool = False
+    stream_name: str, overrides: Settings, where: ExecutionConfig, on_cluster: bool = False, features: bool = False
 ) -> str:
     """Decode every video of a stream into the store, as a run with these settings would find them.
 
@@ -68,10 +68,10 @@ def build_cache(
     if not (on_cluster or where.address):
         here = featurize_here(experiment.settings, places) if features else None
         return build(lambda each: each.decode_missing, os.cpu_count() or 1, here)
-    from orchestrator.on_ray.capacity import choose_gpus
-    from orchestrator.on_ray.connection import cluster
-    from orchestrator.on_ray.decode import decode_on_nodes
-    from orchestrator.on_ray.featurize import featurize_on_nodes
+    from ctvr.orchestrator.on_ray.capacity import choose_gpus
+    from ctvr.orchestrator.on_ray.connection import cluster
+    from ctvr.orchestrator.on_ray.decode import decode_on_nodes
+    from ctvr.orchestrator.on_ray.featurize import featurize_on_nodes
 
     with cluster(where.address, where.local_cpus, where.nodes):
         gpus = choose_gpus(where.gpus_per_trial, 1) if features else 0.0
@@ -86,7 +86,7 @@ def _lost(done: Prepared) -> dict[str, str]:
 
 
 def _report(
-    stream: Stream, done: Prepared, lost: Mapping[str, str], made: str, where: Deployment, skip_missing: bool
+    stream: Stream, done: Prepared, lost: Mapping[str, str], made: str, where: ExecutionConfig, skip_missing: bool
 ) -> str:
     """What was decoded and what could not be, then what was `made` of the rest.
 
@@ -108,7 +108,7 @@ def _report(
     return text
 
 
-def list_cache(where: Deployment) -> str:
+def list_cache(where: ExecutionConfig) -> str:
     """Number and bytes of the objects of each kind, and of this machine's copies of a remote store."""
     store = where.existing_store()
     entries = store.entries()
@@ -120,7 +120,7 @@ def list_cache(where: Deployment) -> str:
     return "\n".join(lines)
 
 
-def verify_cache(where: Deployment, remove: bool = False) -> str:
+def verify_cache(where: ExecutionConfig, remove: bool = False) -> str:
     """Read every object and check its digest.
 
     Raises:
@@ -138,7 +138,7 @@ def verify_cache(where: Deployment, remove: bool = False) -> str:
     return text
 
 
-def collect_garbage(where: Deployment, older_than: float | None = None, remove: bool = False) -> str:
+def collect_garbage(where: ExecutionConfig, older_than: float | None = None, remove: bool = False) -> str:
     """Find, and if asked remove, what no commit, stream or recent sweep needs.
 
     Args:

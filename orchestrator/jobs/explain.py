@@ -13,18 +13,18 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
-from orchestrator.config import Settings
-from orchestrator.errors import ConfigError, MissingObject
-from orchestrator.store.store import Store
-from orchestrator.streams.measures import ACCURACY, ANSWERED
-from orchestrator.streams.stream import Stream
-from orchestrator.tracking.tracker import Tracker
-from orchestrator.tracking.values import RunRecord
+from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.errors import ConfigError, MissingObject
+from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.streams.metric_names import ACCURACY, ANSWERED
+from ctvr.orchestrator.streams.stream import Stream
+from ctvr.orchestrator.tracking.run_record import RunRecord
+from ctvr.orchestrator.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
 
 RESULT = "ctvr.result"
-MADE_OF = "ctvr.made_of"  # tag: what the key was made of besides the settings, by name
+PROVENANCE = "ctvr.provenance"  # tag: what the key was made of besides the settings, by name
 PARTS = "settings, stream, frames, backbone weights, code, versions of torch and open_clip, device"
 WIDTH = 12  # of the names in the left column
 SHOWN = 5  # runs, candidates
@@ -168,9 +168,9 @@ def _content(key: str, runs: Sequence[RunRecord]) -> list[str]:
 
 def _split(settings: Mapping[str, Any]) -> tuple[Settings, Settings]:
     """Settings that are part of a key, and those that change no result."""
-    from orchestrator.learning.identity import NOT_DECISIVE  # torch takes seconds to import
+    from ctvr.orchestrator.learning.run_key import NON_IDENTITY_SETTINGS  # torch takes seconds to import
 
-    idle = {name: value for name, value in settings.items() if name in NOT_DECISIVE}
+    idle = {name: value for name, value in settings.items() if name in NON_IDENTITY_SETTINGS}
     return {name: value for name, value in settings.items() if name not in idle}, idle
 
 
@@ -185,7 +185,7 @@ def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[l
 def _made_of(run: RunRecord) -> dict[str, str]:
     """What a run's key was made of besides its settings; of a run of an older version the stream alone is known."""
     try:
-        return {str(name): str(part) for name, part in json.loads(run.tags.get(MADE_OF, "")).items()}
+        return {str(name): str(part) for name, part in json.loads(run.tags.get(PROVENANCE, "")).items()}
     except (ValueError, AttributeError, RecursionError):
         return {"stream": run.tags.get("ctvr.stream_digest", "unknown")}
 
@@ -204,7 +204,7 @@ def _differing_parts(first: Mapping[str, str], second: Mapping[str, str]) -> lis
 
 def _today(key: str, run: RunRecord) -> str:
     """Whether the code, weights and versions here give the key, from the run's settings and stream digest."""
-    from orchestrator.learning.resolve import named_in, resolve  # torch takes seconds to import
+    from ctvr.orchestrator.learning.resolve import named_in, resolve  # torch takes seconds to import
 
     digest = run.tags.get("ctvr.stream_digest")
     if not digest:
@@ -219,7 +219,7 @@ def _today(key: str, run: RunRecord) -> str:
         return f"this version cannot make it again: {error}"
     if now == key.partition("-")[0]:
         return "the code, the weights and the environment here give the same key"
-    here = experiment.surroundings(*about) | experiment.contents()
+    here = experiment.environment_digests(*about) | experiment.file_digests()
     changed = [line.partition(" a: ")[0].strip() for line in _differing_parts(then, here)]
     what = ", ".join(changed) or "code, weights or environment"
     return f"{what} here differ: a run now gets {now[:16]}"
@@ -261,7 +261,7 @@ def _task_text(commit: Mapping[str, Any], store: Store) -> str:
     for name, word in (("stream/t2v/r1", "R@1"), (ACCURACY, "accuracy"), (ANSWERED, "accuracy")):
         if name in metrics:
             words.append(f"{word} {metrics[name]:.2f}")
-    from orchestrator.learning.commits import objects_of  # torch takes seconds to import
+    from ctvr.orchestrator.learning.commits import objects_of  # torch takes seconds to import
 
     gone = [f"{kind}/{name}" for kind, name in objects_of(commit) if not store.has(kind, name)]
     if gone:

@@ -13,26 +13,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from orchestrator.config import Settings
-from orchestrator.data.arrays import FORMS, write_arrays
-from orchestrator.data.batches import StreamData
-from orchestrator.data.device import prepare_device
-from orchestrator.data.imported_features import feed, frame_source
-from orchestrator.data.prepare import prepare_stream
-from orchestrator.errors import ConfigError
-from orchestrator.jobs.deployment import Deployment, find_manifest
-from orchestrator.jobs.folders import check_new, make_new
-from orchestrator.learning.assemble import load_clip
-from orchestrator.learning.resolve import resolve
-from orchestrator.streams.captions import cell_of
-from orchestrator.streams.load import load_stream
-from orchestrator.streams.stream import Item, Stream, walk
+from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.data.arrays import FORMS, write_arrays
+from ctvr.orchestrator.data.batches import StreamData
+from ctvr.orchestrator.data.device import set_determinism
+from ctvr.orchestrator.data.imported_features import attach_features, frame_source
+from ctvr.orchestrator.data.prepare import prepare_stream
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
+from ctvr.orchestrator.learning.factory import load_clip
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.output_dir import create_output_dir, require_empty
+from ctvr.orchestrator.streams.captions import cell_of
+from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.streams.stream import Item, Stream, iter_items
 
 COLUMNS = ("video", "caption", "category", "split", "task", "path", "start", "end")
 WHAT = ("table", "frames", "features")
 
 
-def export_stream(name: str, overrides: Settings, where: Deployment, out: Path, form: str, what: list[str]) -> str:
+def export_stream(name: str, overrides: Settings, where: ExecutionConfig, out: Path, form: str, what: list[str]) -> str:
     """Write a stream into a folder; returns what was written, and how it is read again.
 
     Args:
@@ -49,7 +49,7 @@ def export_stream(name: str, overrides: Settings, where: Deployment, out: Path, 
     """
     if form not in FORMS:
         raise ConfigError(f"--form: {form!r} is none of {', '.join(FORMS)}.")
-    check_new(out)
+    require_empty(out)
     if "frames" in what and form == "parquet":
         raise ConfigError("--form: parquet holds vectors, and frames are pictures. Write npz, npy, pt or h5.")
     places, manifest = where.places(), find_manifest(name)
@@ -57,23 +57,23 @@ def export_stream(name: str, overrides: Settings, where: Deployment, out: Path, 
     if stream.has_features and "frames" in what:
         raise ConfigError(f"--frames: stream {stream.name} has features and no frames. Leave it out.")
     experiment = resolve({"method": "zero_shot", "stream": manifest, **overrides}, stream.settings)
-    make_new(out)
+    create_output_dir(out)
     stream = load_stream(manifest, places.root, places.videos)  # now that nothing is wrong, videos may be rendered
     lines = [f"{_write_table(stream, out)} captions: {out / 'table.csv'}, {out / 'manifest.json'}"]
     if "frames" not in what and "features" not in what:
         return lines[0]
-    clip = feed(load_clip(experiment.backbone), stream)
+    clip = attach_features(load_clip(experiment.backbone), stream)
     source = frame_source(stream, places.open_store(), experiment.data, clip.image_size)
     splits = ("train", "val", "test") if stream.has_val else ("train", "test")
     stream, _ = prepare_stream(stream, source, splits, experiment.data.skip_missing)
-    items = [item for _, _, item in walk(stream)]
+    items = [item for _, _, item in iter_items(stream)]
     if "frames" in what:
         frames = ((item.video, source.load(item)) for item in items)  # one at a time: they are gigabytes
         lines.append(f"frames of {len(items)} videos: {write_arrays(out / f'frames.{form}', frames)}")
     if "features" in what:
         torch.set_num_threads(experiment.run.threads)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        prepare_device(device, experiment.run.repeatable, experiment.run.precision)
+        set_determinism(device, experiment.run.deterministic, experiment.run.precision)
         clip = clip.to(device).eval()
         data = StreamData(stream, source, clip.tokenize, clip.mean, clip.std, experiment.data, device)
         lines += _write_features(data, items, clip, out, form)
@@ -82,7 +82,7 @@ def export_stream(name: str, overrides: Settings, where: Deployment, out: Path, 
 
 @torch.no_grad()
 def _write_features(data: StreamData, items: list[Item], clip: Any, out: Path, form: str) -> list[str]:
-    videos = ((item.video, clip.vision(data.one(item))[0].cpu().numpy()) for item in items)
+    videos = ((item.video, clip.vision(data.load_video(item))[0].cpu().numpy()) for item in items)
     texts: dict[str, np.ndarray] = {}
     for caption in dict.fromkeys(caption for item in items for caption in item.captions):
         texts[caption] = clip.text(data.tokens([caption]).to(data.device))[0].cpu().numpy()
@@ -101,7 +101,7 @@ def _write_table(stream: Stream, out: Path) -> int:
     with (out / "table.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
-        for task, split, item in walk(stream):
+        for task, split, item in iter_items(stream):
             segment = item.segment or ("", "")
             for caption in item.captions:
                 writer.writerow([item.video, cell_of(caption), item.category, split, task.name, item.path, *segment])

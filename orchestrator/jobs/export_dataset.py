@@ -3,7 +3,7 @@
 The form is that of its VideoFolder: `train/`, `validation/` and `test/` with a file for each video and one
 `metadata.jsonl`, whose lines name the file beside them and say the rest; `README.md` is the card, with the splits.
 `stream.json` holds what no line can say (protocol, order of tasks and categories, recommended settings), so that the
-folder comes back as the stream that it was (importers/datasets.py).
+folder comes back as the stream that it was (importers/hf_dataset.py).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import ConfigError
-from orchestrator.jobs.deployment import Deployment, find_manifest
-from orchestrator.jobs.folders import check_new, make_new
-from orchestrator.streams.load import load_stream
-from orchestrator.streams.stream import SPLITS, Item, Stream, StreamTask
-from orchestrator.streams.videos import FOLDERS, METADATA, STREAM, missing_videos
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
+from ctvr.orchestrator.output_dir import create_output_dir, require_empty
+from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.streams.stream import SPLITS, Item, Stream, StreamTask
+from ctvr.orchestrator.streams.videos import FOLDERS, METADATA, STREAM, missing_videos
 
 
-def export_dataset(name: str, where: Deployment, out: Path, licence: str = "") -> str:
+def export_dataset(name: str, where: ExecutionConfig, out: Path, licence: str = "") -> str:
     """Write a stream into a folder; returns what was written and how it is read again.
 
     Videos are hard links to those of the stream where the disk allows it, else copies: two items that are segments of
@@ -40,13 +40,13 @@ def export_dataset(name: str, where: Deployment, out: Path, licence: str = "") -
         ConfigError: for a folder that is not empty, a stream of images or features, videos that are missing or are
             folders of frames, or a disk that is full.
     """
-    check_new(out)
+    require_empty(out)
     places, manifest = where.places(), find_manifest(name)
     stream = load_stream(manifest, places.root, places.videos, render=False)
     if stream.domain == "images" or stream.has_features:
         kind = "images" if stream.domain == "images" else "features"
         raise ConfigError(f"--hf: stream {stream.name} has {kind}, and the folder is one of videos. Leave --hf out.")
-    make_new(out)
+    create_output_dir(out)
     stream = load_stream(manifest, places.root, places.videos)  # now that nothing is wrong, videos may be rendered
     if missing := missing_videos(stream):
         raise ConfigError(

@@ -12,14 +12,14 @@ from typing import Any
 
 import yaml
 
-from orchestrator.data.batches import task_of
-from orchestrator.digests import digest_file
-from orchestrator.errors import ConfigError
-from orchestrator.jobs.deployment import Deployment
-from orchestrator.jobs.folders import check_new, make_new
-from orchestrator.jobs.trained import find_run, load
-from orchestrator.learning.weights import save_model
-from orchestrator.tracking.values import RunRecord
+from ctvr.orchestrator.data.batches import task_of
+from ctvr.orchestrator.digests import digest_file
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.load_model import find_run, load
+from ctvr.orchestrator.learning.method_state import save_model
+from ctvr.orchestrator.output_dir import create_output_dir, require_empty
+from ctvr.orchestrator.tracking.run_record import RunRecord
 
 # The licence under which weights of this kind were published; others are known to the user alone
 LICENCES = {"shipped": "apache-2.0", "random": "apache-2.0", "openai": "mit"}
@@ -32,12 +32,12 @@ SHOWN = {
     "stream/v2t/r1": "R@1, video to text (%)",
 }
 WITHOUT_SEED = (
-    *("seed", "stream", "evaluation.batch_size", "evaluation.chunk", "data.load_threads"),
-    *("tracking.mirror", "tracking.keep_states"),
+    *("seed", "stream", "evaluation.batch_size", "evaluation.query_chunk", "data.prefetch_threads"),
+    *("tracking.mirror", "tracking.keep_checkpoints"),
 )
 
 
-def export_hf(folder: Path, name: str, where: Deployment, licence: str = "") -> str:
+def export_hf(folder: Path, name: str, where: ExecutionConfig, licence: str = "") -> str:
     """Write a model, `README.md` as its card, and what `ctvr.load(folder)` reads.
 
     Args:
@@ -49,13 +49,13 @@ def export_hf(folder: Path, name: str, where: Deployment, licence: str = "") -> 
     Raises:
         ConfigError: for a folder that is not empty, an unknown model, or weights of an unknown licence.
     """
-    check_new(folder)
+    require_empty(folder)
     run = find_run(name, where)
     weights = str(run.settings.get("backbone.weights", ""))
     licence = licence or LICENCES.get(weights, "")
     if not licence:
         raise ConfigError(f"--license: that of backbone.weights={weights} is not known here. Write it: --license mit.")
-    make_new(folder)
+    create_output_dir(folder)
     model = load(run.run_id, where)
     stream = model.stream
     if stream is None:
@@ -74,17 +74,17 @@ def export_hf(folder: Path, name: str, where: Deployment, licence: str = "") -> 
     }
     seeds = _seeds(run, where)
     (folder / "README.md").write_text(_card(run, stream.name, licence, digests, seeds, settings), encoding="utf-8")
-    (folder / "made_of.json").write_text(run.tags.get("ctvr.made_of", "{}"), encoding="utf-8")
+    (folder / "provenance.json").write_text(run.tags.get("ctvr.provenance", "{}"), encoding="utf-8")
     return (
-        f"written: {folder} (model.safetensors, model.json, made_of.json, README.md), licence {licence}\n"
+        f"written: {folder} (model.safetensors, model.json, provenance.json, README.md), licence {licence}\n"
         f"read it: ctvr search 'a text' --model {folder}\n"
         f"upload it by yourself: hf upload OWNER/NAME {folder}"
     )
 
 
-def _seeds(run: RunRecord, where: Deployment) -> dict[int, float]:
+def _seeds(run: RunRecord, where: ExecutionConfig) -> dict[int, float]:
     """Seed -> R@1 of the complete runs that differ from this one in the seed alone."""
-    alike = {key: run.tags.get(key) for key in ("ctvr.method", "ctvr.stream_digest", "ctvr.split", "ctvr.made_of")}
+    alike = {key: run.tags.get(key) for key in ("ctvr.method", "ctvr.stream_digest", "ctvr.split", "ctvr.provenance")}
     found = where.existing_tracker().find_runs(tags={"ctvr.complete": "true"})
     plain = _plain(run)
     return {
@@ -161,7 +161,7 @@ The features under which videos were stored while it learned are not here: video
 |---|---|
 {listed}
 
-`made_of.json` has the digests of code, weights, versions and device; every setting is below and in `model.json`. The
+`provenance.json` has the digests of code, weights, versions and device; every setting is below and in `model.json`. The
 file holds the weights of {settings["backbone.name"]} ({settings["backbone.weights"]}), too: licence {licence}.
 
 ```json

@@ -1,4 +1,4 @@
-"""`ctvr frames`: the frames of a film as training reads them, or which films of a folder can be read.
+"""`ctvr frames`: the frames of a video as training reads them, or which videos of a folder can be read.
 
 Shapes: T frames of height H and width W.
 """
@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from orchestrator.console import printable, say
-from orchestrator.errors import ConfigError, VideoError
-from orchestrator.video.endings import VIDEO_SUFFIXES, find_videos
-from orchestrator.video.pool import Decoder, Job
-from orchestrator.video.sampling import NATIVE, Frames, Sampling
+from ctvr.orchestrator.console import printable, say
+from ctvr.orchestrator.errors import ConfigError, VideoError
+from ctvr.orchestrator.video.endings import VIDEO_SUFFIXES, find_videos
+from ctvr.orchestrator.video.pool import Decoder, Job
+from ctvr.orchestrator.video.sampling import NATIVE, Frames, Sampling
 
 _CONTAINERS = {
     "mov": "MP4/MOV/3GP",
@@ -43,19 +43,19 @@ def frames(
     end: float | None = None,
     out: Path | None = None,
 ) -> str:
-    """Decode `num_frames` frames of a film, or of each film of a folder, in bounded children; return what was found.
+    """Decode `num_frames` frames of a video, or of each video of a folder, in bounded children; return what was found.
 
     Args:
-        path: a film, or a folder that is searched with the folders below it.
+        path: a video, or a folder that is searched with the folders below it.
         num_frames: chosen as in training: the middle of each of as many equal parts; of too few the last repeats.
         start: seconds since the first frame; None: the beginning.
-        end: seconds since the first frame; None: the end of the film.
-        out: of one film: a .npz with `frames` (T, H, W, 3) uint8 at native size and `seconds` (T,), or a .png that
+        end: seconds since the first frame; None: the end of the video.
+        out: of one video: a .npz with `frames` (T, H, W, 3) uint8 at native size and `seconds` (T,), or a .png that
             shows them with their seconds.
 
     Raises:
         ConfigError: for a path that does not exist, an option out of range, or a file that cannot be written.
-        VideoError: if the film cannot be read.
+        VideoError: if the video cannot be read.
     """
     segment = _segment(start, end)
     if not 1 <= num_frames <= _MOST:
@@ -80,7 +80,7 @@ def frames(
 
 
 def _segment(start: float | None, end: float | None) -> tuple[float, float] | None:
-    """Check --start and --end; without --end, the segment ends after any film."""
+    """Check --start and --end; without --end, the segment ends after any video."""
     for option, value in (("--start", start), ("--end", end)):
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise ConfigError(f"{option}: seconds since the first frame must be >= 0, got {value:g}.")
@@ -93,7 +93,7 @@ def _segment(start: float | None, end: float | None) -> tuple[float, float] | No
 
 
 def _facts(clip: Frames) -> str:
-    """Container, codec, size, frames, rate, duration and decoder of a film, in one line."""
+    """Container, codec, size, frames, rate, duration and decoder of a video, in one line."""
     info = clip.info
     assert info is not None  # of a file
     said = [
@@ -110,7 +110,7 @@ def _facts(clip: Frames) -> str:
 
 
 def _folder(folder: Path, sampling: Sampling, segment: tuple[float, float] | None) -> str:
-    """Decode the films of a folder, return how many can be read and a line for each that cannot."""
+    """Decode the videos of a folder, return how many can be read and a line for each that cannot."""
     found = find_videos(folder)
     if not found.videos and not found.unreadable:
         raise ConfigError(

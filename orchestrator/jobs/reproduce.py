@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from methods.backbone.load import are_here
-from orchestrator.errors import ConfigError
-from orchestrator.jobs.deployment import Deployment, find_manifest
-from orchestrator.jobs.table_plan import PlannedTable, TableRequest, plan_table
-from orchestrator.streams.load import BENCHMARKS, RENDERED, load_stream, split_order
-from orchestrator.streams.stream import Stream
-from orchestrator.streams.videos import check_videos, missing_videos
-from orchestrator.tables.paper_items import Item
-from orchestrator.tables.paper_numbers import benchmarks
+from ctvr.methods.backbone.load import are_here
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
+from ctvr.orchestrator.streams.load import BENCHMARKS, RENDERED, load_stream, split_order
+from ctvr.orchestrator.streams.stream import Stream
+from ctvr.orchestrator.streams.videos import check_videos, missing_videos
+from ctvr.orchestrator.sweeps.table_plan import PlannedTable, TableRequest, plan_table
+from ctvr.orchestrator.tables.paper_items import Item
+from ctvr.orchestrator.tables.paper_numbers import benchmarks
 
 
-def plan_text(item: Item, request: TableRequest, where: Deployment) -> str:
+def plan_text(item: Item, request: TableRequest, where: ExecutionConfig) -> str:
     """The plan of an item, checked row by row as the sweep itself would; nothing is run or written to MLflow.
 
     Raises:

@@ -21,14 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from orchestrator.digests import digest_of
-from orchestrator.errors import MissingObject
-from orchestrator.learning.reuse import Prefixes
-from orchestrator.store.store import Store
+from ctvr.orchestrator.digests import digest_of
+from ctvr.orchestrator.errors import MissingObject
+from ctvr.orchestrator.learning.prefix_reuse import Prefixes
+from ctvr.orchestrator.store.store import Store
 
 
 @dataclass
-class Record:
+class RunState:
     """What is known of a run after some task; everything a resumed run and a table need besides weights."""
 
     done: int = 0  # finished tasks
@@ -72,8 +72,9 @@ class Commits:
         store: where they are.
         run: the run's key: a digest of everything that decides its result.
         prefixes: tasks that other runs may share with this one; None: nothing is shared.
-        made_of: what the key was made of besides the settings, by name (`Experiment.surroundings`); kept for readers.
-        keep_states: keep the weights after every task, where a run needs the last two at most to go on.
+        made_of: what the key was made of besides the settings, by name (`Experiment.environment_digests`); kept
+            for readers.
+        keep_checkpoints: keep the weights after every task, where a run needs the last two at most to go on.
 
     Attributes:
         reused: how many of the first tasks were trained by another run.
@@ -85,15 +86,15 @@ class Commits:
         run: str,
         prefixes: Prefixes | None = None,
         made_of: Mapping[str, str] | None = None,
-        keep_states: bool = False,
+        keep_checkpoints: bool = False,
     ) -> None:
         self.store, self.run, self.prefixes, self.made_of = store, run, prefixes, dict(made_of or {})
-        self.keep_states = keep_states
+        self.keep_checkpoints = keep_checkpoints
         self.reused = 0
         self._at = (0, "")  # the finished tasks that the caller goes on from, and the digest of the last one's commit
 
-    def _name(self, done: int) -> str:
-        return f"{self.run}/task_{done:03d}"
+    def _name(self, num_done: int) -> str:
+        return f"{self.run}/task_{num_done:03d}"
 
     def finished(self, num_tasks: int) -> int:
         """How many tasks are finished: the newest commit whose objects are all there and undamaged."""
@@ -106,14 +107,14 @@ class Commits:
         self.reused = 0
         return 0
 
-    def _whole(self, done: int) -> dict[str, Any]:
+    def _whole(self, num_done: int) -> dict[str, Any]:
         """A commit whose objects are all there and undamaged; MissingObject otherwise."""
-        commit: dict[str, Any] = self.store.get_json("commits", self._name(done))
+        commit: dict[str, Any] = self.store.get_json("commits", self._name(num_done))
         for kind, key in objects_of(commit):
             self.store.get(kind, key)
         return commit
 
-    def take_over(self, num_tasks: int) -> int:
+    def adopt_prefix(self, num_tasks: int) -> int:
         """Make another run's finished tasks this run's own where the results cannot differ; returns how many.
 
         Only tasks beyond this run's last commit are of use, and only if what came before has the numbers that this
@@ -131,7 +132,7 @@ class Commits:
             if told is not None and _history(commit, own) != told:
                 continue
             commit |= {"reused": prefix.done, "made_of": self.made_of}
-            if not self.store.put_new_json("commits", self._name(prefix.done), commit):
+            if not self.store.create_json("commits", self._name(prefix.done), commit):
                 if (now := self.finished(num_tasks)) >= prefix.done:  # another worker of this run was quicker
                     return now - own
                 self.store.put_json("commits", self._name(prefix.done), commit)  # in the place of a damaged one
@@ -139,39 +140,39 @@ class Commits:
             return prefix.done - own
         return 0
 
-    def reads(self, done: int) -> list[str]:
-        """Names of the settings that had been read when `done` tasks were finished."""
-        return list(self.store.get_json("commits", self._name(done)).get("reads", ()))
+    def settings_read(self, num_done: int) -> list[str]:
+        """Names of the settings that had been read when `num_done` tasks were finished."""
+        return list(self.store.get_json("commits", self._name(num_done)).get("reads", ()))
 
-    def record(self, done: int) -> Record:
-        """The record as of `done` finished tasks."""
-        return Record(**self.store.get_json("commits", self._name(done))["record"])
+    def record(self, num_done: int) -> RunState:
+        """The record as of `num_done` finished tasks."""
+        return RunState(**self.store.get_json("commits", self._name(num_done))["record"])
 
-    def galleries(self, done: int, of: Literal["galleries", "selection"] = "galleries") -> list[Tensor]:
-        """Stored galleries as of `done` finished tasks; `selection`: those on which epochs are chosen, if others."""
-        keys = self.store.get_json("commits", self._name(done)).get(of, [])
+    def galleries(self, num_done: int, of: Literal["galleries", "selection"] = "galleries") -> list[Tensor]:
+        """Stored galleries after `num_done` tasks; `selection`: those on which epochs are chosen, if others."""
+        keys = self.store.get_json("commits", self._name(num_done)).get(of, [])
         return [_tensor(self.store.get("gallery", key)["features"]) for key in keys]
 
-    def load(self, done: int) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """Weights and stored galleries as of `done` finished tasks; what is published next is this commit's child."""
-        commit = self.store.get_json("commits", self._name(done))
-        self._at = (done, digest_of_commit(commit))
+    def load(self, num_done: int) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Weights and stored galleries after `num_done` tasks; what is published next is this commit's child."""
+        commit = self.store.get_json("commits", self._name(num_done))
+        self._at = (num_done, digest_of_commit(commit))
         weights = {name: _tensor(value) for name, value in self.store.get("weights", commit["weights"]).items()}
-        return weights, self.galleries(done)
+        return weights, self.galleries(num_done)
 
-    def momenta(self, done: int) -> dict[str, Tensor]:
+    def optimizer_state(self, num_done: int) -> dict[str, Tensor]:
         """What the optimizer took to the next task, by the names of the weights; empty where it begins anew."""
-        key = self.store.get_json("commits", self._name(done)).get("optimizer")
+        key = self.store.get_json("commits", self._name(num_done)).get("optimizer")
         return {name: _tensor(value) for name, value in self.store.get("weights", key).items()} if key else {}
 
     def publish(
         self,
         state: Mapping[str, Tensor],
         galleries: Sequence[Tensor],
-        record: Record,
+        record: RunState,
         reads: Iterable[str] = (),
         selection: Sequence[Tensor] = (),
-        momenta: Mapping[str, Tensor] | None = None,
+        optimizer_state: Mapping[str, Tensor] | None = None,
     ) -> bool:
         """Make a finished task durable. Objects first, the record that names them last.
 
@@ -181,7 +182,7 @@ class Commits:
             record: of the run.
             reads: names of the settings that were read so far.
             selection: galleries of another split, on which epochs are chosen.
-            momenta: what the optimizer takes to the next task, by the names of the weights.
+            optimizer_state: what the optimizer takes to the next task, by the names of the weights.
 
         Returns False if the task had been committed before with another content, or if the task before it is not
         the one that this writer went on from; what is there stays.
@@ -203,49 +204,49 @@ class Commits:
             commit["parent"] = parent
         if selection:
             commit["selection"] = self._put_galleries("select", selection)
-        if momenta:
-            arrays = {name: value.numpy() for name, value in momenta.items()}
+        if optimizer_state:
+            arrays = {name: value.numpy() for name, value in optimizer_state.items()}
             commit["optimizer"] = self._put("weights", f"{self._name(record.done)}-optimizer", arrays)
-        return self._settle(record.done, commit)
+        return self._resolve_conflict(record.done, commit)
 
-    def _is_of_another(self, parent: str | None, done: int) -> bool:
-        """Whether task `done` has a commit that is not the parent; one that was collected is nobody's."""
-        if parent is None or not done:
+    def _is_of_another(self, parent: str | None, num_done: int) -> bool:
+        """Whether task `num_done` has a commit that is not the parent; one that was collected is nobody's."""
+        if parent is None or not num_done:
             return False
         try:
-            return digest_of_commit(self.store.get_json("commits", self._name(done))) != parent
+            return digest_of_commit(self.store.get_json("commits", self._name(num_done))) != parent
         except MissingObject:
             return False
 
-    def _settle(self, done: int, commit: dict[str, Any]) -> bool:
+    def _resolve_conflict(self, num_done: int, commit: dict[str, Any]) -> bool:
         """Give the task this commit, or find out that it has one with other numbers: False."""
-        if self.store.put_new_json("commits", self._name(done), commit):
-            self._at = (done, digest_of_commit(commit))
+        if self.store.create_json("commits", self._name(num_done), commit):
+            self._at = (num_done, digest_of_commit(commit))
             if self.prefixes is not None:
-                self.prefixes.publish(done, commit["reads"], self.run)
-            self._prune(done - 2)
+                self.prefixes.publish(num_done, commit["reads"], self.run)
+            self._prune(num_done - 2)
             return True
         try:
-            previous = self.store.get_json("commits", self._name(done))
+            previous = self.store.get_json("commits", self._name(num_done))
         except MissingObject:  # damaged, and removed now
             previous = {}
         is_same = bool(previous) and _is_same(previous, commit)
         is_ours = is_same and objects_of(previous) == objects_of(commit)  # there again if they were damaged
-        if not is_ours and not self._stands(done):  # this one takes its place
-            self.store.put_json("commits", self._name(done), commit)
+        if not is_ours and not self._is_resumable(num_done):  # this one takes its place
+            self.store.put_json("commits", self._name(num_done), commit)
             previous, is_same = commit, True
         if is_same:
-            self._at = (done, digest_of_commit(previous))
+            self._at = (num_done, digest_of_commit(previous))
         return is_same
 
-    def _stands(self, done: int) -> bool:
+    def _is_resumable(self, num_done: int) -> bool:
         """Whether a run can go on from a task's commit or a later one: an old task's weights have been let go of."""
-        for each in count(done):
+        for each in count(num_done):
             try:
                 self._whole(each)
                 return True
             except MissingObject:
-                if each > done and not self.store.has("commits", self._name(each)):
+                if each > num_done and not self.store.has("commits", self._name(each)):
                     return False
         raise AssertionError
 
@@ -254,17 +255,17 @@ class Commits:
         arrays = [{"features": features.cpu().contiguous().numpy()} for features in galleries]
         return [self._put("gallery", name, array) for name, array in zip(names, arrays)]
 
-    def _prune(self, done: int) -> None:
+    def _prune(self, num_done: int) -> None:
         """Let go of the weights of an old task: a run is resumed from its last commit, or the one before.
 
         Those that another run trained are not ours to remove; those after which a setting was read for the
         first time stay, because runs that differ in that setting branch off there.
         """
-        if done < 1 or self.keep_states:
+        if num_done < 1 or self.keep_checkpoints:
             return
         try:
-            commit = self.store.get_json("commits", self._name(done))
-            branches = self.prefixes is not None and commit.get("reads") != self.reads(done + 1)
+            commit = self.store.get_json("commits", self._name(num_done))
+            branches = self.prefixes is not None and commit.get("reads") != self.settings_read(num_done + 1)
             if not branches and commit["weights"].startswith(f"{self.run}/"):
                 for kind, key in objects_of(commit):
                     if kind == "weights":
@@ -281,9 +282,9 @@ class Commits:
         return key
 
 
-def _history(commit: Mapping[str, Any], done: int) -> list[Any]:
-    """What a commit says of its first `done` tasks."""
-    return [commit["record"][name][:done] for name in ("own", "union", "metrics")]
+def _history(commit: Mapping[str, Any], num_done: int) -> list[Any]:
+    """What a commit says of its first `num_done` tasks."""
+    return [commit["record"][name][:num_done] for name in ("own", "union", "metrics")]
 
 
 def _sha(array: np.ndarray) -> str:

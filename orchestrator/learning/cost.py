@@ -27,13 +27,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from methods import CONFIGURATIONS, find_method
-from methods.backbone.architectures import UMT
-from methods.backbone.clip import Clip, TokenState, VisionTower, record_tokens
-from methods.backbone.folding import weights_at_rest
-from methods.backbone.umt_load import make_umt
-from methods.base import Method, Task
-from orchestrator.config import build, under
+from ctvr.methods import CONFIGURATIONS, find_method
+from ctvr.methods.backbone.architectures import UMT
+from ctvr.methods.backbone.clip import Clip, TokenState, VisionTower, record_tokens
+from ctvr.methods.backbone.merged_weights import merged_weights
+from ctvr.methods.backbone.umt_load import make_umt
+from ctvr.methods.base import Method, Task
+from ctvr.orchestrator.config import build, select_prefix
 
 TokenLog = Sequence[tuple[int, int, int]]
 
@@ -141,7 +141,7 @@ def _counts(method: Method) -> str:
 
 
 @torch.no_grad()
-@weights_at_rest()
+@merged_weights()
 def query_cost(method: Method, tokens: Tensor, tasks: int) -> dict[str, float]:
     """Return what one query costs when `tasks` tasks are stored, by one pass over a caption.
 
@@ -153,7 +153,7 @@ def query_cost(method: Method, tokens: Tensor, tasks: int) -> dict[str, float]:
         `cost/query_gmacs`: multiply-adds of all of them in 10^9, as torch counts products of matrices; those within
         a fused attention (3 % of a text of 77 tokens) are counted where torch knows the kernel, on a GPU.
     """
-    passes = tasks if method.prompts_by_task else 1
+    passes = tasks if method.task_conditioned_text else 1
     training = method.training
     method.eval()
     with FlopCounterMode(display=False) as counter:
@@ -192,7 +192,7 @@ def measure(method: Method, frames: Tensor, seconds: float = 0.3) -> dict[str, f
 
 
 @torch.no_grad()
-@weights_at_rest()
+@merged_weights()
 def _time(method: Method, frames: Tensor, seconds: float) -> tuple[float, float]:
     """Videos per second and peak megabytes of `encode_video`."""
     cuda = frames.is_cuda
@@ -234,7 +234,7 @@ def sizes_only(name: str = "ViT-B-32-quickgelu") -> Clip:
         return Clip(source, lambda texts: torch.empty(0), (0.0,) * 3, (1.0,) * 3, name)
 
 
-def planned(
+def estimate(
     name: str, settings: dict[str, Any] | None = None, backbone: str = "ViT-B-32-quickgelu", frames: int = 12
 ) -> tuple[Method, VideoCost]:
     """A retriever at the size of a paper's tables, on a CLIP without weights, and the cost of one of its videos.
@@ -247,7 +247,7 @@ def planned(
     """
     clip = sizes_only(backbone)
     cls = find_method(name)
-    own = under(cls.PRESETS.get(CONFIGURATIONS.get(name, ("", ""))[1], {}), "method")
+    own = select_prefix(cls.PRESETS.get(CONFIGURATIONS.get(name, ("", ""))[1], {}), "method")
     config: Any = build(cls.Config, {**own, **(settings or {})}, "method")
     method = cls(config, clip)
     for index in range(2):  # the second task, from which on the papers count
@@ -330,7 +330,7 @@ def cost_table() -> str:
     head = ("method", "backbone", "frames", "tokens out", "GMACs", "printed", "parameters", "printed (M)")
     lines = [head, tuple("-" * len(title) for title in head)]
     for label, name, settings, backbone, frames, printed, printed_parameters in ROWS:
-        method, cost = planned(name, settings, backbone or "ViT-B-32-quickgelu", frames)
+        method, cost = estimate(name, settings, backbone or "ViT-B-32-quickgelu", frames)
         groups, _, tokens = cost.log[-1]
         counts = (f"{groups} x {tokens}", f"{cost.macs / 1e9:.1f}", printed, _counts(method))
         lines.append((label, _SHORT[backbone], str(frames), *counts, printed_parameters))

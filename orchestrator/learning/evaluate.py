@@ -20,13 +20,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from methods.backbone.folding import weights_at_rest
-from methods.base import Method
-from methods.layers.transfer import cut, to_device
-from orchestrator.data.batches import Queries
-from orchestrator.learning import metrics, spill
-from orchestrator.learning.ranking import Ranked, Score, of_matrix, rank
-from orchestrator.learning.spill import spilled
+from ctvr.methods.backbone.merged_weights import merged_weights
+from ctvr.methods.base import Method
+from ctvr.methods.layers.transfer import to_device, trim_padding
+from ctvr.orchestrator.data.batches import Queries
+from ctvr.orchestrator.learning import metrics, spill
+from ctvr.orchestrator.learning.ranking import Ranked, Score, rank, score_reader
+from ctvr.orchestrator.learning.spill import spilled
 
 _KNOWN_TEXTS: WeakKeyDictionary[Method, dict[bytes, Tensor]] = WeakKeyDictionary()
 
@@ -39,44 +39,44 @@ class EvaluationConfig:
     select: Literal["last", "best"] = "last"  # best: the epoch with the best R@1 on select_split (marked in tables)
     # Of select=best. same: the evaluated split; none: val where the stream has validation videos, else the same
     select_split: Literal["val", "test", "same"] | None = None
-    # Of select=best: a task ends after so many epochs in a row without a better one, counted behind `patience_from`
+    # Of select=best: a task ends after so many epochs in a row without a better one, counted behind `patience_start`
     patience: int | None = None
-    patience_from: int = 10  # epochs of a task that count for nothing
+    patience_start: int = 10  # epochs of a task that count for nothing
     batch_size: int = 32  # videos or captions encoded at once
-    chunk: int = 512  # queries scored at once
-    losses: bool = False  # after every epoch all losses of the evaluated split's pairs, too (fig. 6 of CAMoE)
-    # Of methods that calibrate scores (z-scores, Dual Softmax, re-ranking), in a task's own gallery. alone: from the
+    query_chunk: int = 512  # queries scored at once
+    log_losses: bool = False  # after every epoch all losses of the evaluated split's pairs, too (fig. 6 of CAMoE)
+    # Of methods that normalize scores (z-scores, Dual Softmax, re-ranking), in a task's own gallery. alone: from the
     # task's captions and videos; cut: from all tasks so far, so that BWF moves with the gallery (StructAlign's release)
     own_gallery: Literal["alone", "cut"] = "alone"
     # After every task also R@1 of captions that are told their task; all captions are encoded again (oracle.py)
     oracle_task: bool = False
-    neighbours: int = 200  # of streams of images: k of the second accuracy, whose k stays the same
-    # A share of a task's training images in the place of `neighbours`, at least one. 0.02 is the 200 that the release
+    knn_k: int = 200  # of streams of images: k of the second accuracy, whose k stays the same
+    # A share of a task's training images in the place of `knn_k`, at least one. 0.02 is the 200 that the release
     # is configured with among the 10,000 images of a task of CIFAR-10
-    neighbours_share: float | None = None
+    knn_share: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "chunk", "neighbours"):
+        for name in ("batch_size", "query_chunk", "knn_k"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} counts items and must be >= 1, got {getattr(self, name)}.")
-        if self.neighbours_share is not None and not 0 < self.neighbours_share <= 1:
+        if self.knn_share is not None and not 0 < self.knn_share <= 1:
             raise ValueError(
-                f"neighbours_share is a share of a task's training images in (0, 1], got {self.neighbours_share}. "
-                "Use 0.02, or none for `neighbours`."
+                f"knn_share is a share of a task's training images in (0, 1], got {self.knn_share}. "
+                "Use 0.02, or none for `knn_k`."
             )
         if self.patience is not None and (self.patience < 1 or self.select == "last"):
             raise ValueError(
                 f"patience counts epochs without a better one (>= 1, got {self.patience}), which select=last does not "
                 "look for. Use select=best, or patience=none."
             )
-        if self.patience_from < 0:
-            raise ValueError(f"patience_from counts epochs and must be >= 0, got {self.patience_from}. Use 0.")
+        if self.patience_start < 0:
+            raise ValueError(f"patience_start counts epochs and must be >= 0, got {self.patience_start}. Use 0.")
 
     def fixed_k(self, bank: int) -> int:
         """Return k of the second accuracy among `bank` training images of a task."""
-        if self.neighbours_share is None:
-            return min(self.neighbours, bank)
-        return max(1, round(self.neighbours_share * bank))
+        if self.knn_share is None:
+            return min(self.knn_k, bank)
+        return max(1, round(self.knn_share * bank))
 
     def selects_on(self, has_val: bool) -> str | None:
         """The split on which a task's best epoch is chosen; None where the last epoch is kept.
@@ -103,7 +103,7 @@ class Evaluation:
 
 
 @torch.no_grad()
-@weights_at_rest()
+@merged_weights()
 def encode_texts(
     method: Method, tokens: Tensor, task: int | None, config: EvaluationConfig, device: torch.device
 ) -> Tensor:
@@ -113,18 +113,18 @@ def encode_texts(
     once. A frozen text tower encodes a caption once in a run: after every task all captions so far search again.
     """
     keys = [row.numpy().tobytes() for row in tokens]
-    known: dict[bytes, Tensor] = _KNOWN_TEXTS.setdefault(method, {}) if method.frozen_text else {}
+    known: dict[bytes, Tensor] = _KNOWN_TEXTS.setdefault(method, {}) if method.text_is_frozen else {}
     new = {key: row for row, key in enumerate(keys) if key not in known}
     rows = torch.tensor(list(new.values()), dtype=torch.int64)
     rows = rows[tokens[rows].argmax(dim=1).argsort(stable=True)]  # by the position of the end of text
     for part in rows.split(config.batch_size) if len(rows) else ():
-        own = tokens[part] if method.reads_pads else cut(tokens[part])
+        own = tokens[part] if method.attends_to_padding else trim_padding(tokens[part])
         features = method.encode_text(to_device(own, device), task).float().cpu()
         known.update((keys[row], feature) for row, feature in zip(part.tolist(), features))
     return torch.nn.utils.rnn.pad_sequence([known[key] for key in keys], batch_first=True)
 
 
-class Scored:
+class TiledScorer:
     """`Method.score` where it is asked for: float32 scores (R, C), on the device, of captions and videos of one task.
 
     Args:
@@ -136,7 +136,7 @@ class Scored:
         self, method: Method, features: Sequence[Tensor], galleries: Sequence[Tensor], device: torch.device
     ) -> None:
         self.method, self.features, self.galleries, self.device = method, features, galleries, device
-        self.columns = borders(map(len, galleries))
+        self.columns = offsets(map(len, galleries))
         self._last: tuple[slice, Tensor] | None = None  # videos that are on the device
 
     @torch.no_grad()
@@ -156,19 +156,19 @@ def caption_features(
     tasks: int,
     config: EvaluationConfig,
     device: torch.device,
-    spread: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None = None,
+    encode_sharded: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None = None,
 ) -> Iterator[Tensor]:
     """Features (Q, ...) of all captions: one for all tasks, or one for each where the method prompts by task.
 
     There every caption is encoded once for each task's videos, and scores are compared as they are (CTVR, section 4.2).
 
     Args:
-        spread: encodes captions on all workers instead of this one; see `workers.Workers.spread`.
+        encode_sharded: encodes captions on all workers instead of this one; see `distributed.Workers.encode_sharded`.
     """
     tokens = torch.cat([q.tokens for q in queries])
-    tokens = cut(tokens) if method.reads_pads else tokens
-    run = spread or (lambda encode, rows: encode(rows))
-    for task in range(tasks) if method.prompts_by_task else (None,):
+    tokens = trim_padding(tokens) if method.attends_to_padding else tokens
+    run = encode_sharded or (lambda encode, rows: encode(rows))
+    for task in range(tasks) if method.task_conditioned_text else (None,):
         yield run(lambda rows, task=task: encode_texts(method, rows, task, config, device), tokens)  # type: ignore[misc]
 
 
@@ -184,14 +184,14 @@ def all_scores(
     Args:
         features: of `caption_features`, read one by one: those of words are large.
     """
-    columns, whole = borders(map(len, galleries)), torch.empty(0)
+    columns, whole = offsets(map(len, galleries)), torch.empty(0)
     known = iter(features)
     of_task = next(known)
     for task, gallery in enumerate(galleries):
-        if task and method.prompts_by_task:
+        if task and method.task_conditioned_text:
             of_task = next(known)
-        score = Scored(method, [of_task], [gallery], device)
-        for rows in torch.arange(len(of_task)).split(config.chunk):
+        score = TiledScorer(method, [of_task], [gallery], device)
+        for rows in torch.arange(len(of_task)).split(config.query_chunk):
             part = score(slice(int(rows[0]), int(rows[-1]) + 1), slice(0, len(gallery))).cpu()
             if not len(whole):
                 whole = part.new_empty(len(of_task), columns[-1], *part.shape[2:])
@@ -199,30 +199,30 @@ def all_scores(
     return whole
 
 
-def rank_all(
+def compute_ranks(
     method: Method,
     queries: Sequence[Queries],
     galleries: Sequence[Tensor],
     config: EvaluationConfig,
     device: torch.device,
     protocol: str,
-    spread: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None = None,
+    encode_sharded: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None = None,
     is_scoring: bool = True,
 ) -> Ranked | None:
     """Ranks of the captions and the stored videos of tasks 1..t, both ways.
 
-    Scores that are final as the method gives them are counted tile by tile. A method that calibrates them needs the
+    Scores that are final as the method gives them are counted tile by tile. A method that normalizes them needs the
     matrix (Q, V). Where a method prompts by task, what is smaller is held: all features of captions, or the matrix; and
-    where that is more than `spill.HELD`, neither: the features lie in files.
+    where that is more than `spill.MEMORY_BUDGET`, neither: the features lie in files.
 
     Args:
         protocol: of the stream, `ctvr` or `cvlm`.
-        spread: as of `caption_features`.
+        encode_sharded: as of `caption_features`.
         is_scoring: False only helps to encode, and returns None.
     """
     sizes, encoded = (
         [len(gallery) for gallery in galleries],
-        caption_features(method, queries, len(galleries), config, device, spread),
+        caption_features(method, queries, len(galleries), config, device, encode_sharded),
     )
     if not is_scoring:
         for _ in encoded:
@@ -230,20 +230,22 @@ def rank_all(
         return None
     first = next(encoded)
     scored = len(first) * sum(sizes)  # numbers of the matrix
-    is_large = method.prompts_by_task and len(galleries) * first.numel() > scored and 4 * scored <= spill.HELD
+    is_large = (
+        method.task_conditioned_text and len(galleries) * first.numel() > scored and 4 * scored <= spill.MEMORY_BUDGET
+    )
     features = chain([first], encoded)
-    if method.calibrates() or is_large:
+    if method.normalizes_scores() or is_large:
         scores = all_scores(method, features, galleries, config, device)
         is_cut = config.own_gallery == "cut" and protocol != "cvlm"
         return rank_scores(final_scores(method, scores, queries, sizes, is_cut), queries, sizes, config)
-    return _rank(Scored(method, spilled(features, spill.HELD), galleries, device), queries, sizes, config)
+    return _rank(TiledScorer(method, spilled(features, spill.MEMORY_BUDGET), galleries, device), queries, sizes, config)
 
 
 def _rank(score: Score, queries: Sequence[Queries], sizes: Sequence[int], config: EvaluationConfig) -> Ranked:
-    rows, columns = borders(len(q.target) for q in queries), borders(sizes)
+    rows, columns = offsets(len(q.target) for q in queries), offsets(sizes)
     target = torch.cat([q.target + start for q, start in zip(queries, columns)])
     twin = torch.cat([torch.where(q.twin >= 0, q.twin + start, -1) for q, start in zip(queries, columns)])
-    return rank(score, target, rows, columns, twin, config.chunk)
+    return rank(score, target, rows, columns, twin, config.query_chunk)
 
 
 @dataclass(frozen=True)
@@ -259,7 +261,7 @@ class Scores:
 def final_scores(
     method: Method, scores: Tensor, queries: Sequence[Queries], sizes: Sequence[int], is_cut: bool = False
 ) -> Scores:
-    """Let the method calibrate the scores of `all_scores`, each direction for itself.
+    """Let the method normalize the scores of `all_scores`, each direction for itself.
 
     All tasks so far are one gallery, whose complete matrix is calibrated. A task's own gallery is calibrated alone: its
     ranks then do not depend on the tasks that follow, so that the forgetting of an untrained model is 0.
@@ -267,9 +269,9 @@ def final_scores(
     Args:
         is_cut: cut a task's own gallery out of the complete matrix instead; see `EvaluationConfig.own_gallery`.
     """
-    rows, columns = borders(len(q.target) for q in queries), borders(sizes)
+    rows, columns = offsets(len(q.target) for q in queries), offsets(sizes)
     parts = [(slice(*rows[i : i + 2]), slice(*columns[i : i + 2])) for i in range(len(sizes))]
-    ways = method.calibrate, method.calibrate_for_videos
+    ways = method.normalize_scores, method.normalize_scores_v2t
     to_videos, to_captions = (way(scores) for way in ways)
     if is_cut or len(parts) == 1:
         own, own_to_captions = (tuple(each[part] for part in parts) for each in (to_videos, to_captions))
@@ -280,11 +282,11 @@ def final_scores(
 
 def rank_scores(scores: Scores, queries: Sequence[Queries], sizes: Sequence[int], config: EvaluationConfig) -> Ranked:
     """The ranks by scores that are there."""
-    to_videos = _rank(of_matrix(scores.to_videos), queries, sizes, config)
-    to_captions = _rank(of_matrix(scores.to_captions), queries, sizes, config)
-    own = [_rank(of_matrix(s), [q], [size], config) for s, q, size in zip(scores.own, queries, sizes)]
+    to_videos = _rank(score_reader(scores.to_videos), queries, sizes, config)
+    to_captions = _rank(score_reader(scores.to_captions), queries, sizes, config)
+    own = [_rank(score_reader(s), [q], [size], config) for s, q, size in zip(scores.own, queries, sizes)]
     own_videos = [
-        _rank(of_matrix(s), [q], [size], config) for s, q, size in zip(scores.own_to_captions, queries, sizes)
+        _rank(score_reader(s), [q], [size], config) for s, q, size in zip(scores.own_to_captions, queries, sizes)
     ]
     return replace(
         to_captions,
@@ -295,49 +297,49 @@ def rank_scores(scores: Scores, queries: Sequence[Queries], sizes: Sequence[int]
     )
 
 
-def borders(sizes: Iterable[int]) -> list[int]:
+def offsets(sizes: Iterable[int]) -> list[int]:
     """Where parts of these sizes begin and end, from 0."""
     return [0, *accumulate(sizes)]
 
 
-def metrics_of(found: Ranked, queries: Sequence[Queries], sizes: Sequence[int]) -> Evaluation:
+def metrics_of(ranked: Ranked, queries: Sequence[Queries], sizes: Sequence[int]) -> Evaluation:
     """All metrics of the protocol from the ranks of tasks 1..t.
 
     `v2t` ranks videos by their best caption, as the released codes do; `v2t_captions` ranks the captions themselves.
 
     Args:
-        found: from `rank_all`.
+        ranked: from `compute_ranks`.
         queries: of tasks 1..t.
         sizes: number of stored videos of each task.
     """
-    rows, columns = borders(len(q.target) for q in queries), borders(sizes)
+    rows, columns = offsets(len(q.target) for q in queries), offsets(sizes)
     said = Evaluation()
-    for direction, ranks in (("t2v", found.to_videos), ("v2t", found.videos), ("v2t_captions", found.captions)):
+    for direction, ranks in (("t2v", ranked.to_videos), ("v2t", ranked.videos), ("v2t_captions", ranked.captions)):
         for name, value in metrics.summary(ranks).items():
             said.metrics[f"stream/{direction}/{name}"] = value
-    with_twin = found.beats_twin[~found.beats_twin.isnan()]
+    with_twin = ranked.beats_twin[~ranked.beats_twin.isnan()]
     if len(with_twin):
         said.metrics["stream/t2v/twin"] = 100.0 * with_twin.mean().item()
     for index, q in enumerate(queries):
         part, task = slice(rows[index], rows[index + 1]), f"task_{index + 1:02d}"
-        of_task = (found.captioned >= columns[index]) & (found.captioned < columns[index + 1])
-        said.own.append(metrics.recall(found.own[part], 1))
-        said.union.append(metrics.recall(found.to_videos[part], 1))
+        of_task = (ranked.captioned >= columns[index]) & (ranked.captioned < columns[index + 1])
+        said.own.append(metrics.recall(ranked.own[part], 1))
+        said.union.append(metrics.recall(ranked.to_videos[part], 1))
         said.metrics[f"{task}/t2v/r1"] = said.union[-1]
         said.metrics[f"{task}/t2v/r1_own"] = said.own[-1]
-        said.metrics[f"{task}/v2t/r1_own"] = metrics.recall(found.own_videos[of_task], 1)
-        said.ranks.update(zip(q.names, found.to_videos[part].tolist()))
-        said.own_ranks.update(zip(q.names, found.own[part].tolist()))
+        said.metrics[f"{task}/v2t/r1_own"] = metrics.recall(ranked.own_videos[of_task], 1)
+        said.ranks.update(zip(q.names, ranked.to_videos[part].tolist()))
+        said.own_ranks.update(zip(q.names, ranked.own[part].tolist()))
     return said
 
 
-def add_history(found: Evaluation, own: metrics.Matrix, union: metrics.Matrix, protocol: str) -> None:
-    """Metrics that need the rows of earlier tasks: forgetting (and, for CVLM, FR and HM) into `found.metrics`."""
-    found.metrics["stream/t2v/bwf"] = metrics.backward_forgetting(own)
-    found.metrics["stream/t2v/bwf_union"] = metrics.backward_forgetting(union)
+def add_history(result: Evaluation, own: metrics.Matrix, union: metrics.Matrix, protocol: str) -> None:
+    """Metrics that need the rows of earlier tasks: forgetting (and, for CVLM, FR and HM) into `result.metrics`."""
+    result.metrics["stream/t2v/bwf"] = metrics.backward_forgetting(own)
+    result.metrics["stream/t2v/bwf_union"] = metrics.backward_forgetting(union)
     if protocol == "cvlm":
-        found.metrics["stream/t2v/r1_mean"] = sum(own[-1]) / len(own)
-        backwards = [value for name, value in found.metrics.items() if name.endswith("/v2t/r1_own")]
-        found.metrics["stream/v2t/r1_mean"] = sum(backwards) / len(backwards) if backwards else math.nan
-        found.metrics["stream/t2v/fr"] = metrics.forgetting_rate(own)
-        found.metrics["stream/t2v/hm"] = metrics.harmonic_mean(own)
+        result.metrics["stream/t2v/r1_mean"] = sum(own[-1]) / len(own)
+        backwards = [value for name, value in result.metrics.items() if name.endswith("/v2t/r1_own")]
+        result.metrics["stream/v2t/r1_mean"] = sum(backwards) / len(backwards) if backwards else math.nan
+        result.metrics["stream/t2v/fr"] = metrics.forgetting_rate(own)
+        result.metrics["stream/t2v/hm"] = metrics.harmonic_mean(own)

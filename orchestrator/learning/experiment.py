@@ -5,17 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from methods import CONFIGURATIONS, find_method
-from orchestrator.config import Settings
-from orchestrator.data.device import Precision
-from orchestrator.data.settings import DataConfig
-from orchestrator.digests import digest_of
-from orchestrator.learning.evaluate import EvaluationConfig
-from orchestrator.learning.identity import ADDS, NOT_DECISIVE, code_digests, contents_of, environment, weights_digest
-from orchestrator.learning.optimizer import OptimConfig
-from orchestrator.learning.reuse import Prefixes, Reads, WatchedSettings, watched
-from orchestrator.store.store import Store
-from orchestrator.streams.stream import Stream
+from ctvr.methods import CONFIGURATIONS, find_method
+from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.data.config import DataConfig
+from ctvr.orchestrator.data.device import Precision
+from ctvr.orchestrator.digests import digest_of
+from ctvr.orchestrator.learning.evaluate import EvaluationConfig
+from ctvr.orchestrator.learning.optimizer import OptimConfig
+from ctvr.orchestrator.learning.prefix_reuse import AccessLog, Prefixes, TrackedSettings, track_reads
+from ctvr.orchestrator.learning.run_key import (
+    ADDS,
+    NON_IDENTITY_SETTINGS,
+    code_digests,
+    contents_of,
+    environment,
+    weights_digest,
+)
+from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.streams.stream import Stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +44,7 @@ class RunConfig:
     stream: str
     seed: int = 0
     precision: Precision = "fp32"
-    repeatable: bool = True  # on a GPU only by kernels that give the same numbers twice; false is another key
+    deterministic: bool = True  # on a GPU only by kernels that give the same numbers twice; false is another key
     workers: int = 1  # processes that train one model together
     threads: int = 1  # of torch on a CPU
 
@@ -54,7 +61,7 @@ class TrackingConfig:
     """What is shown besides MLflow, which stays the record, and what is kept. No result depends on it."""
 
     mirror: Literal["none", "tensorboard", "wandb", "trackio"] = "none"  # offline, below the runs folder
-    keep_states: bool = False  # in the store: the weights after every task (else the last two); takes over no task
+    keep_checkpoints: bool = False  # in the store: the weights after every task (else the last two); takes over no task
 
 
 GROUPS: dict[str, type] = {
@@ -98,7 +105,7 @@ class Experiment:
         return find_method(self.run.method).trains_on_searched(self.method, of_base)
 
     def key(self, stream: Stream, frames: str = "", device: str = "cpu") -> str:
-        """Digest of all that decides the result (identity.py).
+        """Digest of all that decides the result (run_key.py).
 
         Args:
             stream: as it is used, without the videos that were left out.
@@ -106,16 +113,16 @@ class Experiment:
             device: kind of device that computes, `cpu` or `cuda`.
         """
         settings = self.settings.items()
-        decisive = {k: v for k, v in settings if k not in NOT_DECISIVE and not (k in ADDS and ADDS[k] == v)}
+        decisive = {k: v for k, v in settings if k not in NON_IDENTITY_SETTINGS and not (k in ADDS and ADDS[k] == v)}
         return digest_of(
-            {"settings": decisive, "contents": self.contents(), **self.surroundings(stream, frames, device)}
+            {"settings": decisive, "contents": self.file_digests(), **self.environment_digests(stream, frames, device)}
         )
 
-    def contents(self) -> dict[str, str]:
+    def file_digests(self) -> dict[str, str]:
         """Setting -> digest of the file or folder that it names."""
         return contents_of(self.method, "method") | ({} if self.base is None else contents_of(self.base, "base"))
 
-    def surroundings(self, stream: Stream, frames: str = "", device: str = "cpu") -> dict[str, str]:
+    def environment_digests(self, stream: Stream, frames: str = "", device: str = "cpu") -> dict[str, str]:
         """What decides a result besides the settings, by name. Arguments as of `key`."""
         return {
             "stream": stream.digest,
@@ -126,17 +133,19 @@ class Experiment:
         }
 
     def prefixes(self, store: Store, stream: Stream, frames: str, device: str) -> Prefixes:
-        """The tasks that this run may share with others whose surroundings are the same."""
-        return Prefixes(store, digest_of(self.surroundings(stream, frames, device)), self.settings, self.contents())
+        """The tasks that this run may share with others whose environment is the same."""
+        return Prefixes(
+            store, digest_of(self.environment_digests(stream, frames, device)), self.settings, self.file_digests()
+        )
 
-    def watched(self, reads: Reads) -> Experiment:
+    def track_reads(self, reads: AccessLog) -> Experiment:
         """The same experiment; whatever is looked at in it is noted."""
-        groups = {group: watched(getattr(self, group), group, reads) for group in GROUPS}
+        groups = {group: track_reads(getattr(self, group), group, reads) for group in GROUPS}
         return Experiment(
-            watched(self.run, "", reads),
+            track_reads(self.run, "", reads),
             **groups,
-            method=watched(self.method, "method", reads),
-            base=None if self.base is None else watched(self.base, "base", reads),
-            settings=WatchedSettings(self.settings, reads),  # type: ignore[arg-type]
+            method=track_reads(self.method, "method", reads),
+            base=None if self.base is None else track_reads(self.base, "base", reads),
+            settings=TrackedSettings(self.settings, reads),  # type: ignore[arg-type]
             presets=self.presets,
         )

@@ -8,19 +8,19 @@ from typing import Protocol
 import torch
 from tqdm import tqdm
 
-from orchestrator.config import Settings
-from orchestrator.data.batches import StreamData
-from orchestrator.data.device import prepare_device
-from orchestrator.data.frames import FrameSource
-from orchestrator.data.frozen_features import KIND as FEATURES
-from orchestrator.data.frozen_features import WORTH, frozen_features
-from orchestrator.errors import ConfigError
-from orchestrator.learning.assemble import load_clip, make_method
-from orchestrator.learning.resolve import resolve
-from orchestrator.learning.run import Places
-from orchestrator.store.packer import Packer
-from orchestrator.streams.load import load_stream
-from orchestrator.streams.stream import Item, Stream
+from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.data.batches import StreamData
+from ctvr.orchestrator.data.device import set_determinism
+from ctvr.orchestrator.data.frames import FrameSource
+from ctvr.orchestrator.data.frozen_features import KIND as FEATURES
+from ctvr.orchestrator.data.frozen_features import WORTH, frozen_features
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.factory import load_clip, make_method
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import RunPaths
+from ctvr.orchestrator.store.packer import Packer
+from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.streams.stream import Item, Stream
 
 Progress = Callable[[int], object]
 
@@ -37,11 +37,11 @@ class Featurizer:
         ConfigError: if the method changes its vision tower from too early a block on, or caches nothing.
     """
 
-    def __init__(self, settings: Settings, places: Places, device: torch.device) -> None:
+    def __init__(self, settings: Settings, places: RunPaths, device: torch.device) -> None:
         experiment = resolve(settings)
         if not experiment.data.cache_features:
             raise ConfigError("--features: data.cache_features=false keeps none. Leave one of them out.")
-        prepare_device(device, experiment.run.repeatable, experiment.run.precision)
+        set_determinism(device, experiment.run.deterministic, experiment.run.precision)
         stream = load_stream(experiment.run.stream, places.root, places.videos)
         clip, store = load_clip(experiment.backbone), places.open_store()
         method = make_method(experiment, clip).to(device)
@@ -62,7 +62,7 @@ class Featurizer:
 
     def __call__(self, item: Item, packer: Packer) -> bool:
         """Make the tokens of a video whose frames are in the store. False if they are there already."""
-        return self._features.make(self.source.key(item), lambda: self._data.one(item), packer)
+        return self._features.make(self.source.key(item), lambda: self._data.load_video(item), packer)
 
 
 class Featurize(Protocol):
@@ -71,7 +71,7 @@ class Featurize(Protocol):
     def __call__(self, items: Sequence[Item], progress: Progress) -> tuple[int, int]: ...
 
 
-def featurize_here(settings: Settings, places: Places) -> Featurize:
+def featurize_here(settings: Settings, places: RunPaths) -> Featurize:
     """One tower in this process, on its GPU if it has one."""
     tower = Featurizer(settings, places, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 

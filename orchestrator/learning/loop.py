@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -17,23 +17,30 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from methods.backbone.blocks import checkpointing
-from methods.backbone.folding import weights_at_rest
-from methods.base import Batch, Method, Task
-from orchestrator.data.batches import StreamData, seed_of
-from orchestrator.data.device import Precision, autocast_for
-from orchestrator.errors import Overtaken
-from orchestrator.learning.accumulate import backward, way_of
-from orchestrator.learning.commits import Commits, Record
-from orchestrator.learning.evaluate import Evaluation, EvaluationConfig
-from orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates, shares, train_only
-from orchestrator.learning.progress import Progress
-from orchestrator.learning.protocols import Sight, protocol_of
-from orchestrator.learning.pulse import at
-from orchestrator.learning.repeats import encoding_once
-from orchestrator.learning.reuse import Reads
-from orchestrator.learning.weights import Pretrained, changed_state, copied_state, load_state
-from orchestrator.learning.workers import Workers
+from ctvr.methods.backbone.blocks import checkpointing
+from ctvr.methods.backbone.merged_weights import merged_weights
+from ctvr.methods.base import Batch, Method, Task
+from ctvr.orchestrator.data.batches import StreamData, seed_of
+from ctvr.orchestrator.data.device import Precision, autocast_for
+from ctvr.orchestrator.errors import CommitConflict
+from ctvr.orchestrator.learning.commits import Commits, RunState
+from ctvr.orchestrator.learning.distributed import Workers
+from ctvr.orchestrator.learning.evaluate import Evaluation, EvaluationConfig
+from ctvr.orchestrator.learning.grad_cache import accumulation_mode, backward
+from ctvr.orchestrator.learning.loss_monitor import EpochMetrics
+from ctvr.orchestrator.learning.method_state import PretrainedSnapshot, clone_trained_state, load_state, trained_state
+from ctvr.orchestrator.learning.optimizer import (
+    OptimConfig,
+    batch_weights,
+    freeze_except,
+    lr_factor,
+    make_optimizer,
+    set_learning_rates,
+)
+from ctvr.orchestrator.learning.prefix_reuse import AccessLog
+from ctvr.orchestrator.learning.protocols import EvaluationContext, protocol_of
+from ctvr.orchestrator.learning.pulse import at
+from ctvr.orchestrator.learning.unique_videos import Losses
 
 log = logging.getLogger(__name__)
 
@@ -41,29 +48,17 @@ log = logging.getLogger(__name__)
 class Report(Protocol):
     """What the loop tells the world. Called on every worker; only rank 0 has metrics of the evaluation."""
 
-    def __call__(self, task: Task, record: Record, seconds: float) -> None: ...
+    def __call__(self, task: Task, record: RunState, seconds: float) -> None: ...
 
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """What `run_stream` needs of the settings."""
+    """Settings that `Loop` reads."""
 
     optim: OptimConfig
     evaluation: EvaluationConfig
     seed: int = 0
     precision: Precision = "fp32"
-
-
-class Losses(nn.Module):
-    """`Method.losses` as a forward pass, which is what data-parallel training wraps."""
-
-    def __init__(self, method: Method) -> None:
-        super().__init__()
-        self.method = method
-
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
-        with encoding_once(self.method, batch):
-            return self.method.losses(batch)
 
 
 class Loop:
@@ -78,36 +73,36 @@ class Loop:
         workers: Workers | None = None,
         report: Report | None = None,
         zero_shot: Sequence[float] | None = None,
-        reads: Reads | None = None,
+        reads: AccessLog | None = None,
     ) -> None:
         """`zero_shot` is the zero-shot R@1 after each task, for `stream/t2v/r1_gain`; `reads` notes settings."""
         self.workers = workers or Workers()
         self.method = method.to(self.workers.device)
-        self.data = data.cut_to_tasks() if method.reads_pads else data
+        self.data = data.trim_captions_per_task() if method.attends_to_padding else data
         self.config, self.commits, self.protocol = config, commits, protocol_of(data.stream)
-        self.report, self.zero_shot, self.reads = report, zero_shot, reads or Reads()
-        self.record = Record()
+        self.report, self.zero_shot, self.reads = report, zero_shot, reads or AccessLog()
+        self.record = RunState()
         self.galleries: list[Tensor] = []  # on the CPU, one (V, ...) for each finished task
         self.selection: list[Tensor] = []  # the same of the split that epochs are chosen on, if that is another
-        self._pretrained = Pretrained(method)
-        self._momenta: dict[Tensor, dict[str, Tensor]] = {}  # what weights take to the next task (optim.across_tasks)
-        method.read_pairs_from(self.data)
+        self._pretrained = PretrainedSnapshot(method)
+        self._momenta: dict[Tensor, dict[str, Tensor]] = {}  # what weights take to the next task (optim.carry_momentum)
+        method.set_pair_source(self.data)
 
-    def run(self) -> Record:
+    def run(self) -> RunState:
         """Learn the stream from its last commit on; returns the record of the whole run.
 
         Raises:
             Overtaken: if another process has committed a task first; a fresh loop goes on from there (`run.execute`).
         """
         num_tasks = len(self.data.stream.tasks)
-        done = self.workers.agree(self.commits.finished(num_tasks))
+        done = self.workers.broadcast(self.commits.finished(num_tasks))
         if done:
             self._resume(done)
         for index in range(done, num_tasks):
             started = time.monotonic()
             task = self.data.task(index)
             self._begin(task)
-            with checkpointing(self.config.optim.checkpoint_activations):  # end_task may take gradients, too
+            with checkpointing(self.config.optim.activation_checkpointing):  # end_task may take gradients, too
                 self._train(task)
                 self.method.eval()
                 self._seed("end", index)
@@ -133,14 +128,14 @@ class Loop:
         weights, self.galleries = self.commits.load(done)
         self.selection = self.commits.galleries(done, "selection")
         self.record = self.commits.record(done)
-        self.reads.update(self.commits.reads(done))
+        self.reads.update(self.commits.settings_read(done))
         for index in range(done):
             task = self.data.task(index)
             self._begin(task)
-            self.method.remember(task, self.galleries[index].to(self.workers.device))
+            self.method.on_gallery_stored(task, self.galleries[index].to(self.workers.device))
         load_state(self.method, weights, self._pretrained)
         named = dict(self.method.named_parameters())
-        for name, value in self.commits.momenta(done).items():
+        for name, value in self.commits.optimizer_state(done).items():
             self._momenta[named[name]] = {"momentum_buffer": value.to(self.workers.device)}
         log.info("resumed after task %d of %d", done, len(self.data.stream.tasks))
 
@@ -152,37 +147,37 @@ class Loop:
     def _train(self, task: Task) -> None:
         optim = self.config.optim
         groups = self.method.param_groups()
-        parameters = train_only(self.method, groups)
+        parameters = freeze_except(self.method, groups)
         if not parameters or not optim.epochs:
             return
         self._pretrained.drop(parameters)
-        way_of(self.method, optim.accumulate)  # refused before anything is trained
+        accumulation_mode(self.method, optim.accumulation_steps)  # refused before anything is trained
         optimizer = make_optimizer(groups, optim, self.method)
         optimizer.state.update({p: self._momenta[p] for p in parameters if p in self._momenta})
         tasks = list(range(task.index + 1)) if self.method.trains_on == "seen" else [task.index]
-        losses = self.workers.averaging(Losses(self.method))
-        self.workers.expect_gradients(self.method, optimizer)
-        per_epoch = math.ceil(self.data.steps(tasks, self.workers.size) / optim.accumulate)
+        losses = self.workers.wrap_ddp(Losses(self.method))
+        self.workers.check_gradients_once(self.method, optimizer)
+        per_epoch = math.ceil(self.data.steps(tasks, self.workers.size) / optim.accumulation_steps)
         best: tuple[float, dict[str, Tensor]] | None = None
         waited = 0
         for epoch in range(optim.epochs):
             self.method.train()
             self._seed("epoch", task.index, epoch, self.workers.rank)
             order = (tasks, self.config.seed, task.index, epoch)
-            weights = shares(self.data.batch_sizes(*order, self.workers.size), optim.accumulate)
+            weights = batch_weights(self.data.batch_sizes(*order, self.workers.size), optim.accumulation_steps)
             batches = self.data.train_batches(*order, self.workers.rank, self.workers.size)
             terms = self._epoch(losses, batches, weights, optimizer, parameters, task, epoch, per_epoch)
-            terms.update(self._unlearned(task) if self.config.evaluation.losses else {})
+            terms.update(self._evaluation_losses(task) if self.config.evaluation.log_losses else {})
             self.record.training.append({"step": float(self.record.steps), **terms})
             if self.config.evaluation.select == "best":
                 former, best = best, self._keep_best(task, best)
                 is_better = former is None or best[0] > former[0]
-                waited = 0 if is_better else waited + (epoch >= self.config.evaluation.patience_from)
+                waited = 0 if is_better else waited + (epoch >= self.config.evaluation.patience_start)
                 if waited == self.config.evaluation.patience:
                     break
         if best is not None:
             load_state(self.method, best[1], self._pretrained)
-        if optim.across_tasks:
+        if optim.carry_momentum:
             self._momenta = {
                 p: state for p, state in optimizer.state.items() if state.get("momentum_buffer") is not None
             }
@@ -200,51 +195,53 @@ class Loop:
     ) -> dict[str, float]:
         """One pass over the pairs; `weights` are the batches' shares of their steps. Returns the mean of every term."""
         optim = self.config.optim
-        progress = Progress(self.workers.device, f"{task.name}, epoch {epoch + 1}")
+        progress = EpochMetrics(self.workers.device, f"{task.name}, epoch {epoch + 1}")
         optimizer.zero_grad(set_to_none=True)
-        exact = optim.accumulate > 1 and way_of(self.method, optim.accumulate) == "features"
+        exact = optim.accumulation_steps > 1 and accumulation_mode(self.method, optim.accumulation_steps) == "features"
         group: list[Batch] = []  # of one step
         for number, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
-            is_last = (number + 1) % optim.accumulate == 0 or number + 1 == len(weights)
+            is_last = (number + 1) % optim.accumulation_steps == 0 or number + 1 == len(weights)
             group.append(batch)
             if exact and not is_last:
                 continue
             if exact:
                 terms = backward(self.method, group, self._autocast)
             else:
-                with self._autocast(), self.workers.gradients_of(losses, is_last):
+                with self._autocast(), self.workers.no_sync_unless_last(losses, is_last):
                     terms = losses(batch)
             group = []
             if not exact:
                 (torch.stack(list(terms.values())).sum() * weight).backward()
-            progress.add(terms, self.method.monitored())
+            progress.add(terms, self.method.batch_metrics())
             if not is_last:
                 continue
             self.method.before_step()
             norm = nn.utils.clip_grad_norm_(parameters, math.inf if optim.grad_clip is None else optim.grad_clip)
             progress.step(norm)
-            step = epoch * per_epoch + number // optim.accumulate
+            step = epoch * per_epoch + number // optim.accumulation_steps
             factor = lr_factor(step, optim.epochs * per_epoch, per_epoch, task.index == 0, optim)
-            set_rates(optimizer, factor, optim.last_lr)
+            set_learning_rates(optimizer, factor, optim.final_lr)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             self.method.after_step()
             self.record.steps += 1
-        return self.workers.mean(progress.means())  # a term may be a mean over a worker's own pairs
+        return self.workers.all_reduce_mean(progress.means())  # a term may be a mean over a worker's own pairs
 
     @torch.no_grad()
-    def _unlearned(self, task: Task) -> dict[str, float]:
+    def _evaluation_losses(self, task: Task) -> dict[str, float]:
         """The mean over batches of every loss of a task's evaluated pairs, in the same batches after every epoch."""
         split, workers = self.config.evaluation.split, self.workers
         self.method.eval()
         self._seed("unlearned", task.index, workers.rank)
-        progress = Progress(workers.device, f"{task.name}, {split}")
-        data = self.data.instead(split)
+        progress = EpochMetrics(workers.device, f"{task.name}, {split}")
+        data = self.data.with_training_split(split)
         for batch in data.train_batches([task.index], self.config.seed, task.index, 0, workers.rank, workers.size):
             with self._autocast():  # numbers of pairs and videos are not those of training
-                terms = self.method.losses(replace(batch, pairs=None, plain_videos=None))
+                terms = self.method.losses(replace(batch, pair_ids=None, unaugmented_video_ids=None))
             progress.add(terms, {})
-        return workers.mean({name.replace("train", split, 1): value for name, value in progress.means().items()})
+        return workers.all_reduce_mean(
+            {name.replace("train", split, 1): value for name, value in progress.means().items()}
+        )
 
     def _keep_best(self, task: Task, best: tuple[float, dict[str, Tensor]] | None) -> tuple[float, dict[str, Tensor]]:
         """Evaluate as after the task and keep the better state; a later tie wins, as in the released CTVR code."""
@@ -253,7 +250,7 @@ class Loop:
         found = self._measure(task.index, split, self._encode_galleries(task, split))
         score = self.protocol.score(found)
         if best is None or score >= best[0]:
-            return score, copied_state(self.method, self._pretrained)
+            return score, clone_trained_state(self.method, self._pretrained)
         return best
 
     # ---------------------------------------------------------------------------------- evaluation
@@ -263,56 +260,58 @@ class Loop:
         return self.config.evaluation.selects_on(self.data.stream.has_val)
 
     @property
-    def _encodes_again(self) -> bool:
-        return self.method.reencodes_gallery or self.protocol.encodes_again
+    def _reencodes(self) -> bool:
+        return self.method.reencodes_gallery or self.protocol.reencodes_gallery
 
-    def _fresh(self, task: Task) -> list[int]:
+    def _tasks_to_encode(self, task: Task) -> list[int]:
         """Tasks whose videos the present model encodes: `task`, and earlier ones where the protocol says so."""
-        return list(range(task.index + 1)) if self._encodes_again else [task.index]
+        return list(range(task.index + 1)) if self._reencodes else [task.index]
 
     def _encode_galleries(self, task: Task, split: str) -> list[Tensor]:
-        """Features of all videos of tasks so far: those of `_fresh` tasks as of now, others as they were stored."""
+        """Features of all videos of tasks so far: those of `_tasks_to_encode` as of now, others as they were stored."""
         stored = self.galleries if split == self.config.evaluation.split else self.selection
-        fresh = self._fresh(task)
+        fresh = self._tasks_to_encode(task)
         return [self._gallery(i, split) if i in fresh else stored[i] for i in range(task.index + 1)]
 
     def _store_galleries(self, task: Task) -> None:
         split = self.config.evaluation.split
         self.galleries = self._encode_galleries(task, split)
-        for index in self._fresh(task):
-            self.method.remember(self.data.task(index), self.galleries[index].to(self.workers.device))
-        if self._selects_on not in {None, split} and not self._encodes_again:
+        for index in self._tasks_to_encode(task):
+            self.method.on_gallery_stored(self.data.task(index), self.galleries[index].to(self.workers.device))
+        if self._selects_on not in {None, split} and not self._reencodes:
             self.selection = self._encode_galleries(task, str(self._selects_on))
 
     def _gallery(self, index: int, split: str) -> Tensor:
         evaluation = self.config.evaluation
 
         @torch.no_grad()
-        @weights_at_rest()
+        @merged_weights()
         def encode(rows: Sequence[int]) -> Tensor:
             with self._autocast():
                 return torch.cat(
                     [
-                        self.method.encode_video_of(frames, index).float().cpu()
+                        self.method.encode_video_for_task(frames, index).float().cpu()
                         for frames in self.data.videos(index, split, rows, evaluation.batch_size)
                     ]
                 )
 
-        return self.workers.spread(encode, range(self.data.num_videos(index, split)))
+        return self.workers.encode_sharded(encode, range(self.data.num_videos(index, split)))
 
     def _measure(self, index: int, split: str, galleries: Sequence[Tensor]) -> Evaluation:
         """Metrics after task `index`: all workers encode, rank 0 scores, every worker gets the result."""
         self._seed("evaluate", index)
         at(f"the evaluation after task {index + 1} ({split})")
 
-        def spread(encode: Callable[[Any], Tensor], rows: Any) -> Tensor:
+        def encode_sharded(encode: Callable[[Any], Tensor], rows: Any) -> Tensor:
             with self._autocast():  # of the towers alone: scores are float32
-                return self.workers.spread(encode, rows)
+                return self.workers.encode_sharded(encode, rows)
 
         device, is_scoring = self.workers.device, self.workers.rank == 0
         evaluation = self.config.evaluation
-        sight = Sight(self.method, self.data, index, split, galleries, evaluation, device, spread, is_scoring)
-        return self.workers.agree(self.protocol.measure(sight))
+        sight = EvaluationContext(
+            self.method, self.data, index, split, galleries, evaluation, device, encode_sharded, is_scoring
+        )
+        return self.workers.broadcast(self.protocol.measure(sight))
 
     def _evaluate(self, index: int) -> Evaluation:
         found = self._measure(index, self.config.evaluation.split, self.galleries)
@@ -321,7 +320,7 @@ class Loop:
         if self.zero_shot is not None and self.protocol.gain is not None:
             metric, gain = self.protocol.gain
             found.metrics[gain] = found.metrics[metric] - self.zero_shot[index]
-        found.metrics.update({f"task/{name}": float(value) for name, value in self.method.diagnostics().items()})
+        found.metrics.update({f"task/{name}": float(value) for name, value in self.method.task_metrics().items()})
         return found
 
     def _commit(self, found: Evaluation, seconds: float) -> None:
@@ -332,18 +331,15 @@ class Loop:
         record.metrics.append(found.metrics)
         record.ranks = self.protocol.ranks(found)
         record.seconds.append(seconds)
-        reads = self.workers.union(self.reads.names)
+        reads = self.workers.all_gather_union(self.reads.names)
         names = ((name, self._momenta.get(p)) for name, p in self.method.named_parameters())
         momenta = {name: state["momentum_buffer"].cpu() for name, state in names if state}
         is_ours = self.workers.rank != 0 or self.commits.publish(
-            changed_state(self.method, self._pretrained), self.galleries, record, reads, self.selection, momenta
+            trained_state(self.method, self._pretrained), self.galleries, record, reads, self.selection, momenta
         )
-        if not self.workers.agree(is_ours):
-            raise Overtaken(f"task {record.done} was committed by another run of the same settings, with other numbers")
+        if not self.workers.broadcast(is_ours):
+            raise CommitConflict(
+                f"task {record.done} was committed by another run of the same settings, with other numbers"
+            )
         if self.workers.size > 1:
             dist.barrier()
-
-
-def final_metrics(record: Record) -> Mapping[str, float]:
-    """The metrics after the last finished task; empty before the first."""
-    return record.metrics[-1] if record.metrics else {}

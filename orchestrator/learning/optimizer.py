@@ -1,6 +1,6 @@
 """Optimizer and learning rate schedule of one task. Both are made anew for each task, as most papers do.
 
-`optim.across_tasks` keeps the moments of the weights that are still there.
+`optim.carry_momentum` keeps the moments of the weights that are still there.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from methods.base import Decay, ParamGroup
-from methods.layers.experts import drop_unchosen
-from orchestrator.learning.updates import AdamWHF, BertAdam
+from ctvr.methods.base import Decay, ParamGroup
+from ctvr.methods.layers.experts import drop_unchosen
+from ctvr.orchestrator.learning.custom_optimizers import AdamWHF, BertAdam
 
 # The factor of every peak rate at step k = 0, 1, .. of K behind W steps of warm-up; docs/recipes.md says who has which.
 #   cosine           (1 + cos(pi (k - W) / (K - W))) / 2
-#   cosine_whole     (1 + cos(pi k / K)) / 2: the curve of the whole run, never 1; W is not rounded
-#   cosine_from_one  as cosine, with k + 1 for k
-#   cosine_to_end    (1 + cos(pi (k - W) / (K - 1 - W))) / 2: the last step has rate 0
+#   cosine_uncorrected_warmup     (1 + cos(pi k / K)) / 2: the curve of the whole run, never 1; W is not rounded
+#   cosine_offset1  as cosine, with k + 1 for k
+#   cosine_to_zero    (1 + cos(pi (k - W) / (K - 1 - W))) / 2: the last step has rate 0
 #   cosine_by_epoch  constant within an epoch, from 1 down to 1/1000; the warm-up begins at 1/50
 Schedule = Literal[
     "cosine",
-    "cosine_whole",
-    "cosine_from_one",
-    "cosine_to_end",
+    "cosine_uncorrected_warmup",
+    "cosine_offset1",
+    "cosine_to_zero",
     "cosine_by_epoch",
     "constant",
     "first_epoch",
@@ -38,7 +38,8 @@ Schedule = Literal[
 class OptimConfig:
     """How the tasks of a stream are optimised. Defaults: CTVR (arXiv:2503.10111), section 5.1."""
 
-    # adamw_hf: the AdamW of the old transformers library; bert_adam: CLIP4Clip's (updates.py); sgd: with `momentum`
+    # adamw_hf: the AdamW of the old transformers library; bert_adam: CLIP4Clip's (custom_optimizers.py);
+    # sgd: with `momentum`
     name: Literal["adamw", "adamw_hf", "bert_adam", "sgd"] = "adamw"
     epochs: int = 20  # per task
     lr_scale: float = 1.0  # multiplies every learning rate of the method
@@ -46,21 +47,21 @@ class OptimConfig:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-6
     momentum: float = 0.0  # of sgd
-    across_tasks: bool = False  # sgd alone: a weight takes its moment to the next task (divyam3897/UCL)
+    carry_momentum: bool = False  # sgd alone: a weight takes its moment to the next task (divyam3897/UCL)
     # Which tensors decay. matrices: of two dimensions and more. all. no_bias: all whose name has no "bias" (so gains of
     # LayerNorms, too). no_bias_or_scale: the same without logit_scale. no_vectors: all that have not one dimension
-    decay: Decay = "matrices"
+    decay_parameters: Decay = "matrices"
     warmup: float = 0.1  # fraction of a task's steps
     warmup_tasks: Literal["first", "all"] = "all"
     warmup_from: Literal["first", "zero"] = "first"  # step i of w: (i + 1) / w, or i / w as released
     schedule: Schedule = "cosine"  # behind the warm-up; the forms of the cosine stand above
-    last_lr: float = 0.0  # rate of a step where the schedule says 0 (CLIP-ViP: 1e-8)
+    final_lr: float = 0.0  # rate of a step where the schedule says 0 (CLIP-ViP: 1e-8)
     least: float = 0.0  # of the peak rate that a step has at least, warm-up included (UMT: 0.01)
     num_cycles: float = 0.5  # 0.5: down to 0 once. The released CTVR code uses 1.0: down and up again
     first_epoch_scale: float = 0.1  # schedule=first_epoch: factor after the first epoch (BMU-MoCo)
     grad_clip: float | None = 1.0  # norm over all trained parameters
-    accumulate: int = 1  # batches per step, whose gradient is that of one large batch (accumulate.py)
-    checkpoint_activations: bool = False  # a block's activations are computed again, not kept: less memory, same bits
+    accumulation_steps: int = 1  # batches per step, whose gradient is that of one large batch (grad_cache.py)
+    activation_checkpointing: bool = False  # a block's activations are computed again, not kept: less memory, same bits
 
     def __post_init__(self) -> None:
         if self.epochs < 0:
@@ -79,16 +80,18 @@ class OptimConfig:
             raise ValueError(f"num_cycles must be finite, got {self.num_cycles}. Use 0.5 to go down once.")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must lie in [0, 1), got {self.momentum}. Use 0.")
-        if not 0 <= self.last_lr < math.inf:
-            raise ValueError(f"last_lr must be >= 0, got {self.last_lr}. Use 0.")
-        if self.across_tasks and self.name != "sgd":
-            raise ValueError(f"across_tasks keeps the moments of sgd, not of {self.name}. Write optim.name=sgd.")
+        if not 0 <= self.final_lr < math.inf:
+            raise ValueError(f"final_lr must be >= 0, got {self.final_lr}. Use 0.")
+        if self.carry_momentum and self.name != "sgd":
+            raise ValueError(f"carry_momentum keeps the moments of sgd, not of {self.name}. Write optim.name=sgd.")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"warmup is a fraction of the steps in [0, 1), got {self.warmup}. Use 0.1 for 10 %.")
         if self.grad_clip is not None and self.grad_clip <= 0:
             raise ValueError(f"grad_clip must be > 0, got {self.grad_clip}. Use none to clip nothing.")
-        if self.accumulate < 1:
-            raise ValueError(f"accumulate counts batches per step and must be >= 1, got {self.accumulate}.")
+        if self.accumulation_steps < 1:
+            raise ValueError(
+                f"accumulation_steps counts batches per step and must be >= 1, got {self.accumulation_steps}."
+            )
 
 
 def make_optimizer(
@@ -111,7 +114,7 @@ def _make(groups: Iterable[ParamGroup], config: OptimConfig, method: nn.Module |
     names = {} if method is None else {id(parameter): name for name, parameter in method.named_parameters()}
     torch_groups: list[dict[str, Any]] = []
     for group in groups:
-        rule = group.get("decay", config.decay)
+        rule = group.get("decay", config.decay_parameters)
         decayed = [p for p in group["params"] if _decays(rule, p, names.get(id(p)))]
         chosen = {id(p) for p in decayed}
         rest = [p for p in group["params"] if id(p) not in chosen]
@@ -135,7 +138,9 @@ def _decays(rule: Decay, parameter: nn.Parameter, name: str | None) -> bool:
     if rule in {"matrices", "all", "no_vectors"}:
         return rule == "all" or parameter.ndim > 1 or (rule == "no_vectors" and parameter.ndim == 0)
     if name is None:
-        raise ValueError(f"optim.decay={rule} goes by names: hand over the method whose parameters these are.")
+        raise ValueError(
+            f"optim.decay_parameters={rule} goes by names: hand over the method whose parameters these are."
+        )
     return "bias" not in name and not (rule == "no_bias_or_scale" and "logit_scale" in name)
 
 
@@ -146,7 +151,7 @@ def lr_factor(step: int, steps: int, steps_per_epoch: int, is_first_task: bool, 
 
 def _scheduled(step: int, steps: int, steps_per_epoch: int, is_first_task: bool, config: OptimConfig) -> float:
     share = 0.0 if config.warmup_tasks == "first" and not is_first_task else config.warmup
-    warm = share * steps if config.schedule == "cosine_whole" else int(share * steps)
+    warm = share * steps if config.schedule == "cosine_uncorrected_warmup" else int(share * steps)
     if config.schedule == "cosine_by_epoch":
         return _by_epoch(step, steps, steps_per_epoch, int(warm))
     if step < warm:
@@ -155,10 +160,10 @@ def _scheduled(step: int, steps: int, steps_per_epoch: int, is_first_task: bool,
         return 1.0
     if config.schedule == "first_epoch":
         return 1.0 if step < steps_per_epoch else config.first_epoch_scale
-    if config.schedule == "cosine_whole":
+    if config.schedule == "cosine_uncorrected_warmup":
         warm = 0
-    last = steps - (config.schedule == "cosine_to_end")
-    progress = min(1.0, (step + (config.schedule == "cosine_from_one") - warm) / max(1, last - warm))
+    last = steps - (config.schedule == "cosine_to_zero")
+    progress = min(1.0, (step + (config.schedule == "cosine_offset1") - warm) / max(1, last - warm))
     return max(0.0, 0.5 * (1 + math.cos(2 * math.pi * config.num_cycles * progress)))
 
 
@@ -173,7 +178,7 @@ def _by_epoch(step: int, steps: int, steps_per_epoch: int, warm: int) -> float:
     return 0.02 + step / warm * (at(warm / steps_per_epoch) - 0.02)
 
 
-def shares(sizes: Sequence[int], accumulate: int) -> list[float]:
+def batch_weights(sizes: Sequence[int], accumulate: int) -> list[float]:
     """What the loss of each batch counts for in its optimizer step: its part of the pairs of the step's batches.
 
     A loss is a mean over pairs, so the step is that of one batch which holds them all, also where the last
@@ -188,13 +193,13 @@ def shares(sizes: Sequence[int], accumulate: int) -> list[float]:
     return [size / sum(group) for group in groups for size in group]
 
 
-def set_rates(optimizer: torch.optim.Optimizer, factor: float, last_lr: float = 0.0) -> None:
-    """Put every group at `factor` of its peak rate; at `last_lr` where that factor is 0."""
+def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float, final_lr: float = 0.0) -> None:
+    """Put every group at `factor` of its peak rate; at `final_lr` where that factor is 0."""
     for group in optimizer.param_groups:
-        group["lr"] = group["peak"] * factor if factor else last_lr
+        group["lr"] = group["peak"] * factor if factor else final_lr
 
 
-def train_only(module: nn.Module, groups: Iterable[ParamGroup]) -> list[nn.Parameter]:
+def freeze_except(module: nn.Module, groups: Iterable[ParamGroup]) -> list[nn.Parameter]:
     """Let exactly the parameters in `groups` learn and everything else build no graph.
 
     Returns them in order.

@@ -18,20 +18,20 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from methods.base import Method
-from orchestrator.data.batches import Queries
-from orchestrator.learning import metrics, spill
-from orchestrator.learning.evaluate import (
+from ctvr.methods.base import Method
+from ctvr.orchestrator.data.batches import Queries
+from ctvr.orchestrator.learning import metrics, spill
+from ctvr.orchestrator.learning.evaluate import (
     EvaluationConfig,
-    Scored,
+    TiledScorer,
     all_scores,
-    borders,
     caption_features,
     encode_texts,
     final_scores,
+    offsets,
 )
-from orchestrator.learning.ranking import Ranked, Score, of_matrix, rank
-from orchestrator.learning.spill import spilled
+from ctvr.orchestrator.learning.ranking import Ranked, Score, rank, score_reader
+from ctvr.orchestrator.learning.spill import spilled
 
 Spread = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 
@@ -43,7 +43,7 @@ def oracle_metrics(
     usual: Ranked | None,
     config: EvaluationConfig,
     device: torch.device,
-    spread: Spread,
+    encode_sharded: Spread,
 ) -> dict[str, float]:
     """Return `stream/oracle/...` after a task; nothing on a worker that only helps to encode.
 
@@ -51,43 +51,43 @@ def oracle_metrics(
 
     Args:
         usual: the ranks without an oracle, of the worker that scores.
-        spread: as of `caption_features`.
+        encode_sharded: as of `caption_features`.
     """
     sizes = [len(gallery) for gallery in galleries]
-    if not method.prompts_by_task:
+    if not method.task_conditioned_text:
         own = None
     else:
-        own = _joined([_own(method, q, task, config, device, spread) for task, q in enumerate(queries)])
-    features = caption_features(method, queries, len(galleries), config, device, spread)
+        own = _joined([_own(method, q, task, config, device, encode_sharded) for task, q in enumerate(queries)])
+    features = caption_features(method, queries, len(galleries), config, device, encode_sharded)
     if usual is None:
         for _ in features:  # the other workers wait for this one's share
             pass
         return {}
-    if method.calibrates():
+    if method.normalizes_scores():
         scores = all_scores(method, features, galleries, config, device)
-        as_usual = of_matrix(final_scores(method, scores, queries, sizes).to_videos)
+        as_usual = score_reader(final_scores(method, scores, queries, sizes).to_videos)
     else:
-        as_usual = Scored(method, spilled(features, spill.HELD), galleries, device)
-    rows, columns = borders(len(q.target) for q in queries), borders(sizes)
+        as_usual = TiledScorer(method, spilled(features, spill.MEMORY_BUDGET), galleries, device)
+    rows, columns = offsets(len(q.target) for q in queries), offsets(sizes)
     told = usual
     if own is not None:
-        if method.calibrates():
+        if method.normalizes_scores():
             scores = all_scores(method, [own] * len(sizes), galleries, config, device)
-            told = _ranked(of_matrix(method.calibrate(scores)), queries, rows, columns, config)
+            told = _ranked(score_reader(method.normalize_scores(scores)), queries, rows, columns, config)
         else:
-            told = _ranked(Scored(method, [own], galleries, device), queries, rows, columns, config)
+            told = _ranked(TiledScorer(method, [own], galleries, device), queries, rows, columns, config)
     return {
         "stream/oracle/r1": metrics.recall(told.to_videos, 1),
         "stream/oracle/r1_block": metrics.recall(usual.own, 1),
-        "stream/oracle/right": 100.0 * _right(as_usual, rows, columns, config.chunk).mean().item(),
+        "stream/oracle/right": 100.0 * _right(as_usual, rows, columns, config.query_chunk).mean().item(),
     }
 
 
 def _own(
-    method: Method, asked: Queries, task: int, config: EvaluationConfig, device: torch.device, spread: Spread
+    method: Method, asked: Queries, task: int, config: EvaluationConfig, device: torch.device, encode_sharded: Spread
 ) -> Tensor:
     """Return the features of a task's captions as they search their own task's videos."""
-    return spread(lambda tokens: encode_texts(method, tokens, task, config, device), asked.tokens)
+    return encode_sharded(lambda tokens: encode_texts(method, tokens, task, config, device), asked.tokens)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
@@ -102,7 +102,7 @@ def _ranked(
     score: Score, queries: Sequence[Queries], rows: Sequence[int], columns: Sequence[int], config: EvaluationConfig
 ) -> Ranked:
     target = torch.cat([q.target + start for q, start in zip(queries, columns)])
-    return rank(score, target, rows, columns, chunk=config.chunk)
+    return rank(score, target, rows, columns, chunk=config.query_chunk)
 
 
 def _right(score: Score, rows: Sequence[int], columns: Sequence[int], chunk: int) -> Tensor:

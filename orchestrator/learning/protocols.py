@@ -14,20 +14,20 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from methods.base import Method
-from methods.images import knn
-from methods.layers.transfer import cut
-from orchestrator.data.batches import StreamData
-from orchestrator.data.images import ImageData
-from orchestrator.data.questions import QuestionData, Questions
-from orchestrator.learning.evaluate import Evaluation, EvaluationConfig, add_history, metrics_of, rank_all
-from orchestrator.learning.metrics import Matrix
-from orchestrator.learning.oracle import oracle_metrics
-from orchestrator.streams.stream import Stream
+from ctvr.methods.base import Method
+from ctvr.methods.images import knn
+from ctvr.methods.layers.transfer import trim_padding
+from ctvr.orchestrator.data.batches import StreamData
+from ctvr.orchestrator.data.images import ImageData
+from ctvr.orchestrator.data.questions import QuestionData, Questions
+from ctvr.orchestrator.learning.evaluate import Evaluation, EvaluationConfig, add_history, compute_ranks, metrics_of
+from ctvr.orchestrator.learning.metrics import Matrix
+from ctvr.orchestrator.learning.oracle import oracle_metrics
+from ctvr.orchestrator.streams.stream import Stream
 
 
 @dataclass(frozen=True)
-class Sight:
+class EvaluationContext:
     """What is there to be measured after a task."""
 
     method: Method
@@ -37,7 +37,7 @@ class Sight:
     galleries: Sequence[Tensor]  # on the CPU, (V, ...) of each task so far
     config: EvaluationConfig
     device: torch.device
-    spread: Callable[[Callable[[Any], Tensor], Any], Tensor]  # encodes on all workers
+    encode_sharded: Callable[[Callable[[Any], Tensor], Any], Tensor]  # encodes on all workers
     is_scoring: bool  # False only helps to encode
 
 
@@ -45,11 +45,11 @@ class Protocol(ABC):
     """The rules of one kind of stream."""
 
     name: ClassVar[str]
-    encodes_again: ClassVar[bool] = False  # every task's items by the present model; else as they were stored
+    reencodes_gallery: ClassVar[bool] = False  # every task's items by the present model; else as they were stored
     gain: ClassVar[tuple[str, str] | None] = None  # metric, and what it is called over that of the untrained backbone
 
     @abstractmethod
-    def measure(self, sight: Sight) -> Evaluation | None:
+    def measure(self, sight: EvaluationContext) -> Evaluation | None:
         """What is known after a task; None where `sight.is_scoring` is False."""
 
     @abstractmethod
@@ -70,21 +70,21 @@ class Retrieval(Protocol):
 
     gain = ("stream/t2v/r1", "stream/t2v/r1_gain")
 
-    def measure(self, sight: Sight) -> Evaluation | None:
+    def measure(self, sight: EvaluationContext) -> Evaluation | None:
         queries = [sight.data.queries(index, sight.split) for index in range(sight.task + 1)]
-        ranked = rank_all(
+        ranked = compute_ranks(
             sight.method,
             queries,
             sight.galleries,
             sight.config,
             sight.device,
             self.name,
-            sight.spread,
+            sight.encode_sharded,
             is_scoring=sight.is_scoring,
         )
         found = None if ranked is None else metrics_of(ranked, queries, [len(gallery) for gallery in sight.galleries])
         if sight.config.oracle_task:
-            about = sight.method, queries, sight.galleries, ranked, sight.config, sight.device, sight.spread
+            about = sight.method, queries, sight.galleries, ranked, sight.config, sight.device, sight.encode_sharded
             told = oracle_metrics(*about)
             if found is not None:
                 found.metrics.update(told)
@@ -110,7 +110,7 @@ class CVLM(Retrieval):
     """Each task's videos are encoded by the present model and searched by its captions alone (BMU-MoCo, section 4)."""
 
     name = "cvlm"
-    encodes_again = True
+    reencodes_gallery = True
 
     def score(self, found: Evaluation) -> float:
         return found.own[-1]
@@ -119,15 +119,15 @@ class CVLM(Retrieval):
         return found.own_ranks
 
 
-class Counted(Protocol):
+class AccuracyProtocol(Protocol):
     """What is right is counted: `own` and `union` hold two accuracies (%) of each task by the present model."""
 
-    encodes_again = True
+    reencodes_gallery = True
     family: ClassVar[str]  # of its metrics: stream/<family>/accuracy
-    second: ClassVar[str]  # what the second accuracy is called by behind that
+    knn_metric: ClassVar[str]  # what the second accuracy is called by behind that
 
     def add_history(self, found: Evaluation, own: Matrix, union: Matrix) -> None:
-        for table, name in ((own, ""), (union, self.second)):
+        for table, name in ((own, ""), (union, self.knn_metric)):
             found.metrics[f"stream/{self.family}/accuracy{name}"] = knn.mean_accuracy(table)
             if len(table) > 1:  # before, nothing can be forgotten
                 found.metrics[f"stream/{self.family}/forgetting{name}"] = knn.forgetting(table)
@@ -140,21 +140,21 @@ class Counted(Protocol):
         return {}
 
 
-class UCL(Counted):
+class UCL(AccuracyProtocol):
     """The nearest training images of a task tell the class of its test images: divyam3897/UCL@cfaa81d.
 
     Nothing is searched. `own` holds the accuracy by the release's k, which is the number of tasks so far; `union` that
-    by a k which stays the same: `evaluation.neighbours`, or all training images of the task where it has fewer, or
-    `evaluation.neighbours_share` of them.
+    by a k which stays the same: `evaluation.knn_k`, or all training images of the task where it has fewer, or
+    `evaluation.knn_share` of them.
     """
 
     name, family, second = "ucl", "knn", "_fixed"
 
-    def measure(self, sight: Sight) -> Evaluation | None:
+    def measure(self, sight: EvaluationContext) -> Evaluation | None:
         assert isinstance(sight.data, ImageData)
         found, data = Evaluation(), sight.data
         for task, test in enumerate(sight.galleries):
-            bank = sight.spread(partial(self._encode, sight, task), range(data.num_videos(task, "train")))
+            bank = sight.encode_sharded(partial(self._encode, sight, task), range(data.num_videos(task, "train")))
             if not sight.is_scoring:
                 continue
             labels, classes = data.labels(task, "train"), len(data.stream.tasks[task].categories)
@@ -168,12 +168,12 @@ class UCL(Counted):
         return found if sight.is_scoring else None
 
     @torch.no_grad()
-    def _encode(self, sight: Sight, task: int, rows: Sequence[int]) -> Tensor:
+    def _encode(self, sight: EvaluationContext, task: int, rows: Sequence[int]) -> Tensor:
         batches = sight.data.videos(task, "train", rows, sight.config.batch_size)
-        return torch.cat([sight.method.encode_video_of(images, task).float().cpu() for images in batches])
+        return torch.cat([sight.method.encode_video_for_task(images, task).float().cpu() for images in batches])
 
 
-class QA(Counted):
+class QA(AccuracyProtocol):
     """Answers are chosen from a list: the training answers so far, as strings that are equal or not.
 
     `own` holds the accuracy (%) among the answers of a question's task, `union` that among those of all tasks so far.
@@ -182,7 +182,7 @@ class QA(Counted):
 
     name, family, second = "qa", "qa", "_all"
 
-    def measure(self, sight: Sight) -> Evaluation | None:
+    def measure(self, sight: EvaluationContext) -> Evaluation | None:
         assert isinstance(sight.data, QuestionData)
         found, data = Evaluation(), sight.data
         everything = data.candidates(range(sight.task + 1))
@@ -195,19 +195,21 @@ class QA(Counted):
                 found.metrics[f"task_{task + 1:02d}/qa/{name}"] = accuracy
         return found if sight.is_scoring else None
 
-    def _accuracy(self, sight: Sight, asked: Questions, videos: Tensor, answers: Sequence[str]) -> float:
+    def _accuracy(self, sight: EvaluationContext, asked: Questions, videos: Tensor, answers: Sequence[str]) -> float:
         assert isinstance(sight.data, QuestionData)
         ids = sight.data.answer_ids(answers).to(sight.device)
-        best = sight.spread(partial(self._best, sight, asked, videos, ids), range(len(asked.answers)))
+        best = sight.encode_sharded(partial(self._best, sight, asked, videos, ids), range(len(asked.answers)))
         return 100 * sum(answers[place] == right for place, right in zip(best.tolist(), asked.answers)) / len(best)
 
     @torch.no_grad()
-    def _best(self, sight: Sight, asked: Questions, videos: Tensor, answers: Tensor, rows: Sequence[int]) -> Tensor:
+    def _best(
+        self, sight: EvaluationContext, asked: Questions, videos: Tensor, answers: Tensor, rows: Sequence[int]
+    ) -> Tensor:
         """The likeliest answer (N,) of the questions `rows`."""
         found, size = [], sight.config.batch_size
         for start in range(0, len(rows), size):
             some = list(rows[start : start + size])
-            seen, tokens = videos[asked.video[some]].to(sight.device), cut(asked.tokens[some]).to(sight.device)
+            seen, tokens = videos[asked.video[some]].to(sight.device), trim_padding(asked.tokens[some]).to(sight.device)
             found.append(sight.method.rank_answers(tokens, seen, answers)[:, 0].cpu())
         return torch.cat(found)
 

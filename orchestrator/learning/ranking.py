@@ -19,7 +19,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from methods.layers.transfer import to_device
+from ctvr.methods.layers.transfer import to_device
 
 # Scores (R, C) of some captions (a slice or an index of rows) and of some videos (a slice), in any floating type
 Score = Callable[[slice | Tensor, slice], Tensor]
@@ -43,7 +43,7 @@ class Ranked:
     beats_twin: Tensor  # (Q,) 1 where a caption scores its video above its twin, 1/2 where equal, NaN without one
 
 
-def of_matrix(scores: Tensor) -> Score:
+def score_reader(scores: Tensor) -> Score:
     """Scores (Q, V) that are there already."""
     return lambda rows, columns: scores[rows, columns]
 
@@ -61,8 +61,8 @@ def rank(
     Args:
         score: says the same whenever it is asked.
         target: (Q,) int64 column of each caption's own video, which is one of its task, on the CPU.
-        rows: T + 1 borders of the tasks' captions, from 0 to Q.
-        columns: T + 1 borders of the tasks' videos, from 0 to V.
+        rows: T + 1 offsets of the tasks' captions, from 0 to Q.
+        columns: T + 1 offsets of the tasks' videos, from 0 to V.
         twin: (Q,) int64 column of the time-reversed twin, -1 where there is none.
         chunk: captions of a tile.
     """
@@ -98,13 +98,13 @@ def rank(
     )
 
 
-def top(score: Score, queries: int, columns: Sequence[int], k: int, chunk: int = 512) -> tuple[Tensor, Tensor]:
+def topk(score: Score, queries: int, columns: Sequence[int], k: int, chunk: int = 512) -> tuple[Tensor, Tensor]:
     """The k best videos of each caption, best first, of equal ones the first; a tile is held at a time.
 
     Args:
         score: says the scores of a tile.
         queries: Q, how many captions there are.
-        columns: borders of blocks of videos, from 0 to V.
+        columns: offsets of blocks of videos, from 0 to V.
         k: how many, >= 1; all V if there are fewer.
         chunk: captions of a tile.
 
@@ -134,7 +134,7 @@ class _Tiles:
     """Tiles by their numbers, without NaN. A tile's videos are of one task."""
 
     def __init__(self, score: Score, rows: Sequence[int], columns: Sequence[int], chunk: int) -> None:
-        self.score, self.borders = score, rows
+        self.score, self.offsets = score, rows
         self.rows = [slice(start, min(start + chunk, rows[-1])) for start in range(0, rows[-1], chunk)]
         self.columns = [
             (task, slice(start, min(start + TILE, stop)))
@@ -202,7 +202,7 @@ def _count(tiles: _Tiles, own: Tensor, best: Tensor, group: Tensor) -> _Counts:
     zeros = [torch.zeros(len(x), dtype=torch.float64, device=own.device) for x in (own, own, best, best, best)]
     found = _Counts(*zeros)
     several = bool((group.diff() == 0).any())
-    borders = [*(int(group[row]) if row < len(group) else int(group[-1]) + 1 for row in tiles.borders)]
+    offsets = [*(int(group[row]) if row < len(group) else int(group[-1]) + 1 for row in tiles.offsets)]
     in_tiles = [_Groups(group[rows] - group[rows.start], own.device) for rows in tiles.rows] if several else []
     for c, (task, columns) in enumerate(tiles.columns):
         carry: Tensor | None = None  # of the video whose captions go on in the next tile
@@ -210,7 +210,7 @@ def _count(tiles: _Tiles, own: Tensor, best: Tensor, group: Tensor) -> _Counts:
             tile = tiles(r, c)
             counts = _beating(tile, own[rows, None], 1)
             found.captions[rows] += counts
-            mine = _within(rows, tiles.borders[task], tiles.borders[task + 1])
+            mine = _within(rows, tiles.offsets[task], tiles.offsets[task + 1])
             found.own_captions[rows][mine] += counts[mine]
             first = int(group[rows.start])
             maxima = tile
@@ -221,7 +221,7 @@ def _count(tiles: _Tiles, own: Tensor, best: Tensor, group: Tensor) -> _Counts:
                     maxima[0] = torch.maximum(maxima[0], carry)
                 goes_on = rows.stop < len(group) and bool(group[rows.stop] == group[rows.stop - 1])
                 maxima, carry = (maxima[:-1], maxima[-1]) if goes_on else (maxima, None)
-            mine = _within(slice(first, first + len(maxima)), borders[task], borders[task + 1])
+            mine = _within(slice(first, first + len(maxima)), offsets[task], offsets[task + 1])
             counts = _beating(maxima[mine], best[columns], 0)
             found.own_groups[columns] += counts
             found.groups[columns] += counts

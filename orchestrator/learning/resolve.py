@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
-from methods import CONFIGURATIONS, UntrustedClass, find_method
-from methods.base import Change, Method, Recipe
-from orchestrator import renamed
-from orchestrator.config import Settings, build, flatten, suggest, under
-from orchestrator.data.settings import DataConfig
-from orchestrator.errors import ConfigError, UntrustedCode
-from orchestrator.learning.experiment import GROUPS, Experiment, RunConfig
-from orchestrator.streams.stream import Stream
+from ctvr.methods import CONFIGURATIONS, UntrustedClass, find_method
+from ctvr.methods.base import Method, Override, Recipe
+from ctvr.orchestrator import renamed
+from ctvr.orchestrator.config import Settings, build, flatten, select_prefix, suggest
+from ctvr.orchestrator.data.config import DataConfig
+from ctvr.orchestrator.errors import ConfigError, UntrustedCode
+from ctvr.orchestrator.learning.experiment import GROUPS, Experiment, RunConfig
+from ctvr.orchestrator.streams.stream import Stream
 
 UNTRAINED = "untrained"  # preset of every method: the control that trains nothing and is scored as the method scores
 
@@ -28,8 +28,8 @@ def presets_of(method: str) -> dict[str, dict[str, Any]]:
 
     Those of a configuration hold what makes it one; presets that undo it are not among them.
     """
-    cls, own = find(method), CONFIGURATIONS.get(method, ("", ""))[1]
-    known = {"paper": {}, **cls.PRESETS, UNTRAINED: Change({"optim.epochs": 0})}
+    cls, own = get_method(method), CONFIGURATIONS.get(method, ("", ""))[1]
+    known = {"paper": {}, **cls.PRESETS, UNTRAINED: Override({"optim.epochs": 0})}
     if not own:
         return known
     found: dict[str, dict[str, Any]] = {}
@@ -62,7 +62,7 @@ def with_recipe(method: str, presets: Sequence[str], recommended: Mapping[str, A
     for preset in presets:
         if preset not in every:
             raise _no_preset(method, preset, known)
-    changes = tuple(preset for preset in presets if isinstance(every[preset], Change))
+    changes = tuple(preset for preset in presets if isinstance(every[preset], Override))
     if named := tuple(preset for preset in presets if preset not in changes):
         return (*named, *changes)
     recipe = _recommended_recipe(known, recommended)
@@ -87,7 +87,7 @@ def configured(method: str, presets: Sequence[str]) -> tuple[str, tuple[str, ...
     if method not in CONFIGURATIONS:
         return method, tuple(presets)
     (name, own), its = CONFIGURATIONS[method], presets_of(method)
-    known, meant = find(name).PRESETS, [own]
+    known, meant = get_method(name).PRESETS, [own]
     for preset in presets:
         if preset not in its and preset != own and not preset.startswith(f"{own}-"):
             raise _no_preset(method, preset, its)
@@ -107,14 +107,14 @@ def _with_base(overrides: Mapping[str, Any]) -> dict[str, Any]:
     if base not in CONFIGURATIONS:
         return dict(overrides)
     method, own = CONFIGURATIONS[base]
-    settings = under(find(method).PRESETS[own], "method")
+    settings = select_prefix(get_method(method).PRESETS[own], "method")
     return {**{f"base.{name}": value for name, value in settings.items()}, **overrides, "method.base": method}
 
 
 def preset_settings(
     method: str, presets: Sequence[str], overrides: Mapping[str, Any], recommended: Mapping[str, Any] | None = None
 ) -> Settings:
-    """What presets set: a recipe, and on top of it any number of changes (`methods.base.Change`).
+    """What presets set: a recipe, and on top of it any number of changes (`ctvr.methods.base.Override`).
 
     A strategy's recipe knows the retriever that the strategy wraps by default. Where `overrides` or a change name
     another one, `base.*` come from that retriever's own recipe of the same name, if it has one; where the strategy has
@@ -124,14 +124,14 @@ def preset_settings(
         ConfigError: for an unknown preset, for two recipes, or for two changes of one setting.
     """
     method, presets = configured(method, presets)
-    cls, known = find(method), presets_of(method)
+    cls, known = get_method(method), presets_of(method)
     for preset in presets:
         if preset not in known:
             raise _no_preset(method, preset, known)
-    changes = [preset for preset in presets if isinstance(known[preset], Change)]
+    changes = [preset for preset in presets if isinstance(known[preset], Override)]
     recipes = [preset for preset in dict.fromkeys(presets) if preset not in changes]
     if len(recipes) > 1:
-        others = ", ".join(name for name, settings in known.items() if isinstance(settings, Change))
+        others = ", ".join(name for name, settings in known.items() if isinstance(settings, Override))
         raise ConfigError(
             f"preset: {recipes[0]} and {recipes[1]} are both whole recipes of {method}. Name one of them"
             + (f"; changes that go on top of it: {others}." if others else ".")
@@ -169,12 +169,12 @@ def _of_base(
     if recipe == "paper" and recommended.get("preset") not in known:
         recipe = _recommended_recipe(of_base, recommended) or recipe
     settings = of_base.get(recipe, {})
-    if isinstance(settings, Change):
+    if isinstance(settings, Override):
         return {}
-    return {f"base.{key}": value for key, value in under(settings, "method").items()}
+    return {f"base.{key}": value for key, value in select_prefix(settings, "method").items()}
 
 
-def find(name: str) -> type[Method]:
+def get_method(name: str) -> type[Method]:
     """The class of a method.
 
     Raises:
@@ -207,7 +207,7 @@ def check_domain(method: str, stream: Stream) -> None:
     Raises:
         ConfigError: naming both and what each is for.
     """
-    if (domain := find(method).domain) != stream.domain:
+    if (domain := get_method(method).domain) != stream.domain:
         remedy = {"videos": "clip4clip", "images": "image_finetune", "questions": "umt_qa"}[stream.domain]
         raise ConfigError(
             f"method: {method} learns from {domain}, and stream {stream.name} has {stream.domain}. Choose a method for "
@@ -235,23 +235,27 @@ def resolve(
         raise ConfigError("method: is required. Add --method NAME; `ctvr methods` lists them.")
     name, presets = configured(str(overrides["method"]), presets)
     overrides = {**_with_base(renamed.settings(overrides)), "method": name}
-    cls = find(name)
+    cls = get_method(name)
     recommended = renamed.settings(recommended or {})
     merged: Settings = {key: value for key, value in recommended.items() if key != "preset"}
     chosen = {**renamed.settings(preset_settings(name, presets, overrides, recommended)), **overrides}
     merged.update(chosen)
     _refuse_unknown_groups(merged)
     run = build(RunConfig, {key: value for key, value in merged.items() if "." not in key})
-    groups: dict[str, Any] = {group: build(config, under(merged, group), group) for group, config in GROUPS.items()}
+    groups: dict[str, Any] = {
+        group: build(config, select_prefix(merged, group), group) for group, config in GROUPS.items()
+    }
     method: Any = _build_method(cls, merged, groups["data"], "method")
     base: Any = None
     if cls.wraps and "method.base" in merged and "method.base" not in chosen:
         with named_in(f"stream {overrides.get('stream')}"):
-            find(method.base)
+            get_method(method.base)
     if cls.wraps:
         base = _build_base(name, method, merged, groups["data"])
-    elif under(merged, "base"):
-        raise ConfigError(f"base.{next(iter(under(merged, 'base')))}: {name} wraps no other method. Leave it out.")
+    elif select_prefix(merged, "base"):
+        raise ConfigError(
+            f"base.{next(iter(select_prefix(merged, 'base')))}: {name} wraps no other method. Leave it out."
+        )
     if groups["data"].batch_size % run.workers:
         raise ConfigError(
             f"data.batch_size: {groups['data'].batch_size} pairs cannot be dealt to workers={run.workers}. "
@@ -268,16 +272,16 @@ def resolve(
 
 def _build_method(cls: type[Method], settings: Settings, data: DataConfig, prefix: str) -> Any:
     """The settings of a method; where they depend on the frames of a video, the data's setting is the default."""
-    values = under(settings, prefix)
+    values = select_prefix(settings, prefix)
     if any(f.name == "num_frames" for f in fields(cls.Config)):
         values = {"num_frames": data.num_frames, **values}
     made: Any = build(cls.Config, values, prefix)
-    if cls.only_frames(made) not in {None, data.num_frames}:
+    if cls.required_num_frames(made) not in {None, data.num_frames}:
         raise ConfigError(
-            f"{prefix}.num_frames: {cls.only_frames(made)} is not data.num_frames={data.num_frames}, the frames of a "
-            "video. Leave it out, or change data.num_frames."
+            f"{prefix}.num_frames: {cls.required_num_frames(made)} is not data.num_frames={data.num_frames}, frames "
+            "of a video. Leave it out, or change data.num_frames."
         )
-    if data.sampling == "one_per_second" and not cls.wraps and not cls.leaves_out_missing(made):
+    if data.sampling == "one_per_second" and not cls.wraps and not cls.masks_missing_frames(made):
         remedy = f"{prefix}.mask_missing=true, or " if hasattr(made, "mask_missing") else ""
         raise ConfigError(
             "data.sampling: one_per_second leaves places of short videos empty, and this retriever reads all of them. "
@@ -288,7 +292,7 @@ def _build_method(cls: type[Method], settings: Settings, data: DataConfig, prefi
 
 def _build_base(name: str, method: Any, settings: Settings, data: DataConfig) -> Any:
     """The settings of the retriever that strategy `name` wraps, if it can wrap it at all."""
-    wrapped = find(method.base)
+    wrapped = get_method(method.base)
     if wrapped.wraps:
         raise ConfigError(
             f"method.base: {name} cannot wrap {method.base}, which wraps a retriever itself: base.* has room for "
@@ -296,7 +300,7 @@ def _build_base(name: str, method: Any, settings: Settings, data: DataConfig) ->
         )
     base = _build_method(wrapped, settings, data, "base")
     try:
-        find(name).check_base(method, wrapped, base)
+        get_method(name).check_base(method, wrapped, base)
     except ValueError as error:
         raise ConfigError(f"method.base: {name} cannot wrap {method.base}: {error}") from error
     return base

@@ -15,39 +15,39 @@ from pathlib import Path
 
 import torch
 
-from methods import find_method
-from methods.backbone.clip import Clip
-from methods.base import Method
-from methods.images.resnet import ResNet18
-from orchestrator.data.batches import StreamData, check_pairs
-from orchestrator.data.device import memory_of, prepare_device
-from orchestrator.data.frames import FrameSource
-from orchestrator.data.frozen_features import frozen_features
-from orchestrator.data.heap import kept_heap
-from orchestrator.data.images import ImageData, ImageSource
-from orchestrator.data.imported_features import frame_source
-from orchestrator.data.prepare import passes, prepare_stream
-from orchestrator.data.questions import QuestionData
-from orchestrator.data.settings import DataConfig
-from orchestrator.errors import ConfigError, Overtaken
-from orchestrator.learning.assemble import load_tower, make_method
-from orchestrator.learning.commits import Commits, Record
-from orchestrator.learning.experiment import Experiment
-from orchestrator.learning.identity import NOT_DECISIVE, frames_digest
-from orchestrator.learning.loop import Loop, LoopConfig, Report
-from orchestrator.learning.protocols import protocol_of
-from orchestrator.learning.pulse import at
-from orchestrator.learning.resolve import resolve
-from orchestrator.learning.reuse import Reads
-from orchestrator.learning.workers import Workers
-from orchestrator.store.store import Store
-from orchestrator.streams.load import load_stream
-from orchestrator.streams.stream import Stream
+from ctvr.methods import find_method
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.base import Method
+from ctvr.methods.images.resnet import ResNet18
+from ctvr.orchestrator.data.batches import StreamData, check_pairs
+from ctvr.orchestrator.data.config import DataConfig
+from ctvr.orchestrator.data.device import memory_of, set_determinism
+from ctvr.orchestrator.data.frames import FrameSource
+from ctvr.orchestrator.data.frozen_features import frozen_features
+from ctvr.orchestrator.data.images import ImageData, ImageSource
+from ctvr.orchestrator.data.imported_features import frame_source
+from ctvr.orchestrator.data.malloc_tuning import retain_freed_memory
+from ctvr.orchestrator.data.prepare import passes, prepare_stream
+from ctvr.orchestrator.data.questions import QuestionData
+from ctvr.orchestrator.errors import CommitConflict, ConfigError
+from ctvr.orchestrator.learning.commits import Commits, RunState
+from ctvr.orchestrator.learning.distributed import Workers
+from ctvr.orchestrator.learning.experiment import Experiment
+from ctvr.orchestrator.learning.factory import load_tower, make_method
+from ctvr.orchestrator.learning.loop import Loop, LoopConfig, Report
+from ctvr.orchestrator.learning.prefix_reuse import AccessLog
+from ctvr.orchestrator.learning.protocols import protocol_of
+from ctvr.orchestrator.learning.pulse import at
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run_key import NON_IDENTITY_SETTINGS, frames_digest
+from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.streams.stream import Stream
 
 log = logging.getLogger(__name__)
 
 # What the features of an untrained model depend on
-SEEN_UNTRAINED = (
+ZERO_SHOT_SETTINGS = (
     "backbone.",
     "data.num_frames",
     "data.image_size",
@@ -55,13 +55,13 @@ SEEN_UNTRAINED = (
     "data.cache_features",
     "evaluation.split",
     "precision",
-    "repeatable",
+    "deterministic",
 )
-MOST_LEFT_OUT = 0.05  # of a task's pairs in an epoch, where batches cannot be dealt out evenly
+MAX_DROPPED_FRACTION = 0.05  # of a task's pairs in an epoch, where batches cannot be dealt out evenly
 
 
 @dataclass(frozen=True)
-class Places:
+class RunPaths:
     """Where things are. No result depends on them."""
 
     root: Path  # the runs folder: videos of the embedded streams, manifests, reports
@@ -77,7 +77,7 @@ class Result:
     """What `execute` returns."""
 
     key: str
-    record: Record
+    record: RunState
     method: Method
     stream: Stream
     resumed: int  # tasks that had been finished before
@@ -101,7 +101,7 @@ def splits_of(experiment: Experiment, stream: Stream) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("train", evaluation.split, chosen or evaluation.split)))
 
 
-def trains(experiment: Experiment) -> bool:
+def has_training(experiment: Experiment) -> bool:
     """Whether anything is trained, so that a run depends on its seed at all: zero-shot CLIP has nothing to train."""
     cls = find_method(experiment.run.method)
     return experiment.optim.epochs > 0 and cls.param_groups is not Method.param_groups
@@ -109,7 +109,7 @@ def trains(experiment: Experiment) -> bool:
 
 def execute(
     experiment: Experiment,
-    places: Places,
+    places: RunPaths,
     workers: Workers | None = None,
     report: Report | None = None,
     fresh: bool = False,
@@ -131,14 +131,16 @@ def execute(
         stream: the experiment's, where the caller has loaded it already.
     """
     workers = workers or Workers(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    complete, reads = experiment, Reads(NOT_DECISIVE)
-    experiment = complete.watched(reads)  # from here on everything that is read is noted
+    complete, reads = experiment, AccessLog(NON_IDENTITY_SETTINGS)
+    experiment = complete.track_reads(reads)  # from here on everything that is read is noted
     reads.note("workers")  # they are counted by `workers.size`, not by the setting
     if workers.device.type == "cpu":
         torch.set_num_threads(experiment.run.threads)
-    prepare_device(workers.device, experiment.run.repeatable, experiment.run.precision)
-    if not experiment.run.repeatable:
-        log.warning("repeatable=false: on a GPU a second run gives other numbers, and a run that was killed does, too")
+    set_determinism(workers.device, experiment.run.deterministic, experiment.run.precision)
+    if not experiment.run.deterministic:
+        log.warning(
+            "deterministic=false: on a GPU a second run gives other numbers, and a run that was killed does, too"
+        )
     store = places.open_store()
     store.check_writable()
     stream = stream or load_stream(experiment.run.stream, places.root, places.videos)
@@ -146,18 +148,18 @@ def execute(
     data, frames = _open_data(experiment, stream, backbone, store, workers)
     stream = data.stream
     device = workers.device.type
-    key, made_of = complete.key(stream, frames, device), complete.surroundings(stream, frames, device)
-    _check_agreement(workers, made_of | complete.contents())
-    keeps = complete.tracking.keep_states  # its own states: another run's tasks would come without them
+    key, made_of = complete.key(stream, frames, device), complete.environment_digests(stream, frames, device)
+    _check_agreement(workers, made_of | complete.file_digests())
+    keeps = complete.tracking.keep_checkpoints  # its own states: another run's tasks would come without them
     shared = complete.prefixes(store, stream, frames, device) if reuse and not fresh and not keeps else None
-    run = key if not fresh else workers.agree(f"{key}-{_nonce()}")
-    commits = Commits(store, run, shared, made_of | complete.contents(), keeps)
-    if workers.rank == 0 and (taken := commits.take_over(len(stream.tasks))):
+    run = key if not fresh else workers.broadcast(f"{key}-{_nonce()}")
+    commits = Commits(store, run, shared, made_of | complete.file_digests(), keeps)
+    if workers.rank == 0 and (taken := commits.adopt_prefix(len(stream.tasks))):
         log.info("%d tasks are taken over from a run that did the same so far", taken)
-    workers.agree(None)
+    workers.broadcast(None)
     with memory_of(workers.device):
         found = zero_shot_curve(experiment, stream, data, backbone, store) if workers.rank == 0 else None
-    zero_shot = workers.agree(found)
+    zero_shot = workers.broadcast(found)
     config = LoopConfig(experiment.optim, experiment.evaluation, experiment.run.seed, experiment.run.precision)
 
     clips = [backbone]  # then fresh ones: a method changes its backbone
@@ -171,7 +173,7 @@ def execute(
             on_ready(key, method, mine, commits)
         return loop
 
-    with memory_of(workers.device), kept_heap(workers.device):
+    with memory_of(workers.device), retain_freed_memory(workers.device):
         return _to_the_end(begin, key, stream)
 
 
@@ -184,7 +186,7 @@ def _to_the_end(begin: Callable[[], Loop], key: str, stream: Stream) -> Result:
         reused = min(loop.commits.reused, resumed)
         try:
             return Result(key, loop.run(), loop.method, stream, resumed, reused)
-        except Overtaken as other:
+        except CommitConflict as other:
             if attempt > num_tasks:  # each time somebody has finished a task more
                 raise
             log.warning("%s; going on from what it has finished", other)
@@ -200,18 +202,18 @@ def _open_data(
     source = source_of(stream, store, experiment.data, backbone)
     at("the decoding of the stream")
     if workers.rank != 0:  # one worker decodes what is missing, the others find it in the store
-        workers.agree(None)
+        workers.broadcast(None)
     for each, its in passes(source, splits):
         skip = experiment.data.skip_missing
         stream, _ = prepare_stream(stream, each, its, skip, progress=workers.rank == 0)
     if workers.rank == 0:
-        workers.agree(None)
-    if trains(experiment):
+        workers.broadcast(None)
+    if has_training(experiment):
         check_pairs(stream, experiment.data, workers.size)
     data = data_of(stream, source, experiment.data, backbone, workers.device)
-    if trains(experiment) and workers.size > 1:
+    if has_training(experiment) and workers.size > 1:
         check_left_out(data, experiment.run.seed, workers)
-    if trains(experiment) and workers.rank == 0:
+    if has_training(experiment) and workers.rank == 0:
         warn_of_long_queues(experiment, data)
     return data, frames_digest(stream, source, splits)
 
@@ -220,13 +222,13 @@ def check_left_out(data: StreamData, seed: int, workers: Workers) -> None:
     """Say which share of a task's pairs several workers leave out of its first epoch, and refuse a large one.
 
     Raises:
-        ConfigError: naming the first task that would lose more than `MOST_LEFT_OUT`.
+        ConfigError: naming the first task that would lose more than `MAX_DROPPED_FRACTION`.
     """
     for index, task in enumerate(data.stream.tasks):
         pairs, dealt = (sum(data.batch_sizes([index], seed, index, 0, size)) for size in (1, workers.size))
         share = 1 - dealt / pairs
         what = f"{pairs - dealt} of {pairs} pairs of {task.name} ({share:.0%})"
-        if share > MOST_LEFT_OUT:
+        if share > MAX_DROPPED_FRACTION:
             raise ConfigError(
                 f"workers: {what} would be left out of an epoch, since every batch is dealt out evenly to "
                 f"{workers.size} workers. Use fewer workers, another data.batch_size or data.unique_videos=false."
@@ -253,7 +255,7 @@ def warn_of_long_queues(experiment: Experiment, data: StreamData) -> None:
 
 def _check_agreement(workers: Workers, made_of: dict[str, str]) -> None:
     """Refuse workers that would not compute the same run, by the names of what differs."""
-    first = workers.agree(made_of)
+    first = workers.broadcast(made_of)
     if differing := [name for name in made_of if first.get(name) != made_of[name]]:
         raise ConfigError(
             f"workers: they differ in {', '.join(differing)}. Share --videos and --store, install the same versions, "
@@ -291,7 +293,7 @@ def zero_shot_curve(
     """
     if protocol_of(stream).gain is None:
         return None
-    settings = {name: experiment.settings[name] for name in experiment.settings if name.startswith(SEEN_UNTRAINED)}
+    settings = {name: experiment.settings[name] for name in experiment.settings if name.startswith(ZERO_SHOT_SETTINGS)}
     zero = resolve({"method": "zero_shot", "stream": experiment.run.stream, **settings})
     frames = frames_digest(stream, data.frames, (experiment.evaluation.split,))
     commits = Commits(store, "zero-" + zero.key(stream, frames, data.device.type))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 log = logging.getLogger(__name__)
-HELD = 2**28  # bytes that are held in memory
+MEMORY_BUDGET = 2**28  # bytes that are held in memory
 
 
 def spilled(features: Iterable[Tensor], held: int) -> list[Tensor]:

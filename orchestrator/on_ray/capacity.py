@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import ray
 
-from orchestrator.errors import ConfigError
-from orchestrator.on_ray.memory import memory_of, trials_in_memory
-from orchestrator.on_ray.plan import Capacity, TrialPlan
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.on_ray.memory import memory_of, trials_in_memory
+from ctvr.orchestrator.on_ray.plan import Capacity, TrialPlan
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def capacity(plan: TrialPlan, max_concurrent: int | None = None) -> Capacity:
     have = ray.cluster_resources()
     cpus, gpus = have.get("CPU", 0.0), have.get("GPU", 0.0)
     nodes = [node.get("Resources", {}) for node in ray.nodes() if node.get("Alive")]
-    fits = fit_count(plan, nodes)
+    fits = count_fitting_trials(plan, nodes)
     if max_concurrent is not None:
         return Capacity(cpus, gpus, min(fits, max_concurrent))
     able = memory_of([node for node in nodes if _slots(plan, node, 1)])
@@ -53,7 +53,7 @@ def _driver_cpu(plan: TrialPlan) -> float:
     return DRIVER_CPU if plan.workers > 1 else 0.0
 
 
-def ask_for_room(plan: TrialPlan, trials: int) -> None:
+def request_resources_for(plan: TrialPlan, trials: int) -> None:
     """Ask the cluster's autoscaler for room for so many trials; a fixed cluster takes no notice.
 
     The request stands until the next one; 0 trials take it back, and idle machines may go. It never asks for more
@@ -64,7 +64,7 @@ def ask_for_room(plan: TrialPlan, trials: int) -> None:
     workers = trials * plan.workers
     if trials and plan.max_nodes is not None:
         nodes = [node.get("Resources", {}) for node in ray.nodes() if node.get("Alive")]
-        trials, workers = within(plan, trials, nodes, plan.max_nodes)
+        trials, workers = cap_to_max_nodes(plan, trials, nodes, plan.max_nodes)
     bundles = [_worker_resources(plan)] * workers + [process_resources(plan)] * (trials if plan.workers > 1 else 0)
     try:
         request_resources(bundles=bundles)
@@ -74,10 +74,10 @@ def ask_for_room(plan: TrialPlan, trials: int) -> None:
 
 def ask_for_nodes(plan: TrialPlan, count: int) -> None:
     """Ask for as many machines as make `count` nodes of the cluster."""
-    ask_for_room(replace(plan, max_nodes=count), EVERY_TRIAL)
+    request_resources_for(replace(plan, max_nodes=count), EVERY_TRIAL)
 
 
-def within(plan: TrialPlan, trials: int, nodes: Sequence[Mapping[str, float]], most: int) -> tuple[int, int]:
+def cap_to_max_nodes(plan: TrialPlan, trials: int, nodes: Sequence[Mapping[str, float]], most: int) -> tuple[int, int]:
     """How many of the trials, and of their workers, a request may name so that it is met by `most` nodes.
 
     Args:
@@ -93,7 +93,7 @@ def within(plan: TrialPlan, trials: int, nodes: Sequence[Mapping[str, float]], m
         return (1, 1) if places > 0 else (0, 0)
     smallest = min(able, key=lambda node: _slots(plan, node, 1))
     try:
-        trials = min(trials, fit_count(plan, [smallest] * places))
+        trials = min(trials, count_fitting_trials(plan, [smallest] * places))
     except ConfigError:  # said where the cluster's capacity is asked for
         return 0, 0
     return trials, trials * plan.workers
@@ -150,7 +150,7 @@ def _why_no_cuda(gpus: float) -> str:
     return str(ray.get(ray.remote(num_cpus=0, num_gpus=min(1.0, gpus))(ask).remote()))
 
 
-def fit_count(plan: TrialPlan, nodes: Sequence[Mapping[str, float]]) -> int:
+def count_fitting_trials(plan: TrialPlan, nodes: Sequence[Mapping[str, float]]) -> int:
     """Trials that fit at once, wherever Ray places their drivers.
 
     Drivers and workers are placed one by one: drivers that hold the last CPUs while no worker fits would

@@ -23,17 +23,17 @@ from typing import Any
 
 import ray
 
-from methods import METHOD_FOLDERS
-from orchestrator.errors import ConfigError
-from orchestrator.interpreter import SAFE_PATH, method_folders, source_folders
-from orchestrator.on_ray.capacity import ask_for_nodes, ask_for_room, fit_count
-from orchestrator.on_ray.files import cluster_file, temporary_folder, token_file, usable_folder
-from orchestrator.on_ray.internals import bind_to_loopback, job_config
-from orchestrator.on_ray.memory import free_memory, remember_free
-from orchestrator.on_ray.nodes import await_nodes, await_sources, is_started_here
-from orchestrator.on_ray.plan import TrialPlan
-from orchestrator.on_ray.taken_back import watch_over
-from orchestrator.proxies import EXCEPTIONS, exceptions, host_of
+from ctvr.methods import METHOD_FOLDERS
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.interpreter import SAFE_PATH, method_folders, source_folders
+from ctvr.orchestrator.on_ray.capacity import ask_for_nodes, count_fitting_trials, request_resources_for
+from ctvr.orchestrator.on_ray.internals import bind_to_loopback, job_config
+from ctvr.orchestrator.on_ray.memory import free_memory, record_free_memory
+from ctvr.orchestrator.on_ray.nodes import await_nodes, await_sources, is_started_here
+from ctvr.orchestrator.on_ray.plan import TrialPlan
+from ctvr.orchestrator.on_ray.ray_paths import cluster_file, temporary_folder, token_file, usable_folder
+from ctvr.orchestrator.on_ray.resource_watchdog import start_watchdog
+from ctvr.orchestrator.proxies import EXCEPTIONS, exceptions, host_of
 
 log = logging.getLogger(__name__)
 
@@ -91,14 +91,14 @@ def cluster(
     """
     mine = connect(address, local_cpus)
     asks = plan if mine and not is_started_here() else None
-    keeper = None if asks is None else watch_over(ray.get_runtime_context().gcs_address)
+    keeper = None if asks is None else start_watchdog(ray.get_runtime_context().gcs_address)
     try:
         await_nodes(nodes, ask=None if plan is None else partial(ask_for_nodes, plan, nodes))
         await_sources()
         yield
     finally:
         if asks is not None:
-            ask_for_room(asks, 0)
+            request_resources_for(asks, 0)
         if keeper is not None:
             keeper.terminate()
             keeper.wait()
@@ -142,7 +142,7 @@ def _quiet() -> dict[str, Any]:
 def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool:
     """Whether a cluster was joined. One that was not asked for may be gone, its file left behind."""
     bind_to_loopback(False)
-    remember_free(None)
+    record_free_memory(None)
     if not is_asked and not _answers(cluster_file()):  # Ray would ask for minutes
         return False
     variables = {**environment, **{name: f"{environment[name]},${{NO_PROXY}}" for name in EXCEPTIONS}}  # the node's own
@@ -199,7 +199,7 @@ def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 
     if problem:
         log.warning("Ray keeps its files in %s/ray, not in %s: %s", folder, temporary_folder(), problem)
     mine = _below(os.getpid())
-    remember_free(free_memory())
+    record_free_memory(free_memory())
     for attempt in range(1, attempts + 1):
         port = _free_port()
         environment["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
@@ -329,4 +329,4 @@ def check_local(plan: TrialPlan, address: str | None, local_cpus: int | None) ->
     import torch
 
     cpus = local_cpus or os.cpu_count() or 1
-    fit_count(plan, [{"CPU": float(cpus), "GPU": float(torch.cuda.device_count())}])
+    count_fitting_trials(plan, [{"CPU": float(cpus), "GPU": float(torch.cuda.device_count())}])

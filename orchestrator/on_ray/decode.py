@@ -19,15 +19,15 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.console import say
-from orchestrator.data.frames import Broken, FrameSource
-from orchestrator.data.prepare import HERE
-from orchestrator.errors import ConfigError, StoreError, VideoError
-from orchestrator.on_ray.share_out import Columns, last_line, share_out
-from orchestrator.store.garbage import USES
-from orchestrator.streams.stream import Item
-from orchestrator.video.decode import decoder_version
-from orchestrator.video.pool import Decoder
+from ctvr.orchestrator.console import say
+from ctvr.orchestrator.data.frames import Broken, FrameSource
+from ctvr.orchestrator.data.prepare import HERE
+from ctvr.orchestrator.errors import ConfigError, StoreError, VideoError
+from ctvr.orchestrator.on_ray.map_blocks import Columns, last_line, map_blocks
+from ctvr.orchestrator.store.gc import USES
+from ctvr.orchestrator.streams.stream import Item
+from ctvr.orchestrator.video.decode import decoder_version
+from ctvr.orchestrator.video.pool import Decoder
 
 FEW = 64  # videos that this machine has decoded before a job on all nodes has begun
 
@@ -48,7 +48,9 @@ def decode_on_nodes(
         return 0, []
     check_nodes(source)
     reasons: dict[int, str] = {}
-    for block in share_out(len(items), _decode, fn_args=(source, list(items)), num_cpus=1, concurrency=workers or None):
+    for block in map_blocks(
+        len(items), _decode, fn_args=(source, list(items)), num_cpus=1, concurrency=workers or None
+    ):
         reasons.update(zip(block["index"].tolist(), block["reason"].tolist()))
         if progress is not None:
             progress(len(block["index"]))

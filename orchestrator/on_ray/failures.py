@@ -11,9 +11,9 @@ from pathlib import Path
 
 from ray.train import ControllerError
 
-from orchestrator.errors import CtvrError, TrialFailed
-from orchestrator.on_ray.internals import cause_of
-from orchestrator.redaction import redact
+from ctvr.orchestrator.errors import CtvrError, TrialFailed
+from ctvr.orchestrator.on_ray.internals import root_cause
+from ctvr.orchestrator.redaction import redact
 
 NODE_DIED = "its node has died"  # in what Ray says of an actor; there is no class of error for it
 NO_MEMORY = "running low on memory"  # the same, of one that Ray's memory monitor ended
@@ -25,12 +25,12 @@ ASK_SECONDS = 15  # that a node may take to send the log of a worker that died
 
 def is_lost_node(error: BaseException) -> bool:
     """Whether an actor died with its node, which a machine that was taken away does to all of them."""
-    return any(getattr(each, "preempted", False) or NODE_DIED in str(each) for each in (error, cause_of(error)))
+    return any(getattr(each, "preempted", False) or NODE_DIED in str(each) for each in (error, root_cause(error)))
 
 
-def is_short_of_memory(error: BaseException) -> bool:
+def is_oom_kill(error: BaseException) -> bool:
     """Whether Ray ended a process because others took the machine's memory: it held less than half of it itself."""
-    said = next((text for text in map(str, (error, cause_of(error))) if NO_MEMORY in text), "")
+    said = next((text for text in map(str, (error, root_cause(error))) if NO_MEMORY in text), "")
     own, limit = max(map(float, _OWN.findall(said)), default=0.0), _ALL.search(said)
     return bool(said) and (limit is None or own < float(limit[1]) / 2)
 
@@ -48,29 +48,29 @@ _FAULTS = ("on the same device", "same dtype", "expected scalar type", "does not
 def is_final(error: BaseException) -> bool:
     """Whether an error of a worker would come again: a mistake in settings, data or code, or a loss without number."""
     if isinstance(error, CtvrError):
-        return error.is_final
+        return error.is_permanent
     if isinstance(error, RuntimeError) and any(text in str(error) for text in _FAULTS):
         return True
     return isinstance(error, _MISTAKES)
 
 
-def explain(error: Exception) -> TrialFailed:
+def to_trial_failed(error: Exception) -> TrialFailed:
     """The reason of a failed Train run in one line: of all workers' errors the one that is no consequence."""
     if isinstance(error, ControllerError):
         cause = error.controller_failure
-        return cause if isinstance(cause, TrialFailed) else TrialFailed(line_of(cause))
-    causes = [cause_of(each) for each in getattr(error, "worker_failures", {}).values()] or [error]
+        return cause if isinstance(cause, TrialFailed) else TrialFailed(one_line(cause))
+    causes = [root_cause(each) for each in getattr(error, "worker_failures", {}).values()] or [error]
     first = next((cause for cause in causes if is_final(cause)), None)
     lost = next((cause for cause in causes if "ActorDied" in type(cause).__name__), None)
-    return TrialFailed(line_of(first or lost or causes[0]), first is not None, _words_of(first or lost or causes[0]))
+    return TrialFailed(one_line(first or lost or causes[0]), first is not None, _words_of(first or lost or causes[0]))
 
 
 def _words_of(error: BaseException) -> str:
     """What a worker said last: it noted that on its error, or left it in its log where it had no time to."""
-    return str(getattr(error, "last_words", "")) or words_of_the_dead(error)
+    return str(getattr(error, "last_words", "")) or fetch_actor_log(error)
 
 
-def note_last_words(error: BaseException) -> None:
+def attach_traceback(error: BaseException) -> None:
     """Keep on an error what `last_words` says of it: it travels with it to another process."""
     with contextlib.suppress(AttributeError):  # a class with slots
         error.last_words = last_words(error)  # type: ignore[attr-defined]
@@ -95,7 +95,7 @@ def _own_log() -> str:
         return ""
 
 
-def words_of_the_dead(error: BaseException) -> str:
+def fetch_actor_log(error: BaseException) -> str:
     """The end of the log of an actor that was killed, asked of its node; empty where that cannot be had."""
     actor = getattr(error, "actor_id", None)
     if not actor or is_lost_node(error):  # its log went with it
@@ -114,7 +114,7 @@ def _titled(lines: str) -> str:
     return f"The end of the worker's log (at most {LOG_LINES} lines):\n{lines}"
 
 
-def line_of(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """An error in one line; its type is left out where the message was written for the user."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = redact(lines[0] if lines else "")[:400]

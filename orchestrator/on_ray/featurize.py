@@ -9,18 +9,18 @@ import numpy as np
 import ray
 import torch
 
-from methods import trust, trusted
-from orchestrator.config import Settings
-from orchestrator.data.device import require_gpu
-from orchestrator.errors import StoreError
-from orchestrator.learning.featurize import Featurize, Featurizer, Progress
-from orchestrator.learning.run import Places
-from orchestrator.on_ray.decode import check_nodes
-from orchestrator.on_ray.share_out import Columns, num_blocks, share_out
-from orchestrator.streams.stream import Item
+from ctvr.methods import trust, trusted
+from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.data.device import require_gpu
+from ctvr.orchestrator.errors import StoreError
+from ctvr.orchestrator.learning.featurize import Featurize, Featurizer, Progress
+from ctvr.orchestrator.learning.run import RunPaths
+from ctvr.orchestrator.on_ray.decode import check_nodes
+from ctvr.orchestrator.on_ray.map_blocks import Columns, map_blocks, num_blocks
+from ctvr.orchestrator.streams.stream import Item
 
 
-def featurize_on_nodes(settings: Settings, places: Places, gpus: float = 0.0) -> Featurize:
+def featurize_on_nodes(settings: Settings, places: RunPaths, gpus: float = 0.0) -> Featurize:
     """On the connected cluster.
 
     Args:
@@ -40,7 +40,7 @@ def featurize_on_nodes(settings: Settings, places: Places, gpus: float = 0.0) ->
         there = ray.cluster_resources()
         room = int(there.get("GPU", 0.0) / gpus) if gpus else int(there.get("CPU", 1.0))
         total = 0
-        for block in share_out(
+        for block in map_blocks(
             len(items),
             _Tower,
             fn_constructor_args=(settings, places, list(items), gpus > 0, trusted()),
@@ -59,7 +59,7 @@ class _Tower:
     """Runs on a node, as an actor."""
 
     def __init__(
-        self, settings: Settings, places: Places, items: list[Item], has_gpu: bool, classes: Sequence[str]
+        self, settings: Settings, places: RunPaths, items: list[Item], has_gpu: bool, classes: Sequence[str]
     ) -> None:
         """Load the tower.
 

@@ -47,7 +47,7 @@ def job_config(folders: Iterable[str]) -> JobConfig:
     return made
 
 
-def keep_note(key: str, text: str) -> None:
+def kv_put(key: str, text: str) -> None:
     """Write a note that every process of the cluster can read until it ends.
 
     Ray's key-value store survives the trial driver that writes the note; an actor for it would be one more process.
@@ -57,14 +57,14 @@ def keep_note(key: str, text: str) -> None:
     internal_kv._internal_kv_put(key.encode(), text.encode())
 
 
-def read_note(key: str) -> str:
-    """The note that `keep_note` left, or ""."""
+def kv_get(key: str) -> str:
+    """The note that `kv_put` left, or ""."""
     from ray.experimental import internal_kv
 
     return (internal_kv._internal_kv_get(key.encode()) or b"").decode()
 
 
-def hand_on_no_keys() -> None:
+def strip_credentials() -> None:
     """Stop Tune from handing AWS keys on in the runtime environment of trials: Ray writes it to logs and shows it.
 
     Processes of a cluster that was started here inherit the keys; the nodes of another one have their own. Tune has
@@ -77,7 +77,7 @@ def hand_on_no_keys() -> None:
     }
 
 
-def count_every_death_once() -> None:
+def dedupe_actor_deaths() -> None:
     """Have Tune take the death of a trial's process for one failure of that trial, whatever the process was doing.
 
     Tune 2.60 does not in two cases, both of which a machine without memory brings about. A process that is handed to
@@ -153,10 +153,10 @@ class Trainer(DataParallelTrainer):
         return [each for each in super()._create_default_callbacks() if not isinstance(each, DatasetsCallback)]
 
 
-def cause_of(error: BaseException) -> BaseException:
+def root_cause(error: BaseException) -> BaseException:
     """The exception below Ray's wrappers: Train keeps a worker's own in `_base_exc`, Ray a task's in `cause`."""
     for name in ("_base_exc", "cause"):
         inner = getattr(error, name, None)
         if isinstance(inner, BaseException):
-            return cause_of(inner)
+            return root_cause(inner)
     return error

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from methods.backbone.architectures import TINY, TINY_FOLDER, UMT, image_size
+from ctvr.methods.backbone.architectures import TINY, TINY_FOLDER, UMT, image_size
 
 # Bytes of a process with torch, open_clip, Ray and MLflow and a model of no size: 1.27 to 1.93 GB was the peak of 78
 # runs of 8 methods with tiny-clip
@@ -37,7 +37,7 @@ def worker_bytes(backbone: str, frames: int, pairs: int, on_gpu: bool = False) -
         pairs: of a worker's batch.
         on_gpu: gradients, means and activations lie on the device.
     """
-    size = size_of(backbone)
+    size = model_size(backbone)
     if size is None:
         return PROCESS
     if on_gpu:
@@ -54,7 +54,7 @@ class Size:
     text_units: int
 
 
-def size_of(name: str) -> Size | None:
+def model_size(name: str) -> Size | None:
     """The size of a backbone of two transformers; None if it is none, or nobody has described one of this name."""
     described, side = _described(name), image_size(name)
     if described is None or side is None:
@@ -95,7 +95,7 @@ def trials_in_memory(worker: int, workers: int, nodes: Sequence[Mapping[str, flo
     return max(1, sum(int((room or 0) // worker) for room in rooms) // workers)
 
 
-def remember_free(free: int | None) -> None:
+def record_free_memory(free: int | None) -> None:
     """Keep how much was free when this process started Ray here: what trials take later is theirs; None elsewhere."""
     global _free_at_start
     _free_at_start = free

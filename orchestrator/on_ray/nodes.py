@@ -8,8 +8,8 @@ from typing import Any
 
 import ray
 
-from orchestrator.digests import source_digest
-from orchestrator.errors import ConfigError
+from ctvr.orchestrator.digests import source_digest
+from ctvr.orchestrator.errors import ConfigError
 
 
 def await_nodes(count: int, seconds: float = 1800, ask: Callable[[], object] | None = None) -> None:
@@ -72,7 +72,7 @@ def _sources_of(node: Mapping[str, Any]) -> str:
 
     def ask() -> str:  # by value: a node of another version may not have it
         try:
-            from orchestrator.digests import source_digest
+            from ctvr.orchestrator.digests import source_digest
         except ImportError:
             return "older than this check"
         return source_digest()

@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
-from orchestrator import renamed
-from orchestrator.config import Settings, suggest
-from orchestrator.digests import digest_of
-from orchestrator.errors import ConfigError
-from orchestrator.redaction import redact_data
-from orchestrator.streams.manifest import read_json
-from orchestrator.streams.measures import ACCURACY, GAIN, MEAN, SEARCHED
+from ctvr.orchestrator import renamed
+from ctvr.orchestrator.config import Settings, suggest
+from ctvr.orchestrator.digests import digest_of
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.redaction import redact_data
+from ctvr.orchestrator.streams.manifest import read_json
+from ctvr.orchestrator.streams.metric_names import ACCURACY, GAIN, MEAN, SEARCHED
 
 if TYPE_CHECKING:
-    from orchestrator.learning.run import Places
+    from ctvr.orchestrator.learning.run import RunPaths
 
 __all__ = ["ACCURACY", "GAIN", "MEAN", "SEARCHED"]  # for who plans
 
-STAGED_FROM = 16  # trials of a search that is staged by itself: two waves
+GROUPED_FROM = 16  # trials of a search that is grouped by itself: two brackets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +30,13 @@ class SearchConfig:
     """How settings are searched (`search.*` on the command line)."""
 
     trials: int = 8
-    searcher: str = "auto"  # tpe (Optuna), staged (in groups that share their first task), random, grid; see below
+    searcher: str = "auto"  # tpe (Optuna), grouped_tpe (in groups that share their first task), random, grid; see below
     scheduler: str = "halving"  # halving, or none: every trial runs to its end
-    wave: int = 8  # halving, none: trials that are suggested together and compared with each other
-    group: int = 4  # staged: trials that share what the first task reads
-    keep: int = 2  # halving: of a wave, no rung leaves fewer
+    bracket_size: int = 8  # halving, none: trials that are suggested together and compared with each other
+    group_size: int = 4  # grouped_tpe: trials that share what the first task reads
+    min_survivors: int = 2  # halving: of a bracket, no rung leaves fewer
     grace_tasks: int = 1  # tasks that every trial may finish
-    reduction: int = 2  # 1 / reduction of the trials pass a rung
+    reduction_factor: int = 2  # 1 / reduction_factor of the trials pass a rung
     confirm: int = 2  # of the best trials, run again on validation videos beside the recommended settings; 0: none
     confirm_seeds: int = 3  # of each
     seed: int = 0  # of the searcher
@@ -45,26 +45,29 @@ class SearchConfig:
 
     def __post_init__(self) -> None:
         if self.searcher == "auto":  # what it stands for is what is recorded and shown
-            object.__setattr__(self, "searcher", "staged" if self.trials >= STAGED_FROM else "tpe")
+            object.__setattr__(self, "searcher", "grouped_tpe" if self.trials >= GROUPED_FROM else "tpe")
         if self.scheduler == "asha":
             raise ValueError(
                 "scheduler: asha was removed in 0.2. Write halving or none. A sweep that was begun with asha cannot go "
                 "on; a new one takes over its finished tasks."
             )
         for name, known in (
-            ("searcher", ("tpe", "random", "grid", "staged")),
+            ("searcher", ("tpe", "random", "grid", "grouped_tpe")),
             ("scheduler", ("halving", "none")),
             ("mode", ("max", "min")),
         ):
             if getattr(self, name) not in known:
                 hint = suggest(getattr(self, name), known)
                 raise ValueError(f"{name}: {getattr(self, name)!r} is none of {', '.join(known)}.{hint}")
-        if self.searcher == "staged" and self.group < 2:
-            raise ValueError(f"searcher=staged needs groups of at least 2, got group {self.group}. Use searcher=tpe.")
-        if min(self.trials, self.grace_tasks, self.wave, self.keep) < 1 or self.reduction < 2:
+        if self.searcher == "grouped_tpe" and self.group_size < 2:
             raise ValueError(
-                f"trials, grace_tasks, wave and keep must be >= 1 and reduction >= 2, got {self.trials}, "
-                f"{self.grace_tasks}, {self.wave}, {self.keep} and {self.reduction}."
+                f"searcher=grouped_tpe needs groups of at least 2, got group {self.group_size}. Use searcher=tpe."
+            )
+        if min(self.trials, self.grace_tasks, self.bracket_size, self.min_survivors) < 1 or self.reduction_factor < 2:
+            raise ValueError(
+                f"trials, grace_tasks, bracket_size and min_survivors must be >= 1 and reduction_factor >= 2, "
+                f"got {self.trials}, "
+                f"{self.grace_tasks}, {self.bracket_size}, {self.min_survivors} and {self.reduction_factor}."
             )
         if self.confirm < 0 or self.confirm_seeds < 2:
             raise ValueError(
@@ -82,7 +85,7 @@ def rungs(grace: int, reduction: int, num_tasks: int) -> list[int]:
     return found
 
 
-def listed_values(word: str, option: str = "--space") -> tuple[str, list[Any]]:
+def parse_values(word: str, option: str = "--space") -> tuple[str, list[Any]]:
     """`name=v1,v2` of --space or --vary as the setting and its values.
 
     Raises:
@@ -148,10 +151,10 @@ class TrialPlan:
     sources: str = ""  # `digests.source_digest` there
     trusted: tuple[str, ...] = ()  # classes that this process's user has named; those of a plan.json do not count
 
-    def places(self) -> Places:
-        from orchestrator.learning.run import Places
+    def places(self) -> RunPaths:
+        from ctvr.orchestrator.learning.run import RunPaths
 
-        return Places(Path(self.root), self.store, Path(self.videos) if self.videos else None)
+        return RunPaths(Path(self.root), self.store, Path(self.videos) if self.videos else None)
 
 
 @dataclass(frozen=True)
@@ -163,18 +166,18 @@ class RowPlan:
 
 
 @dataclass(frozen=True)
-class ListedRun:
+class RunSpec:
     """One run of a list. `label` is the same whenever it is run: what is complete is known by it."""
 
     label: str
     settings: Settings
     presets: tuple[str, ...] | None = None  # none: the plan's
     tags: dict[str, str] = field(default_factory=dict)  # of its MLflow run, beside the plan's
-    until: int | None = None  # ends after this many tasks, to go on another time; none: to the end
+    stop_after_task: int | None = None  # ends after this many tasks, to go on another time; none: to the end
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SearchOutcome:
     """How a set of trials ended."""
 
     trials: int
@@ -215,7 +218,7 @@ class Capacity:
         return self.concurrent < self.by_processors
 
 
-def below(storage: str, name: str) -> str:
+def join_uri(storage: str, name: str) -> str:
     """A folder of Ray's storage: a path, or a URI, whose query (`?endpoint_override=...`) stays at its end."""
     if "://" not in storage:
         return str(Path(storage) / name)

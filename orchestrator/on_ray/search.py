@@ -11,11 +11,11 @@ from ray import tune
 from ray.tune.search import Searcher
 from ray.tune.search.sample import Categorical, Float, Integer
 
-from orchestrator.errors import ConfigError
-from orchestrator.on_ray.plan import SearchConfig, SearchSpace, listed_values, within
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.on_ray.plan import SearchConfig, SearchSpace, parse_values, within
 
 
-class ByTask(Searcher):
+class PerTaskResults(Searcher):
     """Tells a searcher of whole trials alone what they are worth; a stopped one is pruned, with its value by task.
 
     A gain after one task and a gain after five are no values of one scale: told as a result, the first would make the
@@ -54,7 +54,7 @@ def grid_points(space: SearchSpace) -> list[dict[str, Any]]:
     return list({tuple(point.values()): point for point in every}.values())
 
 
-class GridPoints(Searcher):
+class GridSearcher(Searcher):
     """Every point of a grid, one after another."""
 
     def __init__(self, space: SearchSpace) -> None:
@@ -68,8 +68,8 @@ class GridPoints(Searcher):
         """A grid learns nothing."""
 
 
-def point_searcher(search: SearchConfig, space: SearchSpace, num_tasks: int) -> Searcher:
-    """Who suggests the points of one search, one at a time; what is known to work comes first: see `first_points`.
+def make_searcher(search: SearchConfig, space: SearchSpace, num_tasks: int) -> Searcher:
+    """Who suggests the points of one search, one at a time; what is known to work comes first.
 
     Args:
         search: what was asked for.
@@ -80,8 +80,8 @@ def point_searcher(search: SearchConfig, space: SearchSpace, num_tasks: int) -> 
         ConfigError: if a grid is asked for over a range that has no listed values.
     """
     if search.searcher == "grid":
-        return GridPoints(space)
-    return _optuna(search, space, first_points(space) or None, num_tasks)
+        return GridSearcher(space)
+    return _optuna(search, space, points_to_evaluate(space) or None, num_tasks)
 
 
 def _optuna(search: SearchConfig, space: SearchSpace, first: list[dict[str, Any]] | None, num_tasks: int) -> Searcher:
@@ -96,23 +96,23 @@ def _optuna(search: SearchConfig, space: SearchSpace, first: list[dict[str, Any]
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         startup = max(3, search.trials // 3)
         sampler: Any = optuna.samplers.RandomSampler(seed=search.seed)
-        if search.searcher in ("tpe", "staged"):
+        if search.searcher in ("tpe", "grouped_tpe"):
             sampler = optuna.samplers.TPESampler(seed=search.seed, n_startup_trials=startup, constant_liar=True)
-        if is_staged(search, space):
-            from orchestrator.on_ray.staged import Staged
+        if is_grouped(search, space):
+            from ctvr.orchestrator.on_ray.grouped_sampler import GroupedSampler
 
-            sampler = Staged(sampler, space.later, search.group, len(first or ()))
+            sampler = GroupedSampler(sampler, space.later, search.group_size, len(first or ()))
     found = OptunaSearch.convert_search_space(dict(space.space))  # which it would do itself, with a warning
     made = OptunaSearch(space=found, metric=search.metric, mode=search.mode, points_to_evaluate=first, sampler=sampler)
-    return ByTask(made, num_tasks, space.at_most)
+    return PerTaskResults(made, num_tasks, space.at_most)
 
 
-def is_staged(search: SearchConfig, space: SearchSpace) -> bool:
+def is_grouped(search: SearchConfig, space: SearchSpace) -> bool:
     """Whether trials share their first task: asked for, and the space has settings on both sides of it."""
-    return search.searcher == "staged" and 0 < len(set(space.later) & set(space.space)) < len(space.space)
+    return search.searcher == "grouped_tpe" and 0 < len(set(space.later) & set(space.space)) < len(space.space)
 
 
-def first_points(space: SearchSpace) -> list[dict[str, Any]]:
+def points_to_evaluate(space: SearchSpace) -> list[dict[str, Any]]:
     """What a search tries first: the recommended point, so that it never ends below it, and the paper's."""
     points: list[dict[str, Any]] = []
     for values in (space.recommended, space.paper):
@@ -125,11 +125,11 @@ def first_points(space: SearchSpace) -> list[dict[str, Any]]:
 def first_point(space: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Values as a point of the space; empty if one is unknown, out of its range or not among listed values."""
     point = {name: value for name, value in values.items() if name in space}
-    is_inside = all(holds(space[name], value) for name, value in point.items())
+    is_inside = all(contains(space[name], value) for name, value in point.items())
     return point if is_inside and set(point) == set(space) else {}
 
 
-def holds(domain: Any, value: Any) -> bool:
+def contains(domain: Any, value: Any) -> bool:
     """Whether a value lies in a domain of Ray Tune: among its choices, or between its ends."""
     if isinstance(domain, Categorical):
         return value in domain.categories
@@ -165,7 +165,7 @@ def override_space(space: Mapping[str, Any], words: Sequence[str]) -> dict[str, 
     """
     changed = dict(space)
     for word in words:
-        name, values = listed_values(word)
+        name, values = parse_values(word)
         changed[name] = tune.choice(values)
     return changed
 

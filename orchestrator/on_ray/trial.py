@@ -15,26 +15,26 @@ import ray.train
 from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig, UserCallback, WorkerGroupError
 from ray.train.backend import BackendConfig
 
-from orchestrator.errors import TrialFailed
-from orchestrator.on_ray.failures import (
+from ctvr.orchestrator.errors import TrialFailed
+from ctvr.orchestrator.on_ray.failures import (
     MOST_SHORT_OF_MEMORY,
-    explain,
+    attach_traceback,
     is_final,
     is_lost_node,
-    is_short_of_memory,
-    line_of,
-    note_last_words,
+    is_oom_kill,
+    one_line,
+    to_trial_failed,
 )
-from orchestrator.on_ray.internals import Trainer, cause_of, keep_note
-from orchestrator.on_ray.nodes import is_started_here
-from orchestrator.on_ray.plan import TrialPlan, still_note
-from orchestrator.on_ray.worker import Work, perform
-from orchestrator.redaction import redact_error
+from ctvr.orchestrator.on_ray.internals import Trainer, kv_put, root_cause
+from ctvr.orchestrator.on_ray.nodes import is_started_here
+from ctvr.orchestrator.on_ray.plan import TrialPlan, still_note
+from ctvr.orchestrator.on_ray.worker import TrialWork, run_trial
+from ctvr.orchestrator.redaction import redact_error
 
 if TYPE_CHECKING:
     import torch
 
-    from orchestrator.learning.pulse import Pulse
+    from ctvr.orchestrator.learning.pulse import Pulse
 
 # To start a group of workers, each as long as RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S allows: machines of a cluster
 # come and go, this one does not
@@ -43,20 +43,20 @@ DETECTOR = "RAY_TRAIN_ENABLE_NCCL_HANG_DETECTOR"
 STEP_HOURS = 0.5  # that workers wait for one another within a step
 
 
-def train_worker(config: dict[str, Any]) -> None:
+def train_loop_per_worker(config: dict[str, Any]) -> None:
     """Runs in every Ray Train worker, reporting once for each finished task."""
-    from orchestrator.learning.pulse import meet
-    from orchestrator.learning.workers import Workers, patient_group
+    from ctvr.orchestrator.learning.distributed import Workers, patient_group
+    from ctvr.orchestrator.learning.pulse import meet
 
-    work: Work = config["work"]
+    work: TrialWork = config["work"]
     context = ray.train.get_context()
     rank, size, note = context.get_world_rank(), context.get_world_size(), still_note(work.name)
     patient = patient_group(work.plan.patience)
-    pulse = meet(rank, size, patient, partial(keep_note, note))
+    pulse = meet(rank, size, patient, partial(kv_put, note))
     try:
-        perform(work, Workers(rank, size, _device(work.plan), patient), ray.train.report)
+        run_trial(work, Workers(rank, size, _device(work.plan), patient), ray.train.report)
     except Exception as error:
-        note_last_words(error)
+        attach_traceback(error)
         redact_error(error)  # Ray writes it to its logs
         if told := _of_a_hang(error, pulse):
             raise told from error
@@ -70,7 +70,7 @@ def _of_a_hang(error: Exception, pulse: Pulse) -> TrialFailed | None:
     if not isinstance(error, RuntimeError) or is_final(error):
         return None
     said = pulse.named() or (pulse.positions() if "timed out" in str(error).lower() else "")
-    return TrialFailed(f"{said} ({line_of(error)})", last_words=getattr(error, "last_words", "")) if said else None
+    return TrialFailed(f"{said} ({one_line(error)})", last_words=getattr(error, "last_words", "")) if said else None
 
 
 def _device(plan: TrialPlan) -> torch.device:
@@ -81,7 +81,7 @@ def _device(plan: TrialPlan) -> torch.device:
         return torch.device("cpu")
     from ray.train.torch import get_device
 
-    from orchestrator.data.device import require_gpu
+    from ctvr.orchestrator.data.device import require_gpu
 
     require_gpu()
     return get_device()
@@ -106,7 +106,7 @@ def _hang_detector(plan: TrialPlan, environment: Mapping[str, str]) -> dict[str,
     return {DETECTOR: environment.get(DETECTOR, "1")} if plan.gpus_per_worker >= 1 and plan.workers > 1 else {}
 
 
-class _EndOnMistake(UserCallback):
+class _FailurePolicyCallback(UserCallback):
     """Ends a run at once on an error that would come again, and on too many others since the last finished task.
 
     Train itself would try as often after a mistake as after a lost node, and would count both for the whole run. Lost
@@ -125,21 +125,21 @@ class _EndOnMistake(UserCallback):
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         for error in worker_exceptions.values():
-            if "owner has died" in f"{error} {cause_of(error)}":
+            if "owner has died" in f"{error} {root_cause(error)}":
                 raise ControllerError(TrialFailed("the trial's driver has ended"))
-            if is_final(cause_of(error)):
-                raise ControllerError(explain(WorkerGroupError("", worker_exceptions)))
+            if is_final(root_cause(error)):
+                raise ControllerError(to_trial_failed(WorkerGroupError("", worker_exceptions)))
         if any(is_lost_node(error) for error in worker_exceptions.values()):
             return
-        if any(is_short_of_memory(error) for error in worker_exceptions.values()):
+        if any(is_oom_kill(error) for error in worker_exceptions.values()):
             self.short += 1
         else:
             self.failures += 1
         if self.short > MOST_SHORT_OF_MEMORY or self.failures > self.max_failures:
-            raise ControllerError(explain(WorkerGroupError("", worker_exceptions)))
+            raise ControllerError(to_trial_failed(WorkerGroupError("", worker_exceptions)))
 
 
-def run_workers(work: Work, callbacks: list[Any]) -> None:
+def run_distributed(work: TrialWork, callbacks: list[Any]) -> None:
     """Run one trial as a Ray Train run, in the trial driver.
 
     Args:
@@ -156,7 +156,7 @@ def run_workers(work: Work, callbacks: list[Any]) -> None:
         resources["GPU"] = plan.gpus_per_worker
     attempts = ATTEMPTS_HERE if is_started_here() else ATTEMPTS_OF_A_CLUSTER
     trainer = Trainer(
-        train_worker,
+        train_loop_per_worker,
         train_loop_config={"work": work},
         backend_config=_backend(plan),
         scaling_config=ScalingConfig(
@@ -165,11 +165,11 @@ def run_workers(work: Work, callbacks: list[Any]) -> None:
         run_config=RunConfig(
             name=work.name,
             storage_path=plan.storage,
-            callbacks=[*callbacks, _EndOnMistake(plan.max_failures)],  # type: ignore[list-item]
+            callbacks=[*callbacks, _FailurePolicyCallback(plan.max_failures)],  # type: ignore[list-item]
             failure_config=FailureConfig(max_failures=-1, controller_failure_limit=attempts),  # type: ignore[call-arg]
         ),
     )
     try:
         trainer.fit()
     except (WorkerGroupError, ControllerError) as error:
-        raise explain(error) from None
+        raise to_trial_failed(error) from None

@@ -23,62 +23,68 @@ from ray import tune
 from ray.tune.integration.ray_train import TuneReportCallback
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
 
-from methods import trusted
-from orchestrator.config import Settings
-from orchestrator.digests import source_digest
-from orchestrator.errors import TrialFailed
-from orchestrator.on_ray.alone import run_alone
-from orchestrator.on_ray.capacity import capacity, process_resources
-from orchestrator.on_ray.internals import (
-    count_every_death_once,
-    hand_on_no_keys,
+from ctvr.methods import trusted
+from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.digests import source_digest
+from ctvr.orchestrator.errors import TrialFailed
+from ctvr.orchestrator.on_ray.callbacks import (
+    BracketMonitor,
+    ConcurrencyController,
+    Plans,
+    TrialMonitor,
+    failures_of_process,
+)
+from ctvr.orchestrator.on_ray.capacity import capacity, process_resources
+from ctvr.orchestrator.on_ray.halving_searcher import HalvingSearcher
+from ctvr.orchestrator.on_ray.internals import (
+    dedupe_actor_deaths,
     keep_errors_in_memory,
-    keep_note,
-    read_note,
+    kv_get,
+    kv_put,
+    strip_credentials,
     trials_of,
 )
-from orchestrator.on_ray.plan import (
-    ListedRun,
-    Outcome,
+from ctvr.orchestrator.on_ray.plan import (
     RowPlan,
+    RunSpec,
     SearchConfig,
+    SearchOutcome,
     SearchSpace,
     TrialPlan,
     label_of,
     run_name,
 )
-from orchestrator.on_ray.search import is_staged, point_searcher
-from orchestrator.on_ray.trial import run_workers
-from orchestrator.on_ray.watch import Plans, Room, Watcher, WaveWatcher, failures_of_process
-from orchestrator.on_ray.wave_search import WaveSearch
-from orchestrator.on_ray.waves import Journal, Resolve, Waves
-from orchestrator.on_ray.worker import Work
+from ctvr.orchestrator.on_ray.search import is_grouped, make_searcher
+from ctvr.orchestrator.on_ray.single_worker import run_single_worker
+from ctvr.orchestrator.on_ray.successive_halving import Journal, Resolve, SuccessiveHalving
+from ctvr.orchestrator.on_ray.trial import run_distributed
+from ctvr.orchestrator.on_ray.worker import TrialWork
 
 
 def _trial(config: dict[str, Any], plans: Plans) -> None:
     """Tune's trainable. Tune tries a failed one again; what cannot go better is not trained again."""
-    plan, run = plans[config.get("row", "")], ListedRun(**config["run"])
+    plan, run = plans[config.get("row", "")], RunSpec(**config["run"])
     verdict = f"ctvr-{plan.session}-{tune.get_context().get_trial_id()}"
-    if known := read_note(verdict):
+    if known := kv_get(verdict):
         raise TrialFailed(known, is_final=True)
     plan = replace(plan, tags={**plan.tags, **run.tags})
     full = {**plan.settings, **run.settings, "workers": plan.workers}
     presets = plan.presets if run.presets is None else run.presets
-    work = Work(plan, full, presets, run_name(plan, config), run.until)
+    work = TrialWork(plan, full, presets, run_name(plan, config), run.stop_after_task)
     try:
         if plan.workers == 1:
-            run_alone(work)
+            run_single_worker(work)
         else:
-            run_workers(work, [TuneReportCallback()])
+            run_distributed(work, [TuneReportCallback()])
     except TrialFailed as error:
-        if error.is_final:
-            keep_note(verdict, error.reason)
+        if error.is_permanent:
+            kv_put(verdict, error.reason)
         raise
 
 
 def run_search(
     plan: TrialPlan, num_tasks: int, search: SearchConfig, space: SearchSpace, max_concurrent: int | None = None
-) -> Outcome:
+) -> SearchOutcome:
     """Search settings, or go on with what an interrupted search under the same `plan.sweep` left. Ray is connected.
 
     Args:
@@ -94,9 +100,9 @@ def run_search(
     return run_rows({"": RowPlan(plan, space)}, num_tasks, search, max_concurrent)[""]
 
 
-def run_listed(
-    plan: TrialPlan, num_tasks: int, runs: Sequence[Settings | ListedRun], max_concurrent: int | None = None
-) -> Outcome:
+def run_specs(
+    plan: TrialPlan, num_tasks: int, runs: Sequence[Settings | RunSpec], max_concurrent: int | None = None
+) -> SearchOutcome:
     """Run a list of configurations to its end. Ray is connected.
 
     Args:
@@ -109,18 +115,18 @@ def run_listed(
         ConfigError: if nothing fits the cluster.
     """
     room = capacity(plan, max_concurrent).concurrent
-    plan = _begun(plan)
+    plan = _stamped(plan)
     listed = [asdict(_as_listed(plan, run)) for run in runs]
     algorithm = BasicVariantGenerator(max_concurrent=room)
     # without a metric: nothing is searched, and runs on images report no R@1
     config = tune.TuneConfig(num_samples=1, search_alg=algorithm, trial_dirname_creator=_folder_name)
-    watcher = Watcher(plan, len(listed), num_tasks, room, Room(plan, algorithm, max_concurrent))
+    watcher = TrialMonitor(plan, len(listed), num_tasks, room, ConcurrencyController(plan, algorithm, max_concurrent))
     param_space = {"run": tune.grid_search(listed)}
     trials, seconds = _fit({"": plan}, config, param_space, watcher, f"tune-{plan.session}")
     return _outcome(trials, len(listed), num_tasks, seconds)
 
 
-def _begun(plan: TrialPlan, session: str = "") -> TrialPlan:
+def _stamped(plan: TrialPlan, session: str = "") -> TrialPlan:
     """A plan of this process: trials compare their node's sources with those here."""
     session = session or secrets.token_hex(4)
     return replace(plan, session=session, host=platform.node(), sources=source_digest(), trusted=trusted())
@@ -128,50 +134,52 @@ def _begun(plan: TrialPlan, session: str = "") -> TrialPlan:
 
 def run_rows(
     rows: Mapping[str, RowPlan], num_tasks: int, search: SearchConfig, max_concurrent: int | None = None
-) -> dict[str, Outcome]:
+) -> dict[str, SearchOutcome]:
     """Search every row of a table, `search.trials` each, all of them sharing the connected cluster.
 
-    Trials run in waves: what is done depends on results alone, so an interrupted search asks the same again.
+    Trials run in halving: what is done depends on results alone, so an interrupted search asks the same again.
 
     Raises:
         ConfigError: if nothing fits the cluster, or for a grid that has no listed values.
     """
     session = secrets.token_hex(4)
-    plans = {name: _begun(row.plan, session) for name, row in rows.items()}
+    plans = {name: _stamped(row.plan, session) for name, row in rows.items()}
     plan = next(iter(plans.values()))
     room = capacity(plan, max_concurrent).concurrent
-    journal = Journal(journal_of(plan), plan.sources)
-    waves = {
-        name: Waves(
-            point_searcher(search, row.space, num_tasks),
+    journal = Journal(journal_path(plan), plan.sources)
+    halving = {
+        name: SuccessiveHalving(
+            make_searcher(search, row.space, num_tasks),
             search,
             num_tasks,
             Resolve(plans[name], row.space),
             journal,
             name,
-            row.space.later if is_staged(search, row.space) else (),
+            row.space.later if is_grouped(search, row.space) else (),
         )
         for name, row in rows.items()
     }
-    searcher = WaveSearch(waves, plans)
+    searcher = HalvingSearcher(halving, plans)
     algorithm = ConcurrencyLimiter(searcher, max_concurrent=room)
-    watcher = WaveWatcher(plans, search.trials, num_tasks, room, Room(plan, algorithm, max_concurrent), searcher)
+    watcher = BracketMonitor(
+        plans, search.trials, num_tasks, room, ConcurrencyController(plan, algorithm, max_concurrent), searcher
+    )
     searcher.listener = watcher
     config = tune.TuneConfig(num_samples=-1, search_alg=algorithm, trial_dirname_creator=_folder_name)
     seconds = 0.0
-    if searcher.decide():  # a finished search has nothing to ask Tune for
+    if searcher.schedule():  # a finished search has nothing to ask Tune for
         _, seconds = _fit(plans, config, {}, watcher, f"tune-{plan.session}")
     watcher.records.finish()
     return {name: searcher.outcome(name, seconds) for name in rows}
 
 
-def journal_of(plan: TrialPlan) -> Path:
+def journal_path(plan: TrialPlan) -> Path:
     """Where the driver keeps what trials reported: beside the plan, on its own disk."""
     return Path(plan.root) / "sweeps" / Path(urlsplit(plan.storage).path).name / "journal.json"
 
 
 def _fit(
-    plans: Plans, config: tune.TuneConfig, param_space: dict[str, Any], watcher: Watcher, name: str
+    plans: Plans, config: tune.TuneConfig, param_space: dict[str, Any], watcher: TrialMonitor, name: str
 ) -> tuple[list[Any], float]:
     """Hand everything to Tune; returns its trials and the seconds that it took."""
     started = time.monotonic()
@@ -190,11 +198,11 @@ def _fit(
             verbose=0,
         ),
     )
-    hand_on_no_keys()
-    count_every_death_once()
+    strip_credentials()
+    dedupe_actor_deaths()
     keep_errors_in_memory()
     try:
-        with _quiet_end():
+        with _restore_handlers():
             results = tuner.fit()
     finally:
         if watcher.room:
@@ -207,19 +215,19 @@ def _folder_name(trial: Any) -> str:
     return str(trial.trial_id)
 
 
-def _as_listed(plan: TrialPlan, run: Settings | ListedRun) -> ListedRun:
-    if isinstance(run, ListedRun):
+def _as_listed(plan: TrialPlan, run: Settings | RunSpec) -> RunSpec:
+    if isinstance(run, RunSpec):
         return run
-    return ListedRun(label_of({**plan.settings, **run}), dict(run), plan.presets)
+    return RunSpec(label_of({**plan.settings, **run}), dict(run), plan.presets)
 
 
 def can_resume(plan: TrialPlan) -> bool:
     """Whether a search was begun: it left a journal."""
-    return journal_of(plan).is_file()
+    return journal_path(plan).is_file()
 
 
 @contextlib.contextmanager
-def _quiet_end() -> Iterator[None]:
+def _restore_handlers() -> Iterator[None]:
     """Tune lists unfinished trials as an error and keeps its own Ctrl-C handler; both end with the search."""
 
     def is_news(record: logging.LogRecord) -> bool:
@@ -236,7 +244,7 @@ def _quiet_end() -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
 
 
-def _outcome(trials: Sequence[Any], total: int, num_tasks: int, seconds: float) -> Outcome:
+def _outcome(trials: Sequence[Any], total: int, num_tasks: int, seconds: float) -> SearchOutcome:
     """Count how listed trials ended; one that Ctrl-C ends is TERMINATED before its last task."""
     complete = failed = tasks = reused = 0
     for trial in trials:
@@ -247,4 +255,4 @@ def _outcome(trials: Sequence[Any], total: int, num_tasks: int, seconds: float) 
         elif trial.status == "TERMINATED" and int(last.get("task", 0)) >= num_tasks:
             complete += 1
     unfinished = max(0, total - complete - failed)
-    return Outcome(total, complete, 0, failed, unfinished, seconds, tasks, reused)
+    return SearchOutcome(total, complete, 0, failed, unfinished, seconds, tasks, reused)

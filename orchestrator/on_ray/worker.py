@@ -12,23 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from methods import trust
-from orchestrator.config import Settings
-from orchestrator.errors import ConfigError
-from orchestrator.on_ray.plan import TrialPlan
+from ctvr.methods import trust
+from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.on_ray.plan import TrialPlan
 
 if TYPE_CHECKING:
-    from methods.base import Method, Task
-    from orchestrator.data.batches import StreamData
-    from orchestrator.learning.commits import Commits, Record
-    from orchestrator.learning.experiment import Experiment
-    from orchestrator.learning.workers import Workers
+    from ctvr.methods.base import Method, Task
+    from ctvr.orchestrator.data.batches import StreamData
+    from ctvr.orchestrator.learning.commits import Commits, RunState
+    from ctvr.orchestrator.learning.distributed import Workers
+    from ctvr.orchestrator.learning.experiment import Experiment
 
 Tell = Callable[[dict[str, Any]], None]  # hears a row of metrics for each finished task
 
 
 @dataclass(frozen=True)
-class Work:
+class TrialWork:
     """One run of one trial.
 
     Attributes:
@@ -43,10 +43,10 @@ class Work:
     settings: Settings
     presets: tuple[str, ...]
     name: str
-    until: int | None = None
+    stop_after_task: int | None = None
 
 
-def perform(work: Work, workers: Workers, tell: Tell) -> None:
+def run_trial(work: TrialWork, workers: Workers, tell: Tell) -> None:
     """Run the loop in this process, one of `workers`.
 
     A worker that starts again after a failure goes on from the last commit; the finished tasks are told of again,
@@ -60,10 +60,10 @@ def perform(work: Work, workers: Workers, tell: Tell) -> None:
     Raises:
         CtvrError: for a mistake of the user, for data that cannot be read, for numbers that are none.
     """
-    from orchestrator.learning.resolve import resolve
-    from orchestrator.learning.run import execute
-    from orchestrator.redaction import hide_secrets
-    from orchestrator.streams.load import load_stream
+    from ctvr.orchestrator.learning.resolve import resolve
+    from ctvr.orchestrator.learning.run import execute
+    from ctvr.orchestrator.redaction import hide_secrets
+    from ctvr.orchestrator.streams.load import load_stream
 
     hide_secrets()
     plan = work.plan
@@ -76,7 +76,7 @@ def perform(work: Work, workers: Workers, tell: Tell) -> None:
     on_ready, reuse = reports.ready, plan.reuse
     try:
         result = execute(experiment, places, workers, reports.report, reuse=reuse, on_ready=on_ready, stream=stream)
-    except _Enough:
+    except _StopTrial:
         return
     reports.conclude(result.record, result.resumed == len(result.stream.tasks))
 
@@ -87,7 +87,7 @@ def _check_sources(plan: TrialPlan) -> None:
     Raises:
         ConfigError: with this node's name.
     """
-    from orchestrator.digests import source_digest
+    from ctvr.orchestrator.digests import source_digest
 
     host = platform.node()
     if plan.sources and host != plan.host and (mine := source_digest()) != plan.sources:
@@ -97,22 +97,22 @@ def _check_sources(plan: TrialPlan) -> None:
         )
 
 
-class _Enough(Exception):
+class _StopTrial(Exception):
     """The tasks that were asked for are finished, and committed; every worker hears it after the same report."""
 
 
 class _Reports:
     """What a worker tells the search (every worker equally often) and MLflow (rank 0 alone)."""
 
-    def __init__(self, work: Work, experiment: Experiment, workers: Workers, tell: Tell) -> None:
-        from orchestrator.tracking.recorder import Recorder
-        from orchestrator.tracking.tracker import Tracker
+    def __init__(self, work: TrialWork, experiment: Experiment, workers: Workers, tell: Tell) -> None:
+        from ctvr.orchestrator.tracking.recorder import Recorder
+        from ctvr.orchestrator.tracking.tracker import Tracker
 
         plan, name = work.plan, work.name
         tags = {**plan.tags, "ctvr.sweep": plan.sweep, "ctvr.trial": name}
         tracker = Tracker(plan.tracking_uri, Path(plan.root))
         self.recorder = Recorder(tracker, experiment, name, plan.parent, tags, plan.keep_model)
-        self.workers, self.tell, self.until = workers, tell, work.until
+        self.workers, self.tell, self.until = workers, tell, work.stop_after_task
         self.reads: Callable[[int], dict[str, str]] = lambda done: {}
         self.reported = 0
         self.reused = 0  # tasks that another trial has trained
@@ -120,23 +120,23 @@ class _Reports:
     def ready(self, key: str, method: Method, data: StreamData, commits: Commits) -> None:
         num_tasks = len(data.stream.tasks)
         if self.workers.rank == 0:  # whose reports alone reach the search
-            self.reads = lambda done: {"reads": ",".join(commits.reads(done))} if done == num_tasks else {}
+            self.reads = lambda done: {"reads": ",".join(commits.settings_read(done))} if done == num_tasks else {}
             self.recorder.ready(key, method, data, commits)
-        done = self.workers.agree(commits.finished(num_tasks))
+        done = self.workers.broadcast(commits.finished(num_tasks))
         self.reused = commits.reused
         if done:
             self._catch_up(commits.record(done))
 
-    def report(self, task: Task, record: Record, seconds: float) -> None:
+    def report(self, task: Task, record: RunState, seconds: float) -> None:
         if self.workers.rank == 0:
             self.recorder.report(task, record, seconds)
         self._catch_up(record)
 
-    def conclude(self, record: Record, was_finished: bool) -> None:
+    def conclude(self, record: RunState, was_finished: bool) -> None:
         if self.workers.rank == 0 and was_finished:  # by an earlier process that may not have told MLflow
             self.recorder.complete(record)
 
-    def _catch_up(self, record: Record) -> None:
+    def _catch_up(self, record: RunState) -> None:
         """One report for each finished task that has none yet, and the end of the run where it was asked for."""
         last = record.done if self.until is None else min(record.done, self.until)
         for done in range(self.reported, last):
@@ -145,4 +145,4 @@ class _Reports:
             self.tell({**about, **self.reads(done + 1), **row})  # the rest is in MLflow
         self.reported = max(self.reported, last)
         if self.until is not None and last >= self.until:
-            raise _Enough
+            raise _StopTrial

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from orchestrator.pages.pictures import image, strips
-from orchestrator.streams.stream import Item
+from ctvr.orchestrator.pages.thumbnails import image, strips
+from ctvr.orchestrator.streams.stream import Item
 
 SHOWN = 12  # lost queries of a run, with pictures
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostQuery:
     """One query that was found first after its own task, and is not after the last."""
 
     text: str
@@ -35,12 +35,12 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class Memory:
+class ModelHistory:
     """What one run has kept of the queries that it had found."""
 
     label: str
     found: int  # queries that were found first after their own task, but for the last task's
-    lost: tuple[Lost, ...]
+    lost: tuple[LostQuery, ...]
     reason: str = ""  # why nothing is known, where nothing is
 
 
@@ -57,7 +57,7 @@ def lost_names(history: Sequence[Mapping[str, float]], task_of: Mapping[str, int
     return len(found), sorted(lost, key=lambda name: (-history[-1][name], name))
 
 
-def explorer(memories: Sequence[Memory], names: Sequence[str]) -> str:
+def forgetting_explorer(memories: Sequence[ModelHistory], names: Sequence[str]) -> str:
     """The explorer as HTML. `names`: of the tasks."""
     shown = [lost for memory in memories for lost in memory.lost[:SHOWN]]
     pictures = strips((item.path, item.segment) for lost in shown for item in (lost.item, lost.winner))
@@ -83,12 +83,12 @@ def explorer(memories: Sequence[Memory], names: Sequence[str]) -> str:
     return "\n".join(parts)
 
 
-def _by_category(memory: Memory) -> str:
+def _by_category(memory: ModelHistory) -> str:
     counts = Counter(lost.item.category for lost in memory.lost).most_common()
     return escape("By category: " + ", ".join(f"{name} {count}" for name, count in counts) + ".") if counts else ""
 
 
-def _card(lost: Lost, names: Sequence[str], pictures: dict[tuple[str, tuple[float, float] | None], str]) -> str:
+def _card(lost: LostQuery, names: Sequence[str], pictures: dict[tuple[str, tuple[float, float] | None], str]) -> str:
     word = "forgotten" if lost.is_forgotten else "outnumbered"
     own, other = ((item.path, item.segment) for item in (lost.item, lost.winner))
     said = lost.winner.captions[0] if lost.winner.captions else lost.winner.video

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw
 
-from orchestrator.retrieval.insight import AttentionMaps, Merges, enlarged
+from ctvr.orchestrator.retrieval.attention import AttentionMaps, Merges, enlarged
 
 SIDE, GAP, TOP = 168, 4, 18  # pixels of a drawn frame, between frames, and of a line of text
 DIM = 0.15  # what is left of a pixel that nobody attends to

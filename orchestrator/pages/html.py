@@ -6,8 +6,8 @@ import os
 from html import escape
 from pathlib import Path
 
-from orchestrator.errors import ConfigError
-from orchestrator.redaction import redact
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.redaction import redact
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1f2328; --soft: #59636e; --line: #d1d9e0; --card: #f6f8fa; --page: #fff;

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from orchestrator.pages.forgetting import Memory, explorer
-from orchestrator.pages.html import page
-from orchestrator.pages.matrices import matrices_html
-from orchestrator.tables.drawings import looks
-from orchestrator.tables.table import Row, Table, Value, number
+from ctvr.orchestrator.pages.forgetting import ModelHistory, forgetting_explorer
+from ctvr.orchestrator.pages.html import page
+from ctvr.orchestrator.pages.matrix_html import matrices_html
+from ctvr.orchestrator.tables.table import Row, Table, Value, number
+from ctvr.orchestrator.tables.table_figures import looks
 
 DASHES = {"-": "", "--": ' stroke-dasharray="6 3"', ":": ' stroke-dasharray="2 3"', "-.": ' stroke-dasharray="8 3 2 3"'}
 
 
-def report(title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table], memories: Sequence[Memory],
+def report(title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table], memories: Sequence[ModelHistory],
            names: Sequence[str], search: str = "") -> str:  # fmt: skip
     """A complete document.
 
@@ -32,13 +32,13 @@ def report(title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table]
         parts += [f"<h2>{escape(table.heading)}</h2>", table_html(table), curves_html(table), matrices_html(table)]
     parts.append(search)
     if memories:
-        parts.append(explorer(memories, names))
+        parts.append(forgetting_explorer(memories, names))
     return page(title, "\n".join(parts))
 
 
 def table_html(table: Table) -> str:
     """The table with every footnote below it."""
-    heads = ["Method", *(column.title for column in table.columns), *table.verdict_title, "Seeds"]
+    heads = ["Method", *(column.title for column in table.columns), *table.comparison_titles, "Seeds"]
     rows = "".join(_row(table, row) for row in table.rows)
     notes = [*table.notes, *_marks(table)]
     notes += dict.fromkeys(f"Paper: {row.paper_source}" for row in table.rows if row.paper)
@@ -62,7 +62,7 @@ def _row(table: Table, row: Row) -> str:
     for column in table.columns:
         best = ' class="best"' if table.is_best(row, column) else ""
         cells.append(f"<td{best}>{escape(number(row.values.get(column.key, Value()), column.digits))}</td>")
-    cells += [f"<td>{escape(text)}</td>" for text in (*table.verdict(row), str(len(row.seeds)))]
+    cells += [f"<td>{escape(text)}</td>" for text in (*table.comparison_cells(row), str(len(row.seeds)))]
     return f"<tr>{''.join(cells)}</tr>{_printed(table, row)}"
 
 
@@ -71,7 +71,9 @@ def _printed(table: Table, row: Row) -> str:
     if not row.paper:
         return ""
     printed = [number(row.paper[c.key], c.digits) if c.key in row.paper else "" for c in table.columns]
-    cells = "".join(f"<td>{escape(text)}</td>" for text in ["paper", *printed, *[""] * len(table.verdict_title), ""])
+    cells = "".join(
+        f"<td>{escape(text)}</td>" for text in ["paper", *printed, *[""] * len(table.comparison_titles), ""]
+    )
     return f'<tr class="paper">{cells}</tr>'
 
 

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from orchestrator.errors import ConfigError
-from orchestrator.retrieval.model import Model
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.retrieval.model import Model
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def text_drift(states: Iterable[Model], number: int) -> Drift:
     several vectors of a caption, they are taken as one long one.
 
     Args:
-        states: the model after task 1, 2, ..., as `jobs.trained.load_states` has them.
+        states: the model after task 1, 2, ..., as `jobs.trained.load_task_checkpoints` has them.
         number: queries of a task, at most; equal ones count once.
 
     Raises:

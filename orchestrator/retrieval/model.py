@@ -15,21 +15,21 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from methods.backbone.clip import Clip
-from methods.backbone.folding import weights_at_rest
-from methods.layers.transfer import cut
-from orchestrator.data.batches import StreamData
-from orchestrator.data.device import autocast_for, prepare_device
-from orchestrator.data.frames import Broken, FrameSource
-from orchestrator.data.settings import DataConfig
-from orchestrator.errors import ConfigError
-from orchestrator.learning.assemble import Trained
-from orchestrator.learning.evaluate import Scored, all_scores, borders
-from orchestrator.learning.ranking import of_matrix, top
-from orchestrator.store.store import Store
-from orchestrator.streams.stream import Item, Stream, StreamTask
-from orchestrator.streams.videos import VideoPlaces
-from orchestrator.video.endings import VIDEO_SUFFIXES, find_videos
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.backbone.merged_weights import merged_weights
+from ctvr.methods.layers.transfer import trim_padding
+from ctvr.orchestrator.data.batches import StreamData
+from ctvr.orchestrator.data.config import DataConfig
+from ctvr.orchestrator.data.device import autocast_for, set_determinism
+from ctvr.orchestrator.data.frames import Broken, FrameSource
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.evaluate import TiledScorer, all_scores, offsets
+from ctvr.orchestrator.learning.factory import TrainedModel
+from ctvr.orchestrator.learning.ranking import score_reader, topk
+from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask
+from ctvr.orchestrator.streams.videos import VideoPlaces
+from ctvr.orchestrator.video.endings import VIDEO_SUFFIXES, find_videos
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Model:
     """
 
     name: str
-    trained: Trained
+    trained: TrainedModel
     store: Store
     stream: Stream | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cuda" if torch.cuda.is_available() else "cpu"))
@@ -85,7 +85,7 @@ class Model:
 
     def __post_init__(self) -> None:
         run = self.trained.experiment.run
-        prepare_device(self.device, run.repeatable, run.precision)
+        set_determinism(self.device, run.deterministic, run.precision)
         self.trained.method.to(self.device)
 
     @property
@@ -163,7 +163,7 @@ class Model:
         if self.stream is None:
             raise ConfigError(
                 f"model {self.name}: its stream {self.trained.experiment.run.stream} is not here. Name the videos that "
-                "are to be searched: --in FOLDER."
+                "are to be searched: --gallery FOLDER."
             )
         split, stored = self.trained.experiment.evaluation.split, self.trained.galleries
         if not self._own:
@@ -183,38 +183,38 @@ class Model:
         """
         method, trained = self.trained.method, self.trained.experiment
         galleries = [block.features for block in blocks]
-        return method.calibrate(
+        return method.normalize_scores(
             all_scores(method, self._asked(texts, blocks), galleries, trained.evaluation, self.device)
         )
 
     def _best(self, texts: Sequence[str], blocks: Sequence[Block], k: int) -> tuple[Tensor, Tensor]:
-        """Scores (N, k) and columns (N, k) of what fits best; a method that calibrates needs the matrix (N, V)."""
-        method, chunk = self.trained.method, self.trained.experiment.evaluation.chunk
+        """Scores (N, k) and columns (N, k) of what fits best; normalized scores need the matrix (N, V)."""
+        method, chunk = self.trained.method, self.trained.experiment.evaluation.query_chunk
         galleries = [block.features for block in blocks]
-        columns = borders(map(len, galleries))
-        if method.calibrates():
-            return top(of_matrix(self.scores(texts, blocks)), len(texts), columns, k, chunk)
+        columns = offsets(map(len, galleries))
+        if method.normalizes_scores():
+            return topk(score_reader(self.scores(texts, blocks)), len(texts), columns, k, chunk)
         asked = list(self._asked(texts, blocks))
-        return top(Scored(method, asked, galleries, self.device), len(texts), columns, k, chunk)
+        return topk(TiledScorer(method, asked, galleries, self.device), len(texts), columns, k, chunk)
 
     def _asked(self, texts: Sequence[str], blocks: Sequence[Block]) -> Iterator[Tensor]:
         """Features of texts: one for all blocks, or one for each where the method prompts by task."""
-        for block in blocks if self.trained.method.prompts_by_task else (None,):
+        for block in blocks if self.trained.method.task_conditioned_text else (None,):
             yield self.encode_text(texts, block.task if block is not None else None)
 
     @torch.no_grad()
     def _texts(self, tokens: Tensor, task: int | None) -> Tensor:
         method = self.trained.method
-        if task is None and method.prompts_by_task and self.stream is not None:
+        if task is None and method.task_conditioned_text and self.stream is not None:
             task = len(self.stream.tasks) - 1
-        tokens = cut(tokens) if method.reads_pads else tokens
-        with self._precision(), weights_at_rest():
+        tokens = trim_padding(tokens) if method.attends_to_padding else tokens
+        with self._precision(), merged_weights():
             return method.encode_text(tokens.to(self.device), task).float().cpu()
 
     @torch.no_grad()
     def encode_frames(self, frames: Tensor) -> Tensor:
         """Features of normalised frames (V, T, 3, H, W), (V, ...) float32 on the CPU."""
-        with self._precision(), weights_at_rest():
+        with self._precision(), merged_weights():
             return self.trained.method.encode_video(frames).float().cpu()
 
     def frames_of(self, items: Sequence[Item]) -> Iterator[Tensor]:

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from orchestrator.data.batches import StreamData
-from orchestrator.data.frames import frames_of
-from orchestrator.digests import digest_of
-from orchestrator.errors import ConfigError
-from orchestrator.retrieval.model import Model
+from ctvr.orchestrator.data.batches import StreamData
+from ctvr.orchestrator.data.frames import frames_of
+from ctvr.orchestrator.digests import digest_of
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.retrieval.model import Model
 
 
 class MtebEncoder:
@@ -105,7 +105,7 @@ class MtebEncoder:
         else:
             config, size = self.model.trained.experiment.data, self._data.frames.sampling.size
             raw = torch.from_numpy(np.stack([frames_of(video, config, size) for video in batch["video"]]))
-            found = self.model.encode_frames(self._data.finish(raw))
+            found = self.model.encode_frames(self._data.to_batch(raw))
         self._shapes[kinds[0]] = tuple(found.shape[1:])
         return found.flatten(1)
 

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from orchestrator.errors import ConfigError, DamagedObject, StoreError
-from orchestrator.store.packed import check
+from ctvr.orchestrator.errors import ConfigError, CorruptObject, StoreError
+from ctvr.orchestrator.store.serialization import check
 
 _STALE_SECONDS = 24 * 3600
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
@@ -130,11 +130,11 @@ class LocalFiles:
             raise FileNotFoundError(*error.args) from None
         except OSError as error:
             if error.errno in _NO_FILE:
-                raise DamagedObject(f"is not a file ({error.strerror})") from None
+                raise CorruptObject(f"is not a file ({error.strerror})") from None
             raise StoreError(f"{self.path(name)}: cannot be read ({error.strerror}).") from error
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise DamagedObject("is not a file")
+            raise CorruptObject("is not a file")
         return os.fdopen(descriptor, "rb")
 
     def stamp_of(self, status: os.stat_result) -> Stamp:
@@ -204,7 +204,7 @@ class LocalFiles:
             return f"stays: it cannot be removed ({error.strerror}). Move it away"
         try:
             check(name, self.read(aside.relative_to(self.root).as_posix()))
-        except (DamagedObject, FileNotFoundError, StoreError):  # the second: a link to itself that was renamed
+        except (CorruptObject, FileNotFoundError, StoreError):  # the second: a link to itself that was renamed
             aside.unlink(missing_ok=True)
             return "is removed; it will be made again"
         with contextlib.suppress(FileExistsError):

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.store.packs import Member
-from orchestrator.store.store import Store
+from ctvr.orchestrator.store.packs import Member
+from ctvr.orchestrator.store.store import Store
 
 FULL = 32 * 2**20  # bytes that become a pack
 LEAST = 20 * 2**20  # the same of what is left at the end

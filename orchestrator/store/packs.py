@@ -19,12 +19,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from orchestrator.digests import digest_of
-from orchestrator.errors import MissingObject, StoreError
-from orchestrator.store.local import LocalFiles, Stamp
-from orchestrator.store.names import ARRAYS, JSON
-from orchestrator.store.packed import Arrays
-from orchestrator.store.remote import RemoteObjects
+from ctvr.orchestrator.digests import digest_of
+from ctvr.orchestrator.errors import MissingObject, StoreError
+from ctvr.orchestrator.store.keys import ARRAYS, JSON
+from ctvr.orchestrator.store.local import LocalFiles, Stamp
+from ctvr.orchestrator.store.remote import RemoteObjects
+from ctvr.orchestrator.store.serialization import Arrays
 
 KIND = "packs"
 PACKED = ("frames", "features")  # kinds of objects that may lie in packs
@@ -63,7 +63,7 @@ class Objects(Protocol):
 Place = tuple[str, int]  # a pack, and the number of an object in it
 
 
-class _Look(NamedTuple):
+class _Scan(NamedTuple):
     """When packs were looked for."""
 
     state: int | None  # of their folder
@@ -81,7 +81,7 @@ class Packs:
         self._known: dict[str, set[str]] = defaultdict(set)  # kind -> packs
         self._places: dict[str, dict[str, tuple[Place, ...]]] = defaultdict(dict)  # kind -> key -> where it lies
         self._open: OrderedDict[str, tuple[Stamp | None, list[Arrays]]] = OrderedDict()  # the last used at the end
-        self._seen: dict[str, _Look] = {}  # kind -> the last one
+        self._seen: dict[str, _Scan] = {}  # kind -> the last one
 
     def put(self, kind: str, members: Sequence[Member]) -> None:
         """Store objects in one pack; durable when this returns.
@@ -139,14 +139,14 @@ class Packs:
     def keys(self, kind: str) -> set[str]:
         """Keys of all objects of a kind that lie in packs now."""
         if kind in PACKED:
-            self._look(kind)
+            self._scan(kind)
         return set(self._places[kind])
 
     def has(self, kind: str, key: str) -> bool:
         """Whether an object lies in a pack, as far as is known."""
         return key in self._places[kind]
 
-    def is_news(self, kind: str) -> bool:
+    def refresh(self, kind: str) -> bool:
         """Look for packs that others have written, where some may have been; whether there are any."""
         if kind not in PACKED:
             return False
@@ -154,10 +154,10 @@ class Packs:
         if before is not None and (state == before.state if state is not None else before.age() < _PATIENCE):
             return False
         known = set(self._known[kind])
-        self._look(kind)
+        self._scan(kind)
         return not self._known[kind] <= known
 
-    def take_out(self, kind: str, key: str) -> None:
+    def remove(self, kind: str, key: str) -> None:
         """Remove an object from every pack in which it lies: the others of such a pack get another one."""
         if key not in self.keys(kind):
             return
@@ -173,11 +173,11 @@ class Packs:
                 self.put(kind, members)
             self._remove(kind, pack)
 
-    def _look(self, kind: str) -> None:
+    def _scan(self, kind: str) -> None:
         """Read the records of all packs that this process does not know, and forget those that are gone."""
         folder = f"{KIND}/{kind}/"
         # before the listing: what comes meanwhile is news again
-        self._seen[kind] = _Look(self._files.state_of(folder), time.monotonic())
+        self._seen[kind] = _Scan(self._files.state_of(folder), time.monotonic())
         names = {name.removeprefix(folder) for name in self._files.listed(folder.rstrip("/"))}
         there = {name.removesuffix(JSON) for name in names if name.endswith(JSON)}
         there = {pack for pack in there if pack + ARRAYS in names}

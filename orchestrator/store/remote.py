@@ -23,10 +23,10 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import MemoryStore, S3Store
 
-from orchestrator.errors import ConfigError, StoreError
-from orchestrator.proxies import except_from_proxies
-from orchestrator.redaction import redact
-from orchestrator.store.local import Entry
+from ctvr.orchestrator.errors import ConfigError, StoreError
+from ctvr.orchestrator.proxies import except_from_proxies
+from ctvr.orchestrator.redaction import redact
+from ctvr.orchestrator.store.local import Entry
 
 PROBES = "_probe"  # no object of a store: its name begins with _
 _DELETED_AT_ONCE = 500  # S3 allows 1000

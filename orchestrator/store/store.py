@@ -20,15 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.digests import cache_folder, digest_of
-from orchestrator.errors import ConfigError, DamagedObject, MissingObject, StoreError
-from orchestrator.redaction import redact
-from orchestrator.store.copies import DiskCache, cache_limit
-from orchestrator.store.local import Entry, LocalFiles, Size, Stamp, size_of
-from orchestrator.store.names import ARRAYS, JSON, check_key, check_kind, is_key, object_name, split_name
-from orchestrator.store.packed import Arrays, check, pack, pack_json, unpack, unpack_json
-from orchestrator.store.packs import Packs
-from orchestrator.store.remote import RemoteObjects
+from ctvr.orchestrator.digests import cache_folder, digest_of
+from ctvr.orchestrator.errors import ConfigError, CorruptObject, MissingObject, StoreError
+from ctvr.orchestrator.redaction import redact
+from ctvr.orchestrator.store.disk_cache import DiskCache, cache_limit
+from ctvr.orchestrator.store.keys import ARRAYS, JSON, check_key, check_kind, is_key, object_name, split_name
+from ctvr.orchestrator.store.local import Entry, LocalFiles, Size, Stamp, size_of
+from ctvr.orchestrator.store.packs import Packs
+from ctvr.orchestrator.store.remote import RemoteObjects
+from ctvr.orchestrator.store.serialization import Arrays, check, pack, pack_json, unpack, unpack_json
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class Store:
         try:
             return self._get(kind, key, name)
         except MissingObject:
-            if not self.packs.is_news(kind) or (packed := self.packs.get(kind, key)) is None:
+            if not self.packs.refresh(kind) or (packed := self.packs.get(kind, key)) is None:
                 raise
             return packed
 
@@ -159,9 +159,9 @@ class Store:
         names = [object_name(kind, key, ending) for ending in (ARRAYS, JSON)]
         if self.packs.has(kind, key) or any(map(self._objects.exists, names)):
             return True
-        return self.packs.is_news(kind) and self.packs.has(kind, key)
+        return self.packs.refresh(kind) and self.packs.has(kind, key)
 
-    def present(self, kind: str, keys: Sequence[str]) -> set[str]:
+    def filter_existing(self, kind: str, keys: Sequence[str]) -> set[str]:
         """Those of `keys` that exist; one listing instead of a request for each where that is quicker."""
         packed = self.packs.keys(kind)
         if isinstance(self._objects, LocalFiles) and len(keys) >= _LISTED_HERE:
@@ -183,7 +183,7 @@ class Store:
         self._objects.write(name, [pack_json(name, value)])
         self.counters["put"] += 1
 
-    def put_new_json(self, kind: str, key: str, value: Any) -> bool:
+    def create_json(self, kind: str, key: str, value: Any) -> bool:
         """Store a JSON value only if the key is free; of several writers exactly one is told True.
 
         After a network failure the answer False may mean our own first attempt: compare with `get_json` where it
@@ -212,15 +212,15 @@ class Store:
                 return unpack_json(name, self._objects.read(name))
             except FileNotFoundError:
                 raise MissingObject(kind, key) from None
-            except DamagedObject as error:
+            except CorruptObject as error:
                 problem = error
         self._remove_damaged(self._objects, name, problem)
         raise MissingObject(kind, key)
 
-    def look_json(self, name: str) -> Any:
+    def find_json(self, name: str) -> Any:
         """The value of an object, by its name in `entries`; None if it is damaged, gone or none of ours. It stays."""
         for _ in range(2):  # once more: a transfer may have been at fault
-            with contextlib.suppress(FileNotFoundError, DamagedObject):
+            with contextlib.suppress(FileNotFoundError, CorruptObject):
                 return unpack_json(name, self._objects.read(name))
         return None
 
@@ -229,7 +229,7 @@ class Store:
     def delete(self, kind: str, key: str) -> None:
         """Remove an object, if it is there."""
         self.remove([object_name(kind, key, ending) for ending in (ARRAYS, JSON)])
-        self.packs.take_out(kind, key)
+        self.packs.remove(kind, key)
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove objects by their names, and their copies on this machine. Maps that were made of them stay valid.
@@ -280,12 +280,12 @@ class Store:
             try:
                 try:
                     check(name, self._objects.read(name))
-                except DamagedObject:  # once more: a transfer may have been at fault
+                except CorruptObject:  # once more: a transfer may have been at fault
                     check(name, self._objects.read(name))
             except FileNotFoundError:  # deleted in the meantime
                 continue
-            except (DamagedObject, StoreError) as error:
-                if remove and name.endswith((ARRAYS, JSON)) and isinstance(error, DamagedObject):
+            except (CorruptObject, StoreError) as error:
+                if remove and name.endswith((ARRAYS, JSON)) and isinstance(error, CorruptObject):
                     self._remove_damaged(self._objects, name, error)
                 yield name, str(error)
             else:
@@ -298,11 +298,11 @@ class Store:
             return self._map(files, name)
         except FileNotFoundError:
             raise MissingObject(kind, key) from None
-        except DamagedObject as error:
+        except CorruptObject as error:
             self._remove_damaged(files, name, error)
         try:
             return self._map(files, name)  # whole, if another process has replaced it since
-        except (FileNotFoundError, DamagedObject):
+        except (FileNotFoundError, CorruptObject):
             raise MissingObject(kind, key) from None
 
     def _map(self, files: LocalFiles, name: str) -> Arrays:
@@ -310,7 +310,7 @@ class Store:
             status = os.fstat(file.fileno())
             stamp = files.stamp_of(status)
             if not status.st_size:
-                raise DamagedObject("empty")
+                raise CorruptObject("empty")
             data = np.memmap(file, np.uint8, "r").view(np.ndarray)
         arrays = unpack(name, data, verify=self._verified.get(name) != stamp)
         self._verified[name] = stamp
@@ -332,12 +332,12 @@ class Store:
                 return data, unpack(name, np.frombuffer(data, np.uint8))
             except FileNotFoundError:
                 raise MissingObject(kind, key) from None
-            except DamagedObject as error:
+            except CorruptObject as error:
                 problem = error
         self._remove_damaged(self._objects, name, problem)
         raise MissingObject(kind, key)
 
-    def _remove_damaged(self, files: LocalFiles | RemoteObjects, name: str, problem: DamagedObject) -> None:
+    def _remove_damaged(self, files: LocalFiles | RemoteObjects, name: str, problem: CorruptObject) -> None:
         """Remove, but never an object that another process has made whole since we looked."""
         self._verified.pop(name, None)
         self.counters["damaged"] += 1

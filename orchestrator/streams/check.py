@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from orchestrator.streams.stream import Item, Stream, walk
-from orchestrator.streams.videos import check_videos
+from ctvr.orchestrator.streams.stream import Item, Stream, iter_items
+from ctvr.orchestrator.streams.videos import check_videos
 
 
 def check_stream(stream: Stream) -> str:
@@ -50,7 +50,7 @@ def _shared_captions(stream: Stream) -> Iterator[str]:
 
 def _same_files(stream: Stream) -> Iterator[str]:
     ids: dict[object, list[str]] = defaultdict(list)
-    for _, _, item in walk(stream):
+    for _, _, item in iter_items(stream):
         ids[item.path, item.segment].append(item.video)
     if several := [names for names in ids.values() if len(names) > 1]:
         yield (
@@ -60,23 +60,23 @@ def _same_files(stream: Stream) -> Iterator[str]:
 
 
 def _films_of_both_sides(stream: Stream) -> Iterator[str]:
-    """Report films of which one segment trains and another is searched."""
+    """Report videos of which one segment trains and another is searched."""
     sides: dict[str, dict[str, Item]] = defaultdict(dict)
-    for _, split, item in walk(stream):
+    for _, split, item in iter_items(stream):
         sides[item.path][split] = item
     both = [found for found in sides.values() if "train" in found and len(found) > 1]
     if both:
         first = both[0]
         other = next(split for split in first if split != "train")
         yield (
-            f"{_count(both, 'film has', 'films have')} segments in train and in other splits "
+            f"{_count(both, 'video has', 'videos have')} segments in train and in other splits "
             f"({first['train'].video} in train, {first[other].video} in {other}): what is searched was partly seen. "
-            "Put all segments of a film into one split."
+            "Put all segments of a video into one split."
         )
 
 
 def _control_characters(stream: Stream) -> Iterator[str]:
-    odd = [item.video for _, _, item in walk(stream) for caption in item.captions if _is_odd(caption)]
+    odd = [item.video for _, _, item in iter_items(stream) for caption in item.captions if _is_odd(caption)]
     if odd:
         yield (
             f"{_count(odd, 'caption holds', 'captions hold')} control characters, such as one of {odd[0]}: tokenizers "

@@ -6,10 +6,10 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config import suggest
-from orchestrator.errors import ConfigError
-from orchestrator.streams.manifest import parse_manifest, read_json
-from orchestrator.streams.stream import Stream, collector_off
+from ctvr.orchestrator.config import suggest
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.streams.manifest import parse_manifest, read_json
+from ctvr.orchestrator.streams.stream import Stream, gc_disabled
 
 RENDERED = {
     "shapes-5": 5,
@@ -58,7 +58,7 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
         path = root / "streams" / f"{name}.json"
         if not path.is_file():
             raise ConfigError(_unknown_stream(name, root))
-    with collector_off():
+    with gc_disabled():
         return parse_manifest(read_json(path, unique_keys=True), source=str(path), base=path.parent, videos=videos)
 
 
@@ -93,29 +93,29 @@ def embedded_settings(name: str) -> dict[str, Any] | None:
     """What an embedded stream recommends, known without rendering it; None for other streams."""
     if name not in RENDERED:
         return None
-    from orchestrator.shapes import cvlm as shapes_cvlm
-    from orchestrator.shapes import images, questions
-    from orchestrator.shapes import stream as shapes
+    from ctvr.orchestrator.synthetic import cvlm as shapes_cvlm
+    from ctvr.orchestrator.synthetic import images, questions
+    from ctvr.orchestrator.synthetic import stream as shapes
 
     others = {"shapes-cvlm": shapes_cvlm.SETTINGS, images.NAME: images.SETTINGS, questions.NAME: questions.SETTINGS}
     return dict(others.get(name, shapes.SETTINGS))
 
 
 def _load_rendered(name: str, root: Path, render: bool) -> Stream:
-    from orchestrator.shapes import images
-    from orchestrator.shapes import stream as shapes
+    from ctvr.orchestrator.synthetic import images
+    from ctvr.orchestrator.synthetic import stream as shapes
 
     if name == images.NAME:
-        return parse_manifest(images.render_images(root, films=render), source=name, base=root)
+        return parse_manifest(images.render_images(root, videos=render), source=name, base=root)
     if name == "shapes-qa":
-        from orchestrator.shapes import questions
+        from ctvr.orchestrator.synthetic import questions
 
-        return parse_manifest(questions.render_questions(root, films=render), source=name, base=root)
+        return parse_manifest(questions.render_questions(root, videos=render), source=name, base=root)
     num_tasks = RENDERED[name]
     manifest: Any = (
-        shapes.render_cvlm(root, films=render)
+        shapes.render_cvlm(root, videos=render)
         if num_tasks is None
-        else shapes.render_stream(root, num_tasks, films=render)
+        else shapes.render_stream(root, num_tasks, videos=render)
     )
     base = root
     if isinstance(manifest, str | Path):

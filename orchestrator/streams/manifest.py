@@ -26,11 +26,11 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
-from orchestrator.config import check_name, suggest
-from orchestrator.errors import ConfigError
-from orchestrator.streams.stream import SPLITS, Item, Segment, Stream, StreamTask
-from orchestrator.streams.videos import VideoPlaces
-from orchestrator.text_files import read_text
+from ctvr.orchestrator.config import check_name, suggest
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.streams.stream import SPLITS, Item, Segment, Stream, StreamTask
+from ctvr.orchestrator.streams.videos import VideoPlaces
+from ctvr.orchestrator.text_files import read_text
 
 FORMAT = 1
 PROTOCOLS = ("ctvr", "cvlm", "ucl", "qa")
@@ -321,7 +321,7 @@ def _check_unique(reader: _Reader, tasks: tuple[StreamTask, ...]) -> None:
 
 
 def _check_kinds(reader: _Reader, tasks: tuple[StreamTask, ...], has_images: bool) -> None:
-    """Videos are files of one kind: films and folders of frames, or arrays of features; images are arrays."""
+    """Videos are of one kind: video files and folders of frames, or arrays of features; images are arrays."""
     items = [item for task in tasks for split in SPLITS for item in getattr(task, split)]
     counted = sum(item.path.endswith(".npy") for item in items)
     if has_images and counted < len(items):
@@ -331,7 +331,9 @@ def _check_kinds(reader: _Reader, tasks: tuple[StreamTask, ...], has_images: boo
         every = ((task, split, item) for task in tasks for split in SPLITS for item in getattr(task, split))
         task, split, item = next(each for each in every if not each[2].path.endswith(".npy"))
         where = f"{task.name}: {split}: video {item.video!r}"
-        reader.fail(where, "is a film, and other videos are features (.npy)", "Keep them in streams of their own.")
+        reader.fail(
+            where, "is a video file, and other videos are features (.npy)", "Keep them in streams of their own."
+        )
 
 
 def _has_val(reader: _Reader, protocol: str, tasks: tuple[StreamTask, ...]) -> bool:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from orchestrator.config import suggest
-from orchestrator.digests import canonical
-from orchestrator.errors import ConfigError
+from ctvr.orchestrator.config import suggest
+from ctvr.orchestrator.digests import canonical
+from ctvr.orchestrator.errors import ConfigError
 
 Protocol = Literal["ctvr", "cvlm", "ucl", "qa"]
 Domain = Literal["videos", "images", "questions"]
@@ -22,7 +22,7 @@ SPLITS = ("train", "val", "test")
 
 
 @contextmanager
-def collector_off() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     """No search for circles of objects while 100,000 items are made or written, which have none: half of the time."""
     was_on = gc.isenabled()
     gc.disable()
@@ -75,7 +75,7 @@ class Stream:
     has_val: bool  # every task has a validation split; without one, choices are made on test videos
     settings: dict[str, Any] = field(default_factory=dict)  # recommended dotted settings
     paper: str | None = None  # the published table this stream stands beside
-    dropped: int = 0  # videos left out by `without`
+    dropped: int = 0  # videos left out by `drop_videos`
     text_features: str | None = None  # file with features of all captions, where there are some (data/)
     held_out: int = 0  # training videos of every category of the published split that are its validation split
     order: int = 0  # of the tasks: as the stream has them, or drawn by this number
@@ -110,7 +110,7 @@ class Stream:
         return [(i, c) for i, item in enumerate(items) for c in range(len(item.captions))]
 
     @cached_property
-    @collector_off()
+    @gc_disabled()
     def digest(self) -> str:
         """sha256 over all that decides results; where the files lie, names and recommended settings do not."""
         tasks = [
@@ -147,7 +147,7 @@ class Stream:
         return self.domain != "images" and self.tasks[0].train[0].path.endswith(".npy")
 
     @property
-    def settings_mark(self) -> str:
+    def table_caveat(self) -> str:
         """What a table must say about numbers from this stream; empty if there is nothing to say."""
         marks = [] if self.has_val else ["no validation split: what is chosen here is chosen on test videos"]
         if self.held_out:
@@ -165,7 +165,7 @@ def _identity(item: Item) -> list[Any]:
     return [item.video, item.segment, item.category, list(item.captions), item.twin, *answers]
 
 
-def walk(stream: Stream) -> Iterator[tuple[StreamTask, str, Item]]:
+def iter_items(stream: Stream) -> Iterator[tuple[StreamTask, str, Item]]:
     """Every item with its task and the name of its split."""
     for task in stream.tasks:
         for split in SPLITS:

@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Container, Iterable
 from pathlib import Path
 
-from orchestrator.digests import Identity, identity_of
-from orchestrator.errors import ConfigError
-from orchestrator.streams.stream import SPLITS, Item, Stream, StreamTask, collector_off, walk
-from orchestrator.video.endings import VIDEO_SUFFIXES
+from ctvr.orchestrator.digests import Identity, identity_of
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.streams.stream import SPLITS, Item, Stream, StreamTask, gc_disabled, iter_items
+from ctvr.orchestrator.video.endings import VIDEO_SUFFIXES
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
-# Names in a folder in the form of Hugging Face's VideoFolder (jobs/export_dataset.py, importers/datasets.py)
+# Names in a folder in the form of Hugging Face's VideoFolder (jobs/export_dataset.py, importers/hf_dataset.py)
 FOLDERS = {"train": "train", "val": "validation", "test": "test"}  # split -> folder
 METADATA, STREAM = "metadata.jsonl", "stream.json"
 
@@ -55,14 +55,14 @@ def video_stem(name: str) -> str:
     return stem if suffix.lower() in VIDEO_SUFFIXES else name
 
 
-@collector_off()
-def look(stream: Stream) -> dict[str, Identity]:
+@gc_disabled()
+def scan_videos(stream: Stream) -> dict[str, Identity]:
     """What the file system says of every file of a stream, asked once: it may have 100,000 on a file server.
 
     What is no file (nothing, or a folder of frames) is left out.
     """
     seen: dict[str, Identity] = {}
-    for path in dict.fromkeys(item.path for _, _, item in walk(stream)):
+    for path in dict.fromkeys(item.path for _, _, item in iter_items(stream)):
         try:
             status = os.stat(path)
         except (OSError, ValueError):
@@ -88,18 +88,18 @@ def missing_videos(stream: Stream, seen: Container[str] | None = None) -> list[I
     Args:
         seen: paths of files that are there; default what `look` finds.
     """
-    seen = look(stream) if seen is None else seen
+    seen = scan_videos(stream) if seen is None else seen
     find = VideoPlaces(Path("/")).find  # the items' paths are absolute
-    return [item for _, _, item in walk(stream) if item.path not in seen and not _is_there(find(item.path))]
+    return [item for _, _, item in iter_items(stream) if item.path not in seen and not _is_there(find(item.path))]
 
 
 def check_videos(stream: Stream) -> str:
     """Say which videos are missing and what a smaller gallery would do to the numbers."""
     missing = {item.video for item in missing_videos(stream)}
-    total = Counter(split for _, split, _ in walk(stream))
+    total = Counter(split for _, split, _ in iter_items(stream))
     if not missing:
         return f"{stream.name}: all {total.total()} videos are in place."
-    places = [(task.name, split, item) for task, split, item in walk(stream) if item.video in missing]
+    places = [(task.name, split, item) for task, split, item in iter_items(stream) if item.video in missing]
     lost = Counter(split for _, split, _ in places)
     lines = [
         f"{stream.name}: {len(places)} of {total.total()} videos are missing ("
@@ -119,7 +119,7 @@ def check_videos(stream: Stream) -> str:
     return "\n".join(lines)
 
 
-def without(stream: Stream, missing: Iterable[Item]) -> Stream:
+def drop_videos(stream: Stream, missing: Iterable[Item]) -> Stream:
     """The stream less some items, when the user asked for it (`data.skip_missing=true`).
 
     The result has another digest, says how many videos it lost, and stands beside no paper.
@@ -146,5 +146,5 @@ def without(stream: Stream, missing: Iterable[Item]) -> Stream:
                     f"the first as {items[0].path}. Correct the videos folder."
                 )
         tasks.append(StreamTask(task.name, task.categories, **kept))
-    dropped = sum(item.video in gone for _, _, item in walk(stream))
+    dropped = sum(item.video in gone for _, _, item in iter_items(stream))
     return dataclasses.replace(stream, tasks=tuple(tasks), paper=None, dropped=stream.dropped + dropped)

@@ -12,8 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from orchestrator.errors import ConfigError
-from orchestrator.tables.beside_paper import (
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.tables.curves import curve, mean, training
+from ctvr.orchestrator.tables.footnotes import CHOICE, marks_of, method_of, trials_of
+from ctvr.orchestrator.tables.paper_comparison import (
     ORACLE,
     ORACLE_NOTE,
     PRINTED,
@@ -25,25 +27,23 @@ from orchestrator.tables.beside_paper import (
     more_values,
     with_differences,
 )
-from orchestrator.tables.curves import curve, mean, training
-from orchestrator.tables.differences import between_seeds
-from orchestrator.tables.marks import CHOICE, marks_of, method_of, trials_of
-from orchestrator.tables.measures import COLUMNS, OF, OVERALL
-from orchestrator.tables.orders import by_order, content_of, in_any_order, mark, order_of, seed_names
-from orchestrator.tables.paper_numbers import paper_numbers, place, printed_columns
-from orchestrator.tables.presets import columns_of
-from orchestrator.tables.selection import measured_on, select
-from orchestrator.tables.significance import NOTE, Ranks, compared, read_ranks
-from orchestrator.tables.table import Column, Row, Table, Value
+from ctvr.orchestrator.tables.paper_numbers import paper_numbers, place, printed_columns
+from ctvr.orchestrator.tables.presets import columns_of
+from ctvr.orchestrator.tables.selection import measured_on, select
+from ctvr.orchestrator.tables.setting_diff import between_seeds
+from ctvr.orchestrator.tables.significance import NOTE, Ranks, compare_rows, read_ranks
+from ctvr.orchestrator.tables.table import Column, Row, Table, Value
+from ctvr.orchestrator.tables.table_columns import COLUMNS, OF, OVERALL
+from ctvr.orchestrator.tables.task_orders import by_order, content_of, in_any_order, mark, order_of, seed_names
 
 if TYPE_CHECKING:
-    from orchestrator.tracking.tracker import Tracker
-    from orchestrator.tracking.values import RunRecord
+    from ctvr.orchestrator.tracking.run_record import RunRecord
+    from ctvr.orchestrator.tracking.tracker import Tracker
 
 PARAMETERS, SECONDS = "cost/trained_parameters", "cost/seconds_task"
 VARIES = "ctvr.varies"  # tag: the settings that a table's rows vary one at a time
-INCIDENTAL = {"seed", "data.load_threads", "evaluation.batch_size", "evaluation.chunk"}
-INCIDENTAL |= {"tracking.mirror", "tracking.keep_states", "evaluation.oracle_task"}
+INCIDENTAL = {"seed", "data.prefetch_threads", "evaluation.batch_size", "evaluation.query_chunk"}
+INCIDENTAL |= {"tracking.mirror", "tracking.keep_checkpoints", "evaluation.oracle_task"}
 V2T = (
     Column("v2t/r1", "V2T R@1", "up"),
     Column("v2t/r5", "V2T R@5", "up"),
@@ -87,7 +87,7 @@ def collect(
     rows.sort(key=lambda row: (row.place, place(row.method), row.label))
     protocols = set(map(_protocol, firsts))
     is_ranked = bool(ranks) and len(protocols) == 1 and not any(OF[name].columns for name in protocols)
-    return compared(rows, ranks or {}, protocols == {"cvlm"}) if is_ranked else rows
+    return compare_rows(rows, ranks or {}, protocols == {"cvlm"}) if is_ranked else rows
 
 
 def build(

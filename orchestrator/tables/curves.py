@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from orchestrator.tables.table import Value
+from ctvr.orchestrator.tables.table import Value
 
 if TYPE_CHECKING:
-    from orchestrator.tracking.values import RunRecord
+    from ctvr.orchestrator.tracking.run_record import RunRecord
 
 # what figures show over training: StructAlign's geometry, gates of CAMoE and of experts
 TRAINING = re.compile(r"train/((?:micd|angle)_(?:text|video)|(?:gate(?:_\w+)?|expert)/\w+)")

@@ -10,7 +10,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from orchestrator.tables.table import MISSING, Difference, Row, Table, Value, number
+from ctvr.orchestrator.tables.table import MISSING, Difference, Row, Table, Value, number
 
 
 def to_markdown(tables: Table | Sequence[Table]) -> str:
@@ -54,7 +54,9 @@ def _markdown(table: Table) -> str:
         label = _markdown_text(row.label) + "".join(
             f"<sup>{sign}</sup>" for sign in [",".join(feet.signs(row.marks))] if sign
         )
-        last = [_markdown_text(text) for text in (*table.verdict(row), str(len(row.seeds)), *table.effort(row))]
+        last = [
+            _markdown_text(text) for text in (*table.comparison_cells(row), str(len(row.seeds)), *table.cost_cells(row))
+        ]
         lines.append(_line([label, *cells, *last]))
         if row.paper:
             signs = ",".join([feet.source(row.paper_source), *feet.signs(row.paper_marks)])
@@ -67,7 +69,11 @@ def _markdown(table: Table) -> str:
 
 
 def _last_titles(table: Table) -> list[str]:
-    return [*table.verdict_title, "Seeds", *(["Trials", "Time"] if table.rows and table.effort(table.rows[0]) else [])]
+    return [
+        *table.comparison_titles,
+        "Seeds",
+        *(["Trials", "Time"] if table.rows and table.cost_cells(table.rows[0]) else []),
+    ]
 
 
 def _line(cells: Iterable[str]) -> str:
@@ -110,7 +116,11 @@ def _latex(table: Table) -> str:
         for column in table.columns:
             text = _latex_number(row.values.get(column.key, Value()), column.digits)
             cells.append(f"\\textbf{{{text}}}" if table.is_best(row, column) else text)
-        last = [*map(latex_text, table.verdict(row)), str(len(row.seeds)), *map(latex_text, table.effort(row))]
+        last = [
+            *map(latex_text, table.comparison_cells(row)),
+            str(len(row.seeds)),
+            *map(latex_text, table.cost_cells(row)),
+        ]
         body.append(_latex_line([latex_text(row.label) + _super(feet.signs(row.marks)), *cells, *last]))
         if row.paper:
             signs = _super([feet.source(row.paper_source), *feet.signs(row.paper_marks)])
@@ -209,7 +219,7 @@ def _text(table: Table, width: int) -> str:
         for column in table.columns:
             text = number(row.values.get(column.key, Value()), column.digits)
             cells.append(text + ("#" if table.is_best(row, column) else " "))
-        last = [*map(_shown, table.verdict(row)), str(len(row.seeds)), *map(_shown, table.effort(row))]
+        last = [*map(_shown, table.comparison_cells(row)), str(len(row.seeds)), *map(_shown, table.cost_cells(row))]
         lines.append([_with_signs(row.label, feet.signs(row.marks)), *cells, *last])
         if row.paper:
             signs = [feet.source(row.paper_source), *feet.signs(row.paper_marks)]

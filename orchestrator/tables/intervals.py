@@ -25,7 +25,7 @@ import numpy as np
 from scipy import optimize, special
 from scipy.integrate import trapezoid
 
-from orchestrator.tables.table import LEVEL, Difference
+from ctvr.orchestrator.tables.table import LEVEL, Difference
 
 SHARED = 1.1  # times V_both is subtracted: max(0, .) leaves too much where seeds hardly move a row
 PRIOR = 1.5  # degrees of freedom that the mean variance of the rows of a table counts for, at most
@@ -95,7 +95,7 @@ def differences(
     return found
 
 
-def over_seeds_alone(
+def compare_over_seeds(
     rows: Sequence[Sequence[float] | np.ndarray], best: int, is_chosen: bool = True
 ) -> list[Difference]:
     """Return the mean of each row minus that of row `best`, for a metric with one value for each seed.

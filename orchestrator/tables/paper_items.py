@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from orchestrator.config import suggest
-from orchestrator.errors import ConfigError
-from orchestrator.tables.build import Direction
-from orchestrator.tables.paper_numbers import not_implemented
+from ctvr.orchestrator.config import suggest
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.tables.build import Direction
+from ctvr.orchestrator.tables.paper_numbers import not_implemented
 
 FILE = Path(__file__).parent / "paper_items.json"
 

@@ -27,12 +27,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.config import Settings
-from orchestrator.tables.presets import load_preset
-from orchestrator.tables.table import Row, Value
+from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.tables.presets import load_preset
+from ctvr.orchestrator.tables.table import Row, Value
 
 if TYPE_CHECKING:
-    from orchestrator.tracking.values import RunRecord
+    from ctvr.orchestrator.tracking.run_record import RunRecord
 
 FOLDER = Path(__file__).parent / "paper_numbers"
 BACKBONE = "backbone {name}, the paper has ViT-B/32"

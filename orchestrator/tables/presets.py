@@ -30,11 +30,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from methods import is_place
-from orchestrator import renamed
-from orchestrator.config import Settings, build, suggest
-from orchestrator.errors import ConfigError
-from orchestrator.streams.manifest import read_json
+from ctvr.methods import is_place
+from ctvr.orchestrator import renamed
+from ctvr.orchestrator.config import Settings, build, suggest
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.streams.manifest import read_json
 
 More = Literal["rsum", "gmacs", "tokens", "query_passes", "query_gmacs", "run_seconds", "speed", "memory", "stored"]
 FOLDER = Path(__file__).parent / "table_presets"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from orchestrator.errors import ConfigError
-from orchestrator.tables.orders import content_of
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.tables.task_orders import content_of
 
 if TYPE_CHECKING:
-    from orchestrator.tables.significance import Ranks
-    from orchestrator.tracking.values import RunRecord
+    from ctvr.orchestrator.tables.significance import Ranks
+    from ctvr.orchestrator.tracking.run_record import RunRecord
 
 SPLITS = {"test": "test", "val": "validation"}  # first: what a table holds where nothing is asked for
 CHOSE = ("ctvr.trial", "ctvr.confirms")  # tags of runs that exist to choose settings: trials, confirmations

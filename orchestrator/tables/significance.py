@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from orchestrator.tables.intervals import differences
-from orchestrator.tables.table import JOINT, Difference, Row
+from ctvr.orchestrator.tables.intervals import differences
+from ctvr.orchestrator.tables.table import JOINT, Difference, Row
 
 if TYPE_CHECKING:
-    from orchestrator.tracking.tracker import Tracker
+    from ctvr.orchestrator.tracking.tracker import Tracker
 
 NOTE = (
     "vs best: difference of R@1 from the row with the best one, its simultaneous 95 % interval over test videos and "
@@ -44,7 +44,7 @@ class Ranks:
     task: Mapping[str, int]  # query -> its task; empty: R@1 is over all queries, not a mean over tasks
 
 
-def compared(rows: list[Row], ranks: Mapping[str, Ranks], by_task: bool = False) -> list[Row]:
+def compare_rows(rows: list[Row], ranks: Mapping[str, Ranks], by_task: bool = False) -> list[Row]:
     """Return rows with their difference from the best R@1, or with the reason why they were not compared.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from orchestrator.console import duration
+from ctvr.orchestrator.console import format_duration
 
 MISSING = "n/a"
 LEVEL = 0.05  # below which a difference has a star
@@ -102,20 +102,20 @@ class Table:
         """What curves and matrices count, in percent: R@1, or on images the accuracy."""
         return "accuracy" if any(column.key == "accuracy" for column in self.columns) else "R@1"
 
-    def effort(self, row: Row) -> list[str]:
+    def cost_cells(self, row: Row) -> list[str]:
         """The last cells of a row: trials searched and time; empty where no row of the table knows them."""
         if all(each.trials is None for each in self.rows):
             return []
-        return [MISSING if row.trials is None else str(row.trials), duration(row.seconds)]
+        return [MISSING if row.trials is None else str(row.trials), format_duration(row.seconds)]
 
     @property
-    def verdict_title(self) -> list[str]:
+    def comparison_titles(self) -> list[str]:
         """The head of the column of `verdict`; empty where no rows were compared."""
         return ["R@1 vs best"] if any(row.vs_best for row in self.rows) else []
 
-    def verdict(self, row: Row) -> list[str]:
+    def comparison_cells(self, row: Row) -> list[str]:
         """What sets a row apart from the best one; empty where no rows were compared."""
-        if not self.verdict_title:
+        if not self.comparison_titles:
             return []
         return ["best" if row.is_reference else str(row.vs_best) if row.vs_best else "not compared"]
 

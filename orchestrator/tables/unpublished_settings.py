@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from methods import CONFIGURATIONS
+from ctvr.methods import CONFIGURATIONS
 
 TEXT = "set by us, since no paper publishes them for this row: {settings}"
 DEPARTURES = "departs from its paper's words, as the method's file explains, in: {settings}"
@@ -37,23 +37,23 @@ def unpublished(method: str) -> tuple[str, ...]:
 
 
 @cache
-def departs(method: str) -> dict[str, str]:
-    """DEPARTS of search_spaces/<method>.py: setting -> the paper's words, where preset `paper` does not follow them."""
-    found = _assigned(method)[1].get("DEPARTS")
+def deviations(method: str) -> dict[str, str]:
+    """DEVIATIONS of search_spaces/<method>.py: setting -> the paper's words, where preset `paper` differs from them."""
+    found = _assigned(method)[1].get("DEVIATIONS")
     return {} if found is None else {name: str(value) for name, value in ast.literal_eval(found).items()}
 
 
 @cache
 def at_most(method: str) -> dict[str, str]:
-    """AT_MOST of search_spaces/<method>.py: setting -> the setting that it must not exceed."""
-    found = _assigned(method)[1].get("AT_MOST")
+    """UPPER_BOUNDS of search_spaces/<method>.py: setting -> the setting that it must not exceed."""
+    found = _assigned(method)[1].get("UPPER_BOUNDS")
     return {} if found is None else dict(ast.literal_eval(found))
 
 
 def _assigned(method: str) -> tuple[str, dict[str, ast.expr]]:
     """The file of a method's search space and what it assigns; empty if there is none."""
     method = CONFIGURATIONS.get(method, (method, ""))[0]
-    spec = find_spec(f"search_spaces.{method}") if method.isidentifier() else None
+    spec = find_spec(f"ctvr.search_spaces.{method}") if method.isidentifier() else None
     if spec is None or spec.origin is None:
         return "", {}
     statements = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
@@ -89,7 +89,7 @@ def footnote(settings: Mapping[str, Any], row: str = "") -> str:
 
 def departures(settings: Mapping[str, Any], row: str = "") -> str:
     """What a table says below a run whose settings are not its paper's words, though preset `paper` has them."""
-    words = departs(row or str(settings.get("method", "")))
+    words = deviations(row or str(settings.get("method", "")))
     differing = {name: word for name, word in words.items() if str(settings.get(name, word)) != word}
     listed = [f"{name} {settings[name]} (paper {word})" for name, word in differing.items()]
     return DEPARTURES.format(settings=", ".join(listed)) if listed else ""

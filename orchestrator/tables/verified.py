@@ -50,7 +50,7 @@ class Verified:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class VerificationRow:
     """What a method's row of REPRODUCIBILITY.md says beside its entries."""
 
     method: str
@@ -61,14 +61,14 @@ class Standing:
 
 
 @cache
-def read() -> tuple[tuple[Standing, ...], tuple[Verified, ...]]:
+def read() -> tuple[tuple[VerificationRow, ...], tuple[Verified, ...]]:
     """All rows and all entries of the file, in its order.
 
     Raises:
         ValueError: for an entry that breaks the format.
     """
     data: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-    rows = tuple(Standing(**{**row, "tests": tuple(row["tests"])}) for row in data["methods"])
+    rows = tuple(VerificationRow(**{**row, "tests": tuple(row["tests"])}) for row in data["methods"])
     return rows, tuple(
         Verified(**{**entry, "checks": tuple(Check(**check) for check in entry["checks"])})
         for entry in data["verified"]
@@ -93,7 +93,7 @@ def equals(entry: Verified) -> str:
     return f"{listed} equal {entry.source} to {worst:g} on seeded weights"
 
 
-def grade_of(row: Standing) -> str:
+def grade_of(row: VerificationRow) -> str:
     """`code` where features, losses or gradients are held against a release in every clone."""
     checks = [check for entry in of_method(row.method) for check in entry.checks]
     return "code" if any(check.in_clone and check.what in PROVES_CODE for check in checks) else row.grade

@@ -8,9 +8,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.tables.drawings import drawings, expert_shares
-from orchestrator.tables.formats import to_csv, to_latex, to_markdown
-from orchestrator.tables.table import Table
+from ctvr.orchestrator.tables.formats import to_csv, to_latex, to_markdown
+from ctvr.orchestrator.tables.table import Table
+from ctvr.orchestrator.tables.table_figures import drawings, expert_shares
 
 
 def write(made: Table | Sequence[Table], folder: Path) -> list[Path]:
@@ -31,7 +31,7 @@ def write(made: Table | Sequence[Table], folder: Path) -> list[Path]:
 
 
 def _write_figures(table: Table, folder: Path, name: str) -> list[Path]:
-    from orchestrator.tracking import figures, plots  # matplotlib takes a second to import
+    from ctvr.orchestrator.tracking import figures, plots  # matplotlib takes a second to import
 
     drawn = {
         f"{name}_{what}": plots.draw(panels, f"{table.stream}: {title}") for what, title, panels in drawings(table)

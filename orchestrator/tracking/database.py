@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from orchestrator.errors import ConfigError
+from ctvr.orchestrator.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -44,7 +44,7 @@ def _commit() -> tuple[str | None, bool | None]:
     """The commit of this code and whether files differ from it; (None, None) outside its git checkout."""
 
     def git(*words: str) -> str:
-        here = Path(__file__).parents[1]
+        here = Path(__file__).resolve().parents[1]
         done = subprocess.run(["git", *words], cwd=here, capture_output=True, check=True, timeout=10)
         return done.stdout.decode("utf-8", "replace")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from orchestrator.tracking.styles import FAINT, INK
+from ctvr.orchestrator.tracking.styles import FAINT, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

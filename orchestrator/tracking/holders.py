@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.digests import digest_of
+from ctvr.orchestrator.digests import digest_of
 
 HOLDER = "ctvr.holder"
 _FIRST_NAMESPACE = "pid:[4026531836]"  # of processes outside of containers

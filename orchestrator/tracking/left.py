@@ -10,14 +10,14 @@ import logging
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 
-from orchestrator.config import Settings
-from orchestrator.tracking.holders import is_gone
-from orchestrator.tracking.internals import PARENT
-from orchestrator.tracking.messages import IDENTITY
-from orchestrator.tracking.outbox import locked
-from orchestrator.tracking.server import reason
-from orchestrator.tracking.tracker import Tracker
-from orchestrator.tracking.values import MAX_PARAM, RunRecord, as_text, metric_name, short
+from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.tracking.holders import is_gone
+from ctvr.orchestrator.tracking.internals import PARENT
+from ctvr.orchestrator.tracking.messages import IDENTITY
+from ctvr.orchestrator.tracking.outbox import locked
+from ctvr.orchestrator.tracking.run_record import MAX_PARAM, RunRecord, as_text, metric_name, short
+from ctvr.orchestrator.tracking.server import reason
+from ctvr.orchestrator.tracking.tracker import Tracker
 
 STOPPED = ("KILLED", "FAILED")
 

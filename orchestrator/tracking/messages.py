@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from orchestrator.digests import digest_of
-from orchestrator.errors import BadRecord
-from orchestrator.redaction import redact_data
+from ctvr.orchestrator.digests import digest_of
+from ctvr.orchestrator.errors import BadRecord
+from ctvr.orchestrator.redaction import redact_data
 
 Message = dict[str, Any]  # {"op": what to do, ...}, JSON-able
 IS = "is"  # the record that says which id MLflow gave a run

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from orchestrator.errors import ConfigError
+from ctvr.orchestrator.errors import ConfigError
 
 log = logging.getLogger(__name__)
 ROOM = 10_000  # rows that wait

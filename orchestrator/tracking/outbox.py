@@ -19,14 +19,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from orchestrator.errors import BadRecord
-from orchestrator.tracking.messages import Message, files_below, is_id, read_line
+from ctvr.orchestrator.errors import BadRecord
+from ctvr.orchestrator.tracking.messages import Message, files_below, is_id, read_line
 
 log = logging.getLogger(__name__)
 
 OFFLINE = "offline-"  # run ids that were given out while nothing answered
 REFUSED = "-refused"  # files of records that no repetition will get accepted; kept to be looked at
-QUIET_SECONDS = 300.0  # after a failure: how long nothing is tried, so that training does not wait on time-outs
+RETRY_AFTER_S = 300.0  # after a failure: how long nothing is tried, so that training does not wait on time-outs
 
 
 @contextmanager
@@ -126,13 +126,13 @@ class Outbox:
         path = self._path(run_id)
         return not run_id.endswith(REFUSED) and path.is_file() and path.stat().st_size > 0
 
-    def set_real(self, offline_id: str, run_id: str) -> None:
+    def set_server_id(self, offline_id: str, run_id: str) -> None:
         """Remember the id that a run got in the end, when it was opened while nothing answered."""
         temporary = self.folder / f"{offline_id}.{os.getpid()}"
         temporary.write_text(run_id, encoding="utf-8")
         os.replace(temporary, self.folder / f"{offline_id}.run")
 
-    def real(self, run_id: str) -> str | None:
+    def server_id(self, run_id: str) -> str | None:
         """The id that the server knows; None while an offline run was not sent yet."""
         if not run_id.startswith(OFFLINE):
             return run_id
@@ -154,7 +154,7 @@ class Outbox:
         return self.folder / f"{file_name(run_id)}.files"
 
 
-class Courier:
+class OutboxSender:
     """Sends records, and keeps in the outbox what cannot be sent now. Its methods never raise.
 
     Args:
@@ -183,7 +183,7 @@ class Courier:
         `now` tries even in the quiet time after a failure: for what comes last.
         """
         quiet = time.monotonic() < self._quiet_until and not now
-        if not quiet and not self.outbox.has(run_id) and (record["op"] == "open" or self.outbox.real(run_id)):
+        if not quiet and not self.outbox.has(run_id) and (record["op"] == "open" or self.outbox.server_id(run_id)):
             return self._try(run_id, record) or self._keep(run_id, record)
         self._keep(run_id, record)
         return not quiet and self.flush(run_id)[1] == 0
@@ -238,7 +238,7 @@ class Courier:
                     "tracking: %s. Training goes on; records wait in %s and `ctvr sync` sends them.",
                     *(self._reason(error), self.outbox.folder),
                 )
-            self._warned, self._quiet_until = True, time.monotonic() + QUIET_SECONDS
+            self._warned, self._quiet_until = True, time.monotonic() + RETRY_AFTER_S
             return False
         self._warned, self._quiet_until = False, 0.0
         return True

@@ -1,4 +1,4 @@
-"""Lines and points of a table's rows, panel by panel with one legend. What is drawn of a table: tables/drawings.py."""
+"""Lines and points of a table's rows, in panels with one legend. Their values come from tables/table_figures.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from orchestrator.tracking.figures import new_figure, wrapped
-from orchestrator.tracking.styles import FAINT, INK, LineName, Style, styles_of
+from ctvr.orchestrator.tracking.figures import new_figure, wrapped
+from ctvr.orchestrator.tracking.styles import FAINT, INK, LineName, Style, styles_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,21 +8,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from methods.base import Method, Task
-from methods.layers.transfer import cut
-from orchestrator.data.batches import StreamData
-from orchestrator.digests import canonical
-from orchestrator.learning.commits import Commits, Record
-from orchestrator.learning.cost import measure, query_cost
-from orchestrator.learning.experiment import Experiment
-from orchestrator.learning.identity import frames_digest
-from orchestrator.learning.resolve import resolve
-from orchestrator.learning.run import splits_of
-from orchestrator.learning.weights import save_model
-from orchestrator.tracking.left import open_or_take_up
-from orchestrator.tracking.mirror import Mirror
-from orchestrator.tracking.shown import dataset_of, write_signature
-from orchestrator.tracking.tracker import Tracker
+from ctvr.methods.base import Method, Task
+from ctvr.methods.layers.transfer import trim_padding
+from ctvr.orchestrator.data.batches import StreamData
+from ctvr.orchestrator.digests import canonical
+from ctvr.orchestrator.learning.commits import Commits, RunState
+from ctvr.orchestrator.learning.cost import measure, query_cost
+from ctvr.orchestrator.learning.experiment import Experiment
+from ctvr.orchestrator.learning.method_state import save_model
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import splits_of
+from ctvr.orchestrator.learning.run_key import frames_digest
+from ctvr.orchestrator.tracking.left import open_or_take_up
+from ctvr.orchestrator.tracking.mirror import Mirror
+from ctvr.orchestrator.tracking.mlflow_ui import dataset_of, write_signature
+from ctvr.orchestrator.tracking.tracker import Tracker
 
 
 @dataclass
@@ -56,14 +56,14 @@ class Recorder:
             "ctvr.split": self.experiment.evaluation.split,
             "ctvr.select": self.experiment.evaluation.select,
             "ctvr.select_split": self.experiment.evaluation.selects_on(stream.has_val) or "",
-            "ctvr.mark": stream.settings_mark,
+            "ctvr.mark": stream.table_caveat,
             "ctvr.trains_on_searched": str(self.experiment.trains_on_searched).lower(),
             "ctvr.protocol": stream.protocol,
             "ctvr.stream_digest": stream.digest,
             "ctvr.stream_content": stream.content,
             "ctvr.frames": frames_digest(stream, data.frames, splits_of(self.experiment, stream)),
             "ctvr.presets": ",".join(self.experiment.presets),
-            "ctvr.made_of": canonical(commits.made_of),
+            "ctvr.provenance": canonical(commits.made_of),
             "ctvr.reused_tasks": str(commits.reused),
             **self.tags,
         }
@@ -91,7 +91,7 @@ class Recorder:
                 self._log_task(record, step)
             self._log_training(record)
 
-    def report(self, task: Task, record: Record, seconds: float) -> None:
+    def report(self, task: Task, record: RunState, seconds: float) -> None:
         """Record what the loop knows after a task."""
         step = task.index + 1
         self._log_task(record, step)  # first, since MLflow's pages list metrics in the order in which they came
@@ -99,7 +99,7 @@ class Recorder:
         if step == task.num_tasks:
             self.complete(record)
 
-    def _log_training(self, record: Record) -> None:
+    def _log_training(self, record: RunState) -> None:
         """The losses of every epoch that was not logged by this process."""
         rows = _training(record)
         new = dict(list(rows.items())[self._logged_epochs :])
@@ -108,7 +108,7 @@ class Recorder:
             self.tracker.log_history(self.run_id, new)
             self._show(new)
 
-    def _log_task(self, record: Record, step: int) -> None:
+    def _log_task(self, record: RunState, step: int) -> None:
         """Metrics after `step` tasks, and how long the last of them took."""
         self.tracker.log_task(self.run_id, step, _of_task(record, step))
         self._show({step: _of_task(record, step)})
@@ -117,7 +117,7 @@ class Recorder:
         if self._mirror is not None:
             self._mirror.log(rows)
 
-    def complete(self, record: Record) -> None:
+    def complete(self, record: RunState) -> None:
         """Record what is known once the stream is learned, and close the run."""
         assert self._context is not None
         method, data = self._context
@@ -126,7 +126,7 @@ class Recorder:
         frames = next(plain.videos(0, self.experiment.evaluation.split, [0], 1))
         cost = measure(method, frames)
         if data.stream.domain == "videos":
-            tokens = cut(data.queries(0, self.experiment.evaluation.split).tokens[:1]).to(data.device)
+            tokens = trim_padding(data.queries(0, self.experiment.evaluation.split).tokens[:1]).to(data.device)
             cost |= query_cost(method, tokens, num_tasks)
         if not self.experiment.optim.epochs:  # a control that trains nothing
             cost["cost/trained_parameters"] = 0.0
@@ -165,7 +165,7 @@ class Recorder:
         found = {name: matrix.double().cpu().tolist() for name, matrix in method.similarities().items()}
         if not found:
             return
-        from orchestrator.tracking import figures  # matplotlib takes a second to import
+        from ctvr.orchestrator.tracking import figures  # matplotlib takes a second to import
 
         self.tracker.log_json(self.run_id, "similarity.json", found)
         figure = figures.draw_similarities(found, f"{self.name}: cosines among categories")
@@ -177,16 +177,16 @@ class Recorder:
             self.tracker.log_artifacts(self.run_id, Path(folder))
 
 
-def _training(record: Record) -> dict[int, dict[str, float]]:
+def _training(record: RunState) -> dict[int, dict[str, float]]:
     """Optimizer step -> losses, of every epoch."""
     return {int(row["step"]): {k: v for k, v in row.items() if k != "step"} for row in record.training}
 
 
-def _of_task(record: Record, step: int) -> dict[str, float]:
+def _of_task(record: RunState, step: int) -> dict[str, float]:
     return {**record.metrics[step - 1], "cost/seconds_task": record.seconds[step - 1]}
 
 
-def rows_of(record: Record) -> dict[int, dict[str, float]]:
+def rows_of(record: RunState) -> dict[int, dict[str, float]]:
     """Every number that a record gives MLflow: step -> key -> value."""
     rows = _training(record)
     for step in range(1, record.done + 1):
@@ -195,6 +195,6 @@ def rows_of(record: Record) -> dict[int, dict[str, float]]:
 
 
 def export_model(method: Method, experiment: Experiment, data: StreamData, folder: Path) -> None:
-    """Write a trained method where `orchestrator.learning.assemble.load_model` can read it."""
+    """Write a trained method where `ctvr.orchestrator.learning.factory.load_model` can read it."""
     tasks: list[dict[str, Any]] = [vars(data.task(index)) for index in range(len(data.stream.tasks))]
     save_model(method, experiment.settings, tasks, folder)

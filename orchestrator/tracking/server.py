@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from orchestrator.errors import ConfigError, TrackingAway
-from orchestrator.interpreter import child_environment, run_module
-from orchestrator.proxies import except_from_proxies, proxy_of
-from orchestrator.redaction import redact
-from orchestrator.tracking.database import await_lock, ensure_whole, remedy
-from orchestrator.tracking.internals import NOISY, OUT_OF_DATE
+from ctvr.orchestrator.errors import ConfigError, TrackingUnavailable
+from ctvr.orchestrator.interpreter import child_environment, run_module
+from ctvr.orchestrator.proxies import except_from_proxies, proxy_of
+from ctvr.orchestrator.redaction import redact
+from ctvr.orchestrator.tracking.database import await_lock, ensure_whole, remedy
+from ctvr.orchestrator.tracking.internals import NOISY, OUT_OF_DATE
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -58,7 +58,7 @@ def check(uri: str, timeout: int = 5) -> None:
     """Ask once whether `uri` can be used, without long retries.
 
     Raises:
-        ConfigError: one line with the URI, the reason and the remedy; `TrackingAway` where a
+        ConfigError: one line with the URI, the reason and the remedy; `TrackingUnavailable` where a
             server does not answer.
     """
     if uri.startswith("sqlite:///"):
@@ -75,7 +75,7 @@ def check(uri: str, timeout: int = 5) -> None:
         try:
             new_client(uri).search_experiments(max_results=1)
         except Exception as error:  # whatever it is, the user gets one line
-            raise TrackingAway(f"tracking {redact(uri)}: {reason(error)}. {_remedy(error, uri)}") from error
+            raise TrackingUnavailable(f"tracking {redact(uri)}: {reason(error)}. {_remedy(error, uri)}") from error
 
 
 def ui_command(uri: str, host: str = "127.0.0.1", port: int = 5000) -> list[str]:

@@ -21,23 +21,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import renamed
-from orchestrator.config import Settings
-from orchestrator.digests import canonical
-from orchestrator.errors import ConfigError, StoreError
-from orchestrator.redaction import redact
-from orchestrator.tracking.database import remedy
-from orchestrator.tracking.environment import environment
-from orchestrator.tracking.holders import holder_tags
-from orchestrator.tracking.internals import PARENT, SOURCE, USER, latest_points
-from orchestrator.tracking.ledger import TOLD, Ledger, Runs, replay
-from orchestrator.tracking.messages import ENDED, Message, without_secrets
-from orchestrator.tracking.moved import follow_move
-from orchestrator.tracking.outbox import OFFLINE, Courier, Outbox, locked
-from orchestrator.tracking.sending import Sender, is_refusal
-from orchestrator.tracking.server import check, create_database, reason
-from orchestrator.tracking.shown import NAME, page_of_runs
-from orchestrator.tracking.values import Histories, RunRecord, as_text, metric_name, number
+from ctvr.orchestrator import renamed
+from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.digests import canonical
+from ctvr.orchestrator.errors import ConfigError, StoreError
+from ctvr.orchestrator.redaction import redact
+from ctvr.orchestrator.tracking.database import remedy
+from ctvr.orchestrator.tracking.environment import environment
+from ctvr.orchestrator.tracking.event_log import EVENTS, EventLog, Runs, replay
+from ctvr.orchestrator.tracking.holders import holder_tags
+from ctvr.orchestrator.tracking.internals import PARENT, SOURCE, USER, latest_points
+from ctvr.orchestrator.tracking.messages import ENDED, Message, without_secrets
+from ctvr.orchestrator.tracking.mlflow_ui import NAME, page_of_runs
+from ctvr.orchestrator.tracking.mlflow_writer import Sender, is_refusal
+from ctvr.orchestrator.tracking.outbox import OFFLINE, Outbox, OutboxSender, locked
+from ctvr.orchestrator.tracking.relocate import follow_move
+from ctvr.orchestrator.tracking.run_record import Histories, RunRecord, as_text, metric_name, number
+from ctvr.orchestrator.tracking.server import check, create_database, reason
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -74,9 +74,11 @@ class Tracker:
     def __init__(self, uri: str, runs: Path) -> None:
         self.uri, self.runs = uri, Path(runs)
         self.outbox = Outbox(self.runs / "outbox")
-        self.ledger = Ledger(self.runs / TOLD)
+        self.ledger = EventLog(self.runs / EVENTS)
         self._sender = Sender(uri, self.outbox, self.ledger)
-        self._courier = Courier(self.outbox, self._sender.send, is_refusal, lambda e: f"{redact(uri)}: {reason(e)}")
+        self._courier = OutboxSender(
+            self.outbox, self._sender.send, is_refusal, lambda e: f"{redact(uri)}: {reason(e)}"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tracker, (self.uri, self.runs)
@@ -202,7 +204,7 @@ class Tracker:
         """Why records still waited when `flush` ended."""
         return "; ".join(self._courier.reasons) or "another process is sending them"
 
-    def tell_again(self, told: Runs, bad: list[str]) -> dict[str, dict[str, Any]]:
+    def resend(self, told: Runs, bad: list[str]) -> dict[str, dict[str, Any]]:
         """Send what the ledger holds; what is stored stays. Returns run id -> tags.
 
         Args:
@@ -282,11 +284,11 @@ class Tracker:
             "name": name,
             "settings": texts,
             "parent": parent,
-            "tags": {SOURCE["name"]: "ctvr", SOURCE["type"]: "LOCAL", **whoever(), **holder_tags(), **tags},
+            "tags": {SOURCE["name"]: "ctvr", SOURCE["type"]: "LOCAL", **current_user(), **holder_tags(), **tags},
         }
         self._tell(offline, message)
-        run_id = self._sender.opened.get(offline) or self.outbox.real(offline) or offline
-        self.ledger.is_called(offline, run_id)
+        run_id = self._sender.opened.get(offline) or self.outbox.server_id(offline) or offline
+        self.ledger.record_alias(offline, run_id)
         return run_id
 
     def _tell(self, run_id: str, message: Message, now: bool = False) -> None:
@@ -304,7 +306,7 @@ class Tracker:
         metrics, settings, tags = (
             Histories(latest_points(run), read),
             renamed.settings(data.params, quiet=True),
-            dict(data.tags),
+            renamed.tags(data.tags),
         )
         return RunRecord(
             info.run_id,
@@ -322,7 +324,7 @@ def _now() -> int:
     return int(time.time() * 1000)
 
 
-def whoever() -> dict[str, str]:
+def current_user() -> dict[str, str]:
     """The user, as MLflow's pages name one; nothing where the system does not know a name (some containers)."""
     try:
         return {USER: getpass.getuser()}

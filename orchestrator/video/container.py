@@ -76,12 +76,12 @@ def other_kind(path: Path) -> str | None:
 
 
 def convert(path: Path) -> str:
-    """Return the command that makes a film of a file that we do not read."""
+    """Return the command that makes a video of a file that we do not read."""
     return f"`ffmpeg -i {shlex.quote(path.name)} -c:v libx264 OUT.mp4`"
 
 
 def keep_the_rest(path: Path) -> str:
-    """Return the sentence that a damaged film is refused with."""
+    """Return the sentence that a damaged video is refused with."""
     return f"{convert(path)} keeps the part that can be decoded"
 
 
@@ -101,7 +101,7 @@ def what_is_missing(path: Path, container: str) -> str | None:
 
 
 def is_of_media_alone(missing: str) -> bool:
-    """Report whether a box of pictures claims too many bytes, while the index of the film may be complete."""
+    """Report whether a box of pictures claims too many bytes, while the index of the video may be complete."""
     return missing.startswith(_cut("box 'mdat'", 0, 0).split(" 0,")[0])
 
 
@@ -123,7 +123,7 @@ def _mp4(file: BinaryIO, size: int) -> str | None:
         elif length == 0:  # "to the end of the file"
             length = size - position
         if not name.isascii() or not name.replace(b" ", b"_").replace(b"-", b"_").replace(b"_", b"a").isalnum():
-            if b"moov" in seen and b"mdat" in seen:  # bytes behind a complete film hurt nobody
+            if b"moov" in seen and b"mdat" in seen:  # bytes behind a complete video hurt nobody
                 break
             return f"is damaged: no MP4 box at byte {position}"
         if length < 8:

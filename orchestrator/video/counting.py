@@ -1,4 +1,4 @@
-"""What a whole decode shows, in order: the frames of a film, numbered as they leave the decoder."""
+"""What a whole decode shows, in order: the frames of a video, numbered as they leave the decoder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _REORDERED = 16  # places by which H.264 and HEVC may move a frame, at most
 
 
 def frames_in_order(file: Any, stream: Any, strict: bool) -> Iterator[Any]:
-    """Yield the frames of a film, or those from the place where the file was set to.
+    """Yield the frames of a video, or those from the place where the file was set to.
 
     A recording may begin in the middle of a group of pictures: what comes before its first key frame, or is shown
     before it, lacks the pictures that it builds on. Decoders leave it out; a strict one calls it an error, too.

@@ -1,6 +1,6 @@
 """One video file, or one folder of frames, becomes a clip of uint8 frames with their timestamps, in this process.
 
-Which frames: `choose_frames` of sampling.py, of the film or of a time segment. The index of frames comes from
+Which frames: `choose_frames` of sampling.py, of the video or of a time segment. The index of frames comes from
 the container's packets in presentation order, so that all decoders (readers.py) are asked for the same frames and the
 timestamps are those of the file, also at a variable frame rate. PyAV decodes, once, and refuses frames that FFmpeg
 calls damaged. decord and torchcodec patch such frames up, or return others, without a word, so where one of them is
@@ -15,13 +15,13 @@ and in MPEG streams: frames are compared with PyAV's, and the file is refused.
 Measured with torchcodec 0.17.0 on FFmpeg 5.1.9 and PyAV 18.1 (FFmpeg 8.1.2), all frames: bit-identical frames and
 timestamps for 8-bit progressive h264 (of any chroma, range, matrix, rotation and size that was tried), hevc, vp8, vp9,
 av1, mpeg4, msmpeg4v2, h263, flv, wmv1, theora and mjpeg, for 10-bit h264 of chroma 4:4:4 and for prores. Not for other
-10-bit films, by another interpolation of colour, which no setting of it chooses (mean difference 2.9 of 255 in a public
+10-bit videos, by another interpolation of colour, which no setting chooses (mean difference 2.9 of 255 in a public
 h264 clip; of a test pattern 3.3 to 3.9 in h264 and hevc, 0.9 to 1.0 in av1 and vp9), not for interlaced h264 and mpeg4
 (5.1 and 4.7; decord's h264, too), and not always for wmv2 (by 2 at most). In MPEG program and transport streams it
 returns frames of other times or none, and behind an edit list it saw another number of frames: refused. Its decoding on
 a GPU is not offered: the child's fence shows it none.
 
-Nothing here protects the process from a decoder that crashes or hangs: `orchestrator.video.pool.Decoder` does.
+Nothing here protects the process from a decoder that crashes or hangs: `ctvr.orchestrator.video.pool.Decoder` does.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image
 
-from orchestrator.digests import digest_sources, imported_sources
-from orchestrator.errors import ConfigError, IndexDisagrees, VideoError
-from orchestrator.video.container import keep_the_rest
-from orchestrator.video.index import Index, Limits, Watch, check_size, count_index, read_index
-from orchestrator.video.readers import (
+from ctvr.orchestrator.digests import ROOT, digest_sources, list_imported_sources
+from ctvr.orchestrator.errors import ConfigError, IndexDisagrees, VideoError
+from ctvr.orchestrator.video.container import keep_the_rest
+from ctvr.orchestrator.video.decoders import (
     READERS,
     brightness,
     check_same,
     read_pyav,
     torchcodec_version,
 )
-from orchestrator.video.sampling import (
+from ctvr.orchestrator.video.index import Index, Limits, Watch, check_size, count_index, read_index
+from ctvr.orchestrator.video.sampling import (
     MISSING,
     NATIVE,
     Frames,
@@ -79,7 +79,7 @@ def decode(
         path: a video file, or a folder of .png/.jpg frames in the order of the numbers in their names. A folder
             holds frames that were already cut to their segment: `segment` does not apply to it.
         sampling: T = `num_frames` and the side of the square frames.
-        segment: (start, end) in seconds since the first frame; an end behind the film's is moved to it.
+        segment: (start, end) in seconds since the first frame; an end behind the video's is moved to it.
         decoder: "pyav", "decord", "torchcodec" or "auto" (decord, then PyAV where decord cannot).
 
     Raises:
@@ -116,7 +116,7 @@ def probe(path: str | Path, limits: Limits | None = None) -> VideoInfo:
 
 
 def _with_index(path: Path, limits: Limits, watch: Watch, use: Callable[[Index], Result]) -> Result:
-    """Use the index of a film; once more, with frames that are counted, where the decoder shows others."""
+    """Use the index of a video; once more, with frames that are counted, where the decoder shows others."""
     index = read_index(path, limits, watch)
     try:
         return use(index)
@@ -189,7 +189,7 @@ def decoder_version(name: str = "pyav", strict: bool = True) -> str:
     if name == "torchcodec":
         versions["torchcodec"] = torchcodec_version()
     named = "+".join(versions[decoder] for decoder in order)
-    rule = digest_sources(imported_sources([Path(__file__).resolve()], "orchestrator/video"))[:12]
+    rule = digest_sources(list_imported_sources([ROOT / "orchestrator/video/decode.py"], "orchestrator/video"))[:12]
     return f"{named}+pillow-{Image.__version__}+rule-{rule}{'' if strict else '+lenient'}"
 
 

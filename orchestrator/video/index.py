@@ -1,6 +1,6 @@
 """The frames of one video file in presentation order: what a whole decode shows is the truth.
 
-Packets tell it without a decode where they provably agree (packets.py); other films are decoded once to count their
+Packets tell it without a decode where they provably agree (packets.py); other videos are decoded once to count their
 frames (counting.py). What may be wrong with a file is found here first: missing, empty, not on the lists of containers
 and codecs, cut short, larger than the limits.
 """
@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.errors import VideoError
-from orchestrator.video.container import (
+from ctvr.orchestrator.errors import VideoError
+from ctvr.orchestrator.video.container import (
     CONTAINERS,
     container_of,
     convert,
@@ -26,8 +26,8 @@ from orchestrator.video.container import (
     other_kind,
     what_is_missing,
 )
-from orchestrator.video.counting import frames_in_order, seconds_of
-from orchestrator.video.packets import Packets, Reader, is_interlaced
+from ctvr.orchestrator.video.counting import frames_in_order, seconds_of
+from ctvr.orchestrator.video.packets import Packets, Reader, is_interlaced
 
 _CODECS = frozenset(
     (
@@ -47,11 +47,11 @@ _PLACED = ("avi", "asf")
 class Limits:
     """What one file may cost before it is refused.
 
-    `memory_bytes` and the kill after `max_seconds` need a child process (`orchestrator.video.pool.Decoder`).
+    `memory_bytes` and the kill after `max_seconds` need a child process (`ctvr.orchestrator.video.pool.Decoder`).
     """
 
     max_pixels: int = 7680 * 4320  # of one frame
-    max_frames: int = 1_000_000  # of the whole film: 9 hours at 30 fps
+    max_frames: int = 1_000_000  # of the whole video: 9 hours at 30 fps
     max_seconds: float = 120.0  # wall-clock
     memory_bytes: int = 4 * 2**30  # beyond what the idle child uses
     strict: bool = True  # refuse frames that the decoder patched up; False accepts them, as the released code does
@@ -64,7 +64,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Index:
-    """The frames of a film in presentation order."""
+    """The frames of a video in presentation order."""
 
     container: str
     codec: str
@@ -83,7 +83,7 @@ class Watch:
     def __init__(self, path: Path, limits: Limits) -> None:
         self.path, self.seconds = path, limits.max_seconds
         self.end = time.monotonic() + limits.max_seconds
-        self.hint = ""  # why a film takes long
+        self.hint = ""  # why a video takes long
 
     def check(self) -> None:
         if time.monotonic() > self.end:
@@ -108,7 +108,7 @@ def frame_seconds(times: np.ndarray) -> float:
 
 
 @contextmanager
-def named_errors(path: Path) -> Iterator[None]:
+def translate_av_errors(path: Path) -> Iterator[None]:
     """FFmpeg's and memory errors become VideoErrors of this file."""
     import av
 
@@ -128,7 +128,7 @@ def opened(path: Path, container: str, **options: str) -> Iterator[tuple[Any, An
 
     options["protocol_whitelist"] = "file"
     with (
-        named_errors(path),
+        translate_av_errors(path),
         av.open(str(path.absolute()), format=container, options=options, metadata_errors="ignore") as file,
     ):
         stream = file.streams.best("video")
@@ -139,10 +139,10 @@ def opened(path: Path, container: str, **options: str) -> Iterator[tuple[Any, An
 
 
 def read_index(path: Path, limits: Limits, watch: Watch) -> Index:
-    """Index a film by its packets where they prove which frames are shown, else by decoding it whole.
+    """Index a video by its packets where they prove which frames are shown, else by decoding it whole.
 
     Raises:
-        VideoError: if the file is missing, empty, not a film we read, cut short, damaged or over a limit.
+        VideoError: if the file is missing, empty, not a video we read, cut short, damaged or over a limit.
     """
     container, missing = _checked_file(path)
     if missing and limits.strict and not is_of_media_alone(missing):
@@ -168,12 +168,12 @@ def read_index(path: Path, limits: Limits, watch: Watch) -> Index:
 
 
 def count_index(path: Path, container: str, why: str, limits: Limits, watch: Watch) -> Index:
-    """Index a film by decoding it whole, since its packets cannot be (`why`).
+    """Index a video by decoding it whole, since its packets cannot be (`why`).
 
     Raises:
         VideoError: if a packet cannot be decoded, nothing is shown, or a limit is exceeded.
     """
-    watch.hint = f"; {why}, so all of it is decoded. {convert(path)} makes a film with an index"
+    watch.hint = f"; {why}, so all of it is decoded. {convert(path)} makes a video with an index"
     pts: list[int | None] = []
     with opened(path, container) as (file, stream):
         codec, width, height = _picture(stream)

@@ -1,9 +1,9 @@
-"""The packets of a film: timestamps, key frames, and whether they prove which frames a whole decode shows.
+"""The packets of a video: timestamps, key frames, and whether they prove which frames a whole decode shows.
 
 Packets are an index where each of them shows one frame at a time of its own. That holds for containers that store
 presentation times (MP4, Matroska, FLV) and codecs of a frame a packet; VP8, VP9 and MPEG-4, which have packets that
 show nothing or two pictures, are looked into. AVI has no presentation times and writes empty packets for repeated
-frames; packets of MPEG and TS are made by a parser, and fields may lie alone; WMV and Ogg leave times out. Such films
+frames; packets of MPEG and TS are made by a parser, and fields may lie alone; WMV and Ogg leave times out. Such videos
 are counted by decoding them (counting.py).
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.errors import VideoError
-from orchestrator.video.container import keep_the_rest
+from ctvr.orchestrator.errors import VideoError
+from ctvr.orchestrator.video.container import keep_the_rest
 
 _TIMED = frozenset(("mov", "matroska", "flv"))
 _FRAME_A_PACKET = frozenset(
@@ -43,7 +43,7 @@ class Packets:
 
 
 class Reader:
-    """Reads the packets of one film, one after the other."""
+    """Reads the packets of one video, one after the other."""
 
     def __init__(self, path: Path, container: str, codec: str, interlaced: bool) -> None:
         self.path, self.codec = path, codec

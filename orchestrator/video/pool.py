@@ -1,6 +1,6 @@
 """Decode many videos in bounded child processes: a file that crashes, hangs or bloats its decoder costs only itself.
 
-`decode` and `probe` (from orchestrator.video.decode) work in this process; `Decoder` is what the data pipeline uses.
+`decode` and `probe` (`video/decode.py`) work in this process; the data pipeline uses `Decoder`.
 
 A child is a plain subprocess of this interpreter, not a multiprocessing worker: it does not run the caller's
 `__main__` again, may be started from daemon processes (data loader workers), and answers with JSON and raw
@@ -29,18 +29,18 @@ from typing import IO, Any
 
 import numpy as np
 
-from orchestrator.errors import ConfigError, CtvrError, VideoError
-from orchestrator.interpreter import library_path, run_module
-from orchestrator.video.child import READY
-from orchestrator.video.decode import decoder_version
-from orchestrator.video.index import Limits
-from orchestrator.video.sampling import NATIVE, Frames, Sampling, VideoInfo
+from ctvr.orchestrator.errors import ConfigError, CtvrError, VideoError
+from ctvr.orchestrator.interpreter import library_path, run_module
+from ctvr.orchestrator.video.decode import decoder_version
+from ctvr.orchestrator.video.decode_worker import READY
+from ctvr.orchestrator.video.index import Limits
+from ctvr.orchestrator.video.sampling import NATIVE, Frames, Sampling, VideoInfo
 
 _START_SECONDS = 120.0  # imports of a child on a busy machine
 _ANSWER_SECONDS, _PIECE = 5.0, 1 << 15  # time that a child gets for so many bytes of its answer, after its deadline
 _JOBS_PER_CHILD = 500  # a fresh child now and then bounds what decoders leak
 _CHILD_ENV = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV")
-_CHILD = run_module("orchestrator.video.child")
+_CHILD = run_module("ctvr.orchestrator.video.decode_worker")
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Decoder:
         """One clip, decoded in a child.
 
         Raises:
-            VideoError: as `orchestrator.video.decode.decode`, and if the child crashed or took too long.
+            VideoError: as `ctvr.orchestrator.video.decode.decode`, and if the child crashed or took too long.
         """
         ((_, result),) = self.map([Job(str(path), sampling, segment)])
         if isinstance(result, VideoError):
@@ -146,7 +146,7 @@ class _Child:
         before = self.folders
         for path in (os.path.realpath(job.path), os.path.abspath(job.path)):  # a link is found where it lies
             if not any(Path(path).is_relative_to(known) for known in self.folders):
-                self.folders = widened(self.folders, Path(path).parent)
+                self.folders = with_parents(self.folders, Path(path).parent)
         if self.folders is not before or self.jobs_done >= _JOBS_PER_CHILD:
             self.stop()
         fresh = self.process is None
@@ -243,7 +243,7 @@ class _Child:
         return _Crash(how)
 
 
-def widened(folders: Sequence[Path], folder: Path) -> list[Path]:
+def with_parents(folders: Sequence[Path], folder: Path) -> list[Path]:
     """Folders that a child may read, so that it may read one more.
 
     A neighbour joins the folder that both lie in: videos sorted into many folders need few processes. A home, and what
@@ -312,7 +312,7 @@ def _parse(job: Job, buffer: bytearray, limits: Limits) -> Frames | VideoError |
 
 
 def _checked_info(info: dict[str, Any]) -> VideoInfo:
-    """Facts of a film as the child has sent them, each of its own kind."""
+    """Facts of a video as the child has sent them, each of its own kind."""
     kinds = {"int": int, "float": float, "str": str}
     fields = dataclasses.fields(VideoInfo)
     return VideoInfo(**{field.name: kinds[str(field.type)](info[field.name]) for field in fields})

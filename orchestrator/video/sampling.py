@@ -1,4 +1,4 @@
-"""Which frames of a film, and how large: the choice of the benchmark, at the film's own timestamps."""
+"""Which frames of a video, and how large: the choice of the benchmark, at the video's own timestamps."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from orchestrator.errors import VideoError
-from orchestrator.video.index import frame_seconds
+from ctvr.orchestrator.errors import VideoError
+from ctvr.orchestrator.video.index import frame_seconds
 
 Rule = Literal["segments", "linspace", "one_per_second"]
 MISSING = -1  # in place of a number of a frame: the video has no more
-NATIVE = 0  # in place of a size: that of the film
+NATIVE = 0  # in place of a size: that of the video
 SLACK = 1e-3  # seconds; Matroska rounds timestamps to milliseconds
 
 
@@ -24,7 +24,7 @@ SLACK = 1e-3  # seconds; Matroska rounds timestamps to milliseconds
 class Sampling:
     """Which frames, and how large: `num_frames` frames of `size` x `size` pixels, chosen by `rule`.
 
-    `size` NATIVE keeps the film's own width and height.
+    `size` NATIVE keeps the video's own width and height.
     """
 
     num_frames: int = 12
@@ -54,9 +54,9 @@ class VideoInfo:
 
 @dataclass(frozen=True)
 class Frames:
-    """frames (T, H, W, 3) uint8 RGB, upright; timestamps (T,) float64 seconds since the first frame of the film,
+    """frames (T, H, W, 3) uint8 RGB, upright; timestamps (T,) float64 seconds since the first frame of the video,
     NaN for a folder of frames and for missing ones (`missing_frame`); decoder: the one that produced them ("decord",
-    "pyav", "images"); info: facts of the film, None for a folder."""
+    "pyav", "images"); info: facts of the video, None for a folder."""
 
     frames: np.ndarray
     timestamps: np.ndarray
@@ -95,7 +95,7 @@ def choose_frames(
     first, stop = 0, len(times)
     if segment is not None:
         if segment[0] > times[-1] + frame_seconds(times) + SLACK:
-            raise ValueError(f"segment starts at {segment[0]:g} s, the film ends at {times[-1]:.2f} s")
+            raise ValueError(f"segment starts at {segment[0]:g} s, the video ends at {times[-1]:.2f} s")
         first = max(int(np.searchsorted(times, segment[0] + SLACK, side="right")) - 1, 0)
         after_end = segment[1] > times[-1] + frame_seconds(times)
         stop = stop if after_end else int(np.searchsorted(times, segment[1] + SLACK, side="right")) - 1

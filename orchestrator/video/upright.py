@@ -1,4 +1,4 @@
-"""Frames as a player shows them: the display matrix of a film (rotation, mirror) applied to its pixels."""
+"""Frames as a player shows them: the display matrix of a video (rotation, mirror) applied to its pixels."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from orchestrator.console import say
-from orchestrator.errors import ConfigError
+from ctvr.orchestrator.console import say
+from ctvr.orchestrator.errors import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.shapes.images import SETTINGS as IMAGES
+from ctvr.orchestrator.synthetic.images import SETTINGS as IMAGES
 
 VIDEO: dict[str, Any] = {
     "backbone.name": "tiny-clip",
@@ -56,7 +56,7 @@ def _best(method: str, stream: str = SMALL_STREAM, **more: Any) -> Case:
 
 CASES: dict[str, Case] = {
     "framefusion_moe": _case("framefusion_moe"),  # experts that are added
-    "vr_lwf": _case("vr_lwf", optim__accumulate=2),  # a teacher and a memory, a step of two batches
+    "vr_lwf": _case("vr_lwf", optim__accumulation_steps=2),  # a teacher and a memory, a step of two batches
     "bmu_moco": _case("bmu_moco"),  # queues
     "vop": _case("vop"),
     "vop_fc": _best("vop_fc"),
@@ -66,7 +66,7 @@ CASES: dict[str, Case] = {
     "image_si": _case("image_si", IMAGE_STREAM),
     "image_progressive": _case("image_progressive", IMAGE_STREAM),
     "lump": _best("lump", method__memory=4),
-    "clip4clip": _best("clip4clip", optim__accumulate=2),
+    "clip4clip": _best("clip4clip", optim__accumulation_steps=2),
     "co2l": _case("co2l", tracking__keep_states=True, method__memory=4),
     "structalign": _best("structalign"),
     "evit": _best("evit", tracking__keep_states=True, evaluation__patience=1),

@@ -18,10 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from orchestrator.store.store import Store
+from ctvr.orchestrator.store.store import Store
 from tests.chaos.cases import IMAGE_STREAM, TASKS, case_of, write_others
+from tests.chaos.concurrent_writers import contest
 from tests.chaos.faults import WHENS
-from tests.chaos.life import (
+from tests.chaos.lifecycle import (
     VIDEOS,
     Kill,
     Points,
@@ -39,7 +40,6 @@ from tests.chaos.life import (
     stored_metrics,
     waiting_metrics,
 )
-from tests.chaos.rivals import contest
 from tests.small_stream import write_stream
 
 MOST_KILLS = 4  # in one story: the third hits a recovery from a recovery

@@ -26,9 +26,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from orchestrator.store.store import Store
-from orchestrator.tracking.tracker import create_store
-from tests.chaos.life import TIMED, VIDEOS
+from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.tracking.tracker import create_store
+from tests.chaos.lifecycle import TIMED, VIDEOS
 from tests.chaos.watch import Server, Watch, below, wait_for
 from tests.small_stream import write_stream
 
@@ -230,7 +230,7 @@ class Sweeps:
         }
         runs = self._runs(number)
         runs.mkdir(parents=True, exist_ok=True)
-        line = [sys.executable, "-m", "orchestrator", command, "--runs", str(runs), *words]
+        line = [sys.executable, "-m", "ctvr", command, "--runs", str(runs), *words]
         with (runs / "log").open("ab") as out:
             return subprocess.Popen(line, env=environment, stdout=out, stderr=out)
 

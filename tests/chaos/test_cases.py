@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.learning.resolve import resolve
-from orchestrator.streams.load import load_stream
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.streams.load import load_stream
 from tests.chaos.cases import CASES, IMAGE_STREAM, QUESTION_STREAM, SMALL_STREAM, TASKS, VIDEO, case_of, write_others
-from tests.chaos.life import VIDEOS
+from tests.chaos.lifecycle import VIDEOS
 from tests.small_stream import write_stream
 
 
@@ -33,7 +33,11 @@ def test_a_case_resolves_on_its_stream(name, streams):
 def test_every_kind_of_run_is_there():
     settings = [case.settings for case in CASES.values()]
     assert {case.stream for case in CASES.values()} == {SMALL_STREAM, QUESTION_STREAM, IMAGE_STREAM}
-    for name, value in {"evaluation.select": "best", "optim.accumulate": 2, "tracking.keep_states": True}.items():
+    for name, value in {
+        "evaluation.select": "best",
+        "optim.accumulation_steps": 2,
+        "tracking.keep_checkpoints": True,
+    }.items():
         assert value in [one.get(name) for one in settings]
 
 

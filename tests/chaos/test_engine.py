@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.digests import digest_of
-from orchestrator.learning import commits
-from orchestrator.learning.loop import Loop
-from orchestrator.store import local
-from orchestrator.store.store import Store
-from orchestrator.tracking.outbox import Outbox
-from orchestrator.tracking.sending import Sender
+from ctvr.orchestrator.digests import digest_of
+from ctvr.orchestrator.learning import commits
+from ctvr.orchestrator.learning.loop import Loop
+from ctvr.orchestrator.store import local
+from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.tracking.mlflow_writer import Sender
+from ctvr.orchestrator.tracking.outbox import Outbox
 from tests.chaos.engine import Engine, Unbroken, compare
-from tests.chaos.life import Kill, Story, Tracked
+from tests.chaos.lifecycle import Kill, Story, Tracked
 
 METHOD, RANDOM = "lora", "framefusion_moe"  # the latter adds experts that begin at random
 
@@ -117,7 +117,7 @@ def test_a_commit_that_is_written_over_is_found(engine, monkeypatch):
         return True
 
     monkeypatch.setattr(commits.Commits, "finished", lambda self, num_tasks: 0)
-    monkeypatch.setattr(Store, "put_new_json", overwrite)
+    monkeypatch.setattr(Store, "create_json", overwrite)
     told = engine.tell(Story(6, METHOD, "away", False, late(engine)), 9)
     assert any("was written again" in problem for problem in told.wrong)
 
@@ -140,7 +140,7 @@ def skip_the_sync(patch: pytest.MonkeyPatch) -> None:
 
 
 def commit_before_the_objects(patch: pytest.MonkeyPatch) -> None:
-    put, settle, waiting = commits.Commits._put, commits.Commits._settle, []
+    put, settle, waiting = commits.Commits._put, commits.Commits._resolve_conflict, []
 
     def later(self, kind, stem, arrays):
         content = {name: [str(a.dtype), list(a.shape), commits._sha(a)] for name, a in arrays.items()}
@@ -154,7 +154,7 @@ def commit_before_the_objects(patch: pytest.MonkeyPatch) -> None:
         return is_settled
 
     patch.setattr(commits.Commits, "_put", later)
-    patch.setattr(commits.Commits, "_settle", first)
+    patch.setattr(commits.Commits, "_resolve_conflict", first)
 
 
 def forget_the_random_state(patch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import StoreError
-from orchestrator.store import local
-from orchestrator.store.store import Store
+from ctvr.orchestrator.errors import StoreError
+from ctvr.orchestrator.store import local
+from ctvr.orchestrator.store.store import Store
 from tests.chaos.faults import WHENS, Call, When, counted, killed_at, no_space_from
 
 
@@ -20,7 +20,7 @@ def write(root: Path) -> None:
     """One object and one record."""
     store = Store.open(root / "store")
     store.put_json("k", "a", {"x": 1})
-    store.put_new_json("k", "b", {"x": 2})
+    store.create_json("k", "b", {"x": 2})
 
 
 def names(root: Path) -> list[str]:

@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator.tracking.server import ui_command
+from ctvr.orchestrator.tracking.server import ui_command
 
 PATIENCE = 600.0  # seconds that anything may take on a loaded machine
 

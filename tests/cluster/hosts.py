@@ -114,7 +114,7 @@ def make_image(folder: Path) -> Path:
     (packages,) = venv.glob("lib/python*/site-packages")
     ours = [path for path in site.getsitepackages() if Path(path).is_dir()]
     (packages / "image.pth").write_text("\n".join([f"{HOME}/ctvr_src", *ours]) + "\n")
-    for name, module in (("ray", "ray.scripts.scripts"), ("ctvr", "orchestrator.cli.main")):
+    for name, module in (("ray", "ray.scripts.scripts"), ("ctvr", "ctvr.orchestrator.cli.main")):
         script = venv / "bin" / name
         script.write_text(f"#!{HOME}/ctvr_venv/bin/python\nimport sys\nfrom {module} import main\nsys.exit(main())\n")
         script.chmod(0o755)

@@ -325,7 +325,7 @@ def test_the_build_of_torch_can_be_that_of_an_older_driver(node: Path) -> None:
 def test_a_node_is_not_started_again_below_a_sweep(node: Path) -> None:
     driver = node / "ctvr_drivers" / "20260101-000000"
     driver.mkdir(parents=True)
-    words = [sys.executable, "-c", "import time; time.sleep(600)", "orchestrator.cli.detached"]
+    words = [sys.executable, "-c", "import time; time.sleep(600)", "ctvr.orchestrator.cli.detached"]
     with subprocess.Popen(words) as running:
         (driver / "pid").write_text(str(running.pid))
         more = {"CTVR_UV": str(node / "uv"), "CTVR_VENV": str(node / "venv")}
@@ -460,7 +460,7 @@ def test_a_command_that_is_started_again_goes_on(tmp_path: Path, begun: bool) ->
         (tmp_path / "sweeps" / "mine" / "plan.json").touch()
     words = ["mine", "--address", "10.0.0.1:6379", "--method", "lwf", "--nodes=2", "optim.epochs=3"]
     more = {"PATH": f"{ctvr.parent}:{os.environ['PATH']}", "CTVR_RUNS": str(tmp_path)}
-    done = script(tmp_path, REPOSITORY / "cluster" / "go_on.sh", *words, **more)
+    done = script(tmp_path, REPOSITORY / "cluster" / "resume.sh", *words, **more)
     anew = "sweep --name mine --address 10.0.0.1:6379 --method lwf --nodes=2 optim.epochs=3"
     assert done.stdout.strip() == ("sweep --resume mine --address 10.0.0.1:6379 --nodes=2" if begun else anew)
 
@@ -519,7 +519,7 @@ def test_clusters_differ_only_in_what_their_provider_demands(other: str) -> None
 
 
 def test_what_is_submitted_carries_the_digest_of_these_sources(tmp_path: Path) -> None:
-    from orchestrator.digests import source_digest
+    from ctvr.orchestrator.digests import source_digest
 
     ray = tmp_path / "bin" / "ray"
     ray.parent.mkdir()
@@ -533,7 +533,7 @@ def test_what_is_submitted_carries_the_digest_of_these_sources(tmp_path: Path) -
     assert handed[:4] == ["submit", str(onprem), str(sweep), "--"]
     there = " ".join(handed[4:])  # as Ray joins them, for a shell on the head
     read = subprocess.run(["bash", "-c", f'printf "%s\\n" {there}'], capture_output=True, text=True, check=True).stdout
-    assert read.splitlines() == ["--code", source_digest(), "--method", "lwf", "--space", "a=(1, 2)", "it's"]
+    assert read.splitlines() == ["--expect-sources", source_digest(), "--method", "lwf", "--space", "a=(1, 2)", "it's"]
     done = script(tmp_path, SUBMIT, "--method", "lwf", PATH=path)
     assert done.returncode == 2
     assert "write the cluster's YAML file first" in done.stderr

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.store.store import Store
+from ctvr.orchestrator.store.store import Store
 from tests.chaos.watch import below
 from tests.small_stream import write_stream
 

@@ -30,9 +30,9 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.jobs.deployment import Deployment
-from orchestrator.jobs.train import run
-from orchestrator.store.store import Store
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.run import run
+from ctvr.orchestrator.store.store import Store
 from tests.cluster.hosts import HOME, REPOSITORY, Host, Hosts, Unavailable, find_tools, make_image
 from tests.small_stream import write_stream
 
@@ -172,7 +172,7 @@ def furnish(lab: Lab) -> None:
     for part in PARTS:
         source = REPOSITORY / part
         if source.is_dir():
-            shutil.copytree(source, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, copy / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, copy / part)
     lab.yaml.write_text(yaml.safe_dump(fill((copy / "cluster/onprem.yaml").read_text(), lab, lab.hosts.hosts)))
@@ -441,7 +441,7 @@ def test_the_numbers_are_those_of_a_local_run_and_each_stands_in_mlflow_once(lab
             settings = {"method": "clip4clip", "stream": str(lab.hosts.shared / "small" / "small.json")}
             settings |= dict(word.split("=") for word in FIXED)
             settings |= {"method.lr": lr, "optim.epochs": epochs, "evaluation.split": "val"}
-            run(settings, (), Deployment(runs=local))
+            run(settings, (), ExecutionConfig(runs=local))
     mine = Store.open(local / "store")
     theirs = {key: store.get_json("commits", key) for key in store.list("commits")}
     assert set(theirs) == set(mine.list("commits"))

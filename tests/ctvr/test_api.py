@@ -31,6 +31,8 @@ def test_an_unknown_name_is_refused_with_those_that_there_are():
     assert sorted(ctvr._PUBLIC) == dir(ctvr) == sorted(ctvr.__all__)
     with pytest.raises(AttributeError, match=r"no attribute 'laod'\. Public names: .*load"):
         ctvr.laod  # noqa: B018
+    with pytest.raises(AttributeError, match=r"ctvr\.streams\(\) is now ctvr\.list_streams\(\)"):
+        ctvr.streams  # noqa: B018
 
 
 def test_a_run_gives_what_mlflow_has(learned, manifest):
@@ -80,7 +82,7 @@ def test_a_mistake_is_the_one_line_of_the_command(tmp_path, monkeypatch, call, m
 
 
 def test_a_sweep_is_asked_for_as_on_the_command_line(tmp_path, monkeypatch):
-    from orchestrator.jobs import sweep as jobs
+    from ctvr.orchestrator.sweeps import sweep as jobs
 
     asked = []
     monkeypatch.setattr(jobs, "sweep", lambda request, where: asked.append((request, where)) or "text")
@@ -111,7 +113,7 @@ def test_the_schema_knows_every_setting_that_a_run_has_and_no_other(learned, man
     assert (beta["type"], beta["default"]) == ("number", 0.6)
     assert of_one["properties"]["data.augment"]["enum"] == ["none", "crop_flip", "gray_jitter"]
     everything = ctvr.schema()
-    assert {rule["if"]["properties"]["method"]["const"] for rule in everything["allOf"]} == set(ctvr.methods())
+    assert {rule["if"]["properties"]["method"]["const"] for rule in everything["allOf"]} == set(ctvr.list_methods())
     json.dumps(everything)
 
 

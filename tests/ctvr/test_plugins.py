@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import ctvr
-import methods
-from orchestrator.learning.identity import code_digests
+from ctvr import methods
+from ctvr.orchestrator.learning.run_key import code_digests
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "text_shift"
 
@@ -45,8 +45,8 @@ def _on_path(installed: Path, learned: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.usefixtures("_on_path")
 def test_a_method_and_a_stream_of_another_package_run_and_are_asked(learned, tmp_path):
     assert len((EXAMPLE / "text_shift.py").read_text().splitlines()) < 60
-    assert "text_shift" in ctvr.methods()
-    assert "two_colours" in ctvr.streams(runs=tmp_path)
+    assert "text_shift" in ctvr.list_methods()
+    assert "two_colours" in ctvr.list_streams(runs=tmp_path)
     where = {"runs": tmp_path, "store": str(learned / "store")}
     run = ctvr.run("text_shift", "two_colours", settings={"optim.epochs": 1, "method.lr": 0.1}, **where)
     assert (run.method, run.stream, run.settings["method.lr"]) == ("text_shift", "small", 0.1)
@@ -81,13 +81,24 @@ def test_a_name_of_ours_wins_and_what_is_no_method_is_one_line(tmp_path, monkeyp
     (tmp_path / "thief.py").write_text("class Thing: pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert {"lwf", "tome"}.isdisjoint(methods.plugins())
-    assert methods.find_method("lwf").__module__ == "methods.lwf"
+    assert methods.find_method("lwf").__module__ == "ctvr.methods.lwf"
     for name, message in (
-        ("thing", "method: thing: Thing of thief is no methods.base.Method with a dataclass Config."),
-        ("thief:Other", "method: thief:Other: Other of thief is no methods.base.Method"),
+        ("thing", "method: thing: Thing of thief is no ctvr.Method with a dataclass Config."),
+        ("thief:Other", "method: thief:Other: Other of thief is no ctvr.Method"),
         ("no_pkg.mod:Thing", "method: no_pkg.mod:Thing: no_pkg.mod cannot be imported (No module named 'no_pkg')."),
         ("thng", "method: no method called 'thng'. Did you mean thing?"),
     ):
         with pytest.raises(ctvr.ConfigError) as caught:
             ctvr.run(name)
         assert str(caught.value).startswith(message)
+
+
+def test_a_record_of_an_earlier_version_names_our_classes_unless_the_user_has_such_a_module(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry and not (Path(entry) / "methods").exists()])
+    assert methods.place_of("ctvr.methods.lwf:LwF") == "ctvr.methods.lwf:LwF"
+    assert methods.find_method("ctvr.methods.lwf:LwF") is methods.find_method("lwf")
+    assert code_digests("ctvr.methods.lwf:LwF") == code_digests("ctvr.methods.lwf:LwF") == code_digests("lwf")
+    assert methods.place_of("ctvr.methods.lwf:Other") == "ctvr.methods.lwf:Other"
+    (tmp_path / "methods.py").write_text("")
+    assert methods.place_of("ctvr.methods.lwf:LwF") == "ctvr.methods.lwf:LwF"

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from methods import CONFIGURATIONS, METHODS, find_method
-from orchestrator.config import under
+from ctvr.methods import CONFIGURATIONS, METHODS, find_method
+from ctvr.orchestrator.config import select_prefix
 
 EVERY = (*METHODS, *CONFIGURATIONS)
 FILE = Path(__file__).parent / "budget.json"
@@ -16,7 +16,7 @@ BUDGET: dict[str, dict[str, int]] = json.loads(FILE.read_text())  # label -> pha
 
 def preset(method: str, name: str) -> dict[str, Any]:
     """The settings of a method's preset that are its own."""
-    return under(find_method(method).PRESETS[name], "method")
+    return select_prefix(find_method(method).PRESETS[name], "method")
 
 
 # Beside the same run on the CPU. The first word is the method
@@ -27,7 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
     "camoe, in full": {},
     "ewc, around an LSTM": {"base_settings": {"sim_header": "seqLSTM"}},
     "clip_vip, interpolated": {"temporal_size": 3},
-    "clip4clip, accumulated": {"optim": {"accumulate": 2}},
+    "clip4clip, accumulated": {"optim": {"accumulation_steps": 2}},
     "clip4clip, best epoch": {"evaluation": {"select": "best"}, "optim": {"epochs": 2, "name": "adamw_hf"}},
     "er_ring, crop_flip and bert_adam": {"data": {"augment": "crop_flip"}, "optim": {"name": "bert_adam"}},
     "lump, gray_jitter and sgd": {"data": {"augment": "gray_jitter"}, "optim": {"name": "sgd", "momentum": 0.9}},

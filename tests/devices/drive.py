@@ -16,21 +16,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from methods import CONFIGURATIONS, find_method
-from methods.backbone.clip import Clip
-from methods.backbone.load import TINY, load_backbone
-from methods.base import Batch, Method
-from orchestrator.data.batches import StreamData
-from orchestrator.data.settings import DataConfig
-from orchestrator.learning.commits import Commits
-from orchestrator.learning.evaluate import EvaluationConfig
-from orchestrator.learning.loop import Loop, LoopConfig, Precision
-from orchestrator.learning.optimizer import OptimConfig
-from orchestrator.learning.resolve import resolve
-from orchestrator.learning.workers import Workers
-from orchestrator.store.store import Store
-from orchestrator.streams.stream import Item, Stream, StreamTask
-from tests.devices.pretended import Watch, apart_from, pretended, watching
+from ctvr.methods import CONFIGURATIONS, find_method
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.backbone.load import TINY, load_backbone
+from ctvr.methods.base import Batch, Method
+from ctvr.orchestrator.data.batches import StreamData
+from ctvr.orchestrator.data.config import DataConfig
+from ctvr.orchestrator.learning.commits import Commits
+from ctvr.orchestrator.learning.distributed import Workers
+from ctvr.orchestrator.learning.evaluate import EvaluationConfig
+from ctvr.orchestrator.learning.loop import Loop, LoopConfig, Precision
+from ctvr.orchestrator.learning.optimizer import OptimConfig
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask
+from tests.devices.fake_cuda import Watch, apart_from, pretended, watching
 from tests.methods.conftest import make_small_clip
 from tools.bench.gpu import GpuRow, time_step
 
@@ -85,7 +85,9 @@ def make_method(name: str, base_settings: Mapping[str, Any] | None = None, **set
 
 # Faults as people plant them: what is added to the terms of a loss of a batch
 PLANTS: dict[str, Callable[[Method, Batch], Tensor]] = {
-    "a target on the CPU": lambda method, batch: F.cross_entropy(method.logits(batch), torch.arange(len(batch.videos))),
+    "a target on the CPU": lambda method, batch: F.cross_entropy(
+        method.logits(batch), torch.arange(len(batch.video_ids))
+    ),
     "a generator of the CPU": lambda method, batch: torch.randn(
         3, device=batch.frames.device, generator=torch.Generator()
     ).sum(),
@@ -125,7 +127,7 @@ def run(
     if plant:
         plain = method.losses
         method.losses = lambda batch: {**plain(batch), "planted": PLANTS[plant](method, batch)}  # type: ignore
-    config = DataConfig(num_frames=FRAMES, batch_size=PAIRS, load_threads=0, **(data or {}))
+    config = DataConfig(num_frames=FRAMES, batch_size=PAIRS, prefetch_threads=0, **(data or {}))
     clip = next(module for module in method.modules() if isinstance(module, Clip))
     source: Any = Noise()
     tensors = StreamData(make_stream(), source, clip.tokenize, clip.mean, clip.std, config, device)

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from orchestrator.learning.workers import trains_all
-from tests.devices.pretended import Pretended, Trespass
+from ctvr.orchestrator.learning.distributed import all_parameters_used
+from tests.devices.fake_cuda import Pretended, Trespass
 
 
 def _hosts(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -63,7 +63,7 @@ class Averaging(nn.Module):
 
     def __init__(self, module: nn.Module, find_unused_parameters: bool, forward_sync_buffers: bool) -> None:
         super().__init__()
-        assert find_unused_parameters or trains_all(module)
+        assert find_unused_parameters or all_parameters_used(module)
         assert not forward_sync_buffers
         self.module, self.is_queued, self.is_apart = module, False, False
         self.finds = find_unused_parameters

@@ -4,7 +4,7 @@
 of which reads the epoch's losses; in `end_task`; and in what it encodes and scores in the search that follows, beside
 the copies that the evaluation makes of every block. Whoever adds one is told the line; whoever removes one writes the
 smaller number, for which `python -m tests.devices --write` is there; without `--write` it prints the table. What a
-pretended GPU cannot see stands in pretended.py.
+pretended GPU cannot see stands in fake_cuda.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from tests.devices.cases import BUDGET, CASES, EVERY
 from tests.devices.drive import STEPS, Report, bench, examine
-from tests.devices.pretended import Trespass
+from tests.devices.fake_cuda import Trespass
 from tools.bench.gpu import to_markdown
 
 QUICK = ("clip4clip", "framefusion_moe", "er_ring")
@@ -124,6 +124,6 @@ def test_the_measurements_for_a_gpu_time_the_loop_and_name_the_lines_at_which_it
     row = child.submit(bench, "framefusion_moe").result()
     assert min(row.step_ms, row.videos_per_second, row.encoded_per_second) > 0
     places = {place.partition(":")[0]: count for place, count in row.waits.items()}
-    assert places == {"methods/layers/experts.py": STEPS, "orchestrator/learning/progress.py": 1}
+    assert places == {"methods/layers/experts.py": STEPS, "orchestrator/learning/loss_monitor.py": 1}
     assert f"| {(STEPS + 1) / STEPS:.2f} |" in to_markdown([row])
     assert f"- framefusion_moe, bf16: {STEPS} times at methods/layers/experts.py:" in to_markdown([row])

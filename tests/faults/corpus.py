@@ -19,7 +19,7 @@ import av
 import numpy as np
 
 from tests.orchestrator.importers.test_pickles import hostile
-from tests.orchestrator.video.clips import write_film
+from tests.orchestrator.video.clips import write_video
 
 SEED = 11
 COUNTS = {"videos": 105, "captions": 45, "splits": 70, "manifests": 42, "settings": 28, "search": 10}
@@ -57,12 +57,12 @@ def corpus(canary: Path, seed: int = SEED) -> dict[str, list[Malformed]]:
 # ------------------------------------------------------------------------------------------------ videos
 
 
-def films() -> dict[str, bytes]:
-    """Whole films by their suffix."""
+def video_files() -> dict[str, bytes]:
+    """Whole video_files by their suffix."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for suffix, codec in ((".mp4", "libx264"), (".mkv", "libx264"), (".avi", "mpeg4")):
-            found[suffix] = write_film(Path(folder) / f"film{suffix}", frames=20, codec=codec).read_bytes()
+            found[suffix] = write_video(Path(folder) / f"video_file{suffix}", frames=20, codec=codec).read_bytes()
     return found
 
 
@@ -123,7 +123,7 @@ OTHERS = {
 
 def videos(rng: np.random.Generator, canary: Path) -> Iterator[Malformed]:
     """Files that are no whole video; cut ones without end."""
-    whole = films()
+    whole = video_files()
     for suffix in (*whole, ".webm"):
         yield Malformed("no bytes", b"", suffix)
         yield Malformed("one byte", b"\0", suffix)

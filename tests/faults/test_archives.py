@@ -22,10 +22,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from methods.backbone.load import load_backbone
-from orchestrator.errors import ConfigError
-from orchestrator.importers.command import import_stream
-from orchestrator.streams.load import load_stream
+from ctvr.methods.backbone.load import load_backbone
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.importers.command import import_stream
+from ctvr.orchestrator.streams.load import load_stream
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -197,7 +197,10 @@ ALLOWED = {
     ("orchestrator/data/arrays.py", "tarfile.open"),  # to write a shard
     ("orchestrator/data/arrays.py", "zipfile.ZipFile"),  # to write an .npz
     ("tools/bench/gpu.py", "torch.load"),  # weights_only, what our own child has just written
-    ("orchestrator/on_ray/watch.py", "cloudpickle.loads"),  # the error of a trial that this process has just written
+    (
+        "orchestrator/on_ray/callbacks.py",
+        "cloudpickle.loads",
+    ),  # the error of a trial that this process has just written
 }
 
 

@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.learning.commits import Commits
-from orchestrator.learning.resolve import resolve
-from orchestrator.learning.run import Places, Result, execute
-from orchestrator.store.copies import DiskCache
-from orchestrator.store.store import Store
-from orchestrator.tables.build import build
-from orchestrator.tables.formats import to_markdown
-from orchestrator.tracking.recorder import Recorder
-from orchestrator.tracking.tracker import Tracker, create_store
-from tests.chaos.life import digest_of_run
+from ctvr.orchestrator.learning.commits import Commits
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import Result, RunPaths, execute
+from ctvr.orchestrator.store.disk_cache import DiskCache
+from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.tables.build import build
+from ctvr.orchestrator.tables.formats import to_markdown
+from ctvr.orchestrator.tracking.recorder import Recorder
+from ctvr.orchestrator.tracking.tracker import Tracker, create_store
+from tests.chaos.lifecycle import digest_of_run
 
 JUMPS = [timedelta(hours=-1), timedelta(days=365), timedelta(days=-3650), timedelta(minutes=10)]
 real_time, real_time_ns = time.time, time.time_ns
@@ -38,7 +38,7 @@ def jumping(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time_ns", lambda: real_time_ns() + int(offset() * 1e9))
 
 
-def digest(result: Result, places: Places) -> str:
+def digest(result: Result, places: RunPaths) -> str:
     return digest_of_run(result.record, result.method, Commits(places.open_store(), result.key).galleries(3))
 
 
@@ -62,16 +62,16 @@ def test_a_run_under_jumping_clocks_resumes_to_the_same_numbers(runs, manifest, 
 
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
-            execute(experiment, Places(runs), report=stop)
-    result = execute(experiment, Places(runs))
+            execute(experiment, RunPaths(runs), report=stop)
+    result = execute(experiment, RunPaths(runs))
     assert result.resumed == 3
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "time", real_time)
         patch.setattr(time, "time_ns", real_time_ns)
-        unbroken = execute(experiment, Places(other))
+        unbroken = execute(experiment, RunPaths(other))
     assert unbroken.resumed == 0
     assert result.key == unbroken.key
-    assert digest(result, Places(runs)) == digest(unbroken, Places(other))
+    assert digest(result, RunPaths(runs)) == digest(unbroken, RunPaths(other))
 
 
 def test_a_file_that_a_writer_is_at_may_look_old_to_others(tmp_path, monkeypatch):
@@ -118,7 +118,7 @@ def test_tables_do_not_depend_on_the_clock(runs, manifest, small_stream, tmp_pat
             method, seed = ("lora", "zero_shot")[number % 2], number // 2
             experiment = resolve({"method": method, "stream": manifest, "seed": seed}, small_stream.settings)
             recorder = Recorder(tracker, experiment, f"{method}-{seed}")
-            execute(experiment, Places(folder), report=recorder.report, on_ready=recorder.ready)
+            execute(experiment, RunPaths(folder), report=recorder.report, on_ready=recorder.ready)
         monkeypatch.setattr(time, "time", real_time)
         return to_markdown(build(tracker, Tracker(uri, folder).find_runs(stream="small")))
 

@@ -10,12 +10,12 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from orchestrator.data.frames import FrameSource
-from orchestrator.errors import MissingObject
-from orchestrator.learning.resolve import resolve
-from orchestrator.learning.run import Places, execute
-from orchestrator.store.store import Store
-from orchestrator.video.pool import Decoder
+from ctvr.orchestrator.data.frames import FrameSource
+from ctvr.orchestrator.errors import MissingObject
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.video.pool import Decoder
 
 SEED, OBJECTS = 4, 2000
 SMALL = {"x": np.arange(6, dtype=np.int16)}
@@ -24,7 +24,7 @@ LARGE = {"frames": np.random.default_rng(0).integers(0, 256, (4, 64, 64, 3)).ast
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR, "orchestrator.store.store")  # one warning for each object, otherwise
+    caplog.set_level(logging.ERROR, "ctvr.orchestrator.store.store")  # one warning for each object, otherwise
 
 
 def flipped(good: bytes, position: int, bit: int) -> bytes:
@@ -108,8 +108,8 @@ def test_a_run_over_damaged_frames_decodes_each_once_and_gives_the_same_numbers(
     runs, manifest, small_stream, monkeypatch
 ):
     experiment = resolve({"method": "clip4clip", "stream": manifest, "optim.epochs": 1}, small_stream.settings)
-    unbroken = execute(experiment, Places(runs), fresh=True)
-    source = FrameSource(Places(runs).open_store(), experiment.data, 64)
+    unbroken = execute(experiment, RunPaths(runs), fresh=True)
+    source = FrameSource(RunPaths(runs).open_store(), experiment.data, 64)
     decoded: list[str] = []
     for split in ("train", "test"):
         item = small_stream.items(0, split)[0]
@@ -119,7 +119,7 @@ def test_a_run_over_damaged_frames_decodes_each_once_and_gives_the_same_numbers(
         file.write_bytes(flipped(good, len(good) - 7, 0))
     decode = Decoder.decode
     monkeypatch.setattr(Decoder, "decode", lambda self, path, *rest: decoded.append(path) or decode(self, path, *rest))
-    again = execute(experiment, Places(runs), fresh=True)
+    again = execute(experiment, RunPaths(runs), fresh=True)
     assert sorted(decoded) == sorted(small_stream.items(0, split)[0].path for split in ("train", "test"))
     assert again.record.metrics == unbroken.record.metrics
     assert again.record.training == unbroken.record.training

@@ -12,20 +12,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestrator.cli import main as cli
-from orchestrator.errors import StoreError
-from orchestrator.learning.commits import Commits, Record
-from orchestrator.learning.resolve import resolve
-from orchestrator.learning.run import Places, Result, execute
-from orchestrator.store.store import Store
+from ctvr.orchestrator.cli import main as cli
+from ctvr.orchestrator.errors import StoreError
+from ctvr.orchestrator.learning.commits import Commits, RunState
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import Result, RunPaths, execute
+from ctvr.orchestrator.store.store import Store
 from tests.chaos.faults import Call, counted, no_space_from
 
 WEIGHTS = {"w": torch.arange(300.0)}
 GALLERY = torch.ones(5, 4)
 
 
-def record(done: int) -> Record:
-    return Record(done=done, own=[[1.0]] * done, union=[[1.0]] * done, metrics=[{"a": 1.0}] * done)
+def record(done: int) -> RunState:
+    return RunState(done=done, own=[[1.0]] * done, union=[[1.0]] * done, metrics=[{"a": 1.0}] * done)
 
 
 def publish(commits: Commits, done: int) -> bool:
@@ -74,17 +74,17 @@ def test_a_run_meets_a_full_disk_at_every_write_and_goes_on_to_the_same_numbers(
     unbroken, calls = tmp_path / "unbroken", []
     shutil.copytree(runs, unbroken)
     with counted(unbroken, calls):
-        expected = numbers(execute(experiment, Places(unbroken)))
+        expected = numbers(execute(experiment, RunPaths(unbroken)))
     writes = [call.number for call in calls if call.name != "unlink"]
     assert len(writes) >= 25
     for number in writes:
         root = tmp_path / f"full{number}"
         shutil.copytree(runs, root)
         with no_space_from(root, number), pytest.raises(StoreError, match=r"disk full, \d+ bytes needed.*Free some"):
-            execute(experiment, Places(root))
-        before = Places(root).open_store()
+            execute(experiment, RunPaths(root))
+        before = RunPaths(root).open_store()
         assert all(problem is None for _, problem in before.verify())
-        result = execute(experiment, Places(root))
+        result = execute(experiment, RunPaths(root))
         assert numbers(result) == expected
         shutil.rmtree(root)
 
@@ -117,16 +117,16 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_is_really_full_keeps_what_was_finished(small_disk, runs, manifest, small_stream, caplog):
     """clip4clip changes the whole backbone, 3.6 MB a task: the third commit does not fit."""
     experiment = resolve({"method": "clip4clip", "stream": manifest, "optim.epochs": 1}, small_stream.settings)
-    unbroken = execute(experiment, Places(runs), fresh=True)
+    unbroken = execute(experiment, RunPaths(runs), fresh=True)
     for kind in ("frames", "commits"):
         shutil.copytree(runs / "store" / kind, small_disk / kind, ignore=shutil.ignore_patterns(f"{unbroken.key}*"))
-    places = Places(runs, str(small_disk))
+    places = RunPaths(runs, str(small_disk))
     with pytest.raises(StoreError, match=rf"{small_disk}/weights/.*disk full, \d+ bytes needed, \d+ bytes are free"):
         execute(experiment, places)
     finished = Commits(places.open_store(), unbroken.key).finished(3)
     assert finished == 2
     subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
-    with caplog.at_level(logging.INFO, "orchestrator.learning.loop"):
+    with caplog.at_level(logging.INFO, "ctvr.orchestrator.learning.loop"):
         result = execute(experiment, places)
     assert result.resumed == finished
     assert "resumed after task 2 of 3" in caplog.text

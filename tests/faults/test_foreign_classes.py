@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 import ctvr
-import methods
-from orchestrator.cli.main import main
-from orchestrator.errors import UntrustedCode
-from orchestrator.learning.resolve import resolve
-from orchestrator.on_ray.plan import TrialPlan, write_plan
-from orchestrator.tracking.server import default_uri
-from orchestrator.tracking.tracker import Tracker
+from ctvr import methods
+from ctvr.orchestrator.cli.main import main
+from ctvr.orchestrator.errors import UntrustedCode
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.on_ray.plan import TrialPlan, write_plan
+from ctvr.orchestrator.tracking.server import default_uri
+from ctvr.orchestrator.tracking.tracker import Tracker
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "text_shift" / "text_shift.py"
 EVIL = "evil:TextShift"
@@ -143,13 +143,13 @@ def test_trials_of_a_plan_that_name_another_class_than_its_request_are_refused(t
     kept = json.loads(file.read_text())
     kept["plan"]["trusted"] = [EVIL]
     file.write_text(json.dumps(kept))
-    from orchestrator.learning.workers import Workers
-    from orchestrator.on_ray.plan import read_plan
-    from orchestrator.on_ray.worker import Work, perform
+    from ctvr.orchestrator.learning.distributed import Workers
+    from ctvr.orchestrator.on_ray.plan import read_plan
+    from ctvr.orchestrator.on_ray.worker import TrialWork, run_trial
 
     plan, _ = read_plan(file.parent, "trials")
     with pytest.raises(UntrustedCode):
-        perform(Work(plan, plan.settings, (), "trial"), Workers(), lambda row: None)
+        run_trial(TrialWork(plan, plan.settings, (), "trial"), Workers(), lambda row: None)
     assert not (theirs / "ran").exists()
 
 

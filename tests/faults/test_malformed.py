@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli import main as cli
-from orchestrator.data.frames import FrameSource
-from orchestrator.errors import VideoError
-from orchestrator.learning.resolve import resolve
-from orchestrator.learning.run import Places
-from orchestrator.streams.load import load_stream
-from orchestrator.streams.stream import Item
-from orchestrator.video.pool import Decoder, Job
-from orchestrator.video.sampling import Sampling
-from tests.faults.corpus import ANNOTATIONS, COUNTS, NARRATIONS, SPLIT, TABLE, TEST_CSV, Malformed, corpus, films
+from ctvr.orchestrator.cli import main as cli
+from ctvr.orchestrator.data.frames import FrameSource
+from ctvr.orchestrator.errors import VideoError
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import RunPaths
+from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.streams.stream import Item
+from ctvr.orchestrator.video.pool import Decoder, Job
+from ctvr.orchestrator.video.sampling import Sampling
+from tests.faults.corpus import ANNOTATIONS, COUNTS, NARRATIONS, SPLIT, TABLE, TEST_CSV, Malformed, corpus, video_files
 
 HANG_SECONDS = 60  # a busy machine has needed more than 10
 SMALL = Sampling(4, 32)
@@ -101,10 +101,10 @@ def test_the_corpus_is_three_hundred_and_the_same_each_time(inputs, canary):
 
 
 def write_videos(folder: Path, inputs: list[Malformed]) -> list[str]:
-    """The malformed films, and a good one after every tenth; returns the paths of the good ones."""
+    """The malformed video_files, and a good one after every tenth; returns the paths of the good ones."""
     folder.mkdir()
     good = []
-    whole = films()
+    whole = video_files()
     for number, wrong in enumerate(inputs):
         if wrong.content is not None:
             (folder / f"bad{number:03d}{wrong.suffix}").write_bytes(wrong.content)
@@ -156,7 +156,7 @@ def test_a_stream_with_broken_videos_is_refused_in_one_line_or_goes_on_without_t
     assert with_progress == []
     stream = load_stream(manifest, tmp_path / "runs")
     experiment = resolve({"method": "zero_shot", "stream": str(manifest)}, stream.settings)
-    source = FrameSource(Places(tmp_path / "runs").open_store(), experiment.data, 64)
+    source = FrameSource(RunPaths(tmp_path / "runs").open_store(), experiment.data, 64)
     kept: list[Item] = [item for split in ("train", "test") for item in stream.items(0, split) if item.path in good]
     assert len(kept) == len(good)
     store = source.store
@@ -238,16 +238,16 @@ def test_manifests_are_refused_in_one_line(inputs, refused, tmp_path, canary):
 
 @pytest.mark.slow
 def test_settings_are_refused_in_one_line_before_anything_is_trained(inputs, refused, runs, manifest):
-    problems, before = [], Places(runs).open_store().list("commits")
+    problems, before = [], RunPaths(runs).open_store().list("commits")
     for wrong in inputs["settings"]:
         words = ["run", "--runs", runs, "--method", "clip4clip", "--stream", manifest, wrong.text]
         problems += refused(wrong, wrong.role.partition(".")[2] or wrong.role, words)
     assert not problems, "\n".join(problems)
-    assert Places(runs).open_store().list("commits") == before
+    assert RunPaths(runs).open_store().list("commits") == before
 
 
 def test_search_words_are_refused_in_one_line(inputs, refused, runs, manifest, monkeypatch):
-    monkeypatch.setattr("orchestrator.doctor.examine.examine", lambda *place: [])  # seconds, for each
+    monkeypatch.setattr("ctvr.orchestrator.doctor.run_checks.examine", lambda *place: [])  # seconds, for each
     problems = []
     for wrong in inputs["search"]:
         words = ["sweep", "--runs", runs, "--method", "clip4clip", "--stream", manifest, "--space", wrong.text]

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.learning.resolve import resolve
-from orchestrator.learning.run import Places, execute
-from orchestrator.tracking import outbox
-from orchestrator.tracking.recorder import Recorder
-from orchestrator.tracking.tracker import Tracker, create_store
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.tracking import outbox
+from ctvr.orchestrator.tracking.recorder import Recorder
+from ctvr.orchestrator.tracking.tracker import Tracker, create_store
 from tests.chaos.watch import Server
 
 pytestmark = pytest.mark.slow
@@ -70,7 +70,7 @@ def record_with(manifest: str, stream: Any, runs: Path, tracker: Tracker, during
         during(task.index)
         made.report(task, record, seconds)
 
-    return execute(made.experiment, Places(runs), report=report, on_ready=made.ready).record
+    return execute(made.experiment, RunPaths(runs), report=report, on_ready=made.ready).record
 
 
 def test_a_server_that_is_killed_in_a_run_and_again_in_the_replay_has_everything_once(

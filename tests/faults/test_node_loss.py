@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.jobs.deployment import Deployment
-from orchestrator.on_ray.connection import connect
-from orchestrator.on_ray.plan import GAIN
-from orchestrator.on_ray.tune import run_listed
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.on_ray.connection import connect
+from ctvr.orchestrator.on_ray.plan import GAIN
+from ctvr.orchestrator.on_ray.tune import run_specs
 from tests.orchestrator.on_ray.test_sweeps import (
     REPOSITORY,
     Finished,
@@ -59,7 +59,7 @@ def fake_cluster(free_port: int) -> Iterator[Any]:
 def test_a_trial_whose_node_is_lost_goes_on_from_its_last_task(fake_cluster, runs, manifest, tmp_path):
     from ray.util.state import list_actors
 
-    where = Deployment(runs=runs)
+    where = ExecutionConfig(runs=runs)
     lost: list[str] = []
 
     def lose_the_trials_node() -> None:
@@ -73,7 +73,7 @@ def test_a_trial_whose_node_is_lost_goes_on_from_its_last_task(fake_cluster, run
     plan, settings = plan_of(where, manifest, "lost"), {"optim.epochs": 60}
     thief = threading.Thread(target=lose_the_trials_node)
     thief.start()
-    outcome = run_listed(plan, 3, [settings])
+    outcome = run_specs(plan, 3, [settings])
     thief.join()
 
     assert len(lost) == 1

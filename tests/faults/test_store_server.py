@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.errors import MissingObject, StoreError
-from orchestrator.learning.commits import Commits
-from orchestrator.learning.resolve import resolve
-from orchestrator.learning.run import Places, execute
-from orchestrator.store import remote
-from orchestrator.store.store import Store
-from tests.chaos.life import digest_of_run
+from ctvr.orchestrator.errors import MissingObject, StoreError
+from ctvr.orchestrator.learning.commits import Commits
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.store import remote
+from ctvr.orchestrator.store.store import Store
+from tests.chaos.lifecycle import digest_of_run
 
 pytestmark = pytest.mark.slow
 LARGE = {"x": np.random.default_rng(0).integers(0, 256, 300_000).astype(np.uint8)}
@@ -153,7 +153,7 @@ def test_an_upload_that_is_cut_anywhere_leaves_nothing_or_the_whole_object(serve
 def test_a_commit_over_a_breaking_wire_is_there_as_a_whole_or_not_at_all(server, monkeypatch, tmp_path, impatient):
     import torch
 
-    from orchestrator.learning.commits import Record
+    from ctvr.orchestrator.learning.commits import RunState
 
     wire = Wire(server.port)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{wire.port}")
@@ -164,14 +164,14 @@ def test_a_commit_over_a_breaking_wire_is_there_as_a_whole_or_not_at_all(server,
         commits = Commits(store, f"run{number}")
         wire.breaks = [int(rng.integers(500, 170_000)) for _ in range(3)]
         try:
-            told = commits.publish(state, [gallery], Record(done=1, own=[[1.0]]))
+            told = commits.publish(state, [gallery], RunState(done=1, own=[[1.0]]))
         except StoreError:
             told = False
         wire.breaks = []
         found = Commits(Store.open("s3://bucket/b", cache=tmp_path / f"node{number}"), f"run{number}")
         if told:
             assert found.finished(1) == 1
-        assert commits.publish(state, [gallery], Record(done=1, own=[[1.0]]))
+        assert commits.publish(state, [gallery], RunState(done=1, own=[[1.0]]))
         assert found.finished(1) == 1
         assert torch.equal(found.load(1)[0]["w"], state["w"])
     assert wire.broken > 12
@@ -185,8 +185,8 @@ def test_a_run_whose_store_is_killed_says_so_and_starts_again_to_the_same_number
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
     monkeypatch.setenv("CTVR_CACHE", str(tmp_path / "cache"))
     experiment = resolve({"method": "lora", "stream": manifest, "optim.epochs": 1}, small_stream.settings)
-    unbroken = execute(experiment, Places(runs))
-    places = Places(runs, "s3://bucket/c")
+    unbroken = execute(experiment, RunPaths(runs))
+    places = RunPaths(runs, "s3://bucket/c")
 
     def kill(task: Any, record: Any, seconds: float) -> None:
         if task.index == 0:
@@ -199,7 +199,8 @@ def test_a_run_whose_store_is_killed_says_so_and_starts_again_to_the_same_number
     result = execute(experiment, places)
     assert result.resumed == 0
     galleries = [
-        Commits(where.open_store(), run.key).galleries(3) for where, run in ((places, result), (Places(runs), unbroken))
+        Commits(where.open_store(), run.key).galleries(3)
+        for where, run in ((places, result), (RunPaths(runs), unbroken))
     ]
     assert digest_of_run(result.record, result.method, galleries[0]) == digest_of_run(
         unbroken.record, unbroken.method, galleries[1]

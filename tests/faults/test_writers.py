@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 import torch
 
-from orchestrator.errors import MissingObject
-from orchestrator.learning import loop
-from orchestrator.learning.commits import Commits, Record
-from orchestrator.learning.resolve import resolve
-from orchestrator.learning.run import Places, execute
-from orchestrator.store.store import Store
-from orchestrator.streams.load import load_stream
+from ctvr.orchestrator.errors import MissingObject
+from ctvr.orchestrator.learning import loop
+from ctvr.orchestrator.learning.commits import Commits, RunState
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.streams.load import load_stream
 from tests.chaos.faults import Call, counted, killed_at, watched
-from tests.chaos.life import digest_of_run
+from tests.chaos.lifecycle import digest_of_run
 
 FORK = multiprocessing.get_context("fork")
 PROCESSES, ROUNDS, KEYS = 8, 24, 4
@@ -55,7 +55,7 @@ def write_and_read(root: Path, me: int, gate: Any) -> None:
             store.put("k", f"{key}", content(key), {"key": key})
             found = store.get("k", f"{(key + 1) % KEYS}") if number else store.get("k", f"{key}")
             assert (found["x"] == found.meta["key"]).all()
-            if store.put_new_json("lease", f"{number}", me):
+            if store.create_json("lease", f"{number}", me):
                 os.write(won, f"{number}\n".encode())
             assert store.get_json("lease", f"{number}") in range(PROCESSES)
 
@@ -91,7 +91,9 @@ def test_of_eight_writers_some_killed_one_wins_each_key_and_every_object_is_whol
 def publish_one(root: Path, me: int, gate: Any) -> None:
     commits = Commits(Store.open(root), "run")
     gate.wait()
-    is_mine = commits.publish({"w": torch.full((9,), float(me))}, [torch.ones(2, 2)], Record(done=1, own=[[float(me)]]))
+    is_mine = commits.publish(
+        {"w": torch.full((9,), float(me))}, [torch.ones(2, 2)], RunState(done=1, own=[[float(me)]])
+    )
     (root.parent / f"told{me}").write_text(json.dumps(is_mine))
 
 
@@ -136,8 +138,8 @@ def run_and_stop(manifest: str, root: Path, out: Path, at: At | None, differs: b
         {"method": "lora", "stream": manifest, "optim.epochs": 1}, load_stream(manifest, root).settings
     )
     with watched(root, stop, lambda call: None):
-        result = execute(experiment, Places(root))
-        galleries = Commits(Places(root).open_store(), result.key).galleries(3)
+        result = execute(experiment, RunPaths(root))
+        galleries = Commits(RunPaths(root).open_store(), result.key).galleries(3)
     out.write_text(digest_of_run(result.record, result.method, galleries))
 
 
@@ -201,7 +203,7 @@ def test_a_zombie_of_another_version_is_turned_away(tmp_path):
     reference = Commits(Store.open(tmp_path / "reference"), "run")
     calls: list[Call] = []
     with counted(tmp_path / "reference", calls):
-        reference.publish({"w": torch.zeros(4)}, [torch.zeros(1, 2)], Record(done=1))
+        reference.publish({"w": torch.zeros(4)}, [torch.zeros(1, 2)], RunState(done=1))
     links = [call.number for call in calls if call.name == "link"]
     for number in (call.number for call in calls):
         store = Store.open(tmp_path / f"store{number}")
@@ -210,10 +212,10 @@ def test_a_zombie_of_another_version_is_turned_away(tmp_path):
         def take_over(call: Call, number: int = number, told: list[bool] = told, root: Path = Path(store.uri)) -> None:
             if call.number == number:
                 other = Commits(Store.open(root), "run")
-                told.append(other.publish({"w": torch.ones(4)}, [torch.ones(1, 2)], Record(done=1)))
+                told.append(other.publish({"w": torch.ones(4)}, [torch.ones(1, 2)], RunState(done=1)))
 
         with watched(Path(store.uri), take_over, lambda call: None):
-            was_first = commits.publish({"w": torch.zeros(4)}, [torch.zeros(1, 2)], Record(done=1))
+            was_first = commits.publish({"w": torch.zeros(4)}, [torch.zeros(1, 2)], RunState(done=1))
         assert told == [number <= links[0]]  # before the commit has its name, the other one is first
         assert was_first is (number > links[0])
         assert commits.load(1)[0]["w"].tolist() == [float(told[0])] * 4

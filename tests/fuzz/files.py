@@ -147,7 +147,7 @@ def make_lines(name: str, values: Any) -> Callable[[Path], str]:
 
 def make_arrays(form: str) -> Callable[[Path], str]:
     def make(folder: Path) -> str:
-        from orchestrator.data.arrays import write_arrays
+        from ctvr.orchestrator.data.arrays import write_arrays
 
         write_arrays(folder / f"a.{form}", ARRAYS.items())
         return f"a.{form}"
@@ -218,12 +218,12 @@ def make_picture(name: str) -> Callable[[Path], str]:
     return make
 
 
-def make_film(name: str) -> Callable[[Path], str]:
+def make_video(name: str) -> Callable[[Path], str]:
     def make(folder: Path) -> str:
-        from tests.orchestrator.video.clips import write_film
+        from tests.orchestrator.video.clips import write_video
 
         codec = {"avi": "mpeg4", "webm": "libvpx"}.get(name.rpartition(".")[2], "libx264")
-        write_film(folder / name, frames=12, codec=codec)
+        write_video(folder / name, frames=12, codec=codec)
         return name
 
     return make

@@ -28,7 +28,6 @@ from tests.fuzz.files import (
     cifar_pickle,
     make_arrays,
     make_file,
-    make_film,
     make_hf,
     make_json,
     make_lines,
@@ -37,6 +36,7 @@ from tests.fuzz.files import (
     make_picture,
     make_pt,
     make_questions,
+    make_video,
     manifest,
 )
 
@@ -61,14 +61,14 @@ class Target:
     also: tuple[type[Exception], ...] = ()  # raised as documented, and caught where it is called
 
     def errors(self) -> tuple[type[Exception], ...]:
-        from orchestrator.errors import CtvrError
+        from ctvr.orchestrator.errors import CtvrError
 
         return (CtvrError, *self.also)
 
 
 def _features(path: Path) -> object:
     """Import a table with features, as `ctvr streams import features` does."""
-    from orchestrator.importers.features import import_features
+    from ctvr.orchestrator.importers.features import import_features
 
     table = path.parent / "table.csv"
     table.write_text(TABLE)
@@ -76,40 +76,45 @@ def _features(path: Path) -> object:
 
 
 def _read_npy(path: Path) -> object:
-    from orchestrator.data.arrays import read_features
+    from ctvr.orchestrator.data.arrays import read_features
 
     return read_features(str(path))
 
 
 def _read_images(path: Path) -> object:
-    from orchestrator.data.images import _read
+    from ctvr.orchestrator.data.images import _read
 
     return _read(str(path))
 
 
 def _stream(path: Path) -> object:
-    from orchestrator.streams.check import check_stream
-    from orchestrator.streams.load import load_stream
+    from ctvr.orchestrator.streams.check import check_stream
+    from ctvr.orchestrator.streams.load import load_stream
 
     stream = load_stream(path, path.parent / "runs")
     return stream.digest, check_stream(stream)
 
 
 def _table(path: Path) -> object:
-    from orchestrator.importers.table import import_csv
+    from ctvr.orchestrator.importers.csv_table import import_csv
 
     return import_csv(path, path.parent, path.parent / "out.json", "out")
 
 
 def _hf(path: Path) -> object:
-    from orchestrator.importers.datasets import import_dataset
+    from ctvr.orchestrator.importers.hf_dataset import import_dataset
 
     folder = path.parent if path.name == "stream.json" else path.parent.parent
     return import_dataset(folder, folder / "out.json")
 
 
 def _captions(path: Path) -> object:
-    from orchestrator.importers.captions import read_entries, read_msrvtt_captions, read_msrvtt_splits, read_narrations
+    from ctvr.orchestrator.importers.captions import (
+        read_entries,
+        read_msrvtt_captions,
+        read_msrvtt_splits,
+        read_narrations,
+    )
 
     if path.name == "narrations.json":
         return list(read_narrations(path))
@@ -119,78 +124,78 @@ def _captions(path: Path) -> object:
 
 
 def _split(path: Path) -> object:
-    from orchestrator.importers.ctvr import read_split
+    from ctvr.orchestrator.importers.ctvr import read_split
 
     return read_split(path)
 
 
 def _questions(path: Path) -> object:
-    from orchestrator.importers.questions import import_questions
+    from ctvr.orchestrator.importers.msrvtt_qa import import_questions
 
     return import_questions(path.parent, path.parent, path.parent / "out.json", "2")
 
 
 def _cifar(path: Path) -> object:
-    from orchestrator.importers.images import _binary, _pickled
+    from ctvr.orchestrator.importers.images import _binary, _pickled
 
     return _binary(path, "cifar-10") if path.suffix == ".bin" else _pickled(path, "cifar-10")
 
 
 def _settings(path: Path) -> object:
-    from orchestrator.config import read_settings
-    from orchestrator.learning.resolve import resolve
+    from ctvr.orchestrator.config import read_settings
+    from ctvr.orchestrator.learning.resolve import resolve
 
     found = {name: value for name, value in read_settings(path).items() if not name.startswith("base")}
     return resolve({"method": "zero_shot", "stream": "shapes-5", **found})
 
 
 def _preset(path: Path) -> object:
-    from orchestrator.tables.presets import load_preset
+    from ctvr.orchestrator.tables.presets import load_preset
 
     return load_preset(str(path))
 
 
 def _plan(path: Path) -> object:
-    from orchestrator.on_ray.plan import read_plan
+    from ctvr.orchestrator.on_ray.plan import read_plan
 
     return read_plan(path.parent, "s")
 
 
 def _told(path: Path) -> object:
-    from orchestrator.tracking.ledger import Ledger
+    from ctvr.orchestrator.tracking.event_log import EventLog
 
-    return Ledger(path.parent).runs()
+    return EventLog(path.parent).runs()
 
 
 def _outbox(path: Path) -> object:
-    from orchestrator.tracking.outbox import Outbox
+    from ctvr.orchestrator.tracking.outbox import Outbox
 
     return Outbox(path.parent).read_all(path.stem)
 
 
 def _journal(path: Path) -> object:
-    from orchestrator.on_ray.waves import Journal
+    from ctvr.orchestrator.on_ray.successive_halving import Journal
 
     journal = Journal(path, "s")
     return journal.rows
 
 
 def _model(path: Path) -> object:
-    from orchestrator.learning.weights import read_model
+    from ctvr.orchestrator.learning.method_state import read_model
 
     return read_model(path.parent)
 
 
 def _checkpoint(path: Path) -> object:
-    from methods.backbone.checkpoint import read_checkpoint
+    from ctvr.methods.backbone.checkpoint import read_checkpoint
 
     return read_checkpoint(path)
 
 
 def _pickled_weights(path: Path) -> object:
     """What the child of weights.py does with an allowed file; it reports whatever is raised."""
-    from methods.backbone.inert import read
-    from orchestrator.text_files import read_bytes
+    from ctvr.methods.backbone.inert import read
+    from ctvr.orchestrator.text_files import read_bytes
 
     content = read_bytes(path)
     try:
@@ -200,7 +205,7 @@ def _pickled_weights(path: Path) -> object:
 
 
 def _picture(path: Path) -> object:
-    from methods.layers.reference import _decode
+    from ctvr.methods.layers.replay.reference import _decode
 
     if not path.is_file():  # `files_below` lists no other
         raise FileNotFoundError(path)
@@ -208,15 +213,15 @@ def _picture(path: Path) -> object:
 
 
 def _film(path: Path) -> object:
-    from orchestrator.video.index import Limits, Watch, read_index
+    from ctvr.orchestrator.video.index import Limits, Watch, read_index
 
     limits = Limits()
     return read_index(path, limits, Watch(path, limits))
 
 
-def _film_of_a_stream(path: Path) -> object:
+def _video_of_a_stream(path: Path) -> object:
     """Only regular files reach a decoder: `missing_videos` leaves the others out."""
-    from orchestrator.text_files import open_regular
+    from ctvr.orchestrator.text_files import open_regular
 
     open_regular(path).close()
     return _film(path)
@@ -267,7 +272,7 @@ TARGETS = (
     Target("png", make_picture("p.png"), _picture, is_heavy=True, also=(ValueError, FileNotFoundError)),
     Target("jpeg", make_picture("p.jpg"), _picture, is_heavy=True, also=(ValueError, FileNotFoundError)),
     *(
-        Target(form, make_film(f"v.{form}"), _film_of_a_stream, is_heavy=True)
+        Target(form, make_video(f"v.{form}"), _video_of_a_stream, is_heavy=True)
         for form in ("mp4", "mkv", "avi", "ts", "webm")
     ),
 )

@@ -71,7 +71,7 @@ def _fail(path: Path) -> object:
 
 
 def _say(path: Path) -> object:
-    from orchestrator.errors import ConfigError
+    from ctvr.orchestrator.errors import ConfigError
 
     raise ConfigError("one\ntwo" if path.name == "two" else "x" * 5000 if path.name == "long" else "one")
 

@@ -1,4 +1,4 @@
-"""The small backbone and its pairs as fixtures; they are those of `ctvr conform`."""
+"""The small backbone and its pairs as fixtures; they are those of `ctvr check-method`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TypeVar
 import pytest
 import torch
 
-from methods.backbone.clip import Clip
-from methods.base import Batch, Method
-from orchestrator.conform.small import (
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.base import Batch, Method
+from ctvr.orchestrator.method_checks.tiny_models import (
     CONTEXT,
     VOCABULARY,
-    MadeAgain,
+    RegeneratedPairs,
     make_batch,
     make_small_clip,
     make_task,
@@ -22,7 +22,16 @@ from orchestrator.conform.small import (
 
 AnyMethod = TypeVar("AnyMethod", bound=Method)
 
-__all__ = ["CONTEXT", "VOCABULARY", "MadeAgain", "awake", "make_batch", "make_small_clip", "make_task", "tokenize"]
+__all__ = [
+    "CONTEXT",
+    "VOCABULARY",
+    "RegeneratedPairs",
+    "awake",
+    "make_batch",
+    "make_small_clip",
+    "make_task",
+    "tokenize",
+]
 
 
 def awake(method: AnyMethod) -> AnyMethod:

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from methods import CONFIGURATIONS, METHODS
-from orchestrator.conform.subject import Subject, features, learn, remember
-from orchestrator.learning.resolve import presets_of
+from ctvr.methods import CONFIGURATIONS, METHODS
+from ctvr.orchestrator.learning.resolve import presets_of
+from ctvr.orchestrator.method_checks.subject import Subject, features, learn, store_gallery
 
 FILE = Path(__file__).parent / "fixtures" / "recorded.json"
 RELEASES = ("released", "original")  # presets of the authors' code
@@ -49,11 +49,11 @@ def numbers(case: str) -> Numbers | None:
     found: Numbers = {}
     for index, steps in enumerate((2, 1)):
         found[f"losses/{index}"] = learn(method, index, steps)
-        remember(method, index)
+        store_gallery(method, index)
     videos, texts = features(method, 1)
     with torch.no_grad():
         scores = method.score(texts, videos)
-        final = method.calibrate(scores), method.calibrate_for_videos(scores)
+        final = method.normalize_scores(scores), method.normalize_scores_v2t(scores)
     for what, tensor in (("videos", videos), ("texts", texts), ("scores", scores), ("final", torch.stack(final))):
         found[what] = summary(what, tensor)
     return {what: [float(f"{value:.7g}") for value in values] for what, values in found.items()}

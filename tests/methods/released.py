@@ -17,8 +17,8 @@ import open_clip
 import torch
 from torch import Tensor
 
-from methods.backbone.clip import Clip
-from methods.base import Batch
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.base import Batch
 
 FIXTURES = Path(__file__).parent / "fixtures"
 Weights = dict[str, Tensor]
@@ -139,4 +139,4 @@ def continual_clip(moved: bool = False) -> Clip:
 
 def pairs(frames: Tensor, tokens: Tensor) -> Batch:
     count = torch.arange(len(frames))
-    return Batch(frames=frames, tokens=tokens, videos=count, categories=torch.zeros_like(count))
+    return Batch(frames=frames, tokens=tokens, video_ids=count, categories=torch.zeros_like(count))

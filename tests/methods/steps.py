@@ -7,14 +7,14 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from methods.base import Batch, Method, Task
-from tests.methods.conftest import MadeAgain, make_batch, make_task
+from ctvr.methods.base import Batch, Method, Task
+from tests.methods.conftest import RegeneratedPairs, make_batch, make_task
 
 
 def train_task(method: Method, task: Task, batches: Iterable[Batch], lr: float = 0.05, seed: int = 0) -> list[float]:
     """`task` from begin to end by plain gradient descent; returns the loss of every step."""
     batches = list(batches)
-    method.read_pairs_from(MadeAgain())
+    method.set_pair_source(RegeneratedPairs())
     torch.manual_seed(seed + 100 * task.index)
     method.begin_task(task)
     parameters = [p for group in method.param_groups() for p in group["params"]]

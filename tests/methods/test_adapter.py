@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from methods.adapter import Adapter, AdapterConfig, Bottleneck
-from methods.backbone.clip import record_tokens
+from ctvr.methods.adapter import Adapter, AdapterConfig, Bottleneck
+from ctvr.methods.backbone.clip import record_tokens
 from tests.methods.conftest import make_batch
 
 

@@ -3,9 +3,9 @@ import copy
 import pytest
 import torch
 
-from methods.base import Batch
-from methods.base_moco import BaseMoCo, BaseMoCoConfig
-from methods.layers.momentum import Encoders
+from ctvr.methods.base import Batch
+from ctvr.methods.base_moco import BaseMoCo, BaseMoCoConfig
+from ctvr.methods.layers.replay.momentum import Encoders
 from tests.methods.conftest import make_batch, make_task
 from tests.methods.steps import step, train_stream, train_task, weights
 
@@ -71,7 +71,7 @@ def test_keys_enter_the_queue_after_the_step_in_which_they_were_made(make):
     assert len(method.local.queue) == 0
     method.after_step()
     assert torch.equal(method.local.queue.content()[0].video, keys.video)
-    assert method.local.queue.content()[1].tolist() == batch.videos.tolist()
+    assert method.local.queue.content()[1].tolist() == batch.video_ids.tolist()
 
 
 def test_evaluation_enqueues_nothing_and_uses_theta(make):

@@ -3,8 +3,8 @@ import copy
 import pytest
 import torch
 
-from methods.bmu_ensemble import BMUEnsemble, BMUEnsembleConfig
-from methods.bmu_moco import BMUMoCo, BMUMoCoConfig
+from ctvr.methods.bmu_ensemble import BMUEnsemble, BMUEnsembleConfig
+from ctvr.methods.bmu_moco import BMUMoCo, BMUMoCoConfig
 from tests.methods.conftest import make_batch, make_task
 from tests.methods.steps import train_stream, train_task, weights
 

@@ -3,8 +3,8 @@ import copy
 import pytest
 import torch
 
-from methods.base_moco import BaseMoCo, BaseMoCoConfig
-from methods.bmu_fixed import BMUFixed, BMUFixedConfig
+from ctvr.methods.base_moco import BaseMoCo, BaseMoCoConfig
+from ctvr.methods.bmu_fixed import BMUFixed, BMUFixedConfig
 from tests.methods.conftest import make_batch, make_task
 from tests.methods.steps import train_stream, train_task, weights
 

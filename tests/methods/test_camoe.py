@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from methods.camoe import STREAMS, CAMoE, CAMoEConfig, FrameAttention, SqueezeExcitation
-from methods.layers.losses import contrastive
+from ctvr.methods.camoe import STREAMS, CAMoE, CAMoEConfig, FrameAttention, SqueezeExcitation
+from ctvr.methods.layers.losses.contrastive import contrastive
 from tests.methods.conftest import make_batch, make_task
 from tests.methods.steps import step, train_stream, weights
 
@@ -89,9 +89,9 @@ def test_gates_sum_to_one_and_start_equal(make):
 def test_what_each_expert_counts_in_training_is_told_and_sums_to_one(make):
     for gates, streams in (("single", ["gate"]), ("multi", ["gate", "gate_action", "gate_entity"])):
         method = make(gates=gates).train()
-        assert method.monitored() == {}
+        assert method.batch_metrics() == {}
         method.losses(make_batch(4))
-        told = method.monitored()
+        told = method.batch_metrics()
         assert sorted({name.partition("/")[0] for name in told}) == streams
         assert sum(float(told[f"gate/{stream}"]) for stream in ("sentence", "entity", "action")) == pytest.approx(1)
 
@@ -155,7 +155,7 @@ def test_more_frames_than_weights_are_refused_in_one_line(make):
 def test_a_caption_without_verbs_takes_no_part_in_the_action_matching(make):
     method, batch = make(), make_batch(4)
     rows = [sentence(1, 2, 6), sentence(4, 7), sentence(3, 5, 4), sentence(1, 7, 8, 9)]  # the third has no verb
-    batch = type(batch)(batch.frames, torch.cat(rows), batch.videos, batch.categories)
+    batch = type(batch)(batch.frames, torch.cat(rows), batch.video_ids, batch.categories)
     texts = method.texts(batch.tokens)
     assert texts["action"][1].tolist() == [True, True, False, True]
     assert texts["entity"][1].all()
@@ -167,7 +167,7 @@ def test_a_caption_without_verbs_takes_no_part_in_the_action_matching(make):
 
 def test_captions_without_any_verb_leave_the_loss_finite(make):
     method, batch = make(), make_batch(2)
-    batch = type(batch)(batch.frames, torch.cat([sentence(3, 4), sentence(3, 6)]), batch.videos, batch.categories)
+    batch = type(batch)(batch.frames, torch.cat([sentence(3, 4), sentence(3, 6)]), batch.video_ids, batch.categories)
     terms = method.losses(batch)
     assert float(terms["action"]) == 0
     sum(terms.values()).backward()
@@ -204,11 +204,11 @@ def test_a_backbone_without_words_serves_where_no_words_are_needed(small_clip):
 def test_scores_are_revised_on_request_only(make):
     scores = torch.tensor([[0.30, 0.10], [0.29, 0.28]])
     plain, revised = make(), make(revise=True)
-    assert plain.calibrate(scores) is scores
+    assert plain.normalize_scores(scores) is scores
     assert not plain.is_transductive
     assert revised.is_transductive
     assert scores[1].argmax() == 0
-    assert revised.calibrate(scores)[1].argmax() == 1  # video 0 belongs to query 0
+    assert revised.normalize_scores(scores)[1].argmax() == 1  # video 0 belongs to query 0
 
 
 def test_two_rates_and_every_weight_in_one_group(make):

@@ -7,9 +7,9 @@ import copy
 import pytest
 import torch
 
-from methods.backbone.blocks import checkpointing
-from orchestrator.learning.optimizer import train_only
-from tests.methods.conftest import MadeAgain, make_batch, make_task
+from ctvr.methods.backbone.blocks import checkpointing
+from ctvr.orchestrator.learning.optimizer import freeze_except
+from tests.methods.conftest import RegeneratedPairs, make_batch, make_task
 from tests.methods.test_contract import CASES, make
 
 LOWER = [(name, torch.bfloat16) for name in ("framefusion_moe", "moe_adapter", "prompt", "tempme")]
@@ -30,18 +30,18 @@ class Kept:
 def test_checkpointed_activations_change_no_bit_of_a_step_and_are_not_kept(name, dtype):
     method = make(name)
     former, batch = make_batch(4, 4, seed=1), make_batch(4, 4, seed=2)
-    method.read_pairs_from(MadeAgain())
+    method.set_pair_source(RegeneratedPairs())
     for index in range(2):  # so that memories, queues, statistics and teachers are there
         torch.manual_seed(index)
         method.begin_task(make_task(index))
-        train_only(method, method.param_groups())
+        freeze_except(method, method.param_groups())
         if not index:
             method.train()
             method.losses(former)
             method.after_step()
             method.eval()
             method.end_task(make_task(index), [former])
-            method.remember(make_task(index), method.encode_video(former.frames).detach().float())
+            method.on_gallery_stored(make_task(index), method.encode_video(former.frames).detach().float())
     steps, kept = [], [Kept(), Kept()]
     for is_on in (False, True):
         own = copy.deepcopy(method).train()

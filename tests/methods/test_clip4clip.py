@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from methods.backbone.clip import record_tokens
-from methods.clip4clip import Clip4Clip, Clip4ClipConfig
-from methods.layers.losses import contrastive
-from methods.layers.token_steps import token_log
-from methods.zero_shot import ZeroShot, ZeroShotConfig
+from ctvr.methods.backbone.clip import record_tokens
+from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from ctvr.methods.layers.losses.contrastive import contrastive
+from ctvr.methods.layers.reduction.plan import token_log
+from ctvr.methods.zero_shot import ZeroShot, ZeroShotConfig
 from tests.methods.conftest import make_batch, make_small_clip
 
 
@@ -97,7 +97,7 @@ def test_the_temperature_stays_between_1_and_200(small_clip):
 
 
 def test_other_captions_of_a_video_can_be_spared(small_clip, batch):
-    twice = dataclasses.replace(batch, videos=torch.tensor([0, 1, 2, 0, 4, 5]))
+    twice = dataclasses.replace(batch, video_ids=torch.tensor([0, 1, 2, 0, 4, 5]))
     plain, masked = make(small_clip), make(small_clip, mask_same_video=True)
     assert masked.losses(twice)["contrastive"] < plain.losses(twice)["contrastive"]
     assert torch.equal(masked.losses(batch)["contrastive"], plain.losses(batch)["contrastive"])

@@ -4,9 +4,9 @@ from itertools import product
 import pytest
 import torch
 
-from methods.backbone.clip import TokenState, record_tokens
-from methods.base import unit
-from methods.clip_vip import CLIPViP, CLIPViPConfig, VideoProxies, between
+from ctvr.methods.backbone.clip import TokenState, record_tokens
+from ctvr.methods.base import l2_normalize
+from ctvr.methods.clip_vip import CLIPViP, CLIPViPConfig, VideoProxies, between
 from tests.methods.conftest import make_batch, make_task
 from tests.methods.steps import train_stream
 
@@ -39,7 +39,9 @@ def patches_of(frame):
 
 def test_without_proxies_and_time_an_image_is_clips_image(small_clip):
     method, frames = make(small_clip, time=False, num_proxies=0, temporal_size=1), make_batch(frames=1).frames
-    torch.testing.assert_close(method.encode_video(frames), unit(small_clip.vision(frames)[:, 0]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        method.encode_video(frames), l2_normalize(small_clip.vision(frames)[:, 0]), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_repeating_a_frame_is_not_the_image(small_clip):

@@ -3,12 +3,12 @@ import copy
 import pytest
 import torch
 
-from methods import co2l
-from methods.clip4clip import Clip4Clip, Clip4ClipConfig
-from methods.co2l import Co2L, Co2LConfig, Features
-from methods.layers.losses import contrastive
-from methods.structalign import StructAlign, StructAlignConfig
-from methods.xpool import XPool, XPoolConfig
+from ctvr.methods import co2l
+from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from ctvr.methods.co2l import Co2L, Co2LConfig, Features
+from ctvr.methods.layers.losses.contrastive import contrastive
+from ctvr.methods.structalign import StructAlign, StructAlignConfig
+from ctvr.methods.xpool import XPool, XPoolConfig
 from tests.methods.conftest import make_batch, make_task
 from tests.methods.steps import train_stream, train_task, weights
 
@@ -25,7 +25,7 @@ def bases(small_clip):
 
 
 def make(base, **settings) -> Co2L:
-    return Co2L(Co2LConfig(**{"memory": 6, **settings}), copy.deepcopy(base))
+    return Co2L(Co2LConfig(**{"buffer_size": 6, **settings}), copy.deepcopy(base))
 
 
 def second_task(method: Co2L) -> Co2L:
@@ -48,7 +48,7 @@ def test_the_first_task_is_the_retriever_bit_for_bit_and_later_ones_are_not(base
 
 @pytest.mark.parametrize("name", RETRIEVERS)
 def test_no_memory_and_no_weight_is_the_retriever_bit_for_bit(bases, name):
-    method = make(bases[name], memory=0, weight=0.0)
+    method = make(bases[name], buffer_size=0, weight=0.0)
     assert train_stream(method, tasks=3, lr=1e-3) == train_stream(bases[name], tasks=3, lr=1e-3)
     assert torch.equal(weights(method.base), weights(bases[name]))
 
@@ -57,19 +57,19 @@ def test_each_part_is_left_out_alone(bases):
     batch = make_batch(4, 2, seed=5)
     terms = {
         setting: set(second_task(make(bases["clip4clip"], **{setting: 0})).losses(batch))
-        for setting in ("memory", "weight")
+        for setting in ("buffer_size", "weight")
     }
-    assert terms == {"memory": {"contrastive", "distillation"}, "weight": {"contrastive", "negatives"}}
+    assert terms == {"buffer_size": {"contrastive", "distillation"}, "weight": {"contrastive", "negatives"}}
 
 
 def test_the_loss_is_the_asymmetric_one_of_the_batch_against_batch_and_memory(bases):
     method = second_task(make(bases["clip4clip"], weight=0.0))
     batch = make_batch(4, 2, seed=5)
     torch.manual_seed(0)
-    memory = method.memory.batch(method.memory.draw(4))
+    memory = method.memory.batch(method.buffer_size.sample(4))
     torch.manual_seed(0)
     terms = method.losses(batch)
-    memory.videos[:] += 100  # numbers of this test's batches repeat in every task; real ones do not
+    memory.video_ids[:] += 100  # numbers of this test's batches repeat in every task; real ones do not
     captions, videos = (
         torch.cat([encode(a), encode(b)])
         for encode, a, b in (
@@ -80,10 +80,10 @@ def test_the_loss_is_the_asymmetric_one_of_the_batch_against_batch_and_memory(ba
     logits = method.scale() * captions @ videos.mT  # (8, 8), the batch first
 
     def one_way(z, own):
-        same = torch.cat([torch.zeros(4, 4, dtype=torch.bool), batch.videos[:, None] == own], dim=1)
+        same = torch.cat([torch.zeros(4, 4, dtype=torch.bool), batch.video_ids[:, None] == own], dim=1)
         return -(z[:4].masked_fill(same, -torch.inf).log_softmax(1)).diagonal().mean()
 
-    own = memory.videos - 100
+    own = memory.video_ids - 100
     torch.testing.assert_close(sum(terms.values()), (one_way(logits, own) + one_way(logits.mT, own)) / 2)
     torch.testing.assert_close(terms["contrastive"], contrastive(logits[:4, :4]))
 
@@ -139,7 +139,7 @@ def test_relations_span_batch_and_memory(bases, name, monkeypatch):
     monkeypatch.setattr(co2l, "kept_across", lambda new, old, _: seen.append((new, old)) or new.sum())
     batch = make_batch(4, 2, seed=5)
     torch.manual_seed(0)
-    memory = method.memory.batch(method.memory.draw(4))
+    memory = method.memory.batch(method.buffer_size.sample(4))
     torch.manual_seed(0)
     method.losses(batch)
     ((new, old),) = seen
@@ -169,7 +169,7 @@ def test_the_teacher_is_the_model_at_the_end_of_the_previous_task_and_no_state(b
 
 @pytest.mark.parametrize("buffer", ["ring", "reservoir"])
 def test_the_buffer_is_a_setting(bases, buffer):
-    method = make(bases["clip4clip"], buffer=buffer)
+    method = make(bases["clip4clip"], buffer_policy=buffer)
     train_stream(method, tasks=3)
     assert method.memory.policy == buffer
     assert len(method.memory) == 6
@@ -188,7 +188,7 @@ def test_a_score_of_several_numbers_is_refused(small_clip):
     [
         ({"weight": -1.0}, "weight must be >= 0, got -1"),
         ({"kappa_teacher": 0.0}, "must be > 0, got 0.2 and 0.0"),
-        ({"memory": -1}, "memory counts pairs and must be >= 0, got -1"),
+        ({"buffer_size": -1}, "buffer_size counts pairs and must be >= 0, got -1"),
     ],
 )
 def test_wrong_settings_say_what_to_write(settings, message):

@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from methods.base_moco import BaseMoCo, BaseMoCoConfig
-from methods.clip4clip import Clip4Clip, Clip4ClipConfig
-from methods.co2l_moco import Co2LMoCo, Co2LMoCoConfig
-from methods.layers.queues import Pair
+from ctvr.methods.base_moco import BaseMoCo, BaseMoCoConfig
+from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from ctvr.methods.co2l_moco import Co2LMoCo, Co2LMoCoConfig
+from ctvr.methods.layers.replay.queues import Pair
 from tests.methods.conftest import make_batch, make_task
 from tests.methods.steps import train_stream, train_task, weights
 
@@ -20,7 +20,7 @@ def base(small_clip):
 @pytest.fixture
 def make(base):
     def make(**settings) -> Co2LMoCo:
-        return Co2LMoCo(Co2LMoCoConfig(**{"memory": 6, **settings}), copy.deepcopy(base))
+        return Co2LMoCo(Co2LMoCoConfig(**{"buffer_size": 6, **settings}), copy.deepcopy(base))
 
     return make
 
@@ -36,7 +36,7 @@ def test_the_first_task_is_base_moco_bit_for_bit(make, base):
 
 
 def test_no_memory_and_no_weight_is_base_moco_bit_for_bit(make, base):
-    method = make(memory=0, weight=0.0)
+    method = make(buffer_size=0, weight=0.0)
     assert train_stream(method, tasks=3) == train_stream(base, tasks=3)
     assert torch.equal(weights(method), weights(base))
 
@@ -47,7 +47,7 @@ def test_memory_pairs_are_negatives_and_no_anchors(make):
     method.begin_task(make_task(1))
     batch = make_batch(4, 2, seed=5)
     torch.manual_seed(0)
-    memory = method.memory.batch(method.memory.draw(4))
+    memory = method.memory.batch(method.memory.sample(4))
     torch.manual_seed(0)
     loss = method.losses(batch)["contrastive"]
     q, k, extra = method.base.queries(batch), method.base.keys(batch)[0], method.base.keys(memory)[0]

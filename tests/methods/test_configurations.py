@@ -6,12 +6,12 @@ import importlib
 
 import pytest
 
-from methods import CONFIGURATIONS, METHODS, find_method
-from orchestrator.errors import ConfigError
-from orchestrator.jobs.list_methods import methods_text
-from orchestrator.jobs.methods import method_text
-from orchestrator.learning.resolve import configured, find, presets_of, resolve
-from orchestrator.tables.unpublished_settings import footnote, unpublished
+from ctvr.methods import CONFIGURATIONS, METHODS, find_method
+from ctvr.orchestrator.catalog.methods import methods_text
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.resolve import configured, get_method, presets_of, resolve
+from ctvr.orchestrator.sweeps.search_spaces import method_text
+from ctvr.orchestrator.tables.unpublished_settings import footnote, unpublished
 
 # name -> the method, what makes it the row, and what the row's own files said of its paper before they went
 ROWS = {
@@ -21,8 +21,8 @@ ROWS = {
     "diffrate": ("lora", {"method.reducer": "diffrate"}, {}),
     "testa": ("lora", {"method.reducer": "testa"}, {}),
     "bmu_moco_local": ("bmu_moco", {"method.use_global": False}, {}),
-    "er_ring_moco": ("er_ring", {"method.base": "base_moco"}, {"method.memory": 10_000}),
-    "der_moco": ("der", {"method.base": "base_moco"}, {"method.memory": 10_000}),
+    "er_ring_moco": ("er_ring", {"method.base": "base_moco"}, {"method.buffer_size": 10_000}),
+    "der_moco": ("der", {"method.base": "base_moco"}, {"method.buffer_size": 10_000}),
 }
 
 
@@ -80,7 +80,7 @@ def test_a_strategy_wraps_a_row_by_its_name(strategy, base):
 
 def test_a_search_of_a_row_has_its_own_space():
     pytest.importorskip("ray.tune")
-    from orchestrator.jobs.methods import search_space
+    from ctvr.orchestrator.sweeps.search_spaces import search_space
 
     for name in CONFIGURATIONS:
         fixed, space, paper = search_space(name)
@@ -88,7 +88,7 @@ def test_a_search_of_a_row_has_its_own_space():
         resolve({**fixed, "method": name, "stream": "s", **{setting: space[setting].sample() for setting in space}})
         assert resolve({**fixed, "method": name, "stream": "s", **paper}).name == name
         assert set(unpublished(name)) & set(space) <= set(paper)
-        module = importlib.import_module(f"search_spaces.{CONFIGURATIONS[name][0]}")
+        module = importlib.import_module(f"ctvr.search_spaces.{CONFIGURATIONS[name][0]}")
         assert set(getattr(module, "CONFIGURATIONS", {})) <= set(CONFIGURATIONS)
     assert "base.tau" in search_space("er_ring_moco")[1]
     assert "method.order" not in search_space("bmu_moco_local")[1]
@@ -96,9 +96,9 @@ def test_a_search_of_a_row_has_its_own_space():
 
 
 def test_the_footnote_of_a_row_names_what_nobody_published_for_it():
-    settings = {"method": "er_ring", "method.base": "base_moco", "method.ratio": "1.0", "method.memory": "10000"}
+    settings = {"method": "er_ring", "method.base": "base_moco", "method.ratio": "1.0", "method.buffer_size": "10000"}
     assert footnote(settings, "er_ring_moco").endswith(": method.ratio=1.0")
-    assert "method.memory=10000" in footnote(settings)
+    assert "method.buffer_size=10000" in footnote(settings)
 
 
 def test_the_list_of_methods_tells_the_rows_and_a_wrong_name_finds_the_nearest():
@@ -109,4 +109,4 @@ def test_the_list_of_methods_tells_the_rows_and_a_wrong_name_finds_the_nearest()
         assert "method.base" in method_text(name) or name not in {"er_ring_moco", "der_moco"}
         assert not set(CONFIGURATIONS) & set(METHODS)
     with pytest.raises(ValueError, match="no method called 'er_ring_mocco'. Did you mean er_ring_moco"):
-        find("er_ring_mocco")
+        get_method("er_ring_mocco")

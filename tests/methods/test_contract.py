@@ -8,13 +8,13 @@ from itertools import product
 import pytest
 import torch
 
-from methods import CONFIGURATIONS, METHODS, find_method
-from methods.base import Method
-from orchestrator.conform import checks, leaks
-from orchestrator.conform.subject import Subject, features, learn
-from orchestrator.errors import ConfigError
-from orchestrator.learning.experiment import Experiment
-from orchestrator.learning.resolve import presets_of, resolve
+from ctvr.methods import CONFIGURATIONS, METHODS, find_method
+from ctvr.methods.base import Method
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.experiment import Experiment
+from ctvr.orchestrator.learning.resolve import presets_of, resolve
+from ctvr.orchestrator.method_checks import checks, leakage
+from ctvr.orchestrator.method_checks.subject import Subject, features, learn
 from tests.methods.conftest import make_small_clip
 
 # Strategies that mix or compare features themselves: also around a retriever whose videos, and one whose captions,
@@ -36,22 +36,22 @@ def make(name: str) -> Method:
 @pytest.mark.parametrize("name", CASES)
 def test_save_load_and_continue_is_bit_identical(name):
     """A run that is begun anew after every task, from what was saved, beside one that is not."""
-    checks.resume(subject(name))
+    checks.check_resume(subject(name))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_losses_are_finite_named_scalars_and_move_only_what_is_handed_over(name):
-    checks.losses(subject(name))
+    checks.check_losses(subject(name))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_features_do_not_depend_on_the_rest_of_the_batch(name):
-    checks.rows(subject(name))
+    checks.check_batch_independence(subject(name))
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_an_evaluation_sees_no_later_task_and_no_order(name):
-    leaks.leaks(subject(name))
+    leakage.check_leakage(subject(name))
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_losses_of_pairs_that_are_looked_at_change_nothing_under_any_preset(name
         key = found.experiment.method, found.experiment.base
         if key not in seen:
             seen.append(key)
-            leaks.unlearned(found)
+            leakage.unlearned(found)
     assert seen
     assert refused <= len(presets_of(name)) // 2
 
@@ -76,7 +76,7 @@ def test_losses_of_pairs_that_are_looked_at_change_nothing_under_any_preset(name
 @pytest.mark.parametrize("preset", ["framefusion_moe released", "structalign released"])
 def test_what_is_noted_of_steps_is_not_noted_of_pairs_that_are_looked_at(preset):
     name, _, chosen = preset.partition(" ")
-    leaks.unlearned(Subject.of(name, presets=[chosen]))
+    leakage.unlearned(Subject.of(name, presets=[chosen]))
 
 
 @pytest.mark.parametrize("name", [*METHODS, *CONFIGURATIONS])
@@ -152,10 +152,10 @@ def test_what_is_not_refused_learns_and_searches(strategy):
         with torch.no_grad():
             videos, texts = features(method, 0)
             plain = method.score(texts, videos)
-            scores = method.calibrate(plain)
+            scores = method.normalize_scores(plain)
         assert scores.shape == (6, 6), retriever
-        kept = scores is plain and method.calibrate_for_videos(plain) is plain
-        assert method.calibrates() is not kept, "what is final is ranked without the matrix"
+        kept = scores is plain and method.normalize_scores_v2t(plain) is plain
+        assert method.normalizes_scores() is not kept, "what is final is ranked without the matrix"
         assert torch.isfinite(scores).all(), retriever
 
 
@@ -172,7 +172,7 @@ FROZEN = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_what_a_method_calls_frozen_is(name):
-    checks.frozen(subject(name))
+    checks.check_frozen(subject(name))
 
 
 @pytest.mark.parametrize("case", FROZEN)
@@ -181,5 +181,5 @@ def test_what_settings_leave_frozen_is_called_so_and_is(case):
     looked_at = Subject.of(name, {f"method.{key}": value for key, value in settings.items()})
     method = looked_at.make()
     assert method.frozen_blocks == blocks
-    assert method.frozen_text == (case == "framefusion_moe, no experts")
-    checks.frozen(looked_at)
+    assert method.text_is_frozen == (case == "framefusion_moe, no experts")
+    checks.check_frozen(looked_at)

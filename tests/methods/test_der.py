@@ -3,11 +3,11 @@ import copy
 import pytest
 import torch
 
-from methods.clip4clip import Clip4Clip, Clip4ClipConfig
-from methods.der import DER, DERConfig
-from methods.structalign import StructAlign, StructAlignConfig
-from methods.xpool import XPool, XPoolConfig
-from tests.methods.conftest import MadeAgain, make_batch, make_task
+from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from ctvr.methods.der import DER, DERConfig
+from ctvr.methods.structalign import StructAlign, StructAlignConfig
+from ctvr.methods.xpool import XPool, XPoolConfig
+from tests.methods.conftest import RegeneratedPairs, make_batch, make_task
 from tests.methods.steps import moved, train_stream, train_task
 
 TARGETS = ["features", "similarities"]
@@ -25,8 +25,8 @@ def bases(small_clip):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ["clip4clip", "xpool", "structalign"])
 def test_pairs_that_have_not_moved_cost_nothing_and_moved_ones_do(bases, name, target):
-    method = DER(DERConfig(memory=6, target=target), bases[name])
-    method.read_pairs_from(MadeAgain())
+    method = DER(DERConfig(buffer_size=6, target=target), bases[name])
+    method.set_pair_source(RegeneratedPairs())
     method.begin_task(make_task(0))
     method.eval()
     method.end_task(make_task(0), iter([make_batch(4, 2, seed=i) for i in range(2)]))
@@ -40,7 +40,7 @@ def test_pairs_that_have_not_moved_cost_nothing_and_moved_ones_do(bases, name, t
 
 def test_no_weight_is_the_retriever_bit_for_bit(bases):
     base = bases["clip4clip"]
-    method = DER(DERConfig(alpha=0.0, memory=0), copy.deepcopy(base))
+    method = DER(DERConfig(alpha=0.0, buffer_size=0), copy.deepcopy(base))
     assert train_stream(method, tasks=3) == train_stream(base, tasks=3)
 
 
@@ -53,7 +53,7 @@ def test_the_first_task_is_the_retriever_bit_for_bit_and_later_ones_are_not(base
 
 
 def test_the_memory_survives(bases):
-    method = DER(DERConfig(memory=5), bases["clip4clip"])
+    method = DER(DERConfig(buffer_size=5), bases["clip4clip"])
     train_task(method, make_task(0), [make_batch(4, 2)])
     assert len(method.memory) == 4
     assert method.state_dict()["memory.video_features"].shape == (4, 16)
@@ -68,8 +68,8 @@ def test_a_negative_weight_is_refused():
 def test_what_moved_pairs_cost_is_computed_by_hand_and_weighted(bases, target):
     terms = {}
     for alpha in (0.5, 2.0):
-        method = DER(DERConfig(memory=4, target=target, alpha=alpha), copy.deepcopy(bases["clip4clip"]))
-        method.read_pairs_from(MadeAgain())
+        method = DER(DERConfig(buffer_size=4, target=target, alpha=alpha), copy.deepcopy(bases["clip4clip"]))
+        method.set_pair_source(RegeneratedPairs())
         method.begin_task(make_task(0))
         method.eval()
         pairs = make_batch(4, 2)

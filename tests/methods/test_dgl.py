@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from methods.backbone.clip import record_tokens
-from methods.base import unit
-from methods.dgl import DGL, DGLConfig, UnifiedPrompts, around_words
-from orchestrator.learning.cost import planned, trained_parameters
-from orchestrator.learning.optimizer import lr_factor, make_optimizer, set_rates
+from ctvr.methods.backbone.clip import record_tokens
+from ctvr.methods.base import l2_normalize
+from ctvr.methods.dgl import DGL, DGLConfig, UnifiedPrompts, around_words
+from ctvr.orchestrator.learning.cost import estimate, trained_parameters
+from ctvr.orchestrator.learning.optimizer import lr_factor, make_optimizer, set_learning_rates
 from tests.methods.conftest import make_batch
 from tests.methods.released import FIXTURES, Compared, Weights, floats, pairs, read, tiny_clip
 from tests.orchestrator.learning.test_released_recipes import optim_of
@@ -76,7 +76,7 @@ def equals_released(compared: Compared, folder: Path, kind: str) -> None:
     compared("dgl", "forward", text, io["text_prompts"])
     batch = pairs(io["video"].float(), io["ids"].long())
     compared("dgl", "forward", method.tower(method.backbone.vision, batch.frames), io["video_feature"])
-    compared("dgl", "forward", method.encode_text(batch.tokens), unit(io["text_feature"]))
+    compared("dgl", "forward", method.encode_text(batch.tokens), l2_normalize(io["text_feature"]))
     compared("dgl", "forward", method.logits(batch), io["logits_t2v"], 5e-5)
     for group in method.param_groups():
         for parameter in group["params"]:
@@ -112,7 +112,7 @@ def test_rates_are_the_released_ones_but_for_the_least(compared):
     optimizer = make_optimizer([{"name": "g", "params": [parameter], "lr": 2e-3}], optim, module)
     found = []
     for step in range(50):
-        set_rates(optimizer, lr_factor(step, 50, 10, True, optim), optim.last_lr)
+        set_learning_rates(optimizer, lr_factor(step, 50, 10, True, optim), optim.final_lr)
         found.append(optimizer.param_groups[0]["lr"])
     compared("dgl", "schedule", np.array(found), table, 1e-8)
 
@@ -122,10 +122,10 @@ def test_rates_are_the_released_ones_but_for_the_least(compared):
 
 def test_counts_are_the_papers():
     for name, count in (("dgl", 827_392), ("dgl_transformer", 9_575_168)):
-        method, found = planned(name, backbone="ViT-B-32-quickgelu")
+        method, found = estimate(name, backbone="ViT-B-32-quickgelu")
         assert trained_parameters(method) == count
         assert found.tokens_out == 4 + 12 * 54
-    assert planned("dgl", backbone="ViT-B-16-quickgelu")[1].tokens_out == 2416
+    assert estimate("dgl", backbone="ViT-B-16-quickgelu")[1].tokens_out == 2416
 
 
 def test_without_what_it_sees_beside_its_frame_a_class_token_is_clips(small_clip, monkeypatch):
@@ -141,7 +141,7 @@ def test_without_what_it_sees_beside_its_frame_a_class_token_is_clips(small_clip
         keep[:2] = keep[3:5] = False  # global prompts, then the class token, then local prompts
         return plain(q, k, v, attn_mask=keep[None, None, None])
 
-    monkeypatch.setattr("methods.layers.global_tokens.F.scaled_dot_product_attention", masked)
+    monkeypatch.setattr("ctvr.methods.layers.global_tokens.F.scaled_dot_product_attention", masked)
     frames = make_batch(2, 3).frames
     with torch.no_grad():
         found = method.tower(small_clip.vision, frames)
@@ -186,8 +186,8 @@ def test_each_frame_has_prompts_of_its_own_where_a_transformer_makes_them(small_
     assert local.shape == (4, 3, 2, 32)
     assert text.shape == (4, 4, 32)
     assert not torch.allclose(local[:, 0], local[:, 1], atol=1e-3)
-    assert DGL.only_frames(DGLConfig(prompts="transformer", num_frames=7)) == 7
-    assert DGL.only_frames(DGLConfig(num_frames=7)) is None
+    assert DGL.required_num_frames(DGLConfig(prompts="transformer", num_frames=7)) == 7
+    assert DGL.required_num_frames(DGLConfig(num_frames=7)) is None
 
 
 def test_what_a_video_is_read_from_is_a_setting(small_clip):

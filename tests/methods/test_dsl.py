@@ -4,10 +4,10 @@ import math
 import pytest
 import torch
 
-from methods.clip4clip import Clip4Clip, Clip4ClipConfig
-from methods.dsl import DSL, DSLConfig
-from methods.layers.dual_softmax import revise
-from methods.xpool import XPool, XPoolConfig
+from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from ctvr.methods.dsl import DSL, DSLConfig
+from ctvr.methods.layers.losses.dual_softmax import revise
+from ctvr.methods.xpool import XPool, XPoolConfig
 from tests.methods.conftest import make_batch
 from tests.methods.steps import train_stream, weights
 
@@ -30,7 +30,7 @@ def test_with_neither_loss_nor_search_it_is_the_retriever(make, base):
     assert train_stream(method) == train_stream(base)
     assert torch.equal(weights(method), weights(base))
     scores = torch.rand(3, 4)
-    assert method.calibrate(scores) is scores
+    assert method.normalize_scores(scores) is scores
 
 
 def test_with_a_flat_prior_training_is_the_retrievers(make, base):
@@ -54,8 +54,8 @@ def test_a_revised_search_is_transductive_and_its_loss_alone_is_not(make):
 def test_the_search_revises_scaled_similarities(make):
     method, scores = make(test_temperature=2.0), torch.rand(5, 6)
     scaled = method.scale().item() * scores
-    torch.testing.assert_close(method.calibrate(scores), revise(scaled, 2.0))
-    torch.testing.assert_close(method.calibrate_for_videos(scores), revise(scaled, 2.0, dim=1))
+    torch.testing.assert_close(method.normalize_scores(scores), revise(scaled, 2.0))
+    torch.testing.assert_close(method.normalize_scores_v2t(scores), revise(scaled, 2.0, dim=1))
 
 
 def test_a_transductive_retriever_stays_so(make):
@@ -68,7 +68,7 @@ def test_it_wraps_a_retriever_whose_features_are_frames(small_clip):
     assert all(math.isfinite(loss) for loss in train_stream(method))
     batch = make_batch()
     scores = method.score(method.encode_text(batch.tokens), method.encode_video(batch.frames))
-    assert method.calibrate(scores.detach()).shape == (6, 6)
+    assert method.normalize_scores(scores.detach()).shape == (6, 6)
 
 
 def test_a_retriever_without_a_contrastive_loss_is_named(base):

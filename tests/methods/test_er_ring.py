@@ -3,9 +3,9 @@ import copy
 import pytest
 import torch
 
-from methods.clip4clip import Clip4Clip, Clip4ClipConfig
-from methods.er_ring import ERRing, ERRingConfig
-from methods.layers.memory import join
+from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from ctvr.methods.er_ring import ERRing, ERRingConfig
+from ctvr.methods.layers.replay.buffer import join
 from tests.methods.conftest import make_batch, make_task
 from tests.methods.steps import train_stream, weights
 
@@ -26,7 +26,7 @@ def test_the_first_task_is_the_retriever_bit_for_bit_and_later_ones_are_not(base
 
 
 def test_no_memory_is_the_retriever_bit_for_bit(base):
-    method = make(base, memory=0)
+    method = make(base, buffer_size=0)
     assert train_stream(method, tasks=3) == train_stream(base, tasks=3)
     assert torch.equal(weights(method.base), weights(base))
 
@@ -42,10 +42,10 @@ def test_a_step_sees_the_batch_and_ratio_times_as_many_memory_pairs(base, ratio,
     torch.manual_seed(3)
     method.losses(batch)
     torch.manual_seed(3)
-    expected = join(batch, method.memory.batch(method.memory.draw(count)), 1)
-    assert len(seen[0].videos) == 4 + count
+    expected = join(batch, method.memory.batch(method.buffer_size.sample(count)), 1)
+    assert len(seen[0].video_ids) == 4 + count
     assert torch.equal(seen[0].frames, expected.frames)
-    assert seen[0].tasks.tolist() == [1] * 4 + [0] * count
+    assert seen[0].task_ids.tolist() == [1] * 4 + [0] * count
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def test_a_step_sees_the_batch_and_ratio_times_as_many_memory_pairs(base, ratio,
 def test_as_many_pairs_are_replayed_as_one_worker_replays_and_never_none(
     base, ratio, pairs, workers, sizes, monkeypatch
 ):
-    monkeypatch.setattr("methods.er_ring.world_size", lambda: workers)
+    monkeypatch.setattr("ctvr.methods.er_ring.world_size", lambda: workers)
     found = make(base, ratio=ratio).replayed(pairs)
-    monkeypatch.setattr("methods.er_ring.world_size", lambda: 1)
+    monkeypatch.setattr("ctvr.methods.er_ring.world_size", lambda: 1)
     assert found == sizes
     assert make(base, ratio=ratio).replayed(pairs * workers) == [sum(sizes)]
 

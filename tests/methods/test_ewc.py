@@ -3,10 +3,10 @@ import copy
 import pytest
 import torch
 
-from methods.clip4clip import Clip4Clip, Clip4ClipConfig
-from methods.ewc import EWC, EWCConfig
-from methods.layers.losses import contrastive
-from methods.lora import Lora
+from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from ctvr.methods.ewc import EWC, EWCConfig
+from ctvr.methods.layers.losses.contrastive import contrastive
+from ctvr.methods.lora import Lora
 from tests.methods.conftest import make_batch, make_task
 from tests.methods.steps import step, train_stream, train_task, weights
 

@@ -10,11 +10,11 @@ import open_clip
 import pytest
 import torch
 
-from methods.backbone.clip import Clip, record_tokens
-from methods.base import Batch, Task
-from methods.framefusion_moe import FrameFusionMoE, FrameFusionMoEConfig
-from methods.layers.losses import contrastive, cross_task
-from methods.layers.pooling import mean_pool
+from ctvr.methods.backbone.clip import Clip, record_tokens
+from ctvr.methods.base import Batch, Task
+from ctvr.methods.framefusion_moe import FrameFusionMoE, FrameFusionMoEConfig
+from ctvr.methods.layers.losses.contrastive import contrastive, cross_task
+from ctvr.methods.layers.pooling import mean_pool
 from tests.methods.conftest import make_batch, make_small_clip, make_task
 from tests.methods.released import floats, read
 
@@ -54,7 +54,7 @@ def train(method: FrameFusionMoE, task: Task, batch: Batch, steps: int = 2, lr: 
     method.eval()
     method.end_task(task, [batch])
     with torch.no_grad():
-        method.remember(task, method.encode_video(batch.frames))
+        method.on_gallery_stored(task, method.encode_video(batch.frames))
     return {name: float(term.detach()) for name, term in terms.items()}
 
 
@@ -172,7 +172,7 @@ def test_right_after_task_1_all_experts_are_equal_and_the_router_is_irrelevant(b
 
 def test_a_caption_has_a_feature_for_each_task_it_searches(batch):
     method = learned()
-    assert method.prompts_by_task
+    assert method.task_conditioned_text
     prototypes = [p.detach().clone() for p in method.prototypes]
     present = method.encode_text(batch.tokens)
     assert torch.equal(present, method.encode_text(batch.tokens, 1))
@@ -200,7 +200,7 @@ def test_without_bypass_task_1_is_routed_as_any_other(batch):
 
 def test_without_prototypes_a_caption_has_one_feature(batch):
     method = learned(use_prototypes=False)
-    assert not method.prompts_by_task
+    assert not method.task_conditioned_text
     assert len(method.prototypes) == 0
     assert torch.equal(method.encode_text(batch.tokens, 0), method.encode_text(batch.tokens))
 
@@ -275,7 +275,7 @@ def references(method: FrameFusionMoE, videos: torch.Tensor) -> torch.Tensor:
 def second_task(**settings) -> FrameFusionMoE:
     method = make(**settings)
     method.begin_task(make_task(0))
-    method.remember(make_task(0), torch.nn.functional.normalize(torch.randn(5, 16), dim=-1))
+    method.on_gallery_stored(make_task(0), torch.nn.functional.normalize(torch.randn(5, 16), dim=-1))
     method.begin_task(make_task(1))
     return method.eval()
 
@@ -308,7 +308,7 @@ def test_references_are_the_videos_of_former_tasks_only(batch):
     for index in range(3):
         method.begin_task(make_task(index))
         assert torch.equal(references(method, features), features[: 3 * index])
-        method.remember(make_task(index), features[3 * index : 3 * index + 3])
+        method.on_gallery_stored(make_task(index), features[3 * index : 3 * index + 3])
 
 
 def test_the_references_of_a_step_are_all_or_the_next_batch_as_the_setting_says():
@@ -327,10 +327,10 @@ def test_a_task_begins_at_the_first_reference():
 def test_training_videos_can_be_the_references_and_are_stored_once_each(batch):
     method = make(reference_source="train")
     method.begin_task(make_task(0))
-    twice = dataclasses.replace(batch, videos=torch.tensor([0, 1, 2, 0, 1, 5]))
+    twice = dataclasses.replace(batch, video_ids=torch.tensor([0, 1, 2, 0, 1, 5]))
     method.end_task(make_task(0), [twice])
     assert torch.equal(method.train_features, method.encode_video(batch.frames)[[0, 1, 2, 5]])
-    method.remember(make_task(0), torch.zeros(3, 16))
+    method.on_gallery_stored(make_task(0), torch.zeros(3, 16))
     method.begin_task(make_task(1))
     assert torch.equal(references(method, method.train_features), method.train_features)
     method.end_task(make_task(1), [batch])
@@ -361,7 +361,7 @@ def test_a_resumed_run_continues_identically():
     first, second = learned(**settings), make(**settings)
     for index in range(2):
         second.begin_task(make_task(index))
-        second.remember(make_task(index), first._galleries[index])
+        second.on_gallery_stored(make_task(index), first._galleries[index])
     second.load_state_dict(first.state_dict())
     losses = []
     for method in (first, second):
@@ -624,7 +624,7 @@ def test_losses_equal_the_released_code(compared, released, io, shared):
     with torch.no_grad():
         released.begin_task(make_task(0, 10))
         first = released.losses(batch)
-        released.remember(make_task(0, 10), io["ref_video_embeds"])
+        released.on_gallery_stored(make_task(0, 10), io["ref_video_embeds"])
         released.begin_task(make_task(1, 10))
         second = released.losses(batch)
     for found, theirs in (

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from methods.backbone.clip import record_tokens
-from methods.lora import Lora, LoraConfig
+from ctvr.methods.backbone.clip import record_tokens
+from ctvr.methods.lora import Lora, LoraConfig
 from tests.methods.conftest import make_batch
 
 

@@ -4,15 +4,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from methods.base_moco import BaseMoCo, BaseMoCoConfig
-from methods.camoe import CAMoE, CAMoEConfig
-from methods.clip4clip import Clip4Clip, Clip4ClipConfig
-from methods.framefusion_moe import FrameFusionMoE, FrameFusionMoEConfig
-from methods.lump import LUMP, LUMPConfig
-from methods.lump_moco import LUMPMoCo, LUMPMoCoConfig
-from methods.prompt import Prompt, PromptConfig
-from methods.structalign import StructAlign, StructAlignConfig
-from methods.xpool import XPool, XPoolConfig
+from ctvr.methods.base_moco import BaseMoCo, BaseMoCoConfig
+from ctvr.methods.camoe import CAMoE, CAMoEConfig
+from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from ctvr.methods.framefusion_moe import FrameFusionMoE, FrameFusionMoEConfig
+from ctvr.methods.lump import LUMP, LUMPConfig
+from ctvr.methods.lump_moco import LUMPMoCo, LUMPMoCoConfig
+from ctvr.methods.prompt import Prompt, PromptConfig
+from ctvr.methods.structalign import StructAlign, StructAlignConfig
+from ctvr.methods.xpool import XPool, XPoolConfig
 from tests.methods.conftest import make_batch, make_task
 from tests.methods.steps import train_stream, weights
 
@@ -35,7 +35,7 @@ def bases(small_clip):
 
 
 def make(base, **settings) -> LUMP:
-    return LUMP(LUMPConfig(**{"memory": 6, **settings}), copy.deepcopy(base))
+    return LUMP(LUMPConfig(**{"buffer_size": 6, **settings}), copy.deepcopy(base))
 
 
 def ready(base, **settings) -> LUMP:
@@ -59,7 +59,7 @@ def test_the_first_task_is_the_retriever_bit_for_bit_and_later_ones_are_not(base
 
 @pytest.mark.parametrize("name", ["clip4clip", "xpool", "structalign"])
 def test_no_memory_is_the_retriever_bit_for_bit(bases, name):
-    method = make(bases[name], memory=0)
+    method = make(bases[name], buffer_size=0)
     assert train_stream(method, tasks=3, lr=1e-3) == train_stream(bases[name], tasks=3, lr=1e-3)
     assert torch.equal(weights(method.base), weights(bases[name]))
 
@@ -98,7 +98,7 @@ def test_at_half_the_mixture_is_of_both(bases):
 
 def test_a_mixed_pair_counts_as_the_one_it_holds_more_of(bases, monkeypatch):
     method = ready(bases["clip4clip"], mix_level="feature")
-    batch, memory = make_batch(4, 2, seed=5), replace(make_batch(4, 2, seed=6), videos=torch.arange(4) + 50)
+    batch, memory = make_batch(4, 2, seed=5), replace(make_batch(4, 2, seed=6), video_ids=torch.arange(4) + 50)
     seen = []
     own = method.base.losses
     monkeypatch.setattr(method.base, "losses", lambda pairs: seen.append(pairs.videos.tolist()) or own(pairs))
@@ -121,7 +121,7 @@ def test_around_base_moco_it_is_lump_moco(bases):
     """Keys are of the mixed pairs, too."""
     base = bases["base_moco"]
     batch, memory = make_batch(4, 2, seed=5), make_batch(4, 2, seed=6)
-    ours, moco = make(base), LUMPMoCo(LUMPMoCoConfig(memory=6), copy.deepcopy(base))
+    ours, moco = make(base), LUMPMoCo(LUMPMoCoConfig(buffer_size=6), copy.deepcopy(base))
     found = []
     for method in (ours, moco):
         train_stream(method, tasks=1)
@@ -138,7 +138,7 @@ def test_around_base_moco_it_is_lump_moco(bases):
 
 
 def test_a_batch_larger_than_the_memory_is_mixed_whole(bases):
-    method = make(bases["clip4clip"], memory=2)
+    method = make(bases["clip4clip"], buffer_size=2)
     train_stream(method, tasks=1)
     method.begin_task(make_task(1))
     assert torch.isfinite(summed(method.losses(make_batch(5, 2, seed=5))))
@@ -146,7 +146,7 @@ def test_a_batch_larger_than_the_memory_is_mixed_whole(bases):
 
 @pytest.mark.parametrize("buffer", ["ring", "reservoir"])
 def test_the_buffer_is_a_setting(bases, buffer):
-    method = make(bases["clip4clip"], buffer=buffer)
+    method = make(bases["clip4clip"], buffer_policy=buffer)
     train_stream(method, tasks=3)
     assert (method.memory.policy, len(method.memory)) == (buffer, 6)
 
@@ -166,7 +166,10 @@ def test_a_retriever_that_cannot_be_mixed_so_is_refused(bases, name, level, mess
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"alpha": 0.0}, "must be > 0, got 0.0"), ({"memory": -1}, "memory counts pairs and must be >= 0, got -1")],
+    [
+        ({"alpha": 0.0}, "must be > 0, got 0.0"),
+        ({"buffer_size": -1}, "buffer_size counts pairs and must be >= 0, got -1"),
+    ],
 )
 def test_wrong_settings_say_what_to_write(settings, message):
     with pytest.raises(ValueError, match=message):

@@ -3,9 +3,9 @@ import copy
 import pytest
 import torch
 
-from methods.base_moco import BaseMoCo, BaseMoCoConfig
-from methods.clip4clip import Clip4Clip, Clip4ClipConfig
-from methods.lump_moco import LUMPMoCo, LUMPMoCoConfig
+from ctvr.methods.base_moco import BaseMoCo, BaseMoCoConfig
+from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from ctvr.methods.lump_moco import LUMPMoCo, LUMPMoCoConfig
 from tests.methods.conftest import make_batch, make_task
 from tests.methods.steps import train_stream, weights
 
@@ -20,7 +20,7 @@ def base(small_clip):
 @pytest.fixture
 def make(base):
     def make(**settings) -> LUMPMoCo:
-        return LUMPMoCo(LUMPMoCoConfig(**{"memory": 6, **settings}), copy.deepcopy(base))
+        return LUMPMoCo(LUMPMoCoConfig(**{"buffer_size": 6, **settings}), copy.deepcopy(base))
 
     return make
 
@@ -38,7 +38,7 @@ def test_the_first_task_is_base_moco_bit_for_bit(make, base):
 
 
 def test_no_memory_is_base_moco_bit_for_bit(make, base):
-    method = make(memory=0)
+    method = make(buffer_size=0)
     assert train_stream(method, tasks=3) == train_stream(base, tasks=3)
     assert torch.equal(weights(method), weights(base))
 
@@ -47,7 +47,7 @@ def test_no_memory_is_base_moco_bit_for_bit(make, base):
 @pytest.mark.parametrize("text_pool", ["eot", "avg"])
 def test_all_of_one_pair_is_base_moco_on_that_pair(small_clip, level, text_pool):
     base = BaseMoCo(BaseMoCoConfig(queue_size=10, text_pool=text_pool), small_clip)
-    method = second_task(LUMPMoCo(LUMPMoCoConfig(memory=6, mix_level=level), base))
+    method = second_task(LUMPMoCo(LUMPMoCoConfig(buffer_size=6, mix_level=level), base))
     batch, memory = make_batch(4, 2, seed=5), make_batch(4, 2, seed=6)
     for share, only in ((1.0, batch), (0.0, memory)):
         expected = method.base.losses(only)["contrastive"]
@@ -76,7 +76,7 @@ def test_keys_of_the_mixed_pairs_enter_the_queue(make):
 
 
 def test_a_batch_larger_than_the_memory_is_mixed_whole(make):
-    method = second_task(make(memory=2))
+    method = second_task(make(buffer_size=2))
     assert torch.isfinite(method.losses(make_batch(5, 2, seed=5))["contrastive"])
 
 

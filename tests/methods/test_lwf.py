@@ -5,10 +5,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from methods.clip4clip import Clip4Clip, Clip4ClipConfig
-from methods.layers.distillation import EncodedOnce, symmetric_distillation
-from methods.lwf import LwF, LwFConfig
-from methods.xpool import XPool, XPoolConfig
+from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from ctvr.methods.layers.losses.distillation import EncodedOnce, symmetric_distillation
+from ctvr.methods.lwf import LwF, LwFConfig
+from ctvr.methods.xpool import XPool, XPoolConfig
 from tests.methods.conftest import make_batch, make_task
 from tests.methods.steps import distilled_by_hand, gradient_of, moved, train_stream, train_task, weights
 

@@ -3,10 +3,10 @@ import copy
 import pytest
 import torch
 
-from methods.base_moco import BaseMoCo, BaseMoCoConfig
-from methods.clip4clip import Clip4Clip, Clip4ClipConfig
-from methods.layers.queues import Pair
-from methods.lwf_moco import LwFMoCo, LwFMoCoConfig
+from ctvr.methods.base_moco import BaseMoCo, BaseMoCoConfig
+from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from ctvr.methods.layers.replay.queues import Pair
+from ctvr.methods.lwf_moco import LwFMoCo, LwFMoCoConfig
 from tests.methods.conftest import make_batch, make_task
 from tests.methods.steps import distilled_by_hand, moved, train_stream, train_task, weights
 

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from methods.backbone.clip import BlockSeams
-from methods.base import unit
-from methods.layers.pooling import mean_pool
-from methods.moe_adapter import SCALE, Mixture, MoEAdapter, MoEAdapterConfig
+from ctvr.methods.backbone.clip import BlockSeams
+from ctvr.methods.base import l2_normalize
+from ctvr.methods.layers.pooling import mean_pool
+from ctvr.methods.moe_adapter import SCALE, Mixture, MoEAdapter, MoEAdapterConfig
 from tests.methods.conftest import make_batch, make_task
 from tests.methods.steps import train_stream, train_task
 
@@ -36,7 +36,7 @@ def test_a_fresh_model_is_clip_whatever_the_gates(small_clip):
     method, batch = make(small_clip), make_batch()
     all_tokens = [*[None] * 3, BlockSeams(after=lambda x, state: x)]
     assert torch.equal(method.encode_video(batch.frames), mean_pool(small_clip.vision(batch.frames, all_tokens)))
-    assert torch.equal(method.encode_text(batch.tokens), unit(small_clip.text(batch.tokens)))
+    assert torch.equal(method.encode_text(batch.tokens), l2_normalize(small_clip.text(batch.tokens)))
     for mixture in method.mixtures:
         for router in mixture.routers:
             assert not router.route.any()
@@ -95,7 +95,7 @@ def test_a_block_adds_the_answer_to_the_tokens_after_attention(small_clip):
 
 
 def _no_seams():
-    from methods.backbone.clip import BlockSeams
+    from ctvr.methods.backbone.clip import BlockSeams
 
     return BlockSeams()
 
@@ -168,14 +168,14 @@ def test_only_free_experts_and_the_tasks_own_router_are_trained(small_clip):
 def test_a_caption_takes_the_router_of_the_task_that_it_searches(small_clip):
     tokens = make_batch().tokens
     method = make(small_clip, is_random=True)
-    assert method.prompts_by_task
+    assert method.task_conditioned_text
     first = method.encode_text(tokens, 0)
     method.begin_task(make_task(1))
     assert torch.equal(method.encode_text(tokens, 0), first)  # nothing that router 0 uses has moved
     assert not torch.equal(method.encode_text(tokens, 1), first)
     last = make(small_clip, is_random=True, query_router="last")
     last.begin_task(make_task(1))
-    assert not last.prompts_by_task
+    assert not last.task_conditioned_text
     assert torch.equal(last.encode_text(tokens, 0), last.encode_text(tokens, None))
 
 

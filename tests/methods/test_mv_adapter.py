@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from methods.clip4clip import Clip4Clip, Clip4ClipConfig
-from methods.layers.mv_adapters import TextAdapter, VideoAdapter
-from methods.layers.within import within
-from methods.mv_adapter import MVAdapter, MVAdapterConfig
-from orchestrator.learning.cost import planned, trained_parameters, video_cost
-from orchestrator.learning.optimizer import make_optimizer
+from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from ctvr.methods.layers.captions import truncate
+from ctvr.methods.layers.mv_adapters import TextAdapter, VideoAdapter
+from ctvr.methods.mv_adapter import MVAdapter, MVAdapterConfig
+from ctvr.orchestrator.learning.cost import estimate, trained_parameters, video_cost
+from ctvr.orchestrator.learning.optimizer import make_optimizer
 from tests.methods.conftest import make_batch
 from tests.methods.released import FIXTURES, Weights, floats, pairs, read, tiny_clip
 from tests.orchestrator.learning.test_released_recipes import optim_of
@@ -83,7 +83,7 @@ def test_features_loss_and_gradients_equal_the_released_code(shared, compared, m
     """Two and four frames of two videos are missing; vectors of tied blocks are 8 wide in the reference."""
     folder = shared / "reference" / "adapters"
     io, facts = read(folder / "mv_io.npz"), json.loads((folder / "mv.json").read_text())
-    for module in ("methods.mv_adapter", "methods.layers.mv_adapters"):
+    for module in ("ctvr.methods.mv_adapter", "ctvr.methods.layers.mv_adapters"):
         monkeypatch.setattr(f"{module}.FACTOR", 8)
     method = MVAdapter(MVAdapterConfig(**RELEASED), tiny_clip(SHAPE))
     found = method.load_state_dict(ours(read(folder / "mv_state.npz")), strict=False)
@@ -148,7 +148,7 @@ def test_counts_are_the_papers():
         ({"tying": "down_in", "tied": 3}, 3_615_008),
         ({"lr_bias": 0.0}, 3_325_696),
     ):
-        assert trained_parameters(planned("mv_adapter", settings, backbone="ViT-B-16-quickgelu")[0]) == count
+        assert trained_parameters(estimate("mv_adapter", settings, backbone="ViT-B-16-quickgelu")[0]) == count
     for adapter, count in ((VideoAdapter(768, 64, 2, 12), 158_160), (TextAdapter(512, 64, 2, 32), 118_272)):
         assert sum(parameter.numel() for parameter in adapter.parameters()) == count
 
@@ -206,7 +206,7 @@ def test_a_tied_blocks_vector_scales_rows_or_inputs_and_is_both_towers(small_cli
 
 def test_a_caption_is_cut_behind_its_last_place_and_reads_no_pad(small_clip):
     tokens = make_batch(12, 1).tokens
-    cut = within(tokens, 8)
+    cut = truncate(tokens, 8)
     assert cut.shape == (12, 8)
     assert (cut.amax(dim=1) == 99).all()
     short = tokens.argmax(dim=1) < 8

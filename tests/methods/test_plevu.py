@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from methods.base import unit
-from methods.layers.losses import contrastive
-from methods.plevu import PLEVU, PLEVUConfig
-from methods.zero_shot import ZeroShot, ZeroShotConfig
-from orchestrator.learning.cost import planned, trained_parameters
+from ctvr.methods.base import l2_normalize
+from ctvr.methods.layers.losses.contrastive import contrastive
+from ctvr.methods.plevu import PLEVU, PLEVUConfig
+from ctvr.methods.zero_shot import ZeroShot, ZeroShotConfig
+from ctvr.orchestrator.learning.cost import estimate, trained_parameters
 from tests.methods.conftest import make_batch
 from tests.methods.released import FIXTURES, Weights, floats, read, tiny_clip
 
@@ -62,8 +62,8 @@ def test_captions_frames_losses_and_gradients_equal_the_released_code(shared, co
     compared("plevu", "forward", frames + method.times, io["temporal_in"])
     videos, texts = method.over_frames(frames), method.encode_text(io["tokens"])
     compared("plevu", "forward", videos, io["video_raw"])
-    compared("plevu", "forward", texts, unit(io["text_raw"]))
-    logits = method.scale() * method.score(texts, unit(videos))
+    compared("plevu", "forward", texts, l2_normalize(io["text_raw"]))
+    logits = method.scale() * method.score(texts, l2_normalize(videos))
     compared("plevu", "forward", logits.mT, io["logits_v2t"], 5e-5)
     loss = F.cross_entropy(logits.mT, io["target"])
     compared("plevu", "loss", loss, facts["loss"], 2e-5)
@@ -78,7 +78,7 @@ def test_captions_frames_losses_and_gradients_equal_the_released_code(shared, co
 def test_similarities_and_loss_of_stored_features_equal_the_released_ones(compared, small_clip):
     file = read(FIXTURES / "plevu_released.npz")
     method = make(small_clip)
-    logits = method.scale() * method.score(unit(file["text"]), unit(file["video"]))
+    logits = method.scale() * method.score(l2_normalize(file["text"]), l2_normalize(file["video"]))
     compared("plevu", "forward", logits.mT, file["logits"], 5e-5)
     compared("plevu", "loss", F.cross_entropy(logits.mT, file["target"].long()), file["loss"], 2e-5)
 
@@ -93,7 +93,7 @@ def test_counts_are_the_papers():
         ({"num_frames": 16}, 6_352_384),
         ({"layers": 4, "num_frames": 16}, 12_657_152),
     ):
-        assert trained_parameters(planned("plevu", settings, backbone="ViT-B-16-quickgelu")[0]) == count
+        assert trained_parameters(estimate("plevu", settings, backbone="ViT-B-16-quickgelu")[0]) == count
 
 
 def test_without_vectors_and_layers_it_is_clip(small_clip):

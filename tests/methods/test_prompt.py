@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from methods.backbone.clip import record_tokens
-from methods.prompt import Prompt, PromptConfig
+from ctvr.methods.backbone.clip import record_tokens
+from ctvr.methods.prompt import Prompt, PromptConfig
 from tests.methods.conftest import make_batch
 
 

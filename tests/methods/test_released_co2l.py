@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.base import Batch, Method, ParamGroup
-from methods.co2l import _UNIT, Co2L, Co2LConfig
-from methods.layers.memory import ReplayMemory
-from orchestrator.learning.optimizer import OptimConfig, make_optimizer, set_rates
-from orchestrator.learning.resolve import presets_of
+from ctvr.methods.base import Batch, Method, ParamGroup
+from ctvr.methods.co2l import _UNIT, Co2L, Co2LConfig
+from ctvr.methods.layers.replay.buffer import ReplayBuffer
+from ctvr.orchestrator.learning.optimizer import OptimConfig, make_optimizer, set_learning_rates
+from ctvr.orchestrator.learning.resolve import presets_of
 from tests.methods.conftest import make_task
 from tests.methods.released import FIXTURES, Weights, floats, read
 
@@ -73,11 +73,11 @@ def released_loss(method: Co2L, labels: Tensor, present: tuple[int, ...] = (2, 3
     """The release's loss of the rows that the retriever has been shown, old ones (by label) lying in the memory."""
     is_new = torch.isin(labels, torch.tensor(present))
     new, old = is_new.nonzero(), (~is_new).nonzero()
-    memory = method.memory
+    memory = method.buffer_size
     memory.pairs = memory.videos = old[:, 0]
     memory.categories, memory.tasks = labels[old[:, 0]], torch.zeros_like(old[:, 0])
     memory.source = Numbers()
-    memory.draw = lambda count: torch.arange(len(old))  # type: ignore[method-assign]
+    memory.sample = lambda count: torch.arange(len(old))  # type: ignore[method-assign]
     terms = method.losses(Batch(new, new, new[:, 0], labels[new[:, 0]]))
     share = len(new) / len(labels)
     distilled = terms.pop("distillation", torch.zeros(()))  # already times _UNIT, the preset's weight
@@ -85,7 +85,7 @@ def released_loss(method: Co2L, labels: Tensor, present: tuple[int, ...] = (2, 3
 
 
 def strategy(network: nn.Module | None = None, **changed: float) -> Co2L:
-    own = {name: OWN[name] for name in ("memory", "weight", "kappa", "kappa_teacher", "ird")}
+    own = {name: OWN[name] for name in ("buffer_size", "weight", "kappa", "kappa_teacher", "ird")}
     return Co2L(Co2LConfig(**{**own, **changed}), Rows(network))  # type: ignore[arg-type]
 
 
@@ -159,7 +159,7 @@ def test_steps_with_the_recipe_of_the_preset_are_the_released_ones(shared, compa
             compared("co2l", "loss", loss, file[f"{mode}/loss"][step], 2e-5)
             optimizer.zero_grad()
             (_UNIT * loss).backward()
-            set_rates(optimizer, 1.0)
+            set_learning_rates(optimizer, 1.0)
             for name, parameter in network.named_parameters():
                 if mode == "teacher_train" and step == 0:
                     released = file[f"{mode}/step{step}/grad/{name}"]
@@ -173,7 +173,7 @@ def test_steps_with_the_recipe_of_the_preset_are_the_released_ones(shared, compa
 def test_the_memory_keeps_as_many_of_each_task_as_the_released_one(compared):
     """Equal shares that fill it, up to rounding, which is random there; no row comes back that was once dropped."""
     facts = json.loads((FIXTURES / "co2l_released.json").read_text())
-    memory, former = ReplayMemory(20, "ring"), {0: set(), 1: set()}
+    memory, former = ReplayBuffer(20, "ring"), {0: set(), 1: set()}
     for task, chosen in enumerate(facts["chosen"]):
         if task:  # before it, that is at the end of the one before
             rows = torch.tensor([row for row in range(300) if row % 10 // 2 == task - 1])

@@ -10,15 +10,15 @@ import json
 import torch
 import torch.nn.functional as F
 
-from methods.base import Frozen, ParamGroup, unit
-from methods.clip4clip import Clip4Clip, Clip4ClipConfig
-from methods.layers.distillation import EncodedOnce
-from methods.layers.experts import Router
-from methods.layers.losses import distillation
-from methods.lwf import LwF, LwFConfig
-from methods.moe_adapter import MoEAdapter, MoEAdapterConfig
-from methods.vr_lwf import VRLwF, VRLwFConfig
-from methods.zscl import ZSCL, ZSCLConfig
+from ctvr.methods.base import Frozen, ParamGroup, l2_normalize
+from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from ctvr.methods.layers.experts import Router
+from ctvr.methods.layers.losses.contrastive import distillation
+from ctvr.methods.layers.losses.distillation import EncodedOnce
+from ctvr.methods.lwf import LwF, LwFConfig
+from ctvr.methods.moe_adapter import MoEAdapter, MoEAdapterConfig
+from ctvr.methods.vr_lwf import VRLwF, VRLwFConfig
+from ctvr.methods.zscl import ZSCL, ZSCLConfig
 from tests.methods.conftest import make_task
 from tests.methods.released import FIXTURES, continual_clip, draw, floats, pairs, read, seeded
 from tests.methods.test_released_retrievers import released_name
@@ -201,13 +201,19 @@ def test_moe_adapters_equal_the_released_code(compared):
     images, tokens, plain = file["images"].float()[:, None] / 127.5 - 1, file["tokens"], continual_clip()
     method = moe_adapter()
     with torch.no_grad():
-        compared("moe_adapter", "forward", unit(plain.vision(images)[:, 0]), unit(file["eval/task-1/image"]))
-        compared("moe_adapter", "forward", unit(plain.text(tokens)), unit(file["eval/task-1/text"]))
+        compared(
+            "moe_adapter", "forward", l2_normalize(plain.vision(images)[:, 0]), l2_normalize(file["eval/task-1/image"])
+        )
+        compared("moe_adapter", "forward", l2_normalize(plain.text(tokens)), l2_normalize(file["eval/task-1/text"]))
         for task in (0, 1):
             method.begin_task(make_task(task, 3))
             gates = gates_of(method)
-            compared("moe_adapter", "forward", method.encode_video(images), unit(file[f"eval/task{task}/image"]))
-            compared("moe_adapter", "forward", method.encode_text(tokens, task), unit(file[f"eval/task{task}/text"]))
+            compared(
+                "moe_adapter", "forward", method.encode_video(images), l2_normalize(file[f"eval/task{task}/image"])
+            )
+            compared(
+                "moe_adapter", "forward", method.encode_text(tokens, task), l2_normalize(file[f"eval/task{task}/text"])
+            )
             for kind in ("image", "text") if task == 0 else ():
                 for layer, found in enumerate(gates[kind]):
                     compared("moe_adapter", "forward", found, file[f"eval/task0/{kind}{layer}/gates"])

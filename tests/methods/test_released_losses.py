@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from methods.layers.distillation import RelationConfig, kept_within
-from methods.layers.dual_softmax import dual_softmax
-from methods.layers.momentum import Momentum, follow
-from methods.layers.queues import KeyQueue, Pair
+from ctvr.methods.layers.losses.distillation import RelationConfig, kept_within
+from ctvr.methods.layers.losses.dual_softmax import dual_softmax
+from ctvr.methods.layers.replay.momentum import Momentum, ema_update
+from ctvr.methods.layers.replay.queues import KeyQueue, Pair
 from tests.methods.released import FIXTURES, read
 
 
@@ -68,7 +68,7 @@ def test_keys_and_queue_of_an_encoder_with_batch_normalisation_equal_the_release
     queue = KeyQueue(16, 6)
     queue.enqueue(Pair(file["queue0"].mT, file["queue0"].mT), torch.arange(16))
     for step in range(len(file["k"])):
-        follow(momentum.encoders, query, 0.9)
+        ema_update(momentum.encoders, query, 0.9)
         found = nn.utils.parameters_to_vector(momentum.encoders.parameters())
         compared("base_moco", "steps", found, file["used"][step])
         with torch.no_grad():

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.base import Batch, Method, ParamGroup
-from methods.lump import LUMP, LUMPConfig
-from orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates
-from orchestrator.learning.resolve import presets_of
+from ctvr.methods.base import Batch, Method, ParamGroup
+from ctvr.methods.lump import LUMP, LUMPConfig
+from ctvr.orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_learning_rates
+from ctvr.orchestrator.learning.resolve import presets_of
 from tests.methods.conftest import make_batch, make_small_clip
 from tests.methods.released import Weights, floats, read
 
@@ -77,21 +77,21 @@ def test_three_steps_from_the_reference_weights_are_the_released_ones(shared, co
     places: list[tuple[int, int]] = []  # (step, row) of every picture of the memory, which has 8 places
     for step, told in enumerate(steps):
         views = torch.stack([given[f"step{step}/view{view}"] for view in (1, 2)], dim=1)
-        memory = method.memory
+        memory = method.buffer_size
         memory.pairs = memory.videos = memory.tasks = memory.categories = torch.arange(len(places))
         if places:
             drawn = torch.tensor(told["choice"][0][1 : 1 + len(views)])
             monkeypatch.setattr(memory, "draw", lambda count, drawn=drawn: drawn)
-            monkeypatch.setattr("methods.lump.draw_share", lambda *given, told=told: told["beta"][0])
+            monkeypatch.setattr("ctvr.methods.lump.sample_lambda", lambda *given, told=told: told["beta"][0])
             memory.source = Stored(given, places)
         blank = make_batch(len(views), 1)
         loss = torch.stack(
-            list(method.losses(Batch(views, blank.tokens, blank.videos, blank.categories)).values())
+            list(method.losses(Batch(views, blank.tokens, blank.video_ids, blank.categories)).values())
         ).sum()
         compared("lump", "loss", loss, told["loss"])
         optimizer.zero_grad()
         loss.backward()
-        set_rates(optimizer, lr_factor(step, 10, 10, True, OptimConfig(**recipe)))
+        set_learning_rates(optimizer, lr_factor(step, 10, 10, True, OptimConfig(**recipe)))
         for name, parameter in base.named_parameters():
             if f"step{step}/grad/{name}" in after:
                 compared("lump", "gradients", parameter.grad, after[f"step{step}/grad/{name}"])

@@ -6,12 +6,12 @@ import json
 
 import torch
 
-from methods.backbone.clip import Block, BlockSeams, TokenState, record_tokens
-from methods.layers.diffrate import merge_ranked
-from methods.layers.diffrate_search import Rate, masked_attention, merge_in_place
-from methods.layers.evit import annealed, keep_attended, kept_patches
-from methods.layers.merge import merge_tokens, plan_bipartite, unmerge_tokens
-from methods.lora import Lora, LoraConfig
+from ctvr.methods.backbone.clip import Block, BlockSeams, TokenState, record_tokens
+from ctvr.methods.layers.reduction.diffrate import merge_ranked
+from ctvr.methods.layers.reduction.diffrate_search import Rate, masked_attention, merge_in_place
+from ctvr.methods.layers.reduction.evit import annealed, keep_attended, kept_patches
+from ctvr.methods.layers.reduction.merge import merge_tokens, plan_bipartite, unmerge_tokens
+from ctvr.methods.lora import Lora, LoraConfig
 from tests.methods.released import FIXTURES, Weights, floats, read, tiny_clip, tiny_source
 
 SHAPE = {

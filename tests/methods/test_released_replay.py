@@ -13,17 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from methods.base import Batch, Method, ParamGroup
-from methods.der import DER, DERConfig
-from methods.er_ring import ERRing, ERRingConfig
-from methods.ewc import EWC, EWCConfig
-from methods.families.strategy import ReplayStrategy
-from methods.layers.memory import reservoir_place
-from methods.layers.momentum import Negatives, momentum_contrast
-from methods.layers.queues import Pair
-from methods.lump import LUMP, LUMPConfig
-from orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates
-from orchestrator.learning.resolve import presets_of
+from ctvr.methods.base import Batch, Method, ParamGroup
+from ctvr.methods.der import DER, DERConfig
+from ctvr.methods.er_ring import ERRing, ERRingConfig
+from ctvr.methods.ewc import EWC, EWCConfig
+from ctvr.methods.families.strategy import ReplayStrategy
+from ctvr.methods.layers.replay.buffer import reservoir_index
+from ctvr.methods.layers.replay.momentum import Negatives, momentum_contrast
+from ctvr.methods.layers.replay.queues import Pair
+from ctvr.methods.lump import LUMP, LUMPConfig
+from ctvr.orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_learning_rates
+from ctvr.orchestrator.learning.resolve import presets_of
 from tests.methods.conftest import make_batch, make_small_clip, make_task
 from tests.methods.released import FIXTURES, Weights, read
 
@@ -88,7 +88,7 @@ def fill(method: ReplayStrategy, released: Weights, key: str, step: int) -> None
         assert key == "der" or asked == len(drawn)
         return drawn
 
-    memory.draw = draw  # type: ignore[method-assign]
+    memory.sample = draw  # type: ignore[method-assign]
 
 
 def test_three_training_steps_of_replay_equal_the_released_ones(compared, released):
@@ -111,7 +111,7 @@ def steps_equal(compared, released: Weights, method: ReplayStrategy, name: str, 
         if step:
             fill(method, released, key, step)
         if isinstance(method, ERRing):  # 4 rows of the memory beside 6 new ones, and beside 4
-            method.config = replace(method.config, ratio=4 / len(batch.videos))
+            method.config = replace(method.config, ratio=4 / len(batch.video_ids))
         loss = torch.stack(list(method.losses(batch).values())).sum()
         compared(name, "loss", loss, released[f"{key}/losses"][step])
         optimizer.zero_grad()
@@ -119,7 +119,7 @@ def steps_equal(compared, released: Weights, method: ReplayStrategy, name: str, 
         if step == 1:
             found = torch.cat([parameter.grad.flatten() for parameter in base.parameters()])
             compared(name, "gradients", found, released[f"{key}/grad1"])
-        set_rates(optimizer, lr_factor(step, 10, 10, True, OptimConfig(**recipe)))
+        set_learning_rates(optimizer, lr_factor(step, 10, 10, True, OptimConfig(**recipe)))
         optimizer.step()
         compared(name, "steps", parameters_to_vector(base.parameters()), released[f"{key}/after{step}"])
 
@@ -150,9 +150,9 @@ def test_a_reservoir_keeps_what_the_released_one_keeps(compared, released, monke
             asked.append(high)
             return torch.tensor(next(drawn))
 
-        monkeypatch.setattr("methods.layers.memory.torch.randint", randint)
+        monkeypatch.setattr("ctvr.methods.layers.replay.buffer.torch.randint", randint)
         places = released[f"reservoir/{release}/places"]
-        found = [reservoir_place(offered, room) for offered in range(len(places))]
+        found = [reservoir_index(offered, room) for offered in range(len(places))]
         assert asked == list(range(room + 1, len(places) + 1))
         for name in names:
             compared(name, "recipe", [-1 if place is None else place for place in found], places, 0.0)

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from methods.backbone.clip import Clip, TokenState
-from methods.base import unit
-from methods.clip4clip import Clip4Clip, Clip4ClipConfig
-from methods.clip_vip import CLIPViP, CLIPViPConfig
-from methods.layers.losses import contrastive
-from methods.xpool import XPool, XPoolConfig
+from ctvr.methods.backbone.clip import Clip, TokenState
+from ctvr.methods.base import l2_normalize
+from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from ctvr.methods.clip_vip import CLIPViP, CLIPViPConfig
+from ctvr.methods.layers.losses.contrastive import contrastive
+from ctvr.methods.xpool import XPool, XPoolConfig
 from tests.methods.released import FIXTURES, Weights, floats, pairs, read, tiny_clip
 
 FACTS = json.loads((FIXTURES / "retrievers_released.json").read_text())
@@ -69,7 +69,7 @@ def extract() -> tuple[Weights, Weights]:
 
 
 def headers_equal(compared, state: Weights, io: Weights) -> None:
-    video, captions = io["video"].float(), unit(io["sequence_output"])
+    video, captions = io["video"].float(), l2_normalize(io["sequence_output"])
     for header in HEADERS:
         method = clip4clip(state, header)
         with torch.no_grad():
@@ -78,9 +78,9 @@ def headers_equal(compared, state: Weights, io: Weights) -> None:
                 compared("clip4clip", "forward", frames[:1], io["visual_output_full"])
             else:
                 frames = method.header(frames)
-            compared("clip4clip", "forward", unit(frames[:1]), io[f"{header}/frames_unit_full"])
+            compared("clip4clip", "forward", l2_normalize(frames[:1]), io[f"{header}/frames_unit_full"])
             found = method.encode_video(video)
-            compared("clip4clip", "forward", found, unit(io[f"{header}/pooled_full"]))
+            compared("clip4clip", "forward", found, l2_normalize(io[f"{header}/pooled_full"]))
             compared("clip4clip", "forward", method.scale() * captions @ found.mT, io[f"{header}/logits_full"], 5e-5)
         loss = contrastive(method.scale() * captions @ method.encode_video(video).mT)
         compared("clip4clip", "loss", loss, FACTS["train_loss"][f"{header}/full"], 5e-5)
@@ -103,7 +103,7 @@ def test_a_video_with_fewer_frames_equals_the_masked_one_in_all_headers(compared
     """The authors mask what is missing; here it is left out. Only of meanP is there an output of theirs."""
     state, io = extract()
     assert io["mask_ragged"].sum(dim=1).tolist() == [6, 4, 1, 3]
-    captions, full = unit(io["sequence_output"]), io["video"].float()
+    captions, full = l2_normalize(io["sequence_output"]), io["video"].float()
     for header in HEADERS:
         method = clip4clip(state, header)
         with torch.no_grad():
@@ -136,7 +136,7 @@ def masked_by_hand(method: Clip4Clip, video: torch.Tensor, mask: torch.Tensor) -
             x = x + block.mlp(block.ln_2(x))
         frames = frames + x
     weights = mask.float()[..., None]
-    return unit((unit(frames) * weights).sum(1) / weights.sum(1))
+    return l2_normalize((l2_normalize(frames) * weights).sum(1) / weights.sum(1))
 
 
 def gradient_norms_equal(compared, method: Any, name: str, released: dict[str, float], names) -> None:
@@ -155,7 +155,7 @@ def test_all_of_clip4clip_equals_the_released_code(compared, shared):
     for header in HEADERS:
         method = clip4clip(state, header)
         batch = pairs(io["video"].float(), io["input_ids"])
-        compared("clip4clip", "forward", method.encode_text(batch.tokens), unit(io["sequence_output"]))
+        compared("clip4clip", "forward", method.encode_text(batch.tokens), l2_normalize(io["sequence_output"]))
         logits = method.logits(batch)
         compared("clip4clip", "forward", logits, io[f"{header}/logits_full"], 5e-5)
         loss = method.losses(batch)["contrastive"]
@@ -352,7 +352,7 @@ def test_clip_vips_first_tokens_and_last_blocks_equal_the_released_code_with_the
     x, state = file["hidden2"], TokenState(4, 6, classes=1, protected=4)
     for block in tower.blocks[2:]:
         x = method.video.block(block, 6, x, state)
-    found = unit(tower.read(x[:, 0]))
+    found = l2_normalize(tower.read(x[:, 0]))
     compared("clip_vip", "forward", found, file["vis_features"])
     logits = method.scale() * method.score(file["text_features"], found)
     compared("clip_vip", "forward", logits.mT, file["logits_v2t"])

@@ -9,10 +9,10 @@ import torch
 from open_clip.transformer import LayerNorm, ResidualAttentionBlock
 from torch import Tensor, nn
 
-from methods.backbone.clip import Block, TokenState, run_blocks
-from methods.layers.merge import merge_tokens, plan_bipartite
-from methods.layers.sta import STA, survivors
-from methods.layers.testa import TESTA, plan_frames
+from ctvr.methods.backbone.clip import Block, TokenState, run_blocks
+from ctvr.methods.layers.reduction.merge import merge_tokens, plan_bipartite
+from ctvr.methods.layers.reduction.sta import STA, survivors
+from ctvr.methods.layers.reduction.testa import TESTA, plan_frames
 from tests.methods.released import FIXTURES, Weights, floats, read
 
 STAGES, WINDOWS = (0, 4, 8), (8, 4, 2)

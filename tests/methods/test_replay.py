@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from methods.base import Batch, Method
-from methods.clip4clip import Clip4Clip, Clip4ClipConfig
-from methods.co2l import Co2L, Co2LConfig
-from methods.der import DER, DERConfig
-from methods.er_ring import ERRing, ERRingConfig
-from methods.framefusion_moe import FrameFusionMoE, FrameFusionMoEConfig
-from methods.layers.by_task import by_task
-from methods.moe_adapter import MoEAdapter, MoEAdapterConfig
-from methods.structalign import StructAlign, StructAlignConfig
+from ctvr.methods.base import Batch, Method
+from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from ctvr.methods.co2l import Co2L, Co2LConfig
+from ctvr.methods.der import DER, DERConfig
+from ctvr.methods.er_ring import ERRing, ERRingConfig
+from ctvr.methods.framefusion_moe import FrameFusionMoE, FrameFusionMoEConfig
+from ctvr.methods.layers.task_captions import by_task
+from ctvr.methods.moe_adapter import MoEAdapter, MoEAdapterConfig
+from ctvr.methods.structalign import StructAlign, StructAlignConfig
 from tests.methods.conftest import make_batch, make_small_clip, make_task
 from tests.methods.steps import moved, train_stream, train_task
 
@@ -39,7 +39,9 @@ def numbered(task: int) -> list[Batch]:
     for step in range(3):
         pairs = torch.arange(4) + 4 * (3 * task + step)
         frames = torch.stack([film(number) for number in pairs.tolist()])
-        batches.append(replace(make_batch(4, 2, seed=10 * task + step), frames=frames, videos=pairs // 2, pairs=pairs))
+        batches.append(
+            replace(make_batch(4, 2, seed=10 * task + step), frames=frames, video_ids=pairs // 2, pair_ids=pairs)
+        )
     return batches
 
 
@@ -53,9 +55,9 @@ class Films:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_picks_and_losses_are_those_of_a_memory_that_kept_the_frames(name, monkeypatch):
-    monkeypatch.setattr("tests.methods.steps.MadeAgain", Films)
-    cls = getattr(importlib.import_module(f"methods.{name}"), STRATEGIES[name])
-    method = cls(cls.Config(memory=6), Clip4Clip(Clip4ClipConfig(), make_small_clip()))
+    monkeypatch.setattr("tests.methods.steps.RegeneratedPairs", Films)
+    cls = getattr(importlib.import_module(f"ctvr.methods.{name}"), STRATEGIES[name])
+    method = cls(cls.Config(buffer_size=6), Clip4Clip(Clip4ClipConfig(), make_small_clip()))
     losses = [loss for task in range(3) for loss in train_task(method, make_task(task), numbered(task), lr=1e-3)]
     assert method.memory.videos.tolist() == RECORDED[name]["memory"]
     assert losses == pytest.approx(RECORDED[name]["losses"], rel=1e-4)
@@ -100,26 +102,26 @@ def test_captions_of_several_tasks_come_back_in_their_order():
 def assert_own(found: torch.Tensor, reader: Method, pairs: Batch) -> None:
     """Every row is that of its caption alone, asked for by its own task."""
     for i, row in enumerate(found):
-        (own,) = reader.encode_text(pairs.tokens[i : i + 1], int(pairs.tasks[i]))
+        (own,) = reader.encode_text(pairs.tokens[i : i + 1], int(pairs.task_ids[i]))
         torch.testing.assert_close(row[: len(own)], own)
 
 
 @pytest.mark.parametrize("name", PROMPTED)
 def test_der_and_co2l_read_old_captions_under_the_prototype_of_their_own_task(name):
-    der, co2l = DER(DERConfig(memory=4), retriever(name)), Co2L(Co2LConfig(memory=4), retriever(name))
+    der, co2l = DER(DERConfig(buffer_size=4), retriever(name)), Co2L(Co2LConfig(buffer_size=4), retriever(name))
     pairs = [third_task(method).memory.batch(torch.arange(4)) for method in (der, co2l)]
-    assert [batch.tasks.unique().tolist() for batch in pairs] == [[0, 1]] * 2
+    assert [batch.task_ids.unique().tolist() for batch in pairs] == [[0, 1]] * 2
     found = der._texts(pairs[0]), co2l._features(pairs[1]).texts
     for method, batch, texts in zip((der, co2l), pairs, found):
         assert_own(texts, method.base, batch)
         present = method.base.encode_text(batch.tokens)
         assert (texts[:, :3] - present[:, :3]).abs().max() > 1e-4  # the present prototype says something else
-    assert_own(co2l.teacher("own_texts", pairs[1]), co2l.teacher.module, pairs[1])
+    assert_own(co2l.teacher("encode_own_captions", pairs[1]), co2l.teacher.module, pairs[1])
 
 
 @pytest.mark.parametrize("name", PROMPTED)
 def test_er_trains_every_caption_under_the_prototype_of_its_own_task(name, monkeypatch):
-    method = third_task(ERRing(ERRingConfig(memory=4), retriever(name)))
+    method = third_task(ERRing(ERRingConfig(buffer_size=4), retriever(name)))
     seen: list[int] = []
     owner, reads = (method.base.adapters, "text_seams") if name == "structalign" else (method.base, "encode_text")
     read = getattr(owner, reads)

@@ -1,7 +1,7 @@
 """No dead knob: a change of any numeric setting of any method changes what a tiny run computes.
 
 Two tasks of two steps are trained with the setting as it is and with another value; losses, learning rates, parameters,
-features, scores and diagnostics are compared. Some settings act only beside another one (`BESIDE`), or on something
+features, scores and metrics are compared. Some settings act only beside another one (`BESIDE`), or on something
 that a tiny run does not show (`ELSEWHERE`, where each names the test that shows it).
 """
 
@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 import torch
 
-from methods import METHODS, find_method
-from methods.base import Method
-from orchestrator.learning.optimizer import OptimConfig, make_optimizer, set_rates, train_only
-from tests.methods.conftest import MadeAgain, make_batch, make_small_clip, make_task
+from ctvr.methods import METHODS, find_method
+from ctvr.methods.base import Method
+from ctvr.orchestrator.learning.optimizer import OptimConfig, freeze_except, make_optimizer, set_learning_rates
+from tests.methods.conftest import RegeneratedPairs, make_batch, make_small_clip, make_task
 
 TESTS = Path(__file__).parent
 NUMBERS = (int, float)
@@ -166,7 +166,7 @@ def build(name: str, config: Any, beside: dict[str, Any]) -> Method:
 def run(name: str, config: Any, beside: dict[str, Any]) -> Iterator[torch.Tensor]:
     """Everything that two tasks of two steps compute, as numbers: what comes first is yielded first."""
     method = build(name, config, beside)
-    method.read_pairs_from(MadeAgain())
+    method.set_pair_source(RegeneratedPairs())
     for index in range(2):
         task = make_task(index, 2)
         torch.manual_seed(100 + index)
@@ -174,7 +174,7 @@ def run(name: str, config: Any, beside: dict[str, Any]) -> Iterator[torch.Tensor
         groups = method.param_groups()
         yield torch.tensor([group["lr"] for group in groups], dtype=torch.float64)
         batches = [make_batch(4, 4, seed=10 * index + step, categories=task.categories) for step in range(2)]
-        if train_only(method, groups):
+        if freeze_except(method, groups):
             optimizer = make_optimizer(groups, OptimConfig(lr_scale=20.0))
             method.train()
             for step, batch in enumerate(batches):
@@ -182,7 +182,7 @@ def run(name: str, config: Any, beside: dict[str, Any]) -> Iterator[torch.Tensor
                 terms = method.losses(batch)
                 yield torch.stack([term.detach().double() for term in terms.values()])
                 sum(terms.values()).backward()
-                set_rates(optimizer, 1.0)
+                set_learning_rates(optimizer, 1.0)
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
                 method.after_step()
@@ -191,13 +191,13 @@ def run(name: str, config: Any, beside: dict[str, Any]) -> Iterator[torch.Tensor
         method.end_task(task, batches)
         with torch.no_grad():
             videos = method.encode_video(make_batch(5, 4, seed=77 + index).frames).float()
-            method.remember(task, videos)
+            method.on_gallery_stored(task, videos)
             texts = method.encode_text(make_batch(5, 4, seed=78).tokens, index).float()
-            scores = method.calibrate(method.score(texts, videos))
+            scores = method.normalize_scores(method.score(texts, videos))
         yield from (videos, texts, scores)
     yield from (value.double() for value in method.state_dict().values())
     yield from (value.detach() for value in method.parameters())
-    yield torch.tensor(list(getattr(method, "diagnostics", dict)().values()), dtype=torch.float64)
+    yield torch.tensor(list(getattr(method, "task_metrics", dict)().values()), dtype=torch.float64)
 
 
 @functools.cache

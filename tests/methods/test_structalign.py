@@ -12,16 +12,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from methods.backbone.clip import Clip, record_tokens
-from methods.base import Batch, Task, unit
-from methods.families.structalign_recipes import RELEASED
-from methods.layers.class_statistics import dispersion
-from methods.layers.etf import misalignment, simplex_etf
-from methods.layers.token_steps import token_log
-from methods.layers.word_features import frame_word_similarity, is_word
-from methods.structalign import StructAlign, StructAlignConfig
-from orchestrator.data.batches import Queries
-from orchestrator.learning.evaluate import EvaluationConfig, all_scores, caption_features
+from ctvr.methods.backbone.clip import Clip, record_tokens
+from ctvr.methods.base import Batch, Task, l2_normalize
+from ctvr.methods.families.structalign_recipes import RELEASED
+from ctvr.methods.layers.losses.etf import misalignment, simplex_etf
+from ctvr.methods.layers.reduction.plan import token_log
+from ctvr.methods.layers.replay.statistics import dispersion
+from ctvr.methods.layers.word_features import frame_word_similarity, is_word
+from ctvr.methods.structalign import StructAlign, StructAlignConfig
+from ctvr.orchestrator.data.batches import Queries
+from ctvr.orchestrator.learning.evaluate import EvaluationConfig, all_scores, caption_features
 from tests.methods.conftest import make_batch, make_task
 
 FIXTURE = Path(__file__).parent / "fixtures" / "structalign_released.npz"
@@ -63,11 +63,11 @@ def test_fresh_adapters_give_clip_features(small_clip, batch, released):
     settings = {**RELEASED_METHOD, "pads_are_words": False, "score": "words"} if released else {}
     method = make(small_clip, **settings)
     method.begin_task(make_task(0))
-    torch.testing.assert_close(method.encode_video(batch.frames), unit(small_clip.vision(batch.frames)))
+    torch.testing.assert_close(method.encode_video(batch.frames), l2_normalize(small_clip.vision(batch.frames)))
     hidden, eot = small_clip.text.hidden(batch.tokens)
     words = method.encode_text(batch.tokens)
     for row, end in enumerate(eot.tolist()):
-        torch.testing.assert_close(words[row, : end - 1], unit(hidden[row, 1:end]), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(words[row, : end - 1], l2_normalize(hidden[row, 1:end]), atol=1e-5, rtol=1e-5)
         assert words[row, end - 1 :].eq(0).all()
 
 
@@ -102,7 +102,7 @@ def test_released_scores_do_not_know_how_many_queries_are_encoded_at_once(small_
     found = []
     for config in (EvaluationConfig(batch_size=1), EvaluationConfig(batch_size=6)):
         asked = caption_features(method, queries, 1, config, torch.device("cpu"))
-        found.append(method.calibrate(all_scores(method, asked, [gallery], config, torch.device("cpu"))))
+        found.append(method.normalize_scores(all_scores(method, asked, [gallery], config, torch.device("cpu"))))
     torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
 
 
@@ -111,8 +111,8 @@ def test_fused_scores_are_z_scores_over_the_whole_gallery(small_clip, batch):
     both = method.score(method.encode_text(batch.tokens), method.encode_video(batch.frames))
     assert both.shape == (6, 6, 2)
     z = (both - both.mean(1, keepdim=True)) / both.std(1, keepdim=True, correction=0)
-    torch.testing.assert_close(method.calibrate(both), z.mean(dim=-1))
-    torch.testing.assert_close(method.calibrate(both).mean(dim=1), torch.zeros(6), atol=1e-5, rtol=0)
+    torch.testing.assert_close(method.normalize_scores(both), z.mean(dim=-1))
+    torch.testing.assert_close(method.normalize_scores(both).mean(dim=1), torch.zeros(6), atol=1e-5, rtol=0)
 
 
 # -------------------------------------------------------------------------------------------- losses
@@ -205,7 +205,7 @@ def test_categories_take_rows_in_order_of_first_appearance(small_clip):
     for index, categories in enumerate([(7, 2), (0, 5)]):
         method.begin_task(Task(index, "", 2, categories, 4))
     assert len(method.prototypes.reference) == 9
-    assert method.prototypes.rows(torch.tensor([5, 7, 0, 2])).tolist() == [3, 0, 2, 1]
+    assert method.prototypes.indices(torch.tensor([5, 7, 0, 2])).tolist() == [3, 0, 2, 1]
 
 
 def test_more_categories_than_prototypes_are_refused(small_clip):
@@ -235,11 +235,11 @@ def test_without_noise_pseudo_pairs_are_the_category_means_and_are_aligned_by_eq
                     if pseudo == "shared":
                         p = method.prototypes.reference[method.prototypes.order.tolist().index(c)]
                         own = head(own)
-                        means.append(unit((own * (own @ p).softmax(0)[:, None]).sum(0)))
+                        means.append(l2_normalize((own * (own @ p).softmax(0)[:, None]).sum(0)))
                     else:
-                        means.append(unit(own.sum(0)) if pseudo == "clip" else own.mean(0))
+                        means.append(l2_normalize(own.sum(0)) if pseudo == "clip" else own.mean(0))
             expected = torch.stack(means).mean(0)
-            expected = unit(expected) if pseudo == "shared" else expected
+            expected = l2_normalize(expected) if pseudo == "shared" else expected
             torch.testing.assert_close(drawn[side][categories == c][0], expected, atol=1e-5, rtol=1e-4)
     assert len(labels) == 12
     torch.manual_seed(4)
@@ -261,7 +261,7 @@ def test_pseudo_pairs_scatter_with_sigma(small_clip):
 def test_sigma_is_the_spread_of_one_coordinate(small_clip):
     method = after_one_task(small_clip, pseudo="clip")
     batches = [make_batch(seed=1), make_batch(seed=2)]
-    features = torch.cat([unit(method._frames(b.frames).sum(dim=1)) for b in batches])
+    features = torch.cat([l2_normalize(method._frames(b.frames).sum(dim=1)) for b in batches])
     keep = torch.cat([b.categories for b in batches]) == 0
     trace = torch.cov(features[keep].T).trace()
     index = method.statistics.categories.tolist().index(0)
@@ -291,7 +291,7 @@ def test_learned_prototypes_pay_for_leaving_the_simplex(small_clip, batch):
     assert method.losses(batch)["prototypes"] < 1e-10
     with torch.no_grad():
         method.prototypes.learned.add_(0.1 * torch.randn_like(method.prototypes.learned))
-    expected = 2.0 * (unit(method.prototypes.learned) - method.prototypes.reference).square().sum()
+    expected = 2.0 * (l2_normalize(method.prototypes.learned) - method.prototypes.reference).square().sum()
     torch.testing.assert_close(method.losses(batch)["prototypes"], expected)
 
 
@@ -305,15 +305,15 @@ def test_diagnostics_hold_eq_9_and_eq_22_where_pairs_are_aligned(small_clip):
         means.append(x.mean(0))
         pairs = [1 - float(x[i] @ x[j]) for i in range(len(x)) for j in range(len(x)) if i != j]
         expected += sum(pairs) / len(pairs) / 2
-    found = method.diagnostics()
+    found = method.task_metrics()
     assert found["micd_text"] == pytest.approx(expected, abs=1e-5)
     assert set(found) == {"etf_weight", "micd_text", "micd_video", "modality_gap", "angle_text", "angle_video"}
     assert found["angle_text"] == pytest.approx(0.0, abs=1e-5)  # two centred means are opposite
-    method.statistics.add(9, torch.randn(2, 3, 16), unit(torch.randn(2, 3, 16)), False)
+    method.statistics.add(9, torch.randn(2, 3, 16), l2_normalize(torch.randn(2, 3, 16)), False)
     third = method.statistics.aligned[0]
-    centred = unit(third - third.mean(0))
+    centred = l2_normalize(third - third.mean(0))
     angles = [abs(float(centred[i] @ centred[j]) + 0.5) for i, j in ((0, 1), (0, 2), (1, 2))]
-    assert method.diagnostics()["angle_text"] == pytest.approx(sum(angles) / 3, abs=1e-5)
+    assert method.task_metrics()["angle_text"] == pytest.approx(sum(angles) / 3, abs=1e-5)
     drawn = method.similarities()
     ideal = drawn["ideal prototypes"]
     assert {name: tuple(matrix.shape) for name, matrix in drawn.items()} == dict.fromkeys(drawn, (3, 3))
@@ -325,7 +325,7 @@ def test_diagnostics_hold_eq_9_and_eq_22_where_pairs_are_aligned(small_clip):
     method.losses(batch)
     aligned = method._observed(batch)[2]
     own = torch.stack([dispersion(aligned[0][batch.categories == c]) for c in (2, 3)]).mean()
-    told = method.monitored()
+    told = method.batch_metrics()
     assert told["micd_text"] == pytest.approx(float(own), abs=1e-5)
     assert float(told["angle_video"]) == pytest.approx(0.0, abs=1e-5)  # two centred means are opposite
 
@@ -380,7 +380,7 @@ def test_bad_settings_say_what_to_do(settings, message):
 
 @pytest.mark.slow  # importing ray.tune takes seconds
 def test_the_search_space_names_settings_and_holds_the_paper():
-    space = importlib.import_module("search_spaces.structalign")
+    space = importlib.import_module("ctvr.search_spaces.structalign")
     fields = StructAlignConfig.__dataclass_fields__
     assert set(space.PAPER) == set(space.SPACE)
     for name, value in space.PAPER.items():

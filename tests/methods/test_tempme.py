@@ -8,10 +8,10 @@ import open_clip
 import pytest
 import torch
 
-from methods.backbone.clip import Clip, record_tokens
-from methods.base import unit
-from methods.layers.losses import contrastive
-from methods.tempme import TempMe, TempMeConfig
+from ctvr.methods.backbone.clip import Clip, record_tokens
+from ctvr.methods.base import l2_normalize
+from ctvr.methods.layers.losses.contrastive import contrastive
+from ctvr.methods.tempme import TempMe, TempMeConfig
 from tests.methods.conftest import make_batch
 
 
@@ -101,8 +101,8 @@ def test_features_similarities_and_loss_equal_the_released_code(compared, releas
     with torch.no_grad(), record_tokens() as states:
         videos, captions = method.encode_video(given["video"].float()), method.encode_text(given["text_ids"])
         logits = method.scale() * method.score(captions, videos)
-    compared("tempme", "forward", videos, unit(given["video_feat"]), 1e-6)
-    compared("tempme", "forward", captions, unit(given["text_feat"]), 1e-6)
+    compared("tempme", "forward", videos, l2_normalize(given["video_feat"]), 1e-6)
+    compared("tempme", "forward", captions, l2_normalize(given["text_feat"]), 1e-6)
     compared("tempme", "forward", logits, given["logits_t2v"], 5e-5)  # the cosines, times 100
     compared("tempme", "loss", contrastive(logits), description["loss"])
     out = [(layer["frame_num"], layer["token_num"]) for layer in description["layers"]]
@@ -116,4 +116,4 @@ def test_ablations_equal_the_released_code(compared, released):
     for settings, name in ablations:
         with torch.no_grad():
             videos = load(state, **settings).encode_video(given["video"].float())
-        compared("tempme", "forward", videos, unit(given[name]), 1e-6)
+        compared("tempme", "forward", videos, l2_normalize(given[name]), 1e-6)

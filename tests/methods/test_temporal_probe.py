@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.backbone.clip import BlockSeams
-from methods.backbone.load import load_backbone
-from methods.layers.pooling import mean_pool
-from methods.layers.temporal import FrameFusion
-from orchestrator.shapes.stream import probe_clips
+from ctvr.methods.backbone.clip import BlockSeams
+from ctvr.methods.backbone.load import load_backbone
+from ctvr.methods.layers.pooling import mean_pool
+from ctvr.methods.layers.temporal import FrameFusion
+from ctvr.orchestrator.synthetic.stream import probe_clips
 
 
 def clips(seed: int, scenes: int) -> tuple[Tensor, Tensor]:

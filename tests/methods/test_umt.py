@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from methods.base import Batch, unit
-from methods.layers.matching import matching, negative_weights, shared_contrastive
-from methods.umt import OUT, UMT, UmtConfig
-from orchestrator.errors import ConfigError
-from orchestrator.learning.cost import planned
-from orchestrator.learning.resolve import resolve
+from ctvr.methods.base import Batch, l2_normalize
+from ctvr.methods.layers.losses.matching import matching, negative_weights, shared_contrastive
+from ctvr.methods.umt import OUT, UMT, UmtConfig
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.cost import estimate
+from ctvr.orchestrator.learning.resolve import resolve
 from tests.methods.backbone.test_umt import released_umt
 from tests.methods.conftest import awake, make_batch, make_task
 from tests.methods.released import FIXTURES, floats, read
@@ -30,11 +30,11 @@ def test_scores_are_means_of_cosines_and_the_heads_logits(made):
     method, batch = made(), make_batch(4, 3)
     videos, texts = method.encode_video(batch.frames), method.encode_text(batch.tokens)
     tokens, pooled, _ = method.backbone.vision.tokens(batch.frames)
-    frames = unit(method.backbone.vision.proj(pooled))  # (V, T, d)
+    frames = l2_normalize(method.backbone.vision.proj(pooled))  # (V, T, d)
     ids = method.backbone.text.without_end(batch.tokens)
     words, feature = method.backbone.text.read(ids)
     scores = method.score(texts, videos)
-    torch.testing.assert_close(scores[..., 0], torch.einsum("qd,vtd->qv", unit(feature), frames) / 3)
+    torch.testing.assert_close(scores[..., 0], torch.einsum("qd,vtd->qv", l2_normalize(feature), frames) / 3)
     for video in range(4):
         logits = method.backbone.match(words, ids, method.backbone.text.bert.memory(tokens[video : video + 1]))
         torch.testing.assert_close(scores[:, video, 1], logits[:, 1])
@@ -46,12 +46,12 @@ def test_the_best_are_ordered_by_the_head_in_each_direction_and_all_others_come_
     similar = torch.tensor([[0.9, 0.8, 0.1], [0.2, 0.7, 0.6], [0.3, 0.4, 0.5]])
     logits = torch.tensor([[-1.0, 2.0, 9.0], [8.0, 1.0, 3.0], [7.0, -5.0, -4.0]])
     scores = torch.stack([similar, logits], dim=-1)
-    assert method.calibrate(scores).tolist() == [[-1, 2, OUT], [OUT, 1, 3], [OUT, -5, -4]]
-    assert method.calibrate_for_videos(scores).tolist() == [[-1, 2, OUT], [OUT, 1, 3], [7, OUT, -4]]
-    assert torch.equal(made().calibrate(scores), logits)
+    assert method.normalize_scores(scores).tolist() == [[-1, 2, OUT], [OUT, 1, 3], [OUT, -5, -4]]
+    assert method.normalize_scores_v2t(scores).tolist() == [[-1, 2, OUT], [OUT, 1, 3], [7, OUT, -4]]
+    assert torch.equal(made().normalize_scores(scores), logits)
     plain = made(rerank=0)
-    assert not plain.calibrates()
-    assert plain.calibrate(similar) is similar
+    assert not plain.normalizes_scores()
+    assert plain.normalize_scores(similar) is similar
 
 
 def test_losses_are_those_of_the_pairs_and_of_wrong_ones_that_are_drawn_again_alike(made):
@@ -63,7 +63,7 @@ def test_losses_are_those_of_the_pairs_and_of_wrong_ones_that_are_drawn_again_al
     assert {name: float(term.detach()) for name, term in again.losses(batch).items()} == {
         name: float(term.detach()) for name, term in terms.items()
     }
-    torch.testing.assert_close(terms["contrastive"], shared_contrastive(again.logits(batch), batch.videos))
+    torch.testing.assert_close(terms["contrastive"], shared_contrastive(again.logits(batch), batch.video_ids))
     assert float(terms["matching"].detach()) != float(first.losses(batch)["matching"].detach())  # others are drawn
     chance = matching(torch.zeros(18, 2))
     torch.testing.assert_close(chance, torch.tensor(2.0).log())
@@ -75,8 +75,8 @@ def test_the_second_loss_reads_pairs_then_wrong_videos_then_wrong_captions(made)
     method._drawn = lambda weights: (weighed.append(weights), drawn[len(weighed) - 1])[1]
     found = method.losses(batch)["matching"]
     similar = method.logits(batch)
-    torch.testing.assert_close(weighed[0], negative_weights(similar, batch.videos))
-    torch.testing.assert_close(weighed[1], negative_weights(similar.mT, batch.videos))
+    torch.testing.assert_close(weighed[0], negative_weights(similar, batch.video_ids))
+    torch.testing.assert_close(weighed[1], negative_weights(similar.mT, batch.video_ids))
     tokens, ids = method.backbone.vision.tokens(batch.frames)[0], method.backbone.text.without_end(batch.tokens)
     words = method.backbone.text.read(ids)[0]
     rows = range(5)
@@ -96,7 +96,7 @@ def test_a_batch_and_its_scores_equal_the_released_code(shared, compared):
     drawn = [facts["vision_neg"].long(), facts["text_neg"].long()]
     method._drawn = lambda weights: drawn.pop(0)
     rows = torch.arange(4)
-    batch = Batch(frames=frames, tokens=tokens, videos=rows, categories=torch.zeros(4, dtype=torch.int64))
+    batch = Batch(frames=frames, tokens=tokens, video_ids=rows, categories=torch.zeros(4, dtype=torch.int64))
     terms = method.losses(batch)
     compared("umt", "loss", terms["contrastive"], facts["vtc"])
     compared("umt", "loss", terms["matching"], facts["vtm"])
@@ -142,7 +142,7 @@ def test_both_losses_train_all_of_it_and_the_temperature_stays_within_its_bounds
 
 def test_at_full_size_it_costs_what_its_tower_does():
     for settings, gmacs in (({}, 303.118), ({"attends": "frame"}, 209.651)):
-        assert planned("umt", settings, backbone="ViT-B-16-quickgelu")[1].macs / 1e9 == pytest.approx(gmacs, abs=1e-3)
+        assert estimate("umt", settings, backbone="ViT-B-16-quickgelu")[1].macs / 1e9 == pytest.approx(gmacs, abs=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from methods.backbone.answers import rank_answers
-from methods.backbone.umt import like
-from methods.umt_qa import UmtQA, UmtQAConfig
-from tests.methods.backbone.test_answers import released
+from ctvr.methods.backbone.answer_decoder import rank_answers
+from ctvr.methods.backbone.umt import like
+from ctvr.methods.umt_qa import UmtQA, UmtQAConfig
+from tests.methods.backbone.test_answer_decoder import released
 from tests.methods.conftest import awake, make_batch
 from tests.methods.released import floats
 

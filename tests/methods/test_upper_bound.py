@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from methods import find_method
-from methods.clip4clip import Clip4Clip, Clip4ClipConfig
-from methods.upper_bound import UpperBound, UpperBoundConfig
-from orchestrator.errors import ConfigError
-from orchestrator.learning.resolve import resolve
+from ctvr.methods import find_method
+from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from ctvr.methods.upper_bound import UpperBound, UpperBoundConfig
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.resolve import resolve
 from tests.methods.conftest import make_batch, make_small_clip, make_task
 
 
@@ -64,7 +64,7 @@ BY_TASK = ["framefusion_moe", "moe_adapter"]
 
 
 def of_tasks(batch, count):
-    return replace(batch, tasks=torch.arange(len(batch.videos)) % count)
+    return replace(batch, task_ids=torch.arange(len(batch.video_ids)) % count)
 
 
 def joint(name, tasks=3):
@@ -79,7 +79,7 @@ def joint(name, tasks=3):
 @pytest.mark.parametrize("name", BY_TASK)
 def test_a_base_that_reads_captions_by_task_trains_what_it_keeps_for_each_task(name, batch):
     method = joint(name)
-    assert method.prompts_by_task
+    assert method.task_conditioned_text
     trained = [p for group in method.param_groups() for p in group["params"]]
     start = copy.deepcopy(method.state_dict())
     optimizer = torch.optim.SGD(trained, lr=1.0)
@@ -100,9 +100,9 @@ def test_a_joint_batch_is_scored_as_the_evaluation_scores(name, batch):
     for parameter in method.parameters():
         parameter.data += 0.05 * torch.randn_like(parameter)
     logits = method.logits(mixed)
-    for column, task in enumerate(mixed.tasks.tolist()):
+    for column, task in enumerate(mixed.task_ids.tolist()):
         queries = method.encode_text(batch.tokens, task)
-        video = method.encode_video_of(batch.frames[column : column + 1], task)
+        video = method.encode_video_for_task(batch.frames[column : column + 1], task)
         torch.testing.assert_close(logits[:, column], method.scale() * method.score(queries, video)[:, 0])
 
 
@@ -143,7 +143,7 @@ def test_it_trains_on_all_seen_pairs_and_encodes_all_videos_again(base):
     method = UpperBound(UpperBoundConfig(), base)
     assert method.trains_on == "seen"
     assert method.reencodes_gallery
-    assert method.prompts_by_task == base.prompts_by_task
+    assert method.task_conditioned_text == base.task_conditioned_text
 
 
 def test_only_final_trains_in_the_last_task_alone(base, batch):

@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
-from methods.backbone.blocks import TokenState
-from methods.backbone.clip import record_tokens
-from methods.vop import ContextPrompts, VoP, VoPConfig
-from methods.zero_shot import ZeroShot, ZeroShotConfig
-from orchestrator.learning.cost import planned, trained_parameters
+from ctvr.methods.backbone.blocks import TokenState
+from ctvr.methods.backbone.clip import record_tokens
+from ctvr.methods.vop import ContextPrompts, VoP, VoPConfig
+from ctvr.methods.zero_shot import ZeroShot, ZeroShotConfig
+from ctvr.orchestrator.learning.cost import estimate, trained_parameters
 from tests.methods.conftest import make_batch
 from tests.methods.released import FIXTURES, floats, read, tiny_clip
 from tests.methods.test_dgl import SHAPE
@@ -68,11 +68,11 @@ def test_a_captions_prompts_stand_where_the_released_ones_do(compared):
 def test_counts_are_those_of_the_release_and_of_our_reading(shared):
     folder = shared / "reference" / "prompts"
     base, reading = (json.loads((folder / name).read_text()) for name in ("vop.json", "vop_fc_shapes.json"))
-    method, found = planned("vop")
+    method, found = estimate("vop")
     assert trained_parameters(method) == base["counts"]["sum"] == 122_880
     assert found.tokens_out == 12 * 58
     for backbone, name in (("ViT-B-32-quickgelu", "B/32, 12 frames"), ("ViT-B-16-quickgelu", "B/16, 12 frames")):
-        method, found = planned("vop_fc", backbone=backbone)
+        method, found = estimate("vop_fc", backbone=backbone)
         assert trained_parameters(method) == reading["parameters"]["sum with 4 text prompts"] == 14_208_000
         assert found.tokens_out == reading[name]["blocks"][1]["tokens"]
         own = 8 * method.context.macs(12) / 1e9
@@ -136,7 +136,7 @@ def test_frames_that_attend_to_each_other_see_nothing_where_nothing_is_shown(sma
     with torch.no_grad():
         whole = method.encode_frames(frames)
         with monkeypatch.context() as patch:
-            patch.setattr("methods.backbone.blocks.F.scaled_dot_product_attention", masked)
+            patch.setattr("ctvr.methods.backbone.blocks.F.scaled_dot_product_attention", masked)
             alone = method.encode_frames(frames)
         clip = small_clip.vision(frames)
     torch.testing.assert_close(alone, clip, rtol=1e-4, atol=1e-5)

@@ -4,12 +4,12 @@ import dataclasses
 import pytest
 import torch
 
-from methods.backbone.load import load_backbone
-from methods.clip4clip import Clip4Clip, Clip4ClipConfig
-from methods.clip_vip import CLIPViP, CLIPViPConfig
-from methods.layers.distillation import EncodedOnce
-from methods.lwf import LwF, LwFConfig
-from methods.vr_lwf import VRLwF, VRLwFConfig, draw_sentences
+from ctvr.methods.backbone.load import load_backbone
+from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from ctvr.methods.clip_vip import CLIPViP, CLIPViPConfig
+from ctvr.methods.layers.losses.distillation import EncodedOnce
+from ctvr.methods.lwf import LwF, LwFConfig
+from ctvr.methods.vr_lwf import VRLwF, VRLwFConfig, draw_sentences
 from tests.methods.conftest import make_batch, make_task
 from tests.methods.steps import (
     begin,

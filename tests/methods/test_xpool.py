@@ -5,9 +5,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import methods.xpool as xpool
-from methods.base import Batch
-from methods.xpool import Pooling, XPool, XPoolConfig
+import ctvr.methods.xpool as xpool
+from ctvr.methods.base import Batch
+from ctvr.methods.xpool import Pooling, XPool, XPoolConfig
 from tests.methods.conftest import make_batch, make_task
 from tests.methods.steps import train_stream
 
@@ -134,7 +134,7 @@ def test_dropout_acts_in_training_only(method):
 
 
 def test_workers_that_score_the_same_pairs_drop_the_same_numbers(method, monkeypatch):
-    monkeypatch.setattr("methods.xpool.world_size", lambda: 2)
+    monkeypatch.setattr("ctvr.methods.xpool.world_size", lambda: 2)
     workers, ones = [copy.deepcopy(method.pooling).train() for _ in range(2)], torch.ones(40, 16)
     for seed, worker in enumerate(workers):
         torch.manual_seed(seed)

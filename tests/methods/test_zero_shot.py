@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from methods.zero_shot import ZeroShot, ZeroShotConfig
+from ctvr.methods.zero_shot import ZeroShot, ZeroShotConfig
 from tests.methods.conftest import make_batch, make_task
 
 
@@ -38,7 +38,7 @@ def test_nothing_is_trained_and_no_task_changes_a_feature(method, batch):
         method.begin_task(make_task(index))
         assert method.param_groups() == []
         method.end_task(make_task(index), [make_batch(seed=index)])
-        method.remember(make_task(index), before[0])
+        method.on_gallery_stored(make_task(index), before[0])
     assert torch.equal(method.encode_video(batch.frames), before[0])
     assert torch.equal(method.encode_text(batch.tokens, 1), before[1])
 

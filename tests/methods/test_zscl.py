@@ -7,10 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from methods.base import Batch
-from methods.clip4clip import Clip4Clip, Clip4ClipConfig
-from methods.zscl import ZSCL, ZSCLConfig
-from orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates, train_only
+from ctvr.methods.base import Batch
+from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from ctvr.methods.zscl import ZSCL, ZSCLConfig
+from ctvr.orchestrator.learning.optimizer import (
+    OptimConfig,
+    freeze_except,
+    lr_factor,
+    make_optimizer,
+    set_learning_rates,
+)
 from tests.methods.conftest import make_batch, make_task
 from tests.methods.released import continual_clip
 from tests.methods.steps import (
@@ -164,8 +170,8 @@ def test_a_step_takes_as_many_images_as_pairs_unless_told_otherwise(make, monkey
     begin(make()).train().losses(make_batch(pairs=4))
     begin(make(reference_images=3, reference_frames=2)).train().losses(make_batch(pairs=4))
     assert shapes == [(4, 1, 3, 32, 32), (3, 2, 3, 32, 32)]
-    monkeypatch.setattr("methods.zscl.world_size", lambda: 3)  # they are counted over all workers
-    monkeypatch.setattr("methods.zscl.deal", lambda rows: rows.chunk(3)[0])
+    monkeypatch.setattr("ctvr.methods.zscl.world_size", lambda: 3)  # they are counted over all workers
+    monkeypatch.setattr("ctvr.methods.zscl.deal", lambda rows: rows.chunk(3)[0])
     for settings in ({}, {"reference_images": 6}, {"reference_images": 7}):
         begin(make(**settings)).train().losses(make_batch(pairs=4))
     assert [shape[0] for shape in shapes[2:]] == [4, 2, 3]
@@ -243,7 +249,7 @@ def test_preset_original_takes_the_released_steps_and_averages_the_released_weig
     method.begin_task(make_task())
     optim = OptimConfig(**{**own(ZSCL.PRESETS["original"], "optim"), "warmup": 2 / 8, "lr_scale": 20.0})
     groups = method.param_groups()
-    train_only(method, groups)
+    freeze_except(method, groups)
     optimizer = make_optimizer(groups, optim, method)
     method.train()
     images = torch.from_numpy(file["images"]).float()[:, :, None] / 127.5 - 1
@@ -254,7 +260,7 @@ def test_preset_original_takes_the_released_steps_and_averages_the_released_weig
                 Batch(
                     frames=images[part],
                     tokens=torch.from_numpy(file["tokens"]),
-                    videos=torch.arange(6),
+                    video_ids=torch.arange(6),
                     categories=torch.from_numpy(file["labels"][part]),
                 )
             ).values()
@@ -262,7 +268,7 @@ def test_preset_original_takes_the_released_steps_and_averages_the_released_weig
         compared("zscl", "loss", loss, expected, 2e-5)
         optimizer.zero_grad()
         loss.backward()
-        set_rates(optimizer, lr_factor(number, 8, 8, True, optim), optim.last_lr)
+        set_learning_rates(optimizer, lr_factor(number, 8, 8, True, optim), optim.final_lr)
         compared("zscl", "schedule", optimizer.param_groups[0]["lr"], file["run/rates"][number], 1e-12)
         optimizer.step()
         method.after_step()

@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from orchestrator.console import say
+from ctvr.orchestrator.console import say
 from tests.mutants.bugs import BUGS, ROOT, Bug, generated
 
 COPIED = ("ctvr", "methods", "orchestrator", "search_spaces", "tools", "docs", "tests", "pyproject.toml", "README.md")
@@ -142,7 +142,7 @@ def _copy(root: Path, target: Path) -> Path:
     target.mkdir()
     for name in COPIED:
         if (root / name).is_dir():
-            shutil.copytree(root / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(root / name, target / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         elif (root / name).exists():
             shutil.copyfile(root / name, target / name)
     return target
@@ -179,7 +179,7 @@ def _run_tests(copy: Path, tests: Sequence[str], log: Path) -> int:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
     sys.dont_write_bytecode = True  # a bug of the same second and size must not meet the bytecode of another
-    ours = ("ctvr", "methods", "orchestrator", "search_spaces", "tools", "tests")
+    ours = ("ctvr", "tools", "tests")
     for name in [name for name in sys.modules if name.partition(".")[0] in ours]:
         del sys.modules[name]
     sys.path[:] = [str(copy), *(entry for entry in sys.path if entry not in ("", str(ROOT)))]

@@ -34,12 +34,14 @@ def small_tree(tmp_path):
     root = tmp_path / "root"
     (root / "methods").mkdir(parents=True)
     (root / "tests").mkdir()
+    (root / "ctvr").mkdir()
+    (root / "ctvr" / "methods").symlink_to("../methods")
     (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\nmarkers = ['slow', 'fault']\n")
-    for folder in ("methods", "tests"):
+    for folder in ("ctvr", "methods", "tests"):
         (root / folder / "__init__.py").touch()
     (root / "methods" / "sums.py").write_text("def add(a, b):\n    return a + b\n\n\ndef half(a):\n    return a / 2\n")
     (root / "tests" / "test_sums.py").write_text(
-        "from methods.sums import add, half\n\n\ndef test_add():\n    assert add(1, 2) == 3\n    half(1)\n"
+        "from ctvr.methods.sums import add, half\n\n\ndef test_add():\n    assert add(1, 2) == 3\n    half(1)\n"
     )
     return root
 

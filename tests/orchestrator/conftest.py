@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.learning.resolve import resolve
-from orchestrator.learning.run import Places, execute
-from orchestrator.streams.load import load_stream
-from orchestrator.streams.stream import Stream
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.streams.stream import Stream
 from tests.http_server import Server
 from tests.small_stream import write_stream
 
@@ -25,7 +25,7 @@ def _decoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     stream = load_stream(manifest, root)
     for split in ("test", "val"):
         settings = {"method": "zero_shot", "stream": str(manifest), "evaluation.split": split}
-        execute(resolve(settings, stream.settings), Places(root))
+        execute(resolve(settings, stream.settings), RunPaths(root))
     return root
 
 

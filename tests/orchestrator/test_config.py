@@ -9,8 +9,16 @@ from typing import Literal
 
 import pytest
 
-from orchestrator.config import as_typed, build, check_name, flatten, parse_overrides, read_settings, under
-from orchestrator.errors import ConfigError
+from ctvr.orchestrator.config import (
+    build,
+    check_name,
+    flatten,
+    parse_overrides,
+    qualify_field_names,
+    read_settings,
+    select_prefix,
+)
+from ctvr.orchestrator.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +46,7 @@ def test_none_is_understood_where_it_is_allowed():
 
 def test_flatten_is_the_inverse_of_build():
     sample = Sample(count=4, pair=(0.1, 0.2))
-    assert build(Sample, under(flatten(sample, "s"), "s"), "s") == sample
+    assert build(Sample, select_prefix(flatten(sample, "s"), "s"), "s") == sample
 
 
 @pytest.mark.parametrize(
@@ -74,8 +82,8 @@ def test_a_mistake_is_one_line_with_name_value_and_remedy(values, message):
 )
 def test_what_a_dataclass_says_names_fields_as_they_are_typed(message, said):
     names = [field.name for field in fields(Sample)]
-    assert as_typed(message, names, "optim") == said
-    assert as_typed(message, (), "optim") == f"optim: {message}"
+    assert qualify_field_names(message, names, "optim") == said
+    assert qualify_field_names(message, (), "optim") == f"optim: {message}"
 
 
 @pytest.mark.parametrize("word", ["epochs", "=3", " =3"])

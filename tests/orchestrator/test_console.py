@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from orchestrator.console import duration, printable, say
+from ctvr.orchestrator.console import format_duration, printable, say
 
 
 def test_a_line_goes_to_stderr_with_the_time_where_asked(capsys):
@@ -17,8 +17,8 @@ def test_a_line_goes_to_stderr_with_the_time_where_asked(capsys):
 
 
 def test_durations_are_said_as_a_person_would():
-    assert [duration(s) for s in (5.4, 99, 130, 5400, 7200)] == ["5 s", "99 s", "2 min", "90 min", "2.0 h"]
-    assert duration(math.nan) == "n/a"
+    assert [format_duration(s) for s in (5.4, 99, 130, 5400, 7200)] == ["5 s", "99 s", "2 min", "90 min", "2.0 h"]
+    assert format_duration(math.nan) == "n/a"
 
 
 def test_names_of_files_neither_end_a_line_nor_move_the_cursor():

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from orchestrator import digests
-from orchestrator.digests import cache_folder, canonical, digest_file, digest_of, source_digest
+from ctvr.orchestrator import digests
+from ctvr.orchestrator.digests import cache_folder, canonical, digest_file, digest_of, source_digest
 
 
 def age(path, seconds=100.0, monkeypatch=None):
@@ -48,7 +48,7 @@ def test_the_digest_of_a_file_is_its_sha256_and_is_computed_once(tmp_path, hashe
     expected = hashlib.sha256(file.read_bytes()).hexdigest()
     assert [digest_file(file, tmp_path / "cache") for _ in range(3)] == [expected] * 3
     assert len(hashed) == 1
-    monkeypatch.setattr(digests._Memory, "_open", {})  # as another process would see it
+    monkeypatch.setattr(digests._FileDigestCache, "_open", {})  # as another process would see it
     assert digest_file(file, tmp_path / "cache") == expected
     assert len(hashed) == 1
 

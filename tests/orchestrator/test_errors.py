@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import errors
-from orchestrator.errors import ConfigError, CtvrError, MissingObject, TrialFailed, VideoError
+from ctvr.orchestrator import errors
+from ctvr.orchestrator.errors import ConfigError, CtvrError, MissingObject, TrialFailed, VideoError
 
 ORCHESTRATOR = Path(errors.__file__).parent
 CLASSES = [each for _, each in inspect.getmembers(errors, inspect.isclass) if issubclass(each, CtvrError)]
@@ -65,5 +65,5 @@ def test_a_mistake_of_the_user_is_still_a_value_error():
     with pytest.raises(ValueError, match="a: b"):
         raise ConfigError("a: b")
     assert ConfigError.status == 2
-    assert ConfigError("x").is_final
-    assert not CtvrError("x").is_final
+    assert ConfigError("x").is_permanent
+    assert not CtvrError("x").is_permanent

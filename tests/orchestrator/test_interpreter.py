@@ -6,26 +6,29 @@ import ast
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from orchestrator import interpreter
-from orchestrator.interpreter import PACKAGES, ROOT, child_environment, library_path, run_module
-from orchestrator.on_ray.taken_back import watch_over
-from orchestrator.shapes.files import render_files
-from orchestrator.shapes.stream import plan
-from orchestrator.video.pool import Decoder, Job
-from orchestrator.video.sampling import Sampling
-from tests.orchestrator.video.clips import write_film
+from ctvr.orchestrator import interpreter
+from ctvr.orchestrator.interpreter import ROOT, child_environment, library_path, run_module
+from ctvr.orchestrator.on_ray.resource_watchdog import start_watchdog
+from ctvr.orchestrator.synthetic.stream import plan
+from ctvr.orchestrator.synthetic.video_files import render_files
+from ctvr.orchestrator.video.pool import Decoder, Job
+from ctvr.orchestrator.video.sampling import Sampling
+from tests.orchestrator.video.clips import write_video
+from tests.small_stream import write_stream
 
+BELOW = ("orchestrator", "methods", "search_spaces")
 SAY = "os.write(os.open({log!r}, os.O_CREAT | os.O_APPEND | os.O_WRONLY), b'{name} ')"
 CANARY = f"import os\n{SAY}\nraise SystemExit(9)\n"
 
 
 def imported_names() -> set[str]:
     """The top-level modules that our sources import, our own among them, and every module of Python's library."""
-    found = set(sys.stdlib_module_names) | set(PACKAGES)
-    for file in (file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
+    found = {*sys.stdlib_module_names, *BELOW, "tests"}
+    for file in (file for package in ("ctvr", *BELOW) for file in (ROOT / package).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 found |= {alias.name.partition(".")[0] for alias in node.names}
@@ -72,21 +75,21 @@ def test_the_canaries_sing(canaries, tmp_path):
 
 
 def test_a_command_and_its_child_execute_no_file_of_the_present_folder(canaries):
-    listed = outcome(run_module("orchestrator", "methods"))
+    listed = outcome(run_module("ctvr", "methods"))
     assert "clip4clip" in listed.stdout, listed.stderr
     version = outcome([sys.executable, str(ROOT / "orchestrator" / "sweep.py"), "--help"])
     assert "usage: ctvr sweep" in version.stdout, version.stderr
 
 
 def test_decoders_and_renderers_execute_no_file_of_the_present_folder(canaries, tmp_path):
-    clip = write_film(tmp_path / "clip.mp4")
+    clip = write_video(tmp_path / "clip.mp4")
     with Decoder(workers=1) as decoder:
         assert decoder.decode(clip, Sampling(num_frames=2, size=32)).frames.shape == (2, 32, 32, 3)
-    assert render_files(tmp_path / "made", [film for film, _ in plan(0)[:16]], workers=2, progress=False)
+    assert render_files(tmp_path / "made", [clip for clip, _ in plan(0)[:16]], workers=2, progress=False)
 
 
 def test_the_process_that_outlives_a_driver_executes_no_file_of_the_present_folder(canaries, tmp_path):
-    keeper = watch_over("nowhere", ("true",))
+    keeper = start_watchdog("nowhere", ("true",))
     with pytest.raises(subprocess.TimeoutExpired):
         keeper.wait(3)
     keeper.terminate()
@@ -105,24 +108,68 @@ def test_the_users_pythonpath_stays_and_its_empty_entries_do_not_mean_the_presen
     assert str(tmp_path) in library_path().split(os.pathsep)
 
 
-@pytest.mark.parametrize("name", ["methods", "orchestrator"])
-def test_a_file_that_hides_a_package_of_ours_is_named_in_one_line(tmp_path, name):
-    (tmp_path / f"{name}.py").write_text("")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    code = "import ctvr; ctvr.methods()"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=tmp_path)
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith(f"ImportError: {tmp_path / name}.py hides the package {name} of ctvr."), done.stderr
-    if name == "methods":
-        start = "from orchestrator.__main__ import main; raise SystemExit(main())"
-        done = subprocess.run([sys.executable, "-c", start], env=environment, capture_output=True, text=True, cwd="/")
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-        assert done.stderr.startswith(f"ctvr: {tmp_path / name}.py hides the package")
+METHOD = """
+from ctvr import Batch, Method, Task
+from ctvr.methods.zero_shot import ZeroShot
+
+class Mine(ZeroShot, Method):
+    Config = ZeroShot.Config
+
+    def begin_task(self, task: Task) -> None:
+        assert isinstance(task, Task)
+        super().begin_task(task)
+
+    def losses(self, batch: Batch):
+        return super().losses(batch)
+"""
+
+
+@pytest.fixture
+def research(tmp_path):
+    """A folder as research code has it: `methods.py` holds a method, and the others would end whoever imports them."""
+    folder = tmp_path / "research"
+    (folder / "search_spaces").mkdir(parents=True)
+    (folder / "methods.py").write_text(METHOD)
+    for name in ("orchestrator.py", "tests.py", "search_spaces/__init__.py"):
+        (folder / name).write_text("raise SystemExit(9)\n")
+    return folder
+
+
+def in_folder(folder: Path, code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run code with the folder first on its path, as in a notebook."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop(interpreter.SAFE_PATH, None)
+    return subprocess.run(
+        [sys.executable, "-c", code, *words], env=environment, capture_output=True, text=True, cwd=folder
+    )
+
+
+def test_a_folder_whose_files_have_the_names_of_our_folders_breaks_nothing(research):
+    manifest = write_stream(research / "small", num_tasks=2)
+    listed = in_folder(research, "import ctvr; print(ctvr.list_methods(), ctvr.list_streams())")
+    assert "clip4clip" in listed.stdout, listed.stderr
+    start = "from ctvr.__main__ import main; raise SystemExit(main())"
+    words = ["run", "--smoke", "--method", "methods:Mine", "--stream", str(manifest)]
+    learned = in_folder(research, start, *words)
+    assert learned.returncode == 0, learned.stderr
+    assert learned.stdout.startswith("methods:Mine on small, test videos\n")
+
+
+def test_a_file_that_hides_the_package_from_the_script_of_a_sweep_is_named_in_one_line(tmp_path):
+    script = tmp_path / "sweep.py"  # where `ray submit` puts it
+    script.write_text((ROOT / "orchestrator" / "sweep.py").read_text())
+    (tmp_path / "theirs").mkdir()
+    hides = tmp_path / "theirs" / "ctvr.py"
+    hides.write_text("")
+    environment = {**os.environ, "PYTHONPATH": str(hides.parent)}
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert f"{hides} hides the package ctvr. Rename that file" in done.stderr
 
 
 def test_a_decoder_whose_program_does_not_load_is_no_fault_of_a_video(monkeypatch, tmp_path):
-    from orchestrator.errors import ConfigError, CtvrError, VideoError
-    from orchestrator.video import pool
+    from ctvr.orchestrator.errors import ConfigError, CtvrError, VideoError
+    from ctvr.orchestrator.video import pool
 
     for program, kind, words in (
         ("import nowhere_to_be_found", ConfigError, "No module named 'nowhere_to_be_found'"),

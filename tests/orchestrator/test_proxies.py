@@ -8,8 +8,8 @@ import urllib.request
 
 import pytest
 
-from orchestrator.errors import ConfigError
-from orchestrator.proxies import except_from_proxies, exceptions, host_of, is_near, proxy_of
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.proxies import except_from_proxies, exceptions, host_of, is_near, proxy_of
 from tests.http_server import Server
 
 
@@ -51,7 +51,7 @@ def test_every_library_of_ours_asks_this_machine_directly(proxy):
     """urllib, requests (MLflow, Ray's State API) and reqwest (obstore)."""
     import requests
 
-    from orchestrator.store.remote import RemoteObjects
+    from ctvr.orchestrator.store.remote import RemoteObjects
 
     with Server(200) as here:
         url = f"http://127.0.0.1:{here.server_port}"
@@ -73,7 +73,7 @@ def test_every_library_of_ours_asks_this_machine_directly(proxy):
 
 
 def test_mlflow_is_asked_directly_here_and_a_proxy_that_answers_for_a_server_is_named(proxy):
-    from orchestrator.tracking.server import check
+    from ctvr.orchestrator.tracking.server import check
 
     with Server(200) as here:
         check(f"http://127.0.0.1:{here.server_port}")

@@ -22,14 +22,14 @@ from urllib.parse import quote
 
 import pytest
 
-from orchestrator.cli.supervised import Job, _keep_log
-from orchestrator.console import say
-from orchestrator.errors import ConfigError, VideoError
-from orchestrator.on_ray.plan import TrialPlan, write_plan
-from orchestrator.pages.html import write_page
-from orchestrator.redaction import hide_secrets, redact, redact_data, redact_error, secret_values
-from orchestrator.tracking.messages import without_secrets
-from orchestrator.tracking.server import default_uri
+from ctvr.orchestrator.cli.supervisor import SupervisedCommand, _keep_log
+from ctvr.orchestrator.console import say
+from ctvr.orchestrator.errors import ConfigError, VideoError
+from ctvr.orchestrator.on_ray.plan import TrialPlan, write_plan
+from ctvr.orchestrator.pages.html import write_page
+from ctvr.orchestrator.redaction import hide_secrets, redact, redact_data, redact_error, secret_values
+from ctvr.orchestrator.tracking.messages import without_secrets
+from ctvr.orchestrator.tracking.server import default_uri
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CANARY = "cAnArY-7gK2"  # every planted secret begins so; made up
@@ -215,7 +215,7 @@ def test_tracebacks_and_stacks_of_log_records_hold_no_secret(monkeypatch):
 
 
 def test_what_nobody_caught_is_printed_without_secrets():
-    code = "import os, threading\nfrom orchestrator.redaction import hide_secrets\nhide_secrets()\n"
+    code = "import os, threading\nfrom ctvr.orchestrator.redaction import hide_secrets\nhide_secrets()\n"
     code += f"def fail(): raise ValueError('token={CANARY}-thread')\n"
     code += f"t = threading.Thread(target=fail); t.start(); t.join()\nraise ValueError('password={CANARY}-main')\n"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=False)
@@ -238,7 +238,10 @@ def test_what_is_said_recorded_and_kept_holds_no_secret(tmp_path, capsys, monkey
         plan = TrialPlan("s", "r", "s", text, None, "s", settings=settings, tags={"a": text})
         write_plan(plan, tmp_path / f"plan{number}", where={"storage": text})
     (tmp_path / "log").write_text("\n".join(texts))
-    assert _keep_log(Job(["sweep"], tmp_path / "runs", name="s"), tmp_path / "log") == tmp_path / "runs/drivers/s.log"
+    assert (
+        _keep_log(SupervisedCommand(["sweep"], tmp_path / "runs", name="s"), tmp_path / "log")
+        == tmp_path / "runs/drivers/s.log"
+    )
     (tmp_path / "log").unlink()
     said = capsys.readouterr().err
     assert said.count("***") == len(texts)
@@ -253,7 +256,7 @@ def test_what_is_said_recorded_and_kept_holds_no_secret(tmp_path, capsys, monkey
 def ctvr(*words: str | Path, **environment: str) -> str:
     """What a command says, on both streams."""
     done = subprocess.run(
-        [sys.executable, "-m", "orchestrator", *map(str, words)],
+        [sys.executable, "-m", "ctvr", *map(str, words)],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), **PLANTED, **environment},
         capture_output=True,
         text=True,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import renamed
-from orchestrator.config import parse_overrides, read_settings
-from orchestrator.errors import ConfigError
+from ctvr.orchestrator import renamed
+from ctvr.orchestrator.config import parse_overrides, read_settings
+from ctvr.orchestrator.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from orchestrator.console import say
+from ctvr.orchestrator.console import say
 from tests.chaos.watch import Server
 
 METHOD, TASKS = "framefusion_moe", 4
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=4.0, help="that a task takes in the mean (%(default)s)")
     parser.add_argument("--at-once", type=int, help="trials at work at once; as many as there are nodes otherwise")
     parser.add_argument("--scheduler", choices=("halving", "none"), default="halving", help="(%(default)s)")
-    parser.add_argument("--searcher", choices=("tpe", "random", "staged"), default="tpe", help="(%(default)s)")
+    parser.add_argument("--searcher", choices=("tpe", "random", "grouped_tpe"), default="tpe", help="(%(default)s)")
     parser.add_argument(
         "--laws", action="store_true", help="the driver's part alone, by the number of trials and nodes"
     )
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    from tests.scale.pretend import pattern_of
+    from tests.scale.fake_trials import pattern_of
     from tests.small_stream import write_stream
 
     manifest = write_stream(folder / "small", num_tasks=TASKS)
@@ -139,11 +139,11 @@ def _measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _tell_laws(folder: Path) -> int:
-    from orchestrator.jobs.deployment import Deployment
-    from orchestrator.jobs.sweep import SweepRequest, plan_sweep
+    from ctvr.orchestrator.execution import ExecutionConfig
+    from ctvr.orchestrator.sweeps.sweep import SweepRequest, plan_sweep
     from tests.scale.laws import of_nodes, of_trials
 
-    where = Deployment(folder / "runs", str(folder / "runs" / "store"))
+    where = ExecutionConfig(folder / "runs", str(folder / "runs" / "store"))
     planned = plan_sweep(SweepRequest(METHOD, "shapes-5", "laws", {}), where)
     for trials in (100, 300, 1000):
         found = of_trials(folder, trials, planned.searched, planned.experiment.settings)
@@ -156,7 +156,7 @@ def _tell_laws(folder: Path) -> int:
 def _train_one(folder: Path, manifest: Path) -> None:
     """The run whose writing is repeated, in a process that takes torch with it."""
     where = ["--runs", str(folder / "one")]
-    command = [sys.executable, "-m", "orchestrator", "run", "--method", METHOD, "--stream", str(manifest), *where]
+    command = [sys.executable, "-m", "ctvr", "run", "--method", METHOD, "--stream", str(manifest), *where]
     done = subprocess.run([*command, *SMALL], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"the run that is to be repeated failed: {done.stderr or done.stdout}")
@@ -166,27 +166,27 @@ def _sweep(folder: Path, manifest: Path, arguments: argparse.Namespace, pattern:
     import ray
     from ray.cluster_utils import Cluster
 
-    from orchestrator.jobs.deployment import Deployment
-    from orchestrator.jobs.session import trial_plan
-    from orchestrator.jobs.sweep import SweepRequest, plan_sweep
-    from orchestrator.on_ray import connection, tune
-    from orchestrator.on_ray.search import ByTask
-    from orchestrator.on_ray.watch import Watcher
-    from tests.scale.pretend import TIMES, trial
+    from ctvr.orchestrator.execution import ExecutionConfig
+    from ctvr.orchestrator.on_ray import connection, tune
+    from ctvr.orchestrator.on_ray.callbacks import TrialMonitor
+    from ctvr.orchestrator.on_ray.search import PerTaskResults
+    from ctvr.orchestrator.sweeps.session import trial_plan
+    from ctvr.orchestrator.sweeps.sweep import SweepRequest, plan_sweep
+    from tests.scale.fake_trials import TIMES, trial
 
     def pretended(config: dict[str, Any], plans: Any) -> None:
         trial(config, plans, pattern, arguments.seconds)
 
     tune._trial = pretended
     suggested, reported, looked = (
-        Timed(ByTask.suggest),
-        Timed(Watcher.on_trial_result),
-        Timed(Watcher.on_trial_complete),
+        Timed(PerTaskResults.suggest),
+        Timed(TrialMonitor.on_trial_result),
+        Timed(TrialMonitor.on_trial_complete),
     )
-    ByTask.suggest = lambda *given: suggested(*given)
-    Watcher.on_trial_result = lambda *given, **named: reported(*given, **named)
-    Watcher.on_trial_complete = lambda *given, **named: looked(*given, **named)
-    where = Deployment(folder / "runs", str(folder / "runs" / "store"))
+    PerTaskResults.suggest = lambda *given: suggested(*given)
+    TrialMonitor.on_trial_result = lambda *given, **named: reported(*given, **named)
+    TrialMonitor.on_trial_complete = lambda *given, **named: looked(*given, **named)
+    where = ExecutionConfig(folder / "runs", str(folder / "runs" / "store"))
     search = {"trials": arguments.trials, "scheduler": arguments.scheduler, "searcher": arguments.searcher}
     overrides: dict[str, Any] = dict(word.split("=", 1) for word in SMALL)
     planned = plan_sweep(SweepRequest(METHOD, str(manifest), "scale", overrides, search=search), where)
@@ -205,7 +205,7 @@ def _sweep(folder: Path, manifest: Path, arguments: argparse.Namespace, pattern:
         tracker = where.tracker("small")
         plan = trial_plan(where, "scale", tracker, [planned.experiment])
         parent = tracker.open_sweep("scale", "small", {}, {})
-        plan = replace(plan, settings=planned.given, presets=planned.experiment.presets, parent=parent)
+        plan = replace(plan, settings=planned.fixed_settings, presets=planned.experiment.presets, parent=parent)
         watch = Driver(server)
         watch.start()
         outcome = tune.run_search(plan, TASKS, planned.search, planned.searched, arguments.at_once)
@@ -242,11 +242,11 @@ def _sweep(folder: Path, manifest: Path, arguments: argparse.Namespace, pattern:
         "MLflow: s that a task waited": _per_task(each, "mlflow"),
         "store: s that a task waited": _per_task(each, "store"),
         "search: s that a report waited": _per_task(each, "search"),
-        "from one stretch to the next of a process, median s": _between(each),
+        "from one segment to the next of a process, median s": _between(each),
         "MLflow: reading all runs, s": read,
         "MLflow: runs read": len(records),
         "MLflow: database, MB": (folder / "mlflow.db").stat().st_size / 2**20,
-        "journal, kB": tune.journal_of(plan).stat().st_size / 2**10,
+        "journal, kB": tune.journal_path(plan).stat().st_size / 2**10,
         "store: objects": len(stored),
         "store: MB": sum(stored) / 2**20,
     }
@@ -261,7 +261,7 @@ def _median(seconds: list[float]) -> float:
 
 
 def _between(each: list[dict[str, Any]]) -> float:
-    """What passes between the end of a stretch and the beginning of the next one in the same process."""
+    """What passes between the end of a segment and the beginning of the next one in the same process."""
     gaps = []
     for pid in {one["pid"] for one in each}:
         mine = sorted((one for one in each if one["pid"] == pid), key=lambda one: one["began"])

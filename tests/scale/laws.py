@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config import Settings
-from orchestrator.on_ray.capacity import fit_count
-from orchestrator.on_ray.plan import GAIN, SearchConfig, SearchSpace, TrialPlan
-from orchestrator.on_ray.search import point_searcher
-from orchestrator.on_ray.waves import Journal, Waves
+from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.on_ray.capacity import count_fitting_trials
+from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig, SearchSpace, TrialPlan
+from ctvr.orchestrator.on_ray.search import make_searcher
+from ctvr.orchestrator.on_ray.successive_halving import Journal, SuccessiveHalving
 
 TASKS = 10
 
@@ -23,17 +23,17 @@ def of_trials(folder: Path, trials: int, space: SearchSpace, given: Settings) ->
     Returns:
         Seconds of one suggestion and of one report among the last 50 trials, and the size of the journal in bytes.
     """
-    search = SearchConfig(trials=trials, scheduler="none", searcher="tpe", wave=1)
+    search = SearchConfig(trials=trials, scheduler="none", searcher="tpe", bracket_size=1)
     journal = Journal(folder / f"journal{trials}.json")
 
     def resolve(point: Mapping[str, Any]) -> Settings:
         return {**given, **point}
 
-    made = Waves(point_searcher(search, space, TASKS), search, TASKS, resolve, journal)
+    made = SuccessiveHalving(make_searcher(search, space, TASKS), search, TASKS, resolve, journal)
     suggested, reported = list[float](), list[float]()
     for _ in range(trials):
         began = time.process_time()
-        due, until = made.due()
+        due, until = made.next_trials()
         suggested.append(time.process_time() - began)
         if not due:
             break
@@ -58,5 +58,5 @@ def of_nodes(counts: tuple[int, ...] = (8, 64, 512)) -> Iterator[tuple[int, floa
     plan = TrialPlan("s", "/", "/", "sqlite://", None, "/", cpus_per_worker=1.0, gpus_per_worker=1.0)
     for count in counts:
         began = time.process_time()
-        assert fit_count(plan, [{"CPU": 64.0, "GPU": 8.0}] * count) == 8 * count
+        assert count_fitting_trials(plan, [{"CPU": 64.0, "GPU": 8.0}] * count) == 8 * count
         yield count, time.process_time() - began

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.tables.float16_rates import FLOAT16
+from ctvr.orchestrator.tables.float16_rates import FLOAT16
 
 FOLDER = Path(__file__).parents[2] / "search_spaces"
 

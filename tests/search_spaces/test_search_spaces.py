@@ -10,14 +10,14 @@ import pytest
 import torch
 from ray.tune.search.sample import Categorical, Domain, Float, Integer
 
-from methods import METHODS, find_method
-from methods.base import Method
-from orchestrator.learning.experiment import GROUPS
-from orchestrator.learning.resolve import presets_of, resolve
-from orchestrator.learning.reuse import Reads, watched
-from orchestrator.on_ray.plan import within
-from orchestrator.on_ray.search import holds
-from orchestrator.tables.unpublished_settings import departs, unpublished
+from ctvr.methods import METHODS, find_method
+from ctvr.methods.base import Method
+from ctvr.orchestrator.learning.experiment import GROUPS
+from ctvr.orchestrator.learning.prefix_reuse import AccessLog, track_reads
+from ctvr.orchestrator.learning.resolve import presets_of, resolve
+from ctvr.orchestrator.on_ray.plan import within
+from ctvr.orchestrator.on_ray.search import contains
+from ctvr.orchestrator.tables.unpublished_settings import deviations, unpublished
 from tests.methods.conftest import make_small_clip
 from tests.methods.test_contract import features, learn
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow  # importing Ray Tune takes seconds
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_space_fits_the_method_and_holds_the_papers_values(name):
-    module = importlib.import_module(f"search_spaces.{name}")
+    module = importlib.import_module(f"ctvr.search_spaces.{name}")
     cls = find_method(name)
     known = {f"method.{f.name}" for f in fields(cls.Config)}
     if cls.wraps:
@@ -49,32 +49,32 @@ def test_the_space_fits_the_method_and_holds_the_papers_values(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_papers_presets_lie_in_the_space_so_that_they_can_be_tried_first(name):
-    module = importlib.import_module(f"search_spaces.{name}")
+    module = importlib.import_module(f"ctvr.search_spaces.{name}")
     for preset, settings in presets_of(name).items():
         if preset in {"paper", "paper-actnet"}:
-            outside = {s: v for s, v in settings.items() if s in module.SPACE and not holds(module.SPACE[s], v)}
+            outside = {s: v for s, v in settings.items() if s in module.SPACE and not contains(module.SPACE[s], v)}
             assert not outside, preset
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_point_of_the_space_is_a_legal_configuration(name):
-    module = importlib.import_module(f"search_spaces.{name}")
+    module = importlib.import_module(f"ctvr.search_spaces.{name}")
     chance = np.random.default_rng(0)
     for _ in range(5):
         point = {setting: domain.sample(random_state=chance) for setting, domain in module.SPACE.items()}
-        point = within(point, getattr(module, "AT_MOST", {}))
+        point = within(point, getattr(module, "UPPER_BOUNDS", {}))
         resolve({**module.FIXED, "method": name, "stream": "shapes-5", **point})
     resolve({**module.FIXED, "method": name, "stream": "shapes-5", **module.PAPER})
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_unpublished_is_a_setting_and_read_alike_without_ray(name):
-    module = importlib.import_module(f"search_spaces.{name}")
+    module = importlib.import_module(f"ctvr.search_spaces.{name}")
     known = resolve({**module.FIXED, "method": name, "stream": "shapes-5"}).settings
     assert set(module.UNPUBLISHED) <= set(known)
     assert set(module.UNPUBLISHED) & set(module.SPACE) <= set(module.PAPER)  # the value it begins with
     assert unpublished(name) == module.UNPUBLISHED
-    for setting, words in departs(name).items():
+    for setting, words in deviations(name).items():
         assert str(known[setting]) != words  # or there is nothing to say
         resolve({**module.FIXED, "method": name, "stream": "shapes-5", setting: words})
 
@@ -82,12 +82,12 @@ def test_what_is_unpublished_is_a_setting_and_read_alike_without_ray(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_said_to_be_read_later_is_what_the_second_task_reads_first(name):
     """A strategy around the retriever of its search, by default settings: learning, and what an evaluation asks."""
-    module, reads = importlib.import_module(f"search_spaces.{name}"), Reads()
+    module, reads = importlib.import_module(f"ctvr.search_spaces.{name}"), AccessLog()
 
     def make(of: str, prefix: str, **given: str) -> Method:
         cls = find_method(of)
         frames = {"num_frames": 4} if any(f.name == "num_frames" for f in fields(cls.Config)) else {}
-        config = watched(cls.Config(**frames, **given), prefix, reads)
+        config = track_reads(cls.Config(**frames, **given), prefix, reads)
         return cls(config, make(config.base, "base") if cls.wraps else make_small_clip())
 
     method = make(name, "method", **({"base": module.FIXED["method.base"]} if find_method(name).wraps else {}))
@@ -97,13 +97,18 @@ def test_what_is_said_to_be_read_later_is_what_the_second_task_reads_first(name)
         with torch.no_grad():
             videos, captions = features(method, index)
             scores = method.score(captions, videos)
-            method.scale(), method.calibrates(), method.calibrate(scores), method.calibrate_for_videos(scores)
+            (
+                method.scale(),
+                method.normalizes_scores(),
+                method.normalize_scores(scores),
+                method.normalize_scores_v2t(scores),
+            )
         seen.append(set(reads.names))
     later = (seen[1] - seen[0]) & set(module.SPACE)
-    assert set(getattr(module, "LATER", ())) == later
+    assert set(getattr(module, "LATER_TASKS", ())) == later
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_objective_is_comparable_at_every_task(name):
-    module = importlib.import_module(f"search_spaces.{name}")
+    module = importlib.import_module(f"ctvr.search_spaces.{name}")
     assert (module.METRIC, module.MODE) == ("stream/t2v/r1_gain", "max")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.tables.intervals import differences
+from ctvr.orchestrator.tables.intervals import differences
 from tools import null_simulation
 from tools.null_simulation import Situation, draw, false_positives
 

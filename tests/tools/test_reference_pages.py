@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from methods import CONFIGURATIONS, EVERY_METHOD
-from orchestrator.jobs.meanings import WORDS, meanings_of
-from orchestrator.learning.experiment import GROUPS, RunConfig
-from orchestrator.learning.resolve import find
-from orchestrator.on_ray.plan import SearchConfig
-from orchestrator.tables.paper_items import read as read_items
+from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
+from ctvr.orchestrator.catalog.setting_docs import WORDS, field_docs
+from ctvr.orchestrator.learning.experiment import GROUPS, RunConfig
+from ctvr.orchestrator.learning.resolve import get_method
+from ctvr.orchestrator.on_ray.plan import SearchConfig
+from ctvr.orchestrator.tables.paper_items import read as read_items
 from tests.test_commands import check, commands_of, lines_of
 from tools import reference_pages
 from tools.reference_pages import TABLES, pages
@@ -63,13 +63,13 @@ def test_the_pages_are_written_into_a_folder(made, tmp_path, monkeypatch, capsys
 
 
 def test_every_setting_has_a_meaning_and_no_words_are_left_over():
-    configs = [RunConfig, SearchConfig, *GROUPS.values(), *(find(name).Config for name in EVERY_METHOD)]
+    configs = [RunConfig, SearchConfig, *GROUPS.values(), *(get_method(name).Config for name in EVERY_METHOD)]
     fields = {(config.__name__, field.name) for config in configs for field in dataclasses.fields(config)}
     assert {field.name for config in configs for field in dataclasses.fields(config)} >= {
         name.rpartition(".")[2] for name in WORDS
     }
     assert {tuple(name.split(".")) for name in WORDS if "." in name} <= fields
-    said = {(config.__name__, name) for config in configs for name in meanings_of(config)}
+    said = {(config.__name__, name) for config in configs for name in field_docs(config)}
     assert fields - said == set(), "write a remark beside the field"
 
 
@@ -78,10 +78,11 @@ def test_every_setting_has_a_meaning_and_no_words_are_left_over():
     [
         "| `optim.momentum` | number | `0.0` | >= 0.0, < 1 | of sgd |",
         "| `optim.grad_clip` | number or none | `1.0` | > 0 | norm over all trained parameters |",
-        "| `optim.weight_decay` | number | `0.2` | >= 0.0 | of the tensors that `optim.decay` names, times the rate |",
+        "| `optim.weight_decay` | number | `0.2` | >= 0.0 | of the tensors that `optim.decay_parameters` names, "
+        "times the rate |",
         "| `data.max_tokens` | whole number or none | `none` | >= 2 |",
         "| `data.augment` | word | `none` | `none`, `crop_flip`, `gray_jitter` |",
-        "| `search.wave` | whole number | `8` | >= 1 |",
+        "| `search.bracket_size` | whole number | `8` | >= 1 |",
         "| `method.m_hat` | number | `0.99` | >= 0.0, <= 1 | eq. 12; 1 reviews nothing |",
     ],
 )

@@ -13,8 +13,8 @@ import torch
 from open_clip.tokenizer import SimpleTokenizer
 from safetensors.torch import load_file
 
-from orchestrator.shapes import cvlm
-from orchestrator.shapes import stream as shapes
+from ctvr.orchestrator.synthetic import cvlm
+from ctvr.orchestrator.synthetic import stream as shapes
 from tools import train_tiny_clip as tiny_clip
 
 SHIPPED = Path(__file__).parents[2] / "methods" / "backbone" / "tiny_clip"

@@ -15,18 +15,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from methods import find_method
-from methods.backbone.clip import Clip
-from methods.base import Method, Task
-from methods.layers import gather
-from orchestrator.errors import Diverged
-from orchestrator.learning import loop
-from orchestrator.learning.commits import Commits
-from orchestrator.learning.evaluate import EvaluationConfig
-from orchestrator.learning.optimizer import OptimConfig
-from orchestrator.learning.resolve import resolve
-from orchestrator.learning.workers import Workers
-from orchestrator.store.store import Store
+from ctvr.methods import find_method
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.base import Method, Task
+from ctvr.methods.layers import gather
+from ctvr.orchestrator.errors import NonFiniteLoss
+from ctvr.orchestrator.learning import loop
+from ctvr.orchestrator.learning.commits import Commits
+from ctvr.orchestrator.learning.distributed import Workers
+from ctvr.orchestrator.learning.evaluate import EvaluationConfig
+from ctvr.orchestrator.learning.optimizer import OptimConfig
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.store.store import Store
 from tests.methods.conftest import make_small_clip
 from tests.workers.stream import make_data
 
@@ -81,7 +81,7 @@ class Watched(loop.Loop):
     def _train(self, task: Task) -> None:
         with ExitStack() as stack:
             if self.workers.device.type == "cuda":
-                from tests.devices.pretended import watching
+                from tests.devices.fake_cuda import watching
 
                 self.waits = stack.enter_context(watching()).waits
             super()._train(task)
@@ -106,8 +106,8 @@ def run(case: Case, workers: Workers, folder: str) -> dict[str, Any]:
     """
     with ExitStack() as stack:
         if case.device == "cuda":
+            from tests.devices.fake_cuda import pretended
             from tests.devices.nccl import nccl
-            from tests.devices.pretended import pretended
 
             workers = replace(workers, device=stack.enter_context(pretended()))
             stack.enter_context(nccl())
@@ -125,7 +125,7 @@ def _run(case: Case, workers: Workers, folder: str) -> dict[str, Any]:
     if case.after and workers.rank == 0:
         former = store.get_json("commits", f"{_key(replace(case, after=0), case.after)}/task_001")
         store.put_json("commits", f"{key}/task_001", former)
-    workers.agree(None)
+    workers.broadcast(None)
     data = make_data(clip, workers.device, method.domain, **case.group("data"), **augment)
     made = Watched(method, data, loop.LoopConfig(optim, evaluation), Commits(store, key), workers)
     behind: list[bytes] = []
@@ -137,7 +137,7 @@ def _run(case: Case, workers: Workers, folder: str) -> dict[str, Any]:
             stack.enter_context(FAULTS[case.fault](workers.rank, method))
         try:
             record = made.run()
-        except Diverged as error:
+        except NonFiniteLoss as error:
             return {"diverged": str(error), "bits": "", "behind": ""}
     state = {name: value.cpu() for name, value in method.state_dict().items()}
     told = {"metrics": record.metrics, "training": record.training, "own": record.own, "steps": record.steps}

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from orchestrator.learning.progress import Progress
-from orchestrator.learning.pulse import meet
-from orchestrator.learning.workers import Workers, patient_group
+from ctvr.orchestrator.learning.distributed import Workers, patient_group
+from ctvr.orchestrator.learning.loss_monitor import EpochMetrics
+from ctvr.orchestrator.learning.pulse import meet
 
 EVERY, STILL = 0.2, 2.0
 PATIENCE = 120.0  # seconds until a trial counts as missed
@@ -33,9 +33,9 @@ def _work(rank: int, folder: str, slow: float, news: Any) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     workers = Workers(rank, 2, patient=patient_group(1))
     pulse = meet(rank, 2, workers.patient, lambda line: news.put((rank, time.monotonic(), line)), EVERY, STILL)
-    progress, step = Progress(workers.device, "task_01, epoch 1"), 0
+    progress, step = EpochMetrics(workers.device, "task_01, epoch 1"), 0
     news.put((rank, os.getpid(), "started"))
-    while not workers.agree(os.path.exists(f"{folder}/end")):
+    while not workers.broadcast(os.path.exists(f"{folder}/end")):
         for _ in range(10):
             x = torch.ones(1000)
             dist.all_reduce(x)
@@ -65,7 +65,7 @@ def _be_slow(seconds: float, is_asleep: bool) -> None:
 def two(slow: float = 0.0) -> Iterator[tuple[list[int], Any]]:
     """Two processes that work until the end of the block: their numbers, and a queue of what they say."""
     context = get_context("forkserver")  # torch is loaded once for both
-    context.set_forkserver_preload(["orchestrator.learning.workers"])
+    context.set_forkserver_preload(["ctvr.orchestrator.learning.distributed"])
     news = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         children = [context.Process(target=_work, args=(rank, folder, slow, news), daemon=True) for rank in range(2)]

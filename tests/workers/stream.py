@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from methods.backbone.clip import Clip
-from orchestrator.data.batches import StreamData
-from orchestrator.data.questions import QuestionData
-from orchestrator.data.settings import DataConfig
-from orchestrator.streams.stream import Item, Stream, StreamTask
+from ctvr.methods.backbone.clip import Clip
+from ctvr.orchestrator.data.batches import StreamData
+from ctvr.orchestrator.data.config import DataConfig
+from ctvr.orchestrator.data.questions import QuestionData
+from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask
 
 TASKS, FRAMES, SIZE = 2, 4, 32
 BATCH, DEALT = 12, 6  # 19 pairs are 12 and 7, of which one, two and three workers take 6

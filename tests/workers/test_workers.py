@@ -15,19 +15,21 @@ from typing import Any
 
 import pytest
 
-from methods import CONFIGURATIONS, METHODS, QUESTION_METHODS
-from orchestrator.learning.workers import Workers
+from ctvr.methods import CONFIGURATIONS, METHODS, QUESTION_METHODS
+from ctvr.orchestrator.learning.distributed import Workers
 from tests.workers.cases import Case, run
 from tests.workers.compare import apart
 from tests.workers.group import Hang, together
 
 FEW = [
     Case("clip4clip"),
-    Case("clip4clip", {"optim.accumulate": 2, "evaluation.select": "best"}),
-    Case("der", {"method.target": "similarities", "method.memory": 8, "method.alpha": 200}),  # that its term is large
-    Case("der", {"method.memory": 8, "method.alpha": 200}),  # a term that is a mean over a worker's own pairs
+    Case("clip4clip", {"optim.accumulation_steps": 2, "evaluation.select": "best"}),
+    Case(
+        "der", {"method.target": "similarities", "method.buffer_size": 8, "method.alpha": 200}
+    ),  # that its term is large
+    Case("der", {"method.buffer_size": 8, "method.alpha": 200}),  # a term that is a mean over a worker's own pairs
     # Three memory pairs in a step, and one or two in the last; and losses of pairs that are not learned from
-    Case("er_ring", {"method.ratio": 0.25, "evaluation.losses": 1}),
+    Case("er_ring", {"method.ratio": 0.25, "evaluation.log_losses": 1}),
     Case("lump"),
 ]
 MORE = [
@@ -35,7 +37,9 @@ MORE = [
     Case("der_moco", {"method.target": "similarities"}),
     Case("er_ring", {"method.base": "structalign", "method.ratio": 0.25}),
     Case("co2l", {"method.base": "xpool"}),
-    Case("umt_qa", {"optim.accumulate": 2}),  # gradients of several passes, which go to the other workers at once
+    Case(
+        "umt_qa", {"optim.accumulation_steps": 2}
+    ),  # gradients of several passes, which go to the other workers at once
     Case("lump", {"method.mix_level": "feature"}),
     Case("zscl", {"method.reference_images": 6, "method.average_every": 1}),
     Case("upper_bound", {"method.base": "framefusion_moe"}),  # captions are read by the tasks of all workers' videos

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from orchestrator.config import suggest
-from orchestrator.errors import ConfigError
+from ctvr.orchestrator.config import suggest
+from ctvr.orchestrator.errors import ConfigError
 from tools.bench.paths import ONE_SIZE, PATHS
 from tools.bench.timing import Measured, measure, to_markdown
 

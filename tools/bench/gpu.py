@@ -22,18 +22,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from methods.backbone.clip import Clip
-from methods.backbone.load import load_backbone
-from orchestrator.data.batches import StreamData
-from orchestrator.data.device import Precision, prepare_device
-from orchestrator.data.settings import DataConfig
-from orchestrator.learning.commits import Commits
-from orchestrator.learning.evaluate import EvaluationConfig
-from orchestrator.learning.loop import Loop, LoopConfig
-from orchestrator.learning.optimizer import OptimConfig
-from orchestrator.learning.workers import Workers
-from orchestrator.store.store import Store
-from orchestrator.streams.stream import Item, Stream, StreamTask
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.backbone.load import load_backbone
+from ctvr.orchestrator.data.batches import StreamData
+from ctvr.orchestrator.data.config import DataConfig
+from ctvr.orchestrator.data.device import Precision, set_determinism
+from ctvr.orchestrator.learning.commits import Commits
+from ctvr.orchestrator.learning.distributed import Workers
+from ctvr.orchestrator.learning.evaluate import EvaluationConfig
+from ctvr.orchestrator.learning.loop import Loop, LoopConfig
+from ctvr.orchestrator.learning.optimizer import OptimConfig
+from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask
 from tools.bench.waits import waits_of
 from tools.bench.work import VIT, second_task
 
@@ -110,7 +110,7 @@ def time_step(
     name: str, backbone: Clip, precision: Precision, device: torch.device, pairs: int, frames: int, steps: int = 20
 ) -> GpuRow:
     """Steps of one method on `pairs` videos of `frames` frames, shared by all processes of a group if there is one."""
-    prepare_device(device, precision=precision)
+    set_determinism(device, precision=precision)
     size = dist.get_world_size() if dist.is_initialized() else 1
     workers = Workers(dist.get_rank() if size > 1 else 0, size, device)
     settings, stream = DataConfig(num_frames=frames, batch_size=pairs), _noise_stream(pairs * steps, 4 * pairs)

@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from methods.backbone.clip import Clip
-from methods.backbone.load import TINY, load_backbone
-from methods.base import Batch
-from methods.xpool import XPool
-from orchestrator.data.batches import StreamData
-from orchestrator.data.frames import FrameSource
-from orchestrator.data.settings import DataConfig
-from orchestrator.interpreter import child_environment, run_module
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.backbone.load import TINY, load_backbone
+from ctvr.methods.base import Batch
+from ctvr.methods.xpool import XPool
+from ctvr.orchestrator.data.batches import StreamData
+from ctvr.orchestrator.data.config import DataConfig
+from ctvr.orchestrator.data.frames import FrameSource
+from ctvr.orchestrator.interpreter import child_environment, run_module
 from tools.bench.reference import (
     as_released,
     captions_like_msrvtt,
@@ -83,13 +83,13 @@ def step_path(method: str, pairs: int, distinct: int, frames: int) -> Make:
 
 def repeating(batch: Batch, distinct: int) -> Batch:
     """The same batch with `distinct` videos, of which the first stand several times."""
-    rows = torch.arange(len(batch.videos)) % distinct
-    return replace(batch, frames=batch.frames[rows], videos=rows, plain_videos=tuple(rows.tolist()))
+    rows = torch.arange(len(batch.video_ids)) % distinct
+    return replace(batch, frames=batch.frames[rows], video_ids=rows, unaugmented_video_ids=tuple(rows.tolist()))
 
 
 def texts(root: Path, is_toy: bool) -> HotPath:
     """Captions as an evaluation after task 2 encodes them, once for each task."""
-    from orchestrator.learning.evaluate import EvaluationConfig, encode_texts
+    from ctvr.orchestrator.learning.evaluate import EvaluationConfig, encode_texts
 
     backbone, name = clip(is_toy)
     method = second_task("framefusion_moe", backbone).eval()
@@ -114,7 +114,7 @@ def texts(root: Path, is_toy: bool) -> HotPath:
 
 def ranking(root: Path, is_toy: bool, large: int = 3000) -> HotPath:
     """Ranks of captions and of videos from features."""
-    from orchestrator.learning.ranking import TILE, Ranked, rank
+    from ctvr.orchestrator.learning.ranking import TILE, Ranked, rank
 
     size = 500 if is_toy else large
     captions, videos = torch.randn(2, size, 512, generator=torch.Generator().manual_seed(0))
@@ -165,15 +165,15 @@ class _Undecoded(FrameSource):
     """Decodes a video whenever it is asked for; the store is not used."""
 
     def load(self, item: Any) -> np.ndarray:
-        from orchestrator.video.decode import decode
+        from ctvr.orchestrator.video.decode import decode
 
         return decode(Path(item.path), self.sampling, item.segment, self.decoder).frames
 
 
 def store(root: Path, is_toy: bool) -> HotPath:
     """An epoch's batches from the store."""
-    from orchestrator.store.store import Store
-    from orchestrator.streams.load import load_stream
+    from ctvr.orchestrator.store.store import Store
+    from ctvr.orchestrator.streams.load import load_stream
 
     videos = 4 if is_toy else 16
     stream = load_stream(render_few(root / "epoch", videos), root)
@@ -188,7 +188,7 @@ def store(root: Path, is_toy: bool) -> HotPath:
         return data.train_batches([0], seed=0, task=0, epoch=0)
 
     def read(source: FrameSource) -> Work:
-        return lambda: sum(len(batch.videos) for batch in batches(source))
+        return lambda: sum(len(batch.video_ids) for batch in batches(source))
 
     title = f"batches of an epoch from the store, {videos} films of shapes, 12 frames of {stored.sampling.size}"
     plain = read(decoded)
@@ -197,9 +197,9 @@ def store(root: Path, is_toy: bool) -> HotPath:
 
 def decoding(root: Path, is_toy: bool) -> HotPath:
     """A clip, damage refused."""
-    from orchestrator.streams.load import load_stream
-    from orchestrator.video.decode import decode
-    from orchestrator.video.sampling import Sampling
+    from ctvr.orchestrator.streams.load import load_stream
+    from ctvr.orchestrator.video.decode import decode
+    from ctvr.orchestrator.video.sampling import Sampling
 
     items = load_stream(render_few(root / "films", 2 if is_toy else 16), root).items(0, "train")
     sampling = Sampling(num_frames=12, size=224)
@@ -214,8 +214,8 @@ def decoding(root: Path, is_toy: bool) -> HotPath:
 
 def cold(root: Path, is_toy: bool) -> HotPath:
     """A clip as a benchmark's are, which is not in the store; damage refused."""
-    from orchestrator.video.decode import decode
-    from orchestrator.video.sampling import Sampling
+    from ctvr.orchestrator.video.decode import decode
+    from ctvr.orchestrator.video.sampling import Sampling
 
     clip = write_clip(root / "clip.mp4", 2 if is_toy else 15)
 
@@ -233,8 +233,8 @@ def start(root: Path, is_toy: bool) -> HotPath:
     def child(*words: str) -> Work:
         return lambda: subprocess.run(words, env=child_environment(), stdout=subprocess.DEVNULL, check=True)
 
-    plain = child(sys.executable, "-c", "import open_clip, orchestrator.learning.run")
-    ours = child(*run_module("orchestrator", "methods"))
+    plain = child(sys.executable, "-c", "import open_clip, ctvr.orchestrator.learning.run")
+    ours = child(*run_module("ctvr", "methods"))
     title = "`ctvr methods`, from start to end"
     return HotPath(title, "loading what trains first", ours, plain, 2, is_heavy=True)
 

@@ -23,11 +23,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.backbone.blocks import Attention
-from methods.backbone.clip import Block, BlockSeams, Seams, TextTower, TokenState, VisionTower, run_blocks
-from methods.base import Batch, Method
-from methods.layers.experts import SharedLoRAExperts
-from methods.xpool import XPool
+from ctvr.methods.backbone.blocks import Attention
+from ctvr.methods.backbone.clip import Block, BlockSeams, Seams, TextTower, TokenState, VisionTower, run_blocks
+from ctvr.methods.base import Batch, Method
+from ctvr.methods.layers.experts import SharedLoRAExperts
+from ctvr.methods.xpool import XPool
 
 WORDS = ("dog", "cat", "man", "car", "red", "ball", "run", "sits", "blue", "two")  # a token each
 
@@ -115,7 +115,7 @@ def _every_token(
 
 def nothing_known(batch: Batch) -> Batch:
     """The same pairs, of which nobody says that videos are equal: nothing is encoded once, nothing is kept."""
-    return replace(batch, plain_videos=None)
+    return replace(batch, unaugmented_video_ids=None)
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).absolute().parents[2]  # the package ctvr
 ROOMS = tuple(str(ROOT / room) for room in ("methods", "orchestrator"))
 SAYS = "synchronizing CUDA operation"  # torch, of each
 

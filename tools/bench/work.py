@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from methods import find_method
-from methods.backbone.clip import Clip
-from methods.backbone.folding import Kept, weights_at_rest
-from methods.base import Batch, Method, Task
-from orchestrator.config import build, under
-from orchestrator.learning.loop import Losses
-from orchestrator.learning.optimizer import OptimConfig, make_optimizer, train_only
+from ctvr.methods import find_method
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.backbone.merged_weights import MergeCache, merged_weights
+from ctvr.methods.base import Batch, Method, Task
+from ctvr.orchestrator.config import build, select_prefix
+from ctvr.orchestrator.learning.optimizer import OptimConfig, freeze_except, make_optimizer
+from ctvr.orchestrator.learning.unique_videos import Losses
 
 VIT = "ViT-B-32-quickgelu"
 Work = Callable[[], object]
@@ -30,14 +30,14 @@ def second_task(name: str, backbone: Clip, settings: dict[str, Any] | None = Non
     A method that keeps features of earlier videos has those of 320 / 10 videos, as MSRVTT-10.
     """
     cls = find_method(name)
-    values = {**under(cls.PRESETS.get("paper", {}), "method"), **(settings or {})}
+    values = {**select_prefix(cls.PRESETS.get("paper", {}), "method"), **(settings or {})}
     torch.manual_seed(0)
     method: Method = cls(build(cls.Config, values, "method"), copy.deepcopy(backbone))
     tasks = [Task(index, f"task_{index + 1:02d}", 10, (index,), 10) for index in range(2)]
     for task in tasks[:-1]:
         method.begin_task(task)
         method.end_task(task, [])
-        method.remember(task, torch.nn.functional.normalize(torch.randn(32, backbone.embed_dim), dim=-1))
+        method.on_gallery_stored(task, torch.nn.functional.normalize(torch.randn(32, backbone.embed_dim), dim=-1))
     method.begin_task(tasks[-1])
     return method
 
@@ -49,7 +49,7 @@ def random_batch(backbone: Clip, pairs: int, frames: int) -> Batch:
     return Batch(
         frames=torch.randn(pairs, frames, 3, size, size, generator=generator),
         tokens=backbone.tokenize([f"a red square moves left of {number} blue circles" for number in range(pairs)]),
-        videos=torch.arange(pairs),
+        video_ids=torch.arange(pairs),
         categories=torch.ones(pairs, dtype=torch.int64),
     )
 
@@ -57,7 +57,7 @@ def random_batch(backbone: Clip, pairs: int, frames: int) -> Batch:
 def training_step(method: Method, batch: Batch) -> Work:
     """One step as the loop takes it: equal videos encoded once, losses, gradients, their norm, optimizer."""
     groups, optim = method.param_groups(), OptimConfig()
-    parameters = train_only(method, groups)
+    parameters = freeze_except(method, groups)
     optimizer, losses = make_optimizer(groups, optim, method), Losses(method)
     method.train()
 
@@ -74,10 +74,10 @@ def training_step(method: Method, batch: Batch) -> Work:
 def encoding(method: Method, frames: Tensor) -> Work:
     """The video tower's forward pass, of one batch of many: what is folded into weights at rest stays so."""
     method.eval()
-    kept: Kept = {}
+    kept: MergeCache = {}
 
     @torch.no_grad()
-    @weights_at_rest(kept)
+    @merged_weights(kept)
     def encode() -> Tensor:
         return method.encode_video(frames)
 
@@ -86,9 +86,9 @@ def encoding(method: Method, frames: Tensor) -> Work:
 
 def render_few(root: Path, per_split: int) -> Path:
     """A stream of two tasks with `per_split` rendered videos in each split of a task; returns its manifest."""
-    from orchestrator.importers.builder import write_manifest
-    from orchestrator.shapes.files import Film, render_files
-    from orchestrator.shapes.scenes import CATEGORIES, draw_scene
+    from ctvr.orchestrator.importers.builder import write_manifest
+    from ctvr.orchestrator.synthetic.scenes import CATEGORIES, draw_scene
+    from ctvr.orchestrator.synthetic.video_files import Clip, render_files
 
     films, tasks = [], []
     for index in range(2):
@@ -98,7 +98,7 @@ def render_few(root: Path, per_split: int) -> Path:
         for number in range(2 * per_split):
             split = "train" if number < per_split else "test"
             scene = draw_scene(index, np.random.default_rng([index, number]))
-            film = Film(f"{split}/{name}_{number}.mp4", scene, False)
+            film = Clip(f"{split}/{name}_{number}.mp4", scene, False)
             films.append(film)
             item = {"video": f"{name}_{number}", "path": film.path, "category": name}
             task[split].append({**item, "captions": [f"{scene.captions[False]} {number}"]})
@@ -114,7 +114,7 @@ def write_clip(file: Path, seconds: int, rate: int = 25) -> Path:
 
     With B-frames and key frames far apart, as files of the benchmarks have and the embedded films have not.
     """
-    from orchestrator.shapes.files import encode
+    from ctvr.orchestrator.synthetic.video_files import encode
 
     file.parent.mkdir(parents=True, exist_ok=True)
     picture = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8).repeat(8, 0).repeat(8, 1)

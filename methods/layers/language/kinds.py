@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import lru_cache
 
-from methods.layers.language import lexicon
+from ctvr.methods.layers.language import lexicon
 
 
 class Kind(Enum):

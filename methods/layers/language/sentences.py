@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from methods.backbone.clip import BlockSeams, Clip, TextTower, TokenState, through
-from methods.layers.language.tagger import AUXILIARY, NOUN, VERB, tag
+from ctvr.methods.backbone.clip import BlockSeams, Clip, TextTower, TokenState, run_block
+from ctvr.methods.layers.language.tagger import AUXILIARY, NOUN, VERB, tag
 
 Strategy = Literal["muw", "rkw", "akwe"]
 MaskMode = Literal["attention", "filler"]
@@ -111,7 +111,7 @@ def encode_masked(tower: TextTower, tokens: Tensor, keywords: Tensor) -> Tensor:
     visible = (causal & kept[:, None, :])[:, None]  # (B, 1, L, L); the start is visible to all
     for layer, block in enumerate(tower.blocks):
         state.layer = layer
-        x = through(partial(_block_with_mask, block, visible), x, state)
+        x = run_block(partial(_block_with_mask, block, visible), x, state)
     return tower.read(x, state)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from methods.layers.language.kinds import Kind, base_form, kind_of, lists, stems
+from ctvr.methods.layers.language.kinds import Kind, base_form, kind_of, lists, stems
 
 __all__ = ["AUXILIARY", "NOUN", "OTHER", "VERB", "Kind", "Sentence", "base_form", "kind_of", "tag"]
 

@@ -27,7 +27,7 @@ def child(code: str, where: Path) -> str:
 def test_a_child_reads_our_packages_and_nothing_next_to_them(tmp_path):
     if not measure("files").isolation.files or not (ROOT / "README.md").is_file():
         pytest.skip("this system has neither Landlock nor namespaces, or this is no checkout")
-    code = f"isolate([])\nimport orchestrator.video.decode, methods\ntry: open({str(ROOT / 'README.md')!r})\n"
+    code = f"isolate([])\nimport ctvr.orchestrator.video.decode, ctvr.methods\ntry: open({str(ROOT / 'README.md')!r})\n"
     assert child(f"{code}except OSError as error: print(type(error).__name__)", tmp_path) in (
         *("PermissionError", "FileNotFoundError"),
     )

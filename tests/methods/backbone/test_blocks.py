@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from methods.backbone.blocks import BlockSeams, TokenState, record, record_tokens, run_blocks
+from ctvr.methods.backbone.blocks import BlockSeams, TokenState, record, record_tokens, run_blocks
 from tests.methods.conftest import make_batch
 
 
@@ -208,8 +208,8 @@ def test_a_tower_of_a_methods_own_can_be_watched_too(small_clip, batch):
 
 
 def test_what_methods_import_of_the_backbone_is_still_there():
-    from methods.backbone import blocks as seams
-    from methods.backbone import clip
+    from ctvr.methods.backbone import blocks as seams
+    from ctvr.methods.backbone import clip
 
     assert all(getattr(clip, name) is getattr(seams, name) for name in ("BlockSeams", "TokenState", "record_tokens"))
     assert all(hasattr(clip, name) for name in clip.__all__)

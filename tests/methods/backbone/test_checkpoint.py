@@ -16,13 +16,13 @@ from timm.models import register_model
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from methods.backbone.architectures import TINY_FOLDER
-from methods.backbone.checkpoint import check, files_of, fitted, read_checkpoint, without_prefix
-from methods.backbone.inert import read
-from methods.backbone.load import are_here, is_path
-from orchestrator.learning.identity import weights_digest
+from ctvr.methods.backbone.architectures import TINY_FOLDER
+from ctvr.methods.backbone.checkpoint import check, files_of, fitted, read_checkpoint, without_prefix
+from ctvr.methods.backbone.inert import read
+from ctvr.methods.backbone.load import are_here, is_path
+from ctvr.orchestrator.learning.run_key import weights_digest
 from tests.methods.backbone.test_huggingface import as_transformers
-from tests.methods.backbone.test_other_towers import SIGLIP, TEXT, VISION, _kept
+from tests.methods.backbone.test_openclip_towers import SIGLIP, TEXT, VISION, _kept
 
 State = dict[str, Tensor]
 SOURCE = Path("weights.pt")

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from methods.backbone import load as module
-from methods.backbone.clip import Clip
-from methods.backbone.load import load_backbone
+from ctvr.methods.backbone import load as module
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.backbone.load import load_backbone
 from tests.methods.conftest import CONTEXT, VOCABULARY, make_small_clip
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from methods.backbone.frozen_mlp import pass_mlp
-from methods.backbone.quick_gelu import QuickGELU
+from ctvr.methods.backbone.frozen_mlp import pass_mlp
+from ctvr.methods.backbone.quick_gelu import QuickGELU
 
 
 def clips_mlp(width: int = 24) -> nn.Sequential:

@@ -8,7 +8,7 @@ import torch
 from timm.layers import AttentionPoolLatent
 from torch import Tensor, nn
 
-from methods.backbone.huggingface import is_theirs, under_open_clip_names
+from ctvr.methods.backbone.huggingface import is_theirs, under_open_clip_names
 
 BLOCK = {"attn.out_proj": "self_attn.out_proj", "ln_1": "layer_norm1", "ln_2": "layer_norm2", "mlp.c_fc": "mlp.fc1"}
 BLOCK |= {"mlp.c_proj": "mlp.fc2", "attn.proj": "self_attn.out_proj", "norm1": "layer_norm1", "norm2": "layer_norm2"}

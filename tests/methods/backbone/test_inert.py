@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from methods.backbone.inert import MOST, read
+from ctvr.methods.backbone.inert import MOST, read
 
 STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.n": torch.tensor([1, 2]), "half": torch.ones(3).half()}
 

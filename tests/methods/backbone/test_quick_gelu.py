@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from methods.backbone.quick_gelu import QuickGELU
+from ctvr.methods.backbone.quick_gelu import QuickGELU
 
 
 def by_autograd(x: torch.Tensor) -> torch.Tensor:

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.backbone.bert import FusionBert
-from methods.backbone.umt import Umt, UmtVision, sine_positions
-from methods.backbone.umt_weights import under_our_names
-from methods.base import unit
-from methods.layers.matching import matching, negative_weights, shared_contrastive
-from methods.layers.reducer_settings import ReducerConfig
-from methods.layers.reducers import make_reducer
-from orchestrator.learning.cost import tower_macs
+from ctvr.methods.backbone.bert import FusionBert
+from ctvr.methods.backbone.umt import Umt, UmtVision, sine_positions
+from ctvr.methods.backbone.umt_weights import under_our_names
+from ctvr.methods.base import l2_normalize
+from ctvr.methods.layers.losses.matching import matching, negative_weights, shared_contrastive
+from ctvr.methods.layers.reduction.config import ReducerConfig
+from ctvr.methods.layers.reduction.reducers import make_reducer
+from ctvr.orchestrator.learning.cost import tower_macs
 from tests.methods.released import floats, read
 
 VISION = {"image": 32, "patch": 8, "width": 64, "blocks": 4, "heads": 4, "embed": 32}
@@ -63,7 +63,7 @@ def test_towers_fusion_and_scores_equal_the_released_code(shared):
     videos = umt.vision.proj(pooled)
     close(videos, io["vision_proj"])
     close(feature, io["text_proj"])
-    scores = torch.einsum("vtd,qd->vq", unit(videos), unit(feature)) / pooled.shape[1]
+    scores = torch.einsum("vtd,qd->vq", l2_normalize(videos), l2_normalize(feature)) / pooled.shape[1]
     close(scores, io["sim_v2t_temp1"])
     memory = umt.text.bert.memory(tokens)
     close(umt.match(words, ids, memory), io["vtm_logits_pairs"])
@@ -92,7 +92,9 @@ def test_frames_apart_and_merged_tokens_equal_the_composed_reference(shared):
     words, feature = umt.text.read(ids)
 
     def scored(pooled: Tensor) -> Tensor:
-        return torch.einsum("vtd,qd->vq", unit(umt.vision.proj(pooled)), unit(feature)) / pooled.shape[1]
+        return (
+            torch.einsum("vtd,qd->vq", l2_normalize(umt.vision.proj(pooled)), l2_normalize(feature)) / pooled.shape[1]
+        )
 
     tokens, pooled, state = umt.vision.tokens(frames)
     close(tokens.unflatten(1, (4, 16))[:1], released["umt4clip/embeds_video0"])
@@ -127,7 +129,7 @@ def test_what_is_ranked_equals_the_released_evaluation(shared):
     tokens, pooled, _ = umt.vision.tokens(torch.from_numpy(drawn))
     ids = released["input_ids"]
     words, feature = umt.text.read(ids)
-    dual = torch.einsum("vtd,qd->vq", unit(umt.vision.proj(pooled)), unit(feature)) / 4
+    dual = torch.einsum("vtd,qd->vq", l2_normalize(umt.vision.proj(pooled)), l2_normalize(feature)) / 4
     close(dual, released["v2t_dual"])
     close(dual.mT, released["t2v_dual"])
     judged = [umt.match(words, ids, umt.text.bert.memory(video[None]))[:, 1] for video in tokens]

@@ -8,18 +8,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from methods.backbone import architectures, umt_load
-from methods.backbone.load import load_backbone
-from methods.backbone.umt_weights import of_decoder
-from methods.backbone.word_pieces import MARKS
-from methods.umt import UMT, UmtConfig
-from methods.umt_qa import UmtQA, UmtQAConfig
-from orchestrator.errors import ConfigError
-from orchestrator.learning.assemble import make_method
-from orchestrator.learning.cost import planned, trained_parameters
-from orchestrator.learning.identity import weights_digest
-from orchestrator.learning.resolve import resolve
-from orchestrator.on_ray.memory import size_of
+from ctvr.methods.backbone import architectures, umt_load
+from ctvr.methods.backbone.load import load_backbone
+from ctvr.methods.backbone.umt_weights import of_decoder
+from ctvr.methods.backbone.wordpiece import MARKS
+from ctvr.methods.umt import UMT, UmtConfig
+from ctvr.methods.umt_qa import UmtQA, UmtQAConfig
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.cost import estimate, trained_parameters
+from ctvr.orchestrator.learning.factory import make_method
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run_key import weights_digest
+from ctvr.orchestrator.on_ray.memory import model_size
 from tests.methods.conftest import make_batch
 from tests.methods.released import floats, read
 
@@ -160,11 +160,11 @@ def test_other_words_are_another_run(vocabulary):
 def test_at_full_size_it_is_the_published_model():
     with torch.device("meta"):
         assert umt_load.make_umt("UMT-L-16").embed_dim == 768
-    method, cost = planned("umt", backbone="UMT-B-16")
+    method, cost = estimate("umt", backbone="UMT-B-16")
     assert trained_parameters(method) == 202_411_267
     assert cost.macs / 1e9 == pytest.approx(303.118, abs=1e-3)
-    answering, cost = planned("umt_qa", backbone="UMT-B-16")
+    answering, cost = estimate("umt_qa", backbone="UMT-B-16")
     assert trained_parameters(answering) == 254_435_898  # with the decoder's 52,815,162, without the heads of retrieval
     assert cost.macs / 1e9 == pytest.approx(303.118, abs=1e-3)
     assert architectures.image_size("UMT-B-16") == 224
-    assert 1e8 < size_of("UMT-B-16").parameters < 2.1e8
+    assert 1e8 < model_size("UMT-B-16").parameters < 2.1e8

@@ -18,9 +18,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from methods.backbone import weights
-from methods.backbone.load import are_here, load_backbone
-from methods.backbone.weights import convert, read_weights
+from ctvr.methods.backbone import weights
+from ctvr.methods.backbone.load import are_here, load_backbone
+from ctvr.methods.backbone.weights import convert, read_weights
 
 
 def digest(file: Path) -> str:
@@ -175,7 +175,7 @@ def test_the_child_may_not_take_all_memory_or_disk(tmp_path):
 
 def test_a_child_that_writes_without_end_is_ended_and_fills_no_memory(tmp_path, monkeypatch):
     torch.save({"a": torch.zeros(2)}, tmp_path / "w.pt")
-    flood = "from methods.backbone import weights; "
+    flood = "from ctvr.methods.backbone import weights; "
     flood += "weights.convert = lambda *_: [sys.stdout.write('x' * 65536) for _ in iter(int, 1)]; "
     monkeypatch.setattr(weights, "_CHILD", weights._CHILD.replace("from methods", flood + "from methods", 1))
     with pytest.raises(ValueError, match=r"w\.pt: reading it ended with "):

@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from methods.base import Frozen
-from methods.families.strategy import Strategy
+from ctvr.methods.base import Frozen
+from ctvr.methods.families.strategy import Strategy
 from tests.methods.conftest import make_batch, make_small_clip, make_task
 from tests.methods.steps import train_task
 
@@ -25,16 +25,16 @@ STRATEGIES = {
     "lwf": ("LwF", {}),
     "vr_lwf": ("VRLwF", {"sentences": 5, "length": 4}),
     "zscl": ("ZSCL", {"reference_texts": 6, "average_every": 1, "l2": 0.1, "reference_frames": 2}),
-    "er_ring": ("ERRing", {"memory": 4}),
-    "der": ("DER", {"memory": 4}),
-    "co2l": ("Co2L", {"memory": 4}),
-    "lump": ("LUMP", {"memory": 4}),
+    "er_ring": ("ERRing", {"buffer_size": 4}),
+    "der": ("DER", {"buffer_size": 4}),
+    "co2l": ("Co2L", {"buffer_size": 4}),
+    "lump": ("LUMP", {"buffer_size": 4}),
 }
 
 
 def make(table, name, argument):
     cls_name, settings = table[name]
-    cls = getattr(importlib.import_module(f"methods.{name}"), cls_name)
+    cls = getattr(importlib.import_module(f"ctvr.methods.{name}"), cls_name)
     return cls(cls.Config(**settings), argument)
 
 
@@ -53,7 +53,7 @@ def test_every_strategy_trains_every_retriever(strategy, retriever):
         assert all(math.isfinite(loss) for loss in losses)
         with torch.no_grad():
             gallery = method.encode_video(batches[0].frames)
-            method.remember(make_task(index), gallery)
+            method.on_gallery_stored(make_task(index), gallery)
             scores = method.score(method.encode_text(batches[0].tokens, index), gallery)
         assert scores.shape[:2] == (4, 4)
         assert torch.isfinite(scores).all()
@@ -65,7 +65,7 @@ def test_every_strategy_trains_every_retriever(strategy, retriever):
 def test_a_strategy_without_effect_is_the_retriever_call_for_call(retriever):
     base = make(RETRIEVERS, retriever, make_small_clip())
     method = Strategy(None, base)
-    assert method.prompts_by_task == base.prompts_by_task
+    assert method.task_conditioned_text == base.task_conditioned_text
     batch, task = make_batch(4, 2), make_task(0)
     method.begin_task(task)
     method.eval()

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
-from methods.base import Batch
-from methods.images.bmu_moco import ImageBMUConfig, ImageBMUMoCo
+from ctvr.methods.base import Batch
+from ctvr.methods.images.bmu_moco import ImageBMUConfig, ImageBMUMoCo
 from tests.methods.conftest import make_task
 
 

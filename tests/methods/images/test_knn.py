@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from methods.images.knn import forgetting
-from orchestrator.learning.evaluate import EvaluationConfig
+from ctvr.methods.images.knn import forgetting
+from ctvr.orchestrator.learning.evaluate import EvaluationConfig
 
 TABLE = [[80.0], [90.0, 70.0], [60.0, 75.0, 50.0]]
 
@@ -18,11 +18,11 @@ def test_forgetting_is_from_the_learned_or_from_the_best_former_value():
 def test_neighbours_may_be_a_share_of_the_bank():
     assert EvaluationConfig().fixed_k(256) == 200
     assert EvaluationConfig().fixed_k(64) == 64
-    share = EvaluationConfig(neighbours_share=0.02)
+    share = EvaluationConfig(knn_share=0.02)
     assert (share.fixed_k(10_000), share.fixed_k(256), share.fixed_k(3)) == (200, 5, 1)
 
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.5])
 def test_a_share_that_is_none_is_refused(share):
-    with pytest.raises(ValueError, match="neighbours_share is a share .* Use 0.02, or none"):
-        EvaluationConfig(neighbours_share=share)
+    with pytest.raises(ValueError, match="knn_share is a share .* Use 0.02, or none"):
+        EvaluationConfig(knn_share=share)

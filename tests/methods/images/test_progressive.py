@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.base import Batch
-from methods.images.progressive import Columns, ImageProgressive, ImageProgressiveConfig
-from methods.images.resnet import ResNet18
-from methods.images.siamese import Siamese, SiameseConfig
+from ctvr.methods.base import Batch
+from ctvr.methods.images.progressive import Columns, ImageProgressive, ImageProgressiveConfig
+from ctvr.methods.images.resnet import ResNet18
+from ctvr.methods.images.siamese import Siamese, SiameseConfig
 from tests.methods.conftest import make_task
 from tests.methods.released import FIXTURES, Weights, read
 
@@ -141,10 +141,10 @@ def test_what_a_former_column_makes_of_an_image_never_changes_again():
         method.begin_task(make_task(index))
         step(method.train(), index)
         if index:
-            now = method.eval().encode_video_of(images, index - 1)
+            now = method.eval().encode_video_for_task(images, index - 1)
             assert torch.equal(now, before)  # noqa: F821
-            assert not torch.allclose(method.encode_video_of(images, index), now)
-        before = method.eval().encode_video_of(images, index)
+            assert not torch.allclose(method.encode_video_for_task(images, index), now)
+        before = method.eval().encode_video_for_task(images, index)
         assert torch.equal(method.encode_video(images), before)
     grown = [sum(weight.numel() for weight in column.parameters()) for column in method.columns.columns]
     # Of each former column more, an adaptor reads C_i channels with C_i weights and a factor each

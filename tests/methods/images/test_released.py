@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from methods.base import Batch, Method
-from methods.images.knn import accuracy, forgetting, mean_accuracy, released_k, votes
-from methods.images.memory import ImageMemory
-from methods.images.replay import ImageDER, ImageLUMP, ImageReplayConfig
-from methods.images.resnet import ResNet18
-from methods.images.si import ImageSI, ImageSIConfig
-from methods.images.siamese import FIRST, Siamese, SiameseConfig, barlow_twins, simsiam
+from ctvr.methods.base import Batch, Method
+from ctvr.methods.images.buffer import ImageBuffer
+from ctvr.methods.images.knn import accuracy, forgetting, mean_accuracy, released_k, votes
+from ctvr.methods.images.replay import ImageDER, ImageLUMP, ImageReplayConfig
+from ctvr.methods.images.resnet import ResNet18
+from ctvr.methods.images.si import ImageSI, ImageSIConfig
+from ctvr.methods.images.siamese import FIRST, Siamese, SiameseConfig, barlow_twins, simsiam
 from tests.methods.conftest import make_task
 from tests.methods.released import FIXTURES, Compared, Weights, draw, read
 
@@ -57,7 +57,7 @@ def again(plain: Tensor) -> Tensor:
 
 
 def made(name: str, base: Siamese) -> Method:
-    replay = ImageReplayConfig(memory=8, rows=6)
+    replay = ImageReplayConfig(buffer_size=8, rows=6)
     strategies: dict[str, Callable[[], Method]] = {
         "finetune": lambda: base,
         "lump": lambda: ImageLUMP(replay, base, again, SEED),
@@ -156,10 +156,10 @@ def steps(released: Weights, name: str, compared: Compared) -> None:
 
 def test_a_memory_keeps_and_draws_what_the_released_one_does_and_goes_on_where_it_was_saved(released):
     for seed, offered, room in ((0, 200, 20), (1, 60, 7)):
-        memory, places = ImageMemory(room, seed), released[f"buffers/reservoir/seed{seed}_N{offered}_M{room}/index"]
+        memory, places = ImageBuffer(room, seed), released[f"buffers/reservoir/seed{seed}_N{offered}_M{room}/index"]
         numbers = torch.arange(offered)
         memory.write(numbers[:9], numbers[:9])
-        other = ImageMemory(room, 5)
+        other = ImageBuffer(room, 5)
         other.images, other.kept = torch.empty_like(memory.images), torch.empty_like(memory.kept)
         other.load_state_dict(memory.state_dict())
         told = torch.full((room,), -1)
@@ -172,16 +172,16 @@ def test_a_memory_keeps_and_draws_what_the_released_one_does_and_goes_on_where_i
     lambdas = np.random.RandomState(12).beta(0.4, 0.4, 50)
     equal(torch.from_numpy(lambdas), released["buffers/lump/beta04_seed12_first"], 1e-12)
     with pytest.raises(ValueError, match="must be >= 1, got 0. The release keeps 256"):
-        ImageMemory(0)
+        ImageBuffer(0)
 
 
 def test_a_mixture_without_a_partner_for_every_image_is_refused(released):
-    method = ImageLUMP(ImageReplayConfig(memory=4, rows=6), small(released), again)
+    method = ImageLUMP(ImageReplayConfig(buffer_size=4, rows=6), small(released), again)
     batch = batch_of(released, 0)
     assert method.mixed(batch)[0] is not None  # the first step has no past
     method.losses(batch)
     method.after_step()
-    with pytest.raises(ValueError, match="memory: 4 images are drawn for a batch of 6"):
+    with pytest.raises(ValueError, match="buffer_size: 4 images are drawn for a batch of 6"):
         method.losses(batch)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from methods.images.views import CIFAR, again, blur, crop, flip, jitter, normalise, turned, view
+from ctvr.methods.images.views import CIFAR, blur, crop, flip, jitter, normalise, reaugment, turned, view
 
 
 def images(count: int = 16, size: int = 40) -> torch.Tensor:
@@ -61,5 +61,5 @@ def test_a_crop_of_the_whole_is_the_image_and_small_ones_are_magnified():
 def test_stored_images_are_normalised_as_their_data_set_is():
     torch.manual_seed(0)
     gray = torch.full((2, 3, 16, 16), 0.5)
-    torch.testing.assert_close(again(gray), normalise(gray, CIFAR))
-    assert not torch.allclose(again(gray, "tiny-imagenet"), again(gray))
+    torch.testing.assert_close(reaugment(gray), normalise(gray, CIFAR))
+    assert not torch.allclose(reaugment(gray, "tiny-imagenet"), reaugment(gray))

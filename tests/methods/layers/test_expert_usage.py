@@ -5,17 +5,17 @@ import copy
 import pytest
 import torch
 
-from methods.backbone.blocks import passing_again
-from methods.backbone.clip import TokenState
-from methods.framefusion_moe import FrameFusionMoE, FrameFusionMoEConfig
-from methods.layers.expert_usage import usage
-from methods.layers.lora_experts import LoRAExperts
-from methods.structalign import StructAlign, StructAlignConfig
+from ctvr.methods.backbone.blocks import recomputing
+from ctvr.methods.backbone.clip import TokenState
+from ctvr.methods.framefusion_moe import FrameFusionMoE, FrameFusionMoEConfig
+from ctvr.methods.layers.expert_usage import usage
+from ctvr.methods.layers.lora_experts import LoRAExperts
+from ctvr.methods.structalign import StructAlign, StructAlignConfig
 from tests.methods.conftest import make_batch, make_task
 
 
 def told(method) -> dict[str, float]:
-    return {name: float(x) for name, x in method.monitored().items() if name.startswith("expert/")}
+    return {name: float(x) for name, x in method.batch_metrics().items() if name.startswith("expert/")}
 
 
 @pytest.mark.parametrize("cls", [FrameFusionMoE, StructAlign])
@@ -32,12 +32,12 @@ def test_experts_count_every_caption_that_is_trained_on_once(small_clip, cls):
         assert len(found) == (1 if cls is FrameFusionMoE and index == 0 else 3)
         assert sum(found.values()) == pytest.approx(5)
         assert told(method) == {}
-        with passing_again():
+        with recomputing():
             method.losses(batch)
         copy.deepcopy(method).eval().encode_text(batch.tokens)
         assert told(method) == {}
         method.eval().end_task(make_task(index), [batch])
-        method.remember(make_task(index), method.encode_video(batch.frames))
+        method.on_gallery_stored(make_task(index), method.encode_video(batch.frames))
         assert told(method) == {}
 
 
@@ -52,7 +52,7 @@ def test_sums_over_parts_of_unlike_size_are_those_of_the_whole_on_any_number_of_
 
     whole = counted(slice(None))
     assert counted(slice(0, 2), slice(2, 7)) == pytest.approx(whole)
-    monkeypatch.setattr("methods.layers.expert_usage.world_size", lambda: 2)
+    monkeypatch.setattr("ctvr.methods.layers.expert_usage.world_size", lambda: 2)
     first, second = counted(slice(0, 2)), counted(slice(2, 7))  # the loop takes the mean of what both tell
     assert {name: (first[name] + second[name]) / 2 for name in whole} == pytest.approx(whole)
     assert usage(torch.nn.Linear(2, 2)) == {}

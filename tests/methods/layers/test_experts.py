@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from methods.backbone.clip import TokenState
-from methods.layers.experts import Router, SharedLoRAExperts, TaskAwareExperts
+from ctvr.methods.backbone.clip import TokenState
+from ctvr.methods.layers.experts import Router, SharedLoRAExperts, TaskAwareExperts
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "framefusion_released.npz"
 

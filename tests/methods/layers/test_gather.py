@@ -2,7 +2,7 @@
 
 import torch
 
-from methods.layers.gather import gather, world_size
+from ctvr.methods.layers.gather import gather, world_size
 
 
 def test_alone_gather_returns_what_it_was_given():

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from methods.backbone.clip import BlockSeams
-from methods.layers.lora import LoRA
+from ctvr.methods.backbone.clip import BlockSeams
+from ctvr.methods.layers.lora import LoRA
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from methods.backbone.clip import TokenState
-from methods.layers.lora_experts import LoRAExperts
+from ctvr.methods.backbone.clip import TokenState
+from ctvr.methods.layers.lora_experts import LoRAExperts
 
 
 @pytest.fixture

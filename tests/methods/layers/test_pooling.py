@@ -2,7 +2,7 @@
 
 import torch
 
-from methods.layers.pooling import mean_pool
+from ctvr.methods.layers.pooling import mean_pool
 
 
 def test_a_long_frame_counts_more_unless_frames_are_normalised():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from methods.backbone.load import load_backbone
-from methods.layers.sequence_headers import FrameLSTM, FrameTransformer
+from ctvr.methods.backbone.load import load_backbone
+from ctvr.methods.layers.sequence_headers import FrameLSTM, FrameTransformer
 from tests.methods.conftest import make_small_clip
 
 

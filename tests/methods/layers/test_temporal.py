@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from methods.backbone.clip import TokenState
-from methods.layers.temporal import CrossFrameAttention, FrameFusion, neighbour
+from ctvr.methods.backbone.clip import TokenState
+from ctvr.methods.layers.temporal import CrossFrameAttention, FrameFusion, neighbour
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "framefusion_released.npz"
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from methods.layers.word_features import (
+from ctvr.methods.layers.word_features import (
     frame_word_similarity,
     hidden_with_pads,
     is_word,

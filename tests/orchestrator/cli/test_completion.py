@@ -7,10 +7,10 @@ import subprocess
 
 import pytest
 
-from methods import CONFIGURATIONS, EVERY_METHOD
-from orchestrator.cli.completion import SHELLS, Names, commands_of, script
-from orchestrator.cli.main import make_parser
-from orchestrator.streams.load import BENCHMARKS, RENDERED
+from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
+from ctvr.orchestrator.cli.completion import SHELLS, Names, commands_of, script
+from ctvr.orchestrator.cli.main import make_parser
+from ctvr.orchestrator.streams.load import BENCHMARKS, RENDERED
 
 NAMES = Names((*EVERY_METHOD, *CONFIGURATIONS), (*RENDERED, *BENCHMARKS), ("released", "no-ffa", "ctvr-table1"))
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli import detached
-from orchestrator.errors import ConfigError
+from ctvr.orchestrator.cli import detached
+from ctvr.orchestrator.errors import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 FOLLOW = (  # as behind ssh; a test run below nohup would hand on that the signal is ignored
-    "import signal, sys; from orchestrator.cli import detached; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
+    "import signal, sys; from ctvr.orchestrator.cli import detached; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
     "sys.exit(detached.follow(detached.find(None)))"
 )
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.console import escape_unknown_characters
-from orchestrator.interpreter import child_environment, run_module
+from ctvr.orchestrator.console import escape_unknown_characters
+from ctvr.orchestrator.interpreter import child_environment, run_module
 
 TABLE = "video,caption,category,task,split\n\u4e2d\u6587,a cat,cat,1,train\ncaf\u00e9,a dog,dog,1,test\n"
 LOCALES = [
@@ -25,7 +25,7 @@ def ctvr(folder: Path, locale: dict[str, str], *words: str) -> str:
     """Return what a command prints under a locale; it must end well."""
     others = ("LC_", "LANG", "PYTHONIO")
     kept = {name: value for name, value in child_environment().items() if not name.startswith(others)}
-    command = [*run_module("orchestrator", *words), "--runs", str(folder / "runs")]
+    command = [*run_module("ctvr", *words), "--runs", str(folder / "runs")]
     done = subprocess.run(command, env={**kept, **locale}, cwd=folder, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode(errors="replace")
     return done.stdout.decode("latin-1")

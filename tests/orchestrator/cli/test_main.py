@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli import main as cli
-from orchestrator.errors import ConfigError, FailedRuns, Interrupted, StoreError
+from ctvr.orchestrator.cli import main as cli
+from ctvr.orchestrator.errors import ConfigError, Interrupted, RunsFailed, StoreError
 
 
 @pytest.fixture(autouse=True)
@@ -45,12 +45,15 @@ def ctvr(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, s
         (["sweep", "--method", "clip4clpi"], "method: no method called 'clip4clpi'. Did you mean clip4clip?"),
         (
             ["sweep", "--trials", "0"],
-            "search: trials, grace_tasks, wave and keep must be >= 1 and reduction >= 2, got 0",
+            "search: trials, grace_tasks, bracket_size and min_survivors must be >= 1 and reduction_factor >= 2, got 0",
         ),
         (["sweep", "--searcher", "bayes"], "searcher: 'bayes' is none of tpe, random, grid"),
         (["sweep", "--workers", "0"], "--workers: must be >= 1, got 0"),
         (["sweep", "--gpus-per-trial", "-1"], "--gpus-per-trial: must be >= 0"),
-        (["sweep", "--code", "0123456789ab"], "--code 0123456789ab: this machine has other sources ("),
+        (
+            ["sweep", "--expect-sources", "0123456789ab"],
+            "--expect-sources 0123456789ab: this machine has other sources (",
+        ),
         (["sweep", "--storage", "s3://key:hidden@bucket/x"], "--storage: holds a password. Leave it out"),
         (["sweep", "--name", "a/b"], "--name 'a/b': letters, digits"),
         (["sweep", "--resume", "monday"], "sweep: none is called 'monday'. Known: none yet."),
@@ -60,7 +63,7 @@ def ctvr(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, s
         (["table"], "table: of what? Add --sweep NAME or --stream NAME"),
         (["table", "--sweep", "monday"], "--runs runs: holds no runs (no mlflow.db)"),
         (["search", "a square", "--model", "best-shapes-5"], "--runs runs: holds no runs (no mlflow.db)"),
-        (["page", "shapes-5"], "--runs runs: holds no runs (no mlflow.db)"),
+        (["report", "shapes-5"], "--runs runs: holds no runs (no mlflow.db)"),
         (["run", "--config", "none.yaml"], "--config none.yaml: cannot be read (No such file or directory)"),
         (["schema", "clip4clpi"], "method: no method called 'clip4clpi'"),
         (["run", "--method", "clip4clip", "--stream", "shapse-5"], "shapse-5"),
@@ -81,7 +84,7 @@ def ctvr(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, s
         (["sweep", "--baselines", "lwf:nope"], "preset: lwf has none called 'nope'"),
         (["sweep", "--budget-hours", "-1"], "--budget-hours: must be > 0 and at most 10000, got -1"),
         (["sweep", "--max-nodes", "1", "--nodes", "3"], "--max-nodes: 1 machines may be asked for"),
-        (["sweep", "--patience", "0"], "--patience: hours above 0"),
+        (["sweep", "--worker-timeout-hours", "0"], "--worker-timeout-hours: hours above 0"),
         (["sweep", "--top", "0"], "--top must be >= 1 and --seeds >= 0, got 0"),
         (["run", "--config", "."], "--config .: cannot be read (it is a folder)"),
         (["run", "--method", "no.such:Thing", "--stream", "shapes-5"], "no.such cannot be imported"),
@@ -128,14 +131,14 @@ def test_ctvr_alone_shows_a_map_and_what_to_type_next(capsys, tmp_path, monkeypa
     (tmp_path / "runs/sweeps/monday/plan.json").touch()
     assert ctvr(capsys)[1].splitlines()[-1].startswith("next: ctvr sweep --resume monday  ")
     (tmp_path / "runs/tables/monday-final-1a2b3c").mkdir(parents=True)
-    assert ctvr(capsys)[1].splitlines()[-1].startswith("next: ctvr page monday  ")
+    assert ctvr(capsys)[1].splitlines()[-1].startswith("next: ctvr report monday  ")
     assert ctvr(capsys, "--version")[1].startswith("ctvr 0.")
 
 
 def test_a_mistake_in_a_sweeps_words_is_said_before_torch_and_ray_are_loaded(tmp_path):
     code = """if True:
         import sys
-        from orchestrator.cli.main import main
+        from ctvr.orchestrator.cli.main import main
         for words in (["--searcher", "bayes"], ["--method", "lroa"], ["--workers", "0"], ["--resume", "x"]):
             assert main(["sweep", *words]) == 2
         assert main(["cache", "ls", "--runs", "nowhere"]) == main(["rerun", "--sweep", "x", "--runs", "nowhere"]) == 2
@@ -207,7 +210,7 @@ def test_a_number_in_the_environment_is_checked_by_its_name(capsys, monkeypatch)
             2,
             "ctvr: [Errno 28] No space left on device: '/x'. Free some space and run again.",
         ),
-        (FailedRuns("2 runs failed."), 1, "ctvr: 2 runs failed."),
+        (RunsFailed("2 runs failed."), 1, "ctvr: 2 runs failed."),
         (StoreError("/x: disk full, 3 bytes needed."), 1, "ctvr: /x: disk full, 3 bytes needed."),
         (Interrupted("Go on with: x"), 130, "ctvr: Go on with: x"),
         (
@@ -221,7 +224,7 @@ def test_every_end_has_its_exit_status(capsys, monkeypatch, error, status, line)
     def fail(name: str) -> str:
         raise error
 
-    monkeypatch.setattr("orchestrator.jobs.methods.method_text", fail)
+    monkeypatch.setattr("ctvr.orchestrator.sweeps.search_spaces.method_text", fail)
     assert ctvr(capsys, "methods", "lora") == (status, "", f"{line}\n")
 
 
@@ -229,7 +232,7 @@ def test_an_error_of_the_program_is_not_hidden(monkeypatch):
     def fail(name: str) -> str:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("orchestrator.jobs.methods.method_text", fail)
+    monkeypatch.setattr("ctvr.orchestrator.sweeps.search_spaces.method_text", fail)
     with pytest.raises(RuntimeError, match="a bug"):
         cli.main(["methods", "lora"])
 
@@ -254,14 +257,16 @@ def test_every_command_has_help(capsys, command):
 
 
 def test_help_is_instant_and_needs_no_torch():
-    code = "import sys; from orchestrator.cli.main import make_parser; make_parser(); print('torch' in sys.modules)"
+    code = (
+        "import sys; from ctvr.orchestrator.cli.main import make_parser; make_parser(); print('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
 def test_a_reader_that_has_had_enough_ends_a_command_in_order():
     read, write = os.pipe()
     os.close(read)
-    code = "import sys; from orchestrator.cli.main import main; sys.exit(main(['completion', 'bash']))"
+    code = "import sys; from ctvr.orchestrator.cli.main import main; sys.exit(main(['completion', 'bash']))"
     ended = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -6,14 +6,14 @@ import argparse
 
 import pytest
 
-from orchestrator.cli.main import main, make_parser
-from orchestrator.cli.options import add_where, get_where, words_of
-from orchestrator.errors import ConfigError
+from ctvr.orchestrator.cli.main import main, make_parser
+from ctvr.orchestrator.cli.options import add_execution_options, get_execution, split_commas
+from ctvr.orchestrator.errors import ConfigError
 
 
 def parse(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    add_where(parser, resources=True)
+    add_execution_options(parser, resources=True)
     return parser.parse_args(list(words))
 
 
@@ -45,15 +45,15 @@ def test_what_is_no_number_is_refused_by_its_name(monkeypatch, variable, text, w
 def test_every_option_of_the_cluster_reaches_the_job():
     words = "--address auto --nodes 2 --local-cpus 3 --storage s3://b/x --workers 4 --cpus-per-worker 0.5"
     words += " --gpus-per-trial 2 --max-concurrent 5 --runs r --store s --videos v"
-    where = get_where(parse(*words.split()))
+    where = get_execution(parse(*words.split()))
     assert (where.address, where.nodes, where.local_cpus, where.storage) == ("auto", 2, 3, "s3://b/x")
     assert (where.workers, where.cpus_per_worker, where.gpus_per_trial, where.max_concurrent) == (4, 0.5, 2, 5)
     assert (str(where.runs), where.store, str(where.videos)) == ("r", "s", "v")
 
 
 def test_words_are_separated_by_commas():
-    assert words_of(" a, b ,,c") == ("a", "b", "c")
-    assert words_of("") == ()
+    assert split_commas(" a, b ,,c") == ("a", "b", "c")
+    assert split_commas("") == ()
 
 
 @pytest.mark.parametrize(

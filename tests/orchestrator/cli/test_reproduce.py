@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from orchestrator.cli.main import main
-from orchestrator.tables import paper_items
-from orchestrator.tables.paper_items import text
+from ctvr.orchestrator.cli.main import main
+from ctvr.orchestrator.tables import paper_items
+from ctvr.orchestrator.tables.paper_items import text
 
 
 @pytest.fixture
@@ -61,13 +61,15 @@ def test_the_plan_counts_runs_and_says_what_is_here_and_runs_nothing(stream, tmp
 def test_it_asks_for_what_the_sweep_asks_for(monkeypatch, stream, tmp_path):
     asked = []
     (tmp_path / "two.mp4").write_bytes(b"0")
-    monkeypatch.setattr("orchestrator.jobs.sweep_table.sweep_table", lambda *request: asked.append(request) or "")
+    monkeypatch.setattr(
+        "ctvr.orchestrator.sweeps.table_sweep.sweep_table", lambda *request: asked.append(request) or ""
+    )
     rest = ["--name", "x", "--stream", stream, "--seeds", "1", "--runs", str(tmp_path)]
     assert main(["reproduce", "tempme/table13", "optim.epochs=1", *rest]) == 0
     assert main(["sweep", "--preset", "tempme-table13", "--direction", "both", "optim.epochs=1", *rest]) == 0
     assert asked[0] == asked[1]
     assert (asked[0][0].preset.name, asked[0][0].orders) == ("tempme-table13", 1)
-    assert main(["reproduce", "tempme/table13", "--orders", "3", *rest]) == 0
+    assert main(["reproduce", "tempme/table13", "--task-orders", "3", *rest]) == 0
     assert asked[2][0].orders == 3
 
 
@@ -84,7 +86,9 @@ def test_one_setting_is_varied_and_the_recommended_value_runs_once(stream, tmp_p
 
     asked = []
     (tmp_path / "two.mp4").write_bytes(b"0")
-    monkeypatch.setattr("orchestrator.jobs.sweep_table.sweep_table", lambda *request: asked.append(request) or "")
+    monkeypatch.setattr(
+        "ctvr.orchestrator.sweeps.table_sweep.sweep_table", lambda *request: asked.append(request) or ""
+    )
     vary = ["sweep", "--method", "structalign", "--stream", stream, "--runs", str(tmp_path), "--name", "x"]
     assert main([*vary, "--vary", "method.lambda1=0.1,0.5", "--baselines", "zero_shot", "--seeds", "2"]) == 0
     preset = asked[0][0].preset

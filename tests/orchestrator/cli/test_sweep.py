@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli import main as cli
+from ctvr.orchestrator.cli import main as cli
 from tests.orchestrator.cli.test_main import _logging_as_before, ctvr  # noqa: F401
 
 
@@ -21,9 +21,9 @@ def asked(monkeypatch) -> list[Any]:
         return "done"
 
     for job in ("jobs.sweep.sweep", "jobs.resume.resume", "jobs.sweep_table.sweep_table", "jobs.rerun.rerun"):
-        monkeypatch.setattr(f"orchestrator.{job}", keep)
+        monkeypatch.setattr(f"ctvr.orchestrator.{job}", keep)
     for check in ("jobs.words.check_resumable", "tracking.server.require_records"):
-        monkeypatch.setattr(f"orchestrator.{check}", lambda *words: None)
+        monkeypatch.setattr(f"ctvr.orchestrator.{check}", lambda *words: None)
     return found
 
 
@@ -39,7 +39,7 @@ def test_a_sweep_without_words_is_the_main_job(capsys, tmp_path, asked):
 def test_every_option_of_a_sweep_reaches_the_request(capsys, tmp_path, asked):
     words = "--method lwf --stream shapes-10 --name n --trials 4 --searcher random --scheduler none --top 2 --seeds 5"
     words += " --space method.weight=1,2 --space base.lr=1e-6 --baselines lora, --preset shapes,original"
-    words += " --direction v2t --orders 3"
+    words += " --direction v2t --task-orders 3"
     ctvr(capsys, "sweep", *words.split(), "optim.epochs=2", "search.seed=7", "--runs", tmp_path)
     ((request, _),) = asked
     assert vars(request) == {
@@ -71,7 +71,7 @@ def test_words_of_the_command_line_go_before_the_tables(capsys, tmp_path, asked)
     words = (
         "--preset ctvr-table1 --stream shapes-10 --trials 0 --seeds 1 --searcher random --rows lwf,zero_shot --name t"
     )
-    ctvr(capsys, "sweep", *words.split(), "search.reduction=3", "optim.epochs=1", "--runs", tmp_path)
+    ctvr(capsys, "sweep", *words.split(), "search.reduction_factor=3", "optim.epochs=1", "--runs", tmp_path)
     ((request, _),) = asked
     assert (request.name, request.stream, request.overrides) == ("t", "shapes-10", {"optim.epochs": "1"})
     assert [row.name for row in request.preset.rows] == ["zero_shot", "lwf"]  # in the table's order
@@ -101,7 +101,7 @@ def test_a_sweep_is_resumed_by_its_name(capsys, tmp_path, asked):
 
 
 def test_a_rerun_has_the_words_of_its_command(capsys, tmp_path, asked):
-    words = "rerun --sweep s --top 2 --seeds 4 --baselines lora,lwf:shapes --direction both --orders 5"
+    words = "rerun --sweep s --top 2 --seeds 4 --baselines lora,lwf:shapes --direction both --task-orders 5"
     ctvr(capsys, *words.split(), "--runs", tmp_path)
     ((sweep, _, *rest),) = asked
     assert (sweep, rest) == ("s", [2, 4, ("lora", "lwf:shapes"), "both", 5])

@@ -13,11 +13,11 @@ import pyarrow as arrow
 import pyarrow.parquet as parquet
 import pytest
 
-from orchestrator.data import array_files
-from orchestrator.data.array_files import load_npy
-from orchestrator.data.arrays import read_arrays, read_features, write_arrays
-from orchestrator.data.images import _read as read_images
-from orchestrator.errors import ConfigError, VideoError
+from ctvr.orchestrator.data import array_files
+from ctvr.orchestrator.data.array_files import load_npy
+from ctvr.orchestrator.data.arrays import read_arrays, read_features, write_arrays
+from ctvr.orchestrator.data.images import _read as read_images
+from ctvr.orchestrator.errors import ConfigError, VideoError
 
 ONE = np.arange(18, dtype=np.float32).reshape(3, 6)
 

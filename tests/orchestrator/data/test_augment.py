@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from orchestrator.data.augment import crop_and_flip, gray_and_jitter
+from ctvr.orchestrator.data.augment import crop_and_flip, gray_and_jitter
 
 
 @pytest.mark.parametrize("augment", [crop_and_flip, gray_and_jitter])

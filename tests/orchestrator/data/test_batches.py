@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from methods.backbone.load import load_backbone
-from methods.layers.missing_frames import frames_there
-from orchestrator.data.ahead import threads_of
-from orchestrator.data.batches import StreamData, check_pairs, index_batches, seed_of
-from orchestrator.data.frames import FrameSource
-from orchestrator.data.settings import DataConfig
-from orchestrator.errors import ConfigError
-from orchestrator.learning.run import Places
+from ctvr.methods.backbone.load import load_backbone
+from ctvr.methods.layers.missing_frames import frames_there
+from ctvr.orchestrator.data.batches import StreamData, check_pairs, index_batches, seed_of
+from ctvr.orchestrator.data.config import DataConfig
+from ctvr.orchestrator.data.frames import FrameSource
+from ctvr.orchestrator.data.prefetch import num_prefetch_threads
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.run import RunPaths
 
 CPU = torch.device("cpu")
 VIDEOS = [0, 0, 1, 1, 2, 2, 3, 3, 4]
@@ -59,7 +59,7 @@ def test_seeds_depend_on_every_part():
 def data(small_stream, runs) -> StreamData:
     config = DataConfig(num_frames=4, batch_size=4)
     clip = load_backbone("tiny-clip", "shipped")
-    source = FrameSource(Places(runs).open_store(), config, clip.image_size)
+    source = FrameSource(RunPaths(runs).open_store(), config, clip.image_size)
     return StreamData(small_stream, source, clip.tokenize, clip.mean, clip.std, config, CPU)
 
 
@@ -68,10 +68,12 @@ def data(small_stream, runs) -> StreamData:
 def test_the_sizes_of_batches_are_known_before_they_are_made(small_stream, runs, settings, workers):
     config = DataConfig(**{"num_frames": 4, "batch_size": 4, **settings})
     clip = load_backbone("tiny-clip", "shipped")
-    source = FrameSource(Places(runs).open_store(), config, clip.image_size)
+    source = FrameSource(RunPaths(runs).open_store(), config, clip.image_size)
     data = StreamData(small_stream, source, clip.tokenize, clip.mean, clip.std, config, CPU)
     sizes = data.batch_sizes([0], seed=1, task=0, epoch=2, workers=workers)
-    made = [[len(batch.videos) for batch in data.train_batches([0], 1, 0, 2, rank, workers)] for rank in range(workers)]
+    made = [
+        [len(batch.video_ids) for batch in data.train_batches([0], 1, 0, 2, rank, workers)] for rank in range(workers)
+    ]
     assert sizes == [sum(parts) for parts in zip(*made, strict=True)]
     assert all(len(set(parts)) == 1 for parts in zip(*made))  # every worker has as many
     if not settings.get("unique_videos"):
@@ -106,29 +108,29 @@ def test_pairs_of_several_tasks_say_which_one_they_come_from(data):
     tasks = range(len(data.stream.tasks))
     first = {item.video for item in data.stream.items(0, "train")}
     for batch in data.train_batches(list(tasks), seed=1, task=1, epoch=0):
-        videos = [data._all[number][0].video for number in batch.pairs.tolist()]
-        assert [task == 0 for task in batch.tasks.tolist()] == [video in first for video in videos]
-    assert all(batch.tasks is None for batch in data.train_batches([1], seed=1, task=1, epoch=0))
+        videos = [data._all[number][0].video for number in batch.pair_ids.tolist()]
+        assert [task == 0 for task in batch.task_ids.tolist()] == [video in first for video in videos]
+    assert all(batch.task_ids is None for batch in data.train_batches([1], seed=1, task=1, epoch=0))
 
 
 def test_batches_have_the_contracts_shapes(data):
     batch = next(data.train_batches([0], seed=0, task=0, epoch=0))
     assert batch.frames.shape == (4, 4, 3, 64, 64)
     assert batch.tokens.shape == (4, int(batch.tokens.argmax(dim=1).max()) + 1)  # cut to the longest caption
-    assert batch.tokens.dtype == batch.videos.dtype == batch.categories.dtype == torch.int64
+    assert batch.tokens.dtype == batch.video_ids.dtype == batch.categories.dtype == torch.int64
     assert batch.frames.abs().max() <= 2.0 + 1e-6  # (x - 0.5) / 0.25
 
 
 def test_places_of_a_video_that_has_no_more_frames_are_zeros_behind_the_normalisation(data, small_stream, runs):
     config = DataConfig(num_frames=4, batch_size=4, sampling="one_per_second", augment="crop_flip")
-    source = FrameSource(Places(runs).open_store(), config, 64)
+    source = FrameSource(RunPaths(runs).open_store(), config, 64)
     other = StreamData(
         small_stream, source, lambda texts: torch.zeros(len(texts), 3), (0.4,) * 3, (0.2,) * 3, config, CPU
     )
     batch = next(other.train_batches([0], seed=0, task=0, epoch=0))
     whole = next(data.train_batches([0], seed=0, task=0, epoch=0)).frames
     there = frames_there(batch.frames)
-    assert there.max() < 4 == frames_there(whole).min()  # films of the stream are shorter than four seconds
+    assert there.max() < 4 == frames_there(whole).min()  # videos of the stream are shorter than four seconds
     for video, count in zip(batch.frames, there.tolist()):
         assert video[:count].flatten(1).any(dim=1).all()
         assert not video[count:].any()
@@ -162,22 +164,22 @@ def test_a_caption_of_any_length_keeps_its_end_in_the_last_place(data, length, e
 
 
 def test_workers_share_a_batch_in_blocks(data):
-    whole = [batch.pairs for batch in data.train_batches([0], 0, 0, 0)]
+    whole = [batch.pair_ids for batch in data.train_batches([0], 0, 0, 0)]
     halves = [list(data.train_batches([0], 0, 0, 0, rank, 2)) for rank in (0, 1)]
     for pairs, a, b in zip(whole, *halves, strict=True):
-        assert torch.equal(pairs, torch.cat([a.pairs, b.pairs]))  # gathered, they are in the order of one worker
+        assert torch.equal(pairs, torch.cat([a.pair_ids, b.pair_ids]))  # gathered, they are in the order of one worker
 
 
 @pytest.fixture
 def random_frames(small_stream, runs) -> StreamData:
     config = DataConfig(num_frames=3, batch_size=4, sampling="random")
     clip = load_backbone("tiny-clip", "shipped")
-    source = FrameSource(Places(runs).open_store(), config, clip.image_size)
+    source = FrameSource(RunPaths(runs).open_store(), config, clip.image_size)
     return StreamData(small_stream, source, clip.tokenize, clip.mean, clip.std, config, CPU)
 
 
 def by_pair(batches):
-    return {n: video for batch in batches for n, video in zip(batch.pairs.tolist(), batch.frames)}
+    return {n: video for batch in batches for n, video in zip(batch.pair_ids.tolist(), batch.frames)}
 
 
 def test_random_frames_depend_on_seed_epoch_and_video_and_on_no_worker(random_frames):
@@ -193,19 +195,19 @@ def test_random_frames_depend_on_seed_epoch_and_video_and_on_no_worker(random_fr
 
 def test_what_is_replayed_evaluated_or_ends_a_task_is_not_drawn(random_frames, small_stream, runs):
     config = replace(random_frames.config, sampling="segments")
-    source = FrameSource(Places(runs).open_store(), config, random_frames.frames.sampling.size)
+    source = FrameSource(RunPaths(runs).open_store(), config, random_frames.frames.sampling.size)
     clip = load_backbone("tiny-clip", "shipped")
     plain = StreamData(small_stream, source, clip.tokenize, clip.mean, clip.std, config, CPU)
     drawn, middles = by_pair(random_frames.ordered_batches([0])), by_pair(plain.ordered_batches([0]))
     assert all(torch.equal(drawn[number], middles[number]) for number in middles)
     numbers = list(middles)[:2]
     assert torch.equal(random_frames.pairs(numbers)[0], plain.pairs(numbers)[0])
-    found, expected = (each.instead("test").train_batches([0], 1, 0, 0) for each in (random_frames, plain))
+    found, expected = (each.with_training_split("test").train_batches([0], 1, 0, 0) for each in (random_frames, plain))
     assert all(torch.equal(a.frames, b.frames) for a, b in zip(found, expected, strict=True))
 
 
 def test_background_reading_changes_nothing(data, small_stream, runs):
-    config = DataConfig(num_frames=4, batch_size=4, load_threads=2)
+    config = DataConfig(num_frames=4, batch_size=4, prefetch_threads=2)
     clip = load_backbone("tiny-clip", "shipped")
     threaded = StreamData(small_stream, data.frames, clip.tokenize, clip.mean, clip.std, config, CPU)
     for a, b in zip(data.train_batches([0], 0, 0, 1), threaded.train_batches([0], 0, 0, 1), strict=True):
@@ -215,16 +217,18 @@ def test_background_reading_changes_nothing(data, small_stream, runs):
 
 def test_a_gpu_is_read_for_ahead_unless_somebody_says_otherwise():
     for device, chosen, threads in (("cuda", None, 2), ("cuda", 0, 0), ("cpu", None, 0), ("cpu", 3, 3)):
-        assert threads_of(DataConfig(load_threads=chosen).load_threads, torch.device(device)) == threads
-    with pytest.raises(ValueError, match="load_threads must be >= 0, got -1. Use 0 to read in line"):
-        DataConfig(load_threads=-1)
+        assert (
+            num_prefetch_threads(DataConfig(prefetch_threads=chosen).prefetch_threads, torch.device(device)) == threads
+        )
+    with pytest.raises(ValueError, match="prefetch_threads must be >= 0, got -1. Use 0 to read in line"):
+        DataConfig(prefetch_threads=-1)
 
 
 @pytest.mark.parametrize(("augment", "max_tokens"), [("none", None), ("crop_flip", 5)])
 def test_a_pair_is_read_again_by_its_number_as_its_task_ended(data, augment, max_tokens):
     data.config = replace(data.config, augment=augment, max_tokens=max_tokens)
     offered = [batch for task in range(3) for batch in data.ordered_batches([task])]
-    numbers = torch.cat([batch.pairs for batch in offered])
+    numbers = torch.cat([batch.pair_ids for batch in offered])
     assert numbers.tolist() == list(range(24))  # over all tasks
     asked = torch.tensor([23, 3, 3, 8])
     frames, tokens = data.pairs(asked.tolist())
@@ -233,11 +237,11 @@ def test_a_pair_is_read_again_by_its_number_as_its_task_ended(data, augment, max
     assert frames.is_contiguous()  # one layout, whatever they are joined with
     for rank in range(2):  # every worker's batches name the pairs that they hold
         for batch in data.train_batches([1], 0, 1, 0, rank, 2):
-            assert torch.equal(data.pairs(batch.pairs.tolist())[1], batch.tokens)
+            assert torch.equal(data.pairs(batch.pair_ids.tolist())[1], batch.tokens)
 
 
 def test_where_pads_count_captions_are_as_wide_as_the_longest_of_their_task(data):
-    cut = data.cut_to_tasks()
+    cut = data.trim_captions_per_task()
     for task in range(3):
         longest = max(int(batch.tokens.argmax(dim=1).max()) for batch in data.ordered_batches([task])) + 1
         for batch in (*cut.ordered_batches([task]), *cut.train_batches([task], 0, task, 0, 1, 2)):

@@ -7,8 +7,8 @@ import pickle
 import pytest
 import torch
 
-from orchestrator.data.device import autocast_for, memory_of, numerics, prepare_device, require_gpu
-from orchestrator.errors import ConfigError, OutOfMemory
+from ctvr.orchestrator.data.device import autocast_for, memory_of, numerics_flags, require_gpu, set_determinism
+from ctvr.orchestrator.errors import ConfigError, OutOfMemory
 
 CUDA = torch.device("cuda")
 
@@ -25,23 +25,23 @@ def flags():
 
 def test_a_gpu_gets_full_float32_and_errors_where_a_kernel_is_free(flags, monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    before = numerics(CUDA)
-    prepare_device(torch.device("cpu"))
-    assert numerics(CUDA) == before
-    prepare_device(CUDA)
-    assert numerics(CUDA) == {**dict.fromkeys(before, False), "deterministic": True}
+    before = numerics_flags(CUDA)
+    set_determinism(torch.device("cpu"))
+    assert numerics_flags(CUDA) == before
+    set_determinism(CUDA)
+    assert numerics_flags(CUDA) == {**dict.fromkeys(before, False), "deterministic": True}
     assert torch.get_deterministic_debug_mode() == 2  # an error; 1 would warn and leave attention's backward free
     assert not torch.utils.deterministic.fill_uninitialized_memory
-    prepare_device(CUDA, is_repeatable=False)
-    assert numerics(CUDA) == dict.fromkeys(before, False) != before
-    assert numerics(torch.device("cpu")) == {}
+    set_determinism(CUDA, is_deterministic=False)
+    assert numerics_flags(CUDA) == dict.fromkeys(before, False) != before
+    assert numerics_flags(torch.device("cpu")) == {}
 
 
 def test_tf32_is_on_for_its_own_precision_alone_and_off_again_for_the_next_run(flags):
     tf32 = {"cudnn.allow_tf32", "matmul.allow_tf32"}
     for precision in ("tf32", "fp32", "tf32", "bf16"):
-        prepare_device(CUDA, precision=precision)
-        assert {name for name in tf32 if numerics(CUDA)[name]} == (tf32 if precision == "tf32" else set())
+        set_determinism(CUDA, precision=precision)
+        assert {name for name in tf32 if numerics_flags(CUDA)[name]} == (tf32 if precision == "tf32" else set())
 
 
 def test_only_bf16_is_an_autocast():
@@ -59,7 +59,7 @@ def test_a_gpu_that_torch_cannot_use_is_an_error_with_the_nodes_name(monkeypatch
 
 
 def test_memory_that_is_too_small_is_said_once_with_the_remedy():
-    remedy = "data.batch_size: the memory of .* optim.checkpoint_activations=true"
+    remedy = "data.batch_size: the memory of .* optim.activation_checkpointing=true"
     with pytest.raises(OutOfMemory, match=remedy) as error, memory_of(CUDA):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
     again = pickle.loads(pickle.dumps(error.value))

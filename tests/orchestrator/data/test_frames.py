@@ -7,21 +7,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from orchestrator.data.frames import CANDIDATES, FrameSource
-from orchestrator.data.settings import DataConfig
-from orchestrator.digests import digest_file, digest_of
-from orchestrator.errors import ConfigError
-from orchestrator.learning.run import Places
-from orchestrator.store import packer
-from orchestrator.store.store import Store
-from orchestrator.video.decode import decoder_version
-from orchestrator.video.pool import Decoder
-from orchestrator.video.sampling import choose_frames
+from ctvr.orchestrator.data.config import DataConfig
+from ctvr.orchestrator.data.frames import CANDIDATES, FrameSource
+from ctvr.orchestrator.digests import digest_file, digest_of
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.run import RunPaths
+from ctvr.orchestrator.store import packer
+from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.video.decode import decoder_version
+from ctvr.orchestrator.video.pool import Decoder
+from ctvr.orchestrator.video.sampling import choose_frames
 
 
 def test_a_damaged_object_is_decoded_again_and_served_right(small_stream, runs):
     config = DataConfig(num_frames=4)
-    source = FrameSource(Places(runs).open_store(), config, 64)
+    source = FrameSource(RunPaths(runs).open_store(), config, 64)
     item = small_stream.items(0, "train")[0]
     before = np.array(source.load(item))
     file = next((runs / "store" / "frames").rglob(f"*{source.key(item)}*"))
@@ -29,9 +29,9 @@ def test_a_damaged_object_is_decoded_again_and_served_right(small_stream, runs):
     content[-100] ^= 0xFF
     file.chmod(0o644)
     file.write_bytes(content)
-    fresh = FrameSource(Places(runs).open_store(), config, 64)
+    fresh = FrameSource(RunPaths(runs).open_store(), config, 64)
     assert np.array_equal(fresh.load(item), before)
-    again = FrameSource(Places(runs).open_store(), config, 64)
+    again = FrameSource(RunPaths(runs).open_store(), config, 64)
     assert np.array_equal(again.load(item), before)
 
 
@@ -55,7 +55,9 @@ def test_videos_that_are_decoded_together_lie_together(small_stream, tmp_path, m
     assert together.decode_missing(items, workers=1) == (len(items), [])
     full, left = divmod(len(items), 4)
     assert together.store.size().objects == 2 * full + left
-    assert together.store.present("frames", [together.key(item) for item in items]) == set(together._keys.values())
+    assert together.store.filter_existing("frames", [together.key(item) for item in items]) == set(
+        together._keys.values()
+    )
     there = FrameSource(Store.open(tmp_path / "together"), config, 64)
     for item in items[:5]:
         np.testing.assert_array_equal(there.load(item), alone.load(item))
@@ -65,7 +67,7 @@ def test_videos_that_are_decoded_together_lie_together(small_stream, tmp_path, m
 
 def test_the_key_changes_with_everything_that_decides_the_frames(small_stream, runs):
     item = small_stream.items(0, "train")[0]
-    store = Places(runs).open_store()
+    store = RunPaths(runs).open_store()
     keys = {
         FrameSource(store, DataConfig(num_frames=4), 64).key(item),
         FrameSource(store, DataConfig(num_frames=5), 64).key(item),
@@ -83,7 +85,7 @@ def test_the_key_changes_with_everything_that_decides_the_frames(small_stream, r
 
 def test_frames_of_another_size_than_the_backbone_sees_are_refused(runs):
     with pytest.raises(ConfigError, match="data.image_size: 224 does not fit the backbone, which sees 64 pixels"):
-        FrameSource(Places(runs).open_store(), DataConfig(image_size=224), 64)
+        FrameSource(RunPaths(runs).open_store(), DataConfig(image_size=224), 64)
 
 
 def test_frames_that_may_be_drawn_lie_in_their_part_of_the_film():
@@ -103,7 +105,7 @@ def test_a_short_film_repeats_its_frames_in_order():
 
 
 def test_random_frames_are_drawn_in_training_and_are_the_middles_elsewhere(small_stream, runs):
-    store, item = Places(runs).open_store(), small_stream.items(0, "train")[0]
+    store, item = RunPaths(runs).open_store(), small_stream.items(0, "train")[0]
     plain, drawn = (FrameSource(store, DataConfig(num_frames=4, sampling=rule), 64) for rule in ("segments", "random"))
     assert drawn.key(item) == plain.key(item)
     assert np.array_equal(drawn.load(item), plain.load(item))

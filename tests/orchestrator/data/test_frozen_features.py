@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from methods.backbone.clip import Clip, VisionTower
-from methods.backbone.load import load_backbone
-from orchestrator.data.frozen_features import FrozenFeatures, frozen_features
-from orchestrator.errors import StoreError
-from orchestrator.learning.assemble import load_clip, make_method
-from orchestrator.learning.resolve import resolve
-from orchestrator.learning.run import Places, Result, execute
-from orchestrator.store.store import Store
+from ctvr.methods.backbone.clip import Clip, VisionTower
+from ctvr.methods.backbone.load import load_backbone
+from ctvr.orchestrator.data.frozen_features import FrozenFeatures, frozen_features
+from ctvr.orchestrator.errors import StoreError
+from ctvr.orchestrator.learning.factory import load_clip, make_method
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import Result, RunPaths, execute
+from ctvr.orchestrator.store.store import Store
 
 CASES = {
     "frozen vision": {"method": "framefusion_moe", "method.use_ffa": False, "method.num_experts": 2},
@@ -40,7 +40,7 @@ def train(manifest, runs, small_stream):
 
     def run(**settings) -> Result:
         settings = {"optim.epochs": 1, "stream": manifest, **settings}
-        return execute(resolve(settings, small_stream.settings), Places(runs), fresh=True)
+        return execute(resolve(settings, small_stream.settings), RunPaths(runs), fresh=True)
 
     return run
 
@@ -100,7 +100,7 @@ def test_the_zero_shot_method_and_its_curve_share_features(manifest, runs, small
     stored = store.list("features")  # by the curves of the fixture: validation and test videos
     assert len(stored) == 3 * (3 + 3)
     result = execute(
-        resolve({"method": "zero_shot", "stream": manifest, "seed": 7}, small_stream.settings), Places(runs)
+        resolve({"method": "zero_shot", "stream": manifest, "seed": 7}, small_stream.settings), RunPaths(runs)
     )
     assert store.list("features") == stored
     assert store.get("features", stored[0])["tokens"].shape == (4, 1, 96)  # class tokens alone
@@ -147,7 +147,9 @@ def test_the_key_has_everything_that_decides_the_features(clip, tmp_path, monkey
         for weight in (tower.blocks[1].mlp[0].weight, tower.class_embedding, tower.conv1.weight):
             weight.view(-1)[0] += 1
             makers.append(maker())
-    monkeypatch.setattr("orchestrator.data.frozen_features.numerics", lambda device: {"cudnn.allow_tf32": True})
+    monkeypatch.setattr(
+        "ctvr.orchestrator.data.frozen_features.numerics_flags", lambda device: {"cudnn.allow_tf32": True}
+    )
     makers.append(maker())  # another way of computing on a GPU
     assert len(set(makers)) == 7
 
@@ -166,7 +168,7 @@ def test_another_architecture_with_the_same_weights_has_other_features(change, c
     elif change == "epsilon":
         block.ln_1.eps = 1e-6
     elif change == "open_clip":
-        monkeypatch.setattr("orchestrator.data.frozen_features.VERSION", "0")
+        monkeypatch.setattr("ctvr.orchestrator.data.frozen_features.VERSION", "0")
     else:
         setattr(clip, change, "other" if change == "name" else (0.0, 0.0, 0.0))
     assert maker() != before

@@ -9,23 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import digests
-from orchestrator.data import known_files
-from orchestrator.data.frames import FrameSource
-from orchestrator.data.prepare import prepare_stream
-from orchestrator.data.settings import DataConfig
-from orchestrator.errors import ConfigError
-from orchestrator.learning.run import Places
-from orchestrator.store import store
-from orchestrator.store.garbage import FILES, USES
-from orchestrator.store.store import Store
-from orchestrator.streams.load import load_stream
-from orchestrator.streams.stream import walk
-from orchestrator.streams.videos import look
+from ctvr.orchestrator import digests
+from ctvr.orchestrator.data import file_digests
+from ctvr.orchestrator.data.config import DataConfig
+from ctvr.orchestrator.data.frames import FrameSource
+from ctvr.orchestrator.data.prepare import prepare_stream
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.run import RunPaths
+from ctvr.orchestrator.store import store
+from ctvr.orchestrator.store.gc import FILES, USES
+from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.streams.stream import iter_items
+from ctvr.orchestrator.streams.videos import scan_videos
 
 
 def test_a_second_preparation_decodes_nothing(runs, small_stream):
-    source = FrameSource(Places(runs).open_store(), DataConfig(num_frames=4), 64)
+    source = FrameSource(RunPaths(runs).open_store(), DataConfig(num_frames=4), 64)
     _, decoded = prepare_stream(small_stream, source, ("train", "val", "test"), progress=False)
     assert decoded == 0
 
@@ -45,16 +45,16 @@ def asked_for(monkeypatch, do) -> list[str]:
 def test_a_stream_that_is_ready_asks_the_file_system_once_for_a_video(runs, small_stream, monkeypatch):
     monkeypatch.setattr(digests, "_FRESH_NS", -(10**15))  # digests of files that were just made are remembered, too
     monkeypatch.setattr(store, "_LISTED_HERE", 1)
-    monkeypatch.setattr(known_files, "LEAST", 1)
+    monkeypatch.setattr(file_digests, "LEAST", 1)
 
     def prepare() -> FrameSource:
-        source = FrameSource(Places(runs).open_store(), DataConfig(num_frames=4), 64)
+        source = FrameSource(RunPaths(runs).open_store(), DataConfig(num_frames=4), 64)
         prepare_stream(small_stream, source, ("train", "val", "test"), progress=False)
         return source
 
     keys = prepare()._keys
-    monkeypatch.setattr(known_files, "digest_file", None)  # the index of another machine will do
-    videos = sum(1 for _ in walk(small_stream))
+    monkeypatch.setattr(file_digests, "digest_file", None)  # the index of another machine will do
+    videos = sum(1 for _ in iter_items(small_stream))
     asked = asked_for(monkeypatch, prepare)
     assert len([path for path in asked if path.endswith(".mp4")]) == videos
     assert len(asked) < videos + 20  # and the store's folder is listed
@@ -64,12 +64,12 @@ def test_a_stream_that_is_ready_asks_the_file_system_once_for_a_video(runs, smal
 def test_the_index_of_files_is_never_believed_against_the_files(manifest, runs, tmp_path, monkeypatch):
     """Whatever happens to a file or to the index, the keys are those of a store without one."""
     stream, there = load_stream(manifest, runs), Store.open(tmp_path / "store")
-    items = [item for _, _, item in walk(stream)]
+    items = [item for _, _, item in iter_items(stream)]
     files = [Path(item.path) for item in items]
 
     def keys(least: int = 1) -> dict:
-        monkeypatch.setattr(known_files, "LEAST", least)
-        return FrameSource(there, DataConfig(num_frames=4), 64).keys(items, look(stream))[0]
+        monkeypatch.setattr(file_digests, "LEAST", least)
+        return FrameSource(there, DataConfig(num_frames=4), 64).keys(items, scan_videos(stream))[0]
 
     def index() -> dict:
         """What is stored for all files, when it has been found right."""
@@ -112,18 +112,18 @@ def spoil(manifest: str, change) -> None:
 def test_missing_videos_are_listed_and_left_out_only_on_demand(manifest, runs):
     spoil(manifest, Path.unlink)
     stream = load_stream(manifest, runs)
-    source = FrameSource(Places(runs).open_store(), DataConfig(num_frames=4), 64)
+    source = FrameSource(RunPaths(runs).open_store(), DataConfig(num_frames=4), 64)
     with pytest.raises(ConfigError, match=r"1 videos are missing: .*red_train_0.*data.skip_missing=true") as error:
         prepare_stream(stream, source, ("train", "test"), progress=False)
     assert "\n" not in str(error.value)
     left, _ = prepare_stream(stream, source, ("train", "test"), skip_missing=True, progress=False)
     assert len(left.items(0, "train")) == 3
     assert left.digest != stream.digest
-    assert "missing" in left.settings_mark
+    assert "missing" in left.table_caveat
 
 
 def test_a_stream_says_in_the_store_which_frames_it_uses(manifest, runs):
-    stream, store = load_stream(manifest, runs), Places(runs).open_store()
+    stream, store = load_stream(manifest, runs), RunPaths(runs).open_store()
     for use in store.list(USES):
         store.delete(USES, use)
     source = FrameSource(store, DataConfig(num_frames=4), 64)
@@ -138,7 +138,7 @@ def test_a_stream_says_in_the_store_which_frames_it_uses(manifest, runs):
 def test_a_broken_video_is_named_and_the_good_ones_are_decoded_all_the_same(manifest, runs):
     spoil(manifest, lambda path: path.write_bytes(b"no video at all"))
     stream = load_stream(manifest, runs)
-    store = Places(runs).open_store()
+    store = RunPaths(runs).open_store()
     source = FrameSource(store, DataConfig(num_frames=3), 64)  # another sampling: nothing is there yet
     with pytest.raises(ConfigError, match=r"1 videos are broken: .*red_train_0"):
         prepare_stream(stream, source, ("train",), progress=False)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ctvr.orchestrator.doctor import machine
 from ctvr.sandbox.isolate import Isolation
 from ctvr.sandbox.measure import ALWAYS, COUNT, Measured
-from orchestrator.doctor import machine
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from orchestrator.doctor import machine
 )
 def test_the_line_on_fences_names_the_means_and_every_way_that_is_open(monkeypatch, isolation, ways, level, words):
     monkeypatch.setattr(machine, "measure", lambda: Measured(isolation, tuple(ways)))
-    (finding,) = machine.fences()
+    (finding,) = machine.sandboxing()
     assert finding.level == level
     assert all(word in finding.text for word in [*words, f"{COUNT} ways"])
     assert bool(finding.remedy) == (level == "note")
@@ -28,6 +28,6 @@ def test_the_line_on_fences_names_the_means_and_every_way_that_is_open(monkeypat
 
 def test_on_other_systems_limits_alone_are_promised(monkeypatch):
     monkeypatch.setattr(machine.sys, "platform", "darwin")
-    (finding,) = machine.fences()
-    assert (finding.level, finding.subject) == ("note", "fences")
+    (finding,) = machine.sandboxing()
+    assert (finding.level, finding.subject) == ("note", "sandboxing")
     assert "darwin" in finding.text

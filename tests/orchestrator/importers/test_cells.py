@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import ConfigError
-from orchestrator.importers.cells import in_order
-from orchestrator.importers.datasets import import_dataset
-from orchestrator.importers.table import import_csv
-from orchestrator.streams.captions import captions_of, cell_of
-from orchestrator.streams.manifest import read_json
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.importers.cells import in_order
+from ctvr.orchestrator.importers.csv_table import import_csv
+from ctvr.orchestrator.importers.hf_dataset import import_dataset
+from ctvr.orchestrator.streams.captions import captions_of, cell_of
+from ctvr.orchestrator.streams.manifest import read_json
 
 HEADER = "video,caption,category,split,task\n"
 ODD = [

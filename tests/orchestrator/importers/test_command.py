@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import ConfigError
-from orchestrator.importers.command import KINDS, import_stream
-from orchestrator.importers.ctvr import hold_out, import_actnet, import_msrvtt, read_split
-from orchestrator.importers.cvlm import PUBLISHED, import_cvlm
-from orchestrator.importers.table import import_csv
-from orchestrator.streams.load import load_stream
-from orchestrator.streams.stream import Stream
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.importers.command import KINDS, import_stream
+from ctvr.orchestrator.importers.csv_table import import_csv
+from ctvr.orchestrator.importers.ctvr import hold_out, import_actnet, import_msrvtt, read_split
+from ctvr.orchestrator.importers.cvlm import PUBLISHED, import_cvlm
+from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.streams.stream import Stream
 
 SPLIT = {
     "train": {1: {3: ["video0", "video1"]}, 2: {0: ["video2"]}},
@@ -337,9 +337,9 @@ def test_held_out_videos_are_the_validation_split_and_tables_say_so(
     assert captions(stream, "train") | captions(stream, "val") == captions(plain, "train")
     assert captions(stream, "test") == captions(plain, "test")
     assert all(len(task.train) == len(task.val) == 1 for task in stream.tasks)
-    assert "chosen on test videos" in plain.settings_mark
-    assert stream.settings_mark in text
-    assert "1 training videos of every category are not trained on" in stream.settings_mark
+    assert "chosen on test videos" in plain.table_caveat
+    assert stream.table_caveat in text
+    assert "1 training videos of every category are not trained on" in stream.table_caveat
 
 
 @pytest.mark.parametrize(

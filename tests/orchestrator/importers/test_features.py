@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.errors import ConfigError
-from orchestrator.importers.features import import_features
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.importers.features import import_features
 
 ROWS = (("a1", "train"), ("b.2", "test"), ("c3.mp4", "train"), ("d4", "test"))
 

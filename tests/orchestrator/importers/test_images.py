@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from orchestrator.errors import ConfigError
-from orchestrator.importers import images
-from orchestrator.importers.command import import_stream
-from orchestrator.streams.load import load_stream
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.importers import images
+from ctvr.orchestrator.importers.command import import_stream
+from ctvr.orchestrator.streams.load import load_stream
 
 
 class Runs:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import ConfigError
-from orchestrator.importers.pickles import read_pickle
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.importers.pickles import read_pickle
 
 PLAIN: list[Any] = [
     {"train": {1: {"0": ["video1", "é"]}}, "val": {}},

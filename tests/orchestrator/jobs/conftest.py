@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.jobs.deployment import Deployment
+from ctvr.orchestrator.execution import ExecutionConfig
 from tests.small_stream import write_stream
 
 
@@ -17,6 +17,6 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def where(tmp_path: Path) -> Deployment:
+def where(tmp_path: Path) -> ExecutionConfig:
     """An empty runs folder."""
-    return Deployment(runs=tmp_path / "runs", local_cpus=2)
+    return ExecutionConfig(runs=tmp_path / "runs", local_cpus=2)

@@ -10,18 +10,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.errors import ConfigError
-from orchestrator.jobs.cache import build_cache, collect_garbage, list_cache, recent_runs, verify_cache
-from orchestrator.jobs.deployment import Deployment
-from orchestrator.store.garbage import DAY
-from orchestrator.store.store import Store
-from orchestrator.tracking.holders import HOLDER, this_process
-from orchestrator.tracking.values import RunRecord
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.cache import build_cache, collect_garbage, list_cache, recent_runs, verify_cache
+from ctvr.orchestrator.store.gc import DAY
+from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.tracking.holders import HOLDER, this_process
+from ctvr.orchestrator.tracking.run_record import RunRecord
 
 
 @pytest.fixture
-def where(runs: Path) -> Deployment:
-    return Deployment(runs=runs)
+def where(runs: Path) -> ExecutionConfig:
+    return ExecutionConfig(runs=runs)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def quiet():
     logging.disable(logging.NOTSET)
 
 
-def spoil_frames(where: Deployment) -> None:
+def spoil_frames(where: ExecutionConfig) -> None:
     """Flip a bit of one object."""
     frames = next(path for path in (where.runs / "store" / "frames").rglob("*") if path.is_file())
     data = bytearray(frames.read_bytes())
@@ -66,7 +66,7 @@ def test_the_list_has_the_copies_of_a_remote_store(where, tmp_path, monkeypatch)
     monkeypatch.setattr(Store, "open", classmethod(lambda cls, uri, open=Store.open: open(uri, cache=tmp_path / "c")))
     place = f"memory://{tmp_path}"
     Store.open(place).put_json("k", "a", 1)
-    text = list_cache(Deployment(runs=where.runs, store=place))
+    text = list_cache(ExecutionConfig(runs=where.runs, store=place))
     assert "copies" in text
     assert "at most 93.1 GiB (CTVR_CACHE_GB)" in text
 
@@ -144,7 +144,7 @@ def test_an_age_lets_commits_go_but_those_of_recent_runs(where, later, monkeypat
     keys = sorted({name.partition("/")[0] for name in store.list("commits")})
     later(40)
     run = RunRecord("a", "a", {}, {}, {"ctvr.result": keys[0]}, "RUNNING", "")
-    monkeypatch.setattr(Deployment, "existing_tracker", lambda self: SimpleNamespace(find_runs=lambda: [run]))
+    monkeypatch.setattr(ExecutionConfig, "existing_tracker", lambda self: SimpleNamespace(find_runs=lambda: [run]))
     assert collect_garbage(where, 50).startswith("nothing to remove")
     collect_garbage(where, 30, remove=True)
     assert {name.partition("/")[0] for name in store.list("commits")} == {keys[0]}

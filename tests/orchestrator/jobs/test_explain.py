@@ -9,17 +9,17 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from methods import METHODS
-from orchestrator.digests import canonical
-from orchestrator.errors import ConfigError
-from orchestrator.jobs.explain import MADE_OF, RESULT, _today, compare, explain
-from orchestrator.learning.identity import code_digests, environment
-from orchestrator.learning.resolve import presets_of, resolve
-from orchestrator.store.store import Store
-from orchestrator.streams.stream import Stream
-from orchestrator.tracking import tracker as tracking
-from orchestrator.tracking.tracker import Tracker
-from orchestrator.tracking.values import RunRecord, as_text
+from ctvr.methods import METHODS
+from ctvr.orchestrator.digests import canonical
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.jobs.explain import PROVENANCE, RESULT, _today, compare, explain
+from ctvr.orchestrator.learning.resolve import presets_of, resolve
+from ctvr.orchestrator.learning.run_key import code_digests, environment
+from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.streams.stream import Stream
+from ctvr.orchestrator.tracking import tracker as tracking
+from ctvr.orchestrator.tracking.run_record import RunRecord, as_text
+from ctvr.orchestrator.tracking.tracker import Tracker
 
 DIGEST = "d" * 64
 GIVEN = {"method": "clip4clip", "stream": "small", "backbone.name": "tiny-clip", "backbone.weights": "shipped"}
@@ -47,7 +47,7 @@ def track(tracker: Tracker, stream: str = DIGEST, **changed: Any) -> str:
     experiment = resolve({**GIVEN, **{name.replace("__", "."): value for name, value in changed.items()}})
     key = experiment.key(cast(Stream, SimpleNamespace(digest=stream)))
     tags = {RESULT: key, "ctvr.stream_digest": stream, "ctvr.commit": "c0ffee", "ctvr.identity": key}
-    tags[MADE_OF] = canonical(experiment.surroundings(cast(Stream, SimpleNamespace(digest=stream))))
+    tags[PROVENANCE] = canonical(experiment.environment_digests(cast(Stream, SimpleNamespace(digest=stream))))
     tracker.open_run("small", f"run-{key[:6]}", experiment.settings, None, tags)
     return key
 
@@ -56,7 +56,7 @@ def commit(store: Store, key: str, tasks: int) -> None:
     store.put("weights", f"{key}/w", {"x": np.zeros(2)})
     for done in range(1, tasks + 1):
         record = {"metrics": [{"stream/t2v/r1": 10.0 * done}], "seconds": [1.5] * done, "steps": 7 * done}
-        store.put_new_json(
+        store.create_json(
             "commits", f"{key}/task_{done:03d}", {"weights": f"{key}/w", "galleries": [], "record": record}
         )
 
@@ -84,16 +84,16 @@ def test_a_key_tells_settings_stream_runs_and_finished_tasks(store, tracker):
     assert "2 finished" in text
     assert "task_002  1.5 s, 14 steps so far, R@1 20.00" in text
     idle = next(line for line in text.splitlines() if line.startswith("not in the key: "))
-    assert "data.load_threads=None" in idle
+    assert "data.prefetch_threads=None" in idle
     assert "stream=" in idle
-    assert "data.load_threads = " not in text
+    assert "data.prefetch_threads = " not in text
 
 
 def test_a_task_of_images_is_told_with_its_accuracy(store, tracker):
     key = track(tracker, seed=11)
     store.put("weights", f"{key}/w", {"x": np.zeros(2)})
     record = {"metrics": [{"stream/knn/accuracy": 71.5}], "seconds": [2.0], "steps": 3}
-    store.put_new_json("commits", f"{key}/task_001", {"weights": f"{key}/w", "galleries": [], "record": record})
+    store.create_json("commits", f"{key}/task_001", {"weights": f"{key}/w", "galleries": [], "record": record})
     assert "task_001  2.0 s, 3 steps so far, accuracy 71.50\n" in f"{explain(key[:12], store, tracker)}\n"
 
 
@@ -106,7 +106,7 @@ def test_a_run_that_finished_no_task_is_known_from_mlflow(store, tracker):
 def test_changed_code_is_noticed(store, tracker, monkeypatch):
     key = track(tracker, seed=9)
     changed = code_digests("clip4clip") | {"code of the method": "e" * 64}
-    monkeypatch.setattr("orchestrator.learning.experiment.code_digests", lambda *names: changed)
+    monkeypatch.setattr("ctvr.orchestrator.learning.experiment.code_digests", lambda *names: changed)
     assert "  code of the method here differ: a run now gets" in explain(key, store, tracker)
 
 
@@ -162,9 +162,9 @@ def test_an_unknown_and_an_ambiguous_prefix_are_refused(store, tracker):
 
 
 def test_two_keys_differ_by_what_is_listed(store, tracker):
-    first, second = track(tracker, seed=1), track(tracker, seed=2, data__load_threads=2)
+    first, second = track(tracker, seed=1), track(tracker, seed=2, data__prefetch_threads=2)
     lines = compare(first, second, store, tracker).splitlines()
-    assert lines[2:] == ["seed         a: 1  b: 2", "not in the key, but different: data.load_threads"]
+    assert lines[2:] == ["seed         a: 1  b: 2", "not in the key, but different: data.prefetch_threads"]
     assert compare(first[:12], first, store, tracker) == f"both are {first}"
 
 
@@ -174,7 +174,7 @@ def test_two_keys_may_differ_by_stream_or_environment_alone(store, tracker, monk
     assert line.startswith("stream ")
     assert "other videos, captions or order" in line
     known = {**environment("cpu"), "torch": "0.1"}
-    monkeypatch.setattr("orchestrator.learning.experiment.environment", lambda device: known)
+    monkeypatch.setattr("ctvr.orchestrator.learning.experiment.environment", lambda device: known)
     (line,) = compare(first, track(tracker, seed=3), store, tracker).splitlines()[2:]
     assert line.startswith("torch ")
     assert line.endswith("b: 0.1")

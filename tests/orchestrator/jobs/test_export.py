@@ -14,22 +14,22 @@ import pytest
 import yaml
 
 import ctvr
-from orchestrator.cli.main import main
-from orchestrator.data.arrays import FORMS, read_arrays, write_arrays
-from orchestrator.digests import digest_file
-from orchestrator.errors import ConfigError
-from orchestrator.jobs.deployment import Deployment
-from orchestrator.jobs.export import export_stream
-from orchestrator.learning.resolve import resolve
-from orchestrator.learning.run import Places, execute
-from orchestrator.streams.load import load_stream
+from ctvr.orchestrator.cli.main import main
+from ctvr.orchestrator.data.arrays import FORMS, read_arrays, write_arrays
+from ctvr.orchestrator.digests import digest_file
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.export import export_stream
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.streams.load import load_stream
 
 
 @pytest.fixture(scope="module")
 def exported(few, tmp_path_factory):
     """A runs folder, and beside it the small stream's table, frames and features."""
     root = tmp_path_factory.mktemp("exported")
-    where = Deployment(runs=root / "runs")
+    where = ExecutionConfig(runs=root / "runs")
     text = export_stream(few, {}, where, root / "out", "npz", ["frames", "features"])
     assert "features of 8 videos" in text
     return root
@@ -38,7 +38,7 @@ def exported(few, tmp_path_factory):
 def measured(root, stream, **settings):
     found = load_stream(stream, root / "runs")
     given = {"method": "zero_shot", "stream": str(stream), **{k.replace("__", "."): v for k, v in settings.items()}}
-    return execute(resolve(given, found.settings), Places(root / "runs"), stream=found).record
+    return execute(resolve(given, found.settings), RunPaths(root / "runs"), stream=found).record
 
 
 def import_features(root, *words, name="made"):
@@ -182,7 +182,7 @@ def test_wrong_features_are_refused_in_one_line(exported, tmp_path, capsys):
 def test_an_exported_model_finds_what_the_run_finds_and_its_card_says_what_was_measured(learned, tmp_path, capsys):
     out, runs = tmp_path / "model", ["--runs", str(learned)]
     assert main(["export", "hf", str(out), "--model", "framefusion_moe", *runs]) == 0
-    (run,) = Deployment(runs=learned).tracker().find_runs(tags={"ctvr.method": "framefusion_moe"})
+    (run,) = ExecutionConfig(runs=learned).tracker().find_runs(tags={"ctvr.method": "framefusion_moe"})
     trained, again = ctvr.load("framefusion_moe", runs=learned), ctvr.load(out, runs=tmp_path / "none")
     videos = learned / "small" / "videos"
     hits = [model.search("a red star on the test", 3, videos) for model in (trained, again)]
@@ -196,7 +196,7 @@ def test_an_exported_model_finds_what_the_run_finds_and_its_card_says_what_was_m
     for digest in (run.tags["ctvr.stream_digest"], run.tags["ctvr.result"], digest_file(out / "model.safetensors")):
         assert digest in body
     assert "Seed 0." in body
-    written = "".join((out / name).read_text() for name in ("README.md", "model.json", "made_of.json"))
+    written = "".join((out / name).read_text() for name in ("README.md", "model.json", "provenance.json"))
     assert str(learned) not in written
     capsys.readouterr()
     for words, message in (

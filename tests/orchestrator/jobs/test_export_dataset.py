@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from orchestrator.cli.main import main
-from orchestrator.errors import ConfigError
-from orchestrator.jobs.deployment import Deployment
-from orchestrator.jobs.export_dataset import export_dataset
-from orchestrator.streams.load import load_stream
-from orchestrator.streams.stream import walk
+from ctvr.orchestrator.cli.main import main
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.export_dataset import export_dataset
+from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.streams.stream import iter_items
 
 
 @pytest.fixture
 def exported(small_stream, manifest, runs, tmp_path) -> Path:
-    export_dataset(manifest, Deployment(runs=runs), tmp_path / "out")
+    export_dataset(manifest, ExecutionConfig(runs=runs), tmp_path / "out")
     return tmp_path / "out"
 
 
@@ -47,7 +47,7 @@ def test_it_comes_back_as_the_stream_that_it_was(exported, small_stream, runs, c
         small_stream.protocol,
     )
     assert [task.name for task in again.tasks] == [task.name for task in small_stream.tasks]
-    for (_, _, one), (_, _, other) in zip(walk(again), walk(small_stream)):
+    for (_, _, one), (_, _, other) in zip(iter_items(again), iter_items(small_stream)):
         assert Path(one.path).read_bytes() == Path(other.path).read_bytes()
     assert "written:" in capsys.readouterr().out
 
@@ -59,7 +59,7 @@ def test_segments_of_one_video_have_a_file_each(small_stream, manifest, runs, tm
     items[0] |= {"segment": [0, 0.5], "video": "a/b:c"}
     data["videos"] = str(Path(manifest).parent / data["videos"])
     (tmp_path / "cut.json").write_text(json.dumps(data))
-    export_dataset(str(tmp_path / "cut.json"), Deployment(runs=runs), tmp_path / "out")
+    export_dataset(str(tmp_path / "cut.json"), ExecutionConfig(runs=runs), tmp_path / "out")
     rows = [json.loads(line) for line in (tmp_path / "out/train/metadata.jsonl").read_text().splitlines()][:2]
     assert [(row["start"], row["end"]) for row in rows] == [(0, 0.5), (0.5, 1.0)]
     assert rows[0]["file_name"] == "a_b_c.mp4" != rows[1]["file_name"]
@@ -67,7 +67,7 @@ def test_segments_of_one_video_have_a_file_each(small_stream, manifest, runs, tm
 
 
 def test_what_cannot_be_written_is_one_line(manifest, runs, tmp_path, exported):
-    where = Deployment(runs=runs)
+    where = ExecutionConfig(runs=runs)
     with pytest.raises(ConfigError, match="is there and not empty"):
         export_dataset(manifest, where, exported)
     data = json.loads(Path(manifest).read_text())

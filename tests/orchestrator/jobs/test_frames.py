@@ -1,4 +1,4 @@
-"""`ctvr frames`: the frames of a film as training reads them, and which films of a folder can be read."""
+"""`ctvr frames`: the frames of a video as training reads them, and which videos of a folder can be read."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from orchestrator.cli.main import main
-from tests.orchestrator.video.clips import read_number, write_film
+from ctvr.orchestrator.cli.main import main
+from tests.orchestrator.video.clips import read_number, write_video
 
 
 @pytest.fixture(scope="module")
-def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two films, one that is cut short, and what a walk leaves out."""
-    folder = tmp_path_factory.mktemp("films")
-    content = write_film(folder / "good.mp4").read_bytes()
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two videos, one that is cut short, and what a walk leaves out."""
+    folder = tmp_path_factory.mktemp("videos")
+    content = write_video(folder / "good.mp4").read_bytes()
     for hidden in ("._good.mp4", ".AppleDouble/good.mp4"):
         (folder / hidden).parent.mkdir(exist_ok=True)
         (folder / hidden).write_bytes(b"nothing")
     (folder / "below").mkdir()
     (folder / "below" / "bad\n\x1b[31mred.mp4").write_bytes(content[:3000])
-    write_film(folder / "below" / "counted.avi", codec="mpeg4", bf="2")
-    (folder / "notes.txt").write_text("of two films")
+    write_video(folder / "below" / "counted.avi", codec="mpeg4", bf="2")
+    (folder / "notes.txt").write_text("of two videos")
     os.symlink("nowhere", folder / "link.mp4")
     return folder
 
 
-def test_arrays_hold_the_frames_at_their_own_size_and_their_seconds(films, tmp_path, capsys):
+def test_arrays_hold_the_frames_at_their_own_size_and_their_seconds(videos, tmp_path, capsys):
     out = tmp_path / "clip.npz"
     out.write_bytes(b"an older file is replaced")
-    assert main(["frames", str(films / "good.mp4"), "--num-frames", "4", "--out", str(out)]) == 0
+    assert main(["frames", str(videos / "good.mp4"), "--num-frames", "4", "--out", str(out)]) == 0
     said = capsys.readouterr()
     facts = "MP4/MOV/3GP, h264, 160x96; 60 frames, 25 frames/s, 2.40 s; decoder pyav"
-    assert said.out == f"{films / 'good.mp4'}: {facts}\n"
+    assert said.out == f"{videos / 'good.mp4'}: {facts}\n"
     assert said.err == f"written: {out}\n"
     with np.load(out) as found:
         assert found["frames"].shape == (4, 96, 160, 3)
@@ -46,9 +46,9 @@ def test_arrays_hold_the_frames_at_their_own_size_and_their_seconds(films, tmp_p
     assert os.listdir(tmp_path) == ["clip.npz"]
 
 
-def test_a_segment_is_cut_and_the_last_frame_repeats_where_there_are_too_few(films, tmp_path, capsys):
+def test_a_segment_is_cut_and_the_last_frame_repeats_where_there_are_too_few(videos, tmp_path, capsys):
     out = tmp_path / "clip.npz"
-    words = ["frames", str(films / "good.mp4"), "--num-frames", "4", "--out", str(out)]
+    words = ["frames", str(videos / "good.mp4"), "--num-frames", "4", "--out", str(out)]
     assert main([*words, "--start", "1", "--end", "1.08"]) == 0
     assert capsys.readouterr().out.endswith("; 2 of 4 frames are different, the last repeats\n")
     with np.load(out) as found:
@@ -58,14 +58,14 @@ def test_a_segment_is_cut_and_the_last_frame_repeats_where_there_are_too_few(fil
         assert [read_number(frame) for frame in found["frames"]] == [57, 58, 59, 59]
 
 
-def test_a_film_that_is_decoded_whole_says_why(films, capsys):
-    assert main(["frames", str(films / "below/counted.avi")]) == 0
+def test_a_film_that_is_decoded_whole_says_why(videos, capsys):
+    assert main(["frames", str(videos / "below/counted.avi")]) == 0
     assert "; decoded whole, since its container does not tell which" in capsys.readouterr().out
 
 
-def test_a_sheet_shows_every_frame_in_rows(films, tmp_path):
+def test_a_sheet_shows_every_frame_in_rows(videos, tmp_path):
     out = tmp_path / "sheet.png"
-    assert main(["frames", str(films / "good.mp4"), "--num-frames", "6", "--out", str(out)]) == 0
+    assert main(["frames", str(videos / "good.mp4"), "--num-frames", "6", "--out", str(out)]) == 0
     with Image.open(out) as sheet:
         whole = np.asarray(sheet)
     middles = [read_number(whole[22 + row * 118 :, 6 + column * 166 :][:96, :160]) for row, column in np.ndindex(2, 4)]
@@ -73,16 +73,16 @@ def test_a_sheet_shows_every_frame_in_rows(films, tmp_path):
     assert (whole[-90:, -160:] == 255).all()
 
 
-def test_a_folder_is_counted_and_what_is_refused_is_named_in_one_line(films, capsys):
-    assert main(["frames", str(films)]) == 0
+def test_a_folder_is_counted_and_what_is_refused_is_named_in_one_line(videos, capsys):
+    assert main(["frames", str(videos)]) == 0
     head, *refused = capsys.readouterr().out.splitlines()
-    assert head == f"{films}: 2 of 4 videos can be read; 1 other file does not end like a video"
+    assert head == f"{videos}: 2 of 4 videos can be read; 1 other file does not end like a video"
     assert [line.split(": ")[1] for line in refused] == ["is cut short", "no such file"]
-    assert refused[0].startswith(f"{films}/below/bad\\n\\x1b[31mred.mp4: ")
+    assert refused[0].startswith(f"{videos}/below/bad\\n\\x1b[31mred.mp4: ")
 
 
-def test_a_name_with_a_line_break_is_printed_in_one_line(films, capsys):
-    assert main(["frames", str(films / "below/bad\n\x1b[31mred.mp4")]) == 1
+def test_a_name_with_a_line_break_is_printed_in_one_line(videos, capsys):
+    assert main(["frames", str(videos / "below/bad\n\x1b[31mred.mp4")]) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "\x1b" not in said
@@ -104,10 +104,10 @@ def test_a_name_with_a_line_break_is_printed_in_one_line(films, capsys):
         (["folder.npz"], "folder.npz: contains no video: none of its 0 files ends in .mp4"),
     ],
 )
-def test_a_mistake_is_one_line(words, message, films, tmp_path, monkeypatch, capsys):
+def test_a_mistake_is_one_line(words, message, videos, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.npz").mkdir()
-    os.symlink(films / "good.mp4", "good.mp4")
+    os.symlink(videos / "good.mp4", "good.mp4")
     assert main(["frames", *words]) == 2
     said = capsys.readouterr()
     assert said.out == ""

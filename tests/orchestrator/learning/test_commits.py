@@ -7,10 +7,10 @@ import contextlib
 import pytest
 import torch
 
-from orchestrator.errors import MissingObject
-from orchestrator.learning.commits import Commits, Record, digest_of_commit
-from orchestrator.learning.reuse import Prefixes
-from orchestrator.store.store import Store
+from ctvr.orchestrator.errors import MissingObject
+from ctvr.orchestrator.learning.commits import Commits, RunState, digest_of_commit
+from ctvr.orchestrator.learning.prefix_reuse import Prefixes
+from ctvr.orchestrator.store.store import Store
 
 
 @pytest.fixture
@@ -18,8 +18,8 @@ def store(tmp_path):
     return Store.open(tmp_path / "store")
 
 
-def record(done: int) -> Record:
-    return Record(done=done, own=[[1.0]] * done, union=[[1.0]] * done, metrics=[{"a": 1.0}] * done)
+def record(done: int) -> RunState:
+    return RunState(done=done, own=[[1.0]] * done, union=[[1.0]] * done, metrics=[{"a": 1.0}] * done)
 
 
 def test_commits_give_back_weights_galleries_and_record(store):
@@ -77,7 +77,7 @@ def test_a_damaged_commit_is_not_believed_and_may_be_made_again(store, tmp_path)
 
 @pytest.mark.parametrize(("keeps", "there"), [(False, [3, 4]), (True, [1, 2, 3, 4])])
 def test_weights_of_old_tasks_go_unless_they_are_asked_to_stay(store, keeps, there):
-    commits = Commits(store, "run", keep_states=keeps)
+    commits = Commits(store, "run", keep_checkpoints=keeps)
     for done in range(1, 5):
         assert commits.publish(value(done), [torch.zeros(1, 1)] * done, record(done))
     kept = []
@@ -136,5 +136,5 @@ def test_tasks_of_another_run_are_taken_over_only_behind_the_numbers_that_were_t
     for done in (1, 2):
         assert other.publish(value(done), [torch.zeros(1, 1)] * done, record(done))
     run = Commits(store, "run", Prefixes(store, "base", {}, {}))
-    assert run.publish(value(number), [torch.zeros(1, 1)], Record(1, [[1.0]], [[1.0]], [{"a": number}]))
-    assert run.take_over(3) == (number == 1.0)
+    assert run.publish(value(number), [torch.zeros(1, 1)], RunState(1, [[1.0]], [[1.0]], [{"a": number}]))
+    assert run.adopt_prefix(3) == (number == 1.0)

@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from methods.adapter import Adapter, AdapterConfig
-from methods.backbone.clip import record_tokens
-from methods.clip4clip import Clip4Clip, Clip4ClipConfig
-from methods.framefusion_moe import FrameFusionMoE, FrameFusionMoEConfig
-from methods.lora import Lora, LoraConfig
-from methods.tempme import TempMe, TempMeConfig
-from methods.zero_shot import ZeroShot, ZeroShotConfig
-from orchestrator.learning import cost
-from orchestrator.learning.cost import measure, planned, query_cost, tower_macs, trained_parameters, video_cost
+from ctvr.methods.adapter import Adapter, AdapterConfig
+from ctvr.methods.backbone.clip import record_tokens
+from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from ctvr.methods.framefusion_moe import FrameFusionMoE, FrameFusionMoEConfig
+from ctvr.methods.lora import Lora, LoraConfig
+from ctvr.methods.tempme import TempMe, TempMeConfig
+from ctvr.methods.zero_shot import ZeroShot, ZeroShotConfig
+from ctvr.orchestrator.learning import cost
+from ctvr.orchestrator.learning.cost import estimate, measure, query_cost, tower_macs, trained_parameters, video_cost
 from tests.methods.conftest import make_batch, make_small_clip, make_task
 
 B32, B16 = "ViT-B-32-quickgelu", "ViT-B-16-quickgelu"
@@ -50,7 +50,7 @@ KEYS = {
     ],
 )
 def test_multiply_adds_tokens_and_parameters_are_the_papers(name, backbone, printed, tokens, parameters):
-    method, found = planned(name, backbone=backbone)
+    method, found = estimate(name, backbone=backbone)
     assert found.macs / 1e9 == pytest.approx(printed, rel=0.005)
     assert found.tokens_out == tokens
     assert trained_parameters(method) == parameters
@@ -69,7 +69,7 @@ def test_multiply_adds_of_larger_towers_are_those_of_their_arithmetic(backbone, 
     patches = (size // patch) ** 2
     tokens = patches + 1
     frame = patches * width * 3 * patch**2 + depth * (12 * tokens * width**2 + 2 * tokens**2 * width) + width * joint
-    found = planned("zero_shot", backbone=backbone)[1]
+    found = estimate("zero_shot", backbone=backbone)[1]
     assert found.macs == pytest.approx(12 * frame, rel=1e-3)
     assert found.tokens_out == 12 * tokens
 
@@ -90,7 +90,7 @@ def test_multiply_adds_of_larger_towers_are_those_of_their_arithmetic(backbone, 
 )
 def test_every_ablation_of_the_paper_has_its_multiply_adds(settings, printed):
     rel = 0.01 if "join_clips" in settings else 0.006  # the paper does not state that schedule
-    assert planned("tempme", settings)[1].macs / 1e9 == pytest.approx(printed, rel=rel)
+    assert estimate("tempme", settings)[1].macs / 1e9 == pytest.approx(printed, rel=rel)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_every_ablation_of_the_paper_has_its_multiply_adds(settings, printed):
 )
 def test_64_frames_agree_once_all_frames_are_embedded(name, printed, tokens, parameters):
     """The paper's counter embeds the patches of 12 frames only."""
-    method, found = planned(name, {"num_frames": 64} if name == "tempme" else {}, frames=64)
+    method, found = estimate(name, {"num_frames": 64} if name == "tempme" else {}, frames=64)
     unseen = 52 * 49 * 768 * 3 * 32**2
     assert (found.macs - unseen) / 1e9 == pytest.approx(printed, rel=0.005)
     assert found.tokens_out == tokens
@@ -107,8 +107,8 @@ def test_64_frames_agree_once_all_frames_are_embedded(name, printed, tokens, par
 
 
 def test_all_of_clip_is_151_million_parameters_and_the_temperature_is_one():
-    assert trained_parameters(planned("clip4clip")[0]) == 151_277_313
-    assert trained_parameters(planned("clip4clip", {"train_scale": False})[0]) == 151_277_312
+    assert trained_parameters(estimate("clip4clip")[0]) == 151_277_313
+    assert trained_parameters(estimate("clip4clip", {"train_scale": False})[0]) == 151_277_312
 
 
 def test_the_formula_is_what_torch_counts():

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from methods import METHODS
-from orchestrator.jobs.methods import default_presets
-from orchestrator.learning.resolve import resolve
-from orchestrator.learning.run import Places, execute
-from orchestrator.streams.load import load_stream
+from ctvr.methods import METHODS
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.sweeps.search_spaces import default_presets
 
 pytestmark = pytest.mark.slow
 NEW = {"umt"}  # its towers start from new weights, of which one epoch of some dozen videos makes nothing yet
@@ -29,7 +29,7 @@ def test_a_method_learns_the_stream_and_retrieves_above_chance(name, root):
     stream = load_stream(stream_name, root)
     settings = {"method": name, "stream": stream_name, "optim.epochs": 1, "evaluation.split": "val"}
     experiment = resolve(settings, stream.settings, default_presets(name, stream, ()))
-    record = execute(experiment, Places(root)).record
+    record = execute(experiment, RunPaths(root)).record
     assert record.done == 5
     losses = [value for row in record.training for term, value in row.items() if term.startswith("train/loss/")]
     assert all(math.isfinite(value) for value in losses)

@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from methods.base import Method
-from orchestrator.data.batches import Queries
-from orchestrator.learning import metrics, spill
-from orchestrator.learning.evaluate import (
+from ctvr.methods.base import Method
+from ctvr.orchestrator.data.batches import Queries
+from ctvr.orchestrator.learning import metrics, spill
+from ctvr.orchestrator.learning.evaluate import (
     Evaluation,
     EvaluationConfig,
     add_history,
     all_scores,
     caption_features,
+    compute_ranks,
     encode_texts,
     final_scores,
     metrics_of,
-    rank_all,
     rank_scores,
 )
 
@@ -30,7 +30,7 @@ class Lookup(Method):
 
     def __init__(self, table: torch.Tensor, prompts: bool = False) -> None:
         super().__init__()
-        self.table, self.prompts_by_task = table, prompts
+        self.table, self.task_conditioned_text = table, prompts
 
     def encode_text(self, tokens: torch.Tensor, task: int | None = None) -> torch.Tensor:
         rows = self.table[tokens[:, 0]]
@@ -68,9 +68,9 @@ def two_tasks():
 class Words(Method):
     """A caption's words (B, N, 2) up to the longest of the pass, as word features are made; keeps what was asked."""
 
-    def __init__(self, frozen_text: bool) -> None:
+    def __init__(self, text_is_frozen: bool) -> None:
         super().__init__()
-        self.frozen_text, self.passes = frozen_text, list[tuple[int, int]]()
+        self.text_is_frozen, self.passes = text_is_frozen, list[tuple[int, int]]()
 
     def encode_text(self, tokens: torch.Tensor, task: int | None = None) -> torch.Tensor:
         tokens = tokens[:, : int(tokens.argmax(dim=1).max())]
@@ -79,14 +79,14 @@ class Words(Method):
         return torch.stack([tokens, tokens**2], dim=-1)
 
 
-@pytest.mark.parametrize("frozen_text", [False, True])
-def test_captions_of_one_length_are_encoded_together_and_equal_ones_once(frozen_text):
+@pytest.mark.parametrize("text_is_frozen", [False, True])
+def test_captions_of_one_length_are_encoded_together_and_equal_ones_once(text_is_frozen):
     lengths = [7, 2, 5, 2, 7, 3]
     tokens = torch.zeros(6, 9, dtype=torch.int64)
     for row, length in enumerate(lengths):
         tokens[row, :length], tokens[row, length] = row + 1, 99
     tokens = torch.cat([tokens, tokens[:2]])
-    method = Words(frozen_text)
+    method = Words(text_is_frozen)
     expected = torch.zeros(8, 7, 2)
     for row, words in enumerate(tokens):
         one = Words(False).encode_text(words[None])[0]
@@ -94,13 +94,13 @@ def test_captions_of_one_length_are_encoded_together_and_equal_ones_once(frozen_
     assert torch.equal(encode_texts(method, tokens, None, EvaluationConfig(batch_size=2), CPU), expected)
     assert method.passes == [(2, 2), (2, 5), (2, 7)]
     assert torch.equal(encode_texts(method, tokens[1:], None, EvaluationConfig(batch_size=2), CPU), expected[1:])
-    assert len(method.passes) == (3 if frozen_text else 6)
+    assert len(method.passes) == (3 if text_is_frozen else 6)
 
 
 def test_scores_do_not_depend_on_chunks(two_tasks):
     table, galleries, asked = two_tasks
     whole = scores_of(Lookup(table), asked, galleries)
-    small = scores_of(Lookup(table), asked, galleries, EvaluationConfig(batch_size=2, chunk=3))
+    small = scores_of(Lookup(table), asked, galleries, EvaluationConfig(batch_size=2, query_chunk=3))
     torch.testing.assert_close(small, whole)
     torch.testing.assert_close(whole, table @ torch.cat(galleries).mT)
 
@@ -187,32 +187,32 @@ def test_twins_are_offset_to_their_own_task():
 
 @pytest.mark.parametrize("prompts", [False, True])
 @pytest.mark.parametrize("width", [8, 1])  # features of captions for each task: larger than the matrix, or smaller
-@pytest.mark.parametrize("held", [spill.HELD, 0])  # bytes in memory; without any, neither features nor matrix
+@pytest.mark.parametrize("held", [spill.MEMORY_BUDGET, 0])  # bytes in memory; without any, neither features nor matrix
 def test_ranks_without_the_matrix_are_those_with_it(prompts, width, held, two_tasks, monkeypatch):
-    monkeypatch.setattr(spill, "HELD", held)
+    monkeypatch.setattr(spill, "MEMORY_BUDGET", held)
     table, galleries, asked = two_tasks
     table, galleries, config = (
         table[:, :width],
         [gallery[:, :width] for gallery in galleries],
-        EvaluationConfig(chunk=5),
+        EvaluationConfig(query_chunk=5),
     )
     method, mapped = Lookup(table, prompts), []
     monkeypatch.setattr(spill.np, "memmap", lambda *a, of=np.memmap, **k: mapped.append(k["shape"]) or of(*a, **k))
-    found = rank_all(method, asked, galleries, config, CPU, "ctvr")
+    found = compute_ranks(method, asked, galleries, config, CPU, "ctvr")
     assert len(mapped) == (0 if held else 2 if prompts else 1)
     expected = rank_scores(final(scores_of(method, asked, galleries), asked, [5, 7]), asked, [5, 7], config)
     for name, ranks in vars(expected).items():
         torch.testing.assert_close(getattr(found, name), ranks, rtol=0, atol=0, equal_nan=True)
-    assert rank_all(method, asked, galleries, config, CPU, "ctvr", is_scoring=False) is None
+    assert compute_ranks(method, asked, galleries, config, CPU, "ctvr", is_scoring=False) is None
 
 
 class Centred(Method):
     """Transductive, and of each direction in its own way."""
 
-    def calibrate(self, scores):
+    def normalize_scores(self, scores):
         return scores - scores.mean(dim=0)
 
-    def calibrate_for_videos(self, scores):
+    def normalize_scores_v2t(self, scores):
         return scores - scores.mean(dim=1, keepdim=True)
 
 
@@ -225,7 +225,7 @@ def test_each_direction_and_each_own_gallery_is_calibrated_alone():
     block = scores[5:, 5:]
     torch.testing.assert_close(found.own[1], block - block.mean(dim=0))
     torch.testing.assert_close(found.own_to_captions[1], block - block.mean(dim=1, keepdim=True))
-    assert Centred().calibrates()
+    assert Centred().normalizes_scores()
     ranked = rank_scores(found, asked, [5, 7], EvaluationConfig())
     alone = rank_scores(final(block, asked[1:], [7], Centred()), [queries(5, 7)], [7], EvaluationConfig())
     assert torch.equal(ranked.own[5:], alone.to_videos)

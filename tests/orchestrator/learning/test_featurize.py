@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from methods.backbone.clip import VisionTower
-from orchestrator.errors import ConfigError, StoreError
-from orchestrator.jobs.cache import build_cache
-from orchestrator.jobs.deployment import Deployment
-from orchestrator.learning import featurize
-from orchestrator.learning.resolve import resolve
-from orchestrator.learning.run import Places, execute
-from orchestrator.store import packer
-from orchestrator.store.store import Store
+from ctvr.methods.backbone.clip import VisionTower
+from ctvr.orchestrator.errors import ConfigError, StoreError
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.cache import build_cache
+from ctvr.orchestrator.learning import featurize
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.store import packer
+from ctvr.orchestrator.store.store import Store
 
 
 def test_a_run_finds_what_a_build_has_made(tmp_path, manifest, small_stream, monkeypatch):
-    where, prepared = Deployment(runs=tmp_path), []
-    monkeypatch.setattr(featurize, "prepare_device", lambda *given: prepared.append(given))
+    where, prepared = ExecutionConfig(runs=tmp_path), []
+    monkeypatch.setattr(featurize, "set_determinism", lambda *given: prepared.append(given))
     frames, features = build_cache(manifest, {}, where, features=True).splitlines()
     assert frames == "stream small: 30 videos decoded, 0 were in the store"
     assert features == "stream small: features of 30 videos made, 0 were in the store"
@@ -33,15 +33,15 @@ def test_a_run_finds_what_a_build_has_made(tmp_path, manifest, small_stream, mon
     monkeypatch.setattr(VisionTower, "prefix", None)  # nothing is computed again
     made = len(Store.open(tmp_path / "store").list("features"))
     settings = {"method": "framefusion_moe", "method.use_ffa": False, "method.num_experts": 2, "optim.epochs": 1}
-    execute(resolve({**settings, "stream": manifest}, small_stream.settings), Places(tmp_path))
+    execute(resolve({**settings, "stream": manifest}, small_stream.settings), RunPaths(tmp_path))
     assert len(Store.open(tmp_path / "store").list("features")) == made == 30
 
 
 def test_features_that_are_made_together_lie_together(tmp_path, manifest, monkeypatch):
     settings = {"method": "framefusion_moe", "method.use_ffa": "false"}
-    build_cache(manifest, settings, Deployment(runs=tmp_path / "alone"), features=True)
+    build_cache(manifest, settings, ExecutionConfig(runs=tmp_path / "alone"), features=True)
     monkeypatch.setattr(packer, "FULL", 5 * 4 * 96 * 4)  # bytes: those of five videos of four class tokens
-    build_cache(manifest, settings, Deployment(runs=tmp_path / "together"), features=True)
+    build_cache(manifest, settings, ExecutionConfig(runs=tmp_path / "together"), features=True)
     alone, together = (Store.open(tmp_path / name / "store") for name in ("alone", "together"))
     assert together.list("features") == alone.list("features")
     assert len([entry for entry in together.entries() if entry.name.startswith("packs/features")]) == 2 * 6
@@ -53,7 +53,7 @@ def test_features_that_are_made_together_lie_together(tmp_path, manifest, monkey
 
 def test_the_first_blocks_of_a_method_have_features_of_their_own(tmp_path, manifest):
     settings = {"method": "framefusion_moe", "method.ffa_placement": "deepest", "method.ffa_layers": "1"}
-    build_cache(manifest, settings, Deployment(runs=tmp_path), features=True)
+    build_cache(manifest, settings, ExecutionConfig(runs=tmp_path), features=True)
     store = Store.open(tmp_path / "store")
     assert store.get("features", store.list("features")[0])["tokens"].shape == (4, 17, 96)
 
@@ -67,7 +67,7 @@ def test_the_first_blocks_of_a_method_have_features_of_their_own(tmp_path, manif
 )
 def test_a_build_that_could_make_no_features_is_refused_before_it_decodes(tmp_path, manifest, settings, line):
     with pytest.raises(ConfigError, match=f"^--features: {line}"):
-        build_cache(manifest, settings, Deployment(runs=tmp_path), features=True)
+        build_cache(manifest, settings, ExecutionConfig(runs=tmp_path), features=True)
     assert not Store.open(tmp_path / "store").list("frames")
 
 
@@ -77,7 +77,7 @@ def test_videos_that_cannot_be_decoded_get_no_features_and_the_others_do(tmp_pat
     video.write_bytes(b"no video at all")
     try:
         with pytest.raises(ConfigError) as caught:
-            build_cache(manifest, {}, Deployment(runs=tmp_path), features=True)
+            build_cache(manifest, {}, ExecutionConfig(runs=tmp_path), features=True)
     finally:
         video.write_bytes(kept)
     lines = str(caught.value).splitlines()
@@ -95,4 +95,4 @@ def test_a_store_that_takes_no_features_says_so(tmp_path, manifest, monkeypatch)
 
     monkeypatch.setattr(Store, "put", refuse)
     with pytest.raises(StoreError, match="disk full"):
-        build_cache(manifest, {}, Deployment(runs=tmp_path), features=True)
+        build_cache(manifest, {}, ExecutionConfig(runs=tmp_path), features=True)

@@ -11,20 +11,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from methods import IMAGE_METHODS, METHODS, find_method
-from methods.images import knn
-from orchestrator.data.images import ImageData, ImageSource
-from orchestrator.data.settings import DataConfig
-from orchestrator.errors import ConfigError, VideoError
-from orchestrator.learning.resolve import resolve, with_recipe
-from orchestrator.learning.run import Places, Result, execute
-from orchestrator.shapes.images import NAME, SETTINGS, paint, render_images
-from orchestrator.store.store import Store
-from orchestrator.streams.load import load_stream
-from orchestrator.streams.stream import Stream
+from ctvr.methods import IMAGE_METHODS, METHODS, find_method
+from ctvr.methods.images import knn
+from ctvr.orchestrator.data.config import DataConfig
+from ctvr.orchestrator.data.images import ImageData, ImageSource
+from ctvr.orchestrator.errors import ConfigError, VideoError
+from ctvr.orchestrator.learning.resolve import resolve, with_recipe
+from ctvr.orchestrator.learning.run import Result, RunPaths, execute
+from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.streams.stream import Stream
+from ctvr.orchestrator.synthetic.images import NAME, SETTINGS, paint, render_images
 
 CPU = torch.device("cpu")
-SMALL = {"optim.epochs": 2, "data.batch_size": 4, "evaluation.neighbours": 3}
+SMALL = {"optim.epochs": 2, "data.batch_size": 4, "evaluation.knn_k": 3}
 TRAIN, TEST = 5, 4
 
 
@@ -56,7 +56,7 @@ def run(method: str, manifest: str, root: Path, stop_after: int | None = None, *
         if record.done == stop_after:
             raise KeyboardInterrupt
 
-    return execute(experiment, Places(root), report=report, stream=stream)
+    return execute(experiment, RunPaths(root), report=report, stream=stream)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_a_run_that_was_killed_equals_one_that_was_not(method, manifest, whole, 
 
 
 def test_moments_of_sgd_cross_tasks_and_si_holds_what_its_gradients_noted(manifest, whole, tmp_path):
-    kept, anew = whole("image_si").record.training, run("image_si", manifest, tmp_path, optim__across_tasks=False)
+    kept, anew = whole("image_si").record.training, run("image_si", manifest, tmp_path, optim__carry_momentum=False)
     assert anew.record.training[:2] == kept[:2]
     assert anew.record.training[2] != kept[2]
     assert next(value for name, value in kept[-1].items() if name.endswith("loss/held")) > 0
@@ -112,7 +112,7 @@ def test_the_matrices_are_those_of_a_plain_vote_among_the_images_of_a_task(whole
     result.method.eval()
     for task in range(2):
         bank, test = features(result, data, task, "train"), features(result, data, task, "test")
-        for matrix, k in ((result.record.own, 2), (result.record.union, 3)):  # two tasks; evaluation.neighbours
+        for matrix, k in ((result.record.own, 2), (result.record.union, 3)):  # two tasks; evaluation.knn_k
             right = 0
             for row, image in enumerate(test):
                 like = bank @ image
@@ -135,7 +135,7 @@ def test_a_batch_is_two_views_that_differ_and_the_plain_images_and_all_come_once
     assert [len(batch.frames) for batch in batches] == data.batch_sizes([1], 0, 1, 0) == [4, 4, 2]
     assert data.steps([1]) == 3
     every = torch.cat([batch.frames for batch in batches])
-    order = torch.cat([batch.videos for batch in batches])
+    order = torch.cat([batch.video_ids for batch in batches])
     assert sorted(order.tolist()) == list(range(10, 20))
     categories = torch.cat([batch.categories for batch in batches])
     assert torch.equal(categories, order // TRAIN)
@@ -158,7 +158,7 @@ def test_methods_and_streams_of_the_other_kind_are_refused_in_one_line(manifest,
         run("image_si", manifest, tmp_path, workers=2)
     with pytest.raises(ConfigError, match="data.augment: crop_flip is for videos"):
         run("image_si", manifest, tmp_path, data__augment="crop_flip")
-    with pytest.raises(ConfigError, match="optim.across_tasks keeps the moments of sgd"):
+    with pytest.raises(ConfigError, match="optim.carry_momentum keeps the moments of sgd"):
         run("image_si", manifest, tmp_path, optim__name="adamw")
     with pytest.raises(ConfigError, match="it holds a siamese network"):
         run("image_si", manifest, tmp_path, method__base="image_bmu_moco")

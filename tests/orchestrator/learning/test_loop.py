@@ -11,25 +11,25 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from methods import METHODS
-from methods.backbone.load import load_backbone
-from methods.base import Method, ParamGroup
-from methods.clip4clip import Clip4Clip
-from methods.families import adapted
-from orchestrator.data.batches import StreamData
-from orchestrator.data.frames import FrameSource
-from orchestrator.data.settings import DataConfig
-from orchestrator.errors import Diverged
-from orchestrator.learning import loop, protocols
-from orchestrator.learning.commits import Commits, Record, digest_of_commit
-from orchestrator.learning.evaluate import EvaluationConfig, metrics_of
-from orchestrator.learning.optimizer import OptimConfig
-from orchestrator.learning.resolve import resolve
-from orchestrator.learning.run import Places, Result, execute
-from orchestrator.learning.weights import Pretrained, load_state
-from orchestrator.store.store import Store
-from orchestrator.streams.load import load_stream
-from orchestrator.streams.stream import Stream
+from ctvr.methods import METHODS
+from ctvr.methods.backbone.load import load_backbone
+from ctvr.methods.base import Method, ParamGroup
+from ctvr.methods.clip4clip import Clip4Clip
+from ctvr.methods.families import tempme_family
+from ctvr.orchestrator.data.batches import StreamData
+from ctvr.orchestrator.data.config import DataConfig
+from ctvr.orchestrator.data.frames import FrameSource
+from ctvr.orchestrator.errors import NonFiniteLoss
+from ctvr.orchestrator.learning import loop, protocols
+from ctvr.orchestrator.learning.commits import Commits, RunState, digest_of_commit
+from ctvr.orchestrator.learning.evaluate import EvaluationConfig, metrics_of
+from ctvr.orchestrator.learning.method_state import PretrainedSnapshot, load_state
+from ctvr.orchestrator.learning.optimizer import OptimConfig
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import Result, RunPaths, execute
+from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.streams.stream import Stream
 from tests.small_stream import write_clip
 
 
@@ -43,7 +43,7 @@ def settings(manifest: str, method: str = "clip4clip", **more: object) -> dict[s
 
 
 def train(manifest: str, stream: Stream, runs: Path, **more: object) -> Result:
-    return execute(resolve(settings(manifest, **more), stream.settings), Places(runs))
+    return execute(resolve(settings(manifest, **more), stream.settings), RunPaths(runs))
 
 
 def same_weights(a: Result, b: Result) -> bool:
@@ -51,13 +51,13 @@ def same_weights(a: Result, b: Result) -> bool:
     return mine.keys() == others.keys() and all(torch.equal(mine[name], others[name]) for name in mine)
 
 
-def numbers(record: Record) -> tuple[object, ...]:
+def numbers(record: RunState) -> tuple[object, ...]:
     return record.own, record.union, record.metrics, record.training, record.ranks, record.steps
 
 
 def test_two_identical_runs_are_bit_identical(manifest, small_stream, runs):
     experiment = resolve(settings(manifest, "framefusion_moe"), small_stream.settings)
-    first, second = (execute(experiment, Places(runs), fresh=True) for _ in range(2))
+    first, second = (execute(experiment, RunPaths(runs), fresh=True) for _ in range(2))
     assert numbers(first.record) == numbers(second.record)
     assert same_weights(first, second)
 
@@ -65,13 +65,13 @@ def test_two_identical_runs_are_bit_identical(manifest, small_stream, runs):
 def test_low_rank_parts_are_apart_in_steps_and_in_the_weights_while_a_run_encodes(
     manifest, small_stream, runs, monkeypatch
 ):
-    steps, add = [], adapted._add_low_rank
+    steps, add = [], tempme_family._add_low_rank
 
     def watch(*arguments):
         steps.append(torch.is_grad_enabled())
         return add(*arguments)
 
-    monkeypatch.setattr(adapted, "_add_low_rank", watch)
+    monkeypatch.setattr(tempme_family, "_add_low_rank", watch)
     train(manifest, small_stream, runs, method="lora", optim__epochs=1)
     assert steps
     assert all(steps)
@@ -79,15 +79,15 @@ def test_low_rank_parts_are_apart_in_steps_and_in_the_weights_while_a_run_encode
 
 def unbroken_and_resumed(experiment, runs: Path) -> tuple[Result, Result]:
     """A run that nobody disturbs, and one that is killed after its second task and goes on: they are equal."""
-    unbroken = execute(experiment, Places(runs), fresh=True)
+    unbroken = execute(experiment, RunPaths(runs), fresh=True)
 
     def die(task, record, seconds):
         if task.index == 1:
             raise Killed
 
     with pytest.raises(Killed):
-        execute(experiment, Places(runs), report=die)
-    resumed = execute(experiment, Places(runs))
+        execute(experiment, RunPaths(runs), report=die)
+    resumed = execute(experiment, RunPaths(runs))
     assert resumed.resumed == 2
     assert numbers(resumed.record) == numbers(unbroken.record)
     assert same_weights(resumed, unbroken)
@@ -109,14 +109,14 @@ def test_two_loops_on_one_key_with_other_numbers_end_in_one_trajectory(manifest,
             with monkeypatch.context() as patch:
                 patch.setattr(loop, "seed_of", lambda seed, *parts: seed_of(seed + 1, *parts))
                 with pytest.raises(Killed):
-                    execute(experiment, Places(runs), report=second)
+                    execute(experiment, RunPaths(runs), report=second)
 
     def ready(key, method, data, commits):
         started.append(commits.finished(3))
 
-    result = execute(experiment, Places(runs), report=first, on_ready=ready)
-    unbroken = execute(experiment, Places(runs), fresh=True)
-    store = Places(runs).open_store()
+    result = execute(experiment, RunPaths(runs), report=first, on_ready=ready)
+    unbroken = execute(experiment, RunPaths(runs), fresh=True)
+    store = RunPaths(runs).open_store()
     commits = [store.get_json("commits", f"{result.key}/task_00{done}") for done in (1, 2, 3)]
     assert commits[1]["record"]["training"] != unbroken.record.training[: len(commits[1]["record"]["training"])]
     assert [commit["parent"] for commit in commits] == ["", *map(digest_of_commit, commits[:2])]
@@ -130,19 +130,19 @@ def test_two_loops_on_one_key_with_other_numbers_end_in_one_trajectory(manifest,
 def test_replayed_pairs_are_read_from_the_store_and_no_commit_holds_a_frame(manifest, small_stream, runs):
     experiment = resolve(settings(manifest, "der", method__memory=6), small_stream.settings)
     unbroken, resumed = unbroken_and_resumed(experiment, runs)
-    weights, _ = Commits(Places(runs).open_store(), resumed.key).load(3)
+    weights, _ = Commits(RunPaths(runs).open_store(), resumed.key).load(3)
     kept = {name: value for name, value in weights.items() if name.startswith("memory.")}
     assert sum(value.nbytes for value in kept.values()) < 6 * 4 * 64 * 64 * 3 / 10  # uint8 frames of 6 videos
     data = unbroken.method.memory.source
     for pair, video in zip(kept["memory.pairs"].tolist(), kept["memory.videos"].tolist()):
         assert any(
-            torch.equal(batch.videos[batch.pairs == pair], torch.tensor([video]))
+            torch.equal(batch.video_ids[batch.pair_ids == pair], torch.tensor([video]))
             for task in range(3)
             for batch in data.ordered_batches([task])
         )
     old = {**weights, "memory.frames": torch.zeros(6, 4, 3, 64, 64, dtype=torch.uint8)}
     with pytest.raises(ValueError, match=r"1 unknown and 0 missing tensors, for example memory\.frames") as error:
-        load_state(unbroken.method, old, Pretrained(unbroken.method))
+        load_state(unbroken.method, old, PretrainedSnapshot(unbroken.method))
     assert "\n" not in str(error.value)
 
 
@@ -155,7 +155,7 @@ def test_a_finished_run_trains_nothing_again(manifest, small_stream, runs):
     train(manifest, small_stream, runs)
     seen = []
     again = execute(
-        resolve(settings(manifest), small_stream.settings), Places(runs), report=lambda *call: seen.append(call)
+        resolve(settings(manifest), small_stream.settings), RunPaths(runs), report=lambda *call: seen.append(call)
     )
     assert again.resumed == 3
     assert seen == []
@@ -183,9 +183,9 @@ def test_zero_shot_never_forgets_and_its_rows_repeat(manifest, small_stream, run
 def test_the_gain_after_each_task_is_over_the_zero_shot_model_after_that_task(
     manifest, small_stream, runs, monkeypatch
 ):
-    monkeypatch.setattr("orchestrator.learning.run.zero_shot_curve", lambda *_: [1.0, 2.0, 4.0])
+    monkeypatch.setattr("ctvr.orchestrator.learning.run.zero_shot_curve", lambda *_: [1.0, 2.0, 4.0])
     experiment = resolve(settings(manifest, "zero_shot"), small_stream.settings)
-    rows = execute(experiment, Places(runs), fresh=True).record.metrics
+    rows = execute(experiment, RunPaths(runs), fresh=True).record.metrics
     assert [row["stream/t2v/r1"] - row["stream/t2v/r1_gain"] for row in rows] == pytest.approx([1.0, 2.0, 4.0])
 
 
@@ -194,7 +194,7 @@ def test_stored_galleries_are_never_recomputed_but_by_the_upper_bound(manifest, 
     for method, is_stored in (("clip4clip", True), ("upper_bound", False)):
         result = train(manifest, small_stream, runs, method=method, optim__epochs=1)
         steps.append(result.record.steps)
-        commits = Commits(Places(runs).open_store(), result.key)
+        commits = Commits(RunPaths(runs).open_store(), result.key)
         before, after = commits.galleries(1)[0], commits.galleries(3)[0]
         assert torch.equal(before, after) is is_stored
     assert steps[1] > steps[0]  # it learns the pairs of all tasks so far
@@ -220,7 +220,7 @@ def test_numbers_of_a_task_and_of_an_epoch_share_no_key(manifest, small_stream, 
 
 
 def test_a_diverged_run_says_where_and_what_to_lower(manifest, small_stream, runs):
-    with pytest.raises(Diverged, match=r"task_0\d, epoch \d: the loss .* Lower the learning rates"):
+    with pytest.raises(NonFiniteLoss, match=r"task_0\d, epoch \d: the loss .* Lower the learning rates"):
         train(manifest, small_stream, runs, optim__lr_scale=1e30, optim__grad_clip="none")
 
 
@@ -277,8 +277,8 @@ def test_the_epoch_with_the_best_r1_on_the_chosen_split_is_kept(
 @pytest.mark.parametrize("select", ["last", "best"])
 def test_no_commit_holds_a_backbone_that_stays_as_it_was(select, manifest, small_stream, runs, monkeypatch):
     kept = []
-    changed = loop.changed_state
-    monkeypatch.setattr(loop, "changed_state", lambda *given: kept.append(changed(*given)) or kept[-1])
+    changed = loop.trained_state
+    monkeypatch.setattr(loop, "trained_state", lambda *given: kept.append(changed(*given)) or kept[-1])
     result = train(manifest, small_stream, runs, method="lora", evaluation__select=select)
     names = {name for name in result.method.state_dict() if name.startswith("backbone.")}
     assert len(kept) == len(small_stream.tasks)
@@ -288,9 +288,9 @@ def test_no_commit_holds_a_backbone_that_stays_as_it_was(select, manifest, small
 
 def test_the_loss_of_evaluated_pairs_is_that_of_the_model_then(manifest, small_stream, runs):
     """Its three pairs are one batch, none of them augmented."""
-    told = train(manifest, small_stream, runs, evaluation__losses=True, data__augment="crop_flip")
+    told = train(manifest, small_stream, runs, evaluation__log_losses=True, data__augment="crop_flip")
     clip, config = load_backbone("tiny-clip", "shipped"), DataConfig(num_frames=4)
-    source = FrameSource(Places(runs).open_store(), config, clip.image_size)
+    source = FrameSource(RunPaths(runs).open_store(), config, clip.image_size)
     data = StreamData(small_stream, source, clip.tokenize, clip.mean, clip.std, config, torch.device("cpu"))
     method = told.method.eval()
     with torch.no_grad():
@@ -310,7 +310,7 @@ NOTING = ("bmu_moco", "umt")  # queues of keys; a count of what was drawn
 def test_losses_of_evaluated_pairs_are_told_and_decide_nothing(method, manifest, small_stream, runs):
     more = {"method": method, "optim__epochs": 2}
     plain = train(manifest, small_stream, runs, **more)
-    told = train(manifest, small_stream, runs, evaluation__losses=True, **more)
+    told = train(manifest, small_stream, runs, evaluation__log_losses=True, **more)
     assert same_weights(plain, told)
     assert (told.record.metrics, told.record.ranks) == (plain.record.metrics, plain.record.ranks)
     for row, with_test in zip(plain.record.training, told.record.training, strict=True):
@@ -334,7 +334,7 @@ def test_a_task_ends_when_no_epoch_has_been_better_for_a_while(
         return found
 
     monkeypatch.setattr(protocols, "metrics_of", scripted)
-    asked = {"evaluation__patience": patience, "evaluation__patience_from": begins, "optim__epochs": 6}
+    asked = {"evaluation__patience": patience, "evaluation__patience_start": begins, "optim__epochs": 6}
     train(manifest, small_stream, runs, **FLAT, **asked, evaluation__select="best")
     assert seen.count(1) == epochs + 1  # and once more at the end of the task
 
@@ -359,7 +359,7 @@ def test_test_videos_are_not_looked_at_until_the_epoch_is_chosen(
     monkeypatch.setattr(StreamData, "videos", spy)
     monkeypatch.setattr(Clip4Clip, "end_task", lambda self, task, loader: seen.append(set()))
     experiment = resolve(settings(manifest, evaluation__select="best"), small_stream.settings)
-    execute(experiment, Places(runs), report=lambda *call: seen.append(set()))
+    execute(experiment, RunPaths(runs), report=lambda *call: seen.append(set()))
     assert seen == [chosen_on, {"test"} | chosen_on] * 3 + [set()]  # training, the end of a task, training, ...
 
 
@@ -367,7 +367,7 @@ def test_test_videos_are_not_looked_at_until_the_epoch_is_chosen(
 def test_a_resumed_run_chooses_among_the_galleries_of_the_unbroken_one(method, manifest, small_stream, runs):
     experiment = resolve(settings(manifest, method, evaluation__select="best"), small_stream.settings)
     unbroken, resumed = unbroken_and_resumed(experiment, runs)
-    stored = [Commits(Places(runs).open_store(), run.key).galleries(3, "selection") for run in (resumed, unbroken)]
+    stored = [Commits(RunPaths(runs).open_store(), run.key).galleries(3, "selection") for run in (resumed, unbroken)]
     assert [len(galleries) for galleries in stored] == [3, 3]
     assert all(torch.equal(a, b) for a, b in zip(*stored))
 
@@ -377,14 +377,14 @@ def test_a_resumed_run_chooses_among_the_galleries_of_the_unbroken_one(method, m
 
 def test_gradient_accumulation_steps_less_often(manifest, small_stream, runs):
     plain = train(manifest, small_stream, runs)
-    accumulated = train(manifest, small_stream, runs, optim__accumulate=2)
+    accumulated = train(manifest, small_stream, runs, optim__accumulation_steps=2)
     assert accumulated.record.steps * 2 == plain.record.steps
 
 
 class Brightness(Method):
     """Its loss is a mean over pairs that know nothing of one another."""
 
-    accumulates = "pairs"
+    accumulation = "pairs"
 
     def __init__(self) -> None:
         super().__init__()
@@ -407,12 +407,12 @@ def bright(stream: Stream, runs: Path, pairs: int, accumulate: int) -> tuple[tor
     """The weight after two epochs of the first task's 8 pairs, and the number of steps."""
     config = DataConfig(num_frames=4, batch_size=pairs)
     clip = load_backbone("tiny-clip", "shipped")
-    store = Places(runs).open_store()
+    store = RunPaths(runs).open_store()
     source = FrameSource(store, config, clip.image_size)
     cpu = torch.device("cpu")
     data = StreamData(replace(stream, tasks=stream.tasks[:1]), source, clip.tokenize, clip.mean, clip.std, config, cpu)
     # So large an eps makes Adam's step linear in the gradient, whose size it forgives otherwise
-    optim = OptimConfig(epochs=2, accumulate=accumulate, grad_clip=None, eps=100.0, lr_scale=1000.0)
+    optim = OptimConfig(epochs=2, accumulation_steps=accumulate, grad_clip=None, eps=100.0, lr_scale=1000.0)
     commits = Commits(store, f"bright-{pairs}-{accumulate}")
     made = loop.Loop(Brightness(), data, loop.LoopConfig(optim, EvaluationConfig()), commits)
     steps = made.run().steps
@@ -474,9 +474,9 @@ def test_a_resumed_run_remembers_galleries_that_are_encoded_again(method, cvlm, 
 
 def test_a_run_killed_within_a_commit_does_the_task_again(manifest, small_stream, runs, monkeypatch):
     experiment = resolve(settings(manifest), small_stream.settings)
-    unbroken = execute(experiment, Places(runs), fresh=True)
+    unbroken = execute(experiment, RunPaths(runs), fresh=True)
     calls = []
-    publish = Store.put_new_json
+    publish = Store.create_json
 
     def die_at_the_second(self, kind, key, value):
         if kind == "commits" and not key.startswith("zero-"):
@@ -485,11 +485,11 @@ def test_a_run_killed_within_a_commit_does_the_task_again(manifest, small_stream
                 raise Killed  # weights and gallery are written, the record that names them is not
         return publish(self, kind, key, value)
 
-    monkeypatch.setattr(Store, "put_new_json", die_at_the_second)
+    monkeypatch.setattr(Store, "create_json", die_at_the_second)
     with pytest.raises(Killed):
-        execute(experiment, Places(runs))
+        execute(experiment, RunPaths(runs))
     monkeypatch.undo()
-    resumed = execute(experiment, Places(runs))
+    resumed = execute(experiment, RunPaths(runs))
     assert resumed.resumed == 1
     assert numbers(resumed.record) == numbers(unbroken.record)
     assert same_weights(resumed, unbroken)

@@ -6,25 +6,25 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from methods.backbone import blocks
-from methods.backbone.load import load_backbone
-from methods.clip4clip import Clip4Clip, Clip4ClipConfig
-from orchestrator.data.batches import StreamData
-from orchestrator.data.frames import FrameSource
-from orchestrator.data.settings import DataConfig
-from orchestrator.learning.commits import Commits
-from orchestrator.learning.evaluate import EvaluationConfig
-from orchestrator.learning.loop import Loop, LoopConfig
-from orchestrator.learning.optimizer import OptimConfig
-from orchestrator.learning.resolve import resolve
-from orchestrator.learning.run import Places
+from ctvr.methods.backbone import blocks
+from ctvr.methods.backbone.load import load_backbone
+from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from ctvr.orchestrator.data.batches import StreamData
+from ctvr.orchestrator.data.config import DataConfig
+from ctvr.orchestrator.data.frames import FrameSource
+from ctvr.orchestrator.learning.commits import Commits
+from ctvr.orchestrator.learning.evaluate import EvaluationConfig
+from ctvr.orchestrator.learning.loop import Loop, LoopConfig
+from ctvr.orchestrator.learning.optimizer import OptimConfig
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import RunPaths
 
 
 @pytest.fixture
 def make_loop(small_stream, runs):
     """A loop over the small stream in batches of 4 pairs."""
     store, config, clip = (
-        Places(runs).open_store(),
+        RunPaths(runs).open_store(),
         DataConfig(num_frames=4, batch_size=4),
         load_backbone("tiny-clip", "shipped"),
     )
@@ -73,10 +73,10 @@ def test_the_setting_checkpoints_activations_and_is_no_part_of_the_key(make_loop
     monkeypatch.setattr(blocks, "checkpoint", lambda *args, **more: passed.append(1) or checkpoint(*args, **more))
     keys = set()
     for is_on in (False, True):
-        made = make_loop(Drawing, f"kept-{int(is_on)}", checkpoint_activations=is_on)
+        made = make_loop(Drawing, f"kept-{int(is_on)}", activation_checkpointing=is_on)
         made.run()
         assert bool(passed) == is_on
         assert all(features.requires_grad for features in made.method.ended)  # end_task may take gradients
-        given = {"method": "clip4clip", "stream": "s", "optim.checkpoint_activations": is_on}
+        given = {"method": "clip4clip", "stream": "s", "optim.activation_checkpointing": is_on}
         keys.add(resolve(given).key(small_stream))
     assert len(keys) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from orchestrator.learning import metrics
+from ctvr.orchestrator.learning import metrics
 
 
 def test_a_perfect_model_has_recall_100_and_rank_1():

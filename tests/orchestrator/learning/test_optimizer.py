@@ -7,8 +7,15 @@ import math
 import pytest
 import torch
 
-from methods.base import ParamGroup
-from orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates, shares, train_only
+from ctvr.methods.base import ParamGroup
+from ctvr.orchestrator.learning.optimizer import (
+    OptimConfig,
+    batch_weights,
+    freeze_except,
+    lr_factor,
+    make_optimizer,
+    set_learning_rates,
+)
 
 
 def factors(steps: int = 100, **settings) -> list[float]:
@@ -66,14 +73,14 @@ def test_first_epoch_schedule_drops_after_the_first_epoch():
     ],
 )
 def test_a_batch_counts_for_its_part_of_the_pairs_of_its_step(sizes, accumulate, expected):
-    assert shares(sizes, accumulate) == pytest.approx(expected)
+    assert batch_weights(sizes, accumulate) == pytest.approx(expected)
 
 
 def test_lr_scale_multiplies_every_group():
     a, b = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(3))
     groups = [ParamGroup(name="a", params=[a], lr=1e-3), ParamGroup(name="b", params=[b], lr=2e-3)]
     optimizer = make_optimizer(groups, OptimConfig(lr_scale=10))
-    set_rates(optimizer, 0.5)
+    set_learning_rates(optimizer, 0.5)
     assert sorted(group["lr"] for group in optimizer.param_groups) == pytest.approx([0.005, 0.01])
 
 
@@ -82,7 +89,7 @@ def test_biases_and_norms_are_decayed_only_if_asked():
     group = [ParamGroup(name="g", params=[vector, matrix], lr=1.0)]
     decays = {id(p): g["weight_decay"] for g in make_optimizer(group, OptimConfig()).param_groups for p in g["params"]}
     assert decays == {id(vector): 0.0, id(matrix): 0.2}
-    released = make_optimizer(group, OptimConfig(decay="all")).param_groups
+    released = make_optimizer(group, OptimConfig(decay_parameters="all")).param_groups
     assert [g["weight_decay"] for g in released] == [0.2]
 
 
@@ -90,7 +97,7 @@ def test_the_old_adamw_follows_its_formula_and_skips_what_has_no_gradient():
     p, idle = torch.nn.Parameter(torch.tensor([[1.0]])), torch.nn.Parameter(torch.tensor([[1.0]]))
     config = OptimConfig(name="adamw_hf", weight_decay=0.2)
     optimizer = make_optimizer([ParamGroup(name="g", params=[p, idle], lr=0.1)], config)
-    set_rates(optimizer, 1.0)
+    set_learning_rates(optimizer, 1.0)
     value, m, v = 1.0, 0.0, 0.0
     for step, grad in enumerate([0.3, -0.2, 0.5], start=1):
         p.grad = torch.tensor([[grad]])
@@ -104,16 +111,16 @@ def test_the_old_adamw_follows_its_formula_and_skips_what_has_no_gradient():
 
 def test_exactly_what_is_handed_over_learns():
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    train_only(module, [ParamGroup(name="g", params=[module[1].weight], lr=1.0)])
+    freeze_except(module, [ParamGroup(name="g", params=[module[1].weight], lr=1.0)])
     assert [p.requires_grad for p in module.parameters()] == [False, False, True, False]
 
 
 def test_a_tensor_handed_over_twice_or_from_elsewhere_is_refused():
     module = torch.nn.Linear(2, 2)
     with pytest.raises(ValueError, match="twice"):
-        train_only(module, [ParamGroup(name="g", params=[module.weight, module.weight], lr=1.0)])
+        freeze_except(module, [ParamGroup(name="g", params=[module.weight, module.weight], lr=1.0)])
     with pytest.raises(ValueError, match="no parameters of the method"):
-        train_only(module, [ParamGroup(name="g", params=[torch.nn.Parameter(torch.ones(1))], lr=1.0)])
+        freeze_except(module, [ParamGroup(name="g", params=[torch.nn.Parameter(torch.ones(1))], lr=1.0)])
 
 
 @pytest.mark.parametrize(

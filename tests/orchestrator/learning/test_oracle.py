@@ -1,14 +1,14 @@
 import pytest
 import torch
 
-from methods.base import Method
-from orchestrator.data.batches import Queries
-from orchestrator.errors import ConfigError
-from orchestrator.learning.assemble import load_tower
-from orchestrator.learning.evaluate import EvaluationConfig, rank_all
-from orchestrator.learning.oracle import oracle_metrics
-from orchestrator.learning.resolve import resolve
-from orchestrator.learning.run import Places, execute
+from ctvr.methods.base import Method
+from ctvr.orchestrator.data.batches import Queries
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.evaluate import EvaluationConfig, compute_ranks
+from ctvr.orchestrator.learning.factory import load_tower
+from ctvr.orchestrator.learning.oracle import oracle_metrics
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import RunPaths, execute
 
 CPU = torch.device("cpu")
 SIZES = (4, 5, 3)
@@ -20,16 +20,16 @@ class Prompted(Method):
     def __init__(self, table, turns, is_calibrated=False) -> None:
         super().__init__()
         self.table, self.turns, self.is_calibrated = table, turns, is_calibrated
-        self.prompts_by_task = turns is not None
+        self.task_conditioned_text = turns is not None
 
     def encode_text(self, tokens, task=None):
         rows = self.table[tokens[:, 0]]
         return rows if task is None or self.turns is None else rows @ self.turns[task]
 
-    def calibrate(self, scores):
+    def normalize_scores(self, scores):
         return scores - scores.mean(dim=0) if self.is_calibrated else scores
 
-    def calibrates(self):
+    def normalizes_scores(self):
         return self.is_calibrated
 
 
@@ -45,8 +45,8 @@ def made(seed, **more):
     return Prompted(table, torch.randn(len(SIZES), d, d), **more), queries, galleries
 
 
-def asked(method, queries, galleries, config=EvaluationConfig(chunk=2)):  # noqa: B008 (frozen)
-    usual = rank_all(method, queries, galleries, config, CPU, "ctvr")
+def asked(method, queries, galleries, config=EvaluationConfig(query_chunk=2)):  # noqa: B008 (frozen)
+    usual = compute_ranks(method, queries, galleries, config, CPU, "ctvr")
     return oracle_metrics(method, queries, galleries, usual, config, CPU, lambda encode, rows: encode(rows)), usual
 
 
@@ -59,7 +59,7 @@ def test_the_three_numbers_are_those_of_a_loop_over_captions(seed, is_calibrated
     videos = torch.cat(galleries)
     by_block = torch.stack([method.table @ method.turns[task] @ video for task, video in zip(task_of, videos)], dim=1)
     told = torch.stack([row @ method.turns[task] @ videos.T for row, task in zip(method.table, task_of)])
-    by_block, told = method.calibrate(by_block), method.calibrate(told)
+    by_block, told = method.normalize_scores(by_block), method.normalize_scores(told)
     own = torch.arange(len(videos))
     assert found["stream/oracle/r1"] == pytest.approx(100 * (told.argmax(dim=1) == own).double().mean().item())
     assert found["stream/oracle/right"] == pytest.approx(
@@ -70,7 +70,7 @@ def test_the_three_numbers_are_those_of_a_loop_over_captions(seed, is_calibrated
 
 def test_without_prompts_only_the_gallery_is_told():
     method, queries, galleries = made(1)
-    method.turns, method.prompts_by_task = None, False
+    method.turns, method.task_conditioned_text = None, False
     found, usual = asked(method, queries, galleries)
     assert found["stream/oracle/r1"] == pytest.approx(100 * (usual.to_videos == 1).double().mean().item())
     assert found["stream/oracle/r1_block"] >= found["stream/oracle/r1"]
@@ -78,7 +78,7 @@ def test_without_prompts_only_the_gallery_is_told():
 
 def test_equally_good_videos_of_several_tasks_count_by_their_share():
     method, queries, galleries = made(1)
-    method.turns, method.prompts_by_task = None, False
+    method.turns, method.task_conditioned_text = None, False
     found, _ = asked(method, queries, [torch.zeros_like(gallery) for gallery in galleries])
     shares = [size / sum(SIZES) for size in SIZES for _ in range(size)]
     assert found["stream/oracle/right"] == pytest.approx(100 * sum(shares) / len(shares))
@@ -93,7 +93,7 @@ def test_it_adds_numbers_and_changes_none(small_stream, manifest, runs):
     assert without.key(small_stream) == resolve({**plain, "evaluation.oracle_task": False}, small_stream.settings).key(
         small_stream
     )
-    first, second = (execute(each, Places(runs), reuse=False).record.metrics[-1] for each in (without, told))
+    first, second = (execute(each, RunPaths(runs), reuse=False).record.metrics[-1] for each in (without, told))
     added = {name: value for name, value in second.items() if name not in first}
     assert set(added) == {f"stream/oracle/{name}" for name in ("r1", "r1_block", "right")}
     assert {name: second[name] for name in first} == first

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from orchestrator.learning.pulse import Peer, Pulse, at
+from ctvr.orchestrator.learning.pulse import Peer, Pulse, at
 from tests.workers.still import named_by_the_other, slow_first
 
 EVERY, STILL = 0.05, 0.5

@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from orchestrator.data.questions import QuestionData
-from orchestrator.errors import ConfigError
-from orchestrator.jobs.deployment import Deployment
-from orchestrator.jobs.trained import load
-from orchestrator.learning.assemble import load_tower
-from orchestrator.learning.evaluate import EvaluationConfig
-from orchestrator.learning.experiment import Experiment
-from orchestrator.learning.protocols import PROTOCOLS, Sight
-from orchestrator.learning.resolve import resolve
-from orchestrator.learning.run import Places, Result, data_of, execute, source_of
-from orchestrator.streams.load import load_stream
-from orchestrator.tracking.recorder import export_model
+from ctvr.orchestrator.data.questions import QuestionData
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.load_model import load
+from ctvr.orchestrator.learning.evaluate import EvaluationConfig
+from ctvr.orchestrator.learning.experiment import Experiment
+from ctvr.orchestrator.learning.factory import load_tower
+from ctvr.orchestrator.learning.protocols import PROTOCOLS, EvaluationContext
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import Result, RunPaths, data_of, execute, source_of
+from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.tracking.recorder import export_model
 from tests.small_stream import write_stream
 
 SMALL = {
@@ -57,7 +57,7 @@ def run(manifest: Path, root: Path, stop_after: int | None = None) -> Result:
         if record.done == stop_after:
             raise KeyboardInterrupt
 
-    return execute(experiment_on(manifest), Places(root), report=report)
+    return execute(experiment_on(manifest), RunPaths(root), report=report)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def whole(manifest, tmp_path_factory) -> tuple[Result, Path]:
 def data_at(manifest: Path, root: Path) -> QuestionData:
     experiment, stream = experiment_on(manifest), load_stream(manifest, root)
     tower = load_tower(experiment, stream)
-    source = source_of(stream, Places(root).open_store(), experiment.data, tower)
+    source = source_of(stream, RunPaths(root).open_store(), experiment.data, tower)
     data = data_of(stream, source, experiment.data, tower, torch.device("cpu"))
     assert isinstance(data, QuestionData)
     return data
@@ -128,7 +128,7 @@ def test_each_question_is_asked_of_its_own_video_and_no_answer_of_a_later_task_i
     galleries = [torch.tensor([[0], [1], [0]]), torch.tensor([[0], [1], [2]])]  # (V, 1)
     for task, sizes in ((0, [2]), (1, [2, 3, 2, 3])):
         method, here = ByVideo(), torch.device("cpu")
-        sight = Sight(
+        sight = EvaluationContext(
             method, data, task, "test", galleries[: task + 1], EvaluationConfig(), here, lambda f, rows: f(rows), True
         )  # type: ignore[arg-type]
         answers[task] = PROTOCOLS["qa"].measure(sight)
@@ -174,7 +174,7 @@ def test_a_manifest_of_questions_without_their_answers_is_one_line(manifest, tmp
 
 def test_methods_and_streams_of_other_kinds_are_one_line(manifest, tmp_path):
     with pytest.raises(ConfigError, match="method: clip4clip learns from videos, and stream asked has questions"):
-        execute(resolve({"method": "clip4clip", "stream": str(manifest), **SMALL}), Places(tmp_path))
+        execute(resolve({"method": "clip4clip", "stream": str(manifest), **SMALL}), RunPaths(tmp_path))
     with pytest.raises(ConfigError, match=r"umt_qa learns from questions, and stream shapes-5 has videos.*clip4clip"):
         load_tower(
             resolve({"method": "umt_qa", "stream": "shapes-5", **SMALL}),
@@ -186,7 +186,7 @@ def test_a_folder_with_a_model_of_questions_is_not_asked(manifest, whole, tmp_pa
     result, root = whole
     export_model(result.method, experiment_on(manifest), data_at(manifest, root), tmp_path / "model")
     with pytest.raises(ConfigError, match="umt_qa learned from questions and searches nothing"):
-        load(str(tmp_path / "model"), Deployment(runs=root))
+        load(str(tmp_path / "model"), ExecutionConfig(runs=root))
 
 
 def test_another_answer_makes_another_stream(manifest, tmp_path):
@@ -195,6 +195,6 @@ def test_another_answer_makes_another_stream(manifest, tmp_path):
 
 
 def test_an_untrained_model_forgets_no_answer_of_a_task(manifest, tmp_path):
-    untrained = execute(experiment_on(manifest, **{"optim.epochs": 0}), Places(tmp_path))
+    untrained = execute(experiment_on(manifest, **{"optim.epochs": 0}), RunPaths(tmp_path))
     assert untrained.record.steps == 0
     assert untrained.record.metrics[-1]["stream/qa/forgetting"] == 0

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from orchestrator.learning import metrics, ranking
-from orchestrator.learning.ranking import Ranked, of_matrix, rank, top
+from ctvr.orchestrator.learning import metrics, ranking
+from ctvr.orchestrator.learning.ranking import Ranked, rank, score_reader, topk
 
 
 def whole(scores: Tensor, target: Tensor) -> Ranked:
-    return rank(of_matrix(scores), target, (0, len(target)), (0, scores.shape[1]))
+    return rank(score_reader(scores), target, (0, len(target)), (0, scores.shape[1]))
 
 
 def brute_rank(row: list[float], own: int) -> float:
@@ -60,7 +60,7 @@ def test_ranks_of_both_directions_agree_with_brute_force_however_the_tiles_are_c
     noise = torch.rand(scores.shape, generator=generator)
     scores[noise < 0.1], scores[(noise > 0.1) & (noise < 0.2)], scores[noise > 0.95] = math.nan, -math.inf, math.inf
     twin = torch.where(torch.rand(rows[-1], generator=generator) < 0.5, target.flip(0), -1)
-    found = rank(of_matrix(scores), target, rows, columns, twin, chunk)
+    found = rank(score_reader(scores), target, rows, columns, twin, chunk)
     assert [found.to_videos.tolist(), found.videos.tolist(), found.captions.tolist()] == list(brute(scores, target))
     own = [brute(scores[rows[i] : rows[i + 1], columns[i] : columns[i + 1]], parts[i])[:2] for i in range(len(sizes))]
     assert found.own.tolist() == [r for each in own for r in each[0]]
@@ -72,7 +72,7 @@ def test_ranks_of_both_directions_agree_with_brute_force_however_the_tiles_are_c
     assert found.beats_twin.nan_to_num(nan=-1).tolist() == [-1 if math.isnan(b) else b for b in beats]
 
     order = known.sort(dim=1, descending=True, stable=True)
-    values, places = top(of_matrix(scores), rows[-1], columns, 4, chunk)
+    values, places = topk(score_reader(scores), rows[-1], columns, 4, chunk)
     assert torch.equal(values, order.values[:, :4])
     assert torch.equal(places, order.indices[:, :4])  # of equal ones the first
 
@@ -94,7 +94,7 @@ def test_no_more_than_a_tile_is_scored_at_once_and_none_twice_that_fits(monkeypa
     assert torch.equal(found.videos, plain.videos)
     assert len(asked) == len(set(asked)) == 20
     asked.clear()
-    assert torch.equal(top(score, 40, (0, 40), 3, chunk=10)[1], (captions @ videos.mT).topk(3).indices)
+    assert torch.equal(topk(score, 40, (0, 40), 3, chunk=10)[1], (captions @ videos.mT).topk(3).indices)
     assert len(asked) == 20
 
 
@@ -128,5 +128,5 @@ def test_shuffling_the_gallery_changes_no_rank():
 
 
 def test_without_captions_there_is_no_rank():
-    found = rank(of_matrix(torch.zeros(0, 3)), torch.zeros(0, dtype=torch.int64), (0, 0), (0, 3))
+    found = rank(score_reader(torch.zeros(0, 3)), torch.zeros(0, dtype=torch.int64), (0, 0), (0, 3))
     assert len(found.to_videos) == len(found.videos) == 0

@@ -12,14 +12,14 @@ import open_clip
 import pytest
 import torch
 
-from methods import CONFIGURATIONS, METHODS, find_method
-from methods.backbone.clip import Clip
-from methods.base import Method, ParamGroup, Recipe
-from methods.clip4clip import Clip4Clip, Clip4ClipConfig
-from methods.clip_vip import CLIPViP, CLIPViPConfig
-from methods.xpool import XPool, XPoolConfig
-from orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_rates
-from orchestrator.learning.resolve import presets_of, resolve
+from ctvr.methods import CONFIGURATIONS, METHODS, find_method
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.base import Method, ParamGroup, Recipe
+from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from ctvr.methods.clip_vip import CLIPViP, CLIPViPConfig
+from ctvr.methods.xpool import XPool, XPoolConfig
+from ctvr.orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_learning_rates
+from ctvr.orchestrator.learning.resolve import presets_of, resolve
 from tests.methods.conftest import make_small_clip
 from tests.methods.released import tiny_clip
 
@@ -85,7 +85,7 @@ def test_originals_have_what_the_first_ones_lacked():
     )
     assert [clip4clip[name] for name in told] == [5, 128, 12, 32, 1e-12, 1.0]
     vip = presets_of("clip_vip")["original"]
-    assert (vip["optim.name"], vip["optim.betas"], vip["optim.last_lr"]) == ("adamw_hf", (0.9, 0.98), 1e-8)
+    assert (vip["optim.name"], vip["optim.betas"], vip["optim.final_lr"]) == ("adamw_hf", (0.9, 0.98), 1e-8)
     alpha, weight = presets_of("der")["original"]["method.alpha"], presets_of("co2l")["original"]["method.weight"]
     assert (alpha * 512 / 2, weight * 0.5 / 0.07) == pytest.approx((0.3, 1.0))  # as their codes weigh them
     for name in ("er_ring", "der", "co2l", "lump"):
@@ -108,7 +108,7 @@ def test_weights_after_every_step_are_those_of_the_released_optimizer(compared):
         grads = FILE[f"{key}/grads"]
         for step, (gradient, expected) in enumerate(zip(grads, FILE[f"{key}/{after}"], strict=True)):
             weight.grad = torch.from_numpy(gradient).clone()
-            set_rates(optimizer, lr_factor(step, len(grads), len(grads), True, optim), optim.last_lr)
+            set_learning_rates(optimizer, lr_factor(step, len(grads), len(grads), True, optim), optim.final_lr)
             optimizer.step()
             compared(name, "steps", weight, expected, 1e-6)
 
@@ -121,7 +121,7 @@ def test_steps_of_lump_are_descent_with_momentum_that_decays_every_weight(compar
     optimizer = make_optimizer([ParamGroup(name="g", params=[weight], lr=lr)], optim)
     for gradient, expected in zip(((start - after[0]) / lr - optim.weight_decay * start, second), after, strict=True):
         weight.grad = gradient.clone()
-        set_rates(optimizer, lr_factor(0, 10, 10, True, optim))
+        set_learning_rates(optimizer, lr_factor(0, 10, 10, True, optim))
         optimizer.step()
         compared("lump", "steps", weight, expected)
 
@@ -164,7 +164,7 @@ def test_clip_vip_counts_its_steps_from_one_and_ends_at_its_own_least_rate():
     assert factors(optim, steps) == pytest.approx(released, abs=1e-12)
     module = torch.nn.Linear(1, 1)
     optimizer = make_optimizer([ParamGroup(name="g", params=list(module.parameters()), lr=1e-6)], optim, module)
-    set_rates(optimizer, factors(optim, steps)[-1], optim.last_lr)
+    set_learning_rates(optimizer, factors(optim, steps)[-1], optim.final_lr)
     assert {group["lr"] for group in optimizer.param_groups} == {1e-8}
 
 
@@ -262,10 +262,10 @@ def test_xpool_decays_every_tensor_and_clip_vip_all_but_biases_and_the_temperatu
 def test_a_group_may_have_its_own_rule_and_a_rule_by_names_needs_them():
     matrix, bias = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))
     groups = [ParamGroup(name="g", params=[matrix, bias], lr=1.0, decay="all")]
-    (group,) = make_optimizer(groups, OptimConfig(decay="no_bias")).param_groups
+    (group,) = make_optimizer(groups, OptimConfig(decay_parameters="no_bias")).param_groups
     assert (len(group["params"]), group["weight_decay"]) == (2, 0.2)
     with pytest.raises(ValueError, match=r"optim\.decay=no_bias goes by names"):
-        make_optimizer([ParamGroup(name="g", params=[bias], lr=1.0)], OptimConfig(decay="no_bias"))
+        make_optimizer([ParamGroup(name="g", params=[bias], lr=1.0)], OptimConfig(decay_parameters="no_bias"))
 
 
 def test_the_temperature_begins_and_is_bounded_as_released(compared):

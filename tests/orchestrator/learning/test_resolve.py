@@ -8,12 +8,12 @@ from dataclasses import fields
 
 import pytest
 
-from methods import CONFIGURATIONS, EVERY_METHOD, METHODS, find_method
-from methods.base import Change
-from orchestrator.config import build
-from orchestrator.errors import ConfigError
-from orchestrator.learning.experiment import GROUPS, RunConfig
-from orchestrator.learning.resolve import preset_settings, presets_of, resolve, with_recipe
+from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, METHODS, find_method
+from ctvr.methods.base import Override
+from ctvr.orchestrator.config import build
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.experiment import GROUPS, RunConfig
+from ctvr.orchestrator.learning.resolve import preset_settings, presets_of, resolve, with_recipe
 
 SMALL = {"backbone.name": "tiny-clip", "backbone.weights": "shipped"}
 
@@ -57,8 +57,8 @@ def test_complete_settings_resolve_to_themselves():
         ({"method": "clip4clip", "stream": "s", "method.lr": -1}, "method.lr must be >= 0, got -1.0"),
         ({"method": "upper_bound", "stream": "s", "base.lr": -1}, r"^base\.lr must be >= 0, got -1.0. Use base.lr=0"),
         (
-            {"method": "zero_shot", "stream": "s", "evaluation.chunk": 0},
-            "evaluation.chunk counts items and must be >= 1",
+            {"method": "zero_shot", "stream": "s", "evaluation.query_chunk": 0},
+            "evaluation.query_chunk counts items and must be >= 1",
         ),
         ({"method": "upper_bound", "stream": "s", "method.base": "x"}, "method: no method called 'x'"),
         (
@@ -167,7 +167,7 @@ def test_a_change_changes_what_it_says_and_nothing_else(method, recommended):
     for preset, settings in presets_of(method).items():
         if "method.clip_groups" in settings and recommended.get("data.num_frames") == 8:
             continue  # schedules of 12 frames
-        if isinstance(settings, Change) and "method.base" not in settings:
+        if isinstance(settings, Override) and "method.base" not in settings:
             full, ablated = on(method, recommended), on(method, recommended, preset)
             assert differing(full, ablated) == {name for name, value in settings.items() if full[name] != value}, preset
 
@@ -185,7 +185,7 @@ def test_a_recipe_that_is_named_is_no_mixture_with_the_recommended_one(recommend
     plain = {name: value for name, value in recommended.items() if name != "preset"}
     for method in METHODS:
         for preset, settings in presets_of(method).items():
-            if not isinstance(settings, Change):
+            if not isinstance(settings, Override):
                 assert with_recipe(method, [preset], recommended) == (preset,)
                 made = preset_settings(method, [preset], {}, recommended)
                 assert made == settings, (method, preset)

@@ -7,19 +7,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from orchestrator.data.batches import StreamData
-from orchestrator.data.settings import DataConfig
-from orchestrator.errors import ConfigError, OutOfMemory
-from orchestrator.learning import run
-from orchestrator.learning.resolve import resolve
-from orchestrator.learning.run import Places, check_left_out, execute, splits_of, warn_of_long_queues
-from orchestrator.learning.workers import Workers
+from ctvr.orchestrator.data.batches import StreamData
+from ctvr.orchestrator.data.config import DataConfig
+from ctvr.orchestrator.errors import ConfigError, OutOfMemory
+from ctvr.orchestrator.learning import run
+from ctvr.orchestrator.learning.distributed import Workers
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import RunPaths, check_left_out, execute, splits_of, warn_of_long_queues
 
 
 def test_an_unknown_backbone_is_reported_as_the_users(manifest, small_stream, runs):
     settings = {"method": "zero_shot", "stream": manifest, "backbone.name": "ViT-B-23"}
     with pytest.raises(ConfigError, match="backbone: no backbone called 'ViT-B-23'"):
-        execute(resolve(settings, small_stream.settings), Places(runs))
+        execute(resolve(settings, small_stream.settings), RunPaths(runs))
 
 
 def test_a_stream_without_validation_videos_refuses_val(manifest, runs, small_stream):
@@ -53,7 +53,7 @@ def test_a_queue_that_is_longer_than_an_epoch_of_a_task_is_warned_of(
 class Crowd(Workers):
     """Sixteen workers, of which this process is the first and the others agree."""
 
-    def agree(self, value):
+    def broadcast(self, value):
         return value
 
 
@@ -61,7 +61,7 @@ def test_more_workers_than_training_pairs_are_refused_once_the_stream_is_known(m
     settings = {"stream": manifest, "workers": 16, "data.batch_size": 16}
     experiment = resolve({"method": "clip4clip", **settings}, small_stream.settings)
     with pytest.raises(ConfigError, match="workers: task_01 of stream small has 8 training pairs for 16 workers"):
-        execute(experiment, Places(runs), Crowd(0, 16))
+        execute(experiment, RunPaths(runs), Crowd(0, 16))
 
 
 def test_pairs_that_workers_would_leave_out_are_refused_where_they_are_many(manifest, small_stream, runs):
@@ -69,7 +69,7 @@ def test_pairs_that_workers_would_leave_out_are_refused_where_they_are_many(mani
     experiment = resolve(settings, small_stream.settings)
     said = r"workers: 2 of 8 pairs of task_01 \(25%\) would be left out of an epoch, since .* 6 workers\. Use fewer"
     with pytest.raises(ConfigError, match=said):
-        execute(experiment, Places(runs), Crowd(0, 6))
+        execute(experiment, RunPaths(runs), Crowd(0, 6))
 
 
 def test_few_pairs_that_workers_leave_out_are_said_once(small_stream, caplog):
@@ -91,14 +91,14 @@ def test_few_pairs_that_workers_leave_out_are_said_once(small_stream, caplog):
 
 def test_a_run_sets_its_device_up_and_says_where_it_will_not_repeat(manifest, small_stream, runs, monkeypatch, caplog):
     seen = []
-    monkeypatch.setattr(run, "prepare_device", lambda *given: seen.append(given))
+    monkeypatch.setattr(run, "set_determinism", lambda *given: seen.append(given))
     settings = {"method": "clip4clip", "stream": manifest, "workers": 6, "data.batch_size": 6}
-    for more in ({}, {"repeatable": False}):
-        assert "repeatable=false" not in caplog.text
+    for more in ({}, {"deterministic": False}):
+        assert "deterministic=false" not in caplog.text
         with pytest.raises(ConfigError, match="left out"):
-            execute(resolve({**settings, **more}, small_stream.settings), Places(runs), Crowd(0, 6))
+            execute(resolve({**settings, **more}, small_stream.settings), RunPaths(runs), Crowd(0, 6))
     assert seen == [(torch.device("cpu"), True, "fp32"), (torch.device("cpu"), False, "fp32")]
-    assert "repeatable=false: on a GPU a second run gives other numbers" in caplog.text
+    assert "deterministic=false: on a GPU a second run gives other numbers" in caplog.text
 
 
 @pytest.mark.parametrize("where", ["zero_shot_curve", "_to_the_end"])
@@ -110,7 +110,7 @@ def test_a_device_that_is_too_small_ends_a_run_with_the_remedy(where, manifest, 
     monkeypatch.setattr(run, where, fail)
     settings = {"method": "clip4clip", "stream": manifest}
     with pytest.raises(OutOfMemory, match="^data.batch_size: the memory of cpu on .* is too small"):
-        execute(resolve(settings, small_stream.settings), Places(runs), Workers())
+        execute(resolve(settings, small_stream.settings), RunPaths(runs), Workers())
 
 
 def test_a_run_reads_the_split_that_its_epochs_are_chosen_on(manifest, small_stream):

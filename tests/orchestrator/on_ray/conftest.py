@@ -1,4 +1,4 @@
-"""The tests of this room start Ray in their own process, which opens no film: FFmpeg and Ray end badly together."""
+"""The tests of this room start Ray in their own process, which opens no video: FFmpeg and Ray end badly together."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True, scope="package")
-def _opens_no_film() -> Iterator[None]:
+def _opens_no_video() -> Iterator[None]:
     def refuse(*words: object, **named: object) -> NoReturn:
-        raise AssertionError("FFmpeg was asked to open a film beside Ray. Give it a child: tests/apart.py")
+        raise AssertionError("FFmpeg was asked to open a video beside Ray. Give it a child: tests/in_subprocess.py")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(av, "open", refuse)
@@ -50,6 +50,6 @@ def _ray() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def two_cpus(_ray: None) -> None:
     """A Ray of two CPUs, started once for all files of this room."""
-    from orchestrator.on_ray.connection import connect
+    from ctvr.orchestrator.on_ray.connection import connect
 
     connect("local", 2)

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import ConfigError
-from orchestrator.jobs.session import room_text
-from orchestrator.on_ray import connection
-from orchestrator.on_ray.capacity import DRIVER_CPU, capacity, choose_gpus, fit_count, within
-from orchestrator.on_ray.connection import check_local
-from orchestrator.on_ray.memory import PROCESS, remember_free, size_of, trials_in_memory, worker_bytes
-from orchestrator.on_ray.plan import TrialPlan
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.on_ray import connection
+from ctvr.orchestrator.on_ray.capacity import DRIVER_CPU, cap_to_max_nodes, capacity, choose_gpus, count_fitting_trials
+from ctvr.orchestrator.on_ray.connection import check_local
+from ctvr.orchestrator.on_ray.memory import PROCESS, model_size, record_free_memory, trials_in_memory, worker_bytes
+from ctvr.orchestrator.on_ray.plan import TrialPlan
+from ctvr.orchestrator.sweeps.session import describe_concurrency
 from tests.http_server import Server
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -53,7 +53,7 @@ def node(cpus: float, gpus: float = 0) -> dict[str, float]:
     ],
 )
 def test_trials_that_fit(made, nodes, fits):
-    assert fit_count(made, nodes) == fits
+    assert count_fitting_trials(made, nodes) == fits
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_trials_that_fit(made, nodes, fits):
 )
 def test_a_plan_that_can_never_run_is_refused_in_one_line(made, nodes, message):
     with pytest.raises(ConfigError, match=message) as error:
-        fit_count(made, nodes)
+        count_fitting_trials(made, nodes)
     assert "\n" not in str(error.value)
 
 
@@ -90,26 +90,26 @@ def test_trials_that_memory_holds(worker, workers, nodes, fits):
 
 def test_memory_bounds_trials_unless_their_number_was_said(monkeypatch):
     there = [{"Alive": True, "Resources": {"CPU": 8.0, "memory": 9 * GB}}]
-    monkeypatch.setattr("orchestrator.on_ray.capacity.ray.nodes", lambda: there)
-    monkeypatch.setattr("orchestrator.on_ray.capacity.ray.cluster_resources", lambda: there[0]["Resources"])
+    monkeypatch.setattr("ctvr.orchestrator.on_ray.capacity.ray.nodes", lambda: there)
+    monkeypatch.setattr("ctvr.orchestrator.on_ray.capacity.ray.cluster_resources", lambda: there[0]["Resources"])
     large = replace(plan(), memory_per_worker=2 * GB)
-    said = room_text(capacity(large))
+    said = describe_concurrency(capacity(large))
     assert said.startswith("4 at once: memory bounds them, at 2.1 GB for a worker; the processors have room for 8")
-    assert room_text(capacity(large, 6)) == "6 at once"
-    assert room_text(capacity(plan())) == "8 at once"
-    remember_free(5 * GB)  # as when this process started Ray here, beside programs that have the rest
+    assert describe_concurrency(capacity(large, 6)) == "6 at once"
+    assert describe_concurrency(capacity(plan())) == "8 at once"
+    record_free_memory(5 * GB)  # as when this process started Ray here, beside programs that have the rest
     try:
         assert capacity(large).concurrent == 2
     finally:
-        remember_free(None)
+        record_free_memory(None)
 
 
 def test_a_larger_backbone_a_larger_batch_and_more_frames_take_more_memory():
-    clip = size_of("ViT-B-32")
+    clip = model_size("ViT-B-32")
     assert clip is not None
     assert abs(clip.parameters / 151.3e6 - 1) < 0.01  # of open_clip's model, its biases and norms included
-    assert size_of("RN50") is None
-    assert size_of("no-such-backbone") is None
+    assert model_size("RN50") is None
+    assert model_size("no-such-backbone") is None
     small = worker_bytes("tiny-clip", 4, 4)
     assert (
         worker_bytes("RN50", 12, 8)
@@ -129,7 +129,7 @@ def test_a_larger_backbone_a_larger_batch_and_more_frames_take_more_memory():
 def test_the_trials_that_fit_can_all_be_placed_with_every_driver_on_one_node(cpus, workers, share):
     made = plan(workers=workers, cpus=share)
     try:
-        fits = fit_count(made, [node(cpus)])
+        fits = count_fitting_trials(made, [node(cpus)])
     except ConfigError:
         fits = 0
     need = workers * share + DRIVER_CPU * (workers > 1)
@@ -160,15 +160,15 @@ def test_a_plan_for_this_machine_is_refused_before_ray_starts():
 )
 def test_gpus_are_used_where_there_are_any_and_torch_can(monkeypatch, asked, workers, there, cuda, chosen):
     monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 8.0, "GPU": float(there)})
-    monkeypatch.setattr("orchestrator.on_ray.capacity._sees_cuda", lambda share: cuda)
+    monkeypatch.setattr("ctvr.orchestrator.on_ray.capacity._sees_cuda", lambda share: cuda)
     assert choose_gpus(asked, workers) == chosen
 
 
 def test_gpus_that_were_asked_for_and_cannot_be_used_are_an_error(monkeypatch):
     monkeypatch.setattr("ray.cluster_resources", lambda: {"GPU": 1.0})
-    monkeypatch.setattr("orchestrator.on_ray.capacity._sees_cuda", lambda share: False)
+    monkeypatch.setattr("ctvr.orchestrator.on_ray.capacity._sees_cuda", lambda share: False)
     why = "2.15.0 is built for CUDA 13.2, and the driver is 535.54.03"
-    monkeypatch.setattr("orchestrator.on_ray.capacity._why_no_cuda", lambda share: why)
+    monkeypatch.setattr("ctvr.orchestrator.on_ray.capacity._why_no_cuda", lambda share: why)
     with pytest.raises(ConfigError, match=f"of no use to its torch: {why}. Set CTVR_TORCH_BACKEND=auto"):
         choose_gpus(0.5, 1)
 
@@ -334,7 +334,7 @@ def test_why_a_cluster_is_not_joined_is_said_as_it_is(monkeypatch, error, said):
 
 
 def test_the_path_of_workers_has_no_folder_that_ray_adds():
-    from orchestrator.on_ray.internals import job_config
+    from ctvr.orchestrator.on_ray.internals import job_config
 
     made = job_config(["/sources"])
     made._py_driver_sys_path.extend(["/script", "/present"])  # as `ray.init` does
@@ -363,12 +363,12 @@ def test_a_cluster_that_is_gone_and_left_its_file_is_not_asked_for(monkeypatch, 
 def test_an_autoscaler_is_asked_for_whole_trials(monkeypatch):
     asked: list[list[dict]] = []
     monkeypatch.setattr("ray.autoscaler.sdk.request_resources", lambda bundles: asked.append(bundles))
-    connection.ask_for_room(plan(workers=2, cpus=1.5, gpus=0.5), 2)
+    connection.request_resources_for(plan(workers=2, cpus=1.5, gpus=0.5), 2)
     assert asked[0].count({"CPU": 1.5, "GPU": 0.5}) == 4
     assert asked[0].count({"CPU": DRIVER_CPU}) == 2
-    connection.ask_for_room(plan(), 1)
+    connection.request_resources_for(plan(), 1)
     assert asked[1] == [{"CPU": 0.9}]
-    connection.ask_for_room(plan(), 0)
+    connection.request_resources_for(plan(), 0)
     assert asked[2] == []
 
 
@@ -389,7 +389,7 @@ A100, HEAD = {"CPU": 96.0, "GPU": 8.0}, {"CPU": 16.0}
     ],
 )
 def test_no_more_machines_are_asked_for_than_may_be(workers, trials, nodes, most, asked):
-    assert within(plan(workers=workers, gpus=1.0), trials, nodes, most) == asked
+    assert cap_to_max_nodes(plan(workers=workers, gpus=1.0), trials, nodes, most) == asked
 
 
 def test_as_many_machines_are_asked_for_as_are_waited_for(monkeypatch):
@@ -404,8 +404,8 @@ def test_a_driver_that_is_killed_has_its_request_taken_back(tmp_path):
     """The process beside it acts when the driver is gone, whatever ended it, and not before."""
     done = tmp_path / "taken back"
     code = (
-        "import sys, time; from orchestrator.on_ray import taken_back as t; "
-        "print(t.watch_over('', tuple(sys.argv[1:])).pid, flush=True); time.sleep(600)"
+        "import sys, time; from ctvr.orchestrator.on_ray import taken_back as t; "
+        "print(t.start_watchdog('', tuple(sys.argv[1:])).pid, flush=True); time.sleep(600)"
     )
     words = [sys.executable, "-c", code, "touch", str(done)]
     driver = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
@@ -427,7 +427,7 @@ def test_an_autoscaler_that_does_not_answer_does_not_end_a_sweep(monkeypatch, ca
         raise RuntimeError("away\nmore")
 
     monkeypatch.setattr("ray.autoscaler.sdk.request_resources", fail)
-    connection.ask_for_room(plan(), 1)
+    connection.request_resources_for(plan(), 1)
     assert "the cluster was not asked to grow: away" in caplog.text
 
 

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import ray
 
-from orchestrator.data.frames import FrameSource
-from orchestrator.data.settings import DataConfig
-from orchestrator.errors import ConfigError, StoreError
-from orchestrator.jobs.cache import build_cache
-from orchestrator.jobs.deployment import Deployment
-from orchestrator.on_ray import decode
-from orchestrator.on_ray.decode import decode_on_cluster, decode_on_nodes
-from orchestrator.store.store import Store
+from ctvr.orchestrator.data.config import DataConfig
+from ctvr.orchestrator.data.frames import FrameSource
+from ctvr.orchestrator.errors import ConfigError, StoreError
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.cache import build_cache
+from ctvr.orchestrator.on_ray import decode
+from ctvr.orchestrator.on_ray.decode import decode_on_cluster, decode_on_nodes
+from ctvr.orchestrator.store.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("two_cpus")]
 
@@ -49,14 +49,14 @@ def test_a_build_on_the_cluster_names_the_broken_and_goes_on_where_it_was(runs, 
     video = Path(manifest).parent / "videos" / "red_train_0.mp4"
     kept = video.read_bytes()
     video.write_bytes(b"no video at all")
-    where = Deployment(runs=runs, address="local")
+    where = ExecutionConfig(runs=runs, address="local")
     with pytest.raises(ConfigError) as caught:
         build_cache(manifest, {"data.num_frames": "3"}, where)
     first, broken = str(caught.value).splitlines()
     assert first == "stream small: 29 videos decoded, 0 were in the store, 1 cannot be used"
     assert broken.split(":")[0].strip() == "red_train_0"
     video.write_bytes(kept)
-    again = build_cache(manifest, {"data.num_frames": "3"}, Deployment(runs=runs), on_cluster=True)
+    again = build_cache(manifest, {"data.num_frames": "3"}, ExecutionConfig(runs=runs), on_cluster=True)
     assert again == "stream small: 1 videos decoded, 29 were in the store"
 
 
@@ -138,8 +138,8 @@ def test_nodes_decode_for_a_sweep_where_they_can_and_no_video_is_lost_with_one(
         folder = tmp_path / f"videos{copy}"
         shutil.copytree(Path(items[0].path).parent, folder)
         for file in folder.iterdir():
-            with file.open("ab") as film:
-                film.write(bytes([copy]))
+            with file.open("ab") as video:
+                video.write(bytes([copy]))
         many += [type(i)(i.video, str(folder / Path(i.path).name), None, i.category, i.captions) for i in items]
     source = source_in(tmp_path / "store")
     lost: list[int] = []

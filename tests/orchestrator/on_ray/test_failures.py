@@ -12,8 +12,8 @@ from ray.exceptions import ActorDiedError
 from ray.train import ControllerError, WorkerGroupError
 from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, WorkerGroupStartupTimeoutError
 
-from orchestrator.errors import ConfigError, Diverged, OutOfMemory, TrialFailed
-from orchestrator.on_ray.failures import explain, is_final
+from ctvr.orchestrator.errors import ConfigError, NonFiniteLoss, OutOfMemory, TrialFailed
+from ctvr.orchestrator.on_ray.failures import is_final, to_trial_failed
 
 
 def wrapped(error: Exception) -> UserExceptionWithTraceback:
@@ -24,7 +24,7 @@ def wrapped(error: Exception) -> UserExceptionWithTraceback:
     ("error", "final"),
     [
         (ConfigError("x"), True),
-        (Diverged("x"), True),
+        (NonFiniteLoss("x"), True),
         (TypeError("x"), True),
         (OutOfMemory("x"), True),
         (RuntimeError("Expected all tensors to be on the same device, but got cpu and cuda:0"), True),
@@ -45,7 +45,7 @@ def test_only_what_would_come_again_is_final(error, final):
 @pytest.mark.parametrize(
     ("error", "reason", "final"),
     [
-        (WorkerGroupError("", {0: wrapped(Diverged("task_01: no number."))}), "task_01: no number.", True),
+        (WorkerGroupError("", {0: wrapped(NonFiniteLoss("task_01: no number."))}), "task_01: no number.", True),
         (WorkerGroupError("", {0: wrapped(KeyError("a"))}), "KeyError: 'a'", False),
         (
             WorkerGroupError("", {0: wrapped(RuntimeError("peer")), 1: wrapped(ValueError("first\nsecond"))}),
@@ -56,14 +56,14 @@ def test_only_what_would_come_again_is_final(error, final):
     ],
 )
 def test_a_failed_run_is_explained_in_one_line(error, reason, final):
-    found = explain(error)
+    found = to_trial_failed(error)
     assert str(found).startswith(reason)
     assert "\n" not in str(found)
-    assert found.is_final is final
+    assert found.is_permanent is final
 
 
 def test_the_worker_that_died_is_named_before_those_that_lost_it():
-    found = explain(WorkerGroupError("", {0: wrapped(RuntimeError("peer")), 1: ActorDiedError()}))
+    found = to_trial_failed(WorkerGroupError("", {0: wrapped(RuntimeError("peer")), 1: ActorDiedError()}))
     assert str(found).startswith("ActorDiedError")
 
 
@@ -76,20 +76,20 @@ def test_a_failure_carries_the_traceback_and_the_end_of_the_log_without_secrets(
     """A worker of Ray has a file as its standard error; what it notes comes through both ways of failing."""
     code = """
 import os, pickle, sys
-from orchestrator.on_ray.failures import note_last_words
+from ctvr.orchestrator.on_ray.failures import attach_traceback
 os.dup2(os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY), 2)
 for number in range(300):
     print("line", number, os.environ["MY_TOKEN"], file=sys.stderr, flush=True)
 try:
     {}["the setting"]
 except KeyError as error:
-    note_last_words(error)
+    attach_traceback(error)
     sys.stdout.buffer.write(pickle.dumps(error))
 """
     environment = {**os.environ, "MY_TOKEN": "cAnArY-123456"}
     words = [sys.executable, "-c", code, str(tmp_path / "log")]
     error = pickle.loads(subprocess.run(words, env=environment, stdout=subprocess.PIPE, check=True).stdout)
-    found = pickle.loads(pickle.dumps(explain(WorkerGroupError("", {0: wrapped(error)}))))
+    found = pickle.loads(pickle.dumps(to_trial_failed(WorkerGroupError("", {0: wrapped(error)}))))
     assert str(found) == "KeyError: 'the setting'"
     lines = found.last_words.splitlines()
     assert lines[0].startswith("Traceback")

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.errors import ConfigError
-from orchestrator.jobs.cache import build_cache
-from orchestrator.jobs.deployment import Deployment
-from orchestrator.store.store import Store
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.cache import build_cache
+from ctvr.orchestrator.store.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("two_cpus")]
 
@@ -22,18 +22,18 @@ def features_in(folder: Path) -> dict[str, np.ndarray]:
 
 def test_nodes_make_the_same_features_as_one_machine_and_none_twice(tmp_path, manifest):
     here, there = tmp_path / "here", tmp_path / "there"
-    lines = build_cache(manifest, {}, Deployment(runs=there, address="local"), features=True).splitlines()
+    lines = build_cache(manifest, {}, ExecutionConfig(runs=there, address="local"), features=True).splitlines()
     assert lines[1] == "stream small: features of 30 videos made, 0 were in the store"
-    build_cache(manifest, {}, Deployment(runs=here), features=True)
+    build_cache(manifest, {}, ExecutionConfig(runs=here), features=True)
     one, many = features_in(here), features_in(there)
     assert one.keys() == many.keys()
     for key, tokens in one.items():
         np.testing.assert_array_equal(many[key], tokens)
-    again = build_cache(manifest, {}, Deployment(runs=there), on_cluster=True, features=True).splitlines()
+    again = build_cache(manifest, {}, ExecutionConfig(runs=there), on_cluster=True, features=True).splitlines()
     assert again[1] == "stream small: features of 0 videos made, 30 were in the store"
 
 
 def test_a_method_without_frozen_blocks_is_refused_before_anything_is_decoded(tmp_path, manifest):
     with pytest.raises(ConfigError, match="--features: clip4clip leaves 0 of 4 vision blocks"):
-        build_cache(manifest, {"method": "clip4clip"}, Deployment(runs=tmp_path, address="local"), features=True)
+        build_cache(manifest, {"method": "clip4clip"}, ExecutionConfig(runs=tmp_path, address="local"), features=True)
     assert not Store.open(tmp_path / "store").list("frames")

@@ -20,15 +20,15 @@ from ray.train.backend import BackendConfig
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Trial
 
-from orchestrator.on_ray import internals
-from orchestrator.on_ray.failures import is_short_of_memory
-from orchestrator.on_ray.internals import (
+from ctvr.orchestrator.on_ray import internals
+from ctvr.orchestrator.on_ray.failures import is_oom_kill
+from ctvr.orchestrator.on_ray.internals import (
     Trainer,
-    cause_of,
-    count_every_death_once,
+    dedupe_actor_deaths,
     error_of,
-    hand_on_no_keys,
     keep_errors_in_memory,
+    root_cause,
+    strip_credentials,
     trials_of,
 )
 
@@ -74,13 +74,13 @@ def test_what_objects_of_ray_keep_is_there():
     from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
 
     inner = ValueError("mine")
-    assert cause_of(UserExceptionWithTraceback(inner, "Traceback")) is inner
+    assert root_cause(UserExceptionWithTraceback(inner, "Traceback")) is inner
     assert trials_of(tune.ResultGrid(SimpleNamespace(trials=[]))) == []
 
 
 @pytest.mark.parametrize(("status", "expected"), [("PENDING", ["RUNNING"]), ("RUNNING", ["RUNNING"])])
 def test_a_process_that_dies_is_one_failure_of_its_trial_also_where_it_was_just_handed_to_it(status, expected):
-    count_every_death_once()
+    dedupe_actor_deaths()
     loop, process, trial, failed = object.__new__(TuneController), MagicMock(), _Trial(status), []
     vars(loop).update(
         _actor_to_trial={process: trial},
@@ -103,12 +103,12 @@ def test_a_process_that_dies_is_one_failure_of_its_trial_also_where_it_was_just_
 
 
 def test_a_process_that_ray_ends_for_its_memory_is_one_that_died():
-    count_every_death_once()
+    dedupe_actor_deaths()
     told: list[Exception] = []
     task = SimpleNamespace(_tracked_actor=MagicMock(), _on_error=lambda actor, error: told.append(error))
     RayActorManager._actor_task_failed(MagicMock(), task, OutOfMemoryError(KILLED))
     assert isinstance(told[0], RayActorError)
-    assert is_short_of_memory(pickle.loads(pickle.dumps(told[0])))
+    assert is_oom_kill(pickle.loads(pickle.dumps(told[0])))
 
 
 def test_ray_is_bounded_at_the_newest_minor_version_that_these_tests_have_seen():
@@ -145,7 +145,7 @@ def test_tune_hands_no_keys_on_in_the_runtime_environment_of_trials(monkeypatch)
     monkeypatch.setattr(class_cache.ray, "remote", lambda runtime_env: given.update(runtime_env) or (lambda cls: cls))
     class_cache._ActorClassCache().get(object)
     assert given["env_vars"]["AWS_SECRET_ACCESS_KEY"] == "made-up"  # what Tune does by itself
-    hand_on_no_keys()
+    strip_credentials()
     class_cache._ActorClassCache().get(object)
     assert "AWS_SECRET_ACCESS_KEY" not in given["env_vars"]
     assert given["env_vars"]["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] == "0.2"

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.digests import source_digest
-from orchestrator.errors import ConfigError
-from orchestrator.on_ray import nodes as ray_nodes
-from orchestrator.on_ray.nodes import await_nodes, await_sources
+from ctvr.orchestrator.digests import source_digest
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.on_ray import nodes as ray_nodes
+from ctvr.orchestrator.on_ray.nodes import await_nodes, await_sources
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import ConfigError
-from orchestrator.on_ray.plan import TrialPlan, below, label_of, read_plan, run_name, write_plan
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.on_ray.plan import TrialPlan, join_uri, label_of, read_plan, run_name, write_plan
 
 
 @pytest.fixture
@@ -63,4 +63,4 @@ def test_a_listed_run_has_the_same_name_whenever_it_is_run(plan):
     ],
 )
 def test_a_sweep_has_a_folder_of_its_own_below_rays_storage(storage, folder):
-    assert below(storage, "s") == folder
+    assert join_uri(storage, "s") == folder

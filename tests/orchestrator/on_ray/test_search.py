@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 from ray import tune
 
-from orchestrator.config import build
-from orchestrator.errors import ConfigError
-from orchestrator.on_ray.plan import GAIN, SearchConfig, SearchSpace
-from orchestrator.on_ray.search import (
+from ctvr.orchestrator.config import build
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig, SearchSpace
+from ctvr.orchestrator.on_ray.search import (
+    contains,
     count_trials,
     first_point,
-    first_points,
     grid_values,
-    holds,
+    make_searcher,
     override_space,
-    point_searcher,
+    points_to_evaluate,
 )
 
 SPACE = {"method.lr": tune.loguniform(1e-7, 1e-5), "method.layers": tune.choice([4, 8])}
@@ -26,14 +26,17 @@ WHOLE = SearchSpace(SPACE, PAPER, {})
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"searcher": "tpee"}, "search: searcher: 'tpee' is none of tpe, random, grid, staged. Did you mean 'tpe'"),
+        (
+            {"searcher": "tpee"},
+            "search: searcher: 'tpee' is none of tpe, random, grid, grouped_tpe. Did you mean 'tpe'",
+        ),
         ({"scheduler": "hyperband"}, "scheduler: 'hyperband' is none of halving, none"),
-        ({"trials": 0}, "trials, grace_tasks, wave and keep must be >= 1"),
-        ({"wave": 0}, "trials, grace_tasks, wave and keep must be >= 1"),
+        ({"trials": 0}, "trials, grace_tasks, bracket_size and min_survivors must be >= 1"),
+        ({"bracket_size": 0}, "trials, grace_tasks, bracket_size and min_survivors must be >= 1"),
         ({"confirm": -1}, "confirm must be >= 0"),
         ({"confirm_seeds": 1}, "confirm_seeds >= 2"),
         ({"trials": "many"}, "search.trials: .*'many'"),
-        ({"reduction": 1}, "reduction >= 2"),
+        ({"reduction_factor": 1}, "reduction_factor >= 2"),
     ],
 )
 def test_a_search_that_cannot_be_is_refused(values, message):
@@ -53,14 +56,14 @@ def test_a_grid_takes_listed_values_and_three_of_a_range():
 def test_a_grid_has_as_many_trials_as_points():
     search = SearchConfig(searcher="grid", trials=2)
     assert count_trials(search, WHOLE) == 6
-    searcher = point_searcher(search, WHOLE, 4)
+    searcher = make_searcher(search, WHOLE, 4)
     assert len({str(searcher.suggest(str(number))) for number in range(6)}) == 6
     assert searcher.suggest("7") == "FINISHED"
 
 
 @pytest.mark.parametrize("searcher", ["random", "tpe"])
 def test_the_papers_point_is_tried_first(searcher):
-    made = point_searcher(SearchConfig(searcher=searcher), WHOLE, 4)
+    made = make_searcher(SearchConfig(searcher=searcher), WHOLE, 4)
     assert made.suggest("0") == PAPER
     assert made.suggest("1") != PAPER
 
@@ -74,9 +77,9 @@ def test_a_value_that_is_not_searched_is_in_no_first_point():
 
 def test_a_search_tries_the_recommended_point_before_the_papers():
     recommended = {**PAPER, "method.lr": 4e-6, "method.other": 1}
-    algorithm = point_searcher(SearchConfig(), SearchSpace(SPACE, PAPER, recommended), 4)
+    algorithm = make_searcher(SearchConfig(), SearchSpace(SPACE, PAPER, recommended), 4)
     assert [algorithm.suggest(str(number)) for number in range(2)] == [{**PAPER, "method.lr": 4e-6}, PAPER]
-    assert first_points(SearchSpace(SPACE, PAPER, PAPER)) == [PAPER]
+    assert points_to_evaluate(SearchSpace(SPACE, PAPER, PAPER)) == [PAPER]
 
 
 @pytest.mark.parametrize(
@@ -88,13 +91,13 @@ def test_a_search_tries_the_recommended_point_before_the_papers():
     ],
 )
 def test_a_domain_holds_its_choices_and_what_lies_between_its_ends(domain, inside, outside):
-    assert all(holds(domain, value) for value in inside)
-    assert not any(holds(domain, value) for value in outside)
+    assert all(contains(domain, value) for value in inside)
+    assert not any(contains(domain, value) for value in outside)
 
 
 def test_a_trial_that_was_stopped_early_is_pruned_and_never_the_best():
     """The gains of a sweep that was recorded: 15.62 after one task is no better than 13.75 after five."""
-    searcher = point_searcher(SearchConfig(), SearchSpace(SPACE, {}, {}), 5)
+    searcher = make_searcher(SearchConfig(), SearchSpace(SPACE, {}, {}), 5)
     gains = {"a": [15.62, 7.81, 7.29, 9.38, 13.75], "b": [18.75, 12.5, 7.29, 10.16, 12.5], "c": [15.62]}
     for trial_id in [*gains, "lost"]:
         searcher.suggest(trial_id)
@@ -112,7 +115,7 @@ def test_a_trial_that_was_stopped_early_is_pruned_and_never_the_best():
 
 def test_the_same_seed_suggests_the_same_points():
     def points(seed: int) -> list[dict]:
-        algorithm = point_searcher(SearchConfig(seed=seed), SearchSpace(SPACE, {}, {}), 4)
+        algorithm = make_searcher(SearchConfig(seed=seed), SearchSpace(SPACE, {}, {}), 4)
         return [algorithm.suggest(str(number)) for number in range(3)]
 
     assert points(1) == points(1)

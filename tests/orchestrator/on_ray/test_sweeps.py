@@ -19,19 +19,19 @@ from typing import Any
 
 import pytest
 
-from orchestrator.jobs.again import best_trials
-from orchestrator.jobs.deployment import Deployment
-from orchestrator.jobs.page import page
-from orchestrator.jobs.rerun import rerun
-from orchestrator.jobs.sweep import SweepRequest, sweep
-from orchestrator.learning.resolve import resolve
-from orchestrator.learning.run import Places, execute
-from orchestrator.on_ray.plan import GAIN, Outcome, TrialPlan
-from orchestrator.on_ray.tune import run_listed
-from orchestrator.store.store import Store
-from orchestrator.streams.load import load_stream
-from orchestrator.tracking.tracker import Tracker
-from orchestrator.tracking.values import RunRecord
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.report import make_report
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.on_ray.plan import GAIN, SearchOutcome, TrialPlan
+from ctvr.orchestrator.on_ray.tune import run_specs
+from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.sweeps.rerun import rerun
+from ctvr.orchestrator.sweeps.selection import best_trials
+from ctvr.orchestrator.sweeps.sweep import SweepRequest, sweep
+from ctvr.orchestrator.tracking.run_record import RunRecord
+from ctvr.orchestrator.tracking.tracker import Tracker
 from tests.chaos.sweeps import TITLES
 from tests.chaos.watch import below
 from tests.orchestrator.on_ray.sockets import listening, offer_job
@@ -43,8 +43,8 @@ PATIENCE = 600  # seconds that anything may take on a loaded machine
 
 
 @pytest.fixture
-def where(runs: Path) -> Deployment:
-    return Deployment(runs=runs)
+def where(runs: Path) -> ExecutionConfig:
+    return ExecutionConfig(runs=runs)
 
 
 def wait_for(what: Callable[[], Any], seconds: float = PATIENCE) -> Any:
@@ -55,7 +55,7 @@ def wait_for(what: Callable[[], Any], seconds: float = PATIENCE) -> Any:
     return found
 
 
-def plan_of(where: Deployment, manifest: str, name: str, **more: Any) -> TrialPlan:
+def plan_of(where: ExecutionConfig, manifest: str, name: str, **more: Any) -> TrialPlan:
     uri = where.tracker("small").uri
     settings = {"method": "clip4clip", "stream": manifest, "method.lr": 4e-6}
     return TrialPlan(
@@ -90,7 +90,7 @@ def assert_equals_an_unbroken_run(runs: Path, settings: dict[str, Any], manifest
     shutil.copytree(runs, other, ignore=shutil.ignore_patterns("commits", "weights", "gallery", "sweeps", "mlflow*"))
     stream = load_stream(manifest, other)
     experiment = resolve(settings, stream.settings)
-    result = execute(experiment, Places(other))
+    result = execute(experiment, RunPaths(other))
     key = f"{result.key}/task_{len(stream.tasks):03d}"
     assert without_times(commits(runs).get_json("commits", key)) == without_times(
         commits(other).get_json("commits", key)
@@ -157,7 +157,7 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, w
     assert again in text
 
     # One file to mail, of the sweep and of its rerun: what was asked, found and believed, and what was forgotten
-    page("s", where, where.runs / "page.html")
+    make_report("s", where, where.runs / "page.html")
     shown = (where.runs / "page.html").read_text()
     assert "Which settings of clip4clip are best on" in shown
     assert "4 trials, 2 of them complete; searched by grid, halving" in shown
@@ -165,14 +165,14 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, w
     assert "<h2>The search</h2>" in shown
     assert "against the recommended settings" in shown
     (final,) = {run.tags["ctvr.sweep"] for run in tracker.find_runs() if "-final-" in run.tags["ctvr.sweep"]}
-    page(final, where, where.runs / "final.html")
+    make_report(final, where, where.runs / "final.html")
     shown = (where.runs / "final.html").read_text()
     assert "How do these methods compare on the test split of" in shown
     assert shown.count("were found, ") == 3  # zero-shot, recommended, searched
     assert not re.search(r"https?://|<script|url\(", shown)
 
 
-def run_killed(plan: TrialPlan, settings: dict[str, Any], runs: Path, who: str) -> Outcome:
+def run_killed(plan: TrialPlan, settings: dict[str, Any], runs: Path, who: str) -> SearchOutcome:
     """Of a trial of which one process is killed after the first task."""
 
     def kill_after_the_first_task() -> None:
@@ -184,7 +184,7 @@ def run_killed(plan: TrialPlan, settings: dict[str, Any], runs: Path, who: str) 
     finished = Finished(runs)
     killer = threading.Thread(target=kill_after_the_first_task)
     killer.start()
-    outcome = run_listed(plan, 3, [settings])
+    outcome = run_specs(plan, 3, [settings])
     killer.join()
     assert len(killed) == 1
     return outcome
@@ -211,7 +211,7 @@ def test_two_workers_train_one_model_on_the_batches_of_one_though_one_of_them_is
         assert all(math.isfinite(value) for _, value in run.metrics[key])
         assert [step for step, _ in run.metrics[key]] == [1, 2, 3]
     alone = execute(
-        resolve({**plan.settings, "seed": 3}, load_stream(manifest, where.runs).settings), Places(where.runs)
+        resolve({**plan.settings, "seed": 3}, load_stream(manifest, where.runs).settings), RunPaths(where.runs)
     )
     expected = [row["train/loss/contrastive"] for row in alone.record.training]
     assert [value for _, value in run.metrics["train/loss/contrastive"]] == pytest.approx(expected, rel=1e-3)
@@ -241,11 +241,11 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
             process.wait()
 
 
-def start(where: Deployment, ray_folder: Path, *words: str) -> subprocess.Popen[str]:
+def start(where: ExecutionConfig, ray_folder: Path, *words: str) -> subprocess.Popen[str]:
     """A sweep as of somebody who has set nothing of Ray, in whose home folder there is no token."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {"RAY_TMPDIR": str(ray_folder), "HOME": str(ray_folder), "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-m", "orchestrator", "sweep", "--runs", str(where.runs), *words]
+    command = [sys.executable, "-m", "ctvr", "sweep", "--runs", str(where.runs), *words]
     return subprocess.Popen(
         command, env=environment, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from orchestrator.errors import FailedRuns
-from orchestrator.jobs.deployment import Deployment
-from orchestrator.jobs.resume import resume
-from orchestrator.jobs.sweep_table import TableRequest, sweep_table
-from orchestrator.on_ray.plan import GAIN
-from orchestrator.tables.presets import parse_preset
+from ctvr.orchestrator.errors import RunsFailed
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.on_ray.plan import GAIN
+from ctvr.orchestrator.sweeps.resume import resume
+from ctvr.orchestrator.sweeps.table_sweep import TableRequest, sweep_table
+from ctvr.orchestrator.tables.presets import parse_preset
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000), pytest.mark.usefixtures("two_cpus")]
 
@@ -19,16 +19,16 @@ LOST = {"name": "lora", "settings": {"optim.lr_scale": 1e12}}  # every trial of 
 
 
 def test_every_row_is_searched_and_rerun_and_a_row_that_fails_does_not_end_the_table(runs, manifest, capsys):
-    where = Deployment(runs=runs)
+    where = ExecutionConfig(runs=runs)
     data = {"title": "Two rows and a lost one", "protocol": "ctvr", "stream": manifest, "seeds": 1}
     rows = [LOST, {"name": "clip4clip", "notes": ["as in its paper"]}, {"name": "zero_shot", "searched": False}]
-    preset = parse_preset({**data, "search": {"trials": 3, "wave": 3, "keep": 1}, "rows": rows})
+    preset = parse_preset({**data, "search": {"trials": 3, "bracket_size": 3, "min_survivors": 1}, "rows": rows})
     request = TableRequest("t", manifest, preset, {"optim.epochs": "1"})
-    with pytest.raises(FailedRuns, match="rows without a winner, missing in the table: lora") as ended:
+    with pytest.raises(RunsFailed, match="rows without a winner, missing in the table: lora") as ended:
         sweep_table(request, where)
     text, said = str(ended.value), capsys.readouterr().err
 
-    assert "3 for each row, 6 in all, by tpe, scheduler halving in waves of 3" in said
+    assert "3 for each row, 6 in all, by tpe, scheduler halving in brackets of 3" in said
     failed = re.findall(r"trial \d/3 lora  failed: task_01, epoch 1: the (?:loss|gradient) is no finite.*", said)
     assert ["Lower the learning rates" in line for line in failed] == [True] * 3
     assert "lora: 0 complete, 0 stopped early, 3 failed; no trial is complete" in said
@@ -58,7 +58,7 @@ def test_every_row_is_searched_and_rerun_and_a_row_that_fails_does_not_end_the_t
     assert final == {"t"}
 
     # Resumed, the lost row is tried again; of the others nothing is run, and the table is the same
-    with pytest.raises(FailedRuns) as again:
+    with pytest.raises(RunsFailed) as again:
         resume("t", where)
     said = capsys.readouterr().err
     assert "2 runs, 2 of them complete already" in said

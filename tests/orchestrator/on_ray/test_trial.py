@@ -14,11 +14,11 @@ from ray.exceptions import ActorDiedError
 from ray.train import ControllerError
 from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
 
-from orchestrator.errors import ConfigError, Diverged
-from orchestrator.on_ray import alone, featurize
-from orchestrator.on_ray.failures import MOST_SHORT_OF_MEMORY, explain
-from orchestrator.on_ray.plan import TrialPlan
-from orchestrator.on_ray.trial import _backend, _device, _EndOnMistake, _hang_detector, _of_a_hang
+from ctvr.orchestrator.errors import ConfigError, NonFiniteLoss
+from ctvr.orchestrator.on_ray import featurize, single_worker
+from ctvr.orchestrator.on_ray.failures import MOST_SHORT_OF_MEMORY, to_trial_failed
+from ctvr.orchestrator.on_ray.plan import TrialPlan
+from ctvr.orchestrator.on_ray.trial import _backend, _device, _FailurePolicyCallback, _hang_detector, _of_a_hang
 
 
 def wrapped(error: Exception) -> UserExceptionWithTraceback:
@@ -26,19 +26,19 @@ def wrapped(error: Exception) -> UserExceptionWithTraceback:
 
 
 def test_a_mistake_of_the_user_ends_the_run_at_once_with_its_own_line():
-    callback = _EndOnMistake()
+    callback = _FailurePolicyCallback()
     with pytest.raises(ControllerError) as raised:
         callback.after_exception(None, {0: wrapped(RuntimeError("gloo")), 1: wrapped(ConfigError("a: is wrong."))})
-    found = explain(pickle.loads(pickle.dumps(raised.value)))
-    assert (str(found), found.is_final) == ("a: is wrong.", True)
+    found = to_trial_failed(pickle.loads(pickle.dumps(raised.value)))
+    assert (str(found), found.is_permanent) == ("a: is wrong.", True)
 
 
 def test_a_lost_worker_is_tried_again():
-    _EndOnMistake().after_exception(None, {0: wrapped(RuntimeError("gloo")), 1: ActorDiedError()})
+    _FailurePolicyCallback().after_exception(None, {0: wrapped(RuntimeError("gloo")), 1: ActorDiedError()})
 
 
 def test_lost_nodes_are_no_failures_and_others_count_since_the_last_finished_task():
-    callback = _EndOnMistake(1)
+    callback = _FailurePolicyCallback(1)
     lost = RuntimeError("The actor died because its node has died. Node Id: 5f")  # as Ray's GCS words it
     for _ in range(20):
         callback.after_exception(None, {0: wrapped(RuntimeError("gloo")), 1: wrapped(lost)})
@@ -55,14 +55,14 @@ def test_lost_nodes_are_no_failures_and_others_count_since_the_last_finished_tas
     callback.after_exception(None, {0: wrapped(RuntimeError("gloo"))})
     with pytest.raises(ControllerError) as raised:
         callback.after_exception(None, {0: wrapped(RuntimeError("gloo"))})
-    found = explain(pickle.loads(pickle.dumps(raised.value)))
-    assert (str(found), found.is_final) == ("RuntimeError: gloo", False)
+    found = to_trial_failed(pickle.loads(pickle.dumps(raised.value)))
+    assert (str(found), found.is_permanent) == ("RuntimeError: gloo", False)
 
 
 def test_a_trial_driver_starts_without_the_science():
     code = (
-        "import sys, orchestrator.on_ray.tune; "
-        "late = ('torch', 'open_clip', 'torchvision', 'mlflow', 'orchestrator.learning.run'); "
+        "import sys, ctvr.orchestrator.on_ray.tune; "
+        "late = ('torch', 'open_clip', 'torchvision', 'mlflow', 'ctvr.orchestrator.learning.run'); "
         "print([m for m in late if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -74,7 +74,7 @@ def plan(**more) -> TrialPlan:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-@pytest.mark.parametrize("device_of", [_device, alone._device])
+@pytest.mark.parametrize("device_of", [_device, single_worker._device])
 def test_a_worker_that_was_given_a_gpu_never_takes_the_cpu_in_its_stead(device_of):
     assert device_of(plan()) == torch.device("cpu")
     with pytest.raises(ConfigError, match="torch finds no GPU on"):
@@ -110,11 +110,11 @@ def test_a_collective_that_fails_names_the_worker_that_stands_still_or_where_all
     timeout = RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv")
     told = _of_a_hang(timeout, pulse)
     assert str(told).startswith("worker 0 is in step 2, worker 1 is in step 1 (RuntimeError: [gloo")
-    assert not told.is_final  # the group is started again
+    assert not told.is_permanent  # the group is started again
     assert _of_a_hang(RuntimeError("connection closed by peer"), pulse) is None
     pulse.named = lambda: "worker 1 of 2 stands still"
     assert str(_of_a_hang(RuntimeError("connection closed by peer"), pulse)).startswith("worker 1 of 2 stands still (")
-    assert _of_a_hang(Diverged("the loss is no number"), pulse) is None
+    assert _of_a_hang(NonFiniteLoss("the loss is no number"), pulse) is None
 
 
 def test_rays_detector_of_nccl_hangs_is_on_for_plans_on_gpus_alone():
@@ -128,9 +128,11 @@ def test_rays_detector_of_nccl_hangs_is_on_for_plans_on_gpus_alone():
 def test_workers_whose_driver_has_ended_are_not_started_again():
     lost = RuntimeError("The actor is dead because its owner has died. Owner Id: 35ab")
     with pytest.raises(ControllerError) as error:
-        _EndOnMistake().after_exception(None, {0: lost})
+        _FailurePolicyCallback().after_exception(None, {0: lost})
     assert str(error.value.controller_failure) == "the trial's driver has ended"
-    _EndOnMistake().after_exception(None, {0: RuntimeError("The actor died unexpectedly.")})  # that one starts again
+    _FailurePolicyCallback().after_exception(
+        None, {0: RuntimeError("The actor died unexpectedly.")}
+    )  # that one starts again
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is counted anew on Linux alone")
@@ -141,5 +143,5 @@ def test_a_trial_is_not_charged_for_the_memory_of_the_one_before_it_in_its_proce
     scraps = [torch.ones(8192) for _ in range(16384)]  # 512 MiB in pieces that the allocator would keep
     before = peak()
     scraps = scraps[-1:]  # lies above all others
-    alone._forget()
+    single_worker._release_memory()
     assert before - peak() > 400

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.on_ray.plan import ListedRun, TrialPlan, label_of
-from orchestrator.on_ray.tune import _as_listed, _outcome, can_resume, journal_of
+from ctvr.orchestrator.on_ray.plan import RunSpec, TrialPlan, label_of
+from ctvr.orchestrator.on_ray.tune import _as_listed, _outcome, can_resume, journal_path
 
 
 @pytest.fixture
@@ -22,16 +22,16 @@ def test_nothing_can_be_resumed_before_there_is_a_journal(plan):
     (Path(plan.storage) / "tune").mkdir(parents=True)
     (Path(plan.storage) / "tune" / "tuner.pkl").touch()  # Tune's own is never read
     assert not can_resume(plan)
-    journal_of(plan).parent.mkdir(parents=True)
-    journal_of(plan).touch()
+    journal_path(plan).parent.mkdir(parents=True)
+    journal_path(plan).touch()
     assert can_resume(plan)
 
 
 def test_a_listed_run_survives_the_way_through_rays_configuration(plan):
-    run = ListedRun("lora-seed1-abc", {"method": "lora", "optim.betas": [0.9, 0.99]}, ("shapes",), {"ctvr.note": "x"})
-    assert ListedRun(**asdict(run)) == run
+    run = RunSpec("lora-seed1-abc", {"method": "lora", "optim.betas": [0.9, 0.99]}, ("shapes",), {"ctvr.note": "x"})
+    assert RunSpec(**asdict(run)) == run
     made = _as_listed(plan, {"seed": 3})
-    assert made == ListedRun(label_of({"method": "lora", "seed": 3}), {"seed": 3}, ("shapes",), {})
+    assert made == RunSpec(label_of({"method": "lora", "seed": 3}), {"seed": 3}, ("shapes",), {})
     assert label_of(run.settings, "own_name").startswith("own_name-seed0-")
 
 

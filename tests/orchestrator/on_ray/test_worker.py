@@ -8,18 +8,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.errors import ConfigError
-from orchestrator.learning.commits import Record
-from orchestrator.learning.workers import Workers
-from orchestrator.on_ray.plan import TrialPlan
-from orchestrator.on_ray.worker import _check_sources, _Enough, _Reports
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.commits import RunState
+from ctvr.orchestrator.learning.distributed import Workers
+from ctvr.orchestrator.on_ray.plan import TrialPlan
+from ctvr.orchestrator.on_ray.worker import _check_sources, _Reports, _StopTrial
 
 
 def test_a_stretch_ends_after_its_task_and_the_next_one_goes_on_with_the_reports(small_stream):
-    """With a store of commits that already holds more, or less, than the stretch."""
+    """With a store of commits that already holds more, or less, than the segment."""
     sent: list[dict] = []
     recorder = SimpleNamespace(ready=lambda *what: None, report=lambda *what: None)
-    record = Record(done=1, metrics=[{"stream/t2v/r1": 9.0 * task, "task_01/x": 0.0} for task in (1, 2, 3)])
+    record = RunState(done=1, metrics=[{"stream/t2v/r1": 9.0 * task, "task_01/x": 0.0} for task in (1, 2, 3)])
     record.seconds = [1.0, 2.0, 3.0]
 
     def reports(until: int | None) -> _Reports:
@@ -40,13 +40,13 @@ def test_a_stretch_ends_after_its_task_and_the_next_one_goes_on_with_the_reports
     first = reports(2)
     ready(first, 0)
     first.report(None, replace(record, done=1), 1.0)
-    with pytest.raises(_Enough):
+    with pytest.raises(_StopTrial):
         first.report(None, replace(record, done=2), 1.0)
     assert [row["task"] for row in sent] == [1, 2]
     assert "task_01/x" not in sent[0]
-    for done in (2, 3):  # nothing is trained; what lies beyond the stretch is not said
+    for done in (2, 3):  # nothing is trained; what lies beyond the segment is not said
         sent.clear()
-        with pytest.raises(_Enough):
+        with pytest.raises(_StopTrial):
             ready(reports(2), done)
         assert [row["task"] for row in sent] == [1, 2]
     sent.clear()
@@ -61,7 +61,7 @@ def plan(**more) -> TrialPlan:
 
 
 def test_a_worker_on_another_host_with_other_sources_refuses():
-    from orchestrator.digests import source_digest
+    from ctvr.orchestrator.digests import source_digest
 
     _check_sources(plan())  # of an older version
     _check_sources(plan(host="elsewhere", sources=source_digest()))

@@ -10,7 +10,7 @@ import tempfile
 
 import pytest
 
-from orchestrator.interpreter import child_environment
+from ctvr.orchestrator.interpreter import child_environment
 from tests.orchestrator.test_interpreter import canaries, imported_names
 
 __all__ = ["canaries"]  # a fixture
@@ -18,11 +18,11 @@ __all__ = ["canaries"]  # a fixture
 DRIVER = """
 import json
 import ray
-from orchestrator.on_ray.connection import connect
+from ctvr.orchestrator.on_ray.connection import connect
 
 def look(names):
     import importlib, os, sys
-    from methods import find_method, trust
+    from ctvr.methods import find_method, trust
     trust(["my_file:Mine"])  # as a sweep's plan hands on what the user has typed
     mine = find_method("my_file:Mine").__name__  # from here on modules that nobody else has are looked for there
     for name in names:
@@ -39,7 +39,7 @@ ray.shutdown()
 """
 METHOD = """
 from dataclasses import dataclass
-from methods.zero_shot import ZeroShot
+from ctvr.methods.zero_shot import ZeroShot
 
 @dataclass(frozen=True, kw_only=True)
 class MineConfig:
@@ -53,9 +53,7 @@ class Mine(ZeroShot):
 @pytest.mark.slow
 def test_a_worker_executes_no_file_of_the_present_folder_and_finds_the_users_method(canaries, tmp_path):
     (canaries / "my_file.py").write_text(METHOD, encoding="utf-8")
-    names = sorted(
-        imported_names() & {"random", "json", "queue", "statistics", "methods", "orchestrator", "numpy", "yaml"}
-    )
+    names = sorted(imported_names() & {"random", "json", "queue", "statistics", "ctvr", "numpy", "yaml"})
     driver = tmp_path / "driver.py"
     driver.write_text(DRIVER.replace("NAMES", repr(names)), encoding="utf-8")
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:

@@ -9,11 +9,11 @@ import subprocess
 
 import pytest
 
-from orchestrator.jobs.deployment import Deployment
-from orchestrator.jobs.page import page
-from orchestrator.pages.html import write_page
-from orchestrator.pages.sheet import contact_sheet
-from orchestrator.retrieval.model import Hit
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.report import make_report
+from ctvr.orchestrator.pages.contact_sheet import contact_sheet
+from ctvr.orchestrator.pages.html import write_page
+from ctvr.orchestrator.retrieval.model import Hit
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 BROWSER = next((found for found in map(shutil.which, NAMES) if found), None)
@@ -41,7 +41,7 @@ def looked_at(file, folder, is_dark):
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium-headless-shell")
 def test_pages_fit_a_phone_light_and_dark_and_fetch_nothing(learned, tmp_path):
-    page("small", Deployment(runs=learned), tmp_path / "page.html")
+    make_report("small", ExecutionConfig(runs=learned), tmp_path / "page.html")
     videos = sorted((learned / "small" / "videos").glob("*.mp4"))[:3]
     hits = [Hit(n, 0.5, path.stem, str(path), None, "task_01", ("a star",)) for n, path in enumerate(videos, 1)]
     write_page(tmp_path / "sheet.html", contact_sheet([("a red star moves left", hits)], "zero_shot on small"))

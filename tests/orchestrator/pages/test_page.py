@@ -8,12 +8,12 @@ from xml.etree import ElementTree
 import pytest
 
 import ctvr
-from orchestrator.errors import ConfigError
-from orchestrator.jobs.deployment import Deployment
-from orchestrator.jobs.page import page
-from orchestrator.pages.forgetting import Lost, Memory, explorer, lost_names
-from orchestrator.streams.stream import Item
-from orchestrator.tracking.styles import style_of
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.report import make_report
+from ctvr.orchestrator.pages.forgetting import LostQuery, ModelHistory, forgetting_explorer, lost_names
+from ctvr.orchestrator.streams.stream import Item
+from ctvr.orchestrator.tracking.styles import style_of
 
 
 def test_a_query_is_lost_if_it_was_first_after_its_own_task_and_is_not_after_the_last():
@@ -29,16 +29,18 @@ def test_a_query_is_lost_if_it_was_first_after_its_own_task_and_is_not_after_the
 
 def test_a_video_that_was_there_makes_forgotten_and_one_that_came_later_outnumbered():
     item = Item("v", "/none.mp4", None, "ocean", ("a <boat>",))
-    lost = [Lost("a <boat>", item, 1, 4.0, item, winner) for winner in (0, 1, 2)]
+    lost = [LostQuery("a <boat>", item, 1, 4.0, item, winner) for winner in (0, 1, 2)]
     assert [each.is_forgotten for each in lost] == [True, True, False]
-    text = explorer([Memory("m", 9, tuple(lost)), Memory("n", 0, (), "its commits are gone")], ["one", "two", "three"])
+    text = forgetting_explorer(
+        [ModelHistory("m", 9, tuple(lost)), ModelHistory("n", 0, (), "its commits are gone")], ["one", "two", "three"]
+    )
     assert "9 were found, 3 of them are lost: 2 forgotten, 1 outnumbered. By category: ocean 3." in text
     assert "n: its commits are gone" in text
     assert "<boat>" not in text
 
 
 def test_the_page_of_a_stream_needs_nothing_else_and_zero_shot_forgets_nothing(learned, tmp_path):
-    said = page("small", Deployment(runs=learned), tmp_path / "page.html")
+    said = make_report("small", ExecutionConfig(runs=learned), tmp_path / "page.html")
     assert said == f"written: {tmp_path / 'page.html'}"
     text = (tmp_path / "page.html").read_text()
     assert not re.search(r"https?://|<script|url\(", text)
@@ -54,4 +56,4 @@ def test_the_page_of_a_stream_needs_nothing_else_and_zero_shot_forgets_nothing(l
     assert {line.get("stroke") for line in lines} == {f"var(--c{hue})" for hue in hues}
     assert len(lines) == 2
     with pytest.raises(ConfigError, match="table: no runs of 'large'"):
-        page("large", Deployment(runs=learned))
+        make_report("large", ExecutionConfig(runs=learned))

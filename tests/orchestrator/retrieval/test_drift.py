@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from orchestrator.errors import ConfigError
-from orchestrator.jobs.deployment import Deployment
-from orchestrator.jobs.trained import load, load_states
-from orchestrator.retrieval.drift import principal, text_drift
-from orchestrator.retrieval.model import Model
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.load_model import load, load_task_checkpoints
+from ctvr.orchestrator.retrieval.drift import principal, text_drift
+from ctvr.orchestrator.retrieval.model import Model
 
 
 def test_queries_stand_where_each_state_has_them(learned):
-    where = Deployment(runs=learned)
-    states = list(load_states("framefusion_moe", where))
+    where = ExecutionConfig(runs=learned)
+    states = list(load_task_checkpoints("framefusion_moe", where))
     assert len(states) == 2
     query = states[0].gallery()[0].items[0].captions[0]
     now = load("framefusion_moe", where).encode_text(query, 0)
@@ -40,13 +40,13 @@ def _unit(state: Model, task: int) -> torch.Tensor:
 
 
 def test_what_does_not_learn_does_not_move(learned):
-    found = text_drift(load_states("zero_shot", Deployment(runs=learned)), 40)
+    found = text_drift(load_task_checkpoints("zero_shot", ExecutionConfig(runs=learned)), 40)
     assert np.array_equal(found.points[0], found.points[1])
     assert found.cosines == pytest.approx((1.0, 1.0), abs=1e-6)
 
 
 def test_one_state_is_nothing_to_compare(learned):
-    states = list(load_states("zero_shot", Deployment(runs=learned)))
+    states = list(load_task_checkpoints("zero_shot", ExecutionConfig(runs=learned)))
     with pytest.raises(ConfigError, match="has learned one task alone"):
         text_drift(states[:1], 40)
 

@@ -7,15 +7,15 @@ import shutil
 import pytest
 import torch
 
-from orchestrator.errors import ConfigError, VideoError
-from orchestrator.jobs.deployment import Deployment
-from orchestrator.jobs.trained import load
-from orchestrator.retrieval.model import Model
+from ctvr.orchestrator.errors import ConfigError, VideoError
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.load_model import load
+from ctvr.orchestrator.retrieval.model import Model
 
 
 @pytest.fixture(scope="module")
-def where(learned) -> Deployment:
-    return Deployment(runs=learned)
+def where(learned) -> ExecutionConfig:
+    return ExecutionConfig(runs=learned)
 
 
 @pytest.fixture(scope="module", params=["zero_shot", "framefusion_moe"])
@@ -30,7 +30,7 @@ def captions(model: Model) -> dict[str, str]:
 
 def test_a_caption_finds_its_video_at_the_rank_that_the_run_has_stored(model, where):
     """framefusion_moe reads a caption anew for each task; the weights come from the store, as of the last task."""
-    from orchestrator.tables.significance import read_ranks
+    from ctvr.orchestrator.tables.significance import read_ranks
 
     tracker = where.tracker()
     stored = read_ranks(tracker, tracker.find_runs(tags={"ctvr.method": model.method})[-1].run_id)
@@ -61,18 +61,18 @@ def test_a_text_that_names_no_task_is_read_as_of_the_last_one(model):
     assert len(of_tasks) > 1
     assert torch.equal(model.encode_text("a red circle"), of_tasks[-1])
     differs = [not torch.equal(found, of_tasks[-1]) for found in of_tasks[:-1]]
-    assert differs == [model.trained.method.prompts_by_task] * len(differs)
+    assert differs == [model.trained.method.task_conditioned_text] * len(differs)
 
 
 def test_every_name_of_a_run_leads_to_it(where, tmp_path, monkeypatch, caplog):
     prepared = []
-    monkeypatch.setattr("orchestrator.retrieval.model.prepare_device", lambda *given: prepared.append(given))
+    monkeypatch.setattr("ctvr.orchestrator.retrieval.model.set_determinism", lambda *given: prepared.append(given))
     run = where.tracker().find_runs(tags={"ctvr.method": "framefusion_moe"})[0]
     uploaded = where.tracker().download(run.run_id, "model")
     names = [run.run_id, run.run_id[:8], run.name, str(uploaded)]
     video = next(iter(uploaded.parent.parent.parent.glob("small/videos/*.mp4")))
     found = [load(name, where).encode_video(video) for name in names]
-    found.append(load(str(uploaded), Deployment(runs=tmp_path / "none")).encode_video(video))
+    found.append(load(str(uploaded), ExecutionConfig(runs=tmp_path / "none")).encode_video(video))
     assert prepared == len(found) * [(Model.__dataclass_fields__["device"].default_factory(), True, "fp32")]
     assert all(torch.equal(each, found[0]) for each in found)
     assert not (tmp_path / "none").exists(), "a folder alone makes no runs folder"

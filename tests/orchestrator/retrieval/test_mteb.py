@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 import torch
 
-from orchestrator.errors import ConfigError
-from orchestrator.jobs.deployment import Deployment
-from orchestrator.jobs.trained import load
-from orchestrator.retrieval.mteb import MtebEncoder
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.load_model import load
+from ctvr.orchestrator.retrieval.mteb import MtebEncoder
 
 
 class Decoder:
     """As torchcodec's: numbers of frames, frames (n, 3, H, W) by their numbers."""
 
     def __init__(self, path: str) -> None:
-        with av.open(path) as film:
+        with av.open(path) as video:
             self.frames = torch.stack(
-                [torch.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1) for frame in film.decode(video=0)]
+                [torch.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1) for frame in video.decode(video=0)]
             )
-            rate = float(film.streams.video[0].average_rate)
+            rate = float(video.streams.video[0].average_rate)
         self.metadata = SimpleNamespace(num_frames=len(self.frames), average_fps=rate)
 
     def get_frames_at(self, numbers: list[int]) -> SimpleNamespace:
@@ -59,7 +59,7 @@ def videos(learned) -> list[str]:
 
 @pytest.mark.parametrize("method", ["zero_shot", "framefusion_moe"])
 def test_similarities_are_the_models_own(learned, videos, method):
-    model = load(method, Deployment(runs=learned))
+    model = load(method, ExecutionConfig(runs=learned))
     texts = ["a red circle moves left", "a blue star", "a green square"]
     features = model.encode_video(videos)
     expected = model.trained.method.score(model.encode_text(texts), features).detach().numpy()
@@ -77,26 +77,26 @@ def test_similarities_are_the_models_own(learned, videos, method):
 
 def test_features_that_keep_frames_lie_flat_and_are_scored_by_the_method(learned, videos, monkeypatch):
     """A method whose video features are (T, d): its score, not a product of rows, decides."""
-    model = load("zero_shot", Deployment(runs=learned))
+    model = load("zero_shot", ExecutionConfig(runs=learned))
     method = model.trained.method
     plain = method.encode_video
     kept = lambda frames: torch.stack([plain(frames), -2 * plain(frames)], dim=1)
     monkeypatch.setattr(method, "encode_video", kept)
     monkeypatch.setattr(method, "score", lambda q, g: (q[:, None, None] * g[None]).sum(-1).amax(-1))
     encoder = MtebEncoder(model)
-    texts, films = (
+    texts, videos = (
         encoder.encode([{"text": ["a red circle"]}]),
         encoder.encode([{"video": [Decoder(videos[0]).frames]}]),
     )
-    assert films.shape == (1, 2 * texts.shape[1])
-    first = float(texts[0] @ films[0][: texts.shape[1]])
-    assert encoder.similarity(texts, films).item() == pytest.approx(max(first, -2 * first), abs=1e-6)
+    assert videos.shape == (1, 2 * texts.shape[1])
+    first = float(texts[0] @ videos[0][: texts.shape[1]])
+    assert encoder.similarity(texts, videos).item() == pytest.approx(max(first, -2 * first), abs=1e-6)
     several = encoder.encode([{"text": ["a red circle", "a blue star", "a green square"]}])
     kinds = encoder.encode([{"video": [Decoder(path).frames for path in videos[:2]]}])
     there = encoder.similarity(several, kinds)
     assert there.shape == (3, 2)
     np.testing.assert_array_equal(encoder.similarity(kinds, several).numpy(), there.mT.numpy())
-    assert encoder.similarity(films, texts).item() == pytest.approx(max(first, -2 * first), abs=1e-6)
+    assert encoder.similarity(videos, texts).item() == pytest.approx(max(first, -2 * first), abs=1e-6)
 
 
 class Cache:
@@ -115,7 +115,7 @@ class Cache:
 
 def test_two_models_of_one_name_have_results_of_their_own(learned, videos):
     texts, frames = ["a red circle", "a blue star"], [Decoder(path).frames for path in videos[:3]]
-    first, second = (load("zero_shot", Deployment(runs=learned)) for _ in range(2))
+    first, second = (load("zero_shot", ExecutionConfig(runs=learned)) for _ in range(2))
     cache = Cache()
     before = cache.evaluate(MtebEncoder(first), texts, frames)
     assert MtebEncoder(first).revision == MtebEncoder(second).revision  # the same model: its results are found again
@@ -130,7 +130,7 @@ def test_two_models_of_one_name_have_results_of_their_own(learned, videos):
 
 
 def test_what_mteb_cannot_be_told_is_one_line(learned, monkeypatch):
-    encoder = MtebEncoder(load("zero_shot", Deployment(runs=learned)))
+    encoder = MtebEncoder(load("zero_shot", ExecutionConfig(runs=learned)))
     with pytest.raises(ConfigError, match="mteb: a batch has audio. Choose tasks between texts and videos"):
         encoder.encode([{"audio": [1]}])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.errors import ConfigError, MissingObject, StoreError
-from orchestrator.store.garbage import find_garbage
-from orchestrator.store.packs import Member
-from orchestrator.store.store import Store
+from ctvr.orchestrator.errors import ConfigError, MissingObject, StoreError
+from ctvr.orchestrator.store.gc import find_garbage
+from ctvr.orchestrator.store.packs import Member
+from ctvr.orchestrator.store.store import Store
 
 X = {"frames": np.arange(2 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 4, 4, 3), "times": np.array([0.0, 0.5])}
 
@@ -53,7 +53,7 @@ def test_what_is_no_file_counts_as_a_damaged_object_and_hides_no_other(tmp_path,
     _in_its_place(object_file(store, "commits/a.json"), kind)
     fresh = Store.open(tmp_path / "store")
     assert "b" in fresh.list("frames")
-    assert fresh.present("frames", ["a", "b"]) >= {"b"}
+    assert fresh.filter_existing("frames", ["a", "b"]) >= {"b"}
     problems = dict(fresh.verify())
     assert problems["frames/b.safetensors"] is None
     assert problems.get("frames/a.safetensors", "none") is not None
@@ -155,7 +155,7 @@ def test_a_file_where_a_folder_of_objects_belongs_hides_nothing_else(tmp_path):
     (tmp_path / "store" / "packs").write_text("text")
     (tmp_path / "store" / "features").write_text("text")
     fresh = Store.open(tmp_path / "store")
-    assert fresh.list("frames") == ["a"] == sorted(fresh.present("frames", ["a", "b"]))
+    assert fresh.list("frames") == ["a"] == sorted(fresh.filter_existing("frames", ["a", "b"]))
     with pytest.raises(MissingObject):
         fresh.get("features", "a")
     with pytest.raises(StoreError, match=r"features/a\.safetensors: cannot be written"):

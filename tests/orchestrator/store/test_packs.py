@@ -9,13 +9,13 @@ import pickle
 import numpy as np
 import pytest
 
-from orchestrator.errors import MissingObject, StoreError
-from orchestrator.store import packer
-from orchestrator.store.garbage import DAY, find_garbage, note_use, remove_garbage
-from orchestrator.store.local import Entry
-from orchestrator.store.packer import Packer
-from orchestrator.store.packs import KIND, Member
-from orchestrator.store.store import Store
+from ctvr.orchestrator.errors import MissingObject, StoreError
+from ctvr.orchestrator.store import packer
+from ctvr.orchestrator.store.gc import DAY, find_garbage, note_use, remove_garbage
+from ctvr.orchestrator.store.local import Entry
+from ctvr.orchestrator.store.packer import Packer
+from ctvr.orchestrator.store.packs import KIND, Member
+from ctvr.orchestrator.store.store import Store
 
 KEYS = [letter * 64 for letter in "abcde"]
 
@@ -85,14 +85,14 @@ def test_objects_of_a_pack_are_objects_like_others(store):
         assert each.list("frames", "aa") == KEYS[:1]
         assert all(each.has("frames", key) for key in KEYS)
         many = [*KEYS, *(f"{number:064}" for number in range(60))]
-        assert each.present("frames", many) == set(KEYS) == each.present("frames", [*KEYS, "0" * 64])
+        assert each.filter_existing("frames", many) == set(KEYS) == each.filter_existing("frames", [*KEYS, "0" * 64])
         with pytest.raises(MissingObject):
             each.get("frames", "0" * 64)
         assert all(problem is None for _, problem in each.verify())
 
 
 def test_packs_that_others_write_are_found_by_who_has_looked_before(store, monkeypatch):
-    monkeypatch.setattr("orchestrator.store.packs._PATIENCE", 0.0)
+    monkeypatch.setattr("ctvr.orchestrator.store.packs._PATIENCE", 0.0)
     reader = other(store)
     with pytest.raises(MissingObject):
         reader.get("frames", KEYS[0])
@@ -124,8 +124,8 @@ def test_a_damaged_pack_is_removed_whole_and_its_objects_are_made_again_by_thems
     assert (missing.value.kind, missing.value.key) == ("frames", KEYS[1])
     assert "is damaged (its SHA-256 differs) and is removed" in caplog.text
     assert not packs(store)
-    assert other(store).present("frames", KEYS) == set(KEYS[3:])
-    assert reader.present("frames", KEYS) == set(KEYS[3:])
+    assert other(store).filter_existing("frames", KEYS) == set(KEYS[3:])
+    assert reader.filter_existing("frames", KEYS) == set(KEYS[3:])
     for key in KEYS[:3]:
         reader.put("frames", key, arrays_of(key), {"video": key[0]})
     check(other(store), KEYS)
@@ -136,7 +136,7 @@ def test_half_a_pack_is_none(local, gone):
     """A writer that was killed in between, or a removal that was."""
     fill(local)
     local.remove([entry.name for entry in packs(local) if entry.name.endswith(gone)])
-    assert other(local).present("frames", KEYS) == set(KEYS[3:])
+    assert other(local).filter_existing("frames", KEYS) == set(KEYS[3:])
     assert not other(local).has("frames", KEYS[0])
     with pytest.raises(MissingObject):
         other(local).get("frames", KEYS[0])
@@ -192,7 +192,7 @@ def test_at_the_end_a_little_less_is_a_pack_too_and_one_object_is_never(local, m
 
 
 def test_a_pack_of_many_is_opened_once(local, monkeypatch):
-    monkeypatch.setattr("orchestrator.store.packs._SOME", 2)
+    monkeypatch.setattr("ctvr.orchestrator.store.packs._SOME", 2)
     fill(local)
     reader = other(local)
     check(reader, KEYS)
@@ -202,8 +202,8 @@ def test_a_pack_of_many_is_opened_once(local, monkeypatch):
 
 
 def test_no_more_packs_stay_open_than_are_allowed(local, monkeypatch):
-    monkeypatch.setattr("orchestrator.store.packs._SOME", 1)
-    monkeypatch.setattr("orchestrator.store.packs._OPEN", 2)
+    monkeypatch.setattr("ctvr.orchestrator.store.packs._SOME", 1)
+    monkeypatch.setattr("ctvr.orchestrator.store.packs._OPEN", 2)
     keys = [letter * 64 for letter in "abcdefgh"]
     for first in range(0, 8, 2):
         local.packs.put("frames", [Member(key, arrays_of(key), {"video": key[0]}) for key in keys[first : first + 2]])
@@ -236,7 +236,7 @@ def _change(path, how):
 @pytest.mark.parametrize("some", [2, 64])
 def test_a_pack_that_is_changed_in_place_is_not_served_again(local, monkeypatch, some, how):
     """Whether it stays open or not; a truncation ended the process."""
-    monkeypatch.setattr("orchestrator.store.packs._SOME", some)
+    monkeypatch.setattr("ctvr.orchestrator.store.packs._SOME", some)
     fill(local)
     reader = other(local)
     check(reader, KEYS)
@@ -266,7 +266,7 @@ def test_of_two_packs_with_one_key_the_whole_one_is_served(store, which):
         store._cache.delete(names[which])
     for each in (other(store), store):
         check(each, KEYS[1:3])
-    assert other(store).present("frames", KEYS) >= set(KEYS[1:3])
+    assert other(store).filter_existing("frames", KEYS) >= set(KEYS[1:3])
 
 
 @pytest.mark.parametrize("makes", [False, True])
@@ -306,7 +306,7 @@ def test_a_pack_is_garbage_when_nobody_needs_any_of_its_objects(local, monkeypat
     local.delete("uses", next(key for key in local.list("uses") if key.startswith("a-stream")))
     assert remove_garbage(local, find_garbage(local)).objects == 4
     check(other(local), KEYS[:3])
-    assert other(local).present("frames", KEYS) == set(KEYS[:3])
+    assert other(local).filter_existing("frames", KEYS) == set(KEYS[:3])
     assert not other(local).list("features")
     orphan = next(entry.name for entry in packs(local) if entry.name.endswith(".json"))
     local.remove([orphan])  # a writer that was killed: its arrays go a day later

@@ -21,13 +21,13 @@ import numpy as np
 import obstore
 import pytest
 
-from orchestrator.errors import ConfigError, MissingObject, StoreError
-from orchestrator.learning.resolve import resolve
-from orchestrator.learning.run import Places, execute
-from orchestrator.store import remote
-from orchestrator.store.garbage import find_garbage, remove_garbage
-from orchestrator.store.packs import Member
-from orchestrator.store.store import Store
+from ctvr.orchestrator.errors import ConfigError, MissingObject, StoreError
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.store import remote
+from ctvr.orchestrator.store.gc import find_garbage, remove_garbage
+from ctvr.orchestrator.store.packs import Member
+from ctvr.orchestrator.store.store import Store
 
 pytestmark = pytest.mark.slow
 X = {"frames": np.arange(3 * 8 * 8 * 3, dtype=np.uint8).reshape(3, 8, 8, 3)}
@@ -118,7 +118,7 @@ def test_objects_survive_the_way_there_and_back(store, tmp_path):
     store.put_json("runs", "a", {"x": [1, 2]})
     assert elsewhere.get_json("runs", "a") == {"x": [1, 2]}
     assert elsewhere.list("frames") == ["ab/c"]
-    assert elsewhere.present("frames", ["ab/c", *(f"no{i}" for i in range(60))]) == {"ab/c"}
+    assert elsewhere.filter_existing("frames", ["ab/c", *(f"no{i}" for i in range(60))]) == {"ab/c"}
     assert elsewhere.size().objects == 2
     assert all(problem is None for _, problem in elsewhere.verify())
     elsewhere.delete("frames", "ab/c")
@@ -130,7 +130,7 @@ def test_a_pack_is_fetched_once_for_all_that_lies_in_it(store, tmp_path):
     keys = [letter * 64 for letter in "abc"]
     store.packs.put("frames", [Member(key, {"frames": X["frames"] + i}, {"n": i}) for i, key in enumerate(keys)])
     elsewhere = Store.open(store.uri, cache=tmp_path / "other node")
-    assert elsewhere.present("frames", [*keys, *(f"no{i}" for i in range(60))]) == set(keys)
+    assert elsewhere.filter_existing("frames", [*keys, *(f"no{i}" for i in range(60))]) == set(keys)
     for i, key in enumerate(keys):
         found = elsewhere.get("frames", key)
         np.testing.assert_array_equal(found["frames"], X["frames"] + i)
@@ -142,7 +142,7 @@ def test_a_pack_is_fetched_once_for_all_that_lies_in_it(store, tmp_path):
 def test_of_many_writers_exactly_one_takes_a_key(store):
     won = []
     threads = [
-        threading.Thread(target=lambda i=i: won.append(i) if store.put_new_json("lease", "a", i) else None)
+        threading.Thread(target=lambda i=i: won.append(i) if store.create_json("lease", "a", i) else None)
         for i in range(6)
     ]
     for thread in threads:
@@ -150,7 +150,7 @@ def test_of_many_writers_exactly_one_takes_a_key(store):
     for thread in threads:
         thread.join()
     assert [store.get_json("lease", "a")] == won
-    assert not store.put_new_json("lease", "a", "late")
+    assert not store.create_json("lease", "a", "late")
     assert [store.get_json("lease", "a")] == won
 
 
@@ -176,9 +176,9 @@ def test_a_server_that_lets_two_writers_take_one_key_is_refused_by_name(rclone, 
 
 
 def test_a_key_that_was_deleted_can_be_taken_again(store):
-    assert store.put_new_json("commits", "a", 1)
+    assert store.create_json("commits", "a", 1)
     store.delete("commits", "a")
-    assert store.put_new_json("commits", "a", 2)
+    assert store.create_json("commits", "a", 2)
     assert store.get_json("commits", "a") == 2
 
 
@@ -206,7 +206,7 @@ def test_what_nobody_needs_is_removed_from_a_bucket(store, monkeypatch):
     for key in (lost, used):
         store.put("frames", key, X, {})
     store.put_json("uses", "a", {"frames": [used]})
-    store.put_new_json("commits", "run/task_001", {"weights": "none"})
+    store.create_json("commits", "run/task_001", {"weights": "none"})
     tomorrow = store.clock() + 25 * 3600
     monkeypatch.setattr(Store, "clock", lambda self: tomorrow)
     garbage = find_garbage(store)
@@ -222,13 +222,13 @@ def test_a_run_in_a_bucket_equals_one_in_a_folder_and_is_resumed(store, runs, ma
     monkeypatch.setenv("CTVR_CACHE", str(runs / "cache"))
     settings = {"method": "clip4clip", "stream": manifest, "optim.epochs": 1}
     experiment = resolve(settings, small_stream.settings)
-    here = execute(experiment, Places(runs))
-    there = execute(experiment, Places(runs, store.uri))
+    here = execute(experiment, RunPaths(runs))
+    there = execute(experiment, RunPaths(runs, store.uri))
     assert (there.key, there.resumed) == (here.key, 0)
     assert there.record.metrics == here.record.metrics
     assert len(store.list("commits", there.key)) == 3
     store.delete("commits", f"{there.key}/task_003")
-    again = execute(experiment, Places(runs, store.uri))
+    again = execute(experiment, RunPaths(runs, store.uri))
     assert again.resumed == 2
     assert again.record.metrics == here.record.metrics
 

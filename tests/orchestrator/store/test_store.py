@@ -12,10 +12,10 @@ import threading
 import numpy as np
 import pytest
 
-from orchestrator.errors import ConfigError, MissingObject, StoreError
-from orchestrator.store import local as store_local
-from orchestrator.store import store as store_store
-from orchestrator.store.store import Store
+from ctvr.orchestrator.errors import ConfigError, MissingObject, StoreError
+from ctvr.orchestrator.store import local as store_local
+from ctvr.orchestrator.store import store as store_store
+from ctvr.orchestrator.store.store import Store
 
 X = {"frames": np.arange(2 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 4, 4, 3), "times": np.array([0.0, 0.5])}
 
@@ -49,7 +49,7 @@ def test_arrays_come_back_equal_and_read_only(store):
                 arrays[name][0] = 0
     assert store.has("frames", "ab/cdef")
     many = ["ab/cdef", "ab", *(f"no{i}" for i in range(store_store._LISTED_HERE))]  # answered by a listing
-    assert store.present("frames", many) == store.present("frames", many[:9]) == {"ab/cdef"}
+    assert store.filter_existing("frames", many) == store.filter_existing("frames", many[:9]) == {"ab/cdef"}
 
 
 def test_local_arrays_are_memory_maps(local):
@@ -84,8 +84,8 @@ def test_json_is_replaced_as_a_whole(store):
 
 
 def test_a_key_is_taken_only_once(store):
-    assert store.put_new_json("lease", "a", {"owner": 1})
-    assert not store.put_new_json("lease", "a", {"owner": 2})
+    assert store.create_json("lease", "a", {"owner": 1})
+    assert not store.create_json("lease", "a", {"owner": 2})
     assert store.get_json("lease", "a") == {"owner": 1}
 
 
@@ -95,7 +95,7 @@ def test_of_many_writers_exactly_one_takes_a_key(store):
 
     def take(owner):
         start.wait()
-        if store.put_new_json("lease", "a", owner):
+        if store.create_json("lease", "a", owner):
             won.append(owner)
 
     threads = [threading.Thread(target=take, args=(i,)) for i in range(8)]
@@ -244,7 +244,7 @@ def test_hostile_keys_are_refused_before_anything_happens(local, key):
         lambda: local.put("k", key, X, {}),
         lambda: local.get("k", key),
         lambda: local.put_json("k", key, 1),
-        lambda: local.put_new_json("k", key, 1),
+        lambda: local.create_json("k", key, 1),
         lambda: local.get_json("k", key),
         lambda: local.delete("k", key),
         lambda: local.has("k", key),
@@ -283,7 +283,7 @@ def test_damaged_json_is_removed_and_its_key_is_free_again(local):
     with pytest.raises(MissingObject):
         local.get_json("k", "a")
     file.write_bytes(b"half")
-    assert local.put_new_json("k", "a", {"x": 3})
+    assert local.create_json("k", "a", {"x": 3})
     assert local.get_json("k", "a") == {"x": 3}
 
 
@@ -310,10 +310,10 @@ def test_a_damaged_copy_is_fetched_again(tmp_path):
 
 
 def test_an_object_that_was_replaced_while_it_was_judged_is_kept(local):
-    from orchestrator.errors import DamagedObject
+    from ctvr.orchestrator.errors import CorruptObject
 
     local.put("k", "a", X, {})
-    local._remove_damaged(local._objects, "k/a.safetensors", DamagedObject("as seen a moment ago"))
+    local._remove_damaged(local._objects, "k/a.safetensors", CorruptObject("as seen a moment ago"))
     np.testing.assert_array_equal(local.get("k", "a")["frames"], X["frames"])
 
 
@@ -363,7 +363,7 @@ FILLER = """
 import sys
 from pathlib import Path
 import numpy as np
-from orchestrator.store.store import Store
+from ctvr.orchestrator.store.store import Store
 store = Store.open("memory://s", cache=Path(sys.argv[1]), cache_bytes=40_000_000)
 for i in range(60):
     store.put("k", f"{sys.argv[2]}-{i}", {"x": np.full(500_000, i, np.uint8)}, {})
@@ -458,8 +458,8 @@ def test_without_hard_links_a_key_is_still_taken_once(local, monkeypatch):
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(store_local.os, "link", no_links)
-    assert local.put_new_json("k", "a", 1)
-    assert not local.put_new_json("k", "a", 2)
+    assert local.create_json("k", "a", 1)
+    assert not local.create_json("k", "a", 2)
     assert local.get_json("k", "a") == 1
 
 
@@ -511,8 +511,8 @@ def test_a_store_travels_to_other_processes(store):
 WRITER = """
 import sys
 import numpy as np
-from orchestrator.store.store import Store
-from orchestrator.errors import MissingObject
+from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.errors import MissingObject
 store, me = Store.open(sys.argv[1]), int(sys.argv[2])
 for i in range(30):
     x = {"x": np.full(5000, i % 5, np.int64)}
@@ -524,7 +524,7 @@ for i in range(30):
         pass
     store.put_json("runs", "last", {"who": me, "i": i})
     store.get_json("runs", "last")
-print(sum(store.put_new_json("lease", str(i), me) for i in range(20)), store.counters["damaged"])
+print(sum(store.create_json("lease", str(i), me) for i in range(20)), store.counters["damaged"])
 """
 
 

@@ -8,8 +8,8 @@ from itertools import product
 
 import pytest
 
-from orchestrator.streams.check import check_stream
-from orchestrator.streams.stream import Item, Stream, StreamTask
+from ctvr.orchestrator.streams.check import check_stream
+from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask
 
 
 def stream(galleries: list[list[list[str]]], protocol: str = "ctvr") -> Stream:

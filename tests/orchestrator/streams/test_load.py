@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import ConfigError
-from orchestrator.streams.load import available_streams, load_stream
-from orchestrator.streams.manifest import parse_manifest
-from orchestrator.streams.stream import Stream, describe
-from orchestrator.streams.videos import check_videos, missing_videos, without
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.streams.load import available_streams, load_stream
+from ctvr.orchestrator.streams.manifest import parse_manifest
+from ctvr.orchestrator.streams.stream import Stream, describe
+from ctvr.orchestrator.streams.videos import check_videos, drop_videos, missing_videos
 
 
 def item(video: str, category: str, *captions: str, **more: Any) -> dict[str, Any]:
@@ -114,12 +114,12 @@ def test_a_stream_survives_pickling_as_ray_needs(manifest: dict[str, Any]) -> No
 def test_tables_are_marked_when_there_is_no_validation_split(manifest: dict[str, Any]) -> None:
     stream = parse_manifest(manifest, "m", Path("/base"))
     assert not stream.has_val
-    assert "no validation split" in stream.settings_mark
+    assert "no validation split" in stream.table_caveat
     for number, task in enumerate(manifest["tasks"]):
         task["val"] = [item(f"v{number}", task["categories"][0], "something")]
     stream = parse_manifest(manifest, "m", Path("/base"))
     assert stream.has_val
-    assert stream.settings_mark == ""
+    assert stream.table_caveat == ""
 
 
 def put(path: str, value: Any) -> Any:
@@ -260,12 +260,12 @@ def test_embedded_streams_are_rendered_below_the_root(
     manifest: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     asked: list[Any] = []
-    fake = types.ModuleType("orchestrator.shapes.stream")
+    fake = types.ModuleType("ctvr.orchestrator.synthetic.stream")
     del manifest["videos"]
-    fake.render_stream = lambda root, tasks, films: asked.append(tasks) or manifest  # type: ignore[attr-defined]
-    fake.render_cvlm = lambda root, films: asked.append("cvlm") or manifest  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "orchestrator.shapes.stream", fake)
-    monkeypatch.setattr("orchestrator.shapes.stream", fake, raising=False)
+    fake.render_stream = lambda root, tasks, videos: asked.append(tasks) or manifest  # type: ignore[attr-defined]
+    fake.render_cvlm = lambda root, videos: asked.append("cvlm") or manifest  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ctvr.orchestrator.synthetic.stream", fake)
+    monkeypatch.setattr("ctvr.orchestrator.synthetic.stream", fake, raising=False)
     stream = load_stream(name, tmp_path)
     assert asked == [{"shapes-5": 5, "shapes-cvlm": "cvlm"}[name]]
     assert stream.tasks[0].train[0].path == str(tmp_path / "clips" / "a.mp4")
@@ -307,20 +307,20 @@ def test_missing_videos_are_reported_with_what_they_do_to_the_numbers(manifest: 
 
 def test_leaving_videos_out_changes_the_digest_and_is_marked(manifest: dict[str, Any], tmp_path: Path) -> None:
     stream = parse_manifest(manifest, "m", tmp_path)
-    assert without(stream, []) is stream
-    less = without(stream, [stream.items(0, "test")[0]])
+    assert drop_videos(stream, []) is stream
+    less = drop_videos(stream, [stream.items(0, "test")[0]])
     assert [entry.video for entry in less.items(0, "test")] == ["d"]
     assert less.items(0, "test")[0].twin is None
     assert less.digest != stream.digest
     assert less.paper is None
-    assert "1 missing videos left out" in less.settings_mark
+    assert "1 missing videos left out" in less.table_caveat
     assert less.categories == stream.categories
 
 
 def test_a_task_is_never_left_without_train_or_test_videos(manifest: dict[str, Any], tmp_path: Path) -> None:
     stream = parse_manifest(manifest, "m", tmp_path)
     with pytest.raises(ConfigError, match="all 1 train videos of task_02 in tiny are missing"):
-        without(stream, stream.items(1, "train"))
+        drop_videos(stream, stream.items(1, "train"))
 
 
 def test_the_description_counts_videos_and_captions(manifest: dict[str, Any]) -> None:

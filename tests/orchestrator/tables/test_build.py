@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.errors import ConfigError
-from orchestrator.pages.report import curves_html
-from orchestrator.streams.measures import progress_text
-from orchestrator.tables.build import build, collect, seconds_of, tables
-from orchestrator.tables.drawings import drawings
-from orchestrator.tables.formats import to_markdown
-from orchestrator.tables.paper_numbers import paper_numbers
-from orchestrator.tables.significance import Ranks
-from orchestrator.tables.write import write
-from orchestrator.tracking.values import RunRecord
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.pages.report import curves_html
+from ctvr.orchestrator.streams.metric_names import progress_text
+from ctvr.orchestrator.tables.build import build, collect, seconds_of, tables
+from ctvr.orchestrator.tables.formats import to_markdown
+from ctvr.orchestrator.tables.paper_numbers import paper_numbers
+from ctvr.orchestrator.tables.significance import Ranks
+from ctvr.orchestrator.tables.table_figures import drawings
+from ctvr.orchestrator.tables.write import write
+from ctvr.orchestrator.tracking.run_record import RunRecord
 
 KEYS = ("r1", "r5", "r10", "medr", "meanr", "bwf")
 
@@ -68,10 +68,10 @@ def test_a_row_that_replays_says_how_its_memory_is_written_and_drawn():
 
 
 REPLAYING = {
-    "er_ring": {"method.memory": "256"},
-    "der": {"method.memory": 500},
-    "lump": {"method.memory": "0"},
-    "image_der": {"method.memory": 256},
+    "er_ring": {"method.buffer_size": "256"},
+    "der": {"method.buffer_size": 500},
+    "lump": {"method.buffer_size": "0"},
+    "image_der": {"method.buffer_size": 256},
     "lwf": {},
 }
 
@@ -104,7 +104,9 @@ def test_a_seed_run_twice_counts_once_the_later_one():
 
 
 def test_other_settings_are_another_row_and_the_label_tells_them_apart():
-    rows = collect([run(**{"method.weight": w, "evaluation.chunk": c}) for w, c in [("1.0", "512"), ("2.0", "64")]])
+    rows = collect(
+        [run(**{"method.weight": w, "evaluation.query_chunk": c}) for w, c in [("1.0", "512"), ("2.0", "64")]]
+    )
     assert [row.label for row in rows] == ["lwf (method.weight=1.0)", "lwf (method.weight=2.0)"]
     presets = [run(tags={"ctvr.presets": p}, **{"method.weight": w}) for p, w in [("", "1.0"), ("released", "2.0")]]
     assert [row.label for row in collect(presets)] == ["lwf (paper)", "lwf (released)"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.tables.float16_rates import float16_note
+from ctvr.orchestrator.tables.float16_rates import float16_note
 
 
 def test_a_row_with_a_published_rate_of_float16_weights_says_so():

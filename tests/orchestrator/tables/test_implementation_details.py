@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from methods.layers.reducers import tempme_steps
-from methods.tempme import TempMeConfig
-from orchestrator.config import build, under
-from orchestrator.importers.ctvr import ACTNET_SETTINGS, MSRVTT_SETTINGS
-from orchestrator.importers.cvlm import ALONE, CVLM_SETTINGS
-from orchestrator.learning.resolve import resolve, with_recipe
-from orchestrator.tables.paper_numbers import published_tables
-from orchestrator.tables.presets import load_preset
+from ctvr.methods.layers.reduction.reducers import tempme_steps
+from ctvr.methods.tempme import TempMeConfig
+from ctvr.orchestrator.config import build, select_prefix
+from ctvr.orchestrator.importers.ctvr import ACTNET_SETTINGS, MSRVTT_SETTINGS
+from ctvr.orchestrator.importers.cvlm import ALONE, CVLM_SETTINGS
+from ctvr.orchestrator.learning.resolve import resolve, with_recipe
+from ctvr.orchestrator.tables.paper_numbers import published_tables
+from ctvr.orchestrator.tables.presets import load_preset
 
 STREAMS: dict[str, dict[str, Any]] = {"msrvtt": MSRVTT_SETTINGS, "actnet": ACTNET_SETTINGS, "cvlm": CVLM_SETTINGS}
 BLOCKS = 12  # of a ViT-B
@@ -42,7 +42,7 @@ def of(detail: dict[str, Any]) -> Any:
     presets, name = tuple(detail.get("presets", ())), detail["setting"]
     settings = resolved(detail["method"], presets, detail.get("stream", ""), detail.get("table", ""))
     if "tokens" in detail:  # a setting that is empty leaves it to the tower's size: the printed one merges alike
-        own = build(TempMeConfig, under(settings, "method"), "method")
+        own = build(TempMeConfig, select_prefix(settings, "method"), "method")
         value = detail["value"]
         printed = replace(own, **{name.partition(".")[2]: tuple(value) if isinstance(value, list) else value})
         if tempme_steps(own, BLOCKS, detail["tokens"]) == tempme_steps(printed, BLOCKS, detail["tokens"]):

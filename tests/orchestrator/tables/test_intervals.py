@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from orchestrator.tables.intervals import PRIOR, SHARED, Family, differences, over_seeds_alone
-from orchestrator.tables.table import Difference
+from ctvr.orchestrator.tables.intervals import PRIOR, SHARED, Family, compare_over_seeds, differences
+from ctvr.orchestrator.tables.table import Difference
 from tools.null_simulation import Situation, draw
 
 
@@ -163,13 +163,13 @@ def test_the_best_of_rows_that_are_compared_with_a_named_one_errs_in_5_percent()
 
 def test_a_metric_of_one_value_a_seed_has_welchs_test():
     a, b = [30.0, 31.0, 33.0], [20.0, 20.5, 20.0, 19.0]
-    found = over_seeds_alone([a, b], 0)[1]
+    found = compare_over_seeds([a, b], 0)[1]
     expected = stats.ttest_ind(b, a, equal_var=False)
     interval = expected.confidence_interval(0.95)
     assert found.p == pytest.approx(expected.pvalue)
     assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
-    assert over_seeds_alone([[1.0, 1.0], [2.0, 2.0]], 0)[1].p == 1.0
-    assert over_seeds_alone([[1.0, 1.1], [math.nan, 2.0]], 0)[1].p == 1.0
+    assert compare_over_seeds([[1.0, 1.0], [2.0, 2.0]], 0)[1].p == 1.0
+    assert compare_over_seeds([[1.0, 1.1], [math.nan, 2.0]], 0)[1].p == 1.0
 
 
 def test_tasks_weigh_alike():

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from orchestrator.errors import ConfigError
-from orchestrator.tables.paper_items import Item, find, read, text
-from orchestrator.tables.paper_numbers import benchmarks, not_implemented, published_tables
-from orchestrator.tables.presets import load_preset, preset_names
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.tables.paper_items import Item, find, read, text
+from ctvr.orchestrator.tables.paper_numbers import benchmarks, not_implemented, published_tables
+from ctvr.orchestrator.tables.presets import load_preset, preset_names
 
 PAPERS, ITEMS = read()
 FILES = {"framefusion": "000", "camoe": "001", "structalign": "002", "bmu": "003", "tempme": "004"}

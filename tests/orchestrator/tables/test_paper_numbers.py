@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.tables.paper_numbers import ablation_numbers, paper_numbers, published_rows, published_tables
-from orchestrator.tables.presets import load_preset
+from ctvr.orchestrator.tables.paper_numbers import ablation_numbers, paper_numbers, published_rows, published_tables
+from ctvr.orchestrator.tables.presets import load_preset
 
 STREAMS = ("msrvtt-10", "msrvtt-20", "actnet-10", "actnet-20")
 KEYS = ("r1", "r5", "r10", "medr", "meanr", "bwf")

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from methods import CONFIGURATIONS, EVERY_METHOD
-from orchestrator.config import build
-from orchestrator.errors import ConfigError
-from orchestrator.importers.ctvr import ACTNET_SETTINGS, MSRVTT_SETTINGS
-from orchestrator.importers.cvlm import ALONE, CVLM_SETTINGS
-from orchestrator.jobs.table_plan import within_bounds
-from orchestrator.learning.assemble import load_clip, make_method
-from orchestrator.learning.resolve import presets_of, resolve, with_recipe
-from orchestrator.on_ray.plan import SearchConfig
-from orchestrator.streams.load import RENDERED, embedded_settings
-from orchestrator.tables.paper_numbers import paper_numbers, published_rows, published_tables
-from orchestrator.tables.presets import as_data, load_preset, names_table, parse_preset, preset_names
-from orchestrator.tracking.values import as_text
+from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
+from ctvr.orchestrator.config import build
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.importers.ctvr import ACTNET_SETTINGS, MSRVTT_SETTINGS
+from ctvr.orchestrator.importers.cvlm import ALONE, CVLM_SETTINGS
+from ctvr.orchestrator.learning.factory import load_clip, make_method
+from ctvr.orchestrator.learning.resolve import presets_of, resolve, with_recipe
+from ctvr.orchestrator.on_ray.plan import SearchConfig
+from ctvr.orchestrator.streams.load import RENDERED, embedded_settings
+from ctvr.orchestrator.sweeps.table_plan import clamp_values
+from ctvr.orchestrator.tables.paper_numbers import paper_numbers, published_rows, published_tables
+from ctvr.orchestrator.tables.presets import as_data, load_preset, names_table, parse_preset, preset_names
+from ctvr.orchestrator.tracking.run_record import as_text
 
 ORIGINALS = "ctvr-table1-originals"
 UNSEARCHED = (ORIGINALS, "efficient-continual", "camoe-fig6")
@@ -181,7 +181,7 @@ def resolved(table, stream, settings):
             full = {**table.settings_of(row, [stream]), "method": row.method, "stream": stream}
             presets = with_recipe(row.method, row.presets, settings)
             found[row.name] = resolve(
-                {**full, **within_bounds(full, table.varies, settings, presets)}, settings, presets
+                {**full, **clamp_values(full, table.varies, settings, presets)}, settings, presets
             )
     return found
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from orchestrator.tables.significance import FEW_ORDERS, ONE_SEED, OTHER_ORDERS, Ranks, compared
-from orchestrator.tables.table import Row, Value
+from ctvr.orchestrator.tables.significance import FEW_ORDERS, ONE_SEED, OTHER_ORDERS, Ranks, compare_rows
+from ctvr.orchestrator.tables.table import Row, Value
 
 SHARES = {"low": 0.1, "mid": 0.4, "top": 0.6}
 
@@ -31,7 +31,7 @@ def _ranks(rows: list[Row]) -> dict[str, Ranks]:
 
 def test_a_worse_row_is_below_the_best():
     rows = [_row("low", ("1", "2", "3")), _row("top", ("1", "2", "3"))]
-    low, top = compared(rows, _ranks(rows))
+    low, top = compare_rows(rows, _ranks(rows))
     assert top.is_reference
     assert low.vs_best is not None
     assert low.vs_best.high < 0
@@ -39,17 +39,17 @@ def test_a_worse_row_is_below_the_best():
 
 def test_trained_rows_of_one_seed_are_not_compared_unless_another_row_has_several():
     single = [_row("low", ("1",)), _row("top", ("1",))]
-    low, top = compared(single, _ranks(single))
+    low, top = compare_rows(single, _ranks(single))
     assert ONE_SEED in low.marks
     assert low.vs_best is None
     assert not top.is_reference
     rows = [*single, _row("mid", ("1", "2"))]
-    assert [row.vs_best is not None for row in compared(rows, _ranks(rows))] == [True, False, True]
+    assert [row.vs_best is not None for row in compare_rows(rows, _ranks(rows))] == [True, False, True]
 
 
 def test_rows_that_train_nothing_are_compared_over_videos():
     rows = [_row("low", ("1",), 0.0), _row("top", ("1",), 0.0), _row("mid", ("1",))]
-    low, top, mid = compared(rows, _ranks(rows))
+    low, top, mid = compare_rows(rows, _ranks(rows))
     assert low.vs_best is not None
     assert top.is_reference
     assert ONE_SEED in mid.marks
@@ -61,10 +61,10 @@ def test_rows_over_orders_of_tasks_are_compared_by_order(orders, said):
     seeds = tuple(f"1@{order}" for order in range(orders))
     points = {"r1": tuple((order, 1.0, 0.0) for order in range(orders))}
     rows = [_row("low", ("1", "2", "3")), _row("top", seeds, orders=points), _row("mid", seeds, orders=points)]
-    low, top, mid = compared(rows, _ranks(rows))
+    low, top, mid = compare_rows(rows, _ranks(rows))
     assert OTHER_ORDERS in low.marks
     assert (mid.vs_best is None) == (said is not None) == (not top.is_reference)
     assert said is None or said in mid.marks
     twice = [replace(row, seeds=row.seeds * 2, runs=row.runs * 2) for row in rows]
-    again = compared(twice, _ranks(rows))[2].vs_best
+    again = compare_rows(twice, _ranks(rows))[2].vs_best
     assert again is mid.vs_best or (again and mid.vs_best and again.p == pytest.approx(mid.vs_best.p))

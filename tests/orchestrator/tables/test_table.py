@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.tables.formats import Footnotes, latex_text, to_csv, to_latex, to_markdown, to_text
-from orchestrator.tables.table import Column, Row, Table, Value, number
+from ctvr.orchestrator.tables.formats import Footnotes, latex_text, to_csv, to_latex, to_markdown, to_text
+from ctvr.orchestrator.tables.table import Column, Row, Table, Value, number
 
 COLUMNS = (Column("r1", "R@1", "up"), Column("bwf", "BWF", "down"), Column("params_m", "Params (M)"))
 NASTY = "a_b & 50% #1 $x$ {y} ~ ^ \\ | <i> *z* `c` [d]\nnext"

@@ -3,10 +3,10 @@ import sys
 
 import pytest
 
-from methods import METHODS
-from orchestrator.tables import unpublished_settings as module
-from orchestrator.tables.differences import differences
-from orchestrator.tables.unpublished_settings import departures, footnote, unpublished
+from ctvr.methods import METHODS
+from ctvr.orchestrator.tables import unpublished_settings as module
+from ctvr.orchestrator.tables.setting_diff import differences
+from ctvr.orchestrator.tables.unpublished_settings import departures, footnote, unpublished
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -56,7 +56,7 @@ def test_a_space_that_forgot_to_say_is_refused(tmp_path, monkeypatch):
 
 def test_ray_is_not_imported_for_it():
     code = (
-        "import sys, orchestrator.tables.unpublished_settings as m; "
+        "import sys, ctvr.orchestrator.tables.unpublished_settings as m; "
         "m.unpublished('lwf'); sys.exit('ray' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from methods import CONFIGURATIONS, EVERY_METHOD
-from orchestrator.cli.main import main
-from orchestrator.jobs.table import paper_settings
-from orchestrator.jobs.verified import verified_note, with_verified
-from orchestrator.learning.resolve import presets_of
-from orchestrator.tables.build import tables
-from orchestrator.tables.verified import GRADES, Check, equals, grade_of, of_method, read, text
-from tests.orchestrator.tables.test_differences import run
+from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
+from ctvr.orchestrator.cli.main import main
+from ctvr.orchestrator.learning.resolve import presets_of
+from ctvr.orchestrator.sweeps.table import paper_settings
+from ctvr.orchestrator.sweeps.verified_notes import verified_note, with_verified
+from ctvr.orchestrator.tables.build import tables
+from ctvr.orchestrator.tables.verified import GRADES, Check, equals, grade_of, of_method, read, text
+from tests.orchestrator.tables.test_setting_diff import run
 
 ROOT = Path(__file__).parents[3]
 ROWS, ENTRIES = read()

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import ConfigError
-from orchestrator.tracking.database import UNFINISHED, await_lock, ensure_whole, is_half_made
-from orchestrator.tracking.moved import follow_move
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.tracking.database import UNFINISHED, await_lock, ensure_whole, is_half_made
+from ctvr.orchestrator.tracking.relocate import follow_move
 
 
 def write(file: Path, *statements: str) -> None:

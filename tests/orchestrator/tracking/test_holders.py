@@ -10,10 +10,12 @@ import sys
 
 import pytest
 
-from orchestrator.tracking import holders
-from orchestrator.tracking.holders import HOLDER, holder_tags, is_gone, this_process
+from ctvr.orchestrator.tracking import holders
+from ctvr.orchestrator.tracking.holders import HOLDER, holder_tags, is_gone, this_process
 
-PRINTS = "from orchestrator.tracking.holders import *; import sys; print(holder_tags()[HOLDER], flush=True); input()"
+PRINTS = (
+    "from ctvr.orchestrator.tracking.holders import *; import sys; print(holder_tags()[HOLDER], flush=True); input()"
+)
 
 
 def other(**changes) -> dict[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mlflow.entities import Metric, Run, RunData, RunInfo
 
-from orchestrator.tracking import internals
+from ctvr.orchestrator.tracking import internals
 
 ROOT = Path(__file__).parents[3]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.tracking.holders import HOLDER, holder_tags, this_process
-from orchestrator.tracking.left import close_left, is_left, open_or_take_up
-from orchestrator.tracking.tracker import Tracker, create_store
+from ctvr.orchestrator.tracking.holders import HOLDER, holder_tags, this_process
+from ctvr.orchestrator.tracking.left import close_left, is_left, open_or_take_up
+from ctvr.orchestrator.tracking.tracker import Tracker, create_store
 
 SETTINGS = {"method": "lwf", "method.lr": 1e-5, "seed": 0}
 TAGS = {"ctvr.commits": "k" * 64}

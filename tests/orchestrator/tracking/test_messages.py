@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import BadRecord
-from orchestrator.tracking.ledger import Ledger
-from orchestrator.tracking.messages import Message, check, folder_of, read_line
-from orchestrator.tracking.outbox import REFUSED, Courier, Outbox
+from ctvr.orchestrator.errors import BadRecord
+from ctvr.orchestrator.tracking.event_log import EventLog
+from ctvr.orchestrator.tracking.messages import Message, check, folder_of, read_line
+from ctvr.orchestrator.tracking.outbox import REFUSED, Outbox, OutboxSender
 
 OPEN: Message = {
     "op": "open",
@@ -106,7 +106,7 @@ def test_one_bad_line_that_was_told_costs_that_line_only(tmp_path, kind):
     good = [json.dumps(message).encode() for message in (OPEN, METRICS, CLOSE)]
     file = tmp_path / "offline-1.jsonl"
     file.write_bytes(b"\n".join([good[0], LINES[kind], *good[1:]]) + b"\n")
-    ledger = Ledger(tmp_path)
+    ledger = EventLog(tmp_path)
     assert ledger.runs() == [({"offline-1"}, [OPEN, METRICS, CLOSE])]
     (said,) = ledger.bad
     assert said.startswith(f"{file}: line 2 ")
@@ -116,8 +116,8 @@ def test_files_that_are_none_of_ours_stop_nothing(tmp_path):
     (tmp_path / "a b.jsonl").write_text("x")
     os.mkfifo(tmp_path / "pipe.jsonl")
     (tmp_path / "folder.jsonl").mkdir()
-    assert Ledger(tmp_path).runs() == []
-    courier = Courier(Outbox(tmp_path), lambda run, record: None, lambda error: False, str)
+    assert EventLog(tmp_path).runs() == []
+    courier = OutboxSender(Outbox(tmp_path), lambda run, record: None, lambda error: False, str)
     assert courier.flush() == (0, 0)
 
 
@@ -126,7 +126,7 @@ class Post:
 
     def __init__(self, folder: Path) -> None:
         self.got: list[Message] = []
-        self.courier = Courier(Outbox(folder), self.send, lambda error: isinstance(error, BadRecord), str)
+        self.courier = OutboxSender(Outbox(folder), self.send, lambda error: isinstance(error, BadRecord), str)
 
     def send(self, run_id: str, message: Message) -> None:
         check(message)

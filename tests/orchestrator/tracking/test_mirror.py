@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
-from orchestrator.errors import ConfigError
-from orchestrator.jobs.deployment import Deployment
-from orchestrator.jobs.train import train
-from orchestrator.tracking import mirror
-from orchestrator.tracking.mirror import Mirror, check_mirror
-from orchestrator.tracking.values import metric_name
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.run import train
+from ctvr.orchestrator.tracking import mirror
+from ctvr.orchestrator.tracking.mirror import Mirror, check_mirror
+from ctvr.orchestrator.tracking.run_record import metric_name
 
 STUB = """
 import json
@@ -45,7 +45,7 @@ def stub(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_mirror_gets_the_numbers_of_mlflow_and_an_error_of_its_own_ends_nothing(stub, runs, manifest, caplog):
-    where = Deployment(runs=runs)
+    where = ExecutionConfig(runs=runs)
     settings = {"method": "clip4clip", "stream": manifest, "optim.epochs": "1", "tracking.mirror": "wandb"}
     done = train(settings, (), where)
     rows = [json.loads(line) for line in (runs / "mirror" / "stub.jsonl").read_text().splitlines()]
@@ -89,8 +89,8 @@ def test_a_mirror_that_hangs_holds_nobody_up_and_rows_that_do_not_fit_are_counte
 def test_a_missing_package_is_named_in_one_line_before_anything_is_trained(runs, manifest, monkeypatch):
     monkeypatch.setattr(mirror, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="tracking.mirror: trackio needs a package: pip install trackio"):
-        train({"method": "zero_shot", "stream": manifest, "tracking.mirror": "trackio"}, (), Deployment(runs=runs))
+        train({"method": "zero_shot", "stream": manifest, "tracking.mirror": "trackio"}, (), ExecutionConfig(runs=runs))
     assert not (runs / "mlflow.db").exists()
     with pytest.raises(ConfigError, match=r"tracking.mirror: .*'wandbb'"):
-        train({"method": "zero_shot", "stream": manifest, "tracking.mirror": "wandbb"}, (), Deployment(runs=runs))
+        train({"method": "zero_shot", "stream": manifest, "tracking.mirror": "wandbb"}, (), ExecutionConfig(runs=runs))
     check_mirror("none")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.tracking.outbox import REFUSED, Courier, Message, Outbox
+from ctvr.orchestrator.tracking.outbox import REFUSED, Message, Outbox, OutboxSender
 
 
 class Server:
@@ -26,9 +26,9 @@ class Server:
 
 
 @pytest.fixture
-def office(tmp_path: Path) -> tuple[Server, Courier]:
+def office(tmp_path: Path) -> tuple[Server, OutboxSender]:
     server = Server()
-    courier = Courier(Outbox(tmp_path), server.send, lambda e: isinstance(e, ValueError), str)
+    courier = OutboxSender(Outbox(tmp_path), server.send, lambda e: isinstance(e, ValueError), str)
     return server, courier
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from methods.base import Method
-from orchestrator.learning.assemble import load_model
-from orchestrator.learning.cost import video_cost
-from orchestrator.learning.resolve import resolve
-from orchestrator.learning.run import Places, execute
-from orchestrator.streams.stream import Stream
-from orchestrator.tracking.recorder import Recorder
-from orchestrator.tracking.tracker import Tracker, create_store
-from orchestrator.tracking.values import RunRecord
+from ctvr.methods.base import Method
+from ctvr.orchestrator.learning.cost import video_cost
+from ctvr.orchestrator.learning.factory import load_model
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.streams.stream import Stream
+from ctvr.orchestrator.tracking.recorder import Recorder
+from ctvr.orchestrator.tracking.run_record import RunRecord
+from ctvr.orchestrator.tracking.tracker import Tracker, create_store
 
 
 class Stopped(RuntimeError):
@@ -40,7 +40,7 @@ def train(stream: Stream, manifest: str, runs: Path, tracker: Tracker, stop_afte
         made.report(task, record, seconds)
 
     try:
-        result = execute(made.experiment, Places(runs), report=report, on_ready=made.ready)
+        result = execute(made.experiment, RunPaths(runs), report=report, on_ready=made.ready)
     except Stopped:
         return made.run_id
     if result.resumed == len(stream.tasks):
@@ -160,35 +160,35 @@ def test_a_kept_model_can_be_loaded_from_its_artifact(small_stream, manifest, ru
 def test_the_split_on_which_epochs_were_chosen_is_kept(small_stream, manifest, runs, tracker, settings, split):
     settings = {"method": "zero_shot", "stream": manifest, **settings}
     made = Recorder(tracker, resolve(settings, small_stream.settings), "r")
-    result = execute(made.experiment, Places(runs), report=made.report, on_ready=made.ready)
+    result = execute(made.experiment, RunPaths(runs), report=made.report, on_ready=made.ready)
     run = only_run(tracker)
     assert run.tags["ctvr.select_split"] == split
     assert made.experiment.key(result.stream, run.tags["ctvr.frames"]) == result.key  # what `explain` relies on
 
 
 def test_a_transductive_method_is_marked(small_stream, manifest, runs, tracker, monkeypatch):
-    from methods.zero_shot import ZeroShot
+    from ctvr.methods.zero_shot import ZeroShot
 
     monkeypatch.setattr(ZeroShot, "is_transductive", True)
     made = Recorder(tracker, resolve({"method": "zero_shot", "stream": manifest}, small_stream.settings), "r")
-    execute(made.experiment, Places(runs), report=made.report, on_ready=made.ready)
+    execute(made.experiment, RunPaths(runs), report=made.report, on_ready=made.ready)
     assert only_run(tracker).tags["ctvr.transductive"] == "true"
 
 
 def test_a_control_that_trains_nothing_counts_no_parameters(small_stream, manifest, runs, tracker):
     made = resolve({"method": "xpool", "stream": manifest}, small_stream.settings, ["untrained"])
     recorder = Recorder(tracker, made, "r")
-    execute(made, Places(runs), report=recorder.report, on_ready=recorder.ready)
+    execute(made, RunPaths(runs), report=recorder.report, on_ready=recorder.ready)
     assert only_run(tracker).last("cost/trained_parameters")[1] == 0
     assert only_run(tracker).last("stream/t2v/bwf")[1] == 0
 
 
 def test_the_cost_of_a_video_is_that_of_a_new_one_where_training_reads_stored_tokens(learned: Path) -> None:
     """zero_shot trains nothing, so that its whole tower is stored; a video that is searched passes it all the same."""
-    from orchestrator.jobs.deployment import Deployment
-    from orchestrator.jobs.trained import load
+    from ctvr.orchestrator.execution import ExecutionConfig
+    from ctvr.orchestrator.jobs.load_model import load
 
-    where = Deployment(runs=learned)
+    where = ExecutionConfig(runs=learned)
     model = load("zero_shot", where)
     run = where.tracker().find_runs(tags={"ctvr.method": "zero_shot"})[0]
     frames = next(model.frames_of(model.gallery()[0].items[:1]))

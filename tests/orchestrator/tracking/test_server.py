@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from orchestrator.errors import ConfigError
-from orchestrator.tracking.server import check, default_uri, ui_command
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.tracking.server import check, default_uri, ui_command
 
 
 def test_the_default_is_sqlite_unless_the_environment_says_otherwise(monkeypatch, tmp_path):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from methods import CONFIGURATIONS, EVERY_METHOD
-from orchestrator.tracking.styles import ORDER, style_of, styles_of
+from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
+from ctvr.orchestrator.tracking.styles import ORDER, style_of, styles_of
 
 
 def test_every_method_has_its_own_look_without_colour_too():

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import ConfigError
-from orchestrator.tracking import tracker as tracking
-from orchestrator.tracking.sending import Sender
-from orchestrator.tracking.tracker import Tracker
-from orchestrator.tracking.values import RunRecord
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.tracking import tracker as tracking
+from ctvr.orchestrator.tracking.mlflow_writer import Sender
+from ctvr.orchestrator.tracking.run_record import RunRecord
+from ctvr.orchestrator.tracking.tracker import Tracker
 
 SETTINGS = {"method": "lwf", "method.weight": 0.5, "seed": 0, "data.mean": (0.1, 0.2), "note": None}
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.tracking.server import default_uri
-from orchestrator.tracking.tracker import Tracker, create_store
+from ctvr.orchestrator.tracking.server import default_uri
+from ctvr.orchestrator.tracking.tracker import Tracker, create_store
 
 
 def traversals(canary: Path) -> list[str]:
@@ -44,7 +44,7 @@ def test_the_ui_answers_to_this_machine_alone_and_serves_no_file_but_artifacts(t
     tracker = Tracker(default_uri(runs), runs)
     run_id = tracker.open_run("shapes-5", "r", {"a": 1})
     tracker.log_json(run_id, "config", {"inside": 1})
-    command = [sys.executable, "-m", "orchestrator", "ui", "--runs", str(runs), "--port", str(free_port)]
+    command = [sys.executable, "-m", "ctvr", "ui", "--runs", str(runs), "--port", str(free_port)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)

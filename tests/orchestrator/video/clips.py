@@ -1,4 +1,4 @@
-"""Small films for the tests of the decoder, and a child that reads them."""
+"""Small videos for the tests of the decoder, and a child that reads them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import av
 import numpy as np
 import pytest
 
-from orchestrator.errors import ConfigError
-from orchestrator.video.decode import decode, decoder_version
-from orchestrator.video.sampling import Frames
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.video.decode import decode, decoder_version
+from ctvr.orchestrator.video.sampling import Frames
 
 Result = TypeVar("Result")
 
 
-def write_film(
+def write_video(
     path: Path, frames: int = 60, codec: str = "libx264", times: list[int] | None = None, **options: str
 ) -> Path:
     """160x96, 25 fps, a key frame every 12. Frame i is a sharp gradient under a grey that says i: see `read_number`.
@@ -44,20 +44,20 @@ def write_film(
 
 
 def read_number(image: np.ndarray) -> int:
-    """The i of the frame of `write_film` that this (size, size, 3) image shows."""
+    """The i of the frame of `write_video` that this (size, size, 3) image shows."""
     middle = image.shape[0] // 2
     return round(float(image[middle - 4 : middle + 4, middle - 4 : middle + 4].mean()) / 4)
 
 
 def decode_apart(path: str | Path, *settings: Any, **named: Any) -> Frames:
-    """`orchestrator.video.decode.decode` in a child, where the product decodes too."""
+    """`ctvr.orchestrator.video.decode.decode` in a child, where the product decodes too."""
     return run_apart(decode, path, *settings, **named)
 
 
 def run_apart(function: Callable[..., Result], *settings: Any, **named: Any) -> Result:
     """Call a function in a child.
 
-    decord, and any decoder of damaged films, may harm the memory of its process: the one that runs all tests would
+    decord, and any decoder of damaged videos, may harm the memory of its process: the one that runs all tests would
     crash much later, at its end even. A child that crashes fails its test and is replaced.
     """
     try:

@@ -1,6 +1,6 @@
-"""Small films of every container, codec and trait, whose frames show their own numbers.
+"""Small videos of every container, codec and trait, whose frames show their own numbers.
 
-What the encoders and containers of this FFmpeg cannot make is left out. `make films-table` writes docs/films.md.
+What this FFmpeg cannot make is left out. `make video-formats` writes docs/video-formats.md.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 import av
 import numpy as np
 
-from orchestrator.errors import VideoError
-from orchestrator.video.decode import decode
-from orchestrator.video.sampling import NATIVE, Sampling
+from ctvr.orchestrator.errors import VideoError
+from ctvr.orchestrator.video.decode import decode
+from ctvr.orchestrator.video.sampling import NATIVE, Sampling
 
 os.environ.setdefault("SVT_LOG", "1")  # errors alone
-PAGE = Path(__file__).resolve().parents[3] / "docs/films.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs/video-formats.md"
 
 COUNT, RATE, WIDTH, HEIGHT = 30, 25, 128, 96  # multiples of 32: at others this x265 writes beyond its memory
 BLOCK = 32  # pixels of a side of a black or white block: lossy codecs keep them
@@ -65,7 +65,7 @@ CODECS: dict[str, tuple[str, dict[str, str]]] = {
     "mjpeg": ("mjpeg", {"qmin": "2", "qmax": "3"}),
 }
 
-# Name in the table: what the film is
+# Name in the table: what the video is
 TRAITS = {
     "plain": "30 frames, 25 a second, 128x96",
     "trimmed": "cut by copying from second 0.64 on, so that it begins with a key frame of second 0.48",
@@ -79,12 +79,12 @@ TRAITS = {
     "interlaced": "coded as fields",
     "full": "full range of colours",
 }
-_FIRST = 16  # frame with which a trimmed film begins
+_FIRST = 16  # frame with which a trimmed video begins
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A film of the table.
+    """A video of the table.
 
     verdict: "right", "no times" (frames right, times estimated), "wrong", "refused" or "not made". why: in one line.
     """
@@ -154,7 +154,7 @@ class _Pipe:
 
 
 def make(path: Path, container: str, codec: str, trait: str) -> None:
-    """Write a film of the table.
+    """Write a video of the table.
 
     Raises:
         av.FFmpegError, ValueError: if it cannot be made.
@@ -208,7 +208,7 @@ def _with_message(packets: list[Any], stream: Any, codec: str) -> list[Any]:
 
 
 def _moved(packets: list[Any], trait: str) -> list[Any]:
-    """Move the times of packets; of a trimmed film, leave out those before the key frame that its start needs."""
+    """Move the times of packets; of a trimmed video, leave out those before the key frame that its start needs."""
     moved = {"trimmed": -_FIRST, "offset": 3 * RATE}.get(trait, 0)
     if trait == "trimmed":
         keys = [i for i, packet in enumerate(packets) if packet.is_keyframe and packet.pts <= _FIRST]
@@ -236,7 +236,7 @@ SEGMENTS = ((5, 6, 1), (19, 27, 3))  # first frame, the one after the last, fram
 
 
 def judge(folder: Path, container: str, codec: str, trait: str) -> Cell:
-    """Make a film, decode it whole and compare with it what is read: frames, their times, and those of segments."""
+    """Make a video, decode it whole and compare with it what is read: frames, their times, and those of segments."""
     path = folder / f"{codec}-{trait}.{container}".replace(" ", "_")
     try:
         make(path, container, codec, trait)
@@ -304,12 +304,12 @@ def shown(path: Path, trait: str) -> list[int]:
 
 SIGNS = {"right": "✓", "no times": "≈", "not made": "–", "refused": "refused", "wrong": "WRONG"}
 INTRODUCTION = """\
-# Films that are read
+# Videos that are read
 
-Frames are those that a whole decode by FFmpeg shows, in its order. A test makes small films of every container,
-codec and trait of this table ({made} films), whose frames show their own numbers. It reads 1, 4, 12 and 48 frames and
-two segments of each film, and compares their numbers and times. `make films-table` writes this page; a test fails when
-it is out of date.
+Frames are those that a whole decode by FFmpeg shows, in its order. A test makes small videos of every container,
+codec and trait of this table ({made} videos), whose frames show their own numbers. It reads 1, 4, 12 and 48 frames and
+two segments of each video, and compares their numbers and times. `make video-formats` writes this page; a test
+fails when it is out of date.
 Made with PyAV {pyav} (FFmpeg {ffmpeg}).
 
 - ✓ frames, their times and segments are right.
@@ -323,12 +323,12 @@ that converts them. `ctvr frames FILE` says how a file is read ([usage.md](usage
 
 
 def every_cell(folder: Path) -> list[Cell]:
-    """Make and judge all films of the table."""
+    """Make and judge all videos of the table."""
     return [judge(folder, *names) for names in itertools.product(CONTAINERS, CODECS, TRAITS)]
 
 
 def page(cells: list[Cell]) -> str:
-    """Return docs/films.md."""
+    """Return docs/video-formats.md."""
     verdicts = {(cell.container, cell.codec, cell.trait): cell for cell in cells}
     made = sum(cell.verdict != "not made" for cell in cells)
     lines = [f"| | {' | '.join(TRAITS)} |", "|---|" + "---|" * len(TRAITS)]

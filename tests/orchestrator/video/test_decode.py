@@ -12,22 +12,22 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from orchestrator.data.settings import DataConfig
-from orchestrator.errors import ConfigError, VideoError
-from orchestrator.video import readers
-from orchestrator.video.decode import decoder_version, probe
-from orchestrator.video.index import Limits
-from orchestrator.video.sampling import Sampling, choose_frames, missing_frame, resize_and_crop
-from tests.apart import apart
-from tests.orchestrator.video.clips import decode_apart, needs, read_number, write_film
+from ctvr.orchestrator.data.config import DataConfig
+from ctvr.orchestrator.errors import ConfigError, VideoError
+from ctvr.orchestrator.video import decoders
+from ctvr.orchestrator.video.decode import decoder_version, probe
+from ctvr.orchestrator.video.index import Limits
+from ctvr.orchestrator.video.sampling import Sampling, choose_frames, missing_frame, resize_and_crop
+from tests.in_subprocess import in_subprocess
+from tests.orchestrator.video.clips import decode_apart, needs, read_number, write_video
 
 HAS_DECORD = "decord" in decoder_version("auto")
 DECODERS = ["pyav", "decord", "torchcodec"]
 
 
 @pytest.fixture(scope="module")
-def film(tmp_path_factory):
-    return write_film(tmp_path_factory.mktemp("films") / "film.mp4")
+def video(tmp_path_factory):
+    return write_video(tmp_path_factory.mktemp("videos") / "video.mp4")
 
 
 def released_rule(num_frames, length, first=0):
@@ -87,19 +87,19 @@ def test_a_segment_shorter_than_a_frame_keeps_the_frame_on_screen():
     assert choose_frames(np.arange(10) / 25, 3, (0.121, 0.122)).tolist() == [3, 3, 3]
 
 
-def test_a_segment_behind_the_film_is_an_error(film):
-    with pytest.raises(VideoError, match=r"segment starts at 7 s, the film ends at 2.36 s"):
-        decode_apart(film, Sampling(4, 32), (7, 9))
+def test_a_segment_behind_the_film_is_an_error(video):
+    with pytest.raises(VideoError, match=r"segment starts at 7 s, the video ends at 2.36 s"):
+        decode_apart(video, Sampling(4, 32), (7, 9))
     for segment in [(3.0, 1.0), (-1.0, 1.0), (0.0, float("nan"))]:
         with pytest.raises(VideoError, match="0 <= start < end"):
-            decode_apart(film, Sampling(4, 32), segment)
+            decode_apart(video, Sampling(4, 32), segment)
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("num_frames", [1, 7, 12, 60, 64])
-def test_decoded_frames_are_the_chosen_ones_with_their_times(film, decoder, num_frames):
+def test_decoded_frames_are_the_chosen_ones_with_their_times(video, decoder, num_frames):
     needs(decoder)
-    clip = decode_apart(film, Sampling(num_frames, 96), decoder=decoder)
+    clip = decode_apart(video, Sampling(num_frames, 96), decoder=decoder)
     expected = released_rule(num_frames, 60)
     assert clip.frames.shape == (num_frames, 96, 96, 3)
     assert clip.frames.dtype == np.uint8
@@ -109,10 +109,10 @@ def test_decoded_frames_are_the_chosen_ones_with_their_times(film, decoder, num_
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_a_segment_decodes_the_same_frames_as_the_whole(film, decoder):
+def test_a_segment_decodes_the_same_frames_as_the_whole(video, decoder):
     needs(decoder)
-    whole = decode_apart(film, Sampling(60, 64), decoder=decoder)
-    part = decode_apart(film, Sampling(10, 64), (1.0, 1.4), decoder=decoder)
+    whole = decode_apart(video, Sampling(60, 64), decoder=decoder)
+    part = decode_apart(video, Sampling(10, 64), (1.0, 1.4), decoder=decoder)
     np.testing.assert_array_equal(part.frames, whole.frames[25:35])
 
 
@@ -120,8 +120,8 @@ def test_a_segment_decodes_the_same_frames_as_the_whole(film, decoder):
 def test_timestamps_of_a_variable_rate_are_those_of_the_file(tmp_path, decoder):
     needs(decoder)
     times = [0, 1, 2, 10, 11, 30, 31, 60]
-    film = write_film(tmp_path / "vfr.mkv", frames=8, times=times)
-    clip = decode_apart(film, Sampling(8, 64), decoder=decoder, limits=Limits(strict=False))
+    video = write_video(tmp_path / "vfr.mkv", frames=8, times=times)
+    clip = decode_apart(video, Sampling(8, 64), decoder=decoder, limits=Limits(strict=False))
     np.testing.assert_allclose(clip.timestamps, np.asarray(times) / 25, atol=2e-3)
     assert [read_number(f) for f in clip.frames] == list(range(8))
 
@@ -133,8 +133,8 @@ def test_timestamps_of_a_variable_rate_are_those_of_the_file(tmp_path, decoder):
 )
 def test_the_decoders_give_the_same_frames(tmp_path, ext, codec, decoder):
     needs(decoder)
-    film = write_film(tmp_path / f"film.{ext}", codec=codec)
-    a, b = (decode_apart(film, Sampling(9, 64), (0.3, 2.0), decoder=d) for d in (decoder, "pyav"))
+    video = write_video(tmp_path / f"video.{ext}", codec=codec)
+    a, b = (decode_apart(video, Sampling(9, 64), (0.3, 2.0), decoder=d) for d in (decoder, "pyav"))
     np.testing.assert_array_equal(a.frames, b.frames)
     np.testing.assert_array_equal(a.timestamps, b.timestamps)
 
@@ -183,26 +183,26 @@ OPEN = {"x265-params": "log-level=none"}  # groups of pictures; so they are by d
 )
 def test_films_of_which_decord_returns_other_frames_are_refused(tmp_path, ext, codec, options):
     needs("decord")
-    film = write_film(tmp_path / f"film.{ext}", codec=codec, **options)
-    found = decode_apart(film, Sampling(12, 64), decoder="auto")
+    video = write_video(tmp_path / f"video.{ext}", codec=codec, **options)
+    found = decode_apart(video, Sampling(12, 64), decoder="auto")
     assert found.decoder == "pyav"
     for image, second in zip(found.frames, found.timestamps, strict=True):
         assert read_number(image) == pytest.approx(round(25 * second), abs=1)
-    with pytest.raises(VideoError, match=rf"film\.{ext}: decord returns another frame than that at \d"):
-        decode_apart(film, Sampling(12, 64), decoder="decord")
+    with pytest.raises(VideoError, match=rf"video\.{ext}: decord returns another frame than that at \d"):
+        decode_apart(video, Sampling(12, 64), decoder="decord")
 
 
 def test_a_stream_of_which_torchcodec_returns_other_frames_is_refused(tmp_path):
     needs("torchcodec")
-    film = write_film(tmp_path / "film.mpg", codec="mpeg2video")
-    with pytest.raises(VideoError, match=r"film\.mpg: torchcodec (puts its frames at other times|cannot decode it)"):
-        decode_apart(film, Sampling(12, 32), decoder="torchcodec", limits=Limits(strict=False))
+    video = write_video(tmp_path / "video.mpg", codec="mpeg2video")
+    with pytest.raises(VideoError, match=r"video\.mpg: torchcodec (puts its frames at other times|cannot decode it)"):
+        decode_apart(video, Sampling(12, 32), decoder="torchcodec", limits=Limits(strict=False))
 
 
 def test_damage_that_torchcodec_patches_up_is_refused(tmp_path):
     needs("torchcodec")
-    film = write_film(tmp_path / "film.avi", codec="mpeg4")
-    data, good = film.read_bytes(), decode_apart(film, Sampling(12, 32), decoder="torchcodec").frames
+    video = write_video(tmp_path / "video.avi", codec="mpeg4")
+    data, good = video.read_bytes(), decode_apart(video, Sampling(12, 32), decoder="torchcodec").frames
     damaged, rng = tmp_path / "damaged.avi", random.Random(0)
     outcomes = []
     for _ in range(20):
@@ -237,8 +237,8 @@ def test_a_damaged_public_clip_is_refused_not_patched_up(shared):
 
 @pytest.mark.parametrize(("ext", "codec"), [("mp4", "libx264"), ("mkv", "libx264"), ("avi", "mpeg4")])
 def test_flipped_bits_give_frames_or_one_clear_line_and_most_are_noticed(tmp_path, ext, codec):
-    data = write_film(tmp_path / f"film.{ext}", codec=codec).read_bytes()
-    good = decode_apart(tmp_path / f"film.{ext}", Sampling(12, 32)).frames
+    data = write_video(tmp_path / f"video.{ext}", codec=codec).read_bytes()
+    good = decode_apart(tmp_path / f"video.{ext}", Sampling(12, 32)).frames
     rng = random.Random(0)
     damaged = tmp_path / f"damaged.{ext}"
     refused: list[str] = []
@@ -259,7 +259,7 @@ def test_flipped_bits_give_frames_or_one_clear_line_and_most_are_noticed(tmp_pat
 
 
 def test_lenient_limits_accept_what_the_decoder_patches_up(tmp_path):
-    data = write_film(tmp_path / "film.mkv").read_bytes()
+    data = write_video(tmp_path / "video.mkv").read_bytes()
     damaged = tmp_path / "damaged.mkv"
     rng = random.Random(3)
     patched_up = 0
@@ -321,9 +321,9 @@ def test_a_damaged_frame_in_a_folder_is_named(tmp_path):
         decode_apart(tmp_path, Sampling(2, 16))
 
 
-def test_an_unknown_decoder_is_a_config_error(film):
+def test_an_unknown_decoder_is_a_config_error(video):
     with pytest.raises(ConfigError, match=r"'ffmpeg' is unknown\. Use pyav, decord, torchcodec or auto"):
-        decode_apart(film, Sampling(), decoder="ffmpeg")
+        decode_apart(video, Sampling(), decoder="ffmpeg")
 
 
 def test_without_torchcodec_one_line_says_what_to_install(monkeypatch):
@@ -345,7 +345,7 @@ def test_without_ffmpeg_one_line_says_what_to_install(monkeypatch, tmp_path, pla
     for name in [name for name in sys.modules if name.split(".")[0] == "torchcodec"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)
-    readers.torchcodec_version.cache_clear()
+    decoders.torchcodec_version.cache_clear()
     with pytest.raises(ConfigError, match="Install FFmpeg's shared libraries") as caught:
         decoder_version("torchcodec")
     assert "\n" not in str(caught.value)
@@ -355,7 +355,7 @@ def test_without_ffmpeg_one_line_says_what_to_install(monkeypatch, tmp_path, pla
 
 def test_the_version_names_torchcodec_and_its_ffmpeg():
     needs("torchcodec")
-    assert re.match(r"torchcodec-\d+\.\d+.*-ffmpeg-.*\d+\.\d+", apart(decoder_version, "torchcodec"))
+    assert re.match(r"torchcodec-\d+\.\d+.*-ffmpeg-.*\d+\.\d+", in_subprocess(decoder_version, "torchcodec"))
 
 
 def test_the_version_tells_decoders_and_leniency_apart():
@@ -369,15 +369,15 @@ def test_the_version_tells_decoders_and_leniency_apart():
 @pytest.mark.parametrize("number", [4, 12, 60])
 def test_an_open_group_of_pictures_is_no_damage(tmp_path, number):
     """Frames that are shown before a key frame and need what stood before it."""
-    film = write_film(tmp_path / "open.mp4", **{"x264-params": "open-gop=1:keyint=10:bframes=3"})
-    clip = decode_apart(film, Sampling(num_frames=number, size=64))
-    lenient = decode_apart(film, Sampling(num_frames=number, size=64), limits=Limits(strict=False))
+    video = write_video(tmp_path / "open.mp4", **{"x264-params": "open-gop=1:keyint=10:bframes=3"})
+    clip = decode_apart(video, Sampling(num_frames=number, size=64))
+    lenient = decode_apart(video, Sampling(num_frames=number, size=64), limits=Limits(strict=False))
     np.testing.assert_array_equal(clip.frames, lenient.frames)
     step = 60 / number
     assert [read_number(image) for image in clip.frames] == [int(step * i + step / 2) for i in range(number)]
-    data = bytearray(film.read_bytes())
+    data = bytearray(video.read_bytes())
     place = data.index(b"mdat") + (len(data) - data.index(b"mdat")) // 2
     data[place : place + 40] = bytes(40)
-    film.write_bytes(data)
+    video.write_bytes(data)
     with pytest.raises(VideoError, match="is damaged"):
-        decode_apart(film, Sampling(num_frames=number, size=64))
+        decode_apart(video, Sampling(num_frames=number, size=64))

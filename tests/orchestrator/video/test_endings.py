@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from orchestrator.video import endings
-from orchestrator.video.endings import find_videos
+from ctvr.orchestrator.video import endings
+from ctvr.orchestrator.video.endings import find_videos
 
 
 def test_a_folder_is_searched_below_and_hidden_files_and_folders_are_left_out(tmp_path):

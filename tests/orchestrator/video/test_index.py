@@ -8,26 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import VideoError
-from orchestrator.video.container import container_of, what_is_missing
-from orchestrator.video.decode import probe
-from orchestrator.video.index import Limits
-from orchestrator.video.sampling import Sampling
-from tests.orchestrator.video.clips import decode_apart, write_film
+from ctvr.orchestrator.errors import VideoError
+from ctvr.orchestrator.video.container import container_of, what_is_missing
+from ctvr.orchestrator.video.decode import probe
+from ctvr.orchestrator.video.index import Limits
+from ctvr.orchestrator.video.sampling import Sampling
+from tests.orchestrator.video.clips import decode_apart, write_video
 
 SMALL = Sampling(4, 32)
 
 
 @pytest.fixture(scope="module")
-def films(tmp_path_factory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("films")
+def videos(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("videos")
     codecs = {"mp4": "libx264", "mkv": "libx264", "avi": "mpeg4"}
-    return {ext: write_film(folder / f"film.{ext}", codec=codec) for ext, codec in codecs.items()}
+    return {ext: write_video(folder / f"video.{ext}", codec=codec) for ext, codec in codecs.items()}
 
 
 @pytest.mark.parametrize("ext", ["mp4", "mkv", "avi"])
-def test_a_film_cut_anywhere_is_refused(films, ext, tmp_path):
-    data = films[ext].read_bytes()
+def test_a_film_cut_anywhere_is_refused(videos, ext, tmp_path):
+    data = videos[ext].read_bytes()
     cut = tmp_path / f"cut.{ext}"
     for length in range(1, len(data), max(1, len(data) // 60)):
         cut.write_bytes(data[:length])
@@ -36,21 +36,21 @@ def test_a_film_cut_anywhere_is_refused(films, ext, tmp_path):
 
 
 @pytest.mark.parametrize("ext", ["mp4", "mkv", "avi"])
-def test_a_cut_file_is_called_cut_short(films, ext, tmp_path):
+def test_a_cut_file_is_called_cut_short(videos, ext, tmp_path):
     cut = tmp_path / f"cut.{ext}"
-    cut.write_bytes(films[ext].read_bytes()[:-2000])
+    cut.write_bytes(videos[ext].read_bytes()[:-2000])
     with pytest.raises(VideoError, match="cut short"):
         decode_apart(cut, SMALL)
 
 
 @pytest.mark.parametrize("ext", ["mp4", "mkv", "avi"])
-def test_a_whole_film_is_not_missing_anything(films, ext):
-    assert what_is_missing(films[ext], container_of(films[ext])) is None
+def test_a_whole_film_is_not_missing_anything(videos, ext):
+    assert what_is_missing(videos[ext], container_of(videos[ext])) is None
 
 
-def test_bytes_behind_a_complete_mp4_are_harmless(films, tmp_path):
+def test_bytes_behind_a_complete_mp4_are_harmless(videos, tmp_path):
     longer = tmp_path / "longer.mp4"
-    longer.write_bytes(films["mp4"].read_bytes() + b"\0\0\1\0" + b"\xff" * 300)
+    longer.write_bytes(videos["mp4"].read_bytes() + b"\0\0\1\0" + b"\xff" * 300)
     assert len(decode_apart(longer, SMALL).frames) == 4
 
 
@@ -96,21 +96,21 @@ def test_a_header_of_endless_boxes_ends(tmp_path):
         decode_apart(file, SMALL)
 
 
-def test_limits_are_named_when_exceeded(films):
+def test_limits_are_named_when_exceeded(videos):
     with pytest.raises(VideoError, match="160x96 exceed the limit max_pixels=1000"):
-        decode_apart(films["mp4"], SMALL, limits=Limits(max_pixels=1000))
-    for ext in films:
+        decode_apart(videos["mp4"], SMALL, limits=Limits(max_pixels=1000))
+    for ext in videos:
         with pytest.raises(VideoError, match="max_frames=59"):
-            decode_apart(films[ext], SMALL, limits=Limits(max_frames=59))
+            decode_apart(videos[ext], SMALL, limits=Limits(max_frames=59))
     with pytest.raises(VideoError, match="max_seconds"):
-        decode_apart(films["mp4"], SMALL, limits=Limits(max_seconds=1e-9))
+        decode_apart(videos["mp4"], SMALL, limits=Limits(max_seconds=1e-9))
     with pytest.raises(ValueError, match="max_frames must be > 0"):
         Limits(max_frames=0)
 
 
-def test_probe_counts_frames_and_reads_rate_size_and_codec(films):
+def test_probe_counts_frames_and_reads_rate_size_and_codec(videos):
     for ext, codec in [("mp4", "h264"), ("mkv", "h264"), ("avi", "mpeg4")]:
-        info = probe(films[ext])
+        info = probe(videos[ext])
         assert (info.frames, info.fps, info.width, info.height, info.codec) == (60, 25.0, 160, 96, codec)
         assert info.seconds == pytest.approx(2.4, abs=0.01)
 
@@ -120,9 +120,9 @@ def test_an_error_survives_pickling():
     assert (error.path, error.reason, str(error)) == ("a.mp4", "is empty", "a.mp4: is empty")
 
 
-def test_a_damaged_index_of_mp4_never_raises_anything_else(films, tmp_path):
+def test_a_damaged_index_of_mp4_never_raises_anything_else(videos, tmp_path):
     """Flips in the boxes around the pictures, where lengths, counts and codec parameters stand."""
-    data = films["mp4"].read_bytes()
+    data = videos["mp4"].read_bytes()
     moov = data.index(b"moov")
     damaged = tmp_path / "damaged.mp4"
     refused: list[str] = []

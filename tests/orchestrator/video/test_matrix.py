@@ -1,12 +1,12 @@
-"""Films of every container, codec and trait are read right; docs/films.md says so."""
+"""Videos of every container, codec and trait are read right; docs/video-formats.md says so."""
 
 from __future__ import annotations
 
 import av
 import pytest
 
-from orchestrator.errors import VideoError
-from orchestrator.video.sampling import Sampling
+from ctvr.orchestrator.errors import VideoError
+from ctvr.orchestrator.video.sampling import Sampling
 from tests.orchestrator.video.clips import decode_apart, run_apart
 from tests.orchestrator.video.matrix import PAGE, draw, every_cell, judge, make, page, read
 
@@ -43,13 +43,13 @@ def test_frames_times_and_segments_are_right(tmp_path, container, codec, trait):
 
 
 def test_a_film_whose_middle_is_damaged_is_refused_with_the_command_that_mends_it(tmp_path):
-    film = tmp_path / "a.mkv"
-    run_apart(make, film, "mkv", "mpeg4", "plain")
-    content = bytearray(film.read_bytes())
+    video = tmp_path / "a.mkv"
+    run_apart(make, video, "mkv", "mpeg4", "plain")
+    content = bytearray(video.read_bytes())
     content[len(content) // 2 : len(content) // 2 + 200] = bytes(200)
-    film.write_bytes(content)
+    video.write_bytes(content)
     with pytest.raises(VideoError, match=r"is damaged.*`ffmpeg -i a.mkv -c:v libx264 OUT.mp4`"):
-        decode_apart(film, Sampling(12, 32))
+        decode_apart(video, Sampling(12, 32))
 
 
 @pytest.mark.slow
@@ -57,12 +57,12 @@ def test_every_film_of_the_page_is_read_right_and_the_page_is_up_to_date(tmp_pat
     cells = run_apart(every_cell, tmp_path)
     assert [cell for cell in cells if cell.verdict in ("wrong", "refused")] == []
     if f"PyAV {av.__version__} (FFmpeg {av.ffmpeg_version_info})" not in (written := PAGE.read_text(encoding="utf-8")):
-        pytest.skip("docs/films.md was written with another PyAV: `make films-table` writes it again")
+        pytest.skip("docs/video-formats.md was written with another PyAV: `make video-formats` writes it again")
     tables = ([line.split("|") for line in text.splitlines() if line[:1] == "|"] for text in (written, page(cells)))
     differing = [
         (before, now)
         for row, found in zip(*tables, strict=True)
         for before, now in zip(row, found, strict=True)
-        if before != now and "–" not in before + now  # an encoder makes some one-frame films on some processors alone
+        if before != now and "–" not in before + now  # an encoder makes some one-frame videos on some processors alone
     ]
-    assert differing == [], "`make films-table` writes docs/films.md again"
+    assert differing == [], "`make video-formats` writes docs/video-formats.md again"

@@ -13,22 +13,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ctvr.orchestrator.errors import ConfigError, VideoError
+from ctvr.orchestrator.video import pool as video
+from ctvr.orchestrator.video.decode_worker import READY
+from ctvr.orchestrator.video.index import Limits
+from ctvr.orchestrator.video.pool import Decoder, Job
+from ctvr.orchestrator.video.sampling import Sampling
 from ctvr.sandbox.measure import measure
-from orchestrator.errors import ConfigError, VideoError
-from orchestrator.video import pool as video
-from orchestrator.video.child import READY
-from orchestrator.video.index import Limits
-from orchestrator.video.pool import Decoder, Job
-from orchestrator.video.sampling import Sampling
-from tests.apart import apart
-from tests.orchestrator.video.clips import decode_apart, needs, write_film
+from tests.in_subprocess import in_subprocess
+from tests.orchestrator.video.clips import decode_apart, needs, write_video
 
 SMALL = Sampling(4, 32)
 
 
 @pytest.fixture(scope="module")
-def film(tmp_path_factory):
-    return write_film(tmp_path_factory.mktemp("films") / "film.mp4")
+def video_file(tmp_path_factory):
+    return write_video(tmp_path_factory.mktemp("video_files") / "video_file.mp4")
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +37,9 @@ def pool():
         yield decoder
 
 
-def test_the_pool_decodes_exactly_what_decode_does(film, pool):
+def test_the_pool_decodes_exactly_what_decode_does(video_file, pool):
     for segment in (None, (0.5, 1.5)):
-        ours, theirs = decode_apart(film, SMALL, segment), pool.decode(film, SMALL, segment)
+        ours, theirs = decode_apart(video_file, SMALL, segment), pool.decode(video_file, SMALL, segment)
         np.testing.assert_array_equal(ours.frames, theirs.frames)
         np.testing.assert_array_equal(ours.timestamps, theirs.timestamps)
         assert ours.decoder == theirs.decoder
@@ -50,46 +50,52 @@ def by_torchcodec(paths):
         return [result for _, result in decoder.map(Job(str(path), SMALL) for path in paths)]
 
 
-def test_a_fenced_child_decodes_by_torchcodec(film, pool, tmp_path):
+def test_a_fenced_child_decodes_by_torchcodec(video_file, pool, tmp_path):
     needs("torchcodec")
     (tmp_path / "no.mp4").write_bytes(b"\0\0\0\x08ftyp")
-    good, bad = apart(by_torchcodec, [film, tmp_path / "no.mp4"])
-    ours = pool.decode(film, SMALL)
+    good, bad = in_subprocess(by_torchcodec, [video_file, tmp_path / "no.mp4"])
+    ours = pool.decode(video_file, SMALL)
     np.testing.assert_array_equal(good.frames, ours.frames)
     np.testing.assert_array_equal(good.timestamps, ours.timestamps)
     assert (good.decoder, type(bad)) == ("torchcodec", VideoError)
 
 
-def test_bad_files_are_errors_of_their_own_and_the_rest_is_decoded(film, pool, tmp_path):
+def test_bad_files_are_errors_of_their_own_and_the_rest_is_decoded(video_file, pool, tmp_path):
     (tmp_path / "empty.mp4").touch()
-    paths = [str(film), str(tmp_path / "empty.mp4"), str(film), str(tmp_path / "absent.mp4"), str(film)]
+    paths = [
+        str(video_file),
+        str(tmp_path / "empty.mp4"),
+        str(video_file),
+        str(tmp_path / "absent.mp4"),
+        str(video_file),
+    ]
     results = list(pool.map(Job(p, SMALL, label=str(i)) for i, p in enumerate(paths)))
     assert sorted(job.label for job, _ in results) == list("01234")
     for job, result in results:
-        if job.path == str(film):
+        if job.path == str(video_file):
             assert not isinstance(result, VideoError)
         else:
             assert str(result).startswith(job.path)
 
 
-def test_jobs_are_read_lazily(film, pool):
+def test_jobs_are_read_lazily(video_file, pool):
     taken = []
 
     def jobs():
         for i in range(100):
             taken.append(i)
-            yield Job(str(film), SMALL)
+            yield Job(str(video_file), SMALL)
 
     results = pool.map(jobs())
     next(results)
     results.close()
     assert len(taken) <= 2
-    assert pool.decode(film, SMALL).frames.shape == (4, 32, 32, 3)  # the pool goes on after an early end
+    assert pool.decode(video_file, SMALL).frames.shape == (4, 32, 32, 3)  # the pool goes on after an early end
 
 
-def test_workers_of_a_pool_share_the_jobs(film):
+def test_workers_of_a_pool_share_the_jobs(video_file):
     with Decoder(workers=2) as decoder:
-        results = list(decoder.map(Job(str(film), SMALL, label=str(i)) for i in range(6)))
+        results = list(decoder.map(Job(str(video_file), SMALL, label=str(i)) for i in range(6)))
         assert len({job.label for job, _ in results}) == 6
         pids = [child.process.pid for child in decoder._children]
         assert len(set(pids)) == 2
@@ -140,9 +146,9 @@ def test_a_child_that_answers_byte_by_byte_is_ended(monkeypatch):
     assert "hung for more than 0.1 seconds" in str(result)
 
 
-def test_a_crash_under_decord_gives_the_file_to_pyav(monkeypatch, film):
+def test_a_crash_under_decord_gives_the_file_to_pyav(monkeypatch, video_file):
     crash = "import json\nif json.loads(request)['decoder'] == 'auto': os.abort()"
-    replay = "from orchestrator.video import child as video\nr = os.fdopen(os.dup(0))\nsys.stdin = r"
+    replay = "from ctvr.orchestrator.video import child as video\nr = os.fdopen(os.dup(0))\nsys.stdin = r"
     serve = "j = json.loads(request)\nc, e = video._answer(j, video.Limits())\n"
     answer = (
         "h = {'error': e, 'decoder': c.decoder, 'shape': c.frames.shape[1:3], 'info': None}\n"
@@ -151,7 +157,7 @@ def test_a_crash_under_decord_gives_the_file_to_pyav(monkeypatch, film):
     child_that(monkeypatch, crash, replay, serve + answer, "time.sleep(600)")
     monkeypatch.setattr(video, "_START_SECONDS", 120.0)
     with Decoder(workers=1, decoder="auto") as decoder:
-        clip = decoder.decode(film, SMALL)
+        clip = decoder.decode(video_file, SMALL)
     assert clip.decoder == "pyav"
 
 
@@ -205,7 +211,7 @@ def test_the_child_is_bounded_and_reaches_no_network_and_no_other_folder(monkeyp
         "    hard = resource.getrlimit(resource.RLIMIT_AS)[1]\n"
         "    said = {'hard': hard, 'net': mine, 'folders': sys.argv[2:], 'canary': said}\n"
         "    return None, json.dumps({**names(['CORE', 'FSIZE', 'AS', 'CPU', 'NOFILE']), 'alarm': left, **said})\n"
-        "from orchestrator.video import child as video\n"
+        "from ctvr.orchestrator.video import child as video\n"
         "video._answer = told\n"
         "video.serve()"
     )
@@ -229,24 +235,24 @@ def test_the_child_is_bounded_and_reaches_no_network_and_no_other_folder(monkeyp
 
 def test_folders_of_videos_grow_together_but_never_into_a_home(monkeypatch):
     monkeypatch.setenv("HOME", "/srv/home/ann")
-    near = video.widened([Path("/data/train/a")], Path("/data/train/b"))
+    near = video.with_parents([Path("/data/train/a")], Path("/data/train/b"))
     assert near == [Path("/data/train")]
-    assert video.widened([*near, Path("/srv/home/ann/x")], Path("/data/train/deep/c")) == [
+    assert video.with_parents([*near, Path("/srv/home/ann/x")], Path("/data/train/deep/c")) == [
         Path("/srv/home/ann/x"),
         Path("/data/train"),
     ]
-    assert video.widened([Path("/srv/home/ann/x")], Path("/srv/home/ann/y")) == [
+    assert video.with_parents([Path("/srv/home/ann/x")], Path("/srv/home/ann/y")) == [
         Path("/srv/home/ann/x"),
         Path("/srv/home/ann/y"),
     ]
-    assert video.widened([Path("/data")], Path("/tmp")) == [Path("/data"), Path("/tmp")]
+    assert video.with_parents([Path("/data")], Path("/tmp")) == [Path("/data"), Path("/tmp")]
 
 
-def test_a_child_follows_its_videos_into_another_folder_and_through_links(film, tmp_path):
+def test_a_child_follows_its_videos_into_another_folder_and_through_links(video_file, tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
-    (tmp_path / "one" / "link.mp4").symlink_to(film)
-    shutil.copy(film, tmp_path / "two" / "copy.mp4")
+    (tmp_path / "one" / "link.mp4").symlink_to(video_file)
+    shutil.copy(video_file, tmp_path / "two" / "copy.mp4")
     with Decoder(workers=1) as decoder:
         clips = [decoder.decode(tmp_path / name, SMALL).frames for name in ("one/link.mp4", "two/copy.mp4")]
     assert (clips[0] == clips[1]).all()

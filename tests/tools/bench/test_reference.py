@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from methods.backbone.load import TINY, load_backbone
-from methods.base import Batch, Method
-from orchestrator.learning.loop import Losses
+from ctvr.methods.backbone.load import TINY, load_backbone
+from ctvr.methods.base import Batch, Method
+from ctvr.orchestrator.learning.unique_videos import Losses
 from tools.bench.paths import repeating
 from tools.bench.reference import as_released, nothing_known, with_plain_attention
-from tools.bench.work import random_batch, second_task, train_only
+from tools.bench.work import freeze_except, random_batch, second_task
 
 
 def step(method: Method, batch: Batch) -> dict[str, torch.Tensor]:
-    train_only(method, method.param_groups())
+    freeze_except(method, method.param_groups())
     method.train()
     torch.manual_seed(0)  # the router's noise and dropout
     torch.stack(list(Losses(method)(batch).values())).sum().backward()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from methods.backbone.load import TINY, load_backbone
+from ctvr.methods.backbone.load import TINY, load_backbone
 from tools.bench.paths import PATHS, repeating
 from tools.bench.timing import HotPath, measure, to_markdown
 from tools.bench.work import random_batch
@@ -30,7 +30,7 @@ def test_both_sides_take_turns_after_a_warm_up() -> None:
 
 def test_a_batch_repeats_its_videos() -> None:
     batch = repeating(random_batch(load_backbone(TINY, "shipped"), 5, 2), 3)
-    assert batch.plain_videos == (0, 1, 2, 0, 1)
+    assert batch.unaugmented_video_ids == (0, 1, 2, 0, 1)
     assert torch.equal(batch.frames[0], batch.frames[3])
     assert not torch.equal(batch.frames[0], batch.frames[1])
 

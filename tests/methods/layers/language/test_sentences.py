@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from methods.backbone.load import load_backbone
-from methods.layers.language.sentences import (
+from ctvr.methods.backbone.load import load_backbone
+from ctvr.methods.layers.language.sentences import (
     Keywords,
     average_keywords,
     encode_masked,

@@ -1,6 +1,6 @@
 import pytest
 
-from methods.layers.language.tagger import AUXILIARY, NOUN, OTHER, VERB, base_form, kind_of, tag
+from ctvr.methods.layers.language.tagger import AUXILIARY, NOUN, OTHER, VERB, base_form, kind_of, tag
 
 # Written and labelled by hand for this test, in the manner of MSR-VTT; the last lines are the embedded stream's.
 # N noun, V verb, X auxiliary; a word without a label is neither.

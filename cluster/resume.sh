@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# `ctvr sweep` that goes on where a sweep of its name was begun: for whatever starts the same command again by itself.
+#
+#   resume.sh NAME WORDS ...      CTVR_RUNS says where sweeps are kept
+set -euo pipefail
+[ $# -ge 1 ] || {
+  echo "resume.sh: write the sweep's name first, then the arguments of \`ctvr sweep\`." >&2
+  exit 2
+}
+where=() # a resumed sweep keeps its settings; where it runs may be another place
+name=$1
+shift
+if [ -f "${CTVR_RUNS:-runs}/sweeps/$name/plan.json" ]; then
+  while [ $# -gt 0 ]; do
+    case $1 in
+      --address | --nodes | --max-nodes | --max-concurrent | --budget-hours | --store | --videos)
+        where+=("$1" "${2:-}")
+        shift
+        ;;
+      --address=* | --nodes=* | --max-nodes=* | --max-concurrent=* | --budget-hours=* | --store=* | --videos=*)
+        where+=("$1")
+        ;;
+    esac
+    shift
+  done
+  exec ctvr sweep --resume "$name" ${where[@]+"${where[@]}"}
+fi
+exec ctvr sweep --name "$name" "$@"

@@ -1,0 +1,123 @@
+"""UMT's head for questions about a video: a small BERT that writes an answer, by which a fixed list is ranked.
+
+Li et al., arXiv:2303.16058, as its authors' code (`multi_modality`) answers; after ALBEF, arXiv:2107.07651. A question
+is read by the whole text encoder, fusion layers included, into states Q; the decoder's layers are post-norm and causal:
+
+    x = LN(x + SelfAttn(x));  x = LN(x + CrossAttn(x, Q));  x = LN(x + MLP(x));  logits = LN(GELU(W x)) word^T + b
+
+    loss = (sum over answers of weight * sum over their pieces of cross-entropy) / questions
+    an answer's score = log p(first piece) - its loss: the first piece counts twice, as released
+    only the k answers whose first pieces are likeliest are scored; those that share one are tied
+
+An answer is [CLS], its pieces, [SEP], cut to the length of the list. Id 0 is a pad.
+
+Shapes: B questions, L words of a question, A ids of an answer, N answers of the list, D width, W ids of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ctvr.methods.backbone.bert import BertLayer, bias_of, new_weights
+from ctvr.methods.backbone.umt import Umt
+
+_EPS = 1e-12
+
+
+class AnswerDecoder(nn.Module):
+    """The layers that write an answer; the defaults are those of UMT's B/16."""
+
+    def __init__(
+        self,
+        width: int = 768,
+        layers: int = 3,
+        heads: int = 12,
+        hidden: int = 3072,
+        vocabulary: int = 30522,
+        places: int = 512,
+    ) -> None:
+        """Make a decoder with new weights; its arguments are those of `FusionBert`."""
+        super().__init__()
+        self.word = nn.Embedding(vocabulary, width)
+        self.position, self.kind = nn.Embedding(places, width), nn.Embedding(2, width)
+        self.norm = nn.LayerNorm(width, eps=_EPS)
+        self.layers = nn.ModuleList(BertLayer(width, heads, hidden, width) for _ in range(layers))
+        self.transform, self.transform_norm = nn.Linear(width, width), nn.LayerNorm(width, eps=_EPS)
+        self.bias = nn.Parameter(torch.zeros(vocabulary))  # its matrix is that of the words
+        new_weights(self)
+
+    def forward(self, answers: Tensor, states: Tensor, there: Tensor) -> Tensor:
+        """Logits of the piece behind each id.
+
+        Args:
+            answers: (B, A) int64.
+            states: (B, L, D) of the questions, or (1, L, D) of one for all.
+            there: (B, L) or (1, L), 1 where the question has a word.
+
+        Returns:
+            (B, A, W).
+        """
+        length = answers.shape[1]
+        x = self.norm(self.word(answers) + self.kind.weight[0] + self.position.weight[:length])
+        behind = torch.ones(length, length, device=x.device).tril()
+        own, asked = bias_of(behind * (answers != 0)[:, None, None, :], x), bias_of(there[:, None, None, :], x)
+        for layer in self.layers:
+            assert isinstance(layer, BertLayer)
+            assert layer.crossattention is not None
+            keys, values = layer.crossattention.keys_values(states)
+            shape = (len(x), *keys.shape[1:])
+            x = layer(x, own, (keys.expand(shape), values.expand(shape)), asked)
+        return F.linear(self.transform_norm(F.gelu(self.transform(x))), self.word.weight, self.bias)
+
+
+def question_states(umt: Umt, questions: Tensor, video: Tensor) -> Tensor:
+    """Questions (B, L), without a mark behind them, each with the tokens of its video (B, N, E): (B, L, D)."""
+    bert = umt.text.bert
+    return bert.fuse(bert.read(questions), questions, bert.memory(video))
+
+
+def answer_losses(logits: Tensor, answers: Tensor) -> Tensor:
+    """The sum of the cross-entropies of each answer's pieces: logits (B, A, W) and ids (B, A) -> (B,)."""
+    target = answers[:, 1:].masked_fill(answers[:, 1:] == 0, -100)
+    return F.cross_entropy(logits[:, :-1].mT, target, ignore_index=-100, reduction="none").sum(dim=1)
+
+
+def answering_loss(losses: Tensor, weights: Tensor, questions: int) -> Tensor:
+    """The loss of a batch, a scalar.
+
+    Args:
+        losses: (R,) of `answer_losses`, a question's answers one after another.
+        weights: (R,) how often each was given, 1 in all for a question.
+        questions: B.
+    """
+    return (weights * losses).sum() / questions
+
+
+@torch.no_grad()
+def rank_answers(
+    decoder: AnswerDecoder, states: Tensor, there: Tensor, answers: Tensor, k: int = 128
+) -> tuple[Tensor, Tensor]:
+    """The k answers that begin likeliest, the best first.
+
+    Args:
+        decoder: that scores them.
+        states: (B, L, D) of the questions.
+        there: (B, L), 1 where there is a word.
+        answers: (N, A) int64, the list.
+        k: answers that are scored; all of a shorter list, which the release refuses.
+
+    Returns:
+        Rows of the list (B, k) and their probabilities (B, k), which add up to 1.
+    """
+    likely = decoder(answers[:1, :1].expand(len(states), 1), states, there)[:, 0].log_softmax(dim=-1)  # (B, W)
+    first = likely[:, answers[:, 1]]  # (B, N)
+    top = first.topk(min(k, len(answers)), dim=1)
+    scores = []
+    for number, rows in enumerate(top.indices):
+        ids = answers[rows]
+        logits = decoder(ids, states[number : number + 1], there[number : number + 1])
+        scores.append(top.values[number] - answer_losses(logits, ids))
+    found = torch.stack(scores).softmax(dim=1).sort(dim=1, descending=True)
+    return top.indices.gather(1, found.indices), found.values

@@ -1,0 +1,55 @@
+"""The last block of a text tower, of which an encoded caption needs one token.
+
+Shapes: B captions, L tokens, D width.
+"""
+
+from __future__ import annotations
+
+from typing import TypeGuard
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ctvr.methods.backbone.blocks import Block, BlockSeams, TokenState
+from ctvr.methods.backbone.frozen_mlp import pass_mlp
+from ctvr.methods.backbone.merged_weights import merge
+
+
+def supports_eot_only(block: nn.Module, seams: BlockSeams, state: TokenState) -> TypeGuard[Block]:
+    """Whether `end` makes of a block's captions what the block itself would."""
+    if not isinstance(block, Block) or state.rotate is not None or hasattr(block.attn, "norm"):
+        return False
+    if type(state) is not TokenState:  # seams with a state of their own read what they like: LUMP asks a second caption
+        return False
+    _, seams = merge(block.attn.in_weight, seams)
+    is_alone = seams.by_token or seams.q is seams.out is seams.mlp is None
+    others = (seams.before, seams.qkv, seams.mix, seams.beside, seams.between, seams.after)
+    return is_alone and all(seam is None for seam in others)
+
+
+def eot_only(block: Block, x: Tensor, seams: BlockSeams, state: TokenState) -> Tensor:
+    """The end-of-text tokens (B, 1, D) that a block makes of captions x (B, L, D): all of them are keys, one asks.
+
+    From here on `state.eot` is 0, where that token now stands.
+    """
+    assert state.eot is not None
+    rows, attention, (batch, tokens, width) = torch.arange(len(x), device=x.device), block.attn, x.shape
+    seen = torch.arange(tokens, device=x.device) <= state.eot[:, None]  # (B, L)
+    y = block.ln_1(x)
+    asking, last = y[rows, state.eot][:, None], x[rows, state.eot][:, None]
+    weight, seams = merge(attention.in_weight, seams)
+    k, v = F.linear(y, weight[width:], attention.in_bias[width:]).chunk(2, dim=-1)
+    k = k if seams.k is None else seams.k(y, k, state)
+    v = v if seams.v is None else seams.v(y, v, state)
+    state.eot = torch.zeros_like(state.eot)
+    q = F.linear(asking, weight[:width], attention.in_bias[:width])
+    q = q if seams.q is None else seams.q(asking, q, state)
+    q, k, v = (attention.heads_first(z) for z in (q, k, v))
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None, None]).transpose(1, 2).flatten(2)
+    out = attention.out(mixed)
+    x = last + block.ls_1(out if seams.out is None else seams.out(mixed, out, state))
+    state.log.append((batch // state.batch, tokens, tokens))
+    y = block.ln_2(x)
+    m = pass_mlp(block.mlp, y)
+    return x + block.ls_2(m if seams.mlp is None else seams.mlp(y, m, state))

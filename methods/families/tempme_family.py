@@ -1,0 +1,175 @@
+"""What the retrievers of TempMe's tables share (arXiv:2409.01156, sections 3.1 and 4.1): frozen CLIP, an
+adaptation of both towers and a token reducer in the video tower.
+
+    f_t = CLIP_v(frame t | adaptation, reducer) at unit length,  v = mean over t of f_t, at unit length
+    q = CLIP_t(caption | adaptation) at its end-of-text token, at unit length
+    S = q v^T;  loss = InfoNCE of S / tau, mean of both directions, tau = 1 / exp(logit_scale) frozen
+
+This file is no method: lora, prompt, adapter and tempme each say which adaptation and reducer they are.
+
+Shapes: B videos or captions, T frames, G attention groups, N tokens, D width of a tower, d joint embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState
+from ctvr.methods.base import Batch, Method, ParamGroup, Task, l2_normalize
+from ctvr.methods.layers.lora import LoRA
+from ctvr.methods.layers.pooling import mean_pool
+from ctvr.methods.layers.reduction.config import ReducerConfig
+from ctvr.methods.layers.reduction.diffrate_search import DiffRateSearch
+from ctvr.methods.layers.reduction.reducers import combine, make_reducer
+
+# Section 4.1 of the paper and, where it is silent, the scripts of the released code. Frames and words belong to the
+# data set: 12 and 32 of MSRVTT and LSMDC (here, and the default), 64 and 64 of ActivityNet and DiDeMo (the tables).
+PAPER: dict[str, Any] = {
+    "optim.name": "adamw",
+    "optim.weight_decay": 0.2,
+    "optim.decay_parameters": "all",
+    "optim.epochs": 5,
+    "optim.warmup": 0.1,
+    "optim.schedule": "cosine",
+    "optim.num_cycles": 0.5,
+    "optim.grad_clip": 1.0,
+    "data.batch_size": 128,
+    "data.max_tokens": 32,
+}
+SHAPES: dict[str, Any] = {"method.lr": 2e-5}  # with optim.lr_scale=50: 1e-3, which suits the small backbone
+RELEASED: dict[str, Any] = {**PAPER, "optim.name": "adamw_hf", "optim.eps": 1e-6, "evaluation.select": "best"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptedConfig(ReducerConfig):
+    """Settings of all four methods; see `ReducerConfig` for the reducer's."""
+
+    lr: float = 6e-4  # everything that is added to CLIP
+    lr_rates: float = 0.01  # of a search of rates (search_macs); DiffRate's
+    train_positions: Literal["all", "first"] = "all"  # first: clip positions stay as the first task left them
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("lr", "lr_rates"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}.")
+        if self.search_macs is None and self.lr_rates != AdaptedConfig.lr_rates:
+            raise ValueError("lr_rates is the rate of a search; write search_macs too, or leave it out.")
+
+
+class Adaptation(nn.Module):
+    """What is added to the blocks of both towers. Nothing, unless a subclass says otherwise."""
+
+    def __init__(self, backbone: Clip) -> None:
+        super().__init__()
+        self.depths = len(backbone.vision.blocks), len(backbone.text.blocks)
+
+    def vision_seams(self, backbone: Clip) -> Sequence[BlockSeams]:
+        """One entry for each block of the image tower."""
+        return [BlockSeams()] * self.depths[0]
+
+    def text_seams(self, backbone: Clip) -> Sequence[BlockSeams]:
+        """One entry for each block of the text tower."""
+        return [BlockSeams()] * self.depths[1]
+
+
+class JointLoRA(Adaptation):
+    """LoRA on the fused q, k, v projection of every block: one A (r, D) for all three, B (3D, r), factor 1.
+
+    The paper's 0.49 M parameters hold for this form only (section 3.1 writes one pair for each projection).
+    It is folded into the weights while those rest, so that by the paper's rule it costs no multiply-adds.
+    """
+
+    def __init__(self, backbone: Clip, rank: int) -> None:
+        super().__init__(backbone)
+        self.vision = _joint(backbone.vision.width, self.depths[0], rank)
+        self.text = _joint(backbone.text.width, self.depths[1], rank)
+
+    def vision_seams(self, backbone: Clip) -> list[BlockSeams]:
+        return list(map(_low_rank, self.vision))  # type: ignore[arg-type]
+
+    def text_seams(self, backbone: Clip) -> list[BlockSeams]:
+        return list(map(_low_rank, self.text))  # type: ignore[arg-type]
+
+
+def _low_rank(lora: LoRA) -> BlockSeams:
+    return BlockSeams(qkv=partial(_add_low_rank, lora), fold=lora.merged_delta)
+
+
+def _add_low_rank(lora: LoRA, y: Tensor, qkv: Tensor, state: TokenState) -> Tensor:
+    """qkv + B A y, written into qkv (which nothing else reads): a third of the cost of adding two tensors."""
+    low = F.linear(y, lora.A).flatten(0, -2)  # (G * N, r)
+    qkv.flatten(0, -2).addmm_(low, lora.B.mT.to(low.dtype), alpha=lora.scale)
+    return qkv
+
+
+def _joint(width: int, blocks: int, rank: int) -> nn.ModuleList:
+    return nn.ModuleList(LoRA(rank, rank, width, 3 * width) for _ in range(blocks))
+
+
+class AdaptedClip(Method):
+    """Frozen CLIP, an adaptation, a reducer. The base of four methods and none itself."""
+
+    accumulation, uses_all_parameters = "features", True
+
+    @classmethod
+    def required_num_frames(cls, config: AdaptedConfig) -> int | None:
+        return config.num_frames if config.reducer == "tempme" else None
+
+    def __init__(self, config: AdaptedConfig, backbone: Clip, adaptation: Adaptation) -> None:
+        super().__init__()
+        self.config, self.backbone, self.adaptation = config, backbone, adaptation
+        self.reducer = make_reducer(config, backbone.vision)
+        self.train_positions = True
+
+    def begin_task(self, task: Task) -> None:
+        self.train_positions = self.config.train_positions == "all" or task.index == 0
+        if isinstance(self.reducer, DiffRateSearch):
+            self.reducer.is_searching = task.index == 0
+
+    def param_groups(self) -> list[ParamGroup]:
+        if isinstance(self.reducer, DiffRateSearch):  # CLIP and its adaptation are taken as they are
+            rates = ParamGroup(name="rates", params=list(self.reducer.parameters()), lr=self.config.lr_rates)
+            return [{**rates, "decay": "matrices"}] if self.reducer.is_searching else []
+        groups = [ParamGroup(name="adaptation", params=list(self.adaptation.parameters()), lr=self.config.lr)]
+        if self.train_positions:
+            groups.append(ParamGroup(name="positions", params=list(self.reducer.parameters()), lr=self.config.lr))
+        return [group for group in groups if group["params"]]
+
+    def encode_frames(self, frames: Tensor) -> Tensor:
+        """One feature for each frame, in temporal order: (B, T, 3, H, W) -> (B, T, d), not normalised."""
+        seams = combine(self.reducer.seams(), self.adaptation.vision_seams(self.backbone))
+        return self.backbone.vision(frames, seams)
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        return mean_pool(self.encode_frames(frames), "l2")
+
+    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
+        return l2_normalize(self.backbone.text(tokens, self.adaptation.text_seams(self.backbone)))
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        terms = super().losses(batch)
+        if isinstance(self.reducer, DiffRateSearch) and self.reducer.is_searching:
+            terms["macs"] = self.reducer.penalty()
+        return terms
+
+    def task_metrics(self) -> dict[str, float]:
+        """Of a search: K_p and K_m of every block, for prune_to and merge_to, and the multiply-adds of a frame."""
+        if not isinstance(self.reducer, DiffRateSearch):
+            return {}
+        found = {"frame_gmacs": float(self.reducer.macs()) / 1e9}
+        for block, (prune, merge) in enumerate(self.reducer.counts()):
+            found |= {f"prune_to/{block:02d}": float(prune), f"merge_to/{block:02d}": float(merge)}
+        return found
+
+    def after_step(self) -> None:
+        self.reducer.after_step()
+
+    def scale(self) -> Tensor:
+        return self.backbone.logit_scale.exp()

@@ -1,0 +1,78 @@
+"""A reservoir of images that is written in every step, as divyam3897/UCL@cfaa81d does (utils/buffer.py).
+
+An image is offered each time that it is trained on, so it may lie here several times, and the memory holds images of
+the present task as well. Random numbers are numpy's, one by one in the release's order.
+
+Shapes: B images offered, M places.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+class ImageBuffer(nn.Module):
+    """At most `capacity` images, each with what it had when it was stored. All of it is state.
+
+    Args:
+        capacity: M.
+        seed: of `random`.
+
+    Attributes:
+        images: (R, 3, H, W), R <= M.
+        kept: (R, ...) what came with each.
+        random: draws places and rows, and whatever else its owner draws.
+    """
+
+    images: Tensor
+    kept: Tensor
+    seen: Tensor  # () images offered so far
+
+    def __init__(self, capacity: int, seed: int = 0) -> None:
+        super().__init__()
+        if capacity < 1:
+            raise ValueError(f"buffer_size counts images and must be >= 1, got {capacity}. The release keeps 256.")
+        self.capacity, self.random = capacity, np.random.RandomState(seed)
+        self.register_buffer("images", torch.empty(0))
+        self.register_buffer("kept", torch.empty(0))
+        self.register_buffer("seen", torch.tensor(0))
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def sample(self, count: int) -> Tensor:
+        """Rows (min(count, R),), none twice, on the CPU."""
+        size = min(count, len(self))
+        return torch.from_numpy(self.random.choice(len(self), size=size, replace=False)) if size else torch.arange(0)
+
+    @torch.no_grad()
+    def write(self, images: Tensor, kept: Tensor) -> None:
+        """Offer images (B, 3, H, W) and what comes with them (B, ...); after N each is here with probability M / N."""
+        if not len(self):
+            self.images, self.kept = images[:0].clone(), kept[:0].clone()
+        places: dict[int, int] = {}  # -> row; the last one offered stays
+        seen = int(self.seen)
+        for row in range(len(images)):
+            place = seen if seen < self.capacity else int(self.random.randint(0, seen + 1))
+            if place < self.capacity:
+                places[place] = row
+            seen += 1
+        self.seen.fill_(seen)
+        new = [row for place, row in sorted(places.items()) if place >= len(self)]
+        old = {place: row for place, row in places.items() if place < len(self)}
+        if old:
+            where, rows = list(old), list(old.values())
+            self.images[where], self.kept[where] = images[rows], kept[rows]
+        if new:
+            self.images, self.kept = torch.cat([self.images, images[new]]), torch.cat([self.kept, kept[new]])
+
+    def get_extra_state(self) -> Tensor:
+        """Where the random numbers are: 624 words of the Mersenne twister and a position."""
+        state = self.random.get_state(legacy=False)["state"]
+        return torch.tensor([*state["key"].tolist(), state["pos"]])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        *words, position = state.tolist()
+        self.random.set_state(("MT19937", np.array(words, dtype=np.uint32), position, 0, 0.0))

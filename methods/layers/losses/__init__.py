@@ -1,0 +1,1 @@
+"""Loss functions of methods: contrastive, distillation, matching, dual softmax, simplex prototypes."""

@@ -1,0 +1,131 @@
+"""What the strategies that distil share: answers kept as they were, relations kept as they were, features made once.
+
+Answers are scaled similarities (Q, V): `symmetric_distillation`. Relations are instance-wise relation distillation,
+Cha et al., "Co2L: Contrastive Continual Learning", arXiv:2106.14413, section 4.2, eq. 5-8. A pair's relations are
+the softmax of its similarities to all G pairs of the step; the student keeps the teacher's:
+
+    L_IRD = -mean_i sum_j softmax(S*_i / kappa*)_j log softmax(S_i / kappa)_j        * is the teacher
+
+a cross-entropy, whose least value is the teacher's entropy and not 0. `ird=cross` is our form for two
+modalities: S (G, G) of captions and videos with its diagonal, rows and columns averaged. `ird=intra` is the
+original form within each modality, without the diagonal, averaged over both.
+
+Shapes: B pairs, G pairs of all workers and groups, Q captions, V videos, T frames, L text length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.base import Batch, Frozen, Method
+from ctvr.methods.layers.losses.contrastive import distillation
+from ctvr.methods.layers.patching import patched
+
+
+def symmetric_distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """T^2 KL(teacher || student) of scaled similarities (Q, V): mean over captions plus mean over videos.
+
+    The papers write cross-entropies, which differ by the teacher's entropy: another value, the same
+    gradient. This one is 0 where both agree.
+    """
+    return distillation(student, teacher, temperature) + distillation(student.mT, teacher.mT, temperature)
+
+
+def backbone_of(base: Method) -> Clip:
+    """The backbone of a retriever.
+
+    Raises:
+        ValueError: if it has none.
+    """
+    clip = next((module for module in base.modules() if isinstance(module, Clip)), None)
+    if clip is None:
+        raise ValueError(f"{type(base).__name__} has no CLIP backbone, and this strategy needs one.")
+    return clip
+
+
+def frozen_start(base: Method) -> Frozen:
+    """The retriever as its first task begins: pre-trained, with the parts that this task has added to it."""
+    base.to(backbone_of(base).logit_scale.device)  # new parts are still where they were made
+    return Frozen(base)
+
+
+class EncodedOnce:
+    """Features that a retriever makes of a batch while it computes its losses, so that nobody makes them twice."""
+
+    def __init__(self, base: Method, batch: Batch) -> None:
+        self.base, self.batch = base, batch
+        self._made: dict[str, Tensor] = {}
+
+    def losses(self) -> dict[str, Tensor]:
+        """The retriever's own losses; the features that it makes for them are kept."""
+        names = ("encode_video", "encode_text")
+        with patched(self.base, **{name: partial(self._keep, name, getattr(self.base, name)) for name in names}):
+            return self.base.losses(self.batch)
+
+    def videos(self) -> Tensor:
+        """Features (B, ...) of this worker's videos."""
+        if "encode_video" not in self._made:
+            self._made["encode_video"] = self.base.encode_video(self.batch.frames)
+        return self._made["encode_video"]
+
+    def texts(self) -> Tensor:
+        """Features (B, ...) of this worker's captions."""
+        if "encode_text" not in self._made:
+            self._made["encode_text"] = self.base.encode_text(self.batch.tokens)
+        return self._made["encode_text"]
+
+    def _keep(self, name: str, encode: Callable[..., Tensor], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        made = encode(x, *args, **kwargs)
+        if not args and not kwargs and (x is self.batch.frames or x is self.batch.tokens):
+            self._made[name] = made
+        return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelationConfig:
+    """Settings of the distillation. Defaults are those of the original's code."""
+
+    weight: float = 1.0  # lambda, eq. 8
+    kappa: float = 0.2  # of the student
+    kappa_teacher: float = 0.01  # kappa*
+    ird: Literal["cross", "intra"] = "cross"
+
+    def __post_init__(self) -> None:
+        if self.weight < 0:
+            raise ValueError(f"weight must be >= 0, got {self.weight}. Use 0 for no relation distillation.")
+        if min(self.kappa, self.kappa_teacher) <= 0:
+            raise ValueError(
+                f"kappa and kappa_teacher are temperatures and must be > 0, got {self.kappa} and {self.kappa_teacher}. "
+                "Co2L uses 0.2 and 0.01."
+            )
+
+
+def kept_across(new: Tensor, old: Tensor, config: RelationConfig) -> Tensor:
+    """L_IRD of similarities (G, G) between modalities: the mean of rows and columns."""
+    return (_kept(new, old, config) + _kept(new.mT, old.mT, config)) / 2
+
+
+def kept_within(new: Sequence[Tensor], old: Sequence[Tensor], config: RelationConfig) -> Tensor:
+    """L_IRD of unit features (G, d), one tensor for each modality, by eq. 5: the mean over modalities."""
+    both = [_kept(_others(x @ x.mT), _others(z @ z.mT), config) for x, z in zip(new, old, strict=True)]
+    return torch.stack(both).mean()
+
+
+def _kept(new: Tensor, old: Tensor, config: RelationConfig) -> Tensor:
+    """Eq. 6 over rows of similarities."""
+    return F.cross_entropy(new / config.kappa, (old / config.kappa_teacher).softmax(dim=-1))
+
+
+def _others(similarities: Tensor) -> Tensor:
+    """(G, G) without its diagonal: (G, G - 1)."""
+    size = len(similarities)
+    keep = ~torch.eye(size, dtype=torch.bool, device=similarities.device)
+    return similarities[keep].view(size, size - 1)

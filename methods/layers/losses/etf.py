@@ -1,0 +1,114 @@
+"""Simplex equiangular tight frames: directions of classes that are as far apart as can be.
+
+StructAlign (SIGIR 2026), eqs. 7-8, 10 and 13; after Papyan et al., arXiv:2008.08186.
+
+Shapes: C classes, d joint embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ctvr.methods.base import l2_normalize
+
+Frame = Literal["orthonormal", "gaussian"]
+Head = Literal["mlp", "frozen_linear"]
+
+
+def simplex_etf(num_classes: int, dim: int, frame: Frame = "orthonormal", seed: int = 0) -> Tensor:
+    """P* of eq. 7, one unit row for each class: (C, d) float64.
+
+    Args:
+        num_classes: C, at least 2 and at most `dim`.
+        dim: d.
+        frame: what U of eq. 7 is. `orthonormal`: U^T U = I, so that different rows have the inner
+            product -1 / (C - 1) exactly. `gaussian`: the released code's random matrix, whose rows
+            are normalised afterwards and have that inner product on average only; drawn in float32.
+        seed: of U, drawn on the CPU whatever the device of training.
+
+    Raises:
+        ValueError: if C is out of range.
+    """
+    if num_classes < 2:
+        raise ValueError(f"a simplex of classes needs at least 2 of them, got {num_classes}.")
+    if num_classes > dim and frame == "orthonormal":
+        raise ValueError(
+            f"{num_classes} classes do not fit into {dim} dimensions with equal angles (StructAlign needs d >= C). "
+            f"Use a backbone with a wider joint embedding or etf_num_classes <= {dim}."
+        )
+    generator = torch.Generator().manual_seed(seed)
+    centring = torch.eye(num_classes, dtype=torch.float64) - 1 / num_classes
+    centring *= (num_classes / (num_classes - 1)) ** 0.5  # (C, C)
+    if frame == "gaussian":
+        w = torch.randn(dim, num_classes, generator=generator)
+        return F.normalize(w.double() @ centring, dim=0).mT.contiguous()
+    u, _ = torch.linalg.qr(torch.randn(dim, num_classes, generator=generator, dtype=torch.float64))
+    return (u @ centring).mT.contiguous()
+
+
+def make_head(dim: int, kind: Head) -> nn.Module:
+    """g of eq. 10, which carries tokens (..., d) into the prototypes' space: an MLP, or the release's fixed matrix."""
+    if kind == "frozen_linear":
+        return nn.Linear(dim, dim, bias=False)
+    return nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
+
+
+def misalignment(text: Tensor, video: Tensor, p: Tensor) -> Tensor:
+    """Eq. 13 for features (B, d) of pairs whose categories have the unit prototypes p (B, d); in [0, 4]."""
+    return (2 - (l2_normalize(text) * p).sum(dim=-1) - (l2_normalize(video) * p).sum(dim=-1)).mean()
+
+
+class CategoryPrototypes(nn.Module):
+    """The prototypes of a stream's categories, which take rows of the simplex in order of first appearance."""
+
+    reference: Tensor  # (C, d) P* of eq. 7; empty before the first task
+    learned: nn.Parameter | None  # (C, d), if they are learned
+    order: Tensor  # (n,) int64: category order[i] is row i
+
+    def __init__(self, dim: int, frame: Frame, is_learned: bool, num_classes: int | None = None) -> None:
+        super().__init__()
+        self.dim, self.frame, self.is_learned, self.num_classes = dim, frame, is_learned, num_classes
+        self.register_buffer("reference", torch.empty(0))
+        self.register_buffer("order", torch.empty(0, dtype=torch.int64))
+        self.register_parameter("learned", None)
+
+    def begin(self, name: str, categories: Sequence[int], num_categories: int) -> None:
+        """Give a row to each new category of task `name`; `num_categories` are those of the whole stream.
+
+        Raises:
+            ValueError: if the simplex has too few rows.
+        """
+        device = self.order.device
+        if not len(self.reference):
+            count = self.num_classes or max(2, num_categories)
+            self.reference = simplex_etf(count, self.dim, self.frame).float().to(device)
+            if self.is_learned:
+                self.learned = nn.Parameter(self.reference.clone())
+        new = [category for category in categories if category not in self.order.tolist()]
+        self.order = torch.cat([self.order, torch.tensor(new, dtype=torch.int64, device=device)])
+        if len(self.order) > len(self.reference):
+            raise ValueError(
+                f"etf_num_classes is {len(self.reference)}, but {name} brings category number {len(self.order)}. "
+                "Use etf_num_classes=none for the stream's own number, or a larger one."
+            )
+
+    def all(self) -> Tensor:
+        """P, (C, d) unit rows."""
+        return self.reference if self.learned is None else l2_normalize(self.learned)
+
+    def indices(self, categories: Tensor) -> Tensor:
+        """Row of P for each category (B,)."""
+        return (categories[:, None] == self.order).int().argmax(dim=1)
+
+    def of(self, categories: Tensor) -> Tensor:
+        """Prototypes (B, d) of categories (B,)."""
+        return self.all()[self.indices(categories)]
+
+    def penalty(self) -> Tensor:
+        """||P - P*||^2 of learned prototypes."""
+        return (self.all() - self.reference).square().sum()

@@ -1,0 +1,29 @@
+"""Parts of CLIP by the names of this project's backbone: `vision.conv1`, `text.blocks.0`, `logit_scale`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from torch import nn
+
+from ctvr.methods.backbone.clip import Clip
+
+
+def parts(clip: Clip, names: Sequence[str]) -> list[nn.Parameter]:
+    """The parameters of the named parts: a parameter's own name, or that of a module that holds some.
+
+    Raises:
+        ValueError: for a name that CLIP has no part of.
+    """
+    known = dict(clip.named_parameters())
+    found: dict[int, nn.Parameter] = {}
+    for name in names:
+        inside = [p for own, p in known.items() if own == name or own.startswith(f"{name}.")]
+        if not inside:
+            every = sorted({own.rpartition(".")[0] or own for own in known} | set(known))
+            close = difflib.get_close_matches(name, every, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else f" Some of its parts: {', '.join(every[:4])}."
+            raise ValueError(f"frozen: the backbone has no part called {name!r}.{hint}")
+        found |= {id(p): p for p in inside}
+    return list(found.values())

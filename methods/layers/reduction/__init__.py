@@ -1,0 +1,1 @@
+"""Reduce the tokens of the video tower: reducers, their settings and the plan of their steps."""

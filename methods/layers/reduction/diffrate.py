@@ -1,0 +1,155 @@
+"""DiffRate at fixed rates: rank by the class token, cut the tail, merge the next (Chen et al., arXiv:2305.17997).
+
+After the released code (OpenGVLab/DiffRate, inference): between attention and MLP, tokens x with sizes s,
+
+    a = mean over heads of softmax(q k^T / sqrt(D / H) + log s)[class];   patches in falling order of a
+    prune:  the class token and the first K_p - 1 patches stay
+    merge:  of these, patches from rank K_m on join the patch before rank K_m that is most like them (cosine of x)
+            x_t <- plain mean of x_t and all that join it;   s_t <- s_t + sum s_j cos(j, t)
+
+K counts the class token. The rates are numbers here; diffrate_search.py finds them. The release sorts in every block;
+here order changes only where something goes, which no feature can tell. It lets a size fall to zero and below where a
+cosine is negative (log: NaN); here it stays above. Prompts are ours: in front, neither ranked nor joined.
+
+Shapes: G frames, N tokens, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ctvr.methods.backbone.clip import AttentionTrace, BlockSeams, TokenState
+from ctvr.methods.layers.precision import no_autocast
+from ctvr.methods.layers.reduction.plan import Step, TokenReducer
+
+_LEAST_SIZE = 1e-6
+# tokens of a frame and blocks -> (K_p, K_m) of every block
+SCHEDULES: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {
+    # Released as MAE-B 11.5. On 12 frames 12 x 49 tokens are left, as in TempMe's Table 1, which names no schedule
+    (197, 12): (
+        (197, 196, 182, 172, 162, 147, 131, 109, 101, 94, 70, 49),
+        (197, 192, 178, 164, 150, 133, 115, 101, 96, 82, 49, 49),
+    ),
+    # Ours: none is released for a B/32. The one above, bent so that Table 1's 12 x 20 tokens at 36.8 come out
+    (50, 12): (
+        (50, 50, 46, 43, 40, 37, 33, 28, 27, 26, 22, 20),
+        (50, 49, 45, 41, 37, 33, 30, 27, 26, 24, 20, 20),
+    ),
+}
+
+
+def schedule(blocks: int, tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """K_p and K_m of every block: of SCHEDULES, or in proportion to the released one for any other tower."""
+    if (tokens, blocks) in SCHEDULES:
+        return SCHEDULES[tokens, blocks]
+    at = [block * 11 // max(1, blocks - 1) for block in range(blocks)]
+    pruned, merged = (
+        tuple(1 + round((counts[i] - 1) / 196 * (tokens - 1)) for i in at) for counts in SCHEDULES[197, 12]
+    )
+    return pruned, merged
+
+
+def compress(
+    x: Tensor, size: Tensor | None, row: Tensor, prune: int, merge: int, first: int
+) -> tuple[Tensor, Tensor | None]:
+    """Rank the tokens behind the first `first`, cut them to `prune` and merge these into `merge`.
+
+    Args:
+        x: (G, N, D).
+        size: (G, N, 1), None for one each.
+        row: (G, N - first) attention of the class token; only its order counts.
+        prune: how many of them stay.
+        merge: how many they become, at least 1.
+        first: leading tokens, as they are.
+
+    Returns:
+        (G, first + merge, D) and the sizes (G, first + merge, 1), or None if nothing was merged yet. The choice and
+        the sizes have no gradient. Without anything to cut or merge, what was given.
+    """
+    candidates = row.shape[1]
+    prune, merge = min(prune, candidates), min(merge, candidates)
+    if min(prune, merge) == candidates:
+        return x, size
+    order = row.detach().float().argsort(dim=-1, descending=True, stable=True)[:, :prune]
+    index = first + order
+    head, ranked = x[:, :first], _rows(x, index)
+    head_size = ranked_size = None
+    if size is not None:
+        head_size, ranked_size = size[:, :first], _rows(size, index)
+    if merge < prune:
+        if ranked_size is None:
+            head_size = x.new_ones(len(x), first, 1, dtype=torch.float32)
+            ranked_size = x.new_ones(len(x), prune, 1, dtype=torch.float32)
+        ranked, ranked_size = merge_ranked(ranked, ranked, ranked_size, merge)
+    x = torch.cat([head, ranked], dim=1)
+    if ranked_size is None or head_size is None:
+        return x, None
+    return x, torch.cat([head_size, ranked_size], dim=1)
+
+
+def merge_ranked(x: Tensor, metric: Tensor, size: Tensor, kept: int) -> tuple[Tensor, Tensor]:
+    """Tokens behind rank `kept` join those before that are most like them.
+
+    Takes x (G, P, D), most important first, what is compared (G, P, C) and sizes (G, P, 1). Returns (G, kept, D) and
+    (G, kept, 1).
+    """
+    cosine, joins = most_alike(metric, kept)
+    grown = size[:, :kept].scatter_add(1, joins, size[:, kept:] * cosine)
+    number = size.new_ones(len(x), kept, 1).scatter_add(1, joins, torch.ones_like(cosine))
+    total = x[:, :kept].scatter_add(1, joins.expand(-1, -1, x.shape[-1]), x[:, kept:])
+    return total / number.to(x.dtype), grown.clamp_min(_LEAST_SIZE)
+
+
+@torch.no_grad()
+def most_alike(metric: Tensor, kept: int) -> tuple[Tensor, Tensor]:
+    """The best cosine of each token behind rank `kept` with one before, and which: (G, P, C) -> (G, P - kept, 1)."""
+    with no_autocast(metric.device):
+        units = F.normalize(metric.float(), dim=-1)
+        cosine, target = (units[:, kept:] @ units[:, :kept].mT).max(dim=-1)
+    return cosine[:, :, None], target[:, :, None]
+
+
+def _rows(x: Tensor, index: Tensor) -> Tensor:
+    return x.gather(1, index[:, :, None].expand(-1, -1, x.shape[-1]))
+
+
+class DiffRate(TokenReducer):
+    """Fixed K_p and K_m in every block."""
+
+    def __init__(self, tokens: int, pruned: Sequence[int], merged: Sequence[int], proportional: bool = True) -> None:
+        """Make a reducer.
+
+        Args:
+            tokens: N of a frame, the class token included.
+            pruned: K_p of every block; more than there are means all.
+            merged: K_m, likewise.
+            proportional: attention weighs a token by its size.
+        """
+        super().__init__()
+        self.pruned, self.merged, self.proportional = tuple(pruned), tuple(merged), proportional
+        self.steps = []
+        for prune, merge in zip(pruned, merged, strict=True):
+            self.steps.append(Step(intra=tokens - min(tokens, prune, merge)))
+            tokens -= self.steps[-1].intra
+
+    def seams(self) -> list[BlockSeams]:
+        return [self._block(block, step) for block, step in enumerate(self.steps)]
+
+    def _block(self, block: int, step: Step) -> BlockSeams:
+        if not step.intra:
+            return BlockSeams()
+        between = partial(self._compress, self.pruned[block], self.merged[block])
+        return BlockSeams(between=between, wants_class_row=True, breaks_alignment=True)
+
+    def _compress(self, prune: int, merge: int, x: Tensor, attended: AttentionTrace, state: TokenState) -> Tensor:
+        """(G, N, D) -> fewer tokens; see `compress`."""
+        assert attended.class_row is not None
+        state.proportional, first, classes = self.proportional, state.protected, state.classes
+        row = attended.class_row[:, first:]
+        x, state.sizes = compress(x, state.sizes, row, prune - classes, merge - classes, first)
+        return x

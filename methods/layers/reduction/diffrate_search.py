@@ -1,0 +1,187 @@
+"""DiffRate's search of rates: how many tokens each block prunes and merges, by gradient (arXiv:2305.17997, section 3).
+
+After the released code (OpenGVLab/DiffRate). Each block but the first has two distributions over the numbers c of
+patches that may stay, N0, N0 - step, .. > 0, with equal logits at first:
+
+    K = ceil(sum c pi) + 1 (the class token), the gradient of ceil is 1;   p_j = sum of pi over c + 1 > j, rank j stays
+
+While they are searched no token leaves. Tokens are sorted as in diffrate.py; those that would go are masked, and a cut
+from M tokens to K has the value 0 for ranks K .. M - 1, else 1, and the gradient of p. The mask multiplies exp:
+
+    A_ij = (exp(l_ij - max l_i) Q_ij + eps / N) / (sum_j exp(l_ij - max l_i) Q_ij + eps),   Q_ij = mask_j, Q_ii = 1
+
+Merged tokens stay too, masked; the sizes of all tokens that were not cut are at least 1 here (not at fixed rates).
+The loss is the task's and 5 (F / 10^9 - target)^2 with F the multiply-adds of a frame,
+
+    N D 3p^2 + D d + sum of 4 N_l D^2 + 2 N_l^2 D + 8 N_l+1 D^2,   N_l+1 = min(N_l, K_p, K_m)
+
+whose gradient reaches K_p and K_m, whichever is smaller, and not N_l. In evaluation the present numbers are fixed
+rates. Prompts are ours: in front, neither ranked nor masked.
+
+Shapes: G frames, N0 patches, N tokens, D width, H heads, d joint embedding.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from ctvr.methods.backbone.clip import AttentionTrace, BlockSeams, TokenState, VisionTower
+from ctvr.methods.layers.precision import no_autocast
+from ctvr.methods.layers.reduction.diffrate import DiffRate, most_alike
+from ctvr.methods.layers.reduction.plan import Step, TokenReducer
+
+EPS = 1e-6
+WEIGHT = 5.0  # of the constraint
+
+
+class Rate(nn.Module):
+    """A distribution over the numbers of patches that stay."""
+
+    candidates: Tensor  # (C,) c, from N0 down
+
+    def __init__(self, patches: int, step: int) -> None:
+        super().__init__()
+        self.register_buffer("candidates", torch.arange(patches, 0, -step).float(), persistent=False)
+        self.logits = nn.Parameter(torch.zeros(len(self.candidates)))
+
+    def kept(self) -> Tensor:
+        """K, a scalar; its gradient is that of the expectation."""
+        expected = self.candidates @ self.logits.softmax(dim=0)
+        return expected + (expected.detach().ceil() - expected.detach()) + 1
+
+    def stays(self) -> Tensor:
+        """p of the patches by rank, (N0,)."""
+        rank = torch.arange(int(self.candidates[0]), device=self.candidates.device)
+        return self.logits.softmax(dim=0) @ (self.candidates[:, None] > rank).float()
+
+    def cut(self, kept: int, left: int) -> Tensor:
+        """What the mask (N0,) of ranked patches is multiplied with when `left` become `kept`."""
+        p = self.stays()
+        hard = torch.ones_like(p)
+        hard[kept:left] = 0
+        return hard + (p - p.detach())
+
+
+def masked_attention(logits: Tensor, mask: Tensor) -> Tensor:
+    """Attention (G, H, N, N) of logits (G, H, N, N) in which a token of mask (G, N) 0 is seen by itself alone."""
+    tokens = logits.shape[-1]
+    own = torch.eye(tokens, device=logits.device)
+    seen = (logits - logits.amax(dim=-1, keepdim=True)).exp() * (mask[:, None, None] * (1 - own) + own)
+    return (seen + EPS / tokens) / (seen.sum(dim=-1, keepdim=True) + EPS)
+
+
+class DiffRateSearch(TokenReducer):
+    """Searches in training mode while `is_searching`; else DiffRate at the numbers that it has come to."""
+
+    def __init__(self, vision: VisionTower, target: float, step: int) -> None:
+        """Make a reducer.
+
+        Args:
+            vision: gives the shapes.
+            target: 10^9 multiply-adds of a frame.
+            step: between two candidates.
+        """
+        super().__init__()
+        self.tokens, self.width, self.target, self.is_searching = vision.num_tokens, vision.width, target, True
+        self.ends = vision.num_tokens * vision.conv1.weight.numel() + vision.proj.numel()
+        rates = [[Rate(vision.num_tokens - 1, step) for _ in vision.blocks[1:]] for _ in range(2)]
+        self.pruned, self.merged = nn.ModuleList(rates[0]), nn.ModuleList(rates[1])
+
+    @property
+    def steps(self) -> list[Step]:  # type: ignore[override]
+        return self.fixed().steps
+
+    @torch.no_grad()
+    def counts(self) -> list[tuple[int, int]]:
+        """K_p and K_m of every block."""
+        if self.pruned[0].logits.is_meta:
+            return [(self.tokens, self.tokens)] * (len(self.pruned) + 1)
+        kept = torch.stack([torch.stack(self._kept(block)) for block in range(1, len(self.pruned) + 1)])
+        return [(self.tokens, self.tokens), *((int(p), int(m)) for p, m in kept.round().tolist())]
+
+    def fixed(self) -> DiffRate:
+        """The reducer of these counts."""
+        pruned, merged = zip(*self.counts())
+        return DiffRate(self.tokens, pruned, merged)
+
+    def _kept(self, block: int) -> tuple[Tensor, Tensor]:
+        return self.pruned[block - 1].kept(), self.merged[block - 1].kept()  # type: ignore[operator]
+
+    def macs(self) -> Tensor:
+        """F, a scalar."""
+        width, left = self.width, next(self.parameters()).new_tensor(float(self.tokens))
+        total = left.new_tensor(float(self.ends))
+        for block in range(len(self.pruned) + 1):
+            total = total + 4 * left * width**2 + 2 * left**2 * width
+            if block:
+                prune, merge = self._kept(block)
+                least = torch.stack([left, prune, merge]).min().detach()
+                left = least + (prune - prune.detach()) + (merge - merge.detach())
+            total = total + 8 * left * width**2
+        return total
+
+    def penalty(self) -> Tensor:
+        """5 (F / 10^9 - target)^2."""
+        return WEIGHT * (self.macs() / 1e9 - self.target) ** 2
+
+    def seams(self) -> list[BlockSeams]:
+        if not (self.training and self.is_searching):
+            return self.fixed().seams()
+        seams, left = [], self.tokens - 1
+        for block, (prune, merge) in enumerate(self.counts()):
+            between = partial(self._compress, block, prune - 1, merge - 1, left)
+            seams.append(BlockSeams(mix=_attend, between=between, breaks_alignment=True))
+            left = min(left, prune - 1, merge - 1)
+        return seams
+
+    def _compress(
+        self, block: int, prune: int, merge: int, left: int, x: Tensor, attended: AttentionTrace, state: TokenState
+    ) -> Tensor:
+        """Sort tokens (G, N, D) by the class token's attention and mask what would go of the first `left` patches."""
+        assert state.policy is not None
+        assert state.class_row is not None
+        first = state.protected
+        order = state.class_row[:, first:].argsort(dim=-1, descending=True, stable=True)
+        sizes = x.new_ones(*x.shape[:2], 1, dtype=torch.float32) if state.sizes is None else state.sizes
+        mask, ranked, size = state.policy.gather(1, order), _rows(x[:, first:], order), _rows(sizes[:, first:], order)
+        if prune < left:
+            mask, left = mask * self.pruned[block - 1].cut(prune, left), prune  # type: ignore[operator]
+        if merge < left:
+            ranked, size = merge_in_place(ranked, ranked, size, merge, left)
+            mask = mask * self.merged[block - 1].cut(merge, left)  # type: ignore[operator]
+        state.policy, state.sizes = mask, torch.cat([sizes[:, :first], size], dim=1)
+        return torch.cat([x[:, :first], ranked], dim=1)
+
+
+def merge_in_place(x: Tensor, metric: Tensor, size: Tensor, kept: int, left: int) -> tuple[Tensor, Tensor]:
+    """Tokens of rank kept .. left - 1 join those before that are most like them and stay where they are, for the mask.
+
+    Takes x (G, P, D), most important first, what is compared (G, P, C) and sizes (G, P, 1); returns x and the sizes.
+    """
+    cosine, joins = most_alike(metric[:, :left], kept)
+    number = torch.ones_like(size[:, :kept]).scatter_add(1, joins, torch.ones_like(cosine))
+    total = x[:, :kept].scatter_add(1, joins.expand(-1, -1, x.shape[-1]), x[:, kept:left])
+    grown = torch.cat([size[:, :kept], size[:, kept:left] * cosine], dim=1).clamp_min(1)
+    sizes = [grown[:, :kept].scatter_add(1, joins, grown[:, kept:]), grown[:, kept:], size[:, left:]]
+    return torch.cat([total / number.to(x.dtype), x[:, kept:]], dim=1), torch.cat(sizes, dim=1)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, state: TokenState) -> Tensor:
+    """Seam `mix`: masked attention, whose first row the state keeps."""
+    patches = q.shape[2] - state.protected
+    if state.policy is None:
+        state.policy = torch.ones(len(q), patches, device=q.device)
+    with no_autocast(q.device):
+        logits = q.float() @ k.float().mT / math.sqrt(q.shape[-1])
+        mask = torch.cat([state.policy.new_ones(len(q), state.protected), state.policy], dim=1)
+        attention = masked_attention(logits if bias is None else logits + bias.float(), mask)
+    state.class_row = attention[:, :, 0].mean(dim=1).detach()
+    return attention.to(v.dtype) @ v
+
+
+def _rows(x: Tensor, index: Tensor) -> Tensor:
+    return x.gather(1, index[:, :, None].expand(-1, -1, x.shape[-1]))

@@ -1,0 +1,340 @@
+"""Token reduction as a plug-in of the vision tower: none, ToMe, ToMe with one plan for all frames, TempMe.
+
+Others have a file each: evit.py, sta.py, diffrate.py, testa.py. `make_reducer` makes them all.
+
+ToMe: Bolya et al., arXiv:2210.09461. TempMe: "Temporal Token Merging for Efficient Text-Video Retrieval",
+arXiv:2409.01156, section 3.2; where the paper is silent (class tokens stay apart, sizes weigh the averages
+and the attention) its released code decides.
+
+A reducer is a list of steps, one for each block, and the numbers in a step depend on the settings alone:
+so the tokens of every block are known before anything runs (`token_log`). It is independent of what
+adapts the tower; `combine` puts the seams of both together.
+
+Shapes: B videos, T frames, G attention groups (B * frames or clips), N tokens of a group, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import partial
+from itertools import combinations_with_replacement
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ctvr.methods.backbone.clip import AttentionTrace, BlockSeams, Seam, Seams, TokenState, VisionTower
+from ctvr.methods.layers.reduction.config import ReducerConfig, ReducerName
+from ctvr.methods.layers.reduction.diffrate import DiffRate, schedule
+from ctvr.methods.layers.reduction.diffrate_search import DiffRateSearch
+from ctvr.methods.layers.reduction.evit import EViT
+from ctvr.methods.layers.reduction.merge import Move, merge_tokens, most_mergeable, plan_bipartite
+from ctvr.methods.layers.reduction.plan import Step, TokenReducer, spread
+from ctvr.methods.layers.reduction.sta import STA
+from ctvr.methods.layers.reduction.testa import TESTA, frame_rates
+
+
+def tome_schedule(blocks: int, r: int | Sequence[int], inflection: float = 0.0) -> list[int]:
+    """How many tokens each block merges, as ToMe's code reads its r: a number, a list, a pair (r, inflection).
+
+    A list is cut, or filled up with zeros. With an inflection c the numbers go in a straight line from
+    int(r (1 - c)) to the number as far from r on its other side, cut to whole numbers.
+    """
+    if not isinstance(r, int):
+        return [*r, *[0] * blocks][:blocks]
+    low = int(r * (1 - inflection))
+    step = (2 * r - 2 * low) / max(1, blocks - 1)
+    return [int(low + step * block) for block in range(blocks)]
+
+
+def tome_steps(
+    blocks: int, tokens: int, r: int | Sequence[int], inflection: float = 0.0, classes: int = 1
+) -> list[Step]:
+    """Merge patches of every frame in every block, as many as there are left.
+
+    Args:
+        blocks: of the tower.
+        tokens: N of a frame, class tokens included.
+        r: see `tome_schedule`.
+        inflection: see `tome_schedule`.
+        classes: class tokens of a frame; UMT's tower has none.
+    """
+    steps = []
+    for wanted in tome_schedule(blocks, r, inflection):
+        steps.append(Step(intra=min(wanted, most_mergeable(tokens, classes))))
+        tokens -= steps[-1].intra
+    return steps
+
+
+def tempme_steps(config: ReducerConfig, blocks: int, tokens: int, classes: int = 1) -> list[Step]:
+    """The schedule of TempMe: ImgMe blocks, then ClipMe blocks; what follows merges within clips only.
+
+    Takes the tokens of a frame, `classes` class tokens included.
+
+    Raises:
+        ValueError: if the clip blocks do not fit the tower or the groups.
+    """
+    groups = config.clip_groups or spread_factors(config.num_frames, min(3, blocks // 2))
+    start = blocks - 1 - min(3, blocks // 2)
+    clip_blocks = config.clip_blocks or tuple(range(start, start + len(groups)))
+    if len(clip_blocks) != len(groups):
+        raise ValueError(
+            f"clip_blocks={clip_blocks} and clip_groups={groups} must be equally many; give both "
+            f"(the groups multiply to num_frames={config.num_frames} to end with one clip)."
+        )
+    if clip_blocks and not 0 <= clip_blocks[0] <= clip_blocks[-1] < blocks:
+        raise ValueError(f"clip_blocks={clip_blocks}: the backbone has blocks 0..{blocks - 1}.")
+    small = tokens - classes <= 64
+    r = config.r if isinstance(config.r, int) else default_r(blocks, tokens, classes)
+    cross = 100 - ((70 if small else 60) if config.keep_cross is None else config.keep_cross)
+    intra = 100 - ((90 if small else 80) if config.keep_intra is None else config.keep_intra)
+    factor = dict(zip(clip_blocks, groups))
+    steps = []
+    for block in range(blocks):
+        if not clip_blocks or block < clip_blocks[0]:
+            step = Step(intra=min(r, most_mergeable(tokens, classes)))
+        else:
+            group = factor.get(block, 1) if config.join_clips else 1
+            tokens, classes = tokens * group, classes * group
+            first = min(tokens * cross // 100, most_mergeable(tokens, classes)) if block in factor else 0
+            rest = tokens - first
+            step = Step(group, first, min(rest * intra // 100, most_mergeable(rest, classes)))
+        steps.append(step)
+        tokens -= step.cross + step.intra
+    return steps
+
+
+def default_r(blocks: int, tokens: int, classes: int = 1) -> int:
+    """The paper's r for a tower of 12 blocks (2 of 49 patches, 10 of 196), in proportion for any other."""
+    patches = tokens - classes
+    share = 2 / 49 if patches <= 64 else 10 / 196
+    return max(1, round(share * patches * 12 / blocks))
+
+
+def spread_factors(number: int, count: int) -> tuple[int, ...]:
+    """`number` as a product of at most `count` rising factors, as equal as they can be: 12, 3 -> 2, 2, 3."""
+    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    products = [f for f in combinations_with_replacement(divisors, count) if math.prod(f) == number]
+    best = min(products, key=lambda factors: (factors[-1], -factors[0]), default=())
+    return tuple(factor for factor in best if factor > 1)
+
+
+class Reducer(TokenReducer):
+    """Carries out a list of steps. Its only parameters are TempMe's clip positions."""
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        width: int,
+        num_frames: int | None = None,
+        positions: Literal["always", "merging", "none"] = "none",
+        shared: bool = False,
+        proportional: bool = True,
+    ) -> None:
+        """Make a reducer.
+
+        Args:
+            steps: one for each block.
+            width: D.
+            num_frames: T that the steps were made for; None if they never join frames.
+            positions: whether the tokens of a clip are told which clip of the video they belong to.
+            shared: all frames of a video merge the same places, so that token i stays the same place in all.
+            proportional: see `ReducerConfig`.
+        """
+        super().__init__()
+        self.steps, self.num_frames = list(steps), num_frames
+        self.shared, self.proportional = shared, proportional
+        self.positions = nn.ParameterDict()  # block -> (clips entering it, D), zero at first
+        clips = num_frames or 0
+        for block, step in enumerate(self.steps):
+            wanted = positions == "always" or (positions == "merging" and step.cross > 0)
+            if step.group > 1 and wanted:
+                self.positions[str(block)] = nn.Parameter(torch.zeros(clips, width))
+            clips //= step.group
+
+    def seams(self) -> list[BlockSeams]:
+        return [self._block(block, step) for block, step in enumerate(self.steps)]
+
+    def _block(self, block: int, step: Step) -> BlockSeams:
+        joins = step.group > 1 or step.cross > 0
+        if not joins and step.intra == 0:
+            return BlockSeams()
+        return BlockSeams(
+            before=partial(self._join, block) if joins else None,
+            between=partial(self._merge, step.intra) if step.intra > 0 else None,
+            wants_keys=step.intra > 0,
+            breaks_alignment=joins or not self.shared,
+            leaves_classes=True,
+        )
+
+    def _join(self, block: int, x: Tensor, state: TokenState) -> Tensor:
+        """Make neighbouring clips one and merge across them: (G, N, D) -> (G / group, M, D)."""
+        step = self.steps[block]
+        if self.num_frames is not None and state.frames != self.num_frames:
+            raise ValueError(
+                f"num_frames is {self.num_frames} and a video has {state.frames} frames. "
+                f"Write num_frames={state.frames} (it must equal data.num_frames)."
+            )
+        state.proportional = self.proportional
+        clips, classes, old_tokens = len(x) // state.batch, state.classes, x.shape[1]
+        x = _regroup(x, step.group, classes)
+        state.classes = state.protected = classes * step.group
+        if state.sizes is not None:
+            state.sizes = _regroup(state.sizes, step.group, classes)
+        plan = plan_bipartite(x, step.cross, state.protected)  # compared before positions tell clips apart
+        if str(block) in self.positions:
+            p = self.positions[str(block)].to(x.dtype)[:, None]  # (clips, 1, D)
+            p = _regroup(p.expand(clips, old_tokens, -1), step.group, classes)
+            x = (x.unflatten(0, (state.batch, -1)) + p).flatten(0, 1)
+        x, state.sizes = merge_tokens(x, state.sizes, plan)
+        state.moves.append(Move(plan, step.group, classes))
+        return x
+
+    def _merge(self, intra: int, x: Tensor, attended: AttentionTrace, state: TokenState) -> Tensor:
+        """Merge within each group by the keys of the attention: (G, N, D) -> (G, N - intra, D)."""
+        assert attended.keys is not None
+        state.proportional = self.proportional
+        keys = attended.keys.detach()
+        if self.shared:
+            keys = F.normalize(keys.float(), dim=-1).unflatten(0, (state.batch, -1))  # (B, T, N, C)
+            plan = plan_bipartite(keys.mean(dim=1), intra, state.protected).repeated(keys.shape[1])
+        else:
+            plan = plan_bipartite(keys, intra, state.protected)
+        x, state.sizes = merge_tokens(x, state.sizes, plan)
+        state.moves.append(Move(plan))
+        return x
+
+
+def _regroup(x: Tensor, group: int, classes: int) -> Tensor:
+    """Join `group` neighbours, all class tokens first: (G, N, D) -> (G / group, group * N, D)."""
+    if group == 1:
+        return x
+    x = x.unflatten(0, (-1, group))
+    return torch.cat([x[:, :, :classes].flatten(1, 2), x[:, :, classes:].flatten(1, 2)], dim=1)
+
+
+def make_reducer(config: ReducerConfig, vision: VisionTower) -> TokenReducer:
+    """The reducer that the settings ask for, with the schedule that fits the tower.
+
+    Raises:
+        ValueError: if the schedule does not fit the tower.
+    """
+    blocks, tokens, classes = len(vision.blocks), vision.num_tokens, vision.classes
+    if vision.reducers is not None and config.reducer not in vision.reducers:
+        *others, last = vision.reducers
+        known = f"{', '.join(others)} or {last}" if others else last
+        raise ValueError(
+            f"reducer={config.reducer}: tokens are merged around CLIP's class token, and this tower pools otherwise. "
+            f"Write reducer={known}."
+        )
+    if config.stages and not 0 <= config.stages[0] <= config.stages[-1] < blocks:
+        raise ValueError(f"stages={config.stages}: the backbone has blocks 0..{blocks - 1}.")
+    if config.reducer == "tempme":
+        steps = tempme_steps(config, blocks, tokens, classes)
+        return Reducer(steps, vision.width, config.num_frames, config.positions, proportional=config.proportional)
+    if config.reducer == "none":
+        return Reducer([Step()] * blocks, vision.width)
+    if config.reducer == "evit":
+        stages, anneal = config.stages or spread(blocks, 4, 1), (config.anneal_from, config.anneal_steps)
+        return EViT(blocks, tokens, stages, config.keep_rate, config.fuse, *anneal)
+    if config.reducer == "sta":
+        stages = config.stages or spread(blocks, 3, 0)
+        gone = sta_rates(config.r, stages, tokens - 1)
+        return STA(blocks, tokens, stages, gone)
+    if config.reducer == "testa":
+        stages = config.stages or tuple(range(blocks - max(1, blocks // 3), blocks))
+        frames = dict(zip(stages, frame_rates(config.r_frames, len(stages))))
+        steps = tome_steps(blocks, tokens, default_r(blocks, tokens) if config.r is None else config.r)
+        form = config.temporal_rank, config.temporal_gate, config.one_class
+        return TESTA(vision.blocks, [step.intra for step in steps], frames, *form)  # type: ignore[arg-type]
+    if config.reducer == "diffrate" and config.search_macs is not None:
+        return DiffRateSearch(vision, config.search_macs, config.search_step)
+    if config.reducer == "diffrate":
+        pruned, merged = (config.prune_to, config.merge_to) if config.prune_to else schedule(blocks, tokens)
+        if len(pruned) != blocks:
+            raise ValueError(
+                f"prune_to and merge_to have {len(pruned)} numbers each, the backbone has {blocks} blocks."
+            )
+        return DiffRate(tokens, pruned, merged, config.proportional)
+    r = default_r(blocks, tokens, classes) if config.r is None else config.r
+    shared = config.reducer == "tome_shared"
+    steps = tome_steps(blocks, tokens, r, config.inflection, classes)
+    return Reducer(steps, vision.width, shared=shared, proportional=config.proportional)
+
+
+def sta_rates(r: int | Sequence[int] | None, stages: Sequence[int], patches: int) -> tuple[int, ...]:
+    """Patches that go of a frame in each stage; None: 10, then 9 of 49, or in proportion.
+
+    Raises:
+        ValueError: if the numbers are not as many as the stages.
+    """
+    if r is None:
+        return tuple(max(1, round((9 if turn else 10) / 49 * patches)) for turn in range(len(stages)))
+    if isinstance(r, int):
+        return (r,) * len(stages)
+    if len(r) != len(stages):
+        raise ValueError(f"r={','.join(map(str, r))}: reducer=sta has {len(stages)} stages; write a number for each.")
+    return tuple(r)
+
+
+def plain_reducer(name: ReducerName, r: int | None, num_frames: int, vision: VisionTower) -> TokenReducer:
+    """The reducer of a method whose settings name it and, at most, its r; everything else is the default."""
+    return make_reducer(ReducerConfig(reducer=name, r=r, num_frames=num_frames), vision)
+
+
+def combine(outer: Seams, inner: Seams) -> list[BlockSeams]:
+    """The seams of two plug-ins, block by block; `outer` is first in `before` and last everywhere else.
+
+    A reducer is `outer`: then prompts that `inner` inserts are gone when clips are joined.
+
+    Raises:
+        ValueError: if both merge tokens, if they are made for different towers, or if one needs token i of
+            neighbouring frames to be the same place and the other merges every frame in its own way.
+    """
+    if len(outer) != len(inner):
+        raise ValueError(f"seams for {len(outer)} and for {len(inner)} blocks belong to different towers.")
+    pairs = [(a or BlockSeams(), b or BlockSeams()) for a, b in zip(outer, inner)]
+    broken: int | None = None
+    for block, (a, b) in enumerate(pairs):
+        if broken is None and (a.breaks_alignment or b.breaks_alignment):
+            broken = block
+        if broken is not None and (a.needs_alignment or b.needs_alignment):
+            raise ValueError(
+                f"block {block} compares token i of neighbouring frames, but from block {broken} on the reducer merges "
+                "every frame in its own way. Write reducer=tome_shared (same places in all frames) or reducer=none."
+            )
+        if a.between is not None and b.between is not None:
+            raise ValueError(f"both parts change the tokens of block {block} after attention; use one reducer.")
+        if a.mix is not None and b.mix is not None:
+            raise ValueError(f"both parts replace the attention of block {block}; use one of them.")
+    return [_combine_block(a, b) for a, b in pairs]
+
+
+def _combine_block(a: BlockSeams, b: BlockSeams) -> BlockSeams:
+    merged: dict[str, Any] = {}
+    for field in fields(BlockSeams):
+        first, second = getattr(a, field.name), getattr(b, field.name)
+        if field.name == "by_token":
+            merged[field.name] = first and second
+        elif isinstance(field.default, bool) or first is None or second is None:
+            merged[field.name] = first or second
+        elif field.name == "before":
+            merged[field.name] = _then(first, second)
+        elif field.name == "after":
+            merged[field.name] = _then(second, first)
+        else:
+            merged[field.name] = _refine(second, first)
+    if all(any(seam is not None for seam in (each.qkv, each.q, each.k, each.v)) for each in (a, b)):
+        merged["fold"] = None  # it does what one of them does
+    return BlockSeams(**merged)
+
+
+def _then(first: Seam, second: Seam) -> Callable[[Tensor, TokenState], Tensor]:
+    return lambda x, state: second(first(x, state), state)
+
+
+def _refine(first: Seam, second: Seam) -> Callable[[Tensor, Tensor, TokenState], Tensor]:
+    return lambda y, out, state: second(y, first(y, out, state), state)

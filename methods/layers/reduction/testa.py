@@ -1,0 +1,213 @@
+"""TESTA: whole frames and patches are merged behind attention over time and over space (Ren et al., arXiv:2310.19060).
+
+After the released code (RenShuhuai-Andy/TESTA). A block with a stage has, before CLIP's own attention, a temporal one
+
+    x = x + gate(W_o attention over the T frames of every place(LN x));   k = its keys, mean over heads
+
+and by k frames are merged: frames at even positions propose, at every place, to the most similar (cosine) one at an odd
+position. The places vote: a frame's partner is the one proposed most often, its score the value found most often, of
+equally frequent ones the smallest (so of distinct ones the least similar place decides). The r best scores win, at
+most (T - 1) // 2. The order is then [staying proposers, all others], place by place averaged by size. Behind CLIP's
+attention patches are merged within each frame as in ToMe (reducers.py), places then being only loosely the same in all
+frames, as in the release. Attention does not weigh a token by its size.
+
+In CLIP (ours, TempMe's row has no code): CLIP has a class token for each frame; they are merged with their frames, and
+the embedding of a merged frame stands for each frame in it. `one_class` is the released form: the class tokens of a
+video are equal, and what they gain by attention is averaged over its frames. LN, W and W_o of the temporal attention
+are copies of the block's own and frozen, q, k, v get LoRA; the gate is one number, 0 at first (`linear`: the release's
+D x D layer with bias). So the untrained model that merges nothing is CLIP.
+
+Shapes: B videos, T frames, L places (patches of a frame), G = B T, N = 1 + L, D width, H heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ctvr.methods.backbone.clip import AttentionTrace, Block, BlockSeams, TokenState
+from ctvr.methods.layers.lora import LoRA
+from ctvr.methods.layers.precision import no_autocast
+from ctvr.methods.layers.reduction.merge import MergePlan, accept, merge_tokens, no_plan, plan_bipartite
+from ctvr.methods.layers.reduction.plan import Step, TokenReducer, most_frames
+
+Gate = Literal["scalar", "linear"]
+
+
+@torch.no_grad()
+def plan_frames(metric: Tensor, r: int) -> MergePlan:
+    """Choose the `r` most redundant frames and the frame that each joins, by a vote of all places.
+
+    Takes keys (B, L, T, C); the plan has one group for each video.
+    """
+    videos, _, frames, _ = metric.shape
+    r = min(r, most_frames(frames))
+    if r <= 0:
+        return no_plan(videos, frames, metric.device)
+    with no_autocast(metric.device):
+        units = F.normalize(metric.float(), dim=-1)
+        score, partner = (units[:, :, ::2] @ units[:, :, 1::2].mT).max(dim=-1)  # (B, L, A)
+    return accept(most_frequent(score), most_frequent(partner), r, frames, 0)
+
+
+def most_frequent(values: Tensor) -> Tensor:
+    """The value that most of L have, the smallest of equally frequent ones: (B, L, A) -> (B, A)."""
+    ordered = values.sort(dim=1).values
+    places = ordered.shape[1]
+    count = (ordered[:, :, None] == ordered[:, None]).sum(dim=2)  # (B, L, A)
+    rank = count * places - torch.arange(places, device=values.device)[:, None]  # the first of equal counts
+    return ordered.gather(1, rank.argmax(dim=1, keepdim=True))[:, 0]
+
+
+def frame_rates(r: int | Sequence[int] | None, stages: int) -> tuple[int, ...]:
+    """Frames that go in each stage; None: 1, 1, 2, 1, which cost what TempMe's Table 2 prints, or 1 in each of others.
+
+    Raises:
+        ValueError: if the numbers are not as many as the stages.
+    """
+    if r is None:
+        return (1, 1, 2, 1) if stages == 4 else (1,) * stages
+    if isinstance(r, int):
+        return (r,) * stages
+    if len(r) != stages:
+        listed = ",".join(map(str, r))
+        raise ValueError(f"r_frames={listed}: reducer=testa has {stages} stages; write a number for each.")
+    return tuple(r)
+
+
+class TemporalAttention(nn.Module):
+    """Attention over the frames of one place, of a block's own frozen weights; 0 at first."""
+
+    norm_weight: Tensor  # none of these is saved: a method is always built upon the same CLIP
+    norm_bias: Tensor
+    in_weight: Tensor
+    in_bias: Tensor
+    out_weight: Tensor
+    out_bias: Tensor
+
+    def __init__(self, block: Block, rank: int, gate: Gate) -> None:
+        super().__init__()
+        attention, norm = block.attn, block.ln_1
+        width, self.heads, self.eps = attention.out.in_features, attention.heads, norm.eps
+        for name, value in (
+            ("norm_weight", norm.weight),
+            ("norm_bias", norm.bias),
+            ("in_weight", attention.in_weight),
+            ("in_bias", attention.in_bias),
+            ("out_weight", attention.out.weight),
+            ("out_bias", attention.out.bias),
+        ):
+            self.register_buffer(name, value.detach().clone(), persistent=False)
+        self.lora = LoRA(rank, rank, width, 3 * width)
+        self.scalar = nn.Parameter(torch.zeros(())) if gate == "scalar" else None
+        self.linear = nn.Linear(width, width) if gate == "linear" else None
+        if self.linear is not None:
+            nn.init.zeros_(self.linear.weight)
+            nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What patches (B, T, L, D) gain, (B, T, L, D), and their keys, mean over heads, (B, L, T, D/H)."""
+        y = F.layer_norm(x, x.shape[-1:], self.norm_weight, self.norm_bias, self.eps).transpose(1, 2)  # (B, L, T, D)
+        qkv = self.lora(y, F.linear(y, self.in_weight, self.in_bias))
+        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(3, 0, 1, 4, 2, 5)  # (B, L, H, T, D/H) each
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(2, 3).flatten(3)
+        out = F.linear(mixed, self.out_weight, self.out_bias).transpose(1, 2)
+        gained: Tensor = self.scalar * out if self.linear is None else self.linear(out)  # type: ignore[operator]
+        return gained, k.mean(dim=2)
+
+    def macs(self, videos: int, frames: int, places: int) -> int:
+        """Multiply-adds, LoRA folded into the weights."""
+        width = self.out_weight.shape[0]
+        projections = 4 if self.linear is None else 5
+        return videos * places * (projections * frames * width**2 + 2 * frames**2 * width)
+
+
+class TESTA(TokenReducer):
+    """Temporal attention and merged frames in some blocks, merged patches in as many."""
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        patches: Sequence[int],
+        frames: dict[int, int],
+        rank: int = 8,
+        gate: Gate = "scalar",
+        one_class: bool = False,
+    ) -> None:
+        """Make a reducer.
+
+        Args:
+            blocks: of the tower; weights are copied from those with a stage.
+            patches: patches that each block merges away.
+            frames: block -> frames that it merges away; blocks that are not named have no temporal attention.
+            rank: of LoRA.
+            gate: see this module's header.
+            one_class: likewise.
+        """
+        super().__init__()
+        self.one_class = one_class
+        self.steps = [Step(frames=frames.get(block, 0), intra=gone) for block, gone in enumerate(patches)]
+        self.temporal = nn.ModuleDict({str(at): TemporalAttention(blocks[at], rank, gate) for at in sorted(frames)})
+
+    def seams(self) -> list[BlockSeams]:
+        return [self._block(block, step) for block, step in enumerate(self.steps)]
+
+    def _block(self, block: int, step: Step) -> BlockSeams:
+        attends = str(block) in self.temporal
+        acts = step.intra > 0 or self.one_class
+        return BlockSeams(
+            before=partial(self._over_time, block) if attends else None,
+            between=partial(self._within, step.intra) if acts else None,
+            wants_keys=step.intra > 0,
+            breaks_alignment=step.frames > 0 or step.intra > 0,
+        )
+
+    def _over_time(self, block: int, x: Tensor, state: TokenState) -> Tensor:
+        """Temporal attention, then frames become fewer: (B T, N, D) -> (B T', N, D)."""
+        state.proportional, classes = False, state.classes
+        tokens = x.unflatten(0, (state.batch, -1))  # (B, T, N, D)
+        patches = tokens[:, :, classes:]
+        attention: TemporalAttention = self.temporal[str(block)]  # type: ignore[assignment]
+        gained, keys = attention(patches)
+        state.extra_macs += attention.macs(*patches.shape[:3])
+        tokens = torch.cat([tokens[:, :, :classes], patches + gained.to(x.dtype)], dim=2)
+        plan = plan_frames(keys.detach(), self.steps[block].frames)
+        if not plan.moved.shape[1]:
+            return tokens.flatten(0, 1)
+        places = plan.repeated(x.shape[1])  # every place of a video goes the same way
+        merged, size = merge_tokens(_by_place(tokens), _sizes_by_place(state), places)
+        state.sizes = _by_frame(size, state.batch) if size is not None else None
+        target = plan.target
+        state.frame_of = target if state.frame_of is None else target.gather(1, state.frame_of)
+        return _by_frame(merged, state.batch)
+
+    def _within(self, r: int, x: Tensor, attended: AttentionTrace, state: TokenState) -> Tensor:
+        """Patches of every frame become fewer: (G, N, D) -> (G, N - r, D)."""
+        state.proportional = False
+        if self.one_class:
+            mean = x[:, :1].unflatten(0, (state.batch, -1)).mean(dim=1, keepdim=True)  # (B, 1, 1, D)
+            x = torch.cat([mean.expand(-1, len(x) // state.batch, -1, -1).flatten(0, 1), x[:, 1:]], dim=1)
+        if r:
+            assert attended.keys is not None
+            plan = plan_bipartite(attended.keys.detach(), r, state.protected)
+            x, state.sizes = merge_tokens(x, state.sizes, plan)
+        return x
+
+
+def _by_place(tokens: Tensor) -> Tensor:
+    """(B, T, N, C) -> (B N, T, C)."""
+    return tokens.transpose(1, 2).flatten(0, 1)
+
+
+def _by_frame(x: Tensor, batch: int) -> Tensor:
+    """(B N, T, C) -> (B T, N, C)."""
+    return x.unflatten(0, (batch, -1)).transpose(1, 2).flatten(0, 1)
+
+
+def _sizes_by_place(state: TokenState) -> Tensor | None:
+    return None if state.sizes is None else _by_place(state.sizes.unflatten(0, (state.batch, -1)))

@@ -1,0 +1,227 @@
+"""A memory of text-video pairs of former tasks, for replay.
+
+Two policies. `ring` (Chaudhry et al., "tiny episodic memories", arXiv:1902.10486): every task has a place of
+its own, in which it keeps a uniform sample of its pairs; the places of former tasks shrink as tasks arrive.
+`reservoir` (Vitter 1985; DER, arXiv:2004.07211): one sample, uniform over all pairs so far.
+
+The memory is written at the end of a task, so it never holds pairs of the task being learned. It keeps the numbers
+of pairs, and what cannot be had again: the features that they once had. Frames and captions are read from the source
+when they are replayed, each worker its own rows of one draw for all. All of this is state (buffers), and equal on
+every worker, because all workers write with the same random numbers.
+
+Shapes: B pairs, M pairs kept, T frames, L text length, d joint embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ctvr.methods.base import Batch, PairSource, Task
+from ctvr.methods.layers.gather import deal, world_size
+from ctvr.methods.layers.transfer import to_device
+
+Policy = Literal["ring", "reservoir"]
+_FIELDS = ("pairs", "videos", "categories", "tasks", "video_features", "text_features")
+
+
+class ReplayBuffer(nn.Module):
+    """At most `capacity` pairs of former tasks.
+
+    Args:
+        capacity: pairs in total; 0 keeps nothing and draws no random number.
+        policy: see above.
+        quota: of `ring`: `dynamic` deals the capacity to the tasks so far, `static` to all of the stream.
+
+    Attributes:
+        source: gives frames and captions of pairs by their numbers.
+    """
+
+    pairs: Tensor  # (M,) numbers of `Batch.pair_ids`
+    videos: Tensor  # (M,)
+    categories: Tensor  # (M,)
+    tasks: Tensor  # (M,) index of the task each pair came from
+    video_features: Tensor  # (M, d) as `write` got them, or (M, 0)
+    text_features: Tensor  # (M, d)
+    seen: Tensor  # () pairs offered so far
+
+    def __init__(self, capacity: int, policy: Policy = "ring", quota: Literal["dynamic", "static"] = "dynamic") -> None:
+        super().__init__()
+        if capacity < 0:
+            raise ValueError(f"buffer_size counts pairs and must be >= 0, got {capacity}. Use 0 for no replay.")
+        self.capacity, self.policy, self.quota = capacity, policy, quota
+        self.source: PairSource | None = None
+        self._known: tuple[list[tuple[Tensor, int]], Tensor, Tensor] | None = None
+        for name in _FIELDS:
+            self.register_buffer(name, torch.empty(0))
+        self.register_buffer("seen", torch.tensor(0))
+
+    def __len__(self) -> int:
+        return len(self.videos)
+
+    # -------------------------------------------------------------------------------------- reading
+
+    def sample(self, count: int | Sequence[int]) -> Tensor:
+        """Rows for this worker, on the CPU, drawn uniformly; none if empty.
+
+        They are drawn for all workers at once, as one worker draws them: none twice in a step, unless fewer pairs are
+        kept than all workers ask for.
+
+        Args:
+            count: of each worker; of every worker, where they differ.
+        """
+        if not len(self):
+            return torch.empty(0, dtype=torch.int64)
+        sizes = [count] * world_size() if isinstance(count, int) else count
+        of_all = sum(sizes)
+        rounds = [torch.randperm(len(self)) for _ in range(-(-of_all // len(self)))]
+        drawn = torch.cat(rounds or [torch.empty(0, dtype=torch.int64)])[:of_all]
+        return deal(drawn, sizes)
+
+    def features(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Video and text features (R, d) that were kept with the pairs at `rows` (R,), of the CPU."""
+        own = to_device(rows, self.videos.device)
+        return self.video_features[own], self.text_features[own]
+
+    def _on_host(self) -> tuple[Tensor, Tensor]:
+        """`pairs` and `tasks` as they are now, on the CPU. A GPU is waited for once, and not in every step."""
+        now, known = (self.pairs, self.tasks), self._known
+        if known is None or any(x is not y or x._version != n for x, (y, n) in zip(now, known[0])):
+            pairs, tasks = torch.stack(now).cpu()
+            known = self._known = [(x, x._version) for x in now], pairs, tasks
+        return known[1:]
+
+    def batch(self, rows: Tensor) -> Batch:
+        """The pairs at `rows`, of the CPU, as they were offered.
+
+        Raises:
+            ValueError: if nobody has said where pairs are read from.
+        """
+        if self.source is None:
+            raise ValueError("a memory of numbers cannot be replayed without its pairs: call set_pair_source() first.")
+        pairs, tasks = self._on_host()
+        frames, tokens = self.source.pairs(pairs[rows].tolist())
+        own = to_device(rows, self.videos.device)
+        return Batch(frames, tokens, self.videos[own], self.categories[own], self.pairs[own], tasks[rows])
+
+    # -------------------------------------------------------------------------------------- writing
+
+    def observe(
+        self, task: Task, loader: Iterable[Batch], features: Callable[[Batch], tuple[Tensor, Tensor]] | None = None
+    ) -> Iterator[Batch]:
+        """Yield the batches of `loader` and, once they are exhausted, keep a sample of their pairs.
+
+        Args:
+            task: the task that ends.
+            loader: its pairs, each once.
+            features: video and text features (B, d) to keep with a batch's pairs.
+
+        Raises:
+            ValueError: if the pairs of a batch have no numbers.
+        """
+        if not self.capacity:
+            yield from loader
+            return
+        if self.policy == "ring":
+            quotas = self._quotas(task)
+            self._thin(quotas)
+            first, room, offered = len(self), quotas[task.index], 0
+        else:
+            first, room, offered = 0, self.capacity, int(self.seen)
+        fresh: dict[int, tuple[Tensor, ...]] = {}  # place -> fields of one pair
+        for batch in loader:
+            places = [reservoir_index(offered + row, room) for row in range(len(batch.video_ids))]
+            offered += len(places)
+            if any(place is not None for place in places):
+                fields = self._fields(task, batch, features)
+                for row, place in enumerate(places):
+                    if place is not None:
+                        fresh[first + place] = tuple(field[row].clone() for field in fields)
+            self.seen += len(places)
+            yield batch
+        self._place(fresh)
+
+    def write(
+        self, task: Task, loader: Iterable[Batch], features: Callable[[Batch], tuple[Tensor, Tensor]] | None = None
+    ) -> None:
+        """`observe`, for a loader that nobody else reads."""
+        for _ in self.observe(task, loader, features):
+            pass
+
+    def _fields(
+        self, task: Task, batch: Batch, features: Callable[[Batch], tuple[Tensor, Tensor]] | None
+    ) -> tuple[Tensor, ...]:
+        """A batch in the form and order of `_FIELDS`."""
+        if batch.pair_ids is None:
+            raise ValueError("a memory keeps numbers of pairs, and these have none: set Batch.pair_ids.")
+        none = torch.empty(len(batch.video_ids), 0, device=batch.video_ids.device)
+        with torch.no_grad():
+            kept = features(batch) if features is not None else (none, none)
+        tasks = torch.full_like(batch.video_ids, task.index)
+        return batch.pair_ids, batch.video_ids, batch.categories, tasks, *kept
+
+    def _quotas(self, task: Task) -> list[int]:
+        """Pairs that each task so far may keep; their sum is at most the capacity."""
+        shares = task.num_tasks if self.quota == "static" else task.index + 1
+        return [self.capacity // shares + (i < self.capacity % shares) for i in range(task.index + 1)]
+
+    def _thin(self, quotas: Sequence[int]) -> None:
+        """Shrink every task to a uniform sample of its quota."""
+        if not len(self):
+            return
+        kept, (_, tasks) = [], self._on_host()
+        for index, quota in enumerate(quotas):
+            rows = (tasks == index).nonzero()[:, 0]
+            kept.append(rows[torch.randperm(len(rows))[:quota].sort().values])
+        rows = to_device(torch.cat(kept), self.tasks.device)
+        for name in _FIELDS:
+            setattr(self, name, getattr(self, name)[rows])
+
+    def _place(self, fresh: dict[int, tuple[Tensor, ...]]) -> None:
+        """Overwrite the places that exist and append the others."""
+        if not fresh:
+            return
+        places = sorted(fresh)
+        where = to_device(places, self.tasks.device)
+        for number, name in enumerate(_FIELDS):
+            new, old = torch.stack([fresh[place][number] for place in places]), getattr(self, name)
+            if not len(old):
+                old = new[:0]
+            whole = torch.cat([old, new[len([place for place in places if place < len(old)]) :]])
+            whole[where] = new
+            setattr(self, name, whole)
+
+
+def reservoir_index(offered: int, room: int) -> int | None:
+    """Where the pair number `offered` (0-based) goes among `room` places; None = it is not kept.
+
+    After N pairs each has been kept with probability room / N.
+    """
+    if offered < room:
+        return offered
+    place = int(torch.randint(offered + 1, ()))
+    return place if place < room else None
+
+
+def join(first: Batch, second: Batch, task: int) -> Batch:
+    """The pairs of both, `first` before `second`; captions are padded with zeros to one length.
+
+    Args:
+        first: pairs of the present task.
+        second: pairs of a memory.
+        task: index of the present task.
+    """
+    longest = max(first.tokens.shape[1], second.tokens.shape[1])
+    tokens = [F.pad(batch.tokens, (0, longest - batch.tokens.shape[1])) for batch in (first, second)]
+    present = torch.full((len(first.video_ids),), task)
+    return Batch(
+        torch.cat([first.frames, second.frames]),
+        torch.cat(tokens),
+        torch.cat([first.video_ids, second.video_ids]),
+        torch.cat([first.categories, second.categories]),
+        task_ids=present if second.task_ids is None else torch.cat([present, second.task_ids]),
+    )

@@ -1,0 +1,40 @@
+"""What a model that does not change makes of a task's videos, each computed once.
+
+Shapes: B pairs, T frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ctvr.methods.base import Batch
+from ctvr.methods.layers.transfer import to_device
+
+
+class VideoFeatureCache:
+    """Features of videos by their numbers, on their device. Make a new one when the model changes, or the task.
+
+    A video of augmented frames is another one each time, and nothing is kept of it.
+    """
+
+    def __init__(self) -> None:
+        self._features: dict[int, Tensor] = {}
+
+    def of(self, batch: Batch, encode: Callable[[Tensor], Tensor]) -> Tensor:
+        """Features (B, ...) of the batch's videos.
+
+        Args:
+            batch: its `unaugmented_video_ids` say which frames are equal.
+            encode: frames (., T, 3, H, W) -> (., ...), without random numbers; it is not asked for what is known.
+        """
+        numbers = batch.unaugmented_video_ids
+        if numbers is None:
+            return encode(batch.frames)
+        fresh = {number: row for row, number in enumerate(numbers) if number not in self._features}
+        if fresh:
+            rows = to_device(list(fresh.values()), batch.frames.device)
+            self._features.update(zip(fresh, encode(batch.frames[rows]).unbind()))
+        return torch.stack([self._features[number] for number in numbers])

@@ -1,0 +1,60 @@
+"""The stored videos of former tasks, which eq. 8 of CTVR (arXiv:2503.10111) keeps captions away from.
+
+Shapes: B pairs, R stored videos of former tasks, d joint embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from ctvr.methods.base import Batch
+
+
+class PastGallerySampler:
+    """Hands out references: all of them in every step, or one batch after the other.
+
+    Batches have as many rows as the task's first batch of pairs, in the order of storing, unshuffled; the
+    last one of a round may be shorter. Nothing of this is part of a checkpoint: a task begins at the first row. A pass
+    without gradients is not a step: it gets the batch of the next step, which stays the next one.
+
+    Args:
+        all_at_once: eq. 8 sums over all former videos; the released code takes batches.
+    """
+
+    def __init__(self, all_at_once: bool) -> None:
+        self.all_at_once = all_at_once
+        self.stored: Tensor | None = None  # (R, d), put together when a task first needs it
+        self._next_row = self._rows = 0
+
+    def restart(self) -> None:
+        """A task begins."""
+        self.stored, self._next_row, self._rows = None, 0, 0
+
+    def references(self, sources: Sequence[Tensor], videos: Tensor) -> Tensor:
+        """(R, d) for a step on `videos` (B, d); (0, d) where nothing is stored.
+
+        Args:
+            sources: (., d) features of former tasks, in order; read at the task's first step.
+        """
+        if self.stored is None:
+            parts = [part for part in sources if part.numel()]
+            self.stored = torch.cat(parts).to(videos) if parts else videos.new_empty(0, videos.shape[1])
+        if self.all_at_once or not len(self.stored):
+            return self.stored
+        rows = self._rows or len(videos)
+        batch = self.stored[self._next_row : self._next_row + rows]
+        if torch.is_grad_enabled():
+            self._rows, self._next_row = rows, (self._next_row + len(batch)) % len(self.stored)
+        return batch
+
+
+def encode_once(encode: Callable[[Tensor], Tensor], loader: Iterable[Batch]) -> list[Tensor]:
+    """Features (1, d) of every video in `loader`, each once whatever its number of captions."""
+    features: dict[int, Tensor] = {}
+    for batch in loader:
+        for number, feature in zip(batch.video_ids.tolist(), encode(batch.frames).split(1)):
+            features.setdefault(number, feature)
+    return list(features.values())

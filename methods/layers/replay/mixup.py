@@ -1,0 +1,152 @@
+"""Mixed pairs: a share (lambda) of one pair and the rest of another.
+
+Mixup as LUMP has it (Madaan et al., arXiv:2110.06976, section 4), for two modalities. Pixels are mixed as they
+are. Token ids cannot be: captions are mixed after token and position embedding, and what is read at their end of
+text is read at both ends and mixed by the same share. So shares 1 and 0 are the captions themselves.
+
+Shapes: B pairs, T frames, L text length, D width of the text tower, d joint embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ctvr.methods.backbone.clip import TextTower, TokenState
+from ctvr.methods.layers.gather import world_size
+from ctvr.methods.layers.patching import patched
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixingConfig:
+    """Settings of the mixture. The default of alpha is that of LUMP's code."""
+
+    alpha: float = 0.4  # of the Beta distribution
+    mix_level: Literal["input", "feature"] = "input"  # feature: both pairs are encoded, then mixed
+
+    def __post_init__(self) -> None:
+        if self.alpha <= 0:
+            raise ValueError(f"alpha shapes Beta(alpha, alpha) and must be > 0, got {self.alpha}. LUMP uses 0.4.")
+
+
+def sample_lambda(alpha: float) -> float:
+    """lambda ~ Beta(alpha, alpha), the same on every worker."""
+    shape = torch.tensor(alpha, device="cpu")  # which a host may read
+    lam = torch.distributions.Beta(shape, shape).sample()
+    if world_size() > 1:
+        dist.broadcast(lam, src=0)
+    return float(lam)
+
+
+@dataclass
+class MixedState(TokenState):
+    """Of mixed captions; `eot` is the first one's, so that seams and word masks follow it."""
+
+    other_eot: Tensor | None = None  # (B,) of the second
+    lam: float = 1.0  # of the first
+
+
+def embed_mixed(tower: TextTower, first: Tensor, second: Tensor, lam: float) -> tuple[Tensor, MixedState]:
+    """`TextTower.embed` of `lam` of the captions `first` (B, L) and the rest of `second` (B, L).
+
+    Returns (B, L', D), L' the longest caption of both. Behind its end a caption has nothing to mix, whatever stands
+    beside it in the batch.
+    """
+    (a, at), (b, bt) = TextTower.embed(tower, first), TextTower.embed(tower, second)
+    length = max(a.shape[1], b.shape[1])
+    a, b = (F.pad(_own(x, state), (0, 0, 0, length - x.shape[1])) for x, state in ((a, at), (b, bt)))
+    state = MixedState(len(a), eot=at.eot, protected=length, other_eot=bt.eot, lam=lam)
+    return lam * a + (1 - lam) * b, state
+
+
+def _own(x: Tensor, state: TokenState) -> Tensor:
+    """Embeddings (B, L, D) of captions alone: zero rows behind the end of text."""
+    assert state.eot is not None
+    return x * (torch.arange(x.shape[1], device=x.device) <= state.eot[:, None])[..., None]
+
+
+@contextmanager
+def mixed_captions(method: nn.Module, first: Tensor, second: Tensor, lam: float) -> Iterator[None]:
+    """Inside, every text tower of `method` that is given the captions `first` (B, L) reads the mixture.
+
+    Given several copies of `first` below each other, it mixes each copy with one of `second`.
+
+    Raises:
+        ValueError: inside, for captions that are not `first`; at the end, if no tower was given any.
+    """
+    towers = [module for module in method.modules() if isinstance(module, TextTower)]
+    reads: list[int] = []
+    with ExitStack() as stack:
+        for tower in towers:
+            embed, read = partial(_embed, tower, first, second, lam, reads), partial(_read, tower)
+            stack.enter_context(patched(tower, embed=embed, read=read))
+        yield
+    if not reads:
+        raise ValueError(
+            f"mix_level=input mixes captions in the text tower, which {type(method).__name__} goes around here. "
+            "Use mix_level=feature or another base."
+        )
+
+
+def _embed(
+    tower: TextTower, first: Tensor, second: Tensor, lam: float, reads: list[int], tokens: Tensor
+) -> tuple[Tensor, TokenState]:
+    copies = len(tokens) // len(first)
+    if tokens is not first and not torch.equal(tokens, first.repeat(copies, 1)):
+        raise ValueError(
+            "mix_level=input mixes captions as they are, but this retriever rewrites them before it reads them. "
+            "Use mix_level=feature or another base."
+        )
+    reads.append(copies)
+    return embed_mixed(tower, tokens, second.repeat(copies, 1), lam)
+
+
+def _read(tower: TextTower, x: Tensor, state: TokenState) -> Tensor:
+    assert isinstance(state, MixedState)
+    first, second = (TextTower.read(tower, x, replace(state, eot=eot)) for eot in (state.eot, state.other_eot))
+    return state.lam * first + (1 - state.lam) * second
+
+
+@contextmanager
+def mixed_features(method: nn.Module, first: Tensor, second: Tensor, lam: float, name: str) -> Iterator[None]:
+    """Inside, `method`'s function `name`, given `first`, returns `lam` of its features and the rest of `second`'s.
+
+    Raises:
+        ValueError: at the end, if it was never given `first`.
+    """
+    encode: Callable[..., Tensor] = getattr(method, name)
+    reads: list[int] = []
+
+    def mixed(x: Tensor, *args: object, **kwargs: object) -> Tensor:
+        if x is not first:
+            return encode(x, *args, **kwargs)
+        reads.append(1)
+        return mix_features(encode(first, *args, **kwargs), encode(second, *args, **kwargs), lam)
+
+    with patched(method, **{name: mixed}):
+        yield
+    if not reads:
+        raise ValueError(
+            f"mix_level=feature mixes what {name} returns, which the loss of {type(method).__name__} does not use. "
+            "Use mix_level=input or another base."
+        )
+
+
+def mix_features(first: Tensor, second: Tensor, lam: float) -> Tensor:
+    """Features (B, ..., d), each as long as the mean of both lengths: unit vectors give unit vectors.
+
+    Word features (B, N, d) of different N get zero rows up to the longer.
+    """
+    if first.ndim == 3:
+        longest = max(first.shape[1], second.shape[1])
+        first, second = (F.pad(x, (0, 0, 0, longest - x.shape[1])) for x in (first, second))
+    length = lam * first.norm(dim=-1, keepdim=True) + (1 - lam) * second.norm(dim=-1, keepdim=True)
+    return length * F.normalize(lam * first + (1 - lam) * second, dim=-1)

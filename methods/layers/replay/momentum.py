@@ -1,0 +1,172 @@
+"""Momentum encoders: a pair of towers that follows the trained pair, its keys, and the loss over them.
+
+Gao et al., "BMU-MoCo: Bidirectional Momentum Update for Continual Video-Language Modeling", NeurIPS
+2022, section 3.3; the mechanics are MoCo's (He et al., CVPR 2020). Equation numbers are BMU-MoCo's.
+theta are the trained encoders, theta_m the momentum encoders. Both hold all of CLIP, projections
+included. Moving averages are taken in the parameters' own float32, never under autocast.
+
+Shapes: B pairs, T frames, L text length, R keys in a queue, P positives of a query, d joint embedding.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ctvr.methods.backbone.clip import Clip, run_blocks
+from ctvr.methods.layers.gather import gather
+from ctvr.methods.layers.pooling import mean_pool
+from ctvr.methods.layers.replay.mixup import embed_mixed
+from ctvr.methods.layers.replay.queues import KeyQueue, Pair
+
+TextPool = Literal["eot", "avg"]
+
+
+class Encoders(nn.Module):
+    """A video and a text encoder that end in unit vectors: eq. 7 for theta, eq. 9 for theta_m.
+
+    Args:
+        clip: the towers; each frame is projected, then frames are averaged.
+        text_pool: `eot` reads a caption at its end-of-text token, where CLIP was trained to be read;
+            `avg` averages all its projected tokens, as the paper does with BERT.
+    """
+
+    def __init__(self, clip: Clip, text_pool: TextPool = "eot") -> None:
+        super().__init__()
+        self.clip, self.text_pool = clip, text_pool
+
+    def video(self, frames: Tensor) -> Tensor:
+        """(B, T, 3, H, W) -> (B, d)."""
+        return mean_pool(self.clip.vision(frames))
+
+    def text(self, tokens: Tensor) -> Tensor:
+        """(B, L) -> (B, d)."""
+        if self.text_pool == "eot":
+            return F.normalize(self.clip.text(tokens).float(), dim=-1)
+        hidden, eot = self.clip.text.hidden(tokens)
+        return self._read(hidden, self._weights(eot, hidden.shape[1]))
+
+    def mixed_text(self, first: Tensor, second: Tensor, lam: float) -> Tensor:
+        """Captions whose token embeddings are mixed: `share` of `first` (B, L) and the rest of `second`.
+
+        Each caption's pooling weights are mixed by the same share, so `share` 1 and 0 are the captions
+        themselves.
+        """
+        tower = self.clip.text
+        x, state = embed_mixed(tower, first, second, lam)
+        assert state.eot is not None
+        assert state.other_eot is not None
+        x = run_blocks(tower.blocks, x, None, state, causal=True)
+        length = x.shape[1]
+        weights = lam * self._weights(state.eot, length) + (1 - lam) * self._weights(state.other_eot, length)
+        hidden: Tensor = tower.ln_final(x) @ tower.proj
+        return self._read(hidden, weights)
+
+    def pair(self, frames: Tensor, tokens: Tensor) -> Pair:
+        """Features of pairs, gathered over all workers."""
+        return Pair(gather(self.video(frames)), gather(self.text(tokens)))
+
+    def _weights(self, eot: Tensor, length: int) -> Tensor:
+        """What each token counts in the caption's feature: (B, L), rows sum to 1."""
+        position = torch.arange(length, device=eot.device)
+        if self.text_pool == "eot":
+            return (position == eot[:, None]).float()
+        real = (position <= eot[:, None]).float()
+        return real / real.sum(dim=1, keepdim=True)
+
+    @staticmethod
+    def _read(hidden: Tensor, weights: Tensor) -> Tensor:
+        return F.normalize((hidden.float() * weights[..., None]).sum(dim=1), dim=-1)
+
+
+@torch.no_grad()
+def lerp_(target: nn.Module, source: nn.Module, weight: float) -> None:
+    """target <- (1 - weight) target + weight source, in place; buffers are copied where `weight` is 1.
+
+    Where both agree nothing changes, bit for bit; so it does for `weight` 0. In between a key encoder has running
+    statistics of its own, as in MoCo's code (facebookresearch/moco@132aea9).
+    """
+    for mine, other in zip(target.parameters(), source.parameters()):
+        mine.lerp_(other, weight)
+    if weight == 1:
+        for kept, copied in zip(target.buffers(), source.buffers()):
+            kept.copy_(copied)
+
+
+def ema_update(momentum: nn.Module, encoders: nn.Module, m: float) -> None:
+    """theta_m <- m theta_m + (1 - m) theta, eq. 8 and 14."""
+    lerp_(momentum, encoders, 1 - m)
+
+
+@torch.no_grad()
+def reverse_ema_update(encoders: nn.Module, momentum: nn.Module, m_hat: float) -> None:
+    """theta <- m_hat theta + (1 - m_hat) theta_m, eq. 12 and 13: what the encoders learn back."""
+    for mine, other in zip(encoders.parameters(), momentum.parameters()):
+        mine.lerp_(other, 1 - m_hat)
+
+
+class Momentum(nn.Module):
+    """A pair of momentum encoders and the queue of its keys.
+
+    Never trained, and in evaluation mode but for batch normalisation: MoCo's keys of a training step are normalised by
+    their own batch. CLIP has none.
+    """
+
+    def __init__(self, encoders: Encoders, queue_size: int) -> None:
+        super().__init__()
+        self.encoders = copy.deepcopy(encoders).requires_grad_(False).eval()
+        self.queue = KeyQueue(queue_size, encoders.clip.embed_dim)
+
+    def train(self, mode: bool = True) -> Momentum:
+        super().train(False)
+        for module in self.encoders.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.train(mode)
+        return self
+
+    def restart(self, encoders: Encoders) -> None:
+        """theta_m <- theta."""
+        lerp_(self.encoders, encoders, 1.0)
+
+    @torch.no_grad()
+    def keys(self, frames: Tensor, tokens: Tensor) -> Pair:
+        """Keys of pairs, gathered over all workers (eq. 9)."""
+        return self.encoders.pair(frames, tokens)
+
+
+@dataclass(frozen=True)
+class Negatives:
+    """Keys that queries are pushed from, and which of them are none."""
+
+    keys: Pair  # (R, d) each
+    spared: Tensor  # (B, R) bool: not a negative of this query
+
+    @staticmethod
+    def join(parts: Sequence[Negatives]) -> Negatives:
+        """Side by side."""
+        keys = Pair(torch.cat([p.keys.video for p in parts]), torch.cat([p.keys.text for p in parts]))
+        return Negatives(keys, torch.cat([p.spared for p in parts], dim=1))
+
+
+def momentum_contrast(queries: Pair, keys: Sequence[Pair], negatives: Negatives, tau: float) -> Tensor:
+    """L_V2T + L_T2V: eq. 10-11 with one pair of keys, eq. 16-18 with two.
+
+    L_V2T = mean_i -log( sum_P exp(q_i^V k_i^T / tau) / (sum_P exp(q_i^V k_i^T / tau) + sum_R exp(q_i^V k_r^T / tau)) ),
+    where the sum over P runs over the momentum encoders. Without negatives it is exactly 0.
+    """
+    with torch.autocast(queries.video.device.type, enabled=False):
+        to_text = _one_way(queries.video, [k.text for k in keys], negatives.keys.text, negatives.spared, tau)
+        to_video = _one_way(queries.text, [k.video for k in keys], negatives.keys.video, negatives.spared, tau)
+    return to_text + to_video
+
+
+def _one_way(query: Tensor, positives: Sequence[Tensor], negatives: Tensor, spared: Tensor, tau: float) -> Tensor:
+    p = torch.stack([(query * k).sum(dim=-1) for k in positives], dim=1) / tau  # (B, P)
+    n = (query @ negatives.mT / tau).masked_fill(spared, float("-inf"))  # (B, R)
+    return (torch.cat([p, n], dim=1).logsumexp(dim=1) - p.logsumexp(dim=1)).mean()

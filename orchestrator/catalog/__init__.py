@@ -1,0 +1,1 @@
+"""Describe methods, settings and presets to users."""

@@ -1,0 +1,166 @@
+"""`ctvr new method`: the files of a method in a package of one's own, which runs and conforms as it is written."""
+
+from __future__ import annotations
+
+import keyword
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, plugins
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.output_dir import create_output_dir
+
+MODULE = '''\
+"""CLASS: frozen CLIP whose captions learn one shift of the embedding. Replace this by your method, and this line, too.
+
+q = unit(CLIP(caption) + s),   s (d,) zero at first: the untrained method is zero-shot CLIP
+loss = contrastive + weight * mean(s^2)
+
+`methods/base.py` of ctvr is the whole contract; `ctvr check-method NAME:CLASS` looks whether it is kept.
+Shapes: B pairs, T frames, L text length, d joint embedding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ctvr import Batch, Method
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.base import ParamGroup, l2_normalize
+from ctvr.methods.layers.pooling import mean_pool
+
+
+@dataclass(frozen=True, kw_only=True)
+class CLASSConfig:
+    """Every field is a setting: method.lr=0.1. Its remark is what `ctvr methods` prints."""
+
+    lr: float = 1e-2  # of the shift
+    weight: float = 0.1  # of the penalty that keeps the shift small
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.lr < math.inf and 0 <= self.weight < math.inf):
+            raise ValueError(f"lr and weight must be >= 0, got {self.lr} and {self.weight}. Use 0.01 and 0.1.")
+
+
+class CLASS(Method):
+    """Frozen CLIP and d trained numbers."""
+
+    Config = CLASSConfig
+    PRESETS = {"free": {"method.weight": 0.0}}  # `--preset free`
+
+    def __init__(self, config: CLASSConfig, backbone: Clip) -> None:
+        super().__init__()
+        self.config, self.backbone = config, backbone
+        self.shift = nn.Parameter(torch.zeros(backbone.embed_dim))  # what must survive is a parameter or a buffer
+
+    def param_groups(self) -> list[ParamGroup]:
+        return [{"name": "shift", "params": [self.shift], "lr": self.config.lr}]
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        """(B, T, 3, H, W) -> (B, d)."""
+        return mean_pool(self.backbone.vision(frames), "none")
+
+    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
+        """(B, L) -> (B, d)."""
+        return l2_normalize(self.backbone.text(tokens).float() + self.shift)
+
+    def scale(self) -> Tensor:
+        return self.backbone.logit_scale.exp()
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        return {**super().losses(batch), "small": self.config.weight * self.shift.square().mean()}
+'''
+
+SPACE = '''\
+"""What `ctvr sweep --method NAME` searches."""
+
+from ray import tune
+
+SPACE = {
+    "method.lr": tune.loguniform(1e-3, 1e-1),
+    "method.weight": tune.choice([0.0, 0.1, 1.0]),
+}
+PAPER = {"method.lr": 1e-2, "method.weight": 0.1}  # to begin with
+METRIC, MODE = "stream/t2v/r1_gain", "max"
+'''
+
+TEST = '''\
+"""What NAME promises to the loop, and what is true of it alone."""
+
+import torch
+
+import ctvr
+from ctvr.methods.base import l2_normalize
+from NAME import CLASS, CLASSConfig
+from ctvr.orchestrator.method_checks.tiny_models import make_batch, make_small_clip
+
+
+def test_it_conforms():
+    ctvr.check_method("NAME:CLASS")
+
+
+def test_the_untrained_method_is_zero_shot_clip():
+    clip, batch = make_small_clip(), make_batch()
+    made = CLASS(CLASSConfig(), clip)
+    assert torch.equal(made.encode_text(batch.tokens), l2_normalize(clip.text(batch.tokens)))
+'''
+
+PROJECT = """\
+[build-system]
+requires = ["setuptools>=61"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "ctvr-DASHED"
+version = "0.1.0"
+dependencies = ["ctvr"]
+
+[project.entry-points."ctvr.methods"]
+NAME = "NAME:CLASS"
+
+[project.entry-points."ctvr.search_spaces"]
+NAME = "NAME_space"
+
+[tool.setuptools]
+py-modules = ["NAME", "NAME_space"]
+"""
+
+
+def new_method(name: str, into: Path = Path()) -> str:
+    """Write the package of a method called `name` into the new folder `into/name`; returns what to type next.
+
+    Raises:
+        ConfigError: for a name that Python or ctvr cannot use, or a folder that is there already.
+    """
+    if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower():
+        raise ConfigError(f"new method {name!r}: is no module. Write small letters, digits and _, as my_idea.")
+    if name in EVERY_METHOD or name in CONFIGURATIONS or name in plugins() or name == "ctvr":
+        raise ConfigError(f"new method {name!r}: there is one of that name. Choose another.")
+    folder = into / name
+    if folder.exists():
+        raise ConfigError(f"new method: {folder} is there already. Choose another name or --into FOLDER.")
+    if name in sys.stdlib_module_names or ((found := find_spec(name)) and found.origin):
+        raise ConfigError(
+            f"new method {name!r}: a module of that name is installed, and would be hidden. Choose another."
+        )
+    create_output_dir(folder)
+    cls = "".join(part.capitalize() for part in name.split("_")) or "Method"
+    files = {"pyproject.toml": PROJECT, f"{name}.py": MODULE, f"{name}_space.py": SPACE, f"test_{name}.py": TEST}
+    for file, text in files.items():
+        made = text.replace("NAME", name).replace("CLASS", cls).replace("DASHED", name.replace("_", "-"))
+        (folder / file).write_text(made, encoding="utf-8")
+    place = f"{name}:{cls}"
+    return "\n".join(
+        [
+            f"written: {', '.join(str(folder / file) for file in files)}",
+            f"next: cd {folder}",
+            f"      ctvr check-method {place}",
+            f"      ctvr run --method {place} --stream shapes-5",
+            f"      pip install --no-deps -e .      # then --method {name}, also in sweeps",
+        ]
+    )

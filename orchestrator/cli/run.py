@@ -1,0 +1,38 @@
+"""`ctvr run`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ctvr.orchestrator.cli.options import add_execution_options, add_settings, get_execution, settings_of, split_commas
+from ctvr.orchestrator.errors import ConfigError
+
+
+def add_run(commands: Any) -> None:
+    parser = commands.add_parser("run", help="train one method over one stream in this process")
+    parser.add_argument("--method", help="a name from `ctvr methods`")
+    parser.add_argument("--stream", help="a name from `ctvr streams` or a manifest file")
+    parser.add_argument("--fresh", action="store_true", help="train again what has been finished before")
+    parser.add_argument("--keep-model", action="store_true", help="upload the trained model to MLflow")
+    parser.add_argument("--smoke", action="store_true", help="1 epoch per task")
+    add_execution_options(parser)
+    add_settings(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> str:
+    from ctvr.orchestrator.sweeps.preflight import check_arguments
+
+    given = settings_of(arguments)
+    for name in ("method", "stream"):
+        if not getattr(arguments, name):
+            raise ConfigError(f"run: --{name} is required. `ctvr {name}s` lists them.")
+    check_arguments([arguments.method], {}, (), ())
+    where = get_execution(arguments)
+    where.check()
+    from ctvr.orchestrator.jobs.run import run
+
+    smoke = {"optim.epochs": "1"} if arguments.smoke else {}
+    settings = {"method": arguments.method, "stream": arguments.stream, **smoke, **given}
+    return run(settings, split_commas(arguments.preset), where, arguments.fresh, arguments.keep_model)

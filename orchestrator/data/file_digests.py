@@ -1,0 +1,98 @@
+"""Digests of a stream's files, remembered in the store by one object for all of them.
+
+A digest holds while path, size, modification and status-change time of its file stay the same. `digests.digest_file`
+remembers that for one machine and every file that it ever saw; this index is read at the start of a run instead: one
+object, and one question to the file system for a video, on whatever machine sees the files at these paths with these
+times. It is a memory and no record: an entry whose file differs is taken anew, a damaged or lost object costs time, of
+two writers the later one stays (both are right), and a writer that is killed leaves the former object.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+
+import numpy as np
+
+from ctvr.orchestrator.digests import Identity, digest_file, identity_of, is_settled
+from ctvr.orchestrator.errors import MissingObject, StoreError
+from ctvr.orchestrator.store.gc import FILES
+from ctvr.orchestrator.store.store import Store
+
+log = logging.getLogger(__name__)
+LEAST = 1000  # files; fewer are asked for one by one
+_UNKNOWN = (-1, -1, -1)
+
+
+class FileDigestCache:
+    """The index of one list of files.
+
+    Args:
+        store: where it lies, as JSON: (N, 3) int64 identities and (N, 32) uint8 digests, each in base64.
+        seen: path -> identity of every file, as the file system says now.
+    """
+
+    def __init__(self, store: Store, seen: Mapping[str, Identity]) -> None:
+        self.store, self.seen = store, seen
+        self.paths = list(seen)
+        self._name = hashlib.sha256("\0".join(self.paths).encode(errors="surrogateescape")).hexdigest()[:32]
+        self._known = self._read() if len(seen) >= LEAST else {}
+        self._new: dict[str, str] = {}
+
+    def digest(self, path: str) -> str:
+        """SHA-256 (hex) of a file, read only where nobody knows it.
+
+        Raises:
+            OSError: if it cannot be read.
+        """
+        found = self._known.get(path)
+        if found is None:
+            found = self._known[path] = self._new[path] = digest_file(path)
+        return found
+
+    def keep(self) -> None:
+        """Write what was learned. A file that may still change unseen is left out; a store that is full, too."""
+        settled = [path for path in self._new if self._is_settled(path)]
+        if len(self.seen) < LEAST or not settled:
+            return
+        loose = set(self._new).difference(settled)
+        known = {path: digest for path, digest in self._known.items() if path not in loose}
+        identities = np.array([self.seen[path] if path in known else _UNKNOWN for path in self.paths], "<i8")
+        digests = bytes.fromhex("".join(known.get(path, "00" * 32) for path in self.paths))
+        value = {"identities": _text(identities.tobytes()), "digests": _text(digests)}
+        try:
+            self.store.put_json(FILES, self._name, value)
+        except StoreError as error:
+            log.warning("the files of the stream are looked up one by one each time: %s", error)
+        self._new = {}
+
+    def _is_settled(self, path: str) -> bool:
+        identity = self.seen.get(path)
+        try:
+            return identity is not None and identity_of(os.stat(path)) == identity and is_settled(identity)
+        except OSError:
+            return False
+
+    def _read(self) -> dict[str, str]:
+        """Path -> digest of the files that are as they were."""
+        count = len(self.paths)
+        try:
+            value = self.store.get_json(FILES, self._name)
+            stored = np.frombuffer(base64.b64decode(value["identities"]), "<i8").reshape(count, 3)
+            digests = base64.b64decode(value["digests"])
+            if len(digests) != 32 * count:
+                raise ValueError("another number of digests")
+        except (MissingObject, StoreError, KeyError, TypeError, ValueError, binascii.Error):
+            return {}
+        now = np.array(list(self.seen.values()), "<i8")
+        text = digests.hex()
+        same = np.flatnonzero((stored == now).all(axis=1)).tolist()
+        return {self.paths[row]: text[64 * row : 64 * row + 64] for row in same}
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -1,0 +1,267 @@
+"""`ctvr doctor`: what would go wrong in a sweep, found in seconds before it starts; every finding has its remedy.
+
+Nothing is decoded, rendered or trained here, and neither torch nor Ray is imported.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from ctvr.methods.backbone.architectures import image_size
+from ctvr.orchestrator.digests import cache_folder, source_digest
+from ctvr.orchestrator.doctor import machine, network, records
+from ctvr.orchestrator.doctor.findings import Finding, listed
+from ctvr.orchestrator.doctor.records import Examined
+from ctvr.orchestrator.errors import ConfigError, TrackingUnavailable
+from ctvr.orchestrator.on_ray.memory import worker_bytes
+from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.streams.load import RENDERED, load_stream
+from ctvr.orchestrator.streams.stream import SPLITS, Stream
+from ctvr.orchestrator.streams.videos import missing_videos
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+EMBEDDED_BYTES = 500 * 10**6  # videos and frames of the embedded streams, generously
+NUM_FRAMES, IMAGE_SIZE = 12, 224  # where the stream recommends none: the default of data.num_frames, CLIP's image
+BATCH, BACKBONE = 8, "ViT-B-32"  # likewise
+LOW_DISK, NO_DISK = 5 * 10**9, 500 * 10**6  # bytes free, besides what the stream needs
+STORE_SECONDS = 6.0  # how long a store may take to answer
+CLOCK_SECONDS = 5.0  # how far a shared folder's clock may be off
+
+
+def examine(runs: Path, store: str, stream: str | None, videos: Path | None, tracking_uri: str) -> list[Finding]:
+    """Look at everything a sweep depends on. Never raises: a check that fails is a finding.
+
+    Args:
+        runs: the runs folder; need not exist.
+        store: URI of the object store; empty = `<runs>/store`.
+        stream: name or manifest of the stream that will be learned; None leaves data out.
+        videos: base folder of the manifest's videos, if not the manifest's own.
+        tracking_uri: of MLflow: `tracking.default_uri(runs)`.
+    """
+    runs = Path(runs).resolve()
+    loaded: list[Stream] = []
+
+    def read_stream() -> Iterator[Finding]:
+        if stream in RENDERED:
+            yield Finding("ok", "stream", f"{stream} is embedded; its videos are rendered when they are first needed")
+        elif stream is not None:
+            loaded.append(load_stream(stream, runs, videos))
+            yield from _videos(loaded[0])
+
+    bare = Examined(runs, store or str(runs / "store"), stream, None, tracking_uri)
+    findings = _guarded("stream", read_stream)
+    place = replace(bare, stream=loaded[0] if loaded else None)
+    examinations: dict[str, Callable[[], Iterator[Finding]]] = {
+        "versions": machine.versions,
+        "code": _code,
+        "decoders": machine.decoders,
+        "sandboxing": machine.sandboxing,
+        "machine": partial(machine.machine, worker_of(place.stream)),
+        "home": machine.home,
+        "GPUs": machine.gpus,
+        "proxy": partial(network.proxies, tracking_uri),
+        "Ray's folder": network.ray_folder,
+        "Ray": network.ray_state,
+        "ports": network.ports,
+        "disk": partial(_disk, place),
+        "store": partial(_store, place),
+        "clock": partial(_clock, place),
+        "MLflow": partial(records.mlflow, place),
+        "outbox": partial(records.outbox, place),
+        "keys": network.secret_files,
+    }
+    for subject, examination in examinations.items():
+        findings += _guarded(subject, examination)
+    return findings
+
+
+def blocking(findings: list[Finding]) -> list[Finding]:
+    """The findings that should stop a sweep before it starts."""
+    return [finding for finding in findings if finding.level == "error"]
+
+
+def to_text(findings: list[Finding]) -> str:
+    """The report for a person: one line per finding, the remedy below it, a summary last."""
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.level:<8}{finding.subject}: {finding.text}")
+        if finding.remedy:
+            lines.append(f"{'':<8}-> {finding.remedy}")
+    errors = len(blocking(findings))
+    warnings = sum(finding.level == "warning" for finding in findings)
+    if not errors and not warnings:
+        return "\n".join([*lines, "nothing stands in the way of a sweep"])
+    counts = [f"{n} {word}{'s' * (n > 1)}" for n, word in ((errors, "error"), (warnings, "warning")) if n]
+    return "\n".join([*lines, " and ".join(counts)])
+
+
+def _guarded(subject: str, examination: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """The findings of one check, whatever happens in it."""
+    found: list[Finding] = []
+    try:
+        for finding in examination():
+            found.append(finding)
+    except ConfigError as error:
+        found.append(_of_error(subject, error))
+    except Exception as error:  # a doctor that dies of one organ says nothing of the others
+        log.debug("doctor: %s", subject, exc_info=True)
+        reason = next(iter(str(error).splitlines()), "")[:200] or type(error).__name__
+        found.append(Finding("warning", subject, f"could not be examined ({reason})", "Look at it by hand."))
+    return found
+
+
+def _code() -> Iterator[Finding]:
+    yield Finding("ok", "code", f"sources {source_digest()}; nodes of a cluster must show the same")
+
+
+def _of_error(subject: str, error: ConfigError) -> Finding:
+    """Our one-line errors end with their remedy."""
+    text, dot, remedy = str(error).rpartition(". ")
+    remedy = remedy if dot else "Correct this and run `ctvr doctor` again."
+    return Finding("error", subject, text or str(error), remedy, isinstance(error, TrackingUnavailable))
+
+
+# ------------------------------------------------------------------------------------- folders, data
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or the closest one above it that is there."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def frame_bytes(stream: Stream) -> int:
+    """Bytes of a stream's decoded frames: videos x frames x size x size x 3."""
+    settings = stream.settings
+    videos = sum(len(getattr(task, split)) for task in stream.tasks for split in SPLITS)
+    size = settings.get("data.image_size") or image_size(str(settings.get("backbone.name", ""))) or IMAGE_SIZE
+    return videos * int(settings.get("data.num_frames", NUM_FRAMES)) * int(size) ** 2 * 3
+
+
+def worker_of(stream: Stream | None) -> int:
+    """Bytes of a worker that trains on a stream with what it recommends, on processors; 0 without a stream."""
+    if stream is None:
+        return 0
+    recommended = {"data.num_frames": NUM_FRAMES, "data.batch_size": BATCH, **stream.settings}
+    frames, pairs = (int(recommended[f"data.{name}"]) for name in ("num_frames", "batch_size"))
+    return worker_bytes(str(recommended.get("backbone.name", BACKBONE)), frames, pairs)
+
+
+def _disk(place: Examined) -> Iterator[Finding]:
+    need = frame_bytes(place.stream) if place.stream else EMBEDDED_BYTES * (place.stream_name in RENDERED)
+    store = place.local_store
+    if store is None:
+        copies = cache_folder()
+        yield _disk_of("runs folder", place.runs, 0)
+        yield _disk_of("copies of the store's objects", copies, need)
+        return
+    same = _nearest(place.runs).stat().st_dev == _nearest(store).stat().st_dev
+    yield _disk_of("runs folder", place.runs, need if same else 0)
+    if not same:
+        yield _disk_of("store", store, need)
+
+
+def _disk_of(what: str, folder: Path, need: int) -> Finding:
+    at = _nearest(folder)
+    elsewhere = "Choose another folder with --runs or --store"
+    if what.startswith("copies"):
+        elsewhere = "Choose another folder with CTVR_CACHE"
+    try:
+        with tempfile.TemporaryFile(dir=at):
+            pass
+    except OSError as error:
+        return Finding("error", "disk", f"{what} {folder}: cannot be written ({error.strerror})", f"{elsewhere}.")
+    free = shutil.disk_usage(at).free
+    text = f"{what} {folder}: {free / 1e9:.1f} GB free"
+    if need:
+        text += f", the stream's frames take up to {need / 1e9:.2g} GB"
+    remedy = f"{elsewhere}, or make room."
+    if free < NO_DISK:
+        return Finding("error", "disk", text, remedy)
+    if free < need + LOW_DISK:
+        return Finding("warning", "disk", text, remedy)
+    return Finding("ok", "disk", text)
+
+
+def _videos(stream: Stream) -> Iterator[Finding]:
+    items = [item for task in stream.tasks for split in SPLITS for item in getattr(task, split)]
+    missing = missing_videos(stream)
+    gone = {item.video for item in missing}
+    empty = [i for i in items if i.video not in gone and os.path.isfile(i.path) and not os.path.getsize(i.path)]
+    if missing:
+        yield Finding(
+            "error",
+            "videos",
+            f"{stream.name}: {len(missing)} of {len(items)} are missing: {listed([item.video for item in missing])}",
+            f"Put them in place (`ctvr streams check {stream.name}` says where they are looked for), or leave them out "
+            "with data.skip_missing=true: numbers are then not comparable with the paper.",
+        )
+    if empty:
+        names = listed([item.video for item in empty])
+        yield Finding("error", "videos", f"{stream.name}: {len(empty)} files are empty: {names}", "Copy them again.")
+    if not missing and not empty:
+        yield Finding("ok", "videos", f"{stream.name}: all {len(items)} are in place")
+    if mark := stream.table_caveat:
+        yield Finding("ok", "stream", mark)
+
+
+def _within(seconds: float, work: Callable[[], T]) -> T:
+    """The result of `work`, or TimeoutError; what it does afterwards no longer matters."""
+    result: list[T] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            result.append(work())
+        except Exception as error:  # handed over to the caller
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not result:
+        raise TimeoutError
+    return result[0]
+
+
+def _store(place: Examined) -> Iterator[Finding]:
+    local = place.local_store
+    if local is not None and not local.exists():
+        yield Finding("ok", "store", f"{local} will be made")  # whether it can be: see disk
+        return
+    try:
+        store = _within(STORE_SECONDS, lambda: Store.open(place.store))
+        store.check_writable()
+    except TimeoutError:
+        text = f"{place.store}: does not answer within {STORE_SECONDS:.0f} s"
+        yield Finding("error", "store", text, "Check AWS_ENDPOINT_URL, the network and the bucket's region.")
+        return
+    yield Finding("ok", "store", f"{store.uri} can be written, and keeps the first of two writers")
+
+
+def _clock(place: Examined) -> Iterator[Finding]:
+    with tempfile.NamedTemporaryFile(dir=_nearest(place.runs)) as probe:
+        probe.write(b"1")
+        probe.flush()
+        ahead = os.fstat(probe.fileno()).st_mtime - time.time()
+    if time.gmtime().tm_year < 2025:
+        text = f"this machine believes it is {time.strftime('%Y-%m-%d')}"
+        yield Finding("error", "clock", text, "Set the clock (timedatectl set-ntp true): certificates fail otherwise.")
+    elif abs(ahead) > CLOCK_SECONDS:
+        text = f"files in {place.runs} are stamped {ahead:+.0f} s from this machine's clock"
+        yield Finding("warning", "clock", text, "Synchronise the clocks of this machine and the file server (NTP).")
+    else:
+        yield Finding("ok", "clock", f"agrees with that of {place.runs}")

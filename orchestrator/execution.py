@@ -1,0 +1,155 @@
+"""Where a command works: folders, servers and resources, none of which a result depends on."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.redaction import redact
+from ctvr.orchestrator.streams.load import split_order
+from ctvr.orchestrator.tracking.left import close_left
+from ctvr.orchestrator.tracking.server import check, default_uri, require_records
+from ctvr.orchestrator.tracking.tracker import Tracker, create_store
+
+if TYPE_CHECKING:
+    from ctvr.orchestrator.learning.run import RunPaths
+    from ctvr.orchestrator.store.store import Store
+
+
+@dataclass(frozen=True)
+class ExecutionConfig:
+    """Folders, servers and resources: what a result does not depend on."""
+
+    runs: Path = Path("runs")
+    store: str = ""
+    videos: Path | None = None
+    address: str | None = None  # of a Ray cluster
+    nodes: int = 1
+    local_cpus: int | None = None
+    storage: str | None = None  # Ray's own state; must be shared between nodes
+    workers: int = 1
+    cpus_per_worker: float = 0.9
+    gpus_per_trial: float | None = None  # none: one for each worker if the cluster has GPUs
+    worker_timeout_hours: float = 24.0  # hours that workers of a trial wait for what one does alone
+    max_concurrent: int | None = None
+    max_nodes: int | None = None  # machines that may be asked for
+    reuse: bool = True  # take over tasks of other runs where the results cannot differ
+
+    def places(self) -> RunPaths:
+        from ctvr.orchestrator.learning.run import RunPaths  # torch, which a command that is refused does not need
+
+        videos = self.videos.resolve() if self.videos else None
+        return RunPaths(self.runs.resolve(), absolute(self.store), videos)
+
+    def tracker(self, stream: str | None = None) -> Tracker:
+        """The tracker, its database made ready; of a stream, runs that a process which has ended left open are closed.
+
+        Raises:
+            ConfigError: if the server does not answer, or the database cannot be written.
+        """
+        self.check()
+        uri = default_uri(self.runs)
+        create_store(uri, self.runs.resolve(), stream)
+        tracker = Tracker(uri, self.runs.resolve())
+        if stream is not None:
+            close_left(tracker, stream)
+        return tracker
+
+    def existing_tracker(self) -> Tracker:
+        """The tracker of records that are there, for who only reads; nothing is made where there are none.
+
+        Raises:
+            ConfigError: if the runs folder holds no records, or the server does not answer.
+        """
+        require_records(self.runs)
+        return self.tracker()
+
+    def existing_store(self) -> Store:
+        """The object store that is there, for who only looks at it.
+
+        Raises:
+            ConfigError: as `require_store`.
+        """
+        self.require_store()
+        return self.places().open_store()
+
+    def require_store(self) -> None:
+        """Refuse a store that is not there, for commands that only look at it: a misspelt folder is not made.
+
+        Raises:
+            ConfigError: if the folder does not exist.
+        """
+        place = absolute(self.store) or str(self.runs.resolve() / "store")
+        if "://" not in place and not Path(place).is_dir():
+            raise ConfigError(
+                f"--store {self.store or place}: there is no such folder. Name the store of earlier runs."
+            )
+
+    def folder(self, name: str) -> Path:
+        return self.runs.resolve() / "sweeps" / name
+
+    def check(self) -> None:
+        """Refuse numbers out of range and places that cannot be used, before anything starts.
+
+        Raises:
+            ConfigError: one line that names the option.
+        """
+        for option in ("workers", "nodes", "local_cpus", "max_concurrent", "max_nodes"):
+            value = getattr(self, option)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{option.replace('_', '-')}: must be >= 1, got {value}.")
+        if self.max_nodes is not None and self.max_nodes < self.nodes:
+            raise ConfigError(
+                f"--max-nodes: {self.max_nodes} machines may be asked for, but --nodes waits for {self.nodes}. Raise "
+                "the first or lower the second."
+            )
+        if self.cpus_per_worker <= 0:
+            raise ConfigError(f"--cpus-per-worker: must be > 0, got {self.cpus_per_worker:g}.")
+        if not 0 < self.worker_timeout_hours <= 1e4:
+            raise ConfigError(
+                f"--worker-timeout-hours: hours above 0 and at most 10000, got {self.worker_timeout_hours:g}. Write 24."
+            )
+        gpus = self.gpus_per_trial or 0.0
+        if gpus < 0:
+            raise ConfigError(f"--gpus-per-trial: must be >= 0, got {gpus:g}. Write 0 to train on CPUs.")
+        share = gpus / self.workers
+        if share > 1 and share != int(share):
+            raise ConfigError(
+                f"--gpus-per-trial: {gpus:g} GPUs for {self.workers} workers are {share:g} each; more than one must be "
+                "a whole number."
+            )
+        if self.storage and redact(self.storage, {}) != self.storage:
+            raise ConfigError(
+                "--storage: holds a password. Leave it out; keys belong in AWS_* variables of every node."
+            )
+        if self.videos is not None and not self.videos.is_dir():
+            raise ConfigError(f"--videos: {self.videos} is no folder. Give the folder of the stream's videos.")
+        try:
+            self.runs.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.runs):
+                pass
+        except OSError as error:
+            raise ConfigError(
+                f"--runs {self.runs}: cannot be written ({error.strerror}). Choose another folder."
+            ) from error
+        if self.store:
+            from ctvr.orchestrator.store.store import Store
+
+            Store.open(absolute(self.store))  # before videos are rendered for it
+        check(default_uri(self.runs))
+
+
+def absolute(place: str) -> str:
+    """A folder as every process finds it; URIs as they are."""
+    return place if not place or "://" in place else str(Path(place).resolve())
+
+
+def find_manifest(text: str) -> str:
+    """A stream as every process finds it: a manifest's path becomes absolute."""
+    written, order = split_order(text)
+    if not Path(written).is_file():
+        return text
+    return str(Path(written).resolve()) + (f"@{order}" if order else "")

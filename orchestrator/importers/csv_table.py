@@ -1,0 +1,98 @@
+"""A table of one's own, one line for each caption -> a manifest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ctvr.orchestrator.config import suggest
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.importers.builder import Builder, Manifest, empty_task
+from ctvr.orchestrator.importers.cells import in_order, read_csv
+from ctvr.orchestrator.streams.captions import captions_of
+from ctvr.orchestrator.streams.stream import SPLITS
+
+CSV_COLUMNS = ("video", "caption", "category", "split", "task")
+CSV_TIMES = ("start", "end")
+
+
+def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = None) -> tuple[Manifest, str]:
+    """A table of one's own: columns video, caption, category, split (train, val, test), task[, start, end].
+
+    Rows of the same video (and segment) are its captions, and so are the elements of a list in one cell. Tasks stand
+    in the order of their numbers, or else of their first appearance. `video` is an id or a path below `videos`; start
+    and end are seconds.
+
+    Returns and raises as `import_msrvtt`.
+    """
+    table = Path(table)
+    rows = [(line, row, captions, _row_segment(table, line, row)) for line, row, captions in read_table(table)]
+    ids = _ids((row["video"], segment) for _, row, _, segment in rows)
+    builder = Builder(videos, out)
+    seen: dict[tuple[str, Any], tuple[tuple[str, ...], dict[str, Any]]] = {}
+    tasks: dict[str, dict[str, Any]] = {}
+    for line, row, captions, segment in rows:
+        if row["split"] not in SPLITS:
+            hint = suggest(row["split"], SPLITS)
+            raise ConfigError(f"{table}: line {line}: split is {row['split']!r:.60}.{hint} Write train, val or test.")
+        place = (row["task"], row["split"], row["category"])
+        key = (row["video"], segment)
+        if key not in seen:
+            item = builder.item(row["video"], row["category"], [], segment) | {"video": ids[key]}
+            task = tasks.setdefault(row["task"], empty_task())
+            if row["category"] not in task["categories"]:
+                task["categories"].append(row["category"])
+            task[row["split"]].append(item)
+            seen[key] = place, item
+        if seen[key][0] != place:
+            first = " ".join(seen[key][0])
+            raise ConfigError(
+                f"{table}: line {line}: {row['video']!r:.80} is also in {first!r:.200}. Keep it in one place."
+            )
+        seen[key][1]["captions"] += captions
+    stem = name or (Path(out).stem if out else table.stem)
+    return builder.finish(stem, "ctvr", [tasks[task] for task in in_order(tasks)], {}, [table])
+
+
+def ids_of(table: Path) -> list[str]:
+    """The ids that `import_csv` gives the videos of a table, in the order of its lines."""
+    rows = ((row["video"], _row_segment(table, line, row)) for line, row, _ in read_table(table))
+    return list(_ids(rows).values())
+
+
+def _ids(rows: Iterable[tuple[str, Any]]) -> dict[tuple[str, Any], str]:
+    """Video and segment -> id, which names the segment where the video has several."""
+    keys = list(dict.fromkeys(rows))
+    counts = Counter(video for video, _ in keys)
+    return {
+        (video, at): f"{video}@{at[0]:g}-{at[1]:g}" if at is not None and counts[video] > 1 else video
+        for video, at in keys
+    }
+
+
+def read_table(table: Path) -> Iterator[tuple[int, dict[str, str], list[str]]]:
+    """Read the rows of a table of one's own: line number, cells, and the captions of the row.
+
+    Raises:
+        ConfigError: as `read_csv`, or for a caption that is missing.
+    """
+    for line, row in read_csv(table, CSV_COLUMNS, CSV_TIMES):
+        try:
+            yield line, row, captions_of(row["caption"])
+        except ValueError as error:
+            raise ConfigError(f"{table}: line {line}: caption {error}") from None
+
+
+def _row_segment(table: Path, line: int, row: Mapping[str, str]) -> tuple[float, float] | None:
+    start, end = row.get("start", ""), row.get("end", "")
+    if not start and not end:
+        return None
+    try:
+        return float(start), float(end)
+    except ValueError as error:
+        raise ConfigError(
+            f"{table}: line {line}: start {start!r:.40} and end {end!r:.40} are not two numbers. Write seconds, or "
+            "neither."
+        ) from error

@@ -1,0 +1,76 @@
+"""`ctvr check-method`: every promise of a method, looked at on noise and a small random backbone; no stream, no Ray."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ctvr import methods
+from ctvr.orchestrator.errors import ContractViolation, CtvrError
+from ctvr.orchestrator.method_checks import checks, leakage
+from ctvr.orchestrator.method_checks.forgetting import check_forgetting
+from ctvr.orchestrator.method_checks.setting_sensitivity import check_settings_matter
+from ctvr.orchestrator.method_checks.subject import Subject
+
+CHECKS: dict[str, tuple[Callable[[Subject], str | None], str]] = {
+    "losses": (checks.check_losses, "finite, and a step moves nothing but what is handed over"),
+    "rows": (checks.check_batch_independence, "features of a video or caption depend on no other"),
+    "frozen": (checks.check_frozen, "what is called frozen is"),
+    "leaks": (leakage.check_leakage, "evaluations see no later task, no order, no task number, and leave no trace"),
+    "forgetting": (check_forgetting, "an untrained model forgets nothing"),
+    "settings": (check_settings_matter, "every number changes something"),
+    "resume": (checks.check_resume, "interrupted after every task = unbroken, equal bits"),
+}
+_WIDTH = max(map(len, CHECKS))
+
+
+def check_method(name: str, settings: Mapping[str, Any] | None = None, presets: Sequence[str] = ()) -> list[str]:
+    """Check a method; returns one line for each check.
+
+    Args:
+        name: of a method, or `module:Class`.
+        settings: `method.*` and `base.*`.
+        presets: of the method.
+
+    Raises:
+        ConfigError: for an unknown method or setting.
+        CtvrError: if a check fails, with all lines.
+    """
+    torch.set_num_threads(1)
+    subject = Subject.of(name, settings, presets)
+    lines, failed = [], 0
+    for check, (look, meaning) in CHECKS.items():
+        wrong, said = _result(look, subject)
+        failed += wrong
+        text = f"{meaning} ({said})" if said and not wrong else said or meaning
+        lines.append(f"{check:<{_WIDTH}}  {'wrong' if wrong else 'ok':<5}  {text}")
+    if failed:
+        raise CtvrError("\n".join([f"conform {name}: {failed} of {len(CHECKS)} checks failed", *lines]))
+    return lines
+
+
+def _result(look: Callable[[Subject], str | None], subject: Subject) -> tuple[bool, str]:
+    """Whether a check failed, and what it says. What a method raises by itself is a failure, too."""
+    try:
+        return False, look(subject) or ""
+    except ContractViolation as fault:
+        return True, str(fault)
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        return True, f"{type(error).__name__}: {first} ({_place(error)})"
+
+
+def _place(error: Exception) -> str:
+    """The last line of a method's own among those that led to an error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = Path(checks.__file__).parent
+    own = [f for f in frames if Path(f.filename).parent not in (ours, Path(__file__).parent)]
+    libraries = Path(torch.__file__).parent
+    chosen = [f for f in own if libraries not in Path(f.filename).parents] or frames
+    base = Path(methods.__file__).parent / "base.py"
+    last = ([f for f in chosen if Path(f.filename) != base] or chosen)[-1]
+    return f"{Path(last.filename).name}:{last.lineno}"

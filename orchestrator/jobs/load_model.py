@@ -1,0 +1,209 @@
+"""A trained model by what a person calls it: a folder, a run of MLflow, a sweep, a method, `best-STREAM`."""
+
+from __future__ import annotations
+
+import logging
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
+from ctvr.orchestrator.config import suggest
+from ctvr.orchestrator.data.batches import task_of
+from ctvr.orchestrator.errors import ConfigError, MissingObject
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.learning.commits import Commits
+from ctvr.orchestrator.learning.factory import TrainedModel, load_trained, restore_from_commits
+from ctvr.orchestrator.learning.resolve import get_method, named_in, resolve
+from ctvr.orchestrator.retrieval.model import Model
+from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.streams.manifest import read_json
+from ctvr.orchestrator.streams.stream import Stream
+from ctvr.orchestrator.sweeps.best import best_of, can_be_asked
+from ctvr.orchestrator.sweeps.comparison import last_value
+from ctvr.orchestrator.sweeps.selection import best_trials
+from ctvr.orchestrator.tables.selection import split_of
+from ctvr.orchestrator.tracking.run_record import RunRecord
+
+log = logging.getLogger(__name__)
+BEST = "best-"
+
+
+def load(name: str, where: ExecutionConfig) -> Model:
+    """A trained model, ready to be asked.
+
+    Args:
+        name: a folder that holds a saved model; or the beginning of an MLflow run id; the name of a run; `best-STREAM`,
+            what searches chose on validation videos (best.py), and with a warning the run of the highest R@1 where none
+            has chosen yet; the name of a sweep: its best trial; the name of a method: its newest complete run.
+        where: the runs folder, and the folder of the videos.
+
+    Raises:
+        ConfigError: if nothing is called so, or what it left is gone.
+    """
+    folder = Path(name).expanduser()
+    if (folder / "model.json").is_file():
+        trained = _read(folder)
+        _check_searches(name, trained.experiment.run.method)
+        return _make_model(name, trained, where, None)
+    run = find_run(name, where)
+    stream = _stream_of(run, where)
+    _check_run(name, run)
+    model = _make_model(name, _of_run(run, where, stream), where, stream)
+    model.run = run.name
+    return model
+
+
+def load_task_checkpoints(name: str, where: ExecutionConfig) -> Iterator[Model]:
+    """The model of a run after its first task, its second, and so on to the last, each read when it is asked for.
+
+    `name`, `where`: as `load`'s, but for a folder, which holds the model after the last task alone.
+
+    Raises:
+        ConfigError: if nothing is called so, or its commits are gone.
+    """
+    if (Path(name).expanduser() / "model.json").is_file():
+        raise ConfigError(f"model {name}: a folder holds the model after its last task alone. Name a run or a method.")
+    run = find_run(name, where)
+    stream = _stream_of(run, where)
+    if stream is None:
+        raise ConfigError(f"model {name}: the stream of run {run.name} is not here, or has changed. Run it again.")
+    _check_run(name, run)
+    for done in range(1, len(stream.tasks) + 1):
+        try:
+            yield Model(name, _restored(run, where, stream, done), where.places().open_store(), stream)
+        except MissingObject as error:
+            raise ConfigError(
+                f"model {name}: run {run.name} has kept no model after task {done}. Train it with --fresh and "
+                "tracking.keep_checkpoints=true."
+            ) from error
+
+
+def find_run(name: str, where: ExecutionConfig) -> RunRecord:
+    """The complete run that `name` stands for (see `load`).
+
+    Raises:
+        ConfigError: with what there is.
+    """
+    tracker = where.existing_tracker()
+    complete = tracker.find_runs(tags={"ctvr.complete": "true"})
+    if re.fullmatch("[0-9a-f]{6,32}", name) and (found := [run for run in complete if run.run_id.startswith(name)]):
+        return found[0]
+    if found := [run for run in complete if run.name == name]:
+        return found[-1]
+    if name.startswith(BEST):
+        return _best(name, complete)
+    if found := [run for run in complete if run.tags.get("ctvr.method") == name]:
+        return found[-1]
+    if name in EVERY_METHOD or name in CONFIGURATIONS:
+        raise ConfigError(f"model: no run of {name} is complete. Train one: ctvr run --method {name} --stream shapes-5")
+    if tracker.find_sweep(name) is not None:
+        return best_trials(tracker, name, 1)[0]
+    known = [*dict.fromkeys(run.tags.get("ctvr.method", "") for run in complete), *(run.name for run in complete)]
+    known += [BEST + stream for stream in dict.fromkeys(run.tags.get("ctvr.stream", "") for run in complete)]
+    raise ConfigError(
+        f"model: {name!r} is no folder with a model.json, run id, run, sweep or method of {where.runs}."
+        f"{suggest(name, known)} Known: {', '.join(sorted(known)[:8]) or 'nothing yet'}."
+    )
+
+
+def _best(name: str, complete: list[RunRecord]) -> RunRecord:
+    stream = name.removeprefix(BEST)
+    if chosen := best_of(stream, complete):
+        return chosen
+    own = [run for run in complete if run.tags.get("ctvr.stream") == stream]
+    if not own:
+        streams = ", ".join(sorted({run.tags.get("ctvr.stream", "") for run in complete})) or "none yet"
+        raise ConfigError(f"model {name}: no complete run is of stream {stream!r}. Streams with runs: {streams}.")
+    kept = [run for run in own if can_be_asked(run)]
+    if not kept:
+        raise ConfigError(f"model {name}: none of the {len(own)} runs of {stream} can be asked. Name a run.")
+    on_test = [run for run in kept if split_of(run) == "test"]
+    highest = max(on_test or kept, key=lambda run: last_value(run, "stream/t2v/r1"))
+    log.warning(
+        "%s: no search has chosen a model of %s on validation videos; the run with the highest R@1 is taken, %s",
+        name,
+        stream,
+        highest.name,
+    )
+    return highest
+
+
+def _stream_of(run: RunRecord, where: ExecutionConfig) -> Stream | None:
+    places = where.places()
+    try:
+        stream = load_stream(str(run.settings["stream"]), places.root, places.videos)
+    except ConfigError:
+        return None  # a manifest that was moved: one's own videos can still be searched
+    return stream if stream.digest == run.tags.get("ctvr.stream_digest") else None
+
+
+def _of_run(run: RunRecord, where: ExecutionConfig, stream: Stream | None) -> TrainedModel:
+    """What a run has left: its commits in the store, else the model that it uploaded (--keep-model)."""
+    tracker = where.existing_tracker()
+    if stream is not None:
+        try:
+            return _restored(run, where, stream, len(stream.tasks))
+        except MissingObject:
+            pass
+    try:
+        with named_in(f"run {run.name}"):
+            return _read(tracker.download(run.run_id, "model"))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"model: run {run.name} has left none: its commits are not in the store, or its stream has changed, and it "
+            "ran without --keep-model. Run it again."
+        ) from error
+
+
+def _restored(run: RunRecord, where: ExecutionConfig, stream: Stream, done: int) -> TrainedModel:
+    """What the commit of a run's `done`-th task holds; MissingObject if it is gone."""
+    settings = read_json(where.existing_tracker().download(run.run_id, "config.json"))
+    presets = [name for name in run.tags.get("ctvr.presets", "").split(",") if name]
+    key = run.tags.get("ctvr.commits") or run.tags.get("ctvr.result", "")
+    tasks = [task_of(stream, index) for index in range(done)]
+    commits = Commits(where.places().open_store(), key)
+    with named_in(f"run {run.name}"):
+        experiment = resolve(settings, None, presets)
+    return restore_from_commits(experiment, commits, tasks, stream)
+
+
+def _check_run(name: str, run: RunRecord) -> None:
+    with named_in(f"run {run.name}"):
+        _check_searches(name, str(run.settings["method"]))
+
+
+def _check_searches(name: str, method: str) -> None:
+    """Refuse what a method learned that searches no videos."""
+    learned = {
+        "images": "images without captions, so it cannot be asked",
+        "questions": "questions and searches nothing",
+    }
+    if what := learned.get(get_method(method).domain):
+        raise ConfigError(f"model {name}: {method} learned from {what}. Name a run of a retriever.")
+
+
+def _read(folder: Path) -> TrainedModel:
+    try:
+        return load_trained(folder)
+    except ConfigError:
+        raise
+    except (ValueError, KeyError, TypeError) as error:  # a field of a task that is missing, or of another kind
+        raise ConfigError(f"model {folder}: {error}. Save the model again.") from error
+
+
+def _make_model(name: str, trained: TrainedModel, where: ExecutionConfig, stream: Stream | None) -> Model:
+    root = where.runs.resolve()
+    if stream is None and root.is_dir():
+        try:
+            stream = load_stream(trained.experiment.run.stream, root, where.places().videos)
+        except ConfigError:
+            stream = None
+    if root.is_dir():
+        return Model(name, trained, where.places().open_store(), stream)
+    folder = tempfile.TemporaryDirectory(prefix="ctvr-")  # a folder alone makes no runs folder
+    model = Model(name, trained, Store.open(folder.name), stream)
+    model.__dict__["_folder"] = folder  # removed with the model
+    return model

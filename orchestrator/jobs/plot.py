@@ -1,0 +1,111 @@
+"""`ctvr plot`: a picture of what a trained model does: where it attends, what it merges, how it scores and moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from ctvr.orchestrator.console import say
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.load_model import load, load_task_checkpoints
+from ctvr.orchestrator.pages.frames import draw_attention, draw_merges, written
+from ctvr.orchestrator.retrieval.attention import attention_maps, merges, score_matrices
+from ctvr.orchestrator.retrieval.drift import text_drift
+from ctvr.orchestrator.retrieval.model import Model, videos_of
+from ctvr.orchestrator.streams.stream import Item
+
+Kind = Literal["attention", "merges", "scores", "drift"]
+COUNTS = {"attention": 2, "merges": 2, "scores": 12, "drift": 40}  # what is drawn unless --count says otherwise
+FORMS = (".png", ".pdf")
+
+
+def plot(
+    kind: Kind,
+    name: str,
+    where: ExecutionConfig,
+    among: Sequence[Path] = (),
+    count: int | None = None,
+    block: int | None = None,
+    out: Path | None = None,
+) -> str:
+    """Draw what the model that `name` stands for (`jobs.trained.load`) does.
+
+    Args:
+        kind: `attention` of a block over the patches of frames (CTVR, figures 5 and 7), `merges` of patches (TempMe,
+            figures 4 and 7), `scores` before and after calibration (CAMoE, figure 5), `drift` of the first task's
+            queries from task to task (CTVR, figure 3).
+        among: videos, or a folder of them; none: the first test videos of the stream's last task.
+        count: how many videos are drawn, of `drift` queries of a task, >= 1; None: as in `COUNTS`.
+        block: of `attention`, counted from 1.
+        out: the file, .png or .pdf; None: <runs>/pages/KIND-NAME.png.
+
+    Raises:
+        ConfigError: for an unknown model, one that does none of this, or a file that cannot be written.
+    """
+    file = out or where.runs / "pages" / f"{kind}-{Path(name).name}.png"
+    if file.suffix.lower() not in FORMS:
+        raise ConfigError(f"look: --out {file} is neither a .png nor a .pdf.")
+    count = COUNTS[kind] if count is None else count
+    if count < 1:
+        counted = "queries" if kind == "drift" else "videos"
+        raise ConfigError(f"look: --count counts {counted} and must be >= 1, got {count}.")
+    if block is not None and kind != "attention":
+        raise ConfigError(f"plot {kind}: --block belongs to attention. Leave it out.")
+    if among and kind in ("scores", "drift"):
+        raise ConfigError(f"plot {kind}: captions and their videos are those of the stream. Leave --inputs out.")
+    if not file.parent.is_dir() and out is not None:
+        raise ConfigError(f"look: there is no folder {file.parent}. Make it, or name another --out.")
+    form = file.suffix.lower()[1:]
+    drawn = _drift(name, where, count, form) if kind == "drift" else _draw(kind, name, where, among, count, block, form)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        file.write_bytes(drawn)
+    except OSError as error:
+        raise ConfigError(f"look: {file} cannot be written: {error.strerror}.") from error
+    say(f"written: {file}")
+    return str(file)
+
+
+def _draw(
+    kind: Kind, name: str, where: ExecutionConfig, among: Sequence[Path], count: int, block: int | None, form: str
+) -> bytes:
+    model = load(name, where)
+    if kind == "scores":
+        return _scores(model, count, form)
+    items = _items(model, among)[:count]
+    names = [f"{item.video}: {item.captions[0]}" if item.captions else item.video for item in items]
+    if kind == "merges":
+        return written(draw_merges(merges(model, items), names), form)
+    return written(draw_attention(attention_maps(model, items, block), names), form)
+
+
+def _items(model: Model, among: Sequence[Path]) -> tuple[Item, ...]:
+    if among:
+        return videos_of(among)
+    if model.stream is None:
+        raise ConfigError(f"model {model.name}: its stream is not here. Name videos: --inputs FILE.")
+    return tuple(model.stream.items(len(model.stream.tasks) - 1, model.trained.experiment.evaluation.split))
+
+
+def _scores(model: Model, count: int, form: str) -> bytes:
+    from ctvr.orchestrator.tracking.figures import draw_scores, in_form
+
+    plain, calibrated, names = score_matrices(model, max(count, 2))
+    title = f"{model.method}: the first caption of each of {len(names)} videos, and these videos"
+    panels = {"scores": plain.tolist(), "calibrated": calibrated.tolist()}
+    return in_form(draw_scores(panels, title), form)
+
+
+def _drift(name: str, where: ExecutionConfig, count: int, form: str) -> bytes:
+    from ctvr.orchestrator.tracking.figures import draw_drift, in_form
+
+    found = text_drift(load_task_checkpoints(name, where), count)
+    tasks, queries = found.points.shape[:2]
+    title = (
+        f"{name}: {queries} queries of task 1 as each task has been learned, {found.explained:.0%} of whose variance "
+        "is drawn; their mean cosine with themselves after task 1 stands beside each state"
+    )
+    labels = [f"after task {number} ({cosine:.3f})" for number, cosine in enumerate(found.cosines, 1)]
+    return in_form(draw_drift(found.points, found.others, labels, title, f"queries of task {tasks}"), form)

@@ -1,0 +1,130 @@
+"""`ctvr report`: what a sweep, a rerun or a stream's runs have shown, as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ctvr.orchestrator.errors import CtvrError, MissingObject
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.load_model import load
+from ctvr.orchestrator.learning.commits import Commits
+from ctvr.orchestrator.pages.forgetting import LostQuery, ModelHistory, lost_names
+from ctvr.orchestrator.pages.html import check_page, write_page
+from ctvr.orchestrator.pages.parallel_coordinates import Trial, trials_html
+from ctvr.orchestrator.pages.report import report
+from ctvr.orchestrator.retrieval.model import Model
+from ctvr.orchestrator.sweeps.comparison import last_value
+from ctvr.orchestrator.sweeps.confirm import read_verdict
+from ctvr.orchestrator.sweeps.selection import METRIC_LABELS, best_trials, selection_metric
+from ctvr.orchestrator.sweeps.table import made_tables
+from ctvr.orchestrator.tables.table import Table
+from ctvr.orchestrator.tracking.run_record import RunRecord
+from ctvr.orchestrator.tracking.tracker import Tracker
+
+SEARCHED = ("method.", "base.", "optim.", "data.")
+
+
+def make_report(name: str, where: ExecutionConfig, html: Path | None = None) -> str:
+    """Write the page of a sweep, of a rerun, or of all complete runs of a stream; returns where it is.
+
+    Args:
+        name: of a sweep, a rerun (NAME-final-...) or a stream.
+        html: the file; None: `<runs>/pages/<name>.html`.
+
+    Raises:
+        ConfigError: if nothing of that name is complete, or the file cannot be written.
+    """
+    if html is not None:
+        check_page(html)
+    tracker = where.existing_tracker()
+    sweep = tracker.find_sweep(name)
+    tables = made_tables(where, name, None) if sweep else made_tables(where, None, name)
+    facts = _facts(name, sweep, tracker)
+    memories, names = _memories(tables, tracker, where)
+    text = report(name, facts, tables, memories, names, _search(name, sweep, tracker))
+    file = write_page(html or where.runs / "pages" / f"{Path(name).stem}.html", text)
+    if sweep is not None:
+        tracker.log_artifacts(sweep.run_id, [file], into="page")  # beside the sweep on MLflow's pages
+    return f"written: {file}"
+
+
+def _facts(name: str, sweep: RunRecord | None, tracker: Tracker) -> list[tuple[str, str]]:
+    """The question, the budget, the winner and its confirmation, as far as MLflow has them."""
+    if sweep is None:
+        return [("Shown", f"the complete runs of the stream {name} on one split, but for trials of searches")]
+    settings, stream = sweep.settings, sweep.tags.get("ctvr.stream", "")
+    trials = sweep.tags.get("ctvr.trials")
+    if trials is None:
+        return [("Question", f"How do these methods compare on the test split of {stream}, over fresh seeds?")]
+    facts = [
+        ("Question", f"Which settings of {settings.get('method')} are best on {stream}?"),
+        ("Budget", f"{trials} trials, {sweep.tags.get('ctvr.complete_trials')} of them complete; "
+                   f"searched by {settings.get('search.searcher')}, {settings.get('search.scheduler')}"),
+    ]  # fmt: skip
+    best = best_trials(tracker, name, 1)[0]
+    facts.append(("Winner of the search", f"{best.name}, run {best.run_id}"))
+    verdict = read_verdict(tracker, name)
+    facts.append(("Confirmation", verdict.text if verdict else "none was run, or it has not ended"))
+    return facts
+
+
+def _search(name: str, sweep: RunRecord | None, tracker: Tracker) -> str:
+    """The complete trials of a sweep as a drawing; empty for a rerun, a stream, or a table of several searches."""
+    if sweep is None or "ctvr.trials" not in sweep.tags:
+        return ""
+    metric, mode = selection_metric(sweep)
+    found = [(run.settings, last_value(run, metric)) for run in best_trials(tracker, name, None)]
+    judged = [(settings, value) for settings, value in found if not math.isnan(value)]
+    told = sorted({key for settings, _ in judged for key in settings if key.startswith(SEARCHED)})
+    trials = [Trial({key: str(settings.get(key, "")) for key in told}, value) for settings, value in judged]
+    return trials_html(trials, METRIC_LABELS.get(metric, metric), mode)
+
+
+def _memories(
+    tables: Sequence[Table], tracker: Tracker, where: ExecutionConfig
+) -> tuple[list[ModelHistory], Sequence[str]]:
+    """What the first run of each row has lost; rows of the first table's stream alone."""
+    runs = {run.run_id: run for run in tracker.find_runs(tags={"ctvr.complete": "true"})}
+    memories, names = [], list[str]()
+    for row in tables[0].rows:
+        run = runs[row.runs[0]]
+        label = f"{row.label}, seed {row.seeds[0]}"
+        try:
+            model = load(run.run_id, where)
+            memories.append(_memory(label, model, run, where))
+            names = names or [block.name for block in model.gallery()]
+        except MissingObject:
+            memories.append(
+                ModelHistory(label, 0, (), "its commits are no longer in the store, so nothing is known of it")
+            )
+        except CtvrError as error:  # a class that this command does not name, too: the other rows can be shown
+            memories.append(ModelHistory(label, 0, (), str(error)))
+    return memories, names
+
+
+def _memory(label: str, model: Model, run: RunRecord, where: ExecutionConfig) -> ModelHistory:
+    key = run.tags.get("ctvr.commits") or run.tags.get("ctvr.result", "")
+    commits, blocks = Commits(where.places().open_store(), key), model.gallery()
+    history: list[Mapping[str, float]] = [commits.record(done).ranks for done in range(1, len(blocks) + 1)]
+    queries = {
+        f"{item.video}#{number}": (index, item, text)
+        for index, block in enumerate(blocks)
+        for item in block.items
+        for number, text in enumerate(item.captions)
+    }
+    found, lost = lost_names(history, {name: index for name, (index, _, _) in queries.items()})
+    scores = model.scores([text for _, _, text in queries.values()], blocks)
+    rows = {name: row for row, name in enumerate(queries)}
+    places: list[Any] = [(index, item) for index, block in enumerate(blocks) for item in block.items]
+    listed = []
+    for name in lost:
+        task, item, text = queries[name]
+        row = scores[rows[name]].clone()
+        if model.stream is not None and model.stream.protocol == "cvlm":  # a query searches its own task's videos
+            row[[place for place, (index, _) in enumerate(places) if index != task]] = -float("inf")
+        winner_task, winner = places[int(row.argmax())]
+        listed.append(LostQuery(text, item, task, history[-1][name], winner, winner_task))
+    return ModelHistory(label, found, tuple(listed))

@@ -1,0 +1,102 @@
+"""`ctvr run`: one method over one stream, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ctvr.methods.base import Task
+from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.console import say
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
+from ctvr.orchestrator.learning.commits import RunState
+from ctvr.orchestrator.learning.experiment import Experiment
+from ctvr.orchestrator.learning.resolve import check_domain, get_method, resolve, with_recipe
+from ctvr.orchestrator.learning.run import execute
+from ctvr.orchestrator.streams.load import embedded_settings, load_stream
+from ctvr.orchestrator.streams.metric_names import progress_text
+from ctvr.orchestrator.sweeps.run_names import generate_name
+from ctvr.orchestrator.sweeps.search_spaces import default_presets
+from ctvr.orchestrator.sweeps.trust import trust_text
+from ctvr.orchestrator.tracking.mirror import check_mirror
+from ctvr.orchestrator.tracking.recorder import Recorder
+
+
+@dataclass(frozen=True)
+class CompleteRun:
+    """A complete run: what was run, its record, and where MLflow has it."""
+
+    experiment: Experiment
+    stream: str  # its name
+    record: RunState
+    run_id: str
+    what: str = "videos"  # or images
+
+
+def run(
+    settings: Settings, presets: Sequence[str], where: ExecutionConfig, fresh: bool = False, keep_model: bool = False
+) -> str:
+    """Train one method over one stream in this process, tracked by MLflow; returns its last metrics as text."""
+    done = train(settings, presets, where, fresh, keep_model)
+    if done.what == "videos":
+        say(f"ask it: ctvr search 'a red square moves left' --model {done.run_id[:8]}{_runs(where)}{trust_text()}")
+    last = done.record.metrics[-1]
+    lines = [f"{key.removeprefix('stream/'):<16}{last[key]:8.2f}" for key in sorted(last) if key.startswith("stream/")]
+    experiment = done.experiment
+    return "\n".join([f"{experiment.run.method} on {done.stream}, {experiment.evaluation.split} {done.what}", *lines])
+
+
+def _runs(where: ExecutionConfig) -> str:
+    return "" if str(where.runs) == "runs" else f" --runs {where.runs}"
+
+
+def train(
+    settings: Settings, presets: Sequence[str], where: ExecutionConfig, fresh: bool = False, keep_model: bool = False
+) -> CompleteRun:
+    """Train one method over one stream in this process, tracked by MLflow.
+
+    Args:
+        settings: flat dotted names, `method` and `stream` among them.
+        presets: a recipe, and changes on top of it.
+        where: folders.
+        fresh: train what had been finished before, too.
+        keep_model: upload the trained model to MLflow.
+
+    Raises:
+        ConfigError: for whatever could not run, before anything is trained.
+    """
+    where.check()
+    where.places().open_store().check_writable()
+    settings = {**settings, "stream": find_manifest(str(settings.get("stream", "")))}
+    get_method(str(settings.get("method", "")))
+    if (recommended := embedded_settings(settings["stream"])) is not None:
+        chosen = with_recipe(str(settings["method"]), presets, recommended)
+        resolve(settings, recommended, chosen)  # mistakes are told before videos are rendered
+    places = where.places()
+    stream = load_stream(settings["stream"], places.root, places.videos)
+    check_domain(str(settings["method"]), stream)
+    chosen = default_presets(settings["method"], stream, presets)
+    experiment = resolve(settings, stream.settings, chosen)
+    if experiment.run.workers > 1:
+        raise ConfigError("workers: `ctvr run` trains in one process. Use `ctvr rerun` or `ctvr sweep` for several.")
+    check_mirror(experiment.tracking.mirror)
+    tracker = where.tracker(stream.name)
+    name = generate_name(f"{experiment.run.method}-seed{experiment.run.seed}")
+    recorder = Recorder(tracker, experiment, name, keep_model=keep_model)
+
+    def report_task(task: Task, record: RunState, seconds: float) -> None:
+        recorder.report(task, record, seconds)
+        told = progress_text(record.metrics[task.index])
+        say(f"task {task.index + 1}/{task.num_tasks}  {told}  {seconds:.1f} s")
+
+    try:
+        result = execute(experiment, places, report=report_task, fresh=fresh, on_ready=recorder.ready, stream=stream)
+        if result.resumed == len(result.stream.tasks):
+            recorder.complete(result.record)
+    except BaseException as error:
+        recorder.stop(error)
+        raise
+    if result.resumed == len(result.stream.tasks):
+        say("every task had been finished before; nothing was trained (--fresh trains again)")
+    return CompleteRun(experiment, stream.name, result.record, recorder.run_id, stream.domain)

@@ -1,0 +1,178 @@
+"""A method put together: its backbone loaded, its own weights made anew, or all of it read back from a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ctvr.methods import METHODS, find_method
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.backbone.load import load_backbone
+from ctvr.methods.backbone.umt import Umt
+from ctvr.methods.base import Method, Task
+from ctvr.methods.images.resnet import RESNETS, ResNet18
+from ctvr.orchestrator.config import Settings, qualify_field_names
+from ctvr.orchestrator.data.batches import seed_of
+from ctvr.orchestrator.data.imported_features import attach_features, refuse_unfrozen
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.commits import Commits
+from ctvr.orchestrator.learning.experiment import BackboneConfig, Experiment
+from ctvr.orchestrator.learning.method_state import PretrainedSnapshot, load_state, read_model
+from ctvr.orchestrator.learning.resolve import check_domain, named_in, resolve
+from ctvr.orchestrator.streams.stream import Stream
+
+
+def load_clip(config: BackboneConfig) -> Clip:
+    """The backbone of a configuration, with mistakes reported as the user's."""
+    try:
+        return load_backbone(config.name, config.weights, sha256=config.sha256, vocabulary=config.vocabulary)
+    except (ValueError, FileNotFoundError) as error:
+        raise ConfigError(f"backbone: {error}") from error
+
+
+def load_tower(experiment: Experiment, stream: Stream | None = None) -> Clip | ResNet18:
+    """The backbone of a run: a CLIP, or a network for images whose weights the run's seed draws.
+
+    `stream`: on which it is to run, whose features take the place of a tower.
+
+    Raises:
+        ConfigError: for what the method, the stream or the backbone is not for.
+    """
+    config = experiment.backbone
+    if stream is not None:
+        check_domain(experiment.run.method, stream)
+        if experiment.evaluation.oracle_task and stream.protocol != "ctvr":
+            raise ConfigError(
+                f"evaluation.oracle_task: true is for streams of the protocol ctvr, and {stream.name} has "
+                f"{stream.protocol}, which tells every query its task. Write false."
+            )
+    if find_method(experiment.run.method).domain != "images":
+        clip = load_clip(config)
+        return clip if stream is None else attach_features(clip, stream)
+    if experiment.run.workers > 1:
+        raise ConfigError(
+            f"workers: {experiment.run.workers} would each normalise their own part of a batch of images. Use one."
+        )
+    if experiment.evaluation.log_losses:
+        raise ConfigError(
+            "evaluation.log_losses: true is for pairs of captions and videos, not for images. Write false."
+        )
+    if config.name not in RESNETS or config.weights != "random":
+        raise ConfigError(
+            f"backbone: {config.name} with weights {config.weights!r} is not for images. Write backbone.name="
+            f"{' or '.join(RESNETS)} and backbone.weights=random."
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_of(experiment.run.seed, "backbone"))
+        return ResNet18(RESNETS[config.name])
+
+
+def make_method(experiment: Experiment, backbone: Clip | ResNet18, stream: Stream | None = None) -> Method:
+    """A fresh method on a backbone, its own new weights seeded by the run's seed.
+
+    `stream`: on which it is to run; one of features is refused to methods whose towers are not frozen.
+    """
+    torch.manual_seed(experiment.run.seed)
+    cls = find_method(experiment.run.method)
+    if isinstance(backbone, ResNet18):
+        return cls(experiment.method, _wrapped(experiment, cls, backbone))
+    served = [cls] if not cls.wraps else [cls, find_method(experiment.method.base)]
+    if isinstance(backbone, Umt) and not served[-1].needs_umt:
+        raise ConfigError(f"method: {experiment.name} reads CLIP's towers, and {backbone.name} has UMT's. Write umt.")
+    if not backbone.vision.is_plain and not all(each.backbone_agnostic for each in served):
+        others = ", ".join(name for name in METHODS if find_method(name).backbone_agnostic)
+        raise ConfigError(
+            f"method: {experiment.name} reads parts of CLIP's own towers, and {backbone.name} has others. Choose a "
+            f"backbone such as ViT-B-16, or one of {others}."
+        )
+    try:
+        group, config = "base", experiment.base
+        wrapped = _wrapped(experiment, cls, backbone)
+        group, config = "method", experiment.method
+        method = cls(config, wrapped)
+    except ValueError as error:
+        names = (field.name for field in fields(config)) if config is not None else ()
+        raise ConfigError(qualify_field_names(str(error), names, group)) from error
+    if stream is not None:
+        refuse_unfrozen(experiment.run.method, method, backbone, stream)
+    most, asked = method.max_frames, experiment.data.num_frames
+    if most is not None and asked > most:
+        raise ConfigError(
+            f"data.num_frames: {asked} frames of a video are more than the {most} that {experiment.run.method} has "
+            f"positions for on this backbone. Write data.num_frames={most}."
+        )
+    return method
+
+
+def _wrapped(experiment: Experiment, cls: type[Method], backbone: nn.Module) -> nn.Module:
+    """What a method is built on: the backbone, or for a strategy the method that it wraps."""
+    return backbone if not cls.wraps else find_method(experiment.method.base)(experiment.base, backbone)
+
+
+def load_model(folder: Path) -> tuple[Method, Settings]:
+    """A trained method from a folder that `weights.save_model` wrote (an MLflow artifact `model`).
+
+    Returns the method in evaluation mode and the settings it was trained with.
+
+    Raises:
+        FileNotFoundError: if the folder holds no model.
+        ValueError: if it does not fit this version.
+    """
+    trained = load_trained(folder)
+    return trained.method, trained.experiment.settings
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A trained method in evaluation mode, and what it was made of."""
+
+    method: Method
+    experiment: Experiment
+    clip: Clip | ResNet18  # its backbone: of a CLIP, the tokenizer and the normalisation of frames
+    galleries: tuple[
+        Tensor, ...
+    ] = ()  # of each task (V, ...), as they were stored when it was learned; () where unknown
+
+
+def load_trained(folder: Path) -> TrainedModel:
+    """As `load_model`, with the backbone."""
+    weights, description = read_model(folder)
+    with named_in(str(folder / "model.json")):
+        experiment = resolve(description["settings"])
+    drawn = replace(experiment.backbone, weights="random", sha256="")  # every tensor is in the folder
+    clip = load_tower(replace(experiment, backbone=drawn))
+    method = make_method(experiment, clip)
+    for task in description["tasks"]:
+        method.begin_task(Task(**{**task, "categories": tuple(task["categories"])}))
+    load_state(method, weights, {})
+    return TrainedModel(method.eval(), experiment, clip)
+
+
+def restore_from_commits(
+    experiment: Experiment, commits: Commits, tasks: Sequence[Task], stream: Stream
+) -> TrainedModel:
+    """The model that a run's last commit holds, and the galleries that it stored.
+
+    Args:
+        experiment: of the run.
+        commits: of the run.
+        tasks: of its stream.
+        stream: which may hold features in the place of videos.
+
+    Raises:
+        MissingObject: if the run has no commit of its last task, or `ctvr cache gc` has removed its weights.
+    """
+    weights, galleries = commits.load(len(tasks))
+    clip = load_tower(experiment, stream)
+    method = make_method(experiment, clip)
+    pretrained = PretrainedSnapshot(method)
+    for task, gallery in zip(tasks, galleries):
+        method.eval()
+        method.begin_task(task)
+        method.on_gallery_stored(task, gallery)
+    load_state(method, weights, pretrained)
+    return TrainedModel(method.eval(), experiment, clip, tuple(galleries))

@@ -1,0 +1,177 @@
+"""Several batches in one optimizer step, with exactly the gradient of one large batch (GradCache, arXiv:2101.06983).
+
+A contrastive loss compares every pair of a step with every other, so the mean of the batches' own losses is another
+loss. Where a loss reads frames and tokens through functions that make each row of features of one row alone
+(`Method.separable_encoders`), the step is made in two passes:
+
+1. features in parts of one batch, without a graph; the loss over all of them; its gradient in the features;
+2. every part again with the random state and the precision it had, its graph kept, and the gradient of its features
+   sent through it.
+
+At most one batch's activations are kept. It costs one more forward pass. The loss is computed once, so that teachers
+are asked, memories drawn from and queues filled once in a step; whatever else a loss reads (a head, weights that are
+held) is part of its own graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, fields
+from functools import partial
+from itertools import chain
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ctvr.methods.backbone.blocks import recomputing
+from ctvr.methods.base import Batch, Method, SeparableEncoders
+from ctvr.methods.layers.patching import patched
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.rng_state import rng_state, set_rng_state
+from ctvr.orchestrator.learning.unique_videos import encode_unique_videos
+
+Autocast = Callable[[], AbstractContextManager[object]]
+
+
+def accumulation_mode(method: Method, accumulate: int) -> Literal["features", "pairs"]:
+    """How a method's batches make one step; see `Method.accumulation`.
+
+    Raises:
+        ConfigError: if `accumulate` batches would not be one large batch to its loss.
+    """
+    if method.accumulation == "pairs":
+        return "pairs"
+    found = method.separable_encoders()
+    if isinstance(found, SeparableEncoders):
+        return "features"
+    if accumulate == 1:
+        return "pairs"  # of one batch every loss is a sum
+    raise ConfigError(
+        f"optim.accumulation_steps: {found}, so {accumulate} batches are not one large batch to "
+        f"{type(method).__name__}. "
+        "Write optim.accumulation_steps=1 and a larger data.batch_size."
+    )
+
+
+def backward(method: Method, batches: Sequence[Batch], autocast: Autocast) -> dict[str, Tensor]:
+    """Add the gradient of the loss over all pairs of `batches` to the parameters; returns the loss's terms.
+
+    With several workers the gradients are averaged over them, as data-parallel training does.
+    """
+    whole = concat_batches(batches)
+    with _split_encoders(method, len(batches[0].tokens)) as passes, encode_unique_videos(method, whole), autocast():
+        terms = method.losses(whole)
+    total = torch.stack(list(terms.values())).sum()
+    total.backward()
+    end = rng_state(whole.frames.device)
+    for made in passes:
+        made.backward_again()
+    set_rng_state(end, whole.frames.device)
+    _average(method)
+    return terms
+
+
+def concat_batches(batches: Sequence[Batch]) -> Batch:
+    """The pairs of several batches as one."""
+    columns = {field.name: [getattr(batch, field.name) for batch in batches] for field in fields(Batch)}
+    known: dict[str, Any] = {name: parts for name, parts in columns.items() if all(part is not None for part in parts)}
+    longest = max(tokens.shape[1] for tokens in known["tokens"])
+    known["tokens"] = [nn.functional.pad(tokens, (0, longest - tokens.shape[1])) for tokens in known["tokens"]]
+    for name, parts in known.items():
+        known[name] = torch.cat(parts) if isinstance(parts[0], Tensor) else tuple(chain.from_iterable(parts))
+    return Batch(**known)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows of a call: what it was asked, and how it stood then."""
+
+    arguments: tuple[Any, ...]
+    rng_state: tuple[Tensor, ...]
+    length: int  # rows
+    width: int  # the second dimension of the features
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One call of a function that makes features: its parts, and the features as a leaf of the loss's graph."""
+
+    encode: Callable[..., Tensor]
+    parts: list[_Part]
+    features: Tensor
+    precision: Autocast
+
+    def backward_again(self) -> None:
+        """Send the gradient that has reached the features through the function."""
+        grad, start = self.features.grad, 0
+        for part in self.parts if grad is not None else ():
+            assert grad is not None
+            own = grad[start : start + part.length]
+            start += part.length
+            set_rng_state(part.rng_state, grad.device)
+            with self.precision(), recomputing():
+                features = self.encode(*part.arguments)
+            if features.requires_grad:
+                features.backward(own if own.ndim < 3 else own[:, : part.width])  # without the padding
+
+
+@contextmanager
+def _split_encoders(method: Method, rows: int) -> Iterator[list[_Pass]]:
+    """Let a method make features of at most `rows` rows at once, without their graphs, and take note of how."""
+    through, passes = method.separable_encoders(), list[_Pass]()
+    assert isinstance(through, SeparableEncoders)
+    plain = {name: getattr(through.owner, name) for name in through.names}
+    with patched(through.owner, **{name: partial(_encode, passes, rows, own) for name, own in plain.items()}):
+        yield passes
+
+
+def _encode(passes: list[_Pass], rows: int, encode: Callable[..., Tensor], *arguments: Any, **named: Any) -> Tensor:
+    """What `encode` makes of its arguments, whose tensors are read in parts of `rows` rows."""
+    device, count = arguments[0].device, len(arguments[0])
+    precision, parts, made = _precision(device), list[_Part](), list[Tensor]()
+    # Casts that know no graph must not be kept for the loss, which may read the same weights
+    with torch.no_grad(), precision(cache_enabled=False):
+        for start in range(0, count, rows):
+            own = [x[start : start + rows] if isinstance(x, Tensor) else x for x in arguments]
+            state = rng_state(device)
+            made.append(encode(*own, **named))
+            width = made[-1].shape[1] if made[-1].ndim > 1 else 1
+            parts.append(_Part(tuple(own), state, len(made[-1]), width))
+    features = _joined(made)
+    if torch.is_grad_enabled():
+        passes.append(_Pass(partial(encode, **named), parts, features.requires_grad_(True), precision))
+    return features
+
+
+def _precision(device: torch.device) -> Callable[..., AbstractContextManager[object]]:
+    """The precision that is in force."""
+    kind = device.type
+    dtype, is_on = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+    return partial(torch.autocast, kind, dtype=dtype, enabled=is_on)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Features of all parts; word features are padded with zeros to the longest caption."""
+    if parts[0].ndim == 3:
+        longest = max(part.shape[1] for part in parts)
+        parts = [nn.functional.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts]
+    return torch.cat(list(parts))
+
+
+def _average(method: Method) -> None:
+    """Mean gradients over all workers; a tensor that no worker's loss has reached keeps none."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return
+    trained = [parameter for parameter in method.parameters() if parameter.requires_grad]
+    reached = torch.tensor([parameter.grad is not None for parameter in trained], dtype=torch.int32, device="cpu")
+    dist.all_reduce(reached)  # on the CPU: by gloo, and no wait for a GPU
+    for parameter, is_reached in zip(trained, reached.tolist()):
+        if not is_reached:
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()

@@ -1,0 +1,135 @@
+"""Task-prefix reuse: runs whose results up to task k cannot differ train those tasks once.
+
+Every setting that a run reads is noted, and with each commit everything that was read until then. Another run of the
+same code on the same frames in the same environment that has the same *values* of those settings would have done the
+same up to there: a run is deterministic, so as long as every value it reads is the same, the next one that it asks
+for is the same too. It therefore takes the commit over and goes on with the next task. What is read is observed and
+never declared; a setting that is read early costs reuse and never correctness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from ctvr.orchestrator.digests import digest_of
+from ctvr.orchestrator.errors import MissingObject
+from ctvr.orchestrator.store.store import Store
+
+T = TypeVar("T")
+READ_SETS, PREFIXES = "reads", "prefixes"  # kinds of objects in the store
+
+
+class AccessLog:
+    """The names of the settings that were read so far, dotted as the user writes them.
+
+    Args:
+        idle: names that decide no result and are never noted.
+    """
+
+    def __init__(self, idle: Iterable[str] = ()) -> None:
+        self.names: set[str] = set()
+        self._idle = frozenset(idle)
+
+    def note(self, name: str) -> None:
+        if name not in self._idle:
+            self.names.add(name)
+
+    def update(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.note(name)
+
+
+def track_reads(config: T, prefix: str, reads: AccessLog) -> T:
+    """A frozen dataclass that is equal field by field and notes in `reads` which fields are read.
+
+    Looking at all of its fields at once (`vars`, `asdict`, `==`, `repr`) counts as reading all of them.
+    """
+    names = {f.name: f"{prefix}.{f.name}" if prefix else f.name for f in fields(config)}  # type: ignore[arg-type]
+    parent: Any = type(config)
+
+    def getattribute(self: Any, name: str) -> Any:
+        if name in names:
+            reads.note(names[name])
+        elif name == "__dict__":
+            reads.update(names.values())
+        return parent.__getattribute__(self, name)
+
+    body = {
+        "__getattribute__": getattribute,
+        "__deepcopy__": lambda self, memo: self,  # frozen: a copied teacher reads the same settings
+        "__module__": parent.__module__,
+        "__qualname__": parent.__qualname__,
+        "__eq__": parent.__eq__,
+        "__hash__": parent.__hash__,
+    }
+    twin: Any = object.__new__(type(parent.__name__, (parent,), body))
+    for name in names:
+        object.__setattr__(twin, name, getattr(config, name))
+    return twin
+
+
+class TrackedSettings(Mapping[str, Any]):
+    """Flat dotted settings that note which values are looked at. Names alone may be listed freely."""
+
+    def __init__(self, settings: Mapping[str, Any], reads: AccessLog) -> None:
+        self._settings, self._reads = dict(settings), reads
+
+    def __getitem__(self, name: str) -> Any:
+        self._reads.note(name)
+        return self._settings[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._settings)
+
+    def __len__(self) -> int:
+        return len(self._settings)
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Finished tasks that another run can take over."""
+
+    done: int
+    run: str  # key of the run that trained them
+
+
+class Prefixes:
+    """The shared tasks of all runs in a store whose environment (run_key.py) is the same.
+
+    Args:
+        store: where they are.
+        base: digest of everything besides the settings that decides a result.
+        settings: of this run, flat and dotted, complete.
+        contents: setting -> digest of the file or folder that it names.
+    """
+
+    def __init__(self, store: Store, base: str, settings: Mapping[str, Any], contents: Mapping[str, str]) -> None:
+        self.store, self.base = store, base
+        self._settings, self._contents = dict(settings), dict(contents)
+
+    def key(self, num_done: int, names: Iterable[str]) -> str:
+        """What decides the first `num_done` tasks of a run that has read the settings `names` until then."""
+        read = {name: self._settings[name] for name in sorted(names)}
+        return digest_of([self.base, num_done, read, {name: self._contents.get(name, "") for name in read}])
+
+    def publish(self, num_done: int, names: Iterable[str], run: str) -> None:
+        """Let others know the commit of the first `num_done` tasks of `run`. The first to say so stays."""
+        listed = sorted(names)
+        self.store.create_json(READ_SETS, f"{self.base}/task_{num_done:03d}/{digest_of(listed)}", {"names": listed})
+        self.store.create_json(PREFIXES, f"{self.base}/{self.key(num_done, listed)}", {"run": run, "done": num_done})
+
+    def find(self, num_tasks: int, at_least: int = 1) -> Iterator[Prefix]:
+        """Prefixes of this run that another one has finished, the longest first."""
+        requests = [name.split("/") for name in self.store.list(READ_SETS, f"{self.base}/")]
+        for done in range(num_tasks, at_least - 1, -1):
+            for _, task, which in (request for request in requests if request[1] == f"task_{done:03d}"):
+                try:
+                    names = self.store.get_json(READ_SETS, f"{self.base}/{task}/{which}")["names"]
+                    if not set(names) <= self._settings.keys():
+                        continue  # of another retriever below the same strategy
+                    found = self.store.get_json(PREFIXES, f"{self.base}/{self.key(done, names)}")
+                except MissingObject:
+                    continue
+                yield Prefix(int(found["done"]), str(found["run"]))

@@ -1,0 +1,144 @@
+"""What decides a result, and nothing else: this page is what a run's key is made of.
+
+    key of a run       = settings (but NON_IDENTITY_SETTINGS) + file digests + environment digests
+    key of its first k tasks = settings read until then + their file digests + environment digests    (prefix_reuse.py)
+
+    file digests   of every file and folder that a setting names, relative names included
+    environment    stream        digest of its manifest, without the videos that were left out
+                   frames        content address of every frame that the run can see
+                   weights       of the backbone
+                   code ...      every source file of DIGESTED_PACKAGES, one digest a package, and of the
+                                 method with what it imports
+                   torch, open_clip    their versions
+                   device        cpu or cuda
+                   capability    the vector instructions that torch uses, on a CPU
+
+A run that was killed goes on from its last commit only where all of this is the same: on the same machine, or on one
+like it. Elsewhere it is trained anew under another key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import torch
+
+from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, IMAGE_METHODS, place_of
+from ctvr.methods.backbone.checkpoint import files_of
+from ctvr.methods.backbone.load import TINY, TINY_FOLDER, VERSION, is_path
+from ctvr.methods.user_paths import expand_path, list_files
+from ctvr.orchestrator.data.frames import FrameSource
+from ctvr.orchestrator.digests import ROOT, digest_file, digest_of, digest_sources, list_imported_sources, list_sources
+from ctvr.orchestrator.streams.stream import Stream
+
+# Content digests stand for the names of the stream and of a weights file; checkpointed activations are the same bits
+NON_IDENTITY_SETTINGS = (
+    "stream",
+    "backbone.weights",
+    "backbone.sha256",
+    "backbone.vocabulary",
+    "data.prefetch_threads",
+    "data.skip_missing",
+    "optim.activation_checkpointing",
+    "evaluation.batch_size",
+    "evaluation.query_chunk",
+    "tracking.mirror",
+    "tracking.keep_checkpoints",
+)
+# Settings that add numbers and change none: at these values they are no part of a key
+ADDS = {"evaluation.oracle_task": False}
+# `streams` decides the order of tasks, items and category indices
+DIGESTED_PACKAGES = (
+    "orchestrator/learning",
+    "orchestrator/data",
+    "orchestrator/video",
+    "orchestrator/streams",
+    "methods/backbone",
+    "methods/families",
+    "methods/layers",
+)
+
+
+def frames_digest(stream: Stream, source: FrameSource, splits: Sequence[str]) -> str:
+    """sha256 over the content address of every frame that a run can see: other footage is another run."""
+    items = (item for index in range(len(stream.tasks)) for split in splits for item in stream.items(index, split))
+    return digest_of([source.key(item) for item in items])
+
+
+def weights_digest(backbone: str, weights: str, vocabulary: str = "") -> str:
+    """sha256 over a backbone's first weights, or over their name where no file holds them, and over its vocabulary."""
+    shipped = [digest_file(file) for file in sorted(TINY_FOLDER.iterdir()) if backbone == TINY and file.is_file()]
+    pieces = content_of(vocabulary)
+    return digest_of([shipped, _digest_of_weights(weights), *([pieces] if pieces else [])])
+
+
+def _digest_of_weights(weights: str) -> object:
+    path = expand_path(weights)
+    if path.is_file() and not path.name.endswith(".index.json"):
+        return digest_file(path)
+    if not is_path(weights) or not path.exists():
+        return weights
+    try:  # a folder or an index stands for the files that are read
+        return [digest_file(file) for file in files_of(path)]
+    except (ValueError, FileNotFoundError):  # the backbone is refused with its reason when it is loaded
+        return weights
+
+
+def contents_of(config: Any, prefix: str) -> dict[str, str]:
+    """Setting -> digest of the file or folder that it names, for every free text among the fields of a method."""
+    found = {}
+    for name, hint in get_type_hints(type(config)).items():
+        if hint is str and name != "base" and (digest := content_of(getattr(config, name))):
+            found[f"{prefix}.{name}"] = digest
+    return found
+
+
+def content_of(text: str) -> str:
+    """Digest of the file that a setting names, or of the relative names and contents below a folder; "" if neither."""
+    path = expand_path(text)
+    if text and path.is_dir():
+        return digest_of([[file.relative_to(path).as_posix(), digest_file(file)] for file in list_files(path)])
+    return digest_file(path) if text and path.is_file() else ""
+
+
+def environment(device: str) -> dict[str, str]:
+    """What rounds the same program differently."""
+    capability = {"capability": torch.backends.cpu.get_cpu_capability()} if device == "cpu" else {}
+    return {"torch": torch.__version__, "open_clip": VERSION, "device": device, **capability}
+
+
+def _sources_of_others(method: str) -> list[Path]:
+    """The file of a method that is not ours, or every source of its package."""
+    module = place_of(method).partition(":")[0]
+    top = find_spec(module.partition(".")[0])
+    if top is not None and top.submodule_search_locations:
+        return sorted(file for folder in top.submodule_search_locations for file in Path(folder).rglob("*.py"))
+    return [Path(top.origin)] if top is not None and top.origin else []
+
+
+def _of_others(method: str) -> str:
+    """One digest of the sources of a method that is not ours, wherever its package lies."""
+    return digest_of([[file.name, digest_file(file)] for file in _sources_of_others(method)])
+
+
+def code_digests(method: str, base: str | None = None) -> dict[str, str]:
+    """One digest of the sources of each room, and one of the method (and its base) with what they import."""
+    rooms = {room: list_sources(room, ROOT) for room in DIGESTED_PACKAGES}
+    shared = [file for room, files in rooms.items() if room.startswith("methods/") for file in files]
+    classes = [CONFIGURATIONS.get(name, (name, ""))[0] for name in (method, base) if name]
+    places = {name: place_of(name) for name in classes}
+    ours = [place for place in places.values() if place in EVERY_METHOD.values()]
+    foreign = [name for name, place in places.items() if place not in EVERY_METHOD.values()]
+    own = [ROOT.joinpath(*place.partition(":")[0].split(".")[1:]).with_suffix(".py") for place in ours]
+    if method in IMAGE_METHODS:
+        own += list_sources("methods/images", ROOT)  # backbone and views, which no method imports
+    others = {f"code of {name}": _of_others(name) for name in foreign}
+    own += [file for name in foreign for file in _sources_of_others(name)]
+    return {
+        **others,
+        **{f"code of {room}": digest_sources(files, ROOT) for room, files in rooms.items()},
+        "code of the method": digest_sources(list_imported_sources([*own, *shared], "methods", ROOT), ROOT),
+    }

@@ -1,0 +1,171 @@
+"""What every method promises to the loop (methods/base.py), each promise as a function that raises a `Fault`.
+
+`ctvr check-method NAME` calls them for any method, tests/methods/test_contract.py for every line of METHODS.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.base import Batch, Method
+from ctvr.orchestrator.errors import ContractViolation
+from ctvr.orchestrator.learning.method_state import PretrainedSnapshot, load_state, trained_state
+from ctvr.orchestrator.learning.optimizer import freeze_except, make_optimizer, set_learning_rates
+from ctvr.orchestrator.method_checks.subject import (
+    FRAMES,
+    OPTIM,
+    TASKS,
+    Subject,
+    batches_of,
+    features,
+    learn,
+    store_gallery,
+)
+from ctvr.orchestrator.method_checks.tiny_models import make_batch, make_small_clip, make_task
+
+
+def check_losses(subject: Subject) -> None:
+    """Losses are finite, named scalars; a step moves something, and nothing but what `param_groups` hands over."""
+    method = subject.make()
+    method.begin_task(make_task(0, TASKS))
+    groups = method.param_groups()
+    before = {key: value.detach().clone() for key, value in method.named_parameters()}
+    try:
+        trained = {id(p) for p in freeze_except(method, groups)}
+    except ValueError as error:
+        raise ContractViolation(str(error)) from error
+    method.train()
+    batch = batches_of(0, 1)[0]
+    given = copy.deepcopy(batch)
+    terms = method.losses(batch)
+    if not isinstance(terms, dict) or not terms:
+        raise ContractViolation("losses() returns no dictionary of named terms")
+    for name, term in terms.items():
+        if not isinstance(term, Tensor) or term.ndim or not torch.isfinite(term):
+            raise ContractViolation(f"losses() returns {name!r}, which is no finite scalar tensor")
+    if changed := _differing(batch, given):
+        raise ContractViolation(f"losses() writes into the batch ({changed})")
+    if not trained:
+        return
+    total = torch.stack(list(terms.values())).sum()
+    if not total.requires_grad:
+        raise ContractViolation("param_groups() hands parameters over, and no loss depends on any of them")
+    optimizer = make_optimizer(groups, OPTIM)
+    total.backward()
+    set_learning_rates(optimizer, 1.0)
+    optimizer.step()
+    moved = [key for key, p in method.named_parameters() if not torch.equal(p, before[key])]
+    if not moved:
+        raise ContractViolation("a step of the optimizer moves none of the parameters that param_groups() hands over")
+    handed = {key for key, p in method.named_parameters() if id(p) in trained}
+    if strangers := [key for key in moved if key not in handed]:
+        raise ContractViolation(f"a step moves {strangers[0]}, which param_groups() does not hand over")
+
+
+def _differing(batch: Batch, other: Batch) -> str:
+    names = ("frames", "tokens", "video_ids", "categories", "pair_ids")
+    return ", ".join(name for name in names if not torch.equal(getattr(batch, name), getattr(other, name)))
+
+
+@torch.no_grad()
+def check_batch_independence(subject: Subject) -> None:
+    """A video's and a caption's features depend on nothing else in the batch; scores are (Q, V) of single pairs."""
+    method = subject.make()
+    learn(method, 0, steps=1)
+    batch = make_batch(6, FRAMES, seed=9)
+    whole = method.encode_video(batch.frames)
+    if len(whole) != 6:
+        raise ContractViolation(f"encode_video() makes {len(whole)} rows of 6 videos")
+    _close(method.encode_video(batch.frames[:2]), whole[:2], "features of a video depend on the others of its batch")
+    scores = method.score(method.encode_text(batch.tokens, 0), whole)
+    if scores.shape[:2] != (6, 6):
+        raise ContractViolation(f"score() of 6 captions and 6 videos has the shape {tuple(scores.shape)}, not (6, 6)")
+    alone = method.score(method.encode_text(batch.tokens[:1], 0), whole)
+    _close(alone, scores[:1], "scores of a caption depend on the other captions of its batch")
+
+
+def _close(found: Tensor, expected: Tensor, what: str) -> None:
+    if found.shape != expected.shape or not torch.allclose(found, expected, atol=1e-5, rtol=1e-4, equal_nan=True):
+        raise ContractViolation(what)
+
+
+@torch.no_grad()
+def check_frozen(subject: Subject) -> None:
+    """Blocks and a text tower that are called frozen say what the pre-trained ones say, in every task."""
+    method = subject.make()
+    if not (method.frozen_blocks or method.text_is_frozen):
+        return
+    towers = [module.vision for module in method.modules() if isinstance(module, Clip)]
+    pretrained, tokens = make_small_clip().vision, make_batch(5, FRAMES, seed=3).tokens
+    first = method.encode_text(tokens, 0) if method.text_is_frozen else None
+    for index in range(2):
+        learn(method, index)
+        frames = make_batch(3, FRAMES, seed=50 + index).frames
+        if method.frozen_blocks and len(towers) == 1:
+            towers[0].entry = method.frozen_blocks
+            tokens_in = pretrained.prefix(frames, method.frozen_blocks)
+            if not torch.equal(method.encode_video(tokens_in), method.encode_video(frames)):
+                raise ContractViolation(
+                    f"frozen_blocks = {method.frozen_blocks}, but these blocks change what the pre-trained ones say"
+                )
+        if first is not None and not torch.equal(method.encode_text(tokens, index), first):
+            raise ContractViolation(f"text_is_frozen = True, but task {index + 1} changes the features of a caption")
+
+
+def check_resume(subject: Subject) -> None:
+    """A run that is begun anew after every task, from what was saved, equals one that was not, bit for bit."""
+    unbroken = subject.make()
+    pretrained = PretrainedSnapshot(unbroken)
+    learn(unbroken, 0)
+    galleries = [store_gallery(unbroken, 0)]
+    saved = copy.deepcopy(trained_state(unbroken, pretrained))
+    for index in range(1, TASKS):
+        resumed = subject.make()
+        pretrained = PretrainedSnapshot(resumed)
+        for done in range(index):
+            resumed.eval()
+            torch.manual_seed(100 + done)
+            task = make_task(done, TASKS)
+            resumed.begin_task(task)
+            resumed.on_gallery_stored(task, galleries[done])
+        try:
+            load_state(resumed, saved, pretrained)
+        except ValueError as error:
+            raise ContractViolation(
+                f"begin_task() replayed makes other tensors than those of the run: {error}"
+            ) from error
+        resumed.eval()
+        for done in range(index):
+            if not _equal(features(unbroken, done), features(resumed, done)):
+                raise ContractViolation(f"resumed behind task {index}, features differ: {_LOST}")
+        galleries.append(_same_step(unbroken, resumed, index))
+        saved = copy.deepcopy(trained_state(resumed, pretrained))
+
+
+_LOST = "what decides them is neither a parameter nor a buffer, nor made anew by begin_task() and on_gallery_stored()"
+
+
+def _same_step(unbroken: Method, resumed: Method, index: int) -> Tensor:
+    """Both learn task `index`, and are the same afterwards; returns the gallery that is stored."""
+    where = f"resumed behind task {index}, task {index + 1}"
+    if learn(resumed, index) != learn(unbroken, index):
+        raise ContractViolation(f"{where} has other losses: {_LOST}")
+    stored = [store_gallery(method, index) for method in (resumed, unbroken)]
+    mine, others = resumed.state_dict(), unbroken.state_dict()
+    if mine.keys() != others.keys():
+        raise ContractViolation(
+            f"{where} makes other tensors, for example {sorted(mine.keys() ^ others.keys())[0]}: {_LOST}"
+        )
+    if differing := [key for key in mine if not torch.equal(mine[key], others[key])]:
+        raise ContractViolation(f"{where} ends with another {differing[0]}: {_LOST}")
+    if not _equal([*features(unbroken, index), stored[1]], [*features(resumed, index), stored[0]]):
+        raise ContractViolation(f"{where} ends with other features: {_LOST}")
+    return stored[0]
+
+
+def _equal(some: list[Tensor], others: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(some, others))

@@ -1,0 +1,73 @@
+"""The forgetting of an untrained model, which is 0 in every protocol.
+
+Backward forgetting compares a task's ranks in its own gallery as tasks follow. Where nothing is trained, only the
+evaluation can move them: scores that are calibrated over other tasks, captions that are padded to those of others.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ctvr.methods.base import Method
+from ctvr.orchestrator.data.batches import Queries
+from ctvr.orchestrator.errors import ContractViolation
+from ctvr.orchestrator.learning.evaluate import EvaluationConfig, compute_ranks
+from ctvr.orchestrator.method_checks.subject import FRAMES, TASKS, Subject, batches_of
+from ctvr.orchestrator.method_checks.tiny_models import CONTEXT, END, make_batch, make_task
+
+VIDEOS, CAPTIONS = 8, 12  # of a task: every second video has two captions
+PROTOCOLS = ("ctvr", "cvlm")
+
+
+def check_forgetting(subject: Subject) -> str | None:
+    """Ranks in a task's own gallery stay as they are while untrained tasks follow: BWF is 0."""
+    evaluation = subject.experiment.evaluation
+    if evaluation.own_gallery == "cut":
+        return (
+            "left out: evaluation.own_gallery=cut normalizes scores of a task's own gallery with those of other tasks"
+        )
+    for protocol in PROTOCOLS:
+        if (index := first_moved(subject.make(), evaluation, protocol)) is not None:
+            raise ContractViolation(
+                f"protocol {protocol}: nothing is trained, and task {index + 1} moves ranks of an earlier task in its "
+                "own gallery. Let begin_task(), end_task() and normalize_scores() leave earlier tasks as they are"
+            )
+    return None
+
+
+@torch.no_grad()
+def first_moved(method: Method, config: EvaluationConfig, protocol: str) -> int | None:
+    """Index of the first task behind which an earlier task's own ranks differ, either way; None if there is none."""
+    own, stored = list[tuple[Tensor, Tensor]](), list[Tensor]()
+    for index in range(TASKS):
+        method.eval()
+        torch.manual_seed(100 + index)
+        task = make_task(index, TASKS)
+        method.begin_task(task)
+        method.end_task(task, batches_of(index, 2))
+        again = protocol == "cvlm" or method.reencodes_gallery
+        stored = [_gallery(method, i) if again or i == index else stored[i] for i in range(index + 1)]
+        method.on_gallery_stored(task, stored[-1])
+        queries = [_queries(i) for i in range(index + 1)]
+        ranked = compute_ranks(method, queries, stored, config, torch.device("cpu"), protocol)
+        assert ranked is not None  # this process scores
+        found = list(zip(ranked.own.split(CAPTIONS), ranked.own_videos.split(VIDEOS)))
+        if any(not torch.equal(a, b) for one, other in zip(own, found) for a, b in zip(one, other)):
+            return index
+        own = found
+    return None
+
+
+def _gallery(method: Method, index: int) -> Tensor:
+    return method.encode_video_for_task(make_batch(VIDEOS, FRAMES, seed=77 + index).frames, index).float()
+
+
+def _queries(index: int) -> Queries:
+    """Captions of a task; the longest ones are those of the last task."""
+    tokens = make_batch(CAPTIONS, 1, seed=40 + index).tokens
+    last = CONTEXT - 1 - 4 * (TASKS - 1 - index)
+    tokens[tokens[:, last] > 0, last] = END
+    tokens[:, last + 1 :] = 0
+    names = tuple(f"task {index}, {number}" for number in range(CAPTIONS))
+    return Queries(tokens, torch.arange(CAPTIONS) % VIDEOS, torch.full((CAPTIONS,), -1), names)

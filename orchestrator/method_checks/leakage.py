@@ -1,0 +1,144 @@
+"""Nothing reaches an evaluation but the videos, the captions and what was learned until then.
+
+The loop hands a method no id, label or order of what is searched, and no pair of a later task. What a method could
+still use, and is refused here: the order in which videos and captions are handed over, the number of the task, pairs
+that no task so far has shown, and whatever outlives the method itself (variables of its class or module).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ctvr.methods.base import Batch, Method
+from ctvr.orchestrator.errors import ContractViolation
+from ctvr.orchestrator.learning.method_state import clone_trained_state
+from ctvr.orchestrator.method_checks.subject import FRAMES, TASKS, Subject, features, learn, store_gallery
+from ctvr.orchestrator.method_checks.tiny_models import RegeneratedPairs, make_batch
+
+
+class SeenPairs(RegeneratedPairs):
+    """A source of the pairs that were shown so far, and of no others."""
+
+    def __init__(self) -> None:
+        self._shown: set[int] = set()
+
+    def show(self, batch: Batch) -> None:
+        assert batch.pair_ids is not None  # as `make_batch` makes them
+        self._shown.update(batch.pair_ids.tolist())
+
+    def pairs(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        stranger = next((number for number in map(int, numbers) if number not in self._shown), None)
+        if stranger is not None:
+            raise ContractViolation(f"pair {stranger} is asked of the source of pairs before any task has shown it")
+        return super().pairs(numbers)
+
+
+@torch.no_grad()
+def check_leakage(subject: Subject) -> None:
+    """Evaluations see the videos, the captions and the tasks learned so far, and nothing else."""
+    method = subject.make()
+    shown, stored = SeenPairs(), list[Tensor]()
+    before = _after(method, 0, shown, stored)
+    copies = [stored[0].clone()]
+    for index in range(1, TASKS):
+        _after(method, index, shown, stored)
+        if not _same(copies, stored):
+            raise ContractViolation(f"task {index + 1} writes into the stored features of an earlier task's videos")
+        copies.append(stored[-1].clone())
+    if not _same(before, _after(subject.make(), 0, SeenPairs(), [])):
+        raise ContractViolation(
+            "a fresh method learns the first task otherwise when another one has learned later tasks before it: "
+            "a variable of a class or a module, or a random number without torch's seed, decides it"
+        )
+    _is_idle(method)
+    _knows_no_order(method)
+    _knows_no_task(method)
+    unlearned(subject)
+
+
+def unlearned(subject: Subject) -> None:
+    """Losses of pairs that are only looked at, without gradients, change nothing that is learned or logged."""
+    plain, looked = subject.make(), subject.make()
+
+    @torch.no_grad()
+    def look(batch: Batch) -> None:
+        was_training = looked.training
+        others = make_batch(3, FRAMES, seed=70, categories=tuple(batch.categories.unique().tolist()))
+        looked.eval()
+        looked.losses(replace(others, pair_ids=None))
+        looked.train(was_training)
+
+    for index in range(2):
+        if repr(learn(plain, index)) != repr(learn(looked, index, watch=look)):  # text: NaN is NaN
+            raise ContractViolation(f"task {index + 1} has other losses {_LOOKED}")
+        found = [store_gallery(method, index) for method in (plain, looked)]
+        mine, others = plain.state_dict(), looked.state_dict()
+        differing = [name for name in mine if not _same_bits(mine[name], others[name])]
+        if differing or not _same_bits(*found):
+            raise ContractViolation(f"task {index + 1} ends with another {(differing or ['feature'])[0]} {_LOOKED}")
+        if repr(plain.task_metrics()) != repr(looked.task_metrics()):
+            raise ContractViolation(f"task {index + 1} is logged with other task_metrics() {_LOOKED}")
+
+
+_LOOKED = (
+    "where losses of other pairs are read without gradients (evaluation.log_losses=true): change what a method "
+    "notes of its steps under torch.is_grad_enabled() alone"
+)
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def _after(method: Method, index: int, shown: SeenPairs, stored: list[Tensor]) -> list[Tensor]:
+    """What an evaluation finds when task `index` has been learned, whose gallery is added to `stored`."""
+    learn(method, index, steps=1, source=shown, watch=shown.show)
+    stored.append(store_gallery(method, index))
+    found = features(method, index)
+    return [*found, method.score(found[1], found[0])]
+
+
+def _same(some: list[Tensor], others: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(some, others))
+
+
+def _is_idle(method: Method) -> None:
+    """Evaluating changes nothing, so a task may be evaluated twice, or not at all."""
+    state, first = clone_trained_state(method), features(method, 0)
+    method.normalize_scores(method.score(first[1], first[0]))
+    if not _same(first, features(method, 0)):
+        raise ContractViolation(
+            "encoding the same videos and captions again gives other features: an evaluation leaves a trace"
+        )
+    after = method.state_dict()
+    if state.keys() != after.keys() or any(not torch.equal(after[name], state[name]) for name in state):
+        raise ContractViolation("an evaluation changes a parameter or a buffer")
+
+
+def _knows_no_order(method: Method) -> None:
+    """Caption i is often that of video i: scores must move with both."""
+    videos, texts = features(method, 0)
+    scores = method.normalize_scores(method.score(texts, videos))
+    for what, found in (
+        ("videos", method.normalize_scores(method.score(texts, videos.flip(0))).flip(1)),
+        ("captions", method.normalize_scores(method.score(texts.flip(0), videos)).flip(0)),
+    ):
+        if not torch.allclose(found, scores, atol=1e-5, rtol=1e-4, equal_nan=True):
+            raise ContractViolation(
+                f"scores depend on the order in which {what} are handed over, which tells what belongs together"
+            )
+
+
+def _knows_no_task(method: Method) -> None:
+    if method.task_conditioned_text:
+        return  # of the task whose videos are searched, for every caption
+    tokens = make_batch(4, FRAMES, seed=13).tokens
+    first = method.encode_text(tokens, None)
+    if any(not torch.equal(method.encode_text(tokens, task), first) for task in range(TASKS)):
+        raise ContractViolation(
+            "features of a caption depend on the number of a task, and task_conditioned_text is not set"
+        )

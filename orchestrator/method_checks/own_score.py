@@ -1,0 +1,65 @@
+"""Whether an untrained method scores as zero-shot CLIP does: both are asked about the same noise.
+
+A method whose score reads more than the two unit features of CLIP (words, frames, calibration, merged tokens, new
+weights that do not start from zero) begins at another R@1 than the row of zero-shot CLIP.
+
+Shapes: Q captions, V videos.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ctvr.methods.base import Method, l2_normalize
+from ctvr.methods.layers.pooling import mean_pool
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.experiment import Experiment
+from ctvr.orchestrator.method_checks.subject import Subject
+from ctvr.orchestrator.method_checks.tiny_models import make_batch, make_small_clip, make_task
+
+PAIRS = 16
+
+
+@torch.no_grad()
+def own_scores(experiment: Experiment) -> Tensor | None:
+    """Return the scores (Q, V) of noise by the untrained method, standardised.
+
+    None if zero-shot CLIP has the same, and of a method that has nothing to train: its row is its beginning.
+    Where the small backbone does not fit the settings the scores are empty: they are then the method's own.
+    """
+    batch = make_batch(PAIRS, experiment.data.num_frames)
+    try:
+        method = Subject(experiment).make().eval()
+        method.begin_task(make_task(0))
+        method.eval()
+        if not method.param_groups():
+            return None
+        found = _scores(method, batch.frames, batch.tokens)
+    except (ConfigError, ValueError, RuntimeError, AttributeError, IndexError):  # UMT, or sizes of a larger tower
+        return torch.empty(0)
+    return None if is_among(found, _zero_shot(batch.frames, batch.tokens)) else found
+
+
+def is_among(scores: Tensor, others: Sequence[Tensor]) -> bool:
+    """Return whether standardised scores equal one of `others`."""
+    return any(scores.shape == other.shape and torch.allclose(scores, other, atol=1e-3) for other in others)
+
+
+def _scores(method: Method, frames: Tensor, tokens: Tensor) -> Tensor:
+    scores = method.score(method.encode_text(tokens, 0), method.encode_video(frames))
+    return _standard(method.normalize_scores(scores).float())
+
+
+def _zero_shot(frames: Tensor, tokens: Tensor) -> list[Tensor]:
+    """Return zero-shot CLIP's scores with both ways of averaging frames, between which published tables differ."""
+    clip = make_small_clip()
+    queries, tower = l2_normalize(clip.text(tokens)), clip.vision(frames)
+    return [_standard(queries @ mean_pool(tower, norm).mT) for norm in ("none", "l2")]
+
+
+def _standard(scores: Tensor) -> Tensor:
+    """Return scores (Q, V) with mean 0 and variance 1 in each row: the ranks depend on no more."""
+    return (scores - scores.mean(dim=1, keepdim=True)) / scores.std(dim=1, keepdim=True).clamp_min(1e-9)

@@ -1,0 +1,215 @@
+"""Whether each number among a method's settings is read: another value must change what is learned or found.
+
+A number may count under other settings alone (a rate of a reducer that is off). It is tried under the method's
+defaults, then under its presets and each other choice of its switches, and beside other values of a number that has
+none by default. What the defaults refuse must count under every choice that takes it: `stages` is read by three
+reducers, and one that ignored it would be found. What nothing takes is no dead knob; it is listed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import torch
+
+from ctvr.methods.base import Method
+from ctvr.orchestrator.config import select_prefix
+from ctvr.orchestrator.errors import ContractViolation
+from ctvr.orchestrator.learning.resolve import presets_of
+from ctvr.orchestrator.method_checks.subject import Subject, features, learn, store_gallery
+from ctvr.orchestrator.method_checks.tiny_models import LAYERS, WIDTH
+
+Trace = tuple[str, ...]
+COUNTS, IDLE, REFUSED = "counts", "idle", "refused"
+BY_DATA = ("num_frames",)  # what follows from the data and is refused otherwise
+
+
+def check_settings_matter(subject: Subject) -> str:
+    """Every number of `method.*` changes a loss, a weight, a feature or a score; returns their names.
+
+    Raises:
+        Fault: with those that change nothing.
+        Exception: what the method raises by itself under its defaults.
+    """
+    numbers = list(numbers_of(type(subject.experiment.method)))
+    seen: dict[str, Trace | None] = {repr(subject.experiment.settings): trace(subject.make())}
+    found = {name: SettingProbe(subject, name, seen).probe() for name in numbers}
+    if dead := [_named(name, where) for name, (says, where) in found.items() if says == IDLE]:
+        listed = ", ".join(dead)
+        raise ContractViolation(
+            f"no other value of {listed} changes a loss, a weight, a feature or a score: is it read at all?"
+        )
+    refused = [name for name in numbers if found[name][0] == REFUSED]
+    counted = ", ".join(name for name in numbers if name not in refused) or "it has no number to set"
+    return counted + (f"; no other value was taken of: {', '.join(refused)}" if refused else "")
+
+
+def _named(name: str, where: Mapping[str, Any]) -> str:
+    under = " ".join(f"{key}={value}" for key, value in where.items())
+    return f"method.{name}" + (f" under {under}" if under else "")
+
+
+def numbers_of(config: type) -> Iterator[str]:
+    """Names of the settings that are numbers, or tuples of numbers."""
+    hints = get_type_hints(config)
+    for each in dataclasses.fields(config):
+        kinds = _kinds(hints[each.name])
+        if each.name not in BY_DATA and kinds & {int, float}:
+            yield each.name
+
+
+def _kinds(hint: Any) -> set[Any]:
+    if get_origin(hint) in (Union, types.UnionType, tuple):
+        return set().union(*(_kinds(part) for part in get_args(hint)))
+    return set() if get_origin(hint) is Literal else {hint}
+
+
+def other_values(value: Any) -> list[Any]:
+    """Values to try in place of one; a method may refuse any of them."""
+    if isinstance(value, tuple):
+        if not value:  # one number, or one for each block of the small backbone
+            return [(1,), (0.5,), (2,), (8,) * LAYERS, (12, *(8,) * (LAYERS - 1))]
+        return [(other, *value[1:]) for other in other_values(value[0])]
+    if value is None:
+        found: list[Any] = [1, 2, 16, 0, 0.5, 0.1]  # 16: more than the small stream has categories, or blocks
+    elif isinstance(value, int):
+        found = [value + 1, value - 1, 2 * value, 1, 2, 3, 0]
+    else:  # 100: a bound that nothing small reaches
+        found = [3 * value, value / 3, value + 0.5, 0.5, 1.0, 0.9, 0.1, 0.0, 100.0]
+    return [other for other in dict.fromkeys(found) if other != value]
+
+
+class SettingProbe:
+    """One number of a method's settings."""
+
+    def __init__(self, subject: Subject, name: str, seen: dict[str, Trace | None]) -> None:
+        """`seen` keeps the traces of settings under which numbers are tried."""
+        self.subject, self.name, self.seen = subject, name, seen
+        self.default = getattr(subject.experiment.method, name)
+
+    def probe(self) -> tuple[str, Mapping[str, Any]]:
+        """COUNTS, IDLE with the settings under which it is, or REFUSED."""
+        plain = self._under({})
+        if plain == COUNTS:
+            return COUNTS, {}
+        heard, untaken = [plain], [dict[str, Any]()]
+        if plain == IDLE:
+            contexts = [*self._presets(), *self._choices(), *self._beside({})]
+            if self._under_some(contexts, few=True) == COUNTS:  # in most cases, and at a third of the price
+                return COUNTS, {}
+            return self._under_some(contexts + [c for choice in self._choices() for c in self._beside(choice)]), {}
+        for choice in self._choices():
+            said = self._under(choice)
+            if said == IDLE and self._under_some(self._beside(choice)) == COUNTS:
+                said = COUNTS
+            if said == IDLE and not set(choice.values()) <= {"none", False}:  # switched off, it may be idle
+                return IDLE, choice
+            heard.append(said)
+            untaken += [choice] if said == REFUSED else []
+        if COUNTS not in heard:
+            heard.append(self._under_some(c for choice in untaken for c in self._beside(choice)))
+        if COUNTS not in heard:
+            heard.append(self._under_some(self._presets()))
+        return next(answer for answer in (COUNTS, IDLE, REFUSED) if answer in heard), {}
+
+    def _presets(self) -> Iterator[dict[str, Any]]:
+        for settings in presets_of(self.subject.experiment.run.method).values():
+            if own := {name: value for name, value in settings.items() if name.startswith(("method.", "base."))}:
+                yield own
+
+    def _choices(self) -> Iterator[dict[str, Any]]:
+        made = self.subject.experiment.method
+        for name, hint in get_type_hints(type(made)).items():
+            choices = get_args(hint) if get_origin(hint) is Literal else (True, False) if hint is bool else ()
+            for choice in choices:
+                if choice != getattr(made, name):
+                    yield {f"method.{name}": choice}
+
+    def _beside(self, choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The choice with a value of another number, of those that are nothing by default."""
+        made = self.subject.experiment.method
+        for name in numbers_of(type(made)):
+            if name != self.name and getattr(made, name) in (None, ()):
+                for value in other_values(getattr(made, name)):
+                    yield {**choice, f"method.{name}": value}
+
+    def _under_some(self, contexts: Iterable[Mapping[str, Any]], few: bool = False) -> str:
+        best = REFUSED
+        for context in contexts:
+            if (says := self._under(context, few)) == COUNTS:
+                return COUNTS
+            best = IDLE if says == IDLE else best
+        return best
+
+    def _under(self, context: Mapping[str, Any], few: bool = False) -> str:
+        """Whether two values that are taken under these settings make two different traces."""
+        own = f"method.{self.name}"
+        value = context.get(own, self.default)
+        taken = [v for v in (value, *other_values(value)) if self._made({**context, own: v})]
+        first: Trace | None = None
+        several = False
+        for other in taken[: 3 if few else None] if len(taken) > 1 else ():
+            found = self._trace({**context, own: other})
+            if found is not None and first is not None and found != first:
+                return COUNTS
+            several |= found is not None and first is not None
+            first = first or found
+        return IDLE if several else REFUSED
+
+    def _made(self, changes: Mapping[str, Any]) -> Subject | None:
+        """The subject with other settings; None where they are refused."""
+        own = self.subject.experiment
+        settings = {name: value for name, value in own.settings.items() if name.startswith(("method.", "base."))}
+        if changes.get("method.base", settings.get("method.base")) != settings.get("method.base"):
+            settings = {f"method.{name}": value for name, value in select_prefix(settings, "method").items()}
+        try:
+            if all(name.startswith("method.") for name in changes):
+                replace(own.method, **select_prefix(changes, "method"))  # refusals are many, and this is quick
+            return Subject.of(own.run.method, {**settings, **changes})
+        except (ValueError, TypeError):
+            return None
+
+    def _trace(self, changes: Mapping[str, Any]) -> Trace | None:
+        """What becomes of these settings; on a backbone whose joint space is as wide as its towers if it must be."""
+        made = self._made(changes)
+        if made is None:
+            return None
+        key = repr(made.experiment.settings)
+        if key not in self.seen:
+            self.seen[key] = _traced(made) or _traced(replace(made, embed_dim=WIDTH))
+        return self.seen[key]
+
+
+def _traced(made: Subject) -> Trace | None:
+    try:
+        return trace(made.make())
+    except (ValueError, RuntimeError, IndexError):  # refused late, or too large for the small backbone
+        return None
+
+
+def trace(method: Method) -> Trace:
+    """Digests of all that two tasks make of a method: losses, weights, features, scores, and what it tells the loop."""
+    told = [method.trains_on, method.reencodes_gallery, method.task_conditioned_text, method.max_frames]
+    found = [repr(told)]
+    for index in range(2):
+        found.append(repr(learn(method, index)))
+        groups = method.param_groups()
+        found.append(repr([(group["name"], group["lr"], group.get("decay")) for group in groups]))
+        stored = store_gallery(method, index)
+        with torch.no_grad():
+            videos, texts = features(method, index)
+            scores = method.score(texts, videos)
+            seen = [stored, videos, texts, scores, method.normalize_scores(scores), method.normalize_scores_v2t(scores)]
+        found += [_digest(tensor) for tensor in seen]
+    found += [f"{name} {_digest(value)}" for name, value in method.state_dict().items()]
+    return tuple(found)
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    array = tensor.detach().cpu().contiguous()
+    return f"{tuple(array.shape)} {hashlib.sha256(array.flatten().view(torch.uint8).numpy().data).hexdigest()}"

@@ -1,0 +1,64 @@
+"""A search in groups of trials, which share what the first task reads, which is then trained once for each group.
+
+Task-prefix reuse (learning/prefix_reuse.py) takes over the tasks of a run that has read the same values so far.
+A sampler that draws everything anew for each trial never lets it happen. Here one trial of a group, its leader, is
+drawn freely; the others have its values of what task 1 reads, and their own of what is read later (LATER_TASKS of
+search_spaces). The points that are tried first lead the first groups. A trial's place follows from its number alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import optuna
+
+
+def leader_of(number: int, size: int, first: int) -> int:
+    """The trial whose first task trial `number` (from 0) shares; itself, if it leads.
+
+    Args:
+        number: of a trial, in the order of suggestions.
+        size: of a group.
+        first: how many points were tried first; each leads a group, which is filled behind them all.
+    """
+    if number < first:
+        return number
+    if number < first * size:
+        return (number - first) // (size - 1)
+    return number - (number - first * size) % size
+
+
+class GroupedSampler(optuna.samplers.BaseSampler):
+    """Draws as another sampler does, but for what a group shares.
+
+    Args:
+        inner: samples each setting by itself.
+        later: settings that no task before the second reads.
+        size: of a group.
+        first: as of `leader_of`.
+    """
+
+    def __init__(self, inner: optuna.samplers.BaseSampler, later: Iterable[str], size: int, first: int) -> None:
+        self.inner, self.later, self.size, self.first = inner, frozenset(later), size, first
+
+    def reseed_rng(self) -> None:
+        self.inner.reseed_rng()
+
+    def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
+        return {}  # every setting is drawn by itself
+
+    def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:
+        return {}
+
+    def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:
+        leader = leader_of(trial.number, self.size, self.first)
+        if leader != trial.number and param_name not in self.later:
+            return study.get_trials(deepcopy=False)[leader].params[param_name]
+        return self.inner.sample_independent(study, trial, param_name, param_distribution)
+
+    def before_trial(self, study: Any, trial: Any) -> None:
+        self.inner.before_trial(study, trial)
+
+    def after_trial(self, study: Any, trial: Any, state: Any, values: Any) -> None:
+        self.inner.after_trial(study, trial, state, values)

@@ -1,0 +1,135 @@
+"""Successive halving as a searcher of Ray Tune.
+
+Each segment of a trial, from one rung to the next, is a Tune trial of its own.
+
+A segment ends by itself after its last task and goes on from its commits in the next one, so that nothing is paused or
+killed, and no worker waits for a decision while it holds a GPU. The rows of a table take turns; none waits for the
+bracket of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ray.tune.search import Searcher
+
+from ctvr.orchestrator.on_ray.plan import RunSpec, SearchOutcome, TrialPlan
+from ctvr.orchestrator.on_ray.successive_halving import HalvingTrial, SuccessiveHalving
+
+NUMBER = "ctvr.number"  # tag of a trial's run: of equally good trials the first is the winner
+
+
+class Listener(Protocol):
+    """Hears what was decided."""
+
+    def stopped(self, row: str, number: int, label: str, task: int) -> None: ...
+
+    def bracket_ended(self, row: str, bracket: int, brackets: int | None) -> None: ...
+
+
+@dataclass(frozen=True)
+class TrialSegment:
+    """A trial that is due, until after some task."""
+
+    row: str
+    trial: HalvingTrial
+    until: int
+
+
+def label_of_trial(plan: TrialPlan, trial: HalvingTrial) -> str:
+    """The name of a trial within its sweep."""
+    return f"{plan.settings.get('method')}-{trial.label}"
+
+
+class HalvingSearcher(Searcher):
+    """The searches of one or several rows, as segments that Tune runs when there is room.
+
+    Args:
+        halving: row -> its search; "" where there are no rows.
+        plans: row -> what its trials share.
+        listener: hears what was decided.
+    """
+
+    def __init__(
+        self, halving: Mapping[str, SuccessiveHalving], plans: Mapping[str, TrialPlan], listener: Listener | None = None
+    ) -> None:
+        super().__init__()
+        self.halving, self.plans, self.listener = dict(halving), dict(plans), listener
+        self.queues: dict[str, list[TrialSegment]] = {row: [] for row in halving}
+        self.running: dict[str, TrialSegment] = {}  # trial id of Tune -> what it runs
+        self.begun = dict.fromkeys(halving, 0)
+        self._told: set[tuple[str, int]] = set()  # (row, number) of trials whose stop was said
+
+    def schedule(self) -> int:
+        """Ask every row that nothing is run for what is due; returns how many segments wait or run."""
+        for row, halving in self.halving.items():
+            if self.queues[row] or any(segment.row == row for segment in self.running.values()):
+                continue
+            ended = halving.ended
+            due, until = halving.next_trials()
+            self.queues[row] = [TrialSegment(row, trial, until) for trial in due]
+            self._say(row, halving, ended)
+        return sum(map(len, self.queues.values())) + len(self.running)
+
+    def _say(self, row: str, halving: SuccessiveHalving, ended: int) -> None:
+        for trial in halving.trials:
+            if trial.stopped and (row, trial.number) not in self._told and self.listener:
+                self._told.add((row, trial.number))
+                self.listener.stopped(row, trial.number, label_of_trial(self.plans[row], trial), trial.stopped)
+        if self.listener and halving.ended > ended:
+            is_known = halving.search.searcher != "grid"  # a grid is counted by walking it
+            total = -(-halving.search.trials // halving.search.bracket_size) if is_known else None
+            self.listener.bracket_ended(row, halving.ended, total)
+
+    def suggest(self, trial_id: str) -> Any:
+        if not self.schedule():
+            return Searcher.FINISHED
+        ready = [row for row, queue in self.queues.items() if queue]
+        if not ready:
+            return None  # all that is due runs
+        row = min(ready, key=lambda name: self.begun[name])  # the first in the table's order of those behind
+        segment = self.queues[row].pop(0)
+        self.begun[row] += 1
+        self.running[trial_id] = segment
+        plan, trial = self.plans[row], segment.trial
+        tags = {NUMBER: f"{trial.number:03d}"}
+        until = segment.until if segment.until < self.halving[row].num_tasks else None
+        run = RunSpec(label_of_trial(plan, trial), trial.point, plan.presets, tags, until)
+        return {"row": row, "number": trial.number, "run": asdict(run)}
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        if segment := self.running.get(trial_id):
+            self.halving[segment.row].report(segment.trial, result, segment.until)
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        segment = self.running.pop(trial_id, None)
+        if segment is None:
+            return
+        if result and not error:
+            self.halving[segment.row].report(segment.trial, result, segment.until)
+        self.halving[segment.row].end(segment.trial, segment.until)
+
+    def save(self, checkpoint_path: str) -> None:
+        """The journal is what a resumed search goes on from."""
+        Path(checkpoint_path).touch()
+
+    def restore(self, checkpoint_path: str) -> None:
+        """See `save`."""
+
+    def outcome(self, row: str, seconds: float) -> SearchOutcome:
+        """How the trials of a row ended. Nothing is running any more."""
+        halving = self.halving[row]
+        is_over = not self.queues[row] and not any(each.row == row for each in self.running.values())
+        is_over = is_over and not halving.next_trials()[0]
+        total = len(halving.trials) if is_over else max(len(halving.trials) + 1, halving.search.trials)
+        complete = sum(trial.is_alive and halving.num_tasks in trial.scores for trial in halving.trials)
+        stopped = sum(bool(trial.stopped) for trial in halving.trials)
+        failed = sum(trial.failed for trial in halving.trials)
+        tasks = sum(max(trial.scores, default=0) for trial in halving.trials)
+        reused = sum(min(trial.reused, max(trial.scores, default=0)) for trial in halving.trials)
+        return SearchOutcome(
+            total, complete, stopped, failed, total - complete - stopped - failed, seconds, tasks, reused
+        )

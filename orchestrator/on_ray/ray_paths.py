@@ -1,0 +1,68 @@
+"""Where Ray keeps its files on a machine. Nothing of Ray is loaded, so that `ctvr doctor` can look at them too."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+from ctvr.orchestrator.errors import ConfigError
+
+# Ray binds Unix sockets at TEMP/ray/session_2026-11-25_14-18-18_123456_PID/sockets/plasma_store
+_ADDED = len("/ray/session_2026-11-25_14-18-18_123456_/sockets/plasma_store")
+_MOST = 103 if sys.platform == "darwin" else 107  # bytes of the path of a Unix socket
+SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
+
+
+def temporary_folder() -> Path:
+    """Return the folder below which Ray keeps a folder `ray`, by Ray's own rule."""
+    if "RAY_TMPDIR" in os.environ:
+        return Path(os.environ["RAY_TMPDIR"])
+    if sys.platform.startswith("linux") and "TMPDIR" in os.environ:
+        return Path(os.environ["TMPDIR"])
+    return Path("/tmp")
+
+
+def socket_problem(folder: Path) -> str:
+    """Return why Ray cannot bind its Unix sockets below a folder; empty where it can."""
+    most = _MOST - _ADDED - len(str(os.getpid()))
+    if (length := len(os.fsencode(os.path.abspath(folder)))) > most:
+        return f"its path has {length} characters, and Ray's Unix sockets take at most {most}"
+    there = Path(os.path.abspath(folder), "ray")  # which may be another user's
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    try:
+        with tempfile.TemporaryDirectory(prefix="r", dir=there) as probe, socket.socket(socket.AF_UNIX) as tried:
+            tried.bind(f"{probe}/s")
+    except OSError as error:
+        return f"a socket cannot be made in it ({error.strerror or error})"
+    return ""
+
+
+def usable_folder() -> tuple[Path, str]:
+    """Return the folder in which a Ray that is started here keeps its files, and why it is not Ray's default.
+
+    Raises:
+        ConfigError: if neither the default nor any of the short folders can be used.
+    """
+    folder = temporary_folder()
+    problem = socket_problem(folder)
+    if not problem:
+        return folder, ""
+    for short in map(Path, SHORT_FOLDERS):
+        if not socket_problem(short):
+            return short, problem
+    name = next((name for name in ("RAY_TMPDIR", "TMPDIR") if name in os.environ), "RAY_TMPDIR")
+    raise ConfigError(f"{name}={folder}: {problem}. Set RAY_TMPDIR to a folder with a short path, on a local disk.")
+
+
+def cluster_file() -> Path:
+    """Return the file that holds the address of the cluster that this machine is part of; without one it is absent."""
+    return temporary_folder() / "ray" / "ray_current_cluster"
+
+
+def token_file() -> Path:
+    """Holds the token that a cluster asks for; not there until somebody has made one."""
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token").expanduser()

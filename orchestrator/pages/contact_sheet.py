@@ -1,0 +1,30 @@
+"""The contact sheet of a search: each query with pictures of what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from ctvr.orchestrator.pages.html import page
+from ctvr.orchestrator.pages.thumbnails import image, strips
+from ctvr.orchestrator.retrieval.model import Hit
+
+
+def contact_sheet(found: Sequence[tuple[str, Sequence[Hit]]], model: str) -> str:
+    """A page of (query, hits); `model` says who was asked."""
+    pictures = strips((hit.path, hit.segment) for _, hits in found for hit in hits)
+    parts = [f'<p class="soft">Asked: {escape(model)}. Each strip shows a video from its beginning to its end.</p>']
+    for text, hits in found:
+        cards = "\n".join(_card(hit, pictures) for hit in hits)
+        parts.append(f'<h2>{escape(text)}</h2>\n<div class="grid">\n{cards}\n</div>')
+    return page("Search", "\n".join(parts))
+
+
+def _card(hit: Hit, pictures: dict[tuple[str, tuple[float, float] | None], str]) -> str:
+    said = hit.captions[0] if hit.captions else ""
+    task = f" · {hit.task}" if hit.task else ""
+    return (
+        f'<figure class="card">{image((hit.path, hit.segment), pictures, said or hit.video)}'
+        f"<p><b>{hit.rank}</b> · {hit.score:.3f} · {escape(hit.video)}{escape(task)}</p>"
+        f"<p><small>{escape(said)}</small></p></figure>"
+    )

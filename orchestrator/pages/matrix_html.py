@@ -1,0 +1,48 @@
+"""R@1 (or accuracy) of every task after every task, as coloured tables that a phone can read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from ctvr.orchestrator.tables.table import Row, Table
+
+
+def matrices_html(table: Table) -> str:
+    """One fold for each row of the table with both matrices, all on one scale; empty where no row has any."""
+    rows = [row for row in table.rows if row.matrices]
+    if not rows:
+        return ""
+    values = [value for row in rows for matrix in row.matrices.values() for line in matrix for value in line]
+    top = max([value for value in values if value == value] or [1.0]) or 1.0
+    folds = "".join(_fold(row, top) for row in rows)
+    measured = table.measured[0].upper() + table.measured[1:]
+    return (
+        f'<h3>{measured} of every task after every task</h3><p class="soft">Line: tasks learned. Column: the task that '
+        f"is asked, in percent, mean over seeds. One scale of colour for all, 0 to {top:.1f}.</p>{folds}"
+    )
+
+
+def _fold(row: Row, top: float) -> str:
+    grids = "".join(
+        f'<figure class="card"><figcaption><small>{escape(name)}</small></figcaption>'
+        f'<div class="scroll">{_grid(matrix, top)}</div></figure>'
+        for name, matrix in row.matrices.items()
+    )
+    return f'<details><summary>{escape(row.label)}</summary><div class="grid">{grids}</div></details>'
+
+
+def _grid(matrix: Sequence[Sequence[float]], top: float) -> str:
+    head = "".join(f"<th>{task}</th>" for task in range(1, max(map(len, matrix)) + 1))
+    lines = "".join(
+        f"<tr><th>{number}</th>{''.join(_cell(value, top) for value in line)}</tr>"
+        for number, line in enumerate(matrix, 1)
+    )
+    return f'<table class="heat"><tr><th></th>{head}</tr>{lines}</table>'
+
+
+def _cell(value: float, top: float) -> str:
+    if value != value:  # not measured
+        return "<td></td>"
+    share = round(70 * value / top)
+    return f'<td style="background:color-mix(in srgb,var(--c0) {share}%,transparent)">{value:.0f}</td>'

@@ -1,0 +1,195 @@
+"""What a trained model does with the frames of a video: where its attention goes, and which patches it merges.
+
+Shapes: V videos, T frames, P patches of a frame (rows x columns), N = 1 + P tokens, G = V T attention groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ctvr.methods.backbone.blocks import Attention, TokenState, record_tokens
+from ctvr.methods.backbone.clip import VisionTower
+from ctvr.methods.layers.reduction.merge import follow
+from ctvr.methods.layers.temporal import FrameFusion, neighbour
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.retrieval.model import Model
+from ctvr.orchestrator.streams.stream import Item
+
+
+@dataclass(frozen=True)
+class PatchMaps:
+    """Frames as the model saw them, and what it did with their patches."""
+
+    frames: Tensor  # (V, T, H, W, 3) uint8
+    rows: int  # of patches; as many columns
+
+
+@dataclass(frozen=True)
+class AttentionMaps(PatchMaps):
+    """Mean over heads, in one block; the rest to 1 goes to the class token."""
+
+    block: int  # 0-based
+    spatial: Tensor  # (V, T, P): what the class token of a frame attends to in it
+    temporal: Tensor | None  # (V, T, P): what the class token of the neighbouring frame attends to in it; None: no FFA
+
+
+@dataclass(frozen=True)
+class Merges(PatchMaps):
+    """Patches with equal numbers within a video are one token behind the last block."""
+
+    tokens: Tensor  # (V, T, P) int64
+
+
+def attention_maps(model: Model, items: Sequence[Item], block: int | None = None) -> AttentionMaps:
+    """The attention of one vision block over the patches of every frame.
+
+    Args:
+        model: whose vision tower keeps all patches of a frame.
+        items: videos.
+        block: counted from 1; None: the last one with frame fusion, or the last.
+
+    Raises:
+        ConfigError: for a tower without patches or with merged ones, or a block that it does not have.
+    """
+    tower, frames, pictures = _tower(model), *_frames(model, items)
+    depth = len(tower.blocks)
+    if block is not None and not 1 <= block <= depth:
+        raise ConfigError(f"look: --block counts the blocks of the vision tower, 1 to {depth}, got {block}.")
+    seen = AttentionRecorder()
+    attentions: list[nn.Module] = [each.attn for each in tower.blocks]  # type: ignore[misc]
+    fusions = [each for each in model.trained.method.modules() if isinstance(each, FrameFusion)]
+    with ExitStack() as stack:
+        for layer, attention in enumerate(attentions):
+            stack.callback(attention.register_forward_pre_hook(partial(seen.within_frames, layer)).remove)
+        for fusion in fusions:
+            stack.callback(fusion.register_forward_pre_hook(seen.between_frames).remove)
+        model.encode_frames(frames)
+    fused = [layer for layer in seen.temporal if layer in seen.spatial]
+    chosen = (max(fused, default=max(seen.spatial, default=-1))) if block is None else block - 1
+    patches = tower.num_tokens - tower.classes
+    rows = _square(patches)
+    spatial = seen.spatial.get(chosen)
+    if tower.classes != 1 or rows is None or spatial is None or spatial.shape[-1] != patches:
+        where = (
+            f"in block {chosen + 1}, or goes around CLIP's attention there"
+            if spatial is not None
+            else "in CLIP's blocks"
+        )
+        raise ConfigError(
+            f"look attention: {model.method} has no patches of single frames {where}. "
+            "Name another --block, or a model that merges none, such as framefusion_moe."
+        )
+    shape = frames.shape[:2]
+    temporal = seen.temporal.get(chosen)
+    return AttentionMaps(pictures, rows, chosen, spatial.unflatten(0, shape), temporal)
+
+
+def merges(model: Model, items: Sequence[Item]) -> Merges:
+    """Which patches have become one token.
+
+    Raises:
+        ConfigError: if the model merges none, or by a reducer that also drops tokens.
+    """
+    tower, frames, pictures = _tower(model), *_frames(model, items)
+    with record_tokens() as states:
+        model.encode_frames(frames)
+    moved = next((state for state in states if state.moves), None)
+    rows = _square(tower.num_tokens - tower.classes)
+    if moved is None or rows is None:
+        raise ConfigError(
+            f"look merges: {model.method} merges no patches that could be drawn. "
+            "Ask a model with method.reducer=tome, tome_shared or tempme."
+        )
+    shape = frames.shape[:2]
+    found = follow(moved.moves, shape[0] * shape[1], tower.num_tokens)[:, tower.classes :]
+    return Merges(pictures, rows, found.unflatten(0, shape).cpu())
+
+
+@torch.no_grad()
+def score_matrices(model: Model, number: int) -> tuple[Tensor, Tensor, list[str]]:
+    """Scores of captions and their videos, (V, V) before and after the method's calibration, and the videos' names.
+
+    The first caption of each of the first `number` videos of the last task.
+
+    Raises:
+        ConfigError: if the method normalizes no scores, or the model's stream is not here.
+    """
+    method = model.trained.method
+    none = ConfigError(
+        f"look scores: {model.method} changes no matrix of scores. Ask one that does: dsl, or camoe with preset dsl."
+    )
+    if not method.normalizes_scores():
+        raise none
+    block = model.gallery()[-1]
+    chosen = block.items[:number]
+    texts = model.encode_text([item.captions[0] for item in chosen], block.task)
+    plain = method.score(texts.to(model.device), block.features[: len(chosen)].to(model.device)).float()
+    if plain.shape != (len(chosen), len(chosen)):
+        raise none  # it has several scores of a pair, and calibrating makes one of them
+    return plain.cpu(), method.normalize_scores(plain).float().cpu(), [item.video for item in chosen]
+
+
+class AttentionRecorder:
+    """Attention of class tokens by block, mean over heads, (G, P) and (V, T, P)."""
+
+    def __init__(self) -> None:
+        self.spatial: dict[int, Tensor] = {}
+        self.temporal: dict[int, Tensor] = {}
+
+    def within_frames(self, layer: int, attention: Attention, given: tuple[Any, ...]) -> None:
+        y, seams, state = given[:3]
+        q, k, _ = (attention.heads_first(x) for x in attention.project(y, seams, state))
+        self.spatial[layer] = _class_row(q, k)
+
+    def between_frames(self, fusion: FrameFusion, given: tuple[Any, ...]) -> None:
+        y, state = given[0], given[2]
+        assert isinstance(state, TokenState)
+        tokens, attention = y.unflatten(0, (state.batch, -1)), fusion.attention
+        heads = attention.heads
+        q = attention.q(neighbour(tokens, fusion.direction)).unflatten(-1, (heads, -1)).transpose(2, 3)
+        k = attention.k(tokens).unflatten(-1, (heads, -1)).transpose(2, 3)
+        self.temporal[state.layer] = _class_row(q, k)
+
+
+@torch.no_grad()
+def _class_row(q: Tensor, k: Tensor) -> Tensor:
+    """Attention (..., P) that the first token pays to all others; q, k (..., H, N, D/H)."""
+    logits = (q[..., :1, :] @ k.mT)[..., 0, :].float() / q.shape[-1] ** 0.5
+    return logits.softmax(dim=-1).mean(dim=-2)[..., 1:].cpu()
+
+
+def _tower(model: Model) -> VisionTower:
+    tower = next((each for each in model.trained.method.modules() if isinstance(each, VisionTower)), None)
+    if tower is None or tower.takes_features or not isinstance(getattr(tower, "conv1", None), nn.Module):
+        raise ConfigError(f"look: {model.method} has no vision tower with patches here.")
+    return tower
+
+
+def _frames(model: Model, items: Sequence[Item]) -> tuple[Tensor, Tensor]:
+    """Frames (V, T, 3, H, W) as the method gets them, and as pictures (V, T, H, W, 3) uint8."""
+    frames = torch.cat(list(model.frames_of(items)))
+    clip = model.trained.clip
+    mean, std = (frames.new_tensor(values)[:, None, None] for values in (clip.mean, clip.std))
+    pictures = ((frames * std + mean).clamp(0, 1) * 255).round().to(torch.uint8)
+    return frames, pictures.movedim(2, -1).cpu()
+
+
+def _square(patches: int) -> int | None:
+    side = round(patches**0.5)
+    return side if side * side == patches and side > 0 else None
+
+
+def enlarged(maps: Tensor, rows: int, size: int) -> Tensor:
+    """Maps (V, T, P) as smooth pictures (V, T, size, size) between 0 and 1, each frame on its own scale."""
+    grid = maps.flatten(0, 1).unflatten(-1, (rows, -1))[:, None]
+    large = F.interpolate(grid, size=(size, size), mode="bicubic", align_corners=False)[:, 0]
+    low, high = large.amin(dim=(1, 2), keepdim=True), large.amax(dim=(1, 2), keepdim=True)
+    return ((large - low) / (high - low).clamp_min(1e-12)).unflatten(0, maps.shape[:2])

@@ -1,0 +1,179 @@
+"""What of a store nobody needs any more, and its removal.
+
+Arrays (frames, weights, galleries) are needed while a record names them. Records are the JSON objects: a commit names
+the weights and galleries of a finished task, a *use* names the frames of a stream (`note_use`, written before the
+first of them is decoded). A record is needed for good, unless an age is given: then commits and uses that are older
+and that no recent run stands for go, with all that only they name. A pack (packs.py) is needed while any of its objects
+is.
+
+Whoever reads or writes meanwhile is safe: an object younger than a day stays (its record may still be on the way),
+records that appear during the search are read before anything is removed, a memory map outlives its file, and a
+reader who comes too late finds an object missing, which every reader mends by making it again.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from ctvr.orchestrator.digests import digest_of
+from ctvr.orchestrator.errors import MissingObject
+from ctvr.orchestrator.store.keys import ARRAYS, JSON, split_name
+from ctvr.orchestrator.store.packs import KIND as PACKS
+from ctvr.orchestrator.store.store import Entry, Size, Store, size_of
+
+DAY = 24 * 3600.0
+USES = "uses"
+FILES = "files"  # digests of a stream's files (data/file_digests.py)
+_AGEING = ("commits", USES, FILES)  # records that an age lets go
+_COLLECTED = re.compile(  # arrays that go without a record; whatever else lies there stays
+    r"(frames/[0-9a-f]{64}|features/[0-9a-f]{64}/.+|(weights|gallery)/.+/(task|select)_\d+-[0-9a-f]{16})\.safetensors"
+)
+_READERS = 16  # records read at once
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """What can go, records first: a removal that is interrupted leaves no record without its objects."""
+
+    entries: tuple[Entry, ...]
+    searched: tuple[Entry, ...]  # everything that was there
+    leftovers: tuple[str, ...] = ()  # names of probes that crashed writers left
+    packs: Mapping[str, frozenset[str]] = field(default_factory=dict)  # name of a pack's object or record -> its keys
+
+    def by_kind(self) -> dict[str, Size]:
+        """Kind -> how many objects and bytes."""
+        return by_kind(self.entries)
+
+
+def by_kind(entries: Iterable[Entry]) -> dict[str, Size]:
+    """Kind -> how many objects and bytes, sorted by kind."""
+    groups: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        groups[split_name(entry.name)[0]].append(entry)
+    return {kind: size_of(group) for kind, group in sorted(groups.items())}
+
+
+def note_use(store: Store, stream: str, keys: Sequence[str], meta: Mapping[str, Any] | None = None) -> None:
+    """Record that a stream needs the frames `keys`; noted at most once a day.
+
+    Args:
+        stream: its name, for people who look.
+        keys: content addresses of its frames.
+        meta: whatever else JSON can say of them.
+    """
+    keys = sorted(set(keys))
+    slug = re.sub(r"[^a-z0-9_-]+", "-", stream.lower()).strip("-")[:60] or "stream"
+    key = f"{slug}-{digest_of([keys, dict(meta or {})])[:16]}"
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+    try:
+        if store.get_json(USES, key)["day"] == today:
+            return
+    except (MissingObject, KeyError, TypeError):
+        pass
+    store.put_json(USES, key, {"stream": stream, "day": today, "frames": keys, **(meta or {})})
+
+
+def find_garbage(store: Store, older_than: float | None = None, recent: Collection[str] = ()) -> Garbage:
+    """Everything that no record names; with an age, also old commits and uses and what only they name.
+
+    Args:
+        older_than: days; None keeps every record.
+        recent: keys of runs whose commits stay whatever their age.
+    """
+    now = store.clock()
+    entries = store.entries()
+    packs = _packs(store, entries)
+    records = [entry for entry in entries if entry.name.endswith(JSON) and entry.name not in packs]
+    aged = _aged(records, now - older_than * DAY, recent) if older_than is not None else set()
+    named = _named_by(store, [entry for entry in records if entry.name not in aged])
+    while found := {name for name in aged if split_name(name)[1] in named}:  # a record that a younger one names
+        aged -= found
+        named |= _named_by(store, [entry for entry in records if entry.name in found])
+    loose = [e for e in entries if _COLLECTED.fullmatch(e.name) and not _is_named(e.name, named)]
+    old = [e for e in entries if e.name in packs and not _is_needed(e.name, packs[e.name], named)]
+    old.sort(key=lambda entry: not entry.name.endswith(JSON))
+    garbage = [entry for entry in records if entry.name in aged] + old + loose
+    garbage = [entry for entry in garbage if entry.modified < now - DAY]
+    return Garbage(tuple(garbage), entries, store.leftovers(now - DAY), packs)
+
+
+def remove_garbage(store: Store, garbage: Garbage) -> Size:
+    """Remove it; returns what was removed: less than was found where a new record names some of it.
+
+    Raises:
+        StoreError: if that is refused; what was removed until then stays removed.
+    """
+    known = {(entry.name, entry.modified) for entry in garbage.searched}
+    fresh = [entry for entry in store.entries() if (entry.name, entry.modified) not in known]
+    records = [entry for entry in fresh if entry.name.endswith(JSON) and split_name(entry.name)[0] != PACKS]
+    named = _named_by(store, records)
+    renewed = {entry.name for entry in fresh}
+    needed = {name for name, keys in garbage.packs.items() if _is_needed(name, keys, named)}
+    doomed = [e for e in garbage.entries if e.name not in renewed | needed and not _is_named(e.name, named)]
+    store.remove([entry.name for entry in doomed])
+    store.remove(garbage.leftovers)
+    return size_of(doomed)
+
+
+def _aged(records: Sequence[Entry], before: float, recent: Collection[str]) -> set[str]:
+    """Names of the records that are old. The commits of one run age together, by the youngest."""
+    youngest: dict[str, float] = {}
+    ageing = [entry for entry in records if split_name(entry.name)[0] in _AGEING]
+    for entry in ageing:
+        youngest[_run(entry.name)] = max(youngest.get(_run(entry.name), 0.0), entry.modified)
+    kept = {f"commits/{key}" for key in recent}
+    return {e.name for e in ageing if youngest[_run(e.name)] < before and _run(e.name) not in kept}
+
+
+def _run(name: str) -> str:
+    """`commits/<run>` of a commit's name; of another record its own name."""
+    return "/".join(name.split("/")[:2])
+
+
+def _is_named(name: str, named: Collection[str]) -> bool:
+    """Whether a record names the object's key, or the key that its own begins with (features of frames)."""
+    kind, key = split_name(name)
+    return key in named or (kind == "features" and key.partition("/")[0] in named)
+
+
+def _packs(store: Store, entries: Sequence[Entry]) -> dict[str, frozenset[str]]:
+    """The keys in every pack, by the names of its object and its record; none where the record is damaged or gone."""
+    names = [entry.name for entry in entries if split_name(entry.name)[0] == PACKS]
+    records = [name for name in names if name.endswith(JSON)]
+    with ThreadPoolExecutor(_READERS) as pool:
+        keys = dict(zip(records, pool.map(lambda name: frozenset(_texts(store.find_json(name))), records)))
+    return {name: keys.get(name.removesuffix(ARRAYS).removesuffix(JSON) + JSON, frozenset()) for name in names}
+
+
+def _is_needed(name: str, keys: Collection[str], named: Collection[str]) -> bool:
+    """Whether a record names an object of a pack."""
+    kind = split_name(name)[1].partition("/")[0]
+    return any(_is_named(f"{kind}/{key}", named) for key in keys)
+
+
+def _named_by(store: Store, records: Sequence[Entry]) -> set[str]:
+    """Every text in the records: keys are among them. Records that are damaged or gone name nothing."""
+
+    def read(entry: Entry) -> set[str]:
+        return set(_texts(store.find_json(entry.name)))
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        return set().union(*pool.map(read, records))
+
+
+def _texts(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from _texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)

@@ -1,0 +1,1 @@
+"""Run, confirm and rerun sweeps and tables of methods."""

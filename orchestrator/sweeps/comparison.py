@@ -1,0 +1,212 @@
+"""Whether a challenger beats the recommended settings, and how large a difference can be seen at all.
+
+R@1 of both is compared over videos and seeds (tables/intervals.py), for the best of the challengers. The
+difference must be to the better at 5 %. Otherwise the recommended settings keep their place: docs/search.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.learning.experiment import Experiment
+from ctvr.orchestrator.learning.resolve import named_in, resolve
+from ctvr.orchestrator.learning.run import has_training
+from ctvr.orchestrator.on_ray.plan import GAIN, MEAN, SEARCHED
+from ctvr.orchestrator.streams.stream import Stream
+from ctvr.orchestrator.tables.footnotes import CHOICE
+from ctvr.orchestrator.tables.intervals import compare_over_seeds, differences
+from ctvr.orchestrator.tables.significance import Ranks
+from ctvr.orchestrator.tables.table import LEVEL, Difference
+from ctvr.orchestrator.tracking.run_record import RunRecord
+
+RECOMMENDED = "recommended"
+GAINED = "ctvr.gained"  # tag of reruns
+BY_RANKS = {GAIN, MEAN, "stream/t2v/r1"}  # metrics that are R@1, whose queries can be compared one by one
+POWER = 0.8
+
+
+def last_value(run: RunRecord, key: str) -> float:
+    """A metric's value at its last step; NaN if it was never recorded."""
+    last = run.last(key)
+    return last[1] if last else float("nan")
+
+
+def experiment_of(run: RunRecord) -> Experiment:
+    """The configuration of a complete trial, as MLflow has it."""
+    presets = [name for name in run.tags.get("ctvr.presets", "").split(",") if name]
+    with named_in(f"run {run.name}"):
+        return resolve(_as_given(run.settings), None, presets)
+
+
+def _as_given(settings: Mapping[str, Any]) -> Settings:
+    """Settings as MLflow keeps them, lists written as on the command line."""
+    return {name: str(value).strip("[]") if str(value).startswith("[") else value for name, value in settings.items()}
+
+
+@dataclass(frozen=True)
+class ConfirmationResult:
+    """What the confirmation of a search says."""
+
+    sweep: str
+    recommended: Experiment
+    searched: Experiment  # the best challenger: the winner, or what failed to win
+    trial: str  # its name
+    is_confirmed: bool
+    against: Difference  # the challenger's metric minus the recommended one's, on validation videos
+    challengers: int
+    seeds: int
+    detectable: float  # difference that the comparison would see in 80 % of cases
+
+    @property
+    def chosen(self) -> Experiment:
+        return self.searched if self.is_confirmed else self.recommended
+
+    @property
+    def kept(self) -> str:
+        """The candidate that is chosen, as its runs are tagged."""
+        return self.trial if self.is_confirmed else RECOMMENDED
+
+    @property
+    def on_validation(self) -> str:
+        return f"{self.against} on validation videos over {self.seeds} fresh seeds"
+
+    @property
+    def text(self) -> str:
+        """What happened, for a person."""
+        many = f", for the best of {self.challengers} challengers" if self.challengers > 1 else ""
+        said = f"{self.trial} against the recommended settings: {self.on_validation}{many}"
+        end = "it takes their place" if self.is_confirmed else "not confirmed: the recommended settings keep theirs"
+        sight = f"this comparison sees a difference of {self.detectable:.1f} points in 4 of 5 cases"
+        if not math.isfinite(self.detectable):
+            sight = "what this comparison can see is not known: nothing differs between its seeds"
+        return f"confirmation: {said}; {end} ({sight})"
+
+    def tags(self, is_searched: bool) -> dict[str, str]:
+        """What the reruns of the searched row, or of the recommended one, say of themselves."""
+        if not is_searched:
+            return {CHOICE: RECOMMENDED, "ctvr.note": "the recommended settings, which were not searched"}
+        return {CHOICE: "searched", "ctvr.note": self.note, GAINED: self.on_validation}
+
+    @property
+    def note(self) -> str:
+        """The footnote of the searched row."""
+        word = "confirmed" if self.is_confirmed else "NOT confirmed: the recommended settings keep their place"
+        return f"{word}; against them {self.on_validation}"
+
+
+def compare_candidates(
+    sweep: str,
+    groups: Mapping[str, Sequence[RunRecord]],
+    ranks: Mapping[str, Ranks],
+    rule: tuple[str, str],
+    order: Sequence[str],
+) -> ConfirmationResult:
+    """Compare every challenger with the recommended settings.
+
+    Args:
+        groups: candidate -> its runs, one a seed.
+        ranks: run id -> final ranks on validation videos.
+        rule: metric and mode of the search.
+        order: names of trials, the best first: of equal challengers the first.
+    """
+    base = groups[RECOMMENDED]
+    names = [name for name in order if name in groups]
+    seen = compare(base, [groups[name] for name in names], ranks, rule)
+    better = 1.0 if rule[1] == "max" else -1.0
+    winning = [better * each.value > 0 and each.p < LEVEL for each in seen]
+    best = max(range(len(names)), key=lambda index: (winning[index], better * seen[index].value))
+    trial = names[best]
+    return ConfirmationResult(
+        sweep=sweep,
+        recommended=experiment_of(base[0]),
+        searched=experiment_of(groups[trial][0]),
+        trial=trial,
+        is_confirmed=winning[best],
+        against=seen[best],
+        challengers=len(names),
+        seeds=len(base),
+        detectable=observed_mde(seen[best]),
+    )
+
+
+def compare(
+    base: Sequence[RunRecord], others: Sequence[Sequence[RunRecord]], ranks: Mapping[str, Ranks], rule: tuple[str, str]
+) -> list[Difference]:
+    """Return the metric of each of `others` minus that of `base`, over videos and seeds; not R@1: over seeds alone."""
+    rows = [base, *others]
+    if rule[0] not in BY_RANKS or any(run.run_id not in ranks for row in rows for run in row):
+        return compare_over_seeds([[last_value(run, rule[0]) for run in row] for row in rows], 0, is_chosen=False)[1:]
+    first = ranks[base[0].run_id]
+    queries = sorted(set.intersection(*(set(ranks[run.run_id].of) for row in rows for run in row)))
+    found = [np.array([[ranks[run.run_id].of[q] for q in queries] for run in row]) for row in rows]
+    videos = [query.rpartition("#")[0] or query for query in queries]
+    tasks = [first.task[query] for query in queries] if rule[0] == MEAN and first.task else None
+    fixed = [not has_training(experiment_of(row[0])) for row in rows]
+    return differences(found, 0, videos, tasks, fixed=fixed, is_chosen=False)[1:]
+
+
+# ----------------------------------------------------------------------------------------------- what can be seen
+
+
+def observed_mde(seen: Difference) -> float:
+    """The true difference that a comparison of this spread calls one in 4 of 5 cases (5 %, two-sided).
+
+    The half width of the interval is t(5 %) standard errors; the difference must lie t(20 %, one-sided) beyond it.
+    For many degrees of freedom that is 2.80 / 1.96 half widths, and less for few; the larger number is said.
+    """
+    return (seen.high - seen.low) / 2 * _beyond()
+
+
+def _beyond() -> float:
+    return float(1 + stats.norm.isf(1 - POWER) / stats.norm.isf(LEVEL / 2))
+
+
+def minimum_detectable_effect(queries: int, videos: int, disagreeing: float = 0.2) -> float:
+    """The difference of R@1 in points that so many videos can show, before anything was measured.
+
+    Args:
+        queries, videos: of the split. Captions of one video count as one draw.
+        disagreeing: share of queries that one of both finds first and the other does not.
+    """
+    independent = min(queries, videos)
+    if not independent:
+        return math.inf
+    return 100 * math.sqrt(disagreeing / independent) * float(stats.norm.isf(LEVEL / 2)) * _beyond()
+
+
+def describe_mde(stream: Stream, split: str) -> str:
+    """How large a difference the videos that a search chooses by can show."""
+    items = [item for task in range(len(stream.tasks)) for item in stream.items(task, split)]
+    queries, videos = sum(len(item.captions) for item in items), len({item.video for item in items})
+    return (
+        f"about {minimum_detectable_effect(queries, videos):.1f} points of R@1 by {queries} queries of {videos} "
+        f"{split} videos in {len(stream.tasks)} tasks, for one seed each "
+        "(5 %, power 80 %, if 1 query in 5 is found by one of both alone)"
+    )
+
+
+# ------------------------------------------------------------------------------------------------ the test videos
+
+
+def gain_notes(runs: Sequence[RunRecord], ranks: Mapping[str, Ranks]) -> list[str]:
+    """What a search gained on validation and on test videos: the searched row against the recommended one."""
+    of: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        if run.tags.get("ctvr.complete") == "true" and run.tags.get(CHOICE):
+            of.setdefault(run.tags[CHOICE], []).append(run)
+    if len(of) < 2:
+        return []
+    base, other = of[RECOMMENDED], of["searched"]
+    metric = SEARCHED[base[0].tags.get("ctvr.protocol", "ctvr")]
+    (on_test,) = compare(base, [other], ranks, (metric, "max"))
+    return [
+        f"What the search gained over the recommended settings: {other[0].tags[GAINED]}; "
+        f"{on_test} on test videos over {len(other)} seeds (R@1 in points)."
+    ]

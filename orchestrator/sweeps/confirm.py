@@ -1,0 +1,151 @@
+"""A winner is confirmed before it is believed.
+
+The best of many trials is partly the luckiest: one seed, on the videos that it was chosen by. So the best few and the
+recommended settings run again on *validation* videos, over seeds that neither the trials had nor the rerun on test
+videos will have. The recommendation keeps its place unless a challenger wins (verdict.py).
+
+Everything is read back from MLflow (tags `ctvr.confirmation` of the sweep, `ctvr.confirms` and `ctvr.candidate` of the
+runs), so that `ctvr rerun` knows it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.console import say
+from ctvr.orchestrator.digests import digest_of
+from ctvr.orchestrator.errors import RunsFailed
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.learning.experiment import Experiment
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import has_training
+from ctvr.orchestrator.on_ray.plan import SearchConfig
+from ctvr.orchestrator.sweeps import mlflow_notes
+from ctvr.orchestrator.sweeps.comparison import RECOMMENDED, ConfirmationResult, compare_candidates, experiment_of
+from ctvr.orchestrator.sweeps.selection import (
+    FIRST_CONFIRMATION,
+    Rerun,
+    best_trials,
+    fresh_seeds,
+    incomplete_runs,
+    run_all,
+    selection_metric,
+    used_seeds,
+)
+from ctvr.orchestrator.sweeps.session import flush_outbox, interruptible, ray_cluster, trial_plan
+from ctvr.orchestrator.tables.significance import read_ranks
+from ctvr.orchestrator.tracking.run_record import RunRecord
+from ctvr.orchestrator.tracking.tracker import Tracker
+
+CONFIRMS = "ctvr.confirms"  # tag of a confirmation's runs: the sweep
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What is confirmed: the recommended settings, or a trial."""
+
+    sweep: str
+    name: str  # RECOMMENDED, or the trial's
+    experiment: Experiment
+
+    def runs(self, seeds: Sequence[int], workers: int) -> list[Rerun]:
+        tags = {CONFIRMS: self.sweep, "ctvr.candidate": self.name}
+        settings = self.experiment.settings
+        made = [
+            resolve({**settings, "seed": seed, "workers": workers}, None, self.experiment.presets)
+            for seed in (seeds if has_training(self.experiment) else seeds[:1])
+        ]
+        return [Rerun(each, tags) for each in made]
+
+
+# ----------------------------------------------------------------------------------------------- candidates
+
+
+def candidates(tracker: Tracker, sweep_name: str, recommended: Experiment, search: SearchConfig) -> list[Candidate]:
+    """The recommended settings, then the best trials of a search that are others; nothing if there is no other."""
+    found = [Candidate(sweep_name, RECOMMENDED, recommended)]
+    known = {digest_of(recommended.settings)}
+    for run in best_trials(tracker, sweep_name, None):
+        experiment = experiment_of(run)
+        if len(found) <= search.confirm and (digest := digest_of(experiment.settings)) not in known:
+            known.add(digest)
+            found.append(Candidate(sweep_name, run.name, experiment))
+    return found if len(found) > 1 else []
+
+
+def confirm(
+    name: str,
+    listed: Sequence[Candidate],
+    num_tasks: int,
+    where: ExecutionConfig,
+    tracker: Tracker,
+    search: SearchConfig,
+    again: str,
+) -> dict[str, ConfirmationResult]:
+    """Run candidates of one search, or of all rows of a table, over fresh seeds on validation videos.
+
+    Args:
+        name: of the sweep or table.
+        listed: of every search the recommended settings and its challengers.
+        num_tasks: of their stream.
+        again: the command that goes on after an interruption; what is complete is not run again.
+
+    Returns:
+        Sweep -> verdict; searches whose recommended settings or challengers all failed are missing.
+    """
+    if not listed:
+        return {}
+    sweeps = list(dict.fromkeys(candidate.sweep for candidate in listed))
+    used = frozenset[int]().union(*(used_seeds(tracker.find_runs(sweep=sweep)) for sweep in sweeps))
+    seeds = fresh_seeds(search.confirm_seeds, used, FIRST_CONFIRMATION)
+    runs = list({run.label: run for each in listed for run in each.runs(seeds, where.workers)}.values())
+    parent_name = f"{name}-confirm-{digest_of([[run.tags, run.experiment.settings] for run in runs])[:6]}"
+    stream = listed[0].experiment.run.stream
+    settings: Settings = {"confirms": name, "seeds": ",".join(map(str, seeds)), "candidates": len(listed)}
+    stream_name = str(next(iter(tracker.find_runs(sweep=sweeps[0]))).tags.get("ctvr.stream", stream))
+    parent = tracker.open_sweep(parent_name, stream_name, settings, {"ctvr.role": "confirmation"})
+    with interruptible(f"confirmation {parent_name}", again, where, tracker, [parent]):
+        left = incomplete_runs(runs, parent_name, tracker)
+        say(f"confirmation {parent_name}: {len(runs)} runs, {len(runs) - len(left)} of them complete already")
+        failed = 0
+        if left:
+            with ray_cluster(where, tracker) as there:
+                plan = trial_plan(there, parent_name, tracker, [run.experiment for run in left])
+                plan = replace(plan, parent=parent, tags={"ctvr.role": "confirmation"})
+                failed = run_all(plan, left, num_tasks, there)
+    tracker.close(parent, "FAILED" if failed else "FINISHED")
+    if waiting := flush_outbox(tracker):
+        raise RunsFailed(
+            f"{waiting} records wait because MLflow does not answer, so nothing is confirmed. Start it again, then: "
+            f"ctvr sync; {again}"
+        )
+    for sweep in sweeps:
+        if found := tracker.find_sweep(sweep):
+            tracker.set_tags(found.run_id, {"ctvr.confirmation": parent_name})
+    read = {sweep: read_verdict(tracker, sweep) for sweep in sweeps}
+    verdicts = {sweep: verdict for sweep, verdict in read.items() if verdict is not None}
+    texts, kept = zip(*((verdict.text, verdict.kept) for verdict in verdicts.values())) if verdicts else ((), ())
+    mlflow_notes.annotate_confirmation_runs(tracker, parent, parent_name, sweeps, texts, kept)
+    return verdicts
+
+
+# ----------------------------------------------------------------------------------------------- the verdict
+
+
+def read_verdict(tracker: Tracker, sweep_name: str) -> ConfirmationResult | None:
+    """What the confirmation of a sweep says, as MLflow has it; None where there was none, or it failed."""
+    sweep = tracker.find_sweep(sweep_name)
+    if sweep is None or "ctvr.confirmation" not in sweep.tags:
+        return None
+    tags = {"ctvr.complete": "true", CONFIRMS: sweep_name}
+    groups: dict[str, list[RunRecord]] = {}
+    for run in tracker.find_runs(sweep=sweep.tags["ctvr.confirmation"], tags=tags):
+        groups.setdefault(run.tags["ctvr.candidate"], []).append(run)
+    if RECOMMENDED not in groups or len(groups) < 2:
+        return None
+    runs = [run for group in groups.values() for run in group]
+    ranks = {run.run_id: found for run in runs if (found := read_ranks(tracker, run.run_id))}
+    order = [run.name for run in best_trials(tracker, sweep_name, None)]
+    return compare_candidates(sweep_name, groups, ranks, selection_metric(sweep), order)

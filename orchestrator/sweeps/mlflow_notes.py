@@ -1,0 +1,207 @@
+"""A sweep and its rerun as MLflow's pages show them: names that tell trials apart, a note, numbers, tables, the winner.
+
+Nothing here decides or is read by a command; a server that goes away in the middle ends no sweep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ctvr.orchestrator.console import say
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.learning.resolve import get_method
+from ctvr.orchestrator.on_ray.halving_searcher import NUMBER
+from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig
+from ctvr.orchestrator.streams.metric_names import ACCURACY, ANSWERED, FORGETTING
+from ctvr.orchestrator.sweeps.best import promote
+from ctvr.orchestrator.sweeps.comparison import last_value
+from ctvr.orchestrator.sweeps.selection import METRIC_LABELS, best_trials
+from ctvr.orchestrator.sweeps.trust import resume_command, trust_text
+from ctvr.orchestrator.tables.footnotes import CHOICE, trials_of
+from ctvr.orchestrator.tracking.internals import NOTE
+from ctvr.orchestrator.tracking.mlflow_ui import code, plain, short_name
+from ctvr.orchestrator.tracking.run_record import RunRecord
+from ctvr.orchestrator.tracking.tracker import Tracker
+
+R1, BWF = "stream/t2v/r1", "stream/t2v/bwf"
+MODEL = "ctvr"  # name of the registered model; one version for the winner of each rerun
+
+
+def write_sweep_note(
+    tracker: Tracker, parent: str, name: str, question: str, config: SearchConfig, space: Mapping[str, Any]
+) -> None:
+    """The note of a sweep that begins: what is asked, how much is spent on it, how to go on with it."""
+    lines = [
+        f"- searched: {', '.join(f'`{setting}`' for setting in space)}",
+        f"- budget: {config.trials} trials by {config.searcher}, scheduler {config.scheduler}; best by "
+        f"{METRIC_LABELS.get(config.metric, config.metric)}",
+        f"- go on after an interruption: `{resume_command(name)}`",
+    ]
+    tracker.set_tags(parent, {NOTE: "\n\n".join([f"**{plain(question)}**", "\n".join(lines)])})
+
+
+def annotate_search(tracker: Tracker, parent: str, name: str, space: Mapping[str, Any], metric: str) -> None:
+    """The end of a search: its trials' short names, its numbers and its winner on the parent run."""
+    with _best_effort():
+        trials = tracker.find_runs(sweep=name)
+        unlike = [key for key in space if len({str(run.settings.get(key)) for run in trials}) > 1]
+        for run in trials:
+            number = run.tags.get(NUMBER, "")
+            differing = {key: run.settings.get(key) for key in unlike}
+            gain = last_value(run, GAIN)
+            title = short_name(
+                int(number) if number.isdigit() else None,
+                run.tags.get("ctvr.stopped", ""),
+                gain if math.isfinite(gain) else None,
+                differing,
+            )
+            tracker.rename(run.run_id, title)
+        best = best_trials(tracker, name, 1)[0]
+        stopped = sum("ctvr.stopped" in run.tags for run in trials)
+        complete = sum(run.tags.get("ctvr.complete") == "true" for run in trials)
+        numbers = {"trials/complete": complete, "trials/stopped": stopped, "trials/all": len(trials)}
+        _summarise(tracker, parent, best, numbers)
+        found = ", ".join(code(f"{key}={best.settings.get(key)}") for key in space)
+        what, trust = _what([best]), trust_text()
+        lines = [
+            f"**Winner**: [{plain(best.name)}](#/experiments/{_experiment(tracker, best)}/runs/{best.run_id}), "
+            f"{METRIC_LABELS.get(metric, metric)} {last_value(best, metric):+.2f} "
+            f"on {best.tags.get('ctvr.split')} {what}",
+            f"- {found}",
+            *([] if what != "videos" else [f"- ask it: `ctvr search 'a red square moves left' --model {name}{trust}`"]),
+            f"- again over fresh seeds, on test {what}: `ctvr rerun --sweep {name}{trust}`",
+            f"- one HTML file to mail: `ctvr report {name}{trust}` (then below Artifacts, `page/`)",
+        ]
+        _add_note(tracker, parent, lines)
+
+
+def append_confirmation(tracker: Tracker, parent: str, texts: Sequence[str]) -> None:
+    """What the confirmation said, in the note of the sweep."""
+    with _best_effort():
+        if texts:
+            note = tracker.client.get_run(parent).data.tags.get(NOTE, "")
+            new = [f"- {text}" for text in texts if text not in note]
+            tracker.set_tags(parent, {NOTE: "\n".join([note, *new])})
+
+
+def annotate_confirmation_runs(
+    tracker: Tracker, parent: str, name: str, sweeps: Sequence[str], texts: Sequence[str], kept: Sequence[str] = ()
+) -> None:
+    """The end of a confirmation: its runs' short names, and on its own run what it said.
+
+    `kept` are the candidates that won; the first seed of one that is alone gives the parent its numbers.
+    """
+    with _best_effort():
+        trials = [run for sweep in sweeps for run in tracker.find_runs(sweep=sweep)]
+        numbers = {run.name: f"#{int(run.tags[NUMBER])}" for run in trials if run.tags.get(NUMBER, "").isdigit()}
+        runs = tracker.find_runs(sweep=name, tags={"ctvr.complete": "true"})
+        for run in runs:
+            label = numbers.get(run.tags.get("ctvr.candidate", ""), run.tags.get("ctvr.candidate", ""))
+            place = f"{run.tags['ctvr.method']} " if len(sweeps) > 1 else ""
+            tracker.rename(run.run_id, f"{place}{label} s{run.settings.get('seed')} {_first(run)}")
+        lines = ["**The best trials and the recommended settings again, over fresh seeds, on validation videos**"]
+        best = [run for run in runs if len(kept) == 1 and run.tags.get("ctvr.candidate") == kept[0]]
+        if best:
+            first = min(best, key=lambda run: int(run.settings.get("seed", 0)))
+            _summarise(tracker, parent, first, {"runs/complete": len(runs)})
+            lines.append(f"- chosen: {plain(first.name)}")
+        tracker.set_tags(parent, {NOTE: "\n".join([*lines, *(f"- {text}" for text in texts)])})
+
+
+def _first(run: RunRecord) -> str:
+    """R@1 of a run; of a stream of images or questions, accuracy."""
+    value, counted = last_value(run, R1), last_value(run, ANSWERED if run.last(ANSWERED) else ACCURACY)
+    return f"R@1 {value:.1f}" if math.isfinite(value) else f"acc {counted:.1f}"
+
+
+def annotate_rerun(tracker: Tracker, parent: str, name: str, of: str, where: ExecutionConfig) -> None:
+    """The end of a rerun: its runs' short names, table and figures, its note, the winner as a version of a model."""
+    with _best_effort():
+        runs = tracker.find_runs(sweep=name, tags={"ctvr.complete": "true"})
+        for run in runs:
+            label = run.tags.get("ctvr.row") or run.tags.get("ctvr.method", "")
+            choice = f" {run.tags[CHOICE]}" if run.tags.get(CHOICE) else ""
+            tracker.rename(run.run_id, f"{label}{choice} s{run.settings.get('seed')} {_first(run)}")
+        folder = where.runs.resolve() / "tables" / name
+        if folder.is_dir():
+            tracker.log_artifacts(parent, folder, into="table")
+        what = _what(runs)
+        lines = [
+            f"**Winners of {of} and baselines again, over fresh seeds, on test {what}**",
+            "- table and figures: below Artifacts, `table/`",
+            f"- the same again: `ctvr table --sweep {name}`; one HTML file to mail: `ctvr report {name}{trust_text()}`",
+        ]
+        if best := selected_run(runs):
+            _summarise(tracker, parent, best, {"runs/complete": len(runs)})
+            version, moved = _register(tracker, best)
+            kept = f", version {version} of the model `{MODEL}`" if version else ""
+            lines += [f"- chosen: {plain(best.name)}{kept}", *([f"- {plain(moved)}"] if moved else [])]
+        tracker.set_tags(parent, {NOTE: "\n".join(lines)})
+
+
+def _what(runs: Sequence[RunRecord]) -> str:
+    """What they were tested on."""
+    for metric, what in ((ACCURACY, "images"), (ANSWERED, "questions")):
+        if any(run.last(metric) is not None for run in runs):
+            return what
+    return "videos"
+
+
+def selected_run(runs: Sequence[RunRecord]) -> RunRecord | None:
+    """The first seed of what a search chose, as its confirmation on validation videos says; no test video decides.
+
+    None where nothing was searched, or several rows were.
+    """
+    confirmed = [
+        run for run in runs if run.tags.get(CHOICE) == "searched" and "NOT" not in run.tags.get("ctvr.note", "")
+    ]
+    kept = [run for run in runs if run.tags.get(CHOICE) == "recommended"]
+    searched = [run for run in runs if trials_of(run)]
+    for group in (confirmed, kept, searched):
+        if group and len({run.tags.get("ctvr.place", "") for run in group}) == 1:
+            return min(group, key=lambda run: int(run.settings.get("seed", 0)))
+    return None
+
+
+def _register(tracker: Tracker, run: RunRecord) -> tuple[str | None, str]:
+    """Keep a run's model as a version; the aliases move to it where it becomes the best of its stream (best.py).
+
+    Returns:
+        The version, None without a model; the sentence on `best-STREAM`, empty for an upper bound.
+    """
+    if get_method(str(run.settings["method"])).reencodes_gallery:
+        return None, ""
+    is_best, said = promote(tracker, run)
+    if not tracker.client.list_artifacts(run.run_id, "model"):
+        return None, said
+    aliases = ("best", f"best-{run.tags.get('ctvr.stream', '')}") if is_best else ()
+    return tracker.register_model(run.run_id, MODEL, aliases=aliases), said
+
+
+def _summarise(tracker: Tracker, parent: str, best: RunRecord, more: Mapping[str, float]) -> None:
+    """What the protocol measures of the best run as the parent's own metrics, after as many tasks."""
+    points = {key: best.last(key) for key in (R1, GAIN, BWF, ACCURACY, FORGETTING, ANSWERED)}
+    step = max((point[0] for point in points.values() if point), default=0)
+    values = {key: point[1] for key, point in points.items() if point and math.isfinite(point[1])}
+    tracker.log_task(parent, step, {**values, **more})
+
+
+def _add_note(tracker: Tracker, parent: str, lines: Sequence[str]) -> None:
+    """Put the winner between the question and the rest: MLflow's page folds all but the first lines."""
+    parts = tracker.client.get_run(parent).data.tags.get(NOTE, "").split("\n\n")
+    tracker.set_tags(parent, {NOTE: "\n\n".join([parts[0], "\n".join(lines), parts[-1]])})
+
+
+def _experiment(tracker: Tracker, run: RunRecord) -> str:
+    return tracker.experiment(run.tags.get("ctvr.stream", ""))
+
+
+@contextlib.contextmanager
+def _best_effort() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # what is only for eyes must not end hours of work
+        say(f"tracking: MLflow's pages lack something of this ({type(error).__name__}: {error})")

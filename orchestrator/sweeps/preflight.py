@@ -1,0 +1,158 @@
+"""What a command's words can be refused for before torch and Ray are loaded, which takes seconds.
+
+Everything here is checked again, with whatever depends on more than one setting, where a sweep is planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ctvr.methods import is_place, place_of
+from ctvr.orchestrator.config import Settings, build, check_value, suggest
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.on_ray.plan import SearchConfig, parse_values, read_plan
+from ctvr.orchestrator.tables.presets import TablePreset, parse_preset
+
+MAX_HOURS = 10_000  # more than a year
+
+
+def check_arguments(methods: Sequence[str], search: Settings, space: Sequence[str], names: Iterable[str]) -> None:
+    """Refuse unknown methods, settings of the search that cannot be, words of --space that list nothing, and a seed.
+
+    Args:
+        methods: a name, or rows `method:preset` as --baselines has them.
+        search: of SearchConfig.
+        space: words `name=v1,v2`.
+        names: of the settings that are given.
+
+    Raises:
+        ConfigError: at the first thing wrong.
+    """
+    for number, word in enumerate(methods):
+        if any(":" in earlier and not is_place(earlier) for earlier in methods[:number]):
+            break  # from here on it may be a preset of the row before it
+        try:
+            place_of(word if is_place(word) else word.partition(":")[0])
+        except ValueError as error:
+            raise ConfigError(f"method: {error}") from error
+    build(SearchConfig, search, "search", dotted=False)
+    forbid_seed([*names, *(parse_values(word)[0] for word in space)])
+
+
+@dataclass(frozen=True)
+class _Trials:
+    trials: int
+
+    def __post_init__(self) -> None:
+        if self.trials < 0:
+            raise ValueError(f"trials must be >= 0, got {self.trials}. 0 reruns the recommended presets alone.")
+
+
+def check_table(search: Settings, seeds: int, names: Iterable[str]) -> tuple[SearchConfig, int]:
+    """How the rows of a table are searched, and in how many trials each (0: not at all).
+
+    Args:
+        search: of SearchConfig; here no trials are allowed too.
+        names: of the settings that are given.
+
+    Raises:
+        ConfigError: at the first thing wrong.
+    """
+    if seeds < 0:
+        raise ConfigError(f"--seeds: must be >= 0, got {seeds}.")
+    trials = build(_Trials, {"trials": search.get("trials", SearchConfig().trials)}, "search", dotted=False).trials
+    if not trials and not seeds:
+        raise ConfigError("table: without trials and without seeds nothing is run. Write --seeds 3.")
+    forbid_seed(names)
+    made = build(SearchConfig, {**search, "trials": trials or 1}, "search", dotted=False)
+    if made.searcher == "grid":
+        raise ConfigError("search.searcher: the rows of a table get equally many trials. Write tpe or random.")
+    return made, trials
+
+
+def check_settings(method: str, settings: Mapping[str, Any], space: Sequence[str]) -> None:
+    """Refuse settings that a method and its data do not have, and values of another type. Loads torch, but not Ray.
+
+    The settings of a wrapped retriever are not looked at: which one it is may be the search space's word.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    from ctvr.orchestrator.learning.experiment import GROUPS, RunConfig
+    from ctvr.orchestrator.learning.resolve import get_method
+
+    known: dict[str, Any] = {**GROUPS, "method": get_method(method).Config}
+    words = [(name, value) for name, value in settings.items() if name not in {"method", "stream"}]
+    words += [(name, value) for word in space for name, values in [parse_values(word)] for value in values]
+    for name, value in words:
+        group, dot, rest = name.partition(".")
+        if group in known and dot:
+            check_value(known[group], rest, value, group)
+        elif not dot:
+            plain = [field.name for field in fields(RunConfig)]
+            every = [*plain, *(f"{g}.{field.name}" for g, config in known.items() for field in fields(config))]
+            if name not in plain:
+                hint = suggest(name, every) or f" Settings without a group: {', '.join(plain)}."
+                raise ConfigError(f"{name}: no such setting.{hint}")
+            check_value(RunConfig, name, value)
+
+
+def ablation_preset(method: str, presets: Sequence[str], beside: Sequence[str], words: Sequence[str]) -> TablePreset:
+    """The table of `ctvr sweep --vary`: a method, methods beside it, and a row for each value of each setting.
+
+    Args:
+        presets: of the method.
+        beside: rows `method:preset`, which vary in nothing.
+        words: `name=v1,v2`.
+
+    Raises:
+        ConfigError: for a setting that is listed twice, or a row that is.
+    """
+    values: dict[str, list[Any]] = {}
+    for word in words:
+        name, listed = parse_values(word, "--vary")
+        if name in values:
+            raise ConfigError(f"--vary {word}: {name} is listed twice. List all its values once.")
+        values[name] = listed
+    row = {"name": ":".join([method, ",".join(presets)]) if presets else method, "searched": False}
+    rows = [row, *({"name": each, "searched": False} for each in beside)]
+    title = (
+        f"{method}, one of {', '.join(values)} at a time" if len(values) > 1 else f"{method} over {next(iter(values))}"
+    )
+    return parse_preset(
+        {"title": title, "protocol": "any", "stream": "shapes-5", "search": {"trials": 0}, "rows": rows, "vary": values}
+    )
+
+
+def check_resumable(name: str, runs: Path) -> None:
+    """Refuse to go on with a sweep that this runs folder does not have.
+
+    Raises:
+        ConfigError: with those that it has.
+    """
+    read_plan(runs.resolve() / "sweeps" / name, name)
+
+
+def check_hours(hours: float | None) -> None:
+    """Refuse a budget that is no time; None is no budget.
+
+    Raises:
+        ConfigError: with the limits.
+    """
+    if hours is not None and not 0 < hours < MAX_HOURS:
+        raise ConfigError(f"--budget-hours: must be > 0 and at most {MAX_HOURS}, got {hours:g}.")
+
+
+def forbid_seed(words: Iterable[str]) -> None:
+    """Refuse `seed` among what is set or searched: a winner must not be its seed's luck, and a rerun takes fresh ones.
+
+    Raises:
+        ConfigError: if it is there.
+    """
+    if "seed" in words:
+        raise ConfigError(
+            "seed: all trials of a sweep have seed 0, its reruns others. Leave it out; --seeds says how many."
+        )

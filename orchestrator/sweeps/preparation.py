@@ -1,0 +1,95 @@
+"""A stream made ready before several processes need it: its frames in the store, its zero-shot curve computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+
+from ctvr.orchestrator.data.batches import check_pairs
+from ctvr.orchestrator.data.prepare import passes, prepare_stream
+from ctvr.orchestrator.digests import digest_of
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.learning.experiment import Experiment
+from ctvr.orchestrator.learning.factory import load_tower
+from ctvr.orchestrator.learning.run import data_of, has_training, source_of, splits_of, zero_shot_curve
+from ctvr.orchestrator.learning.run_key import frames_digest
+from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.streams.stream import Stream
+
+
+@dataclass(frozen=True)
+class PreparedStream:
+    """A stream whose frames are in the store."""
+
+    stream: Stream  # as it will be used: `data.skip_missing` may have left videos out
+    decoded: int  # videos that were not there before
+    frames: str  # digest of all frames
+
+
+def prepare_run(
+    experiment: Experiment,
+    where: ExecutionConfig,
+    splits: Sequence[str] = (),
+    curve: bool = True,
+    on_cluster: bool = False,
+) -> PreparedStream:
+    """Decode what is missing and compute the zero-shot curve once, before several processes need them.
+
+    `splits` are decoded besides those that the experiment reads; `on_cluster`: by all nodes of the connected one.
+
+    Raises:
+        ConfigError: if the stream lacks what the experiment asks for, or pairs to deal out to its workers.
+    """
+    places = where.places()
+    stream = load_stream(experiment.run.stream, places.root, places.videos)
+    needed = splits_of(experiment, stream)
+    splits = tuple(dict.fromkeys((*needed, *splits)))
+    if has_training(experiment):
+        check_pairs(stream, experiment.data, experiment.run.workers)
+    store = places.open_store()
+    store.check_writable()
+    backbone = load_tower(experiment, stream)
+    source = source_of(stream, store, experiment.data, backbone)
+    decoded, skip = 0, experiment.data.skip_missing
+    for each, its in passes(source, splits):
+        if on_cluster:
+            from ctvr.orchestrator.on_ray.decode import decode_on_cluster
+
+            everywhere = partial(decode_on_cluster, each)
+            stream, new = prepare_stream(stream, each, its, skip, workers=0, decode=everywhere)
+        else:
+            stream, new = prepare_stream(stream, each, its, skip)
+        decoded += new
+    if curve:
+        import torch
+
+        torch.set_num_threads(experiment.run.threads)
+        data = data_of(stream, source, experiment.data, backbone, torch.device("cpu"))
+        zero_shot_curve(experiment, stream, data, backbone, store)
+    return PreparedStream(stream, decoded, frames_digest(stream, source, splits))
+
+
+def prepare_all(
+    runs: Sequence[Experiment], where: ExecutionConfig, splits: Sequence[str], curve: bool, on_cluster: bool = False
+) -> list[PreparedStream]:
+    """Decode what any of the runs needs; they mostly need the same.
+
+    Args:
+        curve: compute the zero-shot curves here. Workers with GPUs do it faster than this process.
+        on_cluster: see `prepare_run`.
+    """
+    made: dict[str, PreparedStream] = {}
+    needs = [
+        digest_of([run.run.stream, *(asdict(part) for part in (run.data, run.backbone, run.evaluation))])
+        for run in runs
+    ]
+    for need, run in zip(needs, runs):
+        if need not in made:
+            made[need] = prepare_run(run, where, splits, curve, on_cluster)
+    return [made[need] for need in needs]
+
+
+def searched_splits(stream: Stream) -> tuple[str, ...]:
+    """What a search and its rerun read."""
+    return ("train", "val", "test") if stream.has_val else ("train", "test")

@@ -1,0 +1,260 @@
+"""The rerun: winners of searches and baselines run again over fresh seeds, on test videos; tables are made of that.
+
+A rerun is an MLflow parent run `NAME-final-...`, whose name is a digest of all that decides its results: the
+same winners, seeds, code and data are the same rerun. One that was interrupted goes on, and what is
+complete is not run again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ctvr.methods.base import Override
+from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.console import say
+from ctvr.orchestrator.digests import digest_of
+from ctvr.orchestrator.errors import ConfigError, RunsFailed
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.learning.experiment import Experiment
+from ctvr.orchestrator.learning.resolve import get_method, presets_of, resolve
+from ctvr.orchestrator.on_ray.plan import read_plan
+from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.streams.stream import Stream
+from ctvr.orchestrator.sweeps import mlflow_notes
+from ctvr.orchestrator.sweeps.comparison import ConfirmationResult, experiment_of
+from ctvr.orchestrator.sweeps.confirm import CONFIRMS, read_verdict
+from ctvr.orchestrator.sweeps.preparation import prepare_all
+from ctvr.orchestrator.sweeps.search_spaces import default_presets
+from ctvr.orchestrator.sweeps.selection import (
+    METRIC_LABELS,
+    Rerun,
+    best_trials,
+    expand_seeds,
+    expand_task_orders,
+    incomplete_runs,
+    run_all,
+    selection_metric,
+    used_seeds,
+)
+from ctvr.orchestrator.sweeps.session import check_machine, flush_outbox, interruptible, ray_cluster, trial_plan
+from ctvr.orchestrator.sweeps.table import table
+from ctvr.orchestrator.sweeps.untrained import without_epochs
+from ctvr.orchestrator.tables.build import Direction, seconds_of
+from ctvr.orchestrator.tables.paper_comparison import ROW
+from ctvr.orchestrator.tables.presets import split_row
+from ctvr.orchestrator.tracking.run_record import RunRecord
+from ctvr.orchestrator.tracking.tracker import Tracker
+
+OVERRIDES = "ctvr.overrides"  # tag of a sweep's parent run: what its user gave, as JSON
+
+
+def shared_overrides(overrides: Mapping[str, Any]) -> Settings:
+    """The settings that a user gave for a sweep and that hold for its baselines too: all but the method's own."""
+    return {
+        name: value
+        for name, value in overrides.items()
+        if name.split(".")[0] in {"backbone", "data", "optim", "evaluation", "precision", "deterministic", "threads"}
+    }
+
+
+def baseline(word: str, stream: Stream, stream_name: str, shared: Settings, workers: int) -> Experiment:
+    """A method named as `method` or `method:preset,preset`, under the settings that a sweep's user gave.
+
+    Raises:
+        ConfigError: if there is no such method or preset.
+    """
+    method, presets = split_row(word)
+    get_method(method)
+    chosen = default_presets(method, stream, presets)
+    shared = without_epochs(shared, presets)
+    return resolve({**shared, "method": method, "stream": stream_name, "workers": workers}, stream.settings, chosen)
+
+
+def baseline_rows(words: Sequence[str]) -> list[str]:
+    """Baselines that were listed by comma: a word that is a preset of the row before it belongs to that row.
+
+    `lwf:original,framefusion_moe:no-ffa,no-tame` are two rows. To list a method that has the name of such a preset,
+    put it first.
+
+    Raises:
+        ConfigError: if there is no such method.
+    """
+    rows: list[str] = []
+    for word in words:
+        method = split_row(rows[-1])[0] if rows and ":" in rows[-1] else ""
+        if method and word in presets_of(method):
+            rows[-1] += f",{word}"
+        else:
+            rows.append(word)
+    return rows
+
+
+def searched_tags(method: str, trials: Sequence[RunRecord], metric: str) -> dict[str, str]:
+    """What a winner's reruns say of its search: how many trials it had, how long they took, how it was chosen."""
+    split = next((run.tags["ctvr.split"] for run in trials if "ctvr.split" in run.tags), "val")
+    return {
+        "ctvr.searched": f"{method}:{len(trials)}",
+        "ctvr.search_seconds": f"{sum(seconds_of(run) for run in trials):.1f}",
+        "ctvr.selection": f"{METRIC_LABELS.get(metric, metric)} on {split} videos",
+    }
+
+
+def unsearched_tags(method: str) -> dict[str, str]:
+    """What the reruns of a configuration that was not searched say: nothing was chosen."""
+    return {"ctvr.searched": f"{method}:0"}
+
+
+def _row_tag(experiment: Experiment) -> dict[str, str]:
+    """Return the row name of a baseline that is a method with changes, so that it is not taken for the method."""
+    known = presets_of(experiment.name)
+    changes = [preset for preset in experiment.presets if isinstance(known.get(preset), Override)]
+    return {ROW: f"{experiment.name}:{','.join(changes)}"} if changes else {}
+
+
+def with_baselines(
+    baselines: Sequence[Experiment],
+    winners: Sequence[RunRecord],
+    trials: Sequence[RunRecord],
+    metric: str,
+    seeds: int,
+    workers: int,
+    verdict: ConfirmationResult | None = None,
+    confirmation: Sequence[RunRecord] = (),
+) -> list[Rerun]:
+    """Every run of a sweep's rerun, each over its seeds: baselines, recommended settings, winners among `trials`.
+
+    Args:
+        verdict: of the sweep's confirmation. Without one there is no row of the recommended settings.
+        confirmation: its runs, none of whose seeds is taken.
+    """
+    found = [Rerun(each, {**unsearched_tags(each.name), **_row_tag(each)}) for each in baselines]
+    chosen = [experiment_of(run) for run in winners]
+    if verdict is not None:
+        found.append(Rerun(verdict.recommended, {**unsearched_tags(verdict.recommended.name), **verdict.tags(False)}))
+        first = next((each for each, run in zip(chosen, winners) if run.name == verdict.trial), verdict.searched)
+        chosen = [first, *(each for each in chosen if each.settings != first.settings)][: max(1, len(winners))]
+    for place, best in enumerate(chosen):
+        tags = searched_tags(best.name, trials, metric)
+        found.append(Rerun(best, tags | (verdict.tags(True) if verdict is not None and place == 0 else {})))
+    return expand_seeds(found, seeds, workers, used_seeds([*trials, *confirmation]))
+
+
+# ----------------------------------------------------------------------------------------------- the rerun
+
+
+def rerun(
+    sweep_name: str,
+    where: ExecutionConfig,
+    top: int = 1,
+    seeds: int = 3,
+    baselines: Sequence[str] = (),
+    direction: Direction = "t2v",
+    orders: int = 1,
+    keep_model: bool = True,
+) -> str:
+    """Run the best trials of a sweep and the baselines again, over fresh seeds, on test videos; then tabulate."""
+    if top < 1 or seeds < 1:
+        raise ConfigError(f"--top and --seeds must be >= 1, got {top} and {seeds}.")
+    tracker = where.existing_tracker()
+    check_machine(where, sweep_name)
+    winners = best_trials(tracker, sweep_name, top)
+    sweep = tracker.find_sweep(sweep_name)
+    assert sweep is not None  # best_trials has found it
+    stream_name = winners[0].settings["stream"]
+    places = where.places()
+    stream = load_stream(stream_name, places.root, places.videos)
+    given = _overrides_of(sweep, where)
+    if given is None and baselines:
+        raise ConfigError(
+            f"--baselines {','.join(baselines)}: it is not known which settings sweep {sweep_name} was given, so they "
+            "would train with others than its winners. Rerun it where it was started, or without --baselines."
+        )
+    shared = shared_overrides(given or {})
+    beside = [baseline(word, stream, stream_name, shared, where.workers) for word in baseline_rows(baselines)]
+    trials = tracker.find_runs(sweep=sweep_name)
+    verdict, confirmation = read_verdict(tracker, sweep_name), tracker.find_runs(tags={CONFIRMS: sweep_name})
+    runs = with_baselines(
+        beside, winners, trials, selection_metric(sweep)[0], seeds, where.workers, verdict, confirmation
+    )
+    runs = expand_task_orders(runs, orders)
+    again = f"ctvr rerun --sweep {sweep_name} --top {top} --seeds {seeds}"
+    again += f" --task-orders {orders}" if orders > 1 else ""
+    again += f" --baselines {','.join(baselines)}" if baselines else ""
+    again += f" --direction {direction}" if direction != "t2v" else ""
+    settings: Settings = {"rerun_of": sweep_name, "seeds": seeds, "top": top}
+    settings |= {"baselines": ",".join(baselines)} if baselines else {}
+    settings |= {"orders": orders} if orders > 1 else {}
+    return execute_rerun(sweep_name, runs, where, tracker, settings, again, direction, keep_model)
+
+
+def execute_rerun(
+    sweep_name: str,
+    runs: Sequence[Rerun],
+    where: ExecutionConfig,
+    tracker: Tracker,
+    settings: Settings,
+    again: str,
+    direction: Direction = "t2v",
+    keep_model: bool = True,
+) -> str:
+    """Run a list in parallel, less what is complete already, and write the table of it.
+
+    Args:
+        sweep_name: what is rerun.
+        runs: of one stream.
+        settings: of the parent run.
+        again: the command that goes on after an interruption.
+        direction: what the table shows.
+
+    Raises:
+        FailedRuns: with the table of the others, if some failed.
+    """
+    experiments = [run.experiment for run in runs]
+    ready = prepare_all(experiments, where, ("train", "test"), curve=False)
+    if decoded := sum(each.decoded for each in {id(each): each for each in ready}.values()):
+        say(f"{decoded} videos decoded")
+    stream = ready[0].stream
+    identity = [run.key(each.stream, each.frames) for run, each in zip(experiments, ready)]
+    name = f"{sweep_name}-final-{digest_of(identity)[:6]}"
+    parent = tracker.open_sweep(name, stream.name, settings, {})
+    tags = {"ctvr.role": "final", "ctvr.rerun_of": sweep_name}
+    failed = 0
+    with interruptible(f"rerun {name}", again, where, tracker, [parent]):
+        left = incomplete_runs(runs, name, tracker)
+        say(f"rerun {name}: {len(runs)} runs, {len(runs) - len(left)} of them complete already")
+        if left:
+            with ray_cluster(where, tracker) as there:
+                if not there.gpus_per_trial:
+                    prepare_all([run.experiment for run in left], there, ("train", "test"), curve=True, on_cluster=True)
+                plan = trial_plan(there, name, tracker, [run.experiment for run in left])
+                plan = replace(plan, parent=parent, tags=tags, keep_model=keep_model)
+                failed = run_all(plan, left, len(stream.tasks), there)
+    tracker.close(parent, "FAILED" if failed else "FINISHED")
+    if waiting := flush_outbox(tracker):
+        raise RunsFailed(
+            f"{waiting} records wait because MLflow does not answer, so there is no table. Start it again, then: "
+            f"ctvr sync; {again}"
+        )
+    if failed == len(runs):
+        raise RunsFailed(f"rerun {name}: all {failed} runs failed. `ctvr ui` shows why.")
+    text = table(where, sweep=name, direction=direction)
+    mlflow_notes.annotate_rerun(tracker, parent, name, sweep_name, where)
+    if failed:
+        raise RunsFailed(f"{text}\n{failed} runs failed and are missing in the table. `ctvr ui` shows why.")
+    return text
+
+
+def _overrides_of(sweep: RunRecord, where: ExecutionConfig) -> Settings | None:
+    """What the user gave for a sweep: as its parent run has it, else this machine's plan of it; None if unknown."""
+    if OVERRIDES in sweep.tags:
+        try:
+            return dict(json.loads(sweep.tags[OVERRIDES]))
+        except (ValueError, TypeError, RecursionError):  # MLflow's records may have been edited
+            return None
+    if not (where.folder(sweep.name) / "plan.json").is_file():
+        return None
+    kept = read_plan(where.folder(sweep.name), sweep.name)[1]
+    return dict(kept.get("request", {}).get("overrides", {}))

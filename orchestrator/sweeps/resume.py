@@ -1,0 +1,27 @@
+"""`ctvr sweep --resume`: reads what an interrupted sweep or table kept, and hands over to it."""
+
+from __future__ import annotations
+
+from ctvr.orchestrator.config import check_name
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.learning.resolve import named_in
+from ctvr.orchestrator.on_ray.plan import read_plan
+from ctvr.orchestrator.sweeps import sweep, table_sweep
+from ctvr.orchestrator.sweeps.driver import only_driver
+from ctvr.orchestrator.sweeps.session import restore_execution
+
+
+def resume(name: str, where: ExecutionConfig) -> str:
+    """Go on with an interrupted sweep or table.
+
+    Raises:
+        ConfigError: if there is none of that name, or another version kept it.
+    """
+    check_name(name, "--resume")
+    plan, kept = read_plan(where.folder(name), name)
+    where.check()
+    where = restore_execution(where, plan, kept)
+    with only_driver(where.folder(name), name), named_in(f"sweep {name}, plan.json"):
+        if "table" in kept:
+            return table_sweep.go_on(name, kept, where)
+        return sweep.resume_sweep(name, plan, kept, where)

@@ -1,0 +1,36 @@
+"""What a search draws is what can be built, and no two of its values are the same model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ctvr.orchestrator.learning.experiment import Experiment
+from ctvr.orchestrator.learning.factory import load_clip
+from ctvr.orchestrator.on_ray.search import choices
+from ctvr.orchestrator.sweeps.search_spaces import depth_settings, upper_bounds
+
+
+def clip_to_backbone(
+    method: str, space: dict[str, Any], experiment: Experiment, listed: Sequence[str] = ()
+) -> dict[str, Any]:
+    """A space without values that exceed what they count, or a setting that bounds them and is not searched.
+
+    Args:
+        method: whose search space has DEPTHS and UPPER_BOUNDS.
+        space: setting -> domain of Ray Tune.
+        experiment: of a trial, but for what is searched.
+        listed: words of `--space`, which are refused if they cannot be and never left out.
+    """
+    own = {word.partition("=")[0].strip() for word in listed}
+    changed = dict(space)
+    counts = [name for name in depth_settings(method) if name in space]
+    depth = len(load_clip(experiment.backbone).vision.blocks) if counts else 0
+    for name in counts:
+        values = sorted({min(value, depth) for value in space[name].categories})
+        changed[name] = choices(values if len(values) > 1 or name in own else range(1, depth + 1))
+    for name, bound in upper_bounds(method).items():
+        if name in space and bound not in space and name not in own:
+            most = experiment.settings[bound]
+            changed[name] = choices(value for value in space[name].categories if value <= most)
+    return changed

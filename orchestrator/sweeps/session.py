@@ -1,0 +1,186 @@
+"""What the jobs on a cluster share: the plan of their trials, their resources, and what an interruption leaves."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.console import say
+from ctvr.orchestrator.errors import Interrupted
+from ctvr.orchestrator.execution import ExecutionConfig, absolute
+from ctvr.orchestrator.learning.experiment import Experiment
+from ctvr.orchestrator.on_ray.capacity import choose_gpus
+from ctvr.orchestrator.on_ray.connection import check_local, cluster
+from ctvr.orchestrator.on_ray.memory import worker_bytes
+from ctvr.orchestrator.on_ray.plan import Capacity, TrialPlan, join_uri
+from ctvr.orchestrator.sweeps.preflight import check_hours
+from ctvr.orchestrator.tracking.server import default_uri
+from ctvr.orchestrator.tracking.tracker import Tracker
+
+MLFLOW_SECONDS = 120.0  # how long a finished sweep waits for a server that is away
+
+
+@contextmanager
+def interruptible(
+    what: str, again: str, where: ExecutionConfig, tracker: Tracker, parents: Sequence[str]
+) -> Iterator[None]:
+    """Turns Ctrl-C into the one line that says how to go on; runs that were open are marked as killed."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        place = "" if str(where.runs) == "runs" else f" --runs {where.runs}"
+        _close_open_runs(tracker, parents)
+        raise Interrupted(f"{what} is not finished; its finished tasks are kept. Go on with: {again}{place}") from None
+
+
+def _close_open_runs(tracker: Tracker, parents: Sequence[str]) -> None:
+    try:
+        for parent in parents:
+            for run in tracker.find_runs(sweep=parent):
+                if run.status == "RUNNING":
+                    tracker.close(run.run_id, "KILLED")
+            tracker.close(parent, "KILLED")
+    except Exception as error:  # nothing of this may hide the line that says how to go on
+        say(f"tracking: some runs of the sweep stay open ({type(error).__name__})")
+
+
+def flush_outbox(tracker: Tracker) -> int:
+    """Send what workers could not send to MLflow; a server that was restarted gets a while. Returns what is left."""
+    until = time.monotonic() + MLFLOW_SECONDS
+    while (left := tracker.flush()[1]) and time.monotonic() < until:
+        time.sleep(2)
+    return left
+
+
+def warn_unsent(tracker: Tracker) -> None:
+    """Workers' warnings are in Ray's logs: what they could not send to MLflow is sent or told here."""
+    _, left = tracker.flush()
+    if left:
+        say(f"tracking: {left} records wait because MLflow did not answer. Send them later: ctvr sync")
+
+
+# ------------------------------------------------------------------------------------- plans and resources
+
+
+def trial_plan(
+    where: ExecutionConfig, name: str, tracker: Tracker, experiments: Sequence[Experiment] = ()
+) -> TrialPlan:
+    """What the trials of the sweep `name` share as to places and resources; memory as the largest experiment needs."""
+    places = where.places()
+    return TrialPlan(
+        sweep=name,
+        root=str(places.root),
+        store=places.store,
+        tracking_uri=tracker.uri,
+        parent=None,
+        storage=join_uri(absolute(where.storage), name) if where.storage else str(where.folder(name)),
+        videos=str(places.videos) if places.videos else None,
+        workers=where.workers,
+        cpus_per_worker=where.cpus_per_worker,
+        gpus_per_worker=(where.gpus_per_trial or 0.0) / where.workers,
+        memory_per_worker=max((_worker_bytes(each, where) for each in experiments), default=0),
+        reuse=where.reuse,
+        patience=where.worker_timeout_hours,
+        max_nodes=where.max_nodes,
+    )
+
+
+def _worker_bytes(experiment: Experiment, where: ExecutionConfig) -> int:
+    data = experiment.data
+    pairs = math.ceil(data.batch_size / where.workers)
+    return worker_bytes(experiment.backbone.name, data.num_frames, pairs, bool(where.gpus_per_trial))
+
+
+def check_machine(where: ExecutionConfig, name: str) -> None:
+    """Refuse a plan that this machine cannot hold before any video is rendered or decoded."""
+    check_local(trial_plan(where, name, Tracker(default_uri(where.runs), where.runs)), where.address, where.local_cpus)
+
+
+@contextmanager
+def ray_cluster(where: ExecutionConfig, tracker: Tracker) -> Iterator[ExecutionConfig]:
+    """Ray for the length of a `with` block; gives `where` with the number of GPUs that a trial gets."""
+    with cluster(where.address, where.local_cpus, where.nodes, trial_plan(where, "any", tracker)):
+        yield replace(where, gpus_per_trial=choose_gpus(where.gpus_per_trial, where.workers))
+
+
+def resume_options(where: ExecutionConfig) -> Settings:
+    """What a resumed sweep takes from the first command, if it is not given anew."""
+    names = ("address", "nodes", "local_cpus", "max_concurrent", "max_nodes")
+    return {name: getattr(where, name) for name in names}
+
+
+@contextmanager
+def within_budget(hours: float | None) -> Iterator[None]:
+    """Ends what is inside after so many hours, in order, as Ctrl-C does: what is finished is kept.
+
+    Raises:
+        ConfigError: for a number of hours that is no time.
+    """
+    if hours is None:
+        yield
+        return
+    check_hours(hours)
+    timer = threading.Timer(hours * 3600, _end_of_budget, [hours])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _end_of_budget(hours: float) -> None:
+    say(f"--budget-hours: the {hours:g} hours are over, so this ends in order", with_time=True)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def restore_execution(where: ExecutionConfig, plan: TrialPlan, kept: Mapping[str, Any]) -> ExecutionConfig:
+    """Where an interrupted sweep goes on: its own trials, on the cluster that is there now."""
+    first = dict(kept.get("where", {}))
+    first = {name: value for name, value in first.items() if getattr(where, name) in (None, 1)}
+    return replace(
+        where,
+        **first,
+        store=plan.store,
+        videos=Path(plan.videos) if plan.videos else None,
+        workers=plan.workers,
+        cpus_per_worker=plan.cpus_per_worker,
+        gpus_per_trial=plan.gpus_per_worker * plan.workers,
+        reuse=plan.reuse and where.reuse,
+    )
+
+
+def resources_text(where: ExecutionConfig, room: Capacity) -> str:
+    """What a trial takes of the cluster."""
+    gpus = f" and {where.gpus_per_trial:g} GPUs" if where.gpus_per_trial else ""
+    cpus = where.workers * where.cpus_per_worker
+    return f"{where.workers} workers, {cpus:g} CPUs{gpus} for each trial, of {room.cpus:g} CPUs and {room.gpus:g} GPUs"
+
+
+def precision_lines(where: ExecutionConfig, precisions: Iterable[str]) -> list[str]:
+    """Return the plan's line on full float32, where GPUs would compute in it; else none."""
+    if not where.gpus_per_trial or "fp32" not in precisions:
+        return []
+    return [
+        "  precision  fp32, without TF32: a fraction of the rate of an A100 or a newer GPU (peak of an A100: 19.5 "
+        "TFLOP/s; 156 in tf32, 312 in bf16). precision=tf32 or precision=bf16 is faster and changes the key"
+    ]
+
+
+def describe_concurrency(room: Capacity) -> str:
+    """How many trials run at once, and what bounds them where it is not the processors."""
+    if not room.memory_binds:
+        return f"{room.concurrent} at once"
+    return (
+        f"{room.concurrent} at once: memory bounds them, at {room.memory_per_worker / 1e9:.1f} GB for a worker; the "
+        f"processors have room for {room.by_processors} (--max-concurrent says another number)"
+    )

@@ -1,0 +1,349 @@
+"""Search a method's settings. A sweep `NAME` is an MLflow parent run with one child per trial.
+
+The winners are rerun over fresh seeds by `sweeps.rerun`; tables are `sweeps.table_sweep`; resuming is `sweeps.resume`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ctvr.methods.base import Override
+from ctvr.orchestrator.config import Settings, build, check_name
+from ctvr.orchestrator.console import say
+from ctvr.orchestrator.errors import ConfigError, RunsFailed
+from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
+from ctvr.orchestrator.learning.experiment import Experiment
+from ctvr.orchestrator.learning.resolve import check_domain, get_method, preset_settings, presets_of, resolve
+from ctvr.orchestrator.on_ray.capacity import capacity
+from ctvr.orchestrator.on_ray.plan import (
+    Capacity,
+    SearchConfig,
+    SearchOutcome,
+    SearchSpace,
+    TrialPlan,
+    within,
+    write_plan,
+)
+from ctvr.orchestrator.on_ray.search import count_trials, override_space
+from ctvr.orchestrator.on_ray.tune import can_resume, run_search
+from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.streams.stream import Stream
+from ctvr.orchestrator.sweeps import mlflow_notes
+from ctvr.orchestrator.sweeps.comparison import describe_mde, last_value
+from ctvr.orchestrator.sweeps.confirm import candidates, confirm
+from ctvr.orchestrator.sweeps.driver import only_driver
+from ctvr.orchestrator.sweeps.plan_text import (
+    describe_confirmation,
+    describe_decoding,
+    describe_groups,
+    describe_rerun,
+    describe_scheduler,
+    flat_search,
+)
+from ctvr.orchestrator.sweeps.preflight import forbid_seed
+from ctvr.orchestrator.sweeps.preparation import prepare_run, searched_splits
+from ctvr.orchestrator.sweeps.rerun import OVERRIDES, baseline, baseline_rows, rerun, shared_overrides
+from ctvr.orchestrator.sweeps.search_bounds import clip_to_backbone
+from ctvr.orchestrator.sweeps.search_spaces import (
+    default_metric,
+    default_presets,
+    depth_settings,
+    later_task_settings,
+    search_space,
+    upper_bounds,
+)
+from ctvr.orchestrator.sweeps.selection import METRIC_LABELS, best_trials, expand_task_orders
+from ctvr.orchestrator.sweeps.session import (
+    check_machine,
+    describe_concurrency,
+    flush_outbox,
+    interruptible,
+    precision_lines,
+    ray_cluster,
+    resources_text,
+    resume_options,
+    trial_plan,
+    warn_unsent,
+)
+from ctvr.orchestrator.sweeps.trust import resume_command
+from ctvr.orchestrator.tables.build import Direction
+from ctvr.orchestrator.tracking.mirror import check_mirror
+from ctvr.orchestrator.tracking.tracker import Tracker
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    """What `ctvr sweep` was asked for."""
+
+    method: str
+    stream: str
+    name: str
+    overrides: Settings
+    presets: tuple[str, ...] = ()
+    search: Settings | None = None  # settings of SearchConfig
+    space: tuple[str, ...] = ()
+    top: int = 1
+    seeds: int = 0  # > 0: rerun the winners and tabulate
+    baselines: tuple[str, ...] = ()
+    direction: Direction = "t2v"  # of the table
+    orders: int = 1  # of the tasks, for the rerun
+
+
+@dataclass(frozen=True)
+class PlannedSweep:
+    """A request that was checked: what its trials are made of."""
+
+    request: SweepRequest
+    stream: Stream
+    experiment: Experiment  # of a trial, but for what is searched
+    fixed_settings: Settings  # what all trials share, as the user and the search space gave it
+    space: dict[str, Any]
+    paper_point: dict[str, Any]
+    search: SearchConfig
+
+    @property
+    def recommended(self) -> dict[str, Any]:
+        """The point of the space that a run without a search would have; more blocks than there are is all of them."""
+        point = {name: self.experiment.settings[name] for name in self.space}
+        for name in point.keys() & set(depth_settings(self.request.method)):
+            point[name] = min(point[name], max(self.space[name].categories))
+        return point
+
+    def unsearched(self, workers: int) -> Experiment:
+        """The recommended settings as the search's first trial has them."""
+        full = {**self.fixed_settings, **self.recommended, "workers": workers}
+        return resolve(full, self.stream.settings, self.experiment.presets)
+
+    @property
+    def searched(self) -> SearchSpace:
+        later = tuple(name for name in later_task_settings(self.request.method) if name in self.space)
+        bounds = upper_bounds(self.request.method)
+        return SearchSpace(self.space, self.paper_point, self.recommended, self.stream.settings, later, bounds)
+
+
+def plan_sweep(request: SweepRequest, where: ExecutionConfig) -> PlannedSweep:
+    """Check everything that a sweep is made of before anything starts.
+
+    Raises:
+        ConfigError: for whatever could not run.
+    """
+    get_method(request.method)
+    forbid_seed([*request.overrides, *(word.partition("=")[0].strip() for word in request.space)])
+    if request.top < 1 or request.seeds < 0:
+        raise ConfigError(f"--top must be >= 1 and --seeds >= 0, got {request.top} and {request.seeds}.")
+    expand_task_orders((), request.orders)
+    # A mistake is said before an embedded stream is rendered.
+    build(SearchConfig, request.search or {}, "search", dotted=False)
+    places = where.places()
+    stream = load_stream(request.stream, places.root, places.videos, render=False)
+    check_domain(request.method, stream)
+    search = build(
+        SearchConfig,
+        {**default_metric(request.method, stream.protocol), **(request.search or {})},
+        "search",
+        dotted=False,
+    )
+    presets = default_presets(request.method, stream, request.presets)
+    space, paper, given = _searched(request, stream, presets)
+    if not space:
+        raise ConfigError(f"sweep: every setting of {request.method} is fixed, nothing is searched. Use `ctvr run`.")
+    full = {**given, "workers": where.workers}
+    experiment = resolve(full, stream.settings, presets)
+    check_mirror(experiment.tracking.mirror)
+    if stream.has_val and experiment.evaluation.split == "test":
+        raise ConfigError(
+            f"evaluation.split=test: a sweep chooses settings, and {stream.name} has validation videos for that. Leave "
+            "it out: the rerun is on test videos."
+        )
+    space = clip_to_backbone(request.method, space, experiment, request.space)
+    given["method"] = experiment.run.method  # of a named configuration: the method, its preset is among the presets
+    bounds = upper_bounds(request.method)
+    bounded = {name: experiment.settings[name] for name in {*bounds, *bounds.values()} & space.keys()}
+    for name, domain in space.items():
+        for value in getattr(domain, "categories", None) or [domain.sample()]:
+            resolve({**full, **within({**bounded, name: value}, bounds)}, stream.settings, presets)
+    for word in baseline_rows(request.baselines):
+        baseline(word, stream, request.stream, shared_overrides(request.overrides), where.workers)
+    return PlannedSweep(request, stream, experiment, given, space, paper, search)
+
+
+def _searched(
+    request: SweepRequest, stream: Stream, presets: tuple[str, ...]
+) -> tuple[dict[str, Any], dict[str, Any], Settings]:
+    """What is searched, the paper's point in it, and the settings that all trials share.
+
+    What the user fixes is not searched, nor what a change sets: an ablation stays one. What a recipe says goes before
+    the search space's own fixed settings.
+    """
+    fixed, space, paper = search_space(request.method)
+    space = override_space(space, request.space)
+    for name in preset_settings(request.method, presets, request.overrides, stream.settings):
+        fixed.pop(name, None)
+    known = presets_of(request.method)
+    changes = [known[preset] for preset in presets if isinstance(known.get(preset), Override)]
+    changed = {name for settings in changes for name in settings}
+    split = "val" if stream.has_val else "test"
+    given = {**fixed, "evaluation.split": split, **request.overrides}
+    given.update({"method": request.method, "stream": request.stream})
+    return {name: domain for name, domain in space.items() if name not in {*request.overrides, *changed}}, paper, given
+
+
+def sweep(request: SweepRequest, where: ExecutionConfig) -> str:
+    """Search a method's settings, then rerun the winners beside the baselines if asked to."""
+    require_free_name(request.name, where)
+    where.check()
+    request = replace(request, stream=find_manifest(request.stream))
+    check_machine(where, request.name)
+    planned = plan_sweep(request, where)
+    with only_driver(where.folder(request.name), request.name):
+        require_free_name(request.name, where)  # again: another driver of the same name may have been quicker
+        return _search(planned, where, None)
+
+
+def require_free_name(name: str, where: ExecutionConfig) -> None:
+    """Refuse a name that names no folder, or one that is taken.
+
+    Raises:
+        ConfigError: with the command that goes on with the sweep of that name.
+    """
+    check_name(name, "--name")
+    if not name.isascii():
+        raise ConfigError(f"--name {name!r}: letters, digits and . _ - only; it names folders. Use the letters a to z.")
+    if (where.folder(name) / "plan.json").exists():
+        raise ConfigError(
+            f"--name {name}: this sweep exists. Write `ctvr sweep --resume {name}` to go on with it, "
+            "or choose another name."
+        )
+
+
+def read_request(name: str, kept: Mapping[str, Any]) -> SweepRequest:
+    """A request as `write_plan` kept it: JSON has no tuples.
+
+    Raises:
+        ConfigError: if another version kept it.
+    """
+    values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in kept.items()}
+    try:
+        return SweepRequest(**values)
+    except TypeError as error:
+        raise ConfigError(f"sweep {name}: its plan is of another version ({error}). Start a new sweep.") from error
+
+
+def resume_sweep(name: str, plan: TrialPlan, kept: Mapping[str, Any], where: ExecutionConfig) -> str:
+    """Go on with an interrupted sweep: unfinished trials first, then what was to follow.
+
+    Args:
+        plan, kept: what `on_ray.plan.read_plan` found of it.
+        where: as the first command had it, on the cluster of today.
+
+    Raises:
+        ConfigError: if another version kept it.
+    """
+    return _search(plan_sweep(read_request(name, kept["request"]), where), where, plan)
+
+
+def _search(planned: PlannedSweep, where: ExecutionConfig, plan: TrialPlan | None) -> str:
+    """The search of a checked sweep, and what follows it. `plan`: of an interrupted one."""
+    request, stream = planned.request, planned.stream
+    tracker = where.tracker(stream.name)
+    with ray_cluster(where, tracker) as there:
+        if plan is None:
+            plan = trial_plan(there, request.name, tracker, [planned.experiment])
+            plan = replace(plan, settings=planned.fixed_settings)
+            plan = replace(plan, presets=planned.experiment.presets, tags={"ctvr.role": "trial"})
+        room = capacity(plan, there.max_concurrent)
+        ready = prepare_run(
+            planned.experiment, there, searched_splits(stream), not there.gpus_per_trial, on_cluster=True
+        )
+        stream = ready.stream
+        say(_plan_text(planned, room, ready.decoded, there, tracker))
+        settings = {**planned.experiment.settings, **flat_search(planned.search)}
+        parent = tracker.open_sweep(request.name, stream.name, settings, {OVERRIDES: json.dumps(request.overrides)})
+        question = f"Which settings of {request.method} are best on {stream.name}?"
+        mlflow_notes.write_sweep_note(tracker, parent, request.name, question, planned.search, planned.space)
+        plan = replace(plan, parent=parent, root=str(there.places().root), tracking_uri=tracker.uri)
+        plan = replace(plan, max_nodes=there.max_nodes)
+        if can_resume(plan):
+            say("resumed: finished tasks are kept")
+        kept = {"request": asdict(request), "num_tasks": len(stream.tasks), "where": resume_options(there)}
+        write_plan(plan, there.folder(request.name), **kept)
+        again = resume_command(request.name)
+        with interruptible(f"sweep {request.name}", again, there, tracker, [parent]):
+            outcome = run_search(plan, len(stream.tasks), planned.search, planned.searched, there.max_concurrent)
+            if outcome.is_interrupted:  # Ray Tune ends a search in order on Ctrl-C, and returns
+                raise KeyboardInterrupt
+            return _conclude(planned, there, tracker, outcome, parent)
+
+
+def _conclude(
+    planned: PlannedSweep, where: ExecutionConfig, tracker: Tracker, outcome: SearchOutcome, parent: str
+) -> str:
+    """The end of a search: the parent run is closed, the winner named and rerun."""
+    request, metric = planned.request, planned.search.metric
+    close_search(tracker, parent, outcome)
+    lines = [
+        f"sweep {request.name}: {outcome.trials} trials in {outcome.seconds:.0f} s: {outcome.complete} complete, "
+        f"{outcome.stopped} stopped early, {outcome.failed} failed",
+        outcome.executions,
+    ]
+    if not outcome.complete:
+        warn_unsent(tracker)
+        raise RunsFailed("\n".join([*lines, "no trial is complete, so there is no winner. `ctvr ui` shows why."]))
+    if waiting := flush_outbox(tracker):
+        lines += [
+            f"{waiting} records wait because MLflow does not answer, so no winner can be named.",
+            f"Start it again, then: ctvr sync; ctvr rerun --sweep {request.name}",
+        ]
+        raise RunsFailed("\n".join(lines))
+    best = best_trials(tracker, request.name, 1)[0]
+    lines.append(
+        f"best: {best.name}, {METRIC_LABELS.get(metric, metric)} {last_value(best, metric):+.2f} on "
+        f"{best.tags.get('ctvr.split')} videos"
+    )
+    lines += [f"  {name} = {best.settings.get(name)}" for name in planned.space]
+    mlflow_notes.annotate_search(tracker, parent, request.name, planned.space, planned.search.metric)
+    if planned.search.confirm:
+        listed = candidates(tracker, request.name, planned.unsearched(where.workers), planned.search)
+        say("\n".join(lines) if listed else "confirmation: the search has no complete trial but the recommended one")
+        again = resume_command(request.name)
+        verdicts = confirm(request.name, listed, len(planned.stream.tasks), where, tracker, planned.search, again)
+        lines += [verdict.text for verdict in verdicts.values()]
+        mlflow_notes.append_confirmation(tracker, parent, [verdict.text for verdict in verdicts.values()])
+    if request.seeds:
+        counts, orders = (request.top, request.seeds), request.orders
+        lines.append(rerun(request.name, where, *counts, request.baselines, request.direction, orders))
+    return "\n".join(lines)
+
+
+def close_search(tracker: Tracker, parent: str, outcome: SearchOutcome) -> None:
+    """Write how a search ended on its parent run."""
+    tracker.set_tags(parent, {"ctvr.trials": str(outcome.trials), "ctvr.complete_trials": str(outcome.complete)})
+    tracker.close(parent, "FINISHED" if outcome.complete else "FAILED")
+
+
+def _plan_text(planned: PlannedSweep, room: Capacity, decoded: int, where: ExecutionConfig, tracker: Tracker) -> str:
+    """What will happen, before it does."""
+    request, stream, search = planned.request, planned.stream, planned.search
+    recommended = ", ".join(f"{name}={value}" for name, value in stream.settings.items())
+    trials = f"{count_trials(search, planned.searched)} by {search.searcher}{describe_groups(search, planned.searched)}"
+    lines = [
+        f"sweep {request.name}: {request.method} on {stream.name}, {len(stream.tasks)} tasks",
+        f"  trials     {trials}, {describe_scheduler(search)}; {describe_concurrency(room)}",
+        f"  resources  {resources_text(where, room)}",
+        *precision_lines(where, [planned.experiment.run.precision]),
+        f"  searches   {', '.join(planned.space)} on {planned.experiment.evaluation.split} videos",
+        f"  sees       {describe_mde(stream, planned.experiment.evaluation.split)}",
+        f"  confirms   {describe_confirmation(search)}",
+        f"  presets    {', '.join(planned.experiment.presets) or 'paper'}; their values are tried first",
+        f"  stream     recommends {recommended or 'nothing'}",
+        f"  videos     {describe_decoding(decoded)}",
+        f"  tracking   {tracker.uri.split('@')[-1]}",
+        f"  then       {describe_rerun(request.top, request.seeds, request.baselines)}",
+        "  time       known when the first trial is complete",
+    ]
+    if mark := stream.table_caveat:
+        lines.append(f"  note       {mark}")
+    return "\n".join(lines)

@@ -1,0 +1,129 @@
+"""`ctvr table`: complete runs, as MLflow has them, beside the papers' numbers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from functools import lru_cache
+
+from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.console import say
+from ctvr.orchestrator.errors import ConfigError, UntrustedCode
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.learning.resolve import presets_of, resolve, with_recipe
+from ctvr.orchestrator.sweeps.comparison import gain_notes
+from ctvr.orchestrator.sweeps.verified_notes import with_verified
+from ctvr.orchestrator.tables.build import Direction, build
+from ctvr.orchestrator.tables.footnotes import CHOICE, method_of
+from ctvr.orchestrator.tables.formats import to_markdown, to_text
+from ctvr.orchestrator.tables.paper_comparison import ROW, TABLE_NAME, PaperRun
+from ctvr.orchestrator.tables.paper_numbers import PublishedRow, published_rows, row_of
+from ctvr.orchestrator.tables.setting_diff import of_benchmark
+from ctvr.orchestrator.tables.significance import read_ranks
+from ctvr.orchestrator.tables.table import Table
+from ctvr.orchestrator.tables.write import write
+from ctvr.orchestrator.tracking.run_record import RunRecord
+
+# protocol -> what a run off the papers' benchmarks is compared with
+BENCHMARK = {"cvlm": "cvlm", "ucl": "cifar-10", "qa": "msrvtt-qa"}
+
+
+def table(
+    where: ExecutionConfig,
+    sweep: str | None = None,
+    stream: str | None = None,
+    direction: Direction = "t2v",
+    split: str = "",
+) -> str:
+    """Write and return the table of a sweep's complete runs (or of the complete runs of a stream) on one split.
+
+    As Markdown, or aligned where a person reads it in a terminal.
+    """
+    made = made_tables(where, sweep, stream, direction, split)
+    files = write(made, where.runs.resolve() / "tables" / (sweep or stream or "all"))
+    shown = to_text(made, shutil.get_terminal_size().columns) if sys.stdout.isatty() else to_markdown(made)
+    return f"{shown}\n\nwritten: {', '.join(str(file) for file in files)}"
+
+
+def made_tables(
+    where: ExecutionConfig,
+    sweep: str | None = None,
+    stream: str | None = None,
+    direction: Direction = "t2v",
+    split: str = "",
+) -> list[Table]:
+    """The tables of a sweep's complete runs, or of those of a stream; one for each stream, of one split each.
+
+    Args:
+        where: the runs folder.
+        sweep: its runs.
+        stream: all runs of a stream but trials and confirmations of searches.
+        direction: of the search.
+        split: `test` or `val`; empty: test where runs were measured on it.
+
+    Raises:
+        ConfigError: if there are no such runs, or none of them is complete.
+    """
+    if not sweep and not stream:
+        raise ConfigError("table: of what? Add --sweep NAME or --stream NAME.")
+    tracker = where.existing_tracker()
+    runs = tracker.find_runs(stream=stream, sweep=sweep)
+    if not runs:
+        raise ConfigError(
+            f"table: no runs of {sweep or stream!r} in {tracker.uri.split('@')[-1]}. `ctvr ui` lists them."
+        )
+    made = [with_verified(each, runs) for each in build(tracker, runs, papers_of, direction, split, sweep is None)]
+    ranks = {run.run_id: found for run in runs if run.tags.get(CHOICE) and (found := read_ranks(tracker, run.run_id))}
+    notes = gain_notes(runs, ranks) if sweep is not None else []
+    return [replace(each, notes=(*notes, *each.notes)) for each in made]
+
+
+def papers_of(run: RunRecord) -> list[PaperRun]:
+    """What papers ran that a run is compared with, the printed row that it was meant to be first."""
+    benchmark, method = run.tags.get("ctvr.paper", ""), method_of(run)
+    found: list[PaperRun] = []
+    own = row_of(run.tags.get(TABLE_NAME, ""), run.tags.get(ROW, ""), benchmark)
+    if own is not None:
+        found.append(PaperRun(printed_settings(own), own, f"its paper's row on {own.stream}"))
+    if main := paper_settings(run):
+        found.append(PaperRun(main))
+    others = [row for row in published_rows(benchmark, method=method) if row != own] if benchmark else []
+    fullest_first = sorted(others, key=lambda row: -len(row.values))
+    return found + [PaperRun(printed_settings(row), row) for row in fullest_first]
+
+
+@lru_cache
+def _resolved(method: str, recommended: str, presets: tuple[str, ...], given: str) -> Settings:
+    stream, own = json.loads(recommended), json.loads(given)
+    return resolve({**own, "method": method, "stream": ""}, stream, with_recipe(method, presets, stream)).settings
+
+
+def printed_settings(row: PublishedRow) -> Settings:
+    """Every setting that a printed row had on its benchmark."""
+    return _resolved(row.method, json.dumps(row.recommended), row.presets, json.dumps(row.settings))
+
+
+def paper_settings(run: RunRecord) -> Settings | None:
+    """Every setting that a run's method has in its paper on the run's benchmark; None for a method that is not known.
+
+    Off the papers' benchmarks these are the method's settings of its paper, with the data and the optimiser that it
+    names, or else those of MSRVTT, on a stream of CVLM's protocol those of CVLM, of images those of CIFAR-10.
+    """
+    benchmark = run.tags.get("ctvr.paper", "") or BENCHMARK.get(run.tags.get("ctvr.protocol", ""), "")
+    method, recommended = method_of(run), of_benchmark(benchmark)
+    wanted = str(recommended.get("preset", "paper"))
+    try:
+        preset = wanted if wanted in presets_of(method) else "paper"
+        return _resolved(method, json.dumps(recommended), (preset,), "{}")
+    except UntrustedCode:
+        _say_not_compared(method)
+        return None
+    except ConfigError:
+        return None
+
+
+@lru_cache
+def _say_not_compared(method: str) -> None:
+    say(f"table: the runs of {method} are not compared with its defaults. To load that class, add --trust {method}.")

@@ -1,0 +1,165 @@
+"""What a table was asked for, and every row of it checked before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ctvr.methods.backbone.load import TINY
+from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.digests import digest_of
+from ctvr.orchestrator.errors import ConfigError, UntrustedCode
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.learning.cost import sizes_only
+from ctvr.orchestrator.learning.experiment import Experiment
+from ctvr.orchestrator.learning.factory import load_clip
+from ctvr.orchestrator.learning.resolve import check_domain, get_method, named_in, resolve
+from ctvr.orchestrator.on_ray.plan import SEARCHED, SearchConfig, within
+from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.streams.stream import Stream
+from ctvr.orchestrator.sweeps.preflight import check_table
+from ctvr.orchestrator.sweeps.search_spaces import default_presets, depth_settings, upper_bounds
+from ctvr.orchestrator.sweeps.selection import expand_task_orders
+from ctvr.orchestrator.sweeps.sweep import PlannedSweep, SweepRequest, plan_sweep
+from ctvr.orchestrator.sweeps.untrained import untrained_rows, without_epochs
+from ctvr.orchestrator.tables.build import Direction
+from ctvr.orchestrator.tables.presets import TablePreset, TableRow
+
+
+@dataclass(frozen=True)
+class TableRequest:
+    """What `ctvr sweep --preset TABLE` was asked for. Words of the command line are in the preset already."""
+
+    name: str
+    stream: str
+    preset: TablePreset
+    overrides: Settings  # of all rows
+    direction: Direction = "t2v"  # what the table shows
+    orders: int = 1  # of the tasks, for the rerun
+
+
+@dataclass(frozen=True)
+class PlannedRow:
+    """A row that was checked."""
+
+    row: TableRow
+    experiment: Experiment  # of a trial, but for what is searched; of a rerun, where nothing is
+    sweep: PlannedSweep | None  # None: not searched
+
+
+@dataclass(frozen=True)
+class PlannedTable:
+    """A request that was checked."""
+
+    request: TableRequest
+    stream: Stream
+    search: SearchConfig  # of no meaning where no row is searched
+    rows: tuple[PlannedRow, ...]
+
+    @property
+    def searched(self) -> list[PlannedRow]:
+        return [row for row in self.rows if row.sweep is not None]
+
+
+def plan_table(request: TableRequest, where: ExecutionConfig) -> PlannedTable:
+    """Check every row before anything starts.
+
+    Raises:
+        ConfigError: for whatever could not run; the message names the row.
+    """
+    preset = request.preset
+    expand_task_orders((), request.orders)
+    search, trials = check_table(preset.search, preset.seeds, request.overrides)
+    places = where.places()
+    stream = load_stream(request.stream, places.root, places.videos, render=False)
+    if "metric" not in preset.search:  # one rule for all rows
+        search = replace(search, metric=SEARCHED[stream.protocol])
+    if preset.protocol not in {"any", stream.protocol}:
+        raise ConfigError(
+            f"--stream: {stream.name} is evaluated as {stream.protocol}, this table's rows are {preset.protocol} "
+            f"methods. Choose a stream such as {preset.stream}."
+        )
+    names = stream_names(stream)
+    if not any(row.is_for(names) for row in preset.rows):
+        raise ConfigError(f"--stream: none of the table's rows can run on {stream.name}. Choose {preset.stream}.")
+    rows = []
+    for row in preset.rows:
+        if not row.is_for(names):
+            continue
+        try:
+            with named_in(f"row {row.name}"):
+                check_domain(row.method, stream)
+                rows.append(_plan_row(request, row, stream, search, bool(trials), where))
+        except UntrustedCode:
+            raise
+        except ConfigError as error:
+            raise ConfigError(f"row {row.name}: {error}") from error
+    for row, control in untrained_rows([(each.row, each.experiment) for each in rows]):
+        place = next(place for place, each in enumerate(rows) if each.row == row)
+        rows.insert(place + 1, _plan_row(request, control, stream, search, False, where))
+    return PlannedTable(request, stream, search, _deduplicate(rows) if preset.varies else tuple(rows))
+
+
+def _deduplicate(rows: Sequence[PlannedRow]) -> tuple[PlannedRow, ...]:
+    """Rows of one table that varies settings: of those with the same settings the first, which is the recommended."""
+    found: dict[str, PlannedRow] = {}
+    for row in rows:
+        found.setdefault(digest_of(row.experiment.settings), row)
+    return tuple(found.values())
+
+
+def _clamp_to_depth(experiment: Experiment, varies: Sequence[str]) -> Settings:
+    """Varied settings that count blocks of the vision tower, where they count more than there are: then all of them."""
+    counts = [name for name in depth_settings(experiment.run.method) if name in varies]
+    if not counts:
+        return {}
+    backbone = experiment.backbone
+    tower = load_clip(backbone) if backbone.name == TINY else sizes_only(backbone.name)
+    depth = len(tower.vision.blocks)
+    return {name: depth for name in counts if experiment.settings[name] > depth}
+
+
+def clamp_values(
+    full: Settings, varies: Sequence[str], recommended: Mapping[str, Any], presets: tuple[str, ...]
+) -> Settings:
+    """What a varied setting bounds, where a recipe and not the user says more than that: then as much."""
+    bounds = {name: bound for name, bound in upper_bounds(full["method"]).items() if name not in full}
+    if not any(bound in full for bound in bounds.values() if bound in varies):
+        return {}
+    plain = resolve({key: value for key, value in full.items() if key not in varies}, recommended, presets).settings
+    bounded = within({**{name: plain[name] for name in bounds}, **full}, bounds)
+    return {name: bounded[name] for name in bounds if bounded[name] < plain[name]}
+
+
+def stream_names(stream: Stream) -> list[str]:
+    """What a stream is called, and the published benchmark that it is."""
+    return [stream.name, *([stream.paper] if stream.paper else [])]
+
+
+def _plan_row(
+    request: TableRequest,
+    row: TableRow,
+    stream: Stream,
+    search: SearchConfig,
+    is_searched: bool,
+    where: ExecutionConfig,
+) -> PlannedRow:
+    get_method(row.method)
+    overrides = {**request.preset.settings_of(row, stream_names(stream)), **request.overrides}
+    overrides = without_epochs(overrides, row.presets)
+    if row.searched and is_searched:
+        asked = SweepRequest(
+            row.method, request.stream, f"{request.name}-{row.slug}", overrides, row.presets, asdict(search)
+        )
+        sweep = plan_sweep(asked, where)
+        return PlannedRow(row, sweep.experiment, sweep)
+    if given := [name for name in request.preset.varies if name in request.overrides]:
+        raise ConfigError(f"{given[0]}: the table varies it. Leave it out.")
+    full = {**overrides, "method": row.method, "stream": request.stream, "workers": where.workers}
+    presets = default_presets(row.method, stream, row.presets)
+    full |= clamp_values(full, request.preset.varies, stream.settings, presets)
+    experiment = resolve(full, stream.settings, presets)
+    if fewer := _clamp_to_depth(experiment, request.preset.varies):
+        experiment = resolve({**full, **fewer}, stream.settings, presets)
+    return PlannedRow(row, experiment, None)

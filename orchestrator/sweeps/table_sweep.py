@@ -1,0 +1,287 @@
+"""A whole table: every row searched by one budget and one rule, then all winners and seeds in one rerun.
+
+A table `NAME` is an MLflow parent run, a sweep `NAME-ROW` for each row that is searched, and the rerun
+`NAME-final-...`. Trials of all rows share one cluster and take turns, so that no row's last trial keeps it
+waiting. A row that fails does not end the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ctvr.orchestrator.console import say
+from ctvr.orchestrator.errors import ConfigError, Interrupted, RunsFailed
+from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
+from ctvr.orchestrator.on_ray.capacity import capacity
+from ctvr.orchestrator.on_ray.plan import Capacity, RowPlan, SearchOutcome, TrialPlan, write_plan
+from ctvr.orchestrator.on_ray.tune import can_resume, run_rows
+from ctvr.orchestrator.sweeps.comparison import ConfirmationResult, experiment_of, last_value
+from ctvr.orchestrator.sweeps.confirm import CONFIRMS, candidates, confirm
+from ctvr.orchestrator.sweeps.driver import only_driver
+from ctvr.orchestrator.sweeps.plan_text import describe_confirmation, describe_decoding, describe_scheduler, flat_search
+from ctvr.orchestrator.sweeps.preparation import prepare_all, searched_splits
+from ctvr.orchestrator.sweeps.rerun import execute_rerun, searched_tags, unsearched_tags
+from ctvr.orchestrator.sweeps.selection import (
+    METRIC_LABELS,
+    Rerun,
+    best_trials,
+    expand_seeds,
+    expand_task_orders,
+    used_seeds,
+)
+from ctvr.orchestrator.sweeps.session import (
+    check_machine,
+    describe_concurrency,
+    flush_outbox,
+    interruptible,
+    precision_lines,
+    ray_cluster,
+    resources_text,
+    resume_options,
+    trial_plan,
+    warn_unsent,
+)
+from ctvr.orchestrator.sweeps.sweep import (
+    close_search,
+    require_free_name,
+)
+from ctvr.orchestrator.sweeps.table_plan import PlannedRow, PlannedTable, TableRequest, plan_table, stream_names
+from ctvr.orchestrator.sweeps.trust import resume_command
+from ctvr.orchestrator.tables.build import VARIES
+from ctvr.orchestrator.tables.footnotes import NOTES
+from ctvr.orchestrator.tables.paper_comparison import ROW, TABLE_NAME
+from ctvr.orchestrator.tables.presets import as_data, parse_preset
+from ctvr.orchestrator.tracking.run_record import RunRecord
+from ctvr.orchestrator.tracking.tracker import Tracker
+
+# ----------------------------------------------------------------------------------------------- running
+
+
+def sweep_table(request: TableRequest, where: ExecutionConfig) -> str:
+    """Search every row, rerun all winners and seeds, write the table."""
+    require_free_name(request.name, where)
+    where.check()
+    request = replace(request, stream=find_manifest(request.stream))
+    check_machine(where, request.name)
+    planned = plan_table(request, where)
+    with only_driver(where.folder(request.name), request.name):
+        require_free_name(request.name, where)  # again: another driver of the same name may have been quicker
+        return _run(planned, where)
+
+
+def go_on(name: str, kept: Mapping[str, Any], where: ExecutionConfig) -> str:
+    """Go on with an interrupted table; rows that are finished are not searched again.
+
+    Args:
+        kept: what `on_ray.plan.read_plan` found of it.
+        where: as the first command had it, on the cluster of today.
+
+    Raises:
+        ConfigError: if another version kept it.
+    """
+    try:
+        table = kept["table"]
+        preset = parse_preset(table["preset"])
+        request = TableRequest(name, table["stream"], preset, table["overrides"], table.get("direction", "t2v"))
+        request = replace(request, orders=table.get("orders", 1))
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"sweep {name}: its plan is of another version ({error}). Start a new table.") from error
+    return _run(plan_table(request, where), where)
+
+
+def _run(planned: PlannedTable, where: ExecutionConfig) -> str:
+    request, stream = planned.request, planned.stream
+    tracker = where.tracker(stream.name)
+    with ray_cluster(where, tracker) as there:
+        plan = trial_plan(there, request.name, tracker, [row.experiment for row in planned.rows])
+        room = capacity(plan, there.max_concurrent)
+        experiments = [row.experiment for row in planned.rows]
+        ready = prepare_all(experiments, there, searched_splits(stream), not there.gpus_per_trial, on_cluster=True)
+        stream = ready[0].stream
+        say(_plan_text(planned, room, max(each.decoded for each in ready), there, tracker))
+        settings = {"rows": ",".join(row.row.name for row in planned.rows), "seeds": request.preset.seeds}
+        settings |= {**flat_search(planned.search), "search.trials": planned.search.trials if planned.searched else 0}
+        parent = tracker.open_sweep(request.name, stream.name, settings, {"ctvr.table": request.preset.title})
+        plan = replace(plan, parent=parent)
+        rows = {row.row.name: _row_plan(row, plan, stream.name, planned, tracker) for row in planned.searched}
+        if rows and can_resume(plan):
+            say("resumed: finished tasks are kept")
+        table = {"preset": as_data(request.preset), "stream": request.stream, "overrides": request.overrides}
+        table["direction"] = request.direction
+        kept = {**table, "orders": request.orders}
+        write_plan(plan, there.folder(request.name), table=kept, where=resume_options(there))
+        again = resume_command(request.name)
+        parents = [*(row.plan.parent or "" for row in rows.values()), parent]
+        with interruptible(f"table {request.name}", again, there, tracker, parents):
+            outcomes: dict[str, SearchOutcome] = {}
+            if rows:
+                num_tasks = len(stream.tasks)
+                outcomes = run_rows(rows, num_tasks, planned.search, there.max_concurrent)
+            if any(outcome.is_interrupted for outcome in outcomes.values()):
+                raise KeyboardInterrupt
+            for name, outcome in outcomes.items():
+                close_search(tracker, rows[name].plan.parent or "", outcome)
+            if waiting := flush_outbox(tracker):
+                raise RunsFailed(
+                    f"{waiting} records wait because MLflow does not answer, so no winner can be named. Start it "
+                    f"again, then: ctvr sync; {again}"
+                )
+            return _conclude(planned, outcomes, there, tracker, parent)
+
+
+def _row_plan(row: PlannedRow, plan: TrialPlan, stream: str, table: PlannedTable, tracker: Tracker) -> RowPlan:
+    """The search of a row, below an MLflow parent of its own."""
+    assert row.sweep is not None
+    name = row.sweep.request.name
+    settings = {**row.experiment.settings, **flat_search(table.search)}
+    parent = tracker.open_sweep(name, stream, settings, {"ctvr.table": table.request.preset.title})
+    made = replace(
+        plan,
+        sweep=name,
+        parent=parent,
+        settings=row.sweep.fixed_settings,
+        presets=row.experiment.presets,
+        tags={"ctvr.role": "trial"},
+    )
+    return RowPlan(made, row.sweep.searched)
+
+
+def _conclude(
+    planned: PlannedTable, outcomes: Mapping[str, SearchOutcome], where: ExecutionConfig, tracker: Tracker, parent: str
+) -> str:
+    """What the searches found and what was confirmed, then the rerun of all rows and their table."""
+    lines, failed, best = [], [], {}
+    for row in planned.searched:
+        assert row.sweep is not None
+        outcome, name = outcomes[row.row.name], row.sweep.request.name
+        found = f"{outcome.complete} complete, {outcome.stopped} stopped early, {outcome.failed} failed"
+        if outcome.complete:
+            best[name] = best_trials(tracker, name, 1)[0]
+            value = f"{last_value(best[name], planned.search.metric):+.2f}"
+            found += f"; best {METRIC_LABELS.get(planned.search.metric, planned.search.metric)} {value}"
+        else:
+            failed.append(row.row.name)
+            found += "; no trial is complete, so there is no winner"
+        lines.append(f"{row.row.name}: {found}")
+    say("\n".join(lines))
+    try:
+        verdicts = _confirm(planned, best, where, tracker)
+        lines += [f"{verdict.sweep}: {verdict.text}" for verdict in verdicts.values()]
+        runs = [_rerun_of(planned, place, best, verdicts, tracker) for place in range(len(planned.rows))]
+        used = _used(planned, tracker)
+        seeds = planned.request.preset.seeds
+        listed = expand_seeds([run for run in runs if run], seeds, where.workers, used)
+        text = _rerun(planned, expand_task_orders(listed, planned.request.orders), where, tracker)
+    except (RunsFailed, Interrupted) as error:
+        tracker.close(parent, "KILLED" if isinstance(error, Interrupted) else "FAILED")
+        raise type(error)("\n".join([str(error), *_failures(failed)])) from None
+    tracker.close(parent, "FAILED" if failed else "FINISHED")
+    if failed:
+        raise RunsFailed("\n".join([text, *_failures(failed)]))
+    return "\n".join([*lines, text])
+
+
+def _confirm(
+    planned: PlannedTable, best: Mapping[str, RunRecord], where: ExecutionConfig, tracker: Tracker
+) -> dict[str, ConfirmationResult]:
+    """Of every row with a winner, in one list of runs: the best trials and the recommended settings."""
+    name, search = planned.request.name, planned.search
+    listed = []
+    for row in planned.searched:
+        if search.confirm and row.sweep is not None and row.sweep.request.name in best:
+            listed += candidates(tracker, row.sweep.request.name, row.sweep.unsearched(where.workers), search)
+    return confirm(name, listed, len(planned.stream.tasks), where, tracker, search, resume_command(name))
+
+
+def _rerun_of(
+    planned: PlannedTable,
+    place: int,
+    best: Mapping[str, RunRecord],
+    verdicts: Mapping[str, ConfirmationResult],
+    tracker: Tracker,
+) -> Rerun | None:
+    """A row as it is rerun: its winner, or the recommended settings where they kept their place; None without one."""
+    row = planned.rows[place]
+    tags = {"ctvr.place": f"{place:03d}", "ctvr.table": planned.request.preset.title}
+    preset = planned.request.preset
+    tags |= {VARIES: ",".join(preset.varies)} if preset.varies else {}
+    tags |= {ROW: row.row.name} | ({TABLE_NAME: preset.name} if preset.name else {})
+    notes, experiment = list(row.row.notes), row.experiment
+    if row.sweep is None:
+        more = unsearched_tags(experiment.name)
+    elif (name := row.sweep.request.name) not in best:
+        return None
+    else:
+        verdict, trials = verdicts.get(name), tracker.find_runs(sweep=name)
+        experiment = verdict.chosen if verdict else experiment_of(best[name])
+        more = searched_tags(experiment.name, trials, planned.search.metric)
+        if verdict:
+            notes.append(verdict.note)
+        if verdict and not verdict.is_confirmed:
+            more = unsearched_tags(experiment.name)
+            notes[-1] = f"the recommended settings; the best of {len(trials)} trials is {verdict.note}"
+    tags |= {"ctvr.note": NOTES.join(notes)} if notes else {}
+    return Rerun(experiment, tags | more)
+
+
+def _used(planned: PlannedTable, tracker: Tracker) -> frozenset[int]:
+    """Every seed that a trial or a confirmation had."""
+    found = frozenset[int]()
+    for row in planned.searched:
+        assert row.sweep is not None
+        name = row.sweep.request.name
+        found |= used_seeds([*tracker.find_runs(sweep=name), *tracker.find_runs(tags={CONFIRMS: name})])
+    return found
+
+
+def _rerun(planned: PlannedTable, runs: list[Rerun], where: ExecutionConfig, tracker: Tracker) -> str:
+    name, seeds = planned.request.name, planned.request.preset.seeds
+    if not seeds:
+        warn_unsent(tracker)
+        return ""
+    if not runs:
+        warn_unsent(tracker)
+        raise RunsFailed(f"table {name}: no row has a winner, so there is no table. `ctvr ui` shows why.")
+    settings = {"rerun_of": name, "seeds": seeds, "rows": len({run.tags["ctvr.place"] for run in runs})}
+    again = resume_command(name)
+    return execute_rerun(name, runs, where, tracker, settings, again, planned.request.direction)
+
+
+def _failures(rows: list[str]) -> list[str]:
+    return [f"rows without a winner, missing in the table: {', '.join(rows)}"] if rows else []
+
+
+def _plan_text(planned: PlannedTable, room: Capacity, decoded: int, where: ExecutionConfig, tracker: Tracker) -> str:
+    """What will happen, before it does."""
+    request, search, searched = planned.request, planned.search, planned.searched
+    unsearched = [row.row.name for row in planned.rows if row.sweep is None]
+    budget = "none: every row runs its recommended preset"
+    if searched:
+        budget = f"{search.trials} for each row, {search.trials * len(searched)} in all, by {search.searcher}, "
+        budget += f"{describe_scheduler(search)}; {describe_concurrency(room)}"
+    split = searched[0].experiment.evaluation.split if searched else "test"
+    runs = expand_seeds([Rerun(row.experiment) for row in planned.rows], request.preset.seeds, where.workers)
+    runs = expand_task_orders(runs, request.orders)
+    orders = f" and {request.orders} orders of tasks" if request.orders > 1 else ""
+    lines = [
+        f"table {request.name}: {request.preset.title}, on {planned.stream.name}, {len(planned.stream.tasks)} tasks",
+        f"  searched   {', '.join(row.row.name for row in searched) or 'no row'}",
+        f"  presets    {', '.join(unsearched) or 'no row'} (not searched)",
+        f"  trials     {budget}",
+        f"  chosen by  {METRIC_LABELS.get(search.metric, search.metric)} on {split} videos",
+        f"  confirms   {describe_confirmation(search) if searched else 'nothing is searched'}",
+        f"  then       all rows over {request.preset.seeds} seeds{orders} on test videos: {len(runs)} runs in one "
+        "rerun",
+        f"  resources  {resources_text(where, room)}",
+        *precision_lines(where, [row.experiment.run.precision for row in planned.rows]),
+        f"  videos     {describe_decoding(decoded)}",
+        f"  tracking   {tracker.uri.split('@')[-1]}",
+        "  time       known when the first trial is complete",
+    ]
+    if left_out := [row.name for row in request.preset.rows if not row.is_for(stream_names(planned.stream))]:
+        lines.append(f"  left out   {'; '.join(left_out)} (not for this stream)")
+    if mark := planned.stream.table_caveat:
+        lines.append(f"  note       {mark}")
+    return "\n".join(lines)

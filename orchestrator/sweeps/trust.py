@@ -1,0 +1,59 @@
+"""Classes `module:Class` that the user names: in a command, in its --config file, by --trust, in a call from Python.
+
+`methods.find_method` loads no others. Streams, models, MLflow's records, plans and tables may come from elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+
+from ctvr.methods import named_classes, trust, trusted
+from ctvr.orchestrator.config import read_settings
+from ctvr.orchestrator.errors import ConfigError
+
+
+def trust_typed(words: Iterable[str]) -> None:
+    """Trust the classes in the words of a command.
+
+    A word that is the name of a file does not count: a shell's `*` may have typed it.
+    """
+    trust(word for word in words if not os.path.lexists(word))
+
+
+def trust_named(names: Iterable[str]) -> None:
+    """Trust the classes that --trust names.
+
+    Raises:
+        ConfigError: for a name that is not MODULE:CLASS.
+    """
+    for name in names:
+        if named_classes([name]) != [name]:
+            raise ConfigError(f"--trust: {name!r} is not a class. Write MODULE:CLASS, as the message names it.")
+        trust([name])
+
+
+def trust_config(file: Path) -> None:
+    """Trust the classes in a settings file that the user names.
+
+    Raises:
+        ConfigError: if it cannot be read.
+    """
+    trust(read_settings(file).values())
+
+
+def trust_options() -> list[str]:
+    """Return the options by which a command trusts what this process trusts."""
+    return [word for name in trusted() for word in ("--trust", name)]
+
+
+def trust_text() -> str:
+    """Return these options as they stand at the end of a printed command; empty if there are none."""
+    return "".join(f" {shlex.quote(word)}" for word in trust_options())
+
+
+def resume_command(name: str) -> str:
+    """Return the command that goes on with a sweep."""
+    return f"ctvr sweep --resume {name}{trust_text()}"

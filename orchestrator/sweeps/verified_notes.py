@@ -1,0 +1,46 @@
+"""Adds footnotes to table rows: which release their method equals, and in which settings its recipe differs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.resolve import presets_of
+from ctvr.orchestrator.tables.footnotes import method_of
+from ctvr.orchestrator.tables.setting_diff import is_equal
+from ctvr.orchestrator.tables.table import Table
+from ctvr.orchestrator.tables.verified import Verified, equals, of_method
+from ctvr.orchestrator.tracking.run_record import RunRecord, as_text
+
+SHOWN = 6  # settings of a footnote
+
+
+def with_verified(table: Table, runs: Sequence[RunRecord]) -> Table:
+    """The table with a footnote below each row whose method was held against its authors' code."""
+    by_id = {run.run_id: run for run in runs}
+    rows = []
+    for row in table.rows:
+        run = by_id.get(row.runs[0]) if row.runs else None
+        note = verified_note(run) if run is not None else ""
+        rows.append(replace(row, marks=(*row.marks, note)) if note else row)
+    return replace(table, rows=tuple(rows))
+
+
+def verified_note(run: RunRecord) -> str:
+    """What a table says below a run: what equals which release, and what of its recipe does not; empty without one."""
+    return "; ".join(f"{equals(entry)}; {_recipe(run, entry)}" for entry in of_method(method_of(run)))
+
+
+def _recipe(run: RunRecord, entry: Verified) -> str:
+    try:
+        recipe = presets_of(entry.method).get(entry.preset, {})
+    except ConfigError:  # a record of a method that is gone
+        recipe = {}
+    known = {name: value for name, value in recipe.items() if name in run.settings}
+    pairs = {name: (as_text(run.settings[name]), as_text(value)) for name, value in known.items()}
+    found = [f"{name} {ours} ({entry.preset} {its})" for name, (ours, its) in pairs.items() if not is_equal(ours, its)]
+    if not found:
+        return f"recipe: preset {entry.preset}"
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return f"recipe differs in: {', '.join(found[:SHOWN])}{more} (ctvr methods {entry.method} --preset {entry.preset})"

@@ -1,0 +1,176 @@
+"""The embedded stream: captioned videos of a painted world, rendered here, without any download.
+
+Twenty categories, each a place, a motion, a camera and a vocabulary of its own (scenes.py), in 5, 10
+or 20 tasks. Per category: 16 training, 8 validation and 24 test clips. Some scenes are filmed in both
+directions; the captions of such twins differ in the direction alone. In six categories the twins hold the
+same frames in opposite order, so a method that averages frames cannot tell them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctvr.orchestrator.config import suggest
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.synthetic.cvlm import render_cvlm
+from ctvr.orchestrator.synthetic.drawing import Pixels
+from ctvr.orchestrator.synthetic.scenes import CATEGORIES, Scene, draw_scene
+from ctvr.orchestrator.synthetic.video_files import Clip, render_files
+
+__all__ = ["SETTINGS", "probe_clips", "render_cvlm", "render_stream"]
+
+VERSION = 1  # raise it whenever pixels or captions change
+TASK_COUNTS = (5, 10, 20)
+SPLITS = ("train", "val", "test")
+PROBE = 3  # key of the probe's scenes, beside the splits' own
+SETTINGS: dict[str, Any] = {
+    "backbone.name": "tiny-clip",
+    "backbone.weights": "shipped",
+    "data.num_frames": 8,
+    "data.batch_size": 8,
+    "optim.epochs": 8,
+    "optim.lr_scale": 50,  # the published rates are those of a tower a hundred times larger
+    "preset": "shapes",  # of the methods that have one
+}
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a split gets of each category: scenes filmed in both directions, and in one."""
+
+    key: int  # in the seed of its scenes
+    twins: int
+    singles: int
+
+
+# In the order of drawing: a later split avoids the captions of an earlier one.
+SHARES = {"test": Share(1, 4, 16), "val": Share(2, 2, 4), "train": Share(0, 4, 8)}
+
+
+def render_stream(
+    root: Path,
+    num_tasks: int = 10,
+    seed: int = 0,
+    workers: int | None = None,
+    progress: bool = True,
+    videos: bool = True,
+) -> dict[str, Any]:
+    """Render the videos below `root` unless they are there, and return the stream's manifest.
+
+    All numbers of tasks share one set of videos, `root/shapes-v1-seed<seed>/{train,val,test}/*.mp4`; a
+    video that is missing or damaged is rendered again. The format of the manifest is in streams.py;
+    `path` is relative to `root`.
+
+    Args:
+        root: the folder of data.
+        num_tasks: 5, 10 or 20.
+        seed: of scenes and captions. The categories and their order are the same for every seed.
+        workers: processes that render; default: the cores this process may use, at most 8.
+        progress: a progress bar on stderr while rendering.
+        videos: False makes the manifest alone, to look at what the videos will be.
+
+    Raises:
+        ConfigError: for another number of tasks, or if `root` cannot be written.
+    """
+    if num_tasks not in TASK_COUNTS:
+        raise ConfigError(f"stream: shapes-{num_tasks} does not exist. Write shapes-5, shapes-10 or shapes-20.")
+    folder = Path(root) / f"shapes-v{VERSION}-seed{seed}"
+    clips = plan(seed)
+    if videos:
+        render_files(folder, [clip for clip, _ in clips], workers, progress)
+    groups = np.split(np.random.default_rng(0).permutation(len(CATEGORIES)), num_tasks)
+    tasks = []
+    for number, group in enumerate(groups, start=1):
+        categories = [CATEGORIES[index].name for index in group]
+        task: dict[str, Any] = {"name": f"task_{number:02d}", "categories": categories}
+        for split in SPLITS:
+            task[split] = [
+                {**item, "path": f"{folder.name}/{clip.path}", "captions": list(item["captions"])}
+                for category in categories
+                for clip, item in clips
+                if item["category"] == category and clip.path.startswith(f"{split}/")
+            ]
+        tasks.append(task)
+    return {
+        "format": 1,
+        "name": f"shapes-{num_tasks}",
+        "protocol": "ctvr",
+        "tasks": tasks,
+        "settings": dict(SETTINGS),
+    }
+
+
+def probe_clips(
+    category: str = "traffic", scenes: int = 48, seed: int = 1, num_frames: int = 8, size: int = 64
+) -> tuple[Pixels, NDArray[np.int64]]:
+    """Clips for the question whether a network sees the direction of time.
+
+    Returns:
+        frames (2N, T, S, S, 3) uint8, each scene followed by its exact reversal, and labels (2N,): 0 forward,
+        1 backward. The two hold the same frames, so the mean over frames scores exactly 50 %.
+
+    Raises:
+        ConfigError: for an unknown category.
+    """
+    names = [c.name for c in CATEGORIES]
+    if category not in names:
+        raise ConfigError(f"category: there is no {category!r}.{suggest(category, names)} All: {', '.join(names)}.")
+    index, clips = names.index(category), []
+    for number in range(scenes):
+        scene = draw_scene(index, np.random.default_rng([seed, index, PROBE, number]))
+        forward = scene.render(backward=False, frames=num_frames, size=size)
+        clips += [forward, forward[::-1]]
+    return np.stack(clips), np.tile(np.array([0, 1]), scenes)
+
+
+@lru_cache(maxsize=2)
+def plan(seed: int) -> tuple[tuple[Clip, dict[str, Any]], ...]:
+    """Every clip with its item, except that the item's `path` is still missing."""
+    clips: list[tuple[Clip, dict[str, Any]]] = []
+    for index in range(len(CATEGORIES)):
+        captions: set[str] = set()
+        for split, share in SHARES.items():
+            clips += _plan_split(seed, index, split, share, captions)
+    return tuple(clips)
+
+
+def _plan_split(
+    seed: int, category: int, split: str, share: Share, captions: set[str]
+) -> Iterator[tuple[Clip, dict[str, Any]]]:
+    """The clips of one category in one split; adds their captions to the set and repeats none that is in it."""
+    seen: set[tuple[str, ...]] = set()
+    name = CATEGORIES[category].name
+    for number in range(share.twins + share.singles):
+        directions = (False, True) if number < share.twins else (number % 2 == 1,)
+        scene = _new_scene([seed, category, share.key, number], category, directions, captions, seen)
+        stems = [f"{name}_{number:02d}{'b' if backward else 'f'}" for backward in directions]
+        for backward, stem, twin in zip(directions, stems, stems[::-1]):
+            item = {
+                "video": f"{split}_{stem}",
+                "category": name,
+                "captions": (scene.captions[backward],),
+                "twin": f"{split}_{twin}" if len(stems) == 2 else None,
+            }
+            yield Clip(f"{split}/{stem}.mp4", scene, backward), item
+
+
+def _new_scene(
+    key: list[int], category: int, directions: tuple[bool, ...], captions: set[str], seen: set[tuple[str, ...]]
+) -> Scene:
+    """The first scene of this key whose captions and whose pair of things are new; both are then noted."""
+    for attempt in range(1000):
+        scene = draw_scene(category, np.random.default_rng([*key, attempt]))
+        things = (scene.main.colour, scene.main.shape, scene.other.colour, scene.other.shape)
+        told = [scene.captions[backward] for backward in directions]
+        if things not in seen and captions.isdisjoint(told):
+            seen.add(things)
+            captions.update(told)
+            return scene
+    raise RuntimeError(f"no new scene of {CATEGORIES[category].name} in 1000 attempts")

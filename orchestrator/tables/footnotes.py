@@ -1,0 +1,113 @@
+"""What a reader must know of a row before believing it, as its runs' tags and settings say."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from ctvr.methods import EVERY_METHOD, IMAGE_METHODS, find_method
+from ctvr.orchestrator.config import build, select_prefix
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.tables.float16_rates import float16_note
+from ctvr.orchestrator.tables.unpublished_settings import departures, footnote
+
+if TYPE_CHECKING:
+    from ctvr.orchestrator.tracking.run_record import RunRecord
+
+EPOCHS = "ctvr.recommended_epochs"  # tag of a run that trains: of a task, as the stream and the recipe have it
+CHOICE = "ctvr.choice"  # tag of a rerun: whether its settings are `searched` or `recommended`
+NOTES = " | "  # between footnotes in the tag ctvr.note
+TEXTS = {
+    "best_test": "the epoch kept for each task is the best one on the test videos (best-on-test)",
+    "best_val": "the epoch kept for each task is the best one on the validation videos",
+    "trains_on_test": "its training reads the unlabelled test videos of former tasks, as they are stored",
+    "trains_on_val": "its training reads the unlabelled validation videos of former tasks, as they are stored",
+    "val": "measured on validation videos",
+    "transductive": "transductive scoring: a query's result depends on the other queries of the test set",
+    "replay": "its memory is written once, at a task's end, and its pairs repeat where a step asks for more than are "
+    "kept (released codes write after every step and repeat none)",
+    "short": "trained for {epochs} epochs of a task where {recommended} are recommended",
+    "untrained": "not trained (preset untrained): where its training starts, by its own score",
+    "searched": "settings are the best of {n} trials{rule}",
+}
+
+
+def marks_of(run: RunRecord) -> list[str]:
+    """What a reader must know before believing the row."""
+    tags, marks = run.tags, []
+    split = str(run.settings.get("evaluation.split", tags.get("ctvr.split", "test")))
+    if str(run.settings.get("evaluation.select", tags.get("ctvr.select", "last"))).startswith("best"):
+        marks.append(TEXTS[f"best_{tags.get('ctvr.select_split') or split}"])  # old records: the evaluated split
+    if trains_on_searched(run):
+        marks.append(TEXTS[f"trains_on_{split}"])
+    if short := _short_of_epochs(run):
+        marks.append(short)
+    if split == "val":
+        marks.append(TEXTS["val"])
+    if tags.get("ctvr.mark"):
+        marks.append(tags["ctvr.mark"])
+    if tags.get("ctvr.transductive") == "true":
+        marks.append(TEXTS["transductive"])
+    # Over images the memory is written as the release does
+    if str(run.settings.get("method.buffer_size", "0")) not in {"0", ""} and method_of(run) not in IMAGE_METHODS:
+        marks.append(TEXTS["replay"])
+    if tags.get("ctvr.note"):
+        marks += tags["ctvr.note"].split(NOTES)
+    if trials := trials_of(run):
+        rule = f" by {tags['ctvr.selection']}" if tags.get("ctvr.selection") else ""
+        marks.append(TEXTS["searched"].format(n=trials, rule=rule))
+    if ours := footnote(run.settings, method_of(run)):
+        marks.append(ours)
+    if theirs := departures(run.settings, method_of(run)):
+        marks.append(theirs)
+    if half := float16_note(run.settings):
+        marks.append(half)
+    return marks
+
+
+def trains_on_searched(run: RunRecord) -> bool:
+    """Return whether a run's training reads the features of searched videos.
+
+    A run says so in a tag. For older records of our own methods the settings say it.
+    """
+    if said := run.tags.get("ctvr.trains_on_searched"):
+        return said == "true"
+    method, base = str(run.settings.get("method", "")), str(run.settings.get("method.base", ""))
+    if method not in EVERY_METHOD or str(run.settings.get("optim.epochs", "")) == "0":
+        return False
+    return _trains_on_searched(run, "method", method, base in EVERY_METHOD and _trains_on_searched(run, "base", base))
+
+
+def _trains_on_searched(run: RunRecord, group: str, name: str, of_base: bool = False) -> bool:
+    """Return what a method says of the settings of `group`; True where it may and they are of another version."""
+    cls = find_method(name)
+    known = {field.name for field in dataclasses.fields(cls.Config)}
+    try:
+        config: Any = build(
+            cls.Config, {k: v for k, v in select_prefix(run.settings, group).items() if k in known}, group
+        )
+    except ConfigError:
+        return of_base or cls.trains_on_searched(cls.Config())
+    return cls.trains_on_searched(config, of_base)
+
+
+def _short_of_epochs(run: RunRecord) -> str:
+    """What is said of a run of fewer epochs than are recommended (--smoke has one); empty for all others."""
+    epochs, recommended = str(run.settings.get("optim.epochs", "")), run.tags.get(EPOCHS, "")
+    if epochs == recommended == "0":  # by the preset `untrained`
+        return TEXTS["untrained"]
+    if not (epochs.isdigit() and recommended.isdigit() and int(epochs) < int(recommended)):
+        return ""
+    return TEXTS["short"].format(epochs=epochs, recommended=recommended)
+
+
+def trials_of(run: RunRecord) -> int | None:
+    """Trials that were searched for a row, 0 for one that was not searched; None where nobody says."""
+    method, _, trials = run.tags.get("ctvr.searched", "").rpartition(":")  # a method may be module:Class
+    if not trials.isdigit():
+        return None
+    return int(trials) if method == method_of(run) else 0
+
+
+def method_of(run: RunRecord) -> str:
+    return run.tags.get("ctvr.method") or str(run.settings.get("method", run.name))  # the tag knows configurations

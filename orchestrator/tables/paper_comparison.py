@@ -1,0 +1,137 @@
+"""What stands beside a row: the numbers of the paper that ran the same settings, or what sets the row apart from it.
+
+A row is compared with what papers ran, one after the other: with the printed row that it is meant to be (tags
+`ctvr.row` and `ctvr.table_name`), with its method's main table, with every other printed row of its method. The first
+that has all its settings gives the numbers. Where none has, the row has none, and a footnote says what differs from
+the first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.tables.paper_numbers import PublishedRow, with_paper
+from ctvr.orchestrator.tables.setting_diff import CVLM_BACKBONE, differences, listed
+from ctvr.orchestrator.tables.setting_diff import footnote as difference_note
+from ctvr.orchestrator.tables.table import Column, Row, Value
+
+if TYPE_CHECKING:
+    from ctvr.orchestrator.tracking.run_record import RunRecord
+
+ROW, TABLE_NAME = "ctvr.row", "ctvr.table_name"  # tags: a row's name in its table, and a table of the package
+SHARED = "Every row differs from {what} in: {settings}."
+PRINTED = {  # what papers print beside what tables always show, and the metric that it is here
+    "rsum": (Column("rsum", "R-Sum", "up"), "stream/t2v/rsum"),
+    "gmacs": (Column("gmacs", "GMACs", "down", 1), "cost/video_gmacs"),
+    "tokens": (Column("tokens", "Tokens", "", 0), "cost/tokens_out"),
+    # no paper prints these
+    "query_passes": (Column("query_passes", "Text passes (query)", "down", 0), "cost/query_passes"),
+    "query_gmacs": (Column("query_gmacs", "GMACs (query)", "down", 1), "cost/query_gmacs"),
+    "speed": (Column("speed", "Videos/s", "up", 1), "cost/videos_per_second"),
+    "run_seconds": (Column("run_seconds", "Seconds (run)", "down", 1), "cost/seconds_run"),
+    "memory": (Column("memory", "Memory (MB)", "down", 0), "cost/peak_memory_mb"),
+    "stored": (Column("stored", "Stored (kB)", "down", 2), "cost/stored_floats_per_video"),
+}
+ORACLE = {  # shown wherever a run measured them; none is bold and none is compared
+    "oracle_r1": (Column("oracle_r1", "Oracle: R@1, own prompt"), "stream/oracle/r1"),
+    "oracle_block": (Column("oracle_block", "Oracle: R@1, own block"), "stream/oracle/r1_block"),
+    "oracle_right": (Column("oracle_right", "Best video of right task (%)"), "stream/oracle/right"),
+}
+ORACLE_NOTE = (
+    "Oracle: captions are told their task, which no search knows. Own prompt: they read their task's prompt alone and "
+    "search all videos; own block: they also search the videos of their task alone. Best video of right task: without "
+    "an oracle. These columns are not compared."
+)
+PRINTED |= ORACLE
+SCALE = {"stored": 4 / 1000}  # float32 numbers of a video in kB
+
+
+@dataclass(frozen=True)
+class PaperRun:
+    """What a paper ran."""
+
+    settings: Settings  # all of them, resolved
+    numbers: PublishedRow | None = None  # of an ablation table; None: those of the main table, if it has any
+    what: str = "its paper"  # as footnotes call it
+
+
+PapersOf = Callable[["RunRecord"], Sequence[PaperRun]]
+
+
+def beside_paper(row: Row, run: RunRecord, papers: Sequence[PaperRun]) -> Row:
+    """The row with a paper's numbers if one has all its settings, else with what differs from the first.
+
+    Args:
+        row: of `run` and its other seeds.
+        papers: what it is compared with, in this order; where nobody knows anything the main table's numbers stand.
+    """
+    if not papers:
+        return with_paper(row, run)
+    found = [differences(run.settings, paper.settings, row.method) for paper in papers]
+    same = [paper for paper, differing in zip(papers, found) if not differing]
+    for paper in same:
+        beside = _with_row(row, run, paper.numbers) if paper.numbers else with_paper(row, run)
+        if beside.paper:
+            return replace(beside, marks=(*beside.marks, *_backbone(run)))
+    return row if same else replace(row, differs=found[0], differs_from=papers[0].what)
+
+
+def _with_row(row: Row, run: RunRecord, printed: PublishedRow) -> Row:
+    """The row with the numbers of an ablation table's row, on the benchmark that they are of and on its test videos."""
+    if run.tags.get("ctvr.paper") != printed.stream or str(run.settings.get("evaluation.split", "test")) != "test":
+        return row
+    values = {column: Value(value) for column, value in printed.values.items()}
+    source = f"{printed.source}, row “{printed.label}”"
+    return replace(row, paper=values, paper_source=source, paper_marks=printed.notes)
+
+
+def _backbone(run: RunRecord) -> list[str]:
+    if run.tags.get("ctvr.protocol") != "cvlm":
+        return []
+    name, weights = (str(run.settings.get(f"backbone.{each}", "")) for each in ("name", "weights"))
+    return [CVLM_BACKBONE.format(name=name, weights=weights)]
+
+
+def with_differences(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
+    """The rows with a footnote of what sets each apart from its paper, and a note of what is so in all of them."""
+    shared: dict[str, tuple[str, str]] = {}
+    if len(rows) > 1:
+        shared = {
+            name: pair for name, pair in rows[0].differs.items() if all(r.differs.get(name) == pair for r in rows)
+        }
+    noted = []
+    for row in rows:
+        own = {name: pair for name, pair in row.differs.items() if name not in shared}
+        note = difference_note(own, row.differs_from, bool(shared))
+        noted.append(replace(row, marks=(*row.marks, note)) if note else row)
+    what = {row.differs_from for row in rows}
+    named = what.pop() if len(what) == 1 else "its paper"
+    return noted, [SHARED.format(what=named, settings=", ".join(listed(shared)))] if shared else []
+
+
+def more_columns(rows: Sequence[Row], printed: Sequence[str]) -> list[Column]:
+    """Columns that a paper's table has beyond the usual ones, where runs measured them."""
+    wanted = {*printed, *ORACLE, *(key for row in rows for key in row.paper)}
+    return [
+        replace(column, digits=_digits(column, [row.values[key].mean for row in rows if key in row.values]))
+        for key, (column, _) in PRINTED.items()
+        if key in wanted and any(key in row.values for row in rows)
+    ]
+
+
+def _digits(column: Column, means: Sequence[float]) -> int:
+    """The column's own, or as many as show two figures of its smallest value: a small backbone needs few GMACs."""
+    smallest = min((abs(mean) for mean in means if mean and math.isfinite(mean)), default=1.0)
+    return max(column.digits, 1 - math.floor(math.log10(smallest))) if column.digits else 0  # what is counted is whole
+
+
+def more_values(means: Mapping[str, Value]) -> dict[str, Value]:
+    """What `more_columns` may show of a row's metrics; what a video costs has no spread where no seed changes it."""
+    found = {key: means[metric] for key, (_, metric) in PRINTED.items() if metric in means}
+    found |= {key: Value(found[key].mean * by, found[key].std * by) for key, by in SCALE.items() if key in found}
+    same = {key for key, value in found.items() if value.std <= 1e-9 * abs(value.mean)}
+    return {key: replace(value, std=math.nan) if key in same else value for key, value in found.items()}

@@ -1,0 +1,117 @@
+"""What sets a run apart from the paper of its method, and the seeds of one row from each other.
+
+Nothing here is prose that somebody keeps true by hand: settings that ran are compared with those of the method's paper.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ctvr.orchestrator.tables.unpublished_settings import deviations, names_of
+from ctvr.orchestrator.tracking.run_record import as_text
+
+if TYPE_CHECKING:
+    from ctvr.orchestrator.tracking.run_record import RunRecord
+
+# How a run was carried out, not what was run
+OF_THE_RUN = {"seed", "stream", "workers", "threads", "data.prefetch_threads", "data.skip_missing", "data.decoder"}
+OF_THE_RUN |= {"tracking.mirror", "tracking.keep_checkpoints", "evaluation.oracle_task"}
+OF_THE_RUN |= {"evaluation.split", "evaluation.batch_size", "evaluation.query_chunk", "backbone.sha256"}
+RELEASED_IMAGES = {  # divyam3897/UCL@cfaa81d, whose protocol BMU-MoCo's Table 4 has
+    "preset": "paper",
+    "backbone.name": "resnet18",
+    "backbone.weights": "random",
+    "data.num_frames": 1,
+    "data.batch_size": 256,
+    "optim.epochs": 200,
+    "optim.name": "sgd",
+    "optim.momentum": 0.9,
+    "optim.warmup": 0.0,
+    "optim.weight_decay": 5e-4,
+    "optim.schedule": "constant",
+    "optim.grad_clip": None,
+    "optim.carry_momentum": True,
+}
+DATA_AND_OPTIMISER: dict[str, dict[str, Any]] = {  # of the papers' own benchmarks, by the first word of `ctvr.paper`
+    "msrvtt": {"preset": "paper", "data.num_frames": 12, "data.batch_size": 8, "optim.epochs": 20},
+    "actnet": {"preset": "paper-actnet", "data.num_frames": 24, "data.batch_size": 16, "optim.epochs": 20},
+    "cvlm": {"preset": "paper", "data.batch_size": 48, "optim.epochs": 10},
+    "cifar": RELEASED_IMAGES,
+    "tiny": RELEASED_IMAGES,
+}
+FRAMES = "data.num_frames"
+SHOWN = 12  # settings in a footnote; the CSV names all
+CVLM_BACKBONE = (
+    "starts from {name} ({weights}); the paper from ViT-B and BERT-B of its own pre-training, which are not public"
+)
+
+
+def of_benchmark(paper: str) -> dict[str, Any]:
+    """What a paper prints for data and optimiser of a benchmark (`msrvtt-10`, ...); empty for any other stream."""
+    return DATA_AND_OPTIMISER.get(paper.partition("-")[0], {}) if "-" in paper or paper == "cvlm" else {}
+
+
+def differences(settings: Mapping[str, Any], paper: Mapping[str, Any], row: str = "") -> dict[str, tuple[str, str]]:
+    """Setting -> (what ran, the paper's), where they differ; settings that no paper publishes are left out.
+
+    A setting that one side does not know is no difference: a record of an older version lacks the younger ones.
+    """
+    words = deviations(row or str(settings.get("method", "")))
+    followed = {name for name, word in words.items() if str(settings.get(name, "")) == word}
+    skipped = OF_THE_RUN | followed | set(names_of(settings, row))
+    pairs = {name: (as_text(settings[name]), as_text(value)) for name, value in paper.items() if name in settings}
+    for name in pairs.keys() & {"method.num_frames", "base.num_frames"}:
+        if pairs[name] == pairs.get(FRAMES):  # it follows the data's on both sides, which is named already
+            skipped.add(name)
+    return {name: pair for name, pair in pairs.items() if name not in skipped and not is_equal(*pair)}
+
+
+def is_equal(a: str, b: str) -> bool:
+    """Whether two settings, as text, are the same; numbers by their value."""
+    try:
+        return float(a) == float(b)
+    except ValueError:
+        return a == b
+
+
+def listed(found: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Each difference as `optim.lr 1e-05 (paper 1e-06)`."""
+    return [f"{name} {ours} (paper {papers})" for name, (ours, papers) in found.items()]
+
+
+def footnote(found: Mapping[str, tuple[str, str]], what: str = "its paper", is_rest: bool = False) -> str:
+    """`differs from its paper in: optim.lr 1e-05 (paper 1e-06), ...`; empty where nothing differs.
+
+    `is_rest`: a note of the table names what differs in every row.
+    """
+    if not found:
+        return ""
+    texts = listed(found)
+    more = f", and {len(texts) - SHOWN} more settings (column differs of the CSV)" if len(texts) > SHOWN else ""
+    return f"differs from {what}{' also' if is_rest else ''} in: {', '.join(texts[:SHOWN])}{more}"
+
+
+def between_seeds(runs: Sequence[RunRecord]) -> str:
+    """What the seeds of one row were not alike in: code, weights, versions, machine; empty where they were."""
+    made_of = [_made_of(run) for run in runs]
+    of_order = {"stream", "frames"} if len({str(run.settings.get("stream", "")) for run in runs}) > 1 else set()
+    names = sorted({name for each in made_of for name in each} - of_order)  # tasks of another order are another digest
+    unlike = []
+    for name in names:
+        groups: dict[str, list[str]] = {}
+        for run, each in zip(runs, made_of):
+            groups.setdefault(each.get(name, "not recorded"), []).append(str(run.settings.get("seed", "0")))
+        if len(groups) > 1:
+            parts = [f"{value[:12]} (seed {', '.join(seeds)})" for value, seeds in groups.items()]
+            unlike.append(f"{name}: {' and '.join(parts)}")
+    return f"its seeds ran under different {'; '.join(unlike)}" if unlike else ""
+
+
+def _made_of(run: RunRecord) -> dict[str, str]:
+    try:
+        found = dict(json.loads(run.tags.get("ctvr.provenance", "")))
+    except (ValueError, TypeError, RecursionError):  # an older record: its commit is all that is known
+        return {"commit": run.tags["ctvr.commit"]} if run.tags.get("ctvr.commit") else {}
+    return {str(name): str(value) for name, value in found.items()}

@@ -1,0 +1,344 @@
+"""What is drawn of a table, from its rows alone. One sentence for each figure: docs/figures.md.
+
+Matrices of a row stand in write.py; how it looks: tracking/plots.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ctvr.orchestrator.tables.table import Row, Table, Value, competes
+from ctvr.orchestrator.tables.unpublished_settings import at_most
+from ctvr.orchestrator.tracking.plots import Line, Panel, Scale
+from ctvr.orchestrator.tracking.styles import LineName, styles_of
+
+Drawing = tuple[str, str, list[Panel]]  # the end of the file's name, the title after the stream's name, the panels
+OWN = "own gallery"
+GEOMETRY = {
+    "micd_text": "MICD of captions (eq. 22)",
+    "micd_video": "MICD of videos (eq. 22)",
+    "angle_text": "|epsilon| of captions (eq. 9)",
+    "angle_video": "|epsilon| of videos (eq. 9)",
+}
+
+
+def looks(rows: Sequence[Row]) -> list[tuple[int, LineName]]:
+    """Hue and line of each row, as in the figures."""
+    styles = styles_of([(row.label, row.method) for row in rows])
+    found = [styles[row.label, row.method] for row in rows]
+    return [(style.hue, style.line) for style in found]
+
+
+def drawings(table: Table) -> list[Drawing]:
+    """Every figure for which the rows have the numbers."""
+    found = [(name, title.replace("R@1", table.measured), make(table)) for name, (title, make) in FIGURES.items()]
+    found += [
+        (f"vary_{name.rpartition('.')[2]}", f"sensitivity to {name}", _sensitivity(table, name))
+        for name in table.varies
+    ]
+    return [each for each in found if each[2]]
+
+
+def _curves(table: Table) -> list[Panel]:
+    """R@1 after each task: fig. 6 of CTVR, fig. 4 of StructAlign."""
+    lines = [Line(row.label, row.method, row.curve) for row in table.rows if len(row.curve) > 1]
+    return [Panel("tasks learned", f"{table.measured} (%)", lines)] if lines else []
+
+
+def _forgetting(table: Table) -> list[Panel]:
+    """R@1 of the first two tasks after every task (fig. 3 of BMU-MoCo), and what all old tasks have lost on average."""
+    rows = [(row, row.matrices[OWN]) for row in table.rows if len(row.matrices.get(OWN, ())) > 1]
+    if not rows:
+        return []
+    panels = []
+    for task in range(min(2, len(rows[0][1]) - 1)):
+        lines = [
+            _line(row, [(t, matrix[t - 1][task]) for t in range(task + 1, len(matrix) + 1)]) for row, matrix in rows
+        ]
+        panels.append(Panel("tasks learned", f"R@1 of task {task + 1} (%)", lines))
+    lost = [
+        _line(
+            row,
+            [(t, _mean([matrix[i][i] - matrix[t - 1][i] for i in range(t - 1)])) for t in range(2, len(matrix) + 1)],
+        )
+        for row, matrix in rows
+    ]
+    return [*panels, Panel("tasks learned", "R@1 lost since learned (points, mean of old tasks)", lost)]
+
+
+def _final(table: Table) -> list[Panel]:
+    """R@1 of every task when it was learned and at the end, in CVLM (fig. 1 of BMU-MoCo)."""
+    rows = [(row, row.matrices[OWN]) for row in table.rows if len(row.matrices.get(OWN, ())) > 1]
+    if not rows or "fr" not in {column.key for column in table.columns}:
+        return []
+    learned = [_line(row, [(t, own[t - 1][t - 1]) for t in range(1, len(own) + 1)]) for row, own in rows]
+    final = [_line(row, list(enumerate(own[-1], start=1))) for row, own in rows]
+    known = [point[1] for line in (*learned, *final) for point in line.points if math.isfinite(point[1])]
+    between = (min(known) - 2, max(known) + 2) if known else None
+    return [
+        Panel("task", name, lines, between=between)
+        for name, lines in (("R@1 when learned (%)", learned), ("R@1 of the final model (%)", final))
+    ]
+
+
+def _plasticity(table: Table) -> list[Panel]:
+    """R@1 of every task just after it was learned, less zero-shot's (fig. 2 of CTVR)."""
+    untrained = next((row.matrices.get(OWN) for row in table.rows if row.method == "zero_shot"), None)
+    others = [row for row in table.rows if row.method != "zero_shot" and row.matrices.get(OWN)]
+    if not untrained or not others:
+        return []
+    lines = []
+    for row in others:
+        learned = [(t + 1, own[t] - untrained[t][t]) for t, own in enumerate(row.matrices[OWN][: len(untrained)])]
+        lines.append(_line(row, learned))
+    return [Panel("task", "R@1 when learned, less zero-shot (points)", lines)]
+
+
+def _cost(table: Table) -> list[Panel]:
+    """R@1 against what it costs (fig. 5 of StructAlign), with the rows that no other row beats."""
+    panels = []
+    for name, scale, cost in COSTS:
+        rows = [row for row in table.rows if _is_known(row, cost) and (cost(row) > 0 or scale == "linear")]
+        if len({round(cost(row), 6) for row in rows}) < 2:
+            continue
+        lines = [_line(row, [(cost(row), _r1(row).mean, _r1(row).std)]) for row in rows]
+        competing = [(cost(row), _r1(row).mean) for row in rows if competes(row, table.columns[0])]
+        panels.append(Panel(name, "R@1 (%)", lines, joined=False, scale=scale, front=pareto(competing)))
+    return panels
+
+
+def _pareto(table: Table) -> list[Panel]:
+    """What fewer multiply-adds do to R@1 and to forgetting, of a table that shows them; rows that none beats."""
+    panels = []
+    if not {"gmacs", "bwf"} <= {column.key for column in table.columns}:
+        return []
+    for column, sign, unit in (("r1", 1, "R@1 (%)"), ("bwf", -1, "BWF (points)")):
+        cells = [(row, row.values.get(column, Value())) for row in table.rows]
+        known = [(row, cell) for row, cell in cells if math.isfinite(cell.mean) and math.isfinite(_gmacs(row))]
+        if len({round(_gmacs(row), 6) for row, _ in known}) < 2:
+            continue
+        lines = [_line(row, [(_gmacs(row), cell.mean, cell.std)]) for row, cell in known]
+        of_column = next((each for each in table.columns if each.key == column), table.columns[0])
+        points = [(_gmacs(row), sign * cell.mean) for row, cell in known if competes(row, of_column)]
+        front = [(x, sign * y) for x, y in pareto(points)]
+        panels.append(Panel("multiply-adds of a video (10^9)", unit, lines, joined=False, front=front))
+    return panels
+
+
+def _sums(table: Table) -> list[Panel]:
+    """R-Sum against the multiply-adds of a video (fig. 1d of TempMe), of a table that shows R-Sum."""
+    column = next((each for each in table.columns if each.key == "rsum"), None)
+    if column is None:
+        return []
+    cells = [(row, row.values.get(column.key, Value())) for row in table.rows]
+    known = [(row, cell) for row, cell in cells if math.isfinite(cell.mean) and math.isfinite(_gmacs(row))]
+    if len({round(_gmacs(row), 6) for row, _ in known}) < 2:
+        return []
+    lines = [_line(row, [(_gmacs(row), cell.mean, cell.std)]) for row, cell in known]
+    front = pareto([(_gmacs(row), cell.mean) for row, cell in known if competes(row, column)])
+    return [Panel("multiply-adds of a video (10^9)", "R-Sum (R@1 + R@5 + R@10, %)", lines, joined=False, front=front)]
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points (cost, gain) of which no other costs no more and gains more, by rising cost."""
+    front: list[tuple[float, float]] = []
+    for cost, gain in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not front or gain > front[-1][1]:
+            front.append((cost, gain))
+    return front
+
+
+def _geometry(table: Table) -> list[Panel]:
+    """How StructAlign's categories lie while it trains: fig. 8 of its paper, and the angles of eq. 9."""
+    panels = []
+    for key, name in GEOMETRY.items():
+        rows = [row for row in table.rows if row.training.get(key)]
+        if not rows:
+            continue
+        lines = [Line(row.label, row.method, row.training[key]) for row in rows]
+        panels.append(Panel("epochs (lines: a task ends)", name, lines, borders=_borders(rows[0])))
+    return panels
+
+
+def _losses(table: Table) -> list[Panel]:
+    """The loss of training pairs and of others over all epochs, a panel for each row: fig. 6 of CAMoE."""
+    panels = []
+    for row in table.rows:
+        keys = sorted((key for key in row.training if key.startswith("loss/")), key=lambda key: key != "loss/train")
+        lines = [Line(f"{key.partition('/')[2]} pairs", row.method, row.training[key]) for key in keys]
+        if lines:
+            found = Panel("epochs (lines: a task ends)", "loss (sum of its terms)", lines, title=row.label)
+            panels.append(replace(found, borders=_borders(row)))
+    return panels
+
+
+def _borders(row: Row) -> list[float]:
+    """Between which epochs a task ends, where all tasks have equally many."""
+    tasks, epochs = len(row.curve), max(points[-1][0] for points in row.training.values() if points)
+    return [epochs * t / tasks + 0.5 for t in range(1, tasks)] if tasks and epochs % tasks == 0 else []
+
+
+def _experts(table: Table) -> list[Panel]:
+    """What each expert counts in the last epoch of every task, a panel for each row: fig. 7 of CAMoE, as a mean."""
+    panels = []
+    for row in table.rows:
+        lines = []
+        for key in sorted(key for key in row.training if key.startswith("gate")):
+            kind, _, expert = key.partition("/")
+            ends = _last_epochs(row, key)
+            name = f"{kind.replace('_', ' of ')}: {expert}"
+            lines += [Line(name, row.method, ends)] if ends else []
+        if lines:
+            panels.append(Panel("task", "share (mean over training pairs)", lines, title=row.label))
+    return panels
+
+
+def expert_shares(row: Row) -> np.ndarray:
+    """Of the gates of each task's last epoch the share of each expert in percent, (E, T); 0 rows if none were logged.
+
+    The logged numbers are sums over captions: of several seeds or workers the larger has the larger part.
+    """
+    keys = sorted(key for key in row.training if key.startswith("expert/"))
+    counted = np.zeros((len(keys), len(row.curve)))
+    for expert, key in enumerate(keys):
+        for task, mean, _ in _last_epochs(row, key):
+            counted[expert, task - 1] = mean
+    with np.errstate(invalid="ignore"):  # a task that trained none
+        return 100 * counted / counted.sum(axis=0)
+
+
+def _last_epochs(row: Row, key: str) -> list[tuple[int, float, float]]:
+    """Task, mean and deviation of what was logged in the last epoch of every task."""
+    points, tasks = row.training[key], len(row.curve)
+    each = points[-1][0] // tasks if points and tasks else 0  # epochs of a task
+    return [(epoch // each, mean, std) for epoch, mean, std in points if each and epoch % each == 0]
+
+
+def _orders(table: Table) -> list[Panel]:
+    """R@1 and forgetting in each order of the tasks."""
+    titles = {"r1": "R@1 (%)", "bwf": "BWF (points)", "fr": "FR (points)"}
+    panels = []
+    for key, title in titles.items():
+        lines = [Line(row.label, row.method, row.orders[key]) for row in table.rows if row.orders.get(key)]
+        if lines:
+            ticks = [
+                (float(x), "own" if x == 0 else str(int(x))) for x in sorted({p[0] for li in lines for p in li.points})
+            ]
+            panels.append(Panel("order of tasks", title, lines, joined=False, ticks=ticks))
+    return panels
+
+
+def _sensitivity(table: Table, name: str) -> list[Panel]:
+    """What changes with one setting alone (fig. 8 of CTVR): R@1 and forgetting, in CVLM FR and HM as well.
+
+    Rows that differ in nothing else, or in what that setting bounds or gives, are one line; rows of methods without one
+    are levels. The vertical line is the recommended value, whose row is called as its method is.
+    """
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in table.rows:
+        if name in row.settings:
+            fixed = {name, *(key for key, bound in at_most(row.method).items() if bound == name)}
+            if name.startswith("data."):  # what a method is told of its data follows: method.num_frames
+                fixed |= {f"{group}.{name.removeprefix('data.')}" for group in ("method", "base")}
+            others = tuple(sorted((key, value) for key, value in row.settings.items() if key not in fixed))
+            groups.setdefault((row.method, others), []).append(row)
+    lines = [rows for rows in groups.values() if len({row.settings[name] for row in rows}) > 1]
+    if not lines:
+        return []
+    values = sorted({row.settings[name] for rows in lines for row in rows}, key=lambda text: (_number(text), text))
+    places, scale = _places(values)
+    varied = {row.method for rows in lines for row in rows}
+    levels = [row for row in table.rows if row.method not in varied]
+    recommended = {places[row.settings[name]] for rows in lines for row in rows if "=" not in row.label}
+    panels = []
+    for column in table.columns:
+        if column.key not in {"r1", "bwf", "fr", "hm"}:
+            continue
+        drawn = []
+        for rows in lines:
+            cells = [(places[row.settings[name]], row.values.get(column.key, Value())) for row in rows]
+            points = sorted((x, cell.mean, cell.std) for x, cell in cells if math.isfinite(cell.mean))
+            drawn += [Line(rows[0].method, rows[0].method, points)] if points else []
+        beside = [
+            _line(row, [(0, cell.mean, cell.std)]) for row in levels if (cell := row.values.get(column.key, Value()))
+        ]
+        if drawn:
+            ticks = [(places[value], value) for value in values]
+            unit = f"{column.title} (%)" if column.key != "bwf" else "BWF (points)"
+            panels.append(
+                Panel(name, unit, drawn, levels=beside, scale=scale, ticks=ticks, borders=sorted(recommended))
+            )
+    return panels
+
+
+def _places(values: Sequence[str]) -> tuple[dict[str, float], Scale]:
+    """Where a setting's values stand: numbers at their place, logarithmic where they span a lot, words in a row."""
+    numbers = [_number(value) for value in values]
+    if not all(map(math.isfinite, numbers)):
+        return {value: float(place) for place, value in enumerate(values)}, "linear"
+    is_wide = max(numbers) >= 20 * min((abs(number) for number in numbers if number), default=math.inf)
+    if is_wide and min(numbers) <= 0:
+        return {value: float(place) for place, value in enumerate(values)}, "linear"
+    return dict(zip(values, numbers)), "log" if is_wide else "linear"
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.inf
+
+
+def _line(row: Row, points: Sequence[tuple[float, ...]]) -> Line:
+    """Points (x, mean) or (x, mean, std)."""
+    return Line(
+        row.label, row.method, [(point[0], point[1], point[2] if len(point) > 2 else math.nan) for point in points]
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _r1(row: Row) -> Value:
+    return row.values.get("r1", Value())
+
+
+def _is_known(row: Row, cost: Callable[[Row], float]) -> bool:
+    return math.isfinite(cost(row)) and math.isfinite(_r1(row).mean)
+
+
+def _parameters(row: Row) -> float:
+    return row.values.get("params_m", Value()).mean
+
+
+def _gmacs(row: Row) -> float:
+    return row.values.get("gmacs", Value()).mean
+
+
+def _stored(row: Row) -> float:
+    return row.extra.get("cost/stored_floats_per_video", Value()).mean * 4 / 1000
+
+
+COSTS: tuple[tuple[str, Scale, Callable[[Row], float]], ...] = (
+    ("trained parameters (millions)", "log", _parameters),
+    ("multiply-adds of a video (10^9)", "linear", _gmacs),
+    ("stored for a video (kB, float32)", "log", _stored),
+)
+FIGURES: dict[str, tuple[str, Callable[[Table], list[Panel]]]] = {
+    "r1": ("R@1 after each task", _curves),
+    "forgetting": ("forgetting", _forgetting),
+    "final": ("what was learned and what is left of it", _final),
+    "plasticity": ("what each task gains over zero-shot", _plasticity),
+    "cost": ("R@1 against cost (grey: no row beats these)", _cost),
+    "sums": ("R-Sum against multiply-adds (grey: no row beats these)", _sums),
+    "pareto": ("R@1 and forgetting against multiply-adds (grey: no row beats these)", _pareto),
+    "orders": ("robustness to the order of tasks", _orders),
+    "experts": ("what each expert counts", _experts),
+    "losses": ("loss while training", _losses),
+    "geometry": ("geometry of categories while training", _geometry),
+}

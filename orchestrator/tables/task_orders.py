@@ -1,0 +1,71 @@
+"""One row over several orders of the stream's tasks: what makes runs of other orders the same row, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ctvr.orchestrator.streams.load import split_order
+
+if TYPE_CHECKING:
+    from ctvr.orchestrator.tracking.run_record import RunRecord
+
+
+def order_of(run: RunRecord) -> int:
+    """The number that drew the order of a run's tasks; 0 is the stream's own order."""
+    return split_order(str(run.settings.get("stream", "")))[1]
+
+
+def in_any_order(name: str, value: object) -> str:
+    """A setting's value as runs of all orders have it."""
+    return split_order(str(value))[0] if name == "stream" else str(value)
+
+
+def content_of(run: RunRecord) -> str:
+    """The digest of a run's stream, in any order where the run says it; older ones ran the stream's own order."""
+    return run.tags.get("ctvr.stream_content") or run.tags.get("ctvr.stream_digest", "")
+
+
+def seed_names(runs: Sequence[RunRecord]) -> tuple[str, ...]:
+    """The seed of each run, with its order (`1@2`) where they have several."""
+    several = len({order_of(run) for run in runs}) > 1
+    seeds = [str(run.settings.get("seed", "0")) for run in runs]
+    return tuple(f"{seed}@{order_of(run)}" if several else seed for seed, run in zip(seeds, runs))
+
+
+def by_order(
+    runs: Sequence[RunRecord], measures: Mapping[str, str], finals: Sequence[Mapping[str, float]]
+) -> dict[str, tuple[tuple[int, float, float], ...]]:
+    """What a row measures in each order; empty where all runs have one order.
+
+    Args:
+        measures: column -> metric.
+        finals: of each run, metric -> value after the last task.
+
+    Returns:
+        Column -> (order, mean over seeds, sample standard deviation).
+    """
+    orders = sorted({order_of(run) for run in runs})
+    if len(orders) < 2:
+        return {}
+    found = {}
+    for column, metric in measures.items():
+        points = []
+        for order in orders:
+            own = [final.get(metric, np.nan) for run, final in zip(runs, finals) if order_of(run) == order]
+            points.append((order, float(np.mean(own)), float(np.std(own, ddof=1)) if len(own) > 1 else np.nan))
+        found[column] = tuple(points)
+    return found
+
+
+def mark(r1: Sequence[tuple[int, float, float]]) -> str:
+    """What a footnote says of a row over several orders."""
+    if not r1:
+        return ""
+    means = [mean for _, mean, _ in r1]
+    return (
+        f"over {len(means)} orders of tasks: R@1 from {min(means):.2f} to {max(means):.2f}, "
+        f"{np.std(means, ddof=1):.2f} between orders; the deviation is over seeds and orders"
+    )

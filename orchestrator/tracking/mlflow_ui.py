@@ -1,0 +1,118 @@
+"""How runs look on MLflow's pages: their short names, what they read, the form of a kept model.
+
+A run's name in MLflow is for eyes; what names it in our commands is kept as the tag `ctvr.name`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ctvr.orchestrator.tracking.internals import KIND, NOTE, TRAINING, VIEW, VIEW_ASKED
+
+if TYPE_CHECKING:
+    from ctvr.orchestrator.data.batches import StreamData
+    from ctvr.orchestrator.learning.experiment import Experiment
+
+NAME = "ctvr.name"
+OUR_VIEW = f"{VIEW}ctvr"  # tag of an experiment: which columns its table of runs shows, and how wide
+OF_VIDEOS = ("stream/t2v/r1", "stream/t2v/r1_gain", "stream/t2v/bwf")
+OF_IMAGES = ("stream/knn/accuracy", "stream/knn/forgetting")
+OF_QUESTIONS = ("stream/qa/accuracy", "stream/qa/forgetting")
+WIDTH = 40  # characters of a run's name that a narrow column still shows
+
+
+def experiment_tags(stream: str) -> dict[str, str]:
+    """Tags of an experiment: that it holds training runs, and what is in it."""
+    text = (
+        f"Continual text-to-video retrieval on **{plain(stream)}**. A sweep or a rerun is a run with its trials "
+        "below it; the step of `stream/...` and `task_.../...` is the number of tasks learned. "
+        "R@1: `stream/t2v/r1`; gain over zero-shot: `stream/t2v/r1_gain`; forgetting: `stream/t2v/bwf`."
+    )
+    return {KIND: TRAINING, NOTE: text, OUR_VIEW: our_view()}
+
+
+def plain(text: str) -> str:
+    """Return a name as Markdown that shows it as it is: no markup, no link and no HTML of whoever gave the name."""
+    return re.sub(r"([\\`*\[\]!|~])", r"\\\1", escape(text, quote=False))
+
+
+def code(text: str) -> str:
+    """Return a text as a span of code in Markdown, which ends at the first backtick."""
+    return f"`{text.replace('`', chr(39))}`"
+
+
+def our_view() -> str:
+    """How MLflow's table of runs is to be seen: names, then R@1, gain and forgetting; as its pages save it."""
+    name, begun = "attributes.`Run Name`", "runDateAndNestInfo"  # columns, as the pages call them
+    columns = [f"metrics.`{key}`" for key in (*OF_VIDEOS, *OF_IMAGES, *OF_QUESTIONS)]  # what no run has stays away
+    state = {
+        "selectedColumns": columns,
+        "columnOrder": [name, begun, *columns],
+        "columnWidths": {name: 420, begun: 150, **dict.fromkeys(columns, 120)},
+        "orderByKey": "attributes.start_time",
+        "orderByAsc": False,
+    }
+    return json.dumps({"name": "ctvr", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)})
+
+
+def page_of_runs(experiment: str) -> str:
+    """Where MLflow's pages show an experiment's runs so."""
+    return f"#/experiments/{experiment}/runs?{VIEW_ASKED}=ctvr&workflowType=machine_learning"
+
+
+def dataset_of(data: StreamData, context: str) -> dict[str, str]:
+    """What a run reads, as MLflow lists data sets: name, digest, how large it is; `context`: the split measured on."""
+    stream = data.stream
+    splits = ("train", "val", "test") if stream.has_val else ("train", "test")
+    counts = {split: sum(len(stream.items(task, split)) for task in range(len(stream.tasks))) for split in splits}
+    return {
+        "name": stream.name,
+        "digest": stream.digest[:36],
+        "source_type": "ctvr",
+        "source": json.dumps({"stream": stream.name, "protocol": stream.protocol}),
+        "profile": json.dumps({"tasks": len(stream.tasks), **{f"{split}_videos": n for split, n in counts.items()}}),
+        "context": context,
+    }
+
+
+def short_name(number: int | None, stopped: str, gain: float | None, differing: Mapping[str, Any]) -> str:
+    """A trial's name for a narrow column: number, how far it came, gain over zero-shot in points, what differs.
+
+    Args:
+        number: from 0; None where trials are not numbered.
+        stopped: tag `ctvr.stopped`, "halving after task 2".
+        gain: after the last task that it finished.
+        differing: searched setting -> value, those that are not alike in all trials.
+    """
+    words = [f"#{number}" if number is not None else "", f"stop@{stopped.rpartition(' ')[2]}" if stopped else ""]
+    words.append("" if gain is None else f"{gain:+.1f}")
+    words += [f"{name.rpartition('.')[2]}={_brief(value)}" for name, value in differing.items()]
+    text = " ".join(filter(None, words))
+    return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
+
+
+def _brief(value: Any) -> str:
+    try:
+        return f"{float(value):.2g}"
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def write_signature(folder: Path, experiment: Experiment) -> None:
+    """Beside a saved model, what MLflow's registry shows of it: text in, one score for each video out."""
+    import numpy as np
+    from mlflow.models import Model, ModelSignature
+    from mlflow.types.schema import ColSpec, Schema, TensorSpec
+
+    signature = ModelSignature(
+        inputs=Schema([ColSpec("string", "text")]),
+        outputs=Schema([TensorSpec(np.dtype("float32"), (-1, -1), "scores")]),
+    )
+    settings = experiment.settings
+    about = {"method": str(settings["method"]), "backbone": str(settings["backbone.name"]), "load": "ctvr.load(FOLDER)"}
+    Model(flavors={"ctvr": about}, signature=signature).save(str(folder / "MLmodel"))

@@ -1,0 +1,275 @@
+"""One message to MLflow: what each kind of record becomes there. May be repeated without harm.
+
+A (metric, step) that is stored is not stored again, a setting keeps its first value, and a run that exists under its
+identity is continued. Errors are raised: the courier (outbox.py) decides what they mean.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ctvr.orchestrator.errors import BadRecord, ConfigError
+from ctvr.orchestrator.tracking.event_log import EventLog
+from ctvr.orchestrator.tracking.internals import PARENT
+from ctvr.orchestrator.tracking.messages import FORMER_IDENTITY, IDENTITY, Message, check, folder_of
+from ctvr.orchestrator.tracking.mlflow_ui import NAME, OUR_VIEW, experiment_tags, our_view
+from ctvr.orchestrator.tracking.outbox import Outbox
+from ctvr.orchestrator.tracking.run_record import MAX_PARAM, MAX_TAG, metric_name, quoted, same, short
+from ctvr.orchestrator.tracking.server import new_client
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+log = logging.getLogger(__name__)
+
+MAX_METRICS, MAX_PARAMS = 1000, 100  # what MLflow takes in one batch
+REFUSED = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST"}  # sending it again cannot help
+
+
+class Sender:
+    """Hands messages to the MLflow store at `uri`; its methods raise whatever MLflow raises."""
+
+    def __init__(self, uri: str, outbox: Outbox, ledger: EventLog) -> None:
+        self.uri, self.outbox, self.ledger = uri, outbox, ledger
+        self.opened: dict[str, str] = {}  # offline id -> run id
+        self._client: MlflowClient | None = None
+        self._experiments: dict[str, str] = {}
+        self._stored: dict[str, dict[str, dict[int, float] | None]] = {}  # run -> key -> step -> value; None: ask
+
+    @property
+    def client(self) -> MlflowClient:
+        if self._client is None:
+            self._client = new_client(self.uri)
+        return self._client
+
+    def send(self, run_id: str, message: Message) -> None:
+        """Hand one message to MLflow.
+
+        Raises:
+            BadRecord: if it does not have the form of its operation, or names a place outside an artifact folder.
+        """
+        check(message)
+        if message["op"] == "open":
+            self._send_open(run_id, message)
+            return
+        real = self.real(run_id)
+        try:
+            getattr(self, f"_send_{message['op']}")(real, message)
+        except Exception:
+            self._stored.pop(real, None)  # a batch may have arrived although its answer did not
+            raise
+
+    def real(self, run_id: str) -> str:
+        """The id that MLflow knows a run by.
+
+        Raises:
+            LookupError: if the run was opened while nothing answered and is not sent yet.
+        """
+        real = self.opened.get(run_id) or self.outbox.server_id(run_id)
+        if real is None:
+            raise LookupError(f"run {run_id} was opened while nothing answered and is not sent yet (`ctvr sync`)")
+        return real
+
+    def experiment(self, stream: str) -> str:
+        """The id of the stream's experiment, made if need be; safe when several processes ask at once."""
+        if stream not in self._experiments:
+            found = self.client.get_experiment_by_name(stream)
+            if found is None:
+                found = self._create_experiment(stream)
+            elif found.lifecycle_stage == "deleted":
+                self.client.restore_experiment(found.experiment_id)
+            if OUR_VIEW not in found.tags:  # of a former version
+                self.client.set_experiment_tag(found.experiment_id, OUR_VIEW, our_view())
+            self._experiments[stream] = found.experiment_id
+        return self._experiments[stream]
+
+    def search(self, stream: str | None, tags: Mapping[str, str], status: str | None = None) -> Iterator[Run]:
+        """Runs with these tags and, where it is given, this status, oldest first."""
+        if stream is None:
+            experiments = [e.experiment_id for e in self.client.search_experiments()]
+        else:
+            found = self.client.get_experiment_by_name(stream)
+            experiments = [found.experiment_id] if found else []
+        if not experiments:
+            return
+        wanted = [f"tags.`{name}` = {quoted(value)}" for name, value in tags.items()]
+        query = " and ".join([*wanted, *([f"attributes.status = {quoted(status)}"] if status else [])])
+        token = None
+        while True:
+            page = self.client.search_runs(
+                experiments, query, max_results=1000, order_by=["attributes.start_time ASC"], page_token=token
+            )
+            yield from page
+            token = page.token
+            if not token:
+                return
+
+    def register(self, run_id: str, name: str, folder: Path | None, aliases: Sequence[str]) -> str:
+        """Make a run's `model`, uploaded first if a folder is given, a version of a registered model; its number."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self.client.create_registered_model(name)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        versions = self.client.search_model_versions(f"name = {quoted(name)} and run_id = '{run_id}'")
+        if versions:
+            version = str(versions[0].version)
+        else:
+            if folder is not None:
+                self.client.log_artifacts(run_id, str(folder), "model")
+            source = f"{self.client.get_run(run_id).info.artifact_uri}/model"
+            version = str(self.client.create_model_version(name, source, run_id, await_creation_for=0).version)
+        for alias in aliases:
+            self.client.set_registered_model_alias(name, alias, version)
+        return version
+
+    # --- one method for each kind of message ---
+
+    def _send_open(self, offline: str, message: Message) -> None:
+        if message["parent"] == offline:
+            raise BadRecord("names itself as its sweep")
+        parent = message["parent"] and self.real(message["parent"])
+        with self.ledger.hold_lock(offline):
+            run_id = self._open_now(message["stream"], message["name"], message["settings"], parent, message["tags"])
+        self.opened[offline] = run_id
+        if self.outbox.has(offline):  # its other messages know it by this id
+            self.outbox.set_server_id(offline, run_id)
+
+    def _open_now(
+        self, stream: str, name: str, settings: dict[str, str], parent: str | None, tags: dict[str, str]
+    ) -> str:
+        run_id = self._find(stream, parent, tags)
+        known = run_id is not None
+        if run_id is not None:
+            self.client.update_run(run_id, status="RUNNING")
+        else:
+            full = {**tags, "ctvr.stream": stream, **({PARENT: parent} if parent else {})}
+            if parent and "ctvr.sweep" not in full:
+                full["ctvr.sweep"] = self.client.get_run(parent).data.tags.get("ctvr.sweep", "")
+            full = {key: short(value, MAX_TAG) for key, value in full.items()}
+            run_id = self.client.create_run(self.experiment(stream), tags=full, run_name=name).info.run_id
+            self._stored[run_id] = {}
+        self._send_settings(run_id, {"values": settings})
+        if known:
+            self._send_tags(run_id, {"values": tags})
+        return run_id
+
+    def _find(self, stream: str, parent: str | None, tags: Mapping[str, str]) -> str | None:
+        """The run of that identity below that parent, if there is one."""
+        identity = tags.get(IDENTITY) or tags[FORMER_IDENTITY]
+        for name in (IDENTITY, FORMER_IDENTITY):
+            wanted = {"ctvr.kind": tags["ctvr.kind"], name: identity, **({PARENT: parent} if parent else {})}
+            for run in self.search(stream, wanted):
+                if parent or PARENT not in run.data.tags:
+                    return str(run.info.run_id)
+        return None
+
+    def _create_experiment(self, stream: str) -> Any:
+        from mlflow.exceptions import MlflowException
+
+        where = None
+        if self.uri.startswith("sqlite:///"):  # a server decides for itself
+            where = (
+                Path(self.uri.removeprefix("sqlite:///")).resolve().parent / "artifacts" / folder_of(stream)
+            ).as_uri()
+        try:
+            self.client.create_experiment(stream, artifact_location=where, tags=experiment_tags(stream))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # else: another process was quicker
+                raise
+        return self.client.get_experiment_by_name(stream)
+
+    def _send_settings(self, run_id: str, message: Message) -> None:
+        from mlflow.entities import Param
+
+        old = self.client.get_run(run_id).data.params
+        new = {metric_name(name): short(text, MAX_PARAM) for name, text in message["values"].items()}
+        changed = sorted(name for name in new if name in old and old[name] != new[name])
+        if changed:
+            log.warning("tracking: run %s keeps its first value of %s", run_id, ", ".join(changed))
+            self._send_tags(run_id, {"values": {"ctvr.changed": ", ".join(changed)}})
+        fresh = [Param(name, text) for name, text in new.items() if name not in old]
+        for start in range(0, len(fresh), MAX_PARAMS):
+            self.client.log_batch(run_id, params=fresh[start : start + MAX_PARAMS])
+
+    def _send_tags(self, run_id: str, message: Message) -> None:
+        from mlflow.entities import RunTag
+
+        tags = [RunTag(name, short(text, MAX_TAG)) for name, text in message["values"].items()]
+        for start in range(0, len(tags), MAX_PARAMS):
+            self.client.log_batch(run_id, tags=tags[start : start + MAX_PARAMS])
+
+    def _send_metrics(self, run_id: str, message: Message) -> None:
+        from mlflow.entities import Metric
+
+        fresh = []
+        for step, key, value in message["values"]:
+            known = self._history(run_id, key)
+            if step not in known:
+                known[step] = value
+                fresh.append(Metric(key, value, message["time"], step))
+            elif not same(known[step], value):
+                log.warning(
+                    "tracking: run %s has %s=%r at step %d; %r is left out", run_id, key, known[step], step, value
+                )
+        for start in range(0, len(fresh), MAX_METRICS):
+            self.client.log_batch(run_id, metrics=fresh[start : start + MAX_METRICS])
+
+    def _history(self, run_id: str, key: str) -> dict[int, float]:
+        """What is stored of one metric, asked for once: step -> value. To be changed by the caller."""
+        if run_id not in self._stored:
+            self._stored[run_id] = dict.fromkeys(self.client.get_run(run_id).data.metrics)
+        keys = self._stored[run_id]
+        known = keys.get(key, {})
+        if known is None:
+            known = {m.step: m.value for m in self.client.get_metric_history(run_id, key)}
+        keys[key] = known
+        return known
+
+    def _send_files(self, run_id: str, message: Message) -> None:
+        path, into = Path(message["path"]), message["into"] or None
+        if path.is_dir():
+            self.client.log_artifacts(run_id, str(path), into)
+        else:
+            self.client.log_artifact(run_id, str(path), into)
+
+    def _send_text(self, run_id: str, message: Message) -> None:
+        self.client.log_text(run_id, message["text"], message["name"])
+
+    def _send_heatmap(self, run_id: str, message: Message) -> None:
+        from ctvr.orchestrator.tracking import figures  # matplotlib takes a second to import
+
+        folder, _, name = message["name"].rpartition("/")
+        with tempfile.TemporaryDirectory() as temporary:
+            file = Path(temporary) / f"{name}.png"
+            figures.save(figures.draw_matrices({name: message["matrix"]}), file)
+            self.client.log_artifact(run_id, str(file), folder or None)
+
+    def _send_name(self, run_id: str, message: Message) -> None:
+        run = self.client.get_run(run_id)
+        if NAME not in run.data.tags:
+            self.client.set_tag(run_id, NAME, run.info.run_name)
+        self.client.update_run(run_id, name=message["name"])
+
+    def _send_dataset(self, run_id: str, message: Message) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        of = {name: message["dataset"][name] for name in ("name", "digest", "source_type", "source", "profile")}
+        tags = [InputTag("mlflow.data.context", message["dataset"]["context"])]
+        self.client.log_inputs(run_id, [DatasetInput(Dataset(**of), tags)])
+
+    def _send_close(self, run_id: str, message: Message) -> None:
+        self.client.set_terminated(run_id, message["status"], message["time"])
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether an error of `Sender.send` means that the message itself is at fault."""
+    at_fault = isinstance(error, (FileNotFoundError, BadRecord, ConfigError))
+    return at_fault or getattr(error, "error_code", None) in REFUSED

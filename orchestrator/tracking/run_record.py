@@ -1,0 +1,91 @@
+"""Runs and their values as MLflow gives them back, and in the form in which it takes them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.errors import ConfigError
+
+MAX_PARAM, MAX_TAG = 6000, 8000  # characters of one value
+
+
+class Histories(Mapping[str, list[tuple[int, float]]]):
+    """Metric key -> (step, value) by rising step. A key's history is read from MLflow when it is asked for."""
+
+    def __init__(self, latest: Mapping[str, tuple[int, float]], read: Callable[[str], list[tuple[int, float]]]) -> None:
+        self.latest = dict(latest)  # (step, value) of the last step, known without asking
+        self._read = read
+        self._known: dict[str, list[tuple[int, float]]] = {}
+
+    def __getitem__(self, key: str) -> list[tuple[int, float]]:
+        if key not in self.latest:
+            raise KeyError(key)
+        if key not in self._known:
+            self._known[key] = self._read(key)
+        return self._known[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.latest)
+
+    def __len__(self) -> int:
+        return len(self.latest)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run as MLflow has it."""
+
+    run_id: str
+    name: str
+    settings: Settings  # flat dotted names -> text, as on the command line
+    metrics: Mapping[str, list[tuple[int, float]]]  # key -> (step, value) by rising step
+    tags: dict[str, str]
+    status: str  # RUNNING, FINISHED, FAILED, KILLED
+    artifacts: str  # URI of its artifact folder
+    started: int = 0  # milliseconds since 1970
+
+    def last(self, key: str) -> tuple[int, float] | None:
+        """(step, value) of a metric's last step; None if it was never recorded."""
+        if isinstance(self.metrics, Histories):
+            return self.metrics.latest.get(key)
+        return self.metrics[key][-1] if self.metrics.get(key) else None
+
+
+def as_text(value: Any) -> str:
+    """A setting's value as it is typed on the command line: config.build reads it back."""
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    return str(value)
+
+
+def metric_name(name: str) -> str:
+    return re.sub(r"[^\w\-. :/]", "_", name)  # MLflow refuses the rest, "@" among it
+
+
+def number(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def same(a: float, b: float) -> bool:
+    return a == b or (math.isnan(a) and math.isnan(b)) or (math.isinf(b) and abs(a) > 1e308)  # SQL has no infinity
+
+
+def short(text: str, limit: int) -> str:
+    """A text within MLflow's limit; a longer one is cut and ends with its own SHA-256."""
+    if len(text) <= limit:
+        return text
+    note = f"... [cut; {len(text)} characters, sha256 {hashlib.sha256(text.encode()).hexdigest()}]"
+    return text[: limit - len(note)] + note
+
+
+def quoted(value: str) -> str:
+    quote = "'" if "'" not in value else '"'
+    if quote in value:
+        raise ConfigError(f"name {value!r}: has both kinds of quotation marks. Leave one kind out.")
+    return f"{quote}{value}{quote}"

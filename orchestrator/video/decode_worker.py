@@ -1,0 +1,115 @@
+"""The other side of `video.pool`: what a decoding child runs, and the limits that it sets itself.
+
+It has limits of memory, CPU time and written bytes, where the system allows that no network and no files but those of
+its videos' folders, and answers with JSON and raw bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import resource
+import signal
+import struct
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+from ctvr.orchestrator.errors import ConfigError, VideoError
+from ctvr.orchestrator.video.decode import decode
+from ctvr.orchestrator.video.decoders import torchcodec_version
+from ctvr.orchestrator.video.index import Limits
+from ctvr.orchestrator.video.sampling import Frames, Sampling
+from ctvr.sandbox.isolate import isolate
+from ctvr.sandbox.limits import MOST_FILES, address_space, limit
+
+log = logging.getLogger(__name__)
+
+READY = b"\0\0\0\0"  # an answer without a header: the program is loaded, and what ends it now is a file
+
+
+def serve() -> None:
+    """What a child runs: decode the requests of stdin, one JSON line each, until it ends.
+
+    The words behind the program: the decoder that will be asked for, and the folders of its videos.
+    """
+    decoder, *folders = sys.argv[1:]
+    # first: without threads; where the system refuses one, the other limits stand
+    isolate([Path(__file__).parents[1], *folders])
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints must not mix with the answers
+    limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_NOFILE, MOST_FILES)
+    limit(resource.RLIMIT_FSIZE, 1 << 20)  # it writes nothing but its log
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
+    import av
+
+    av.logging.set_level(av.logging.PANIC)
+    _load(decoder)
+    answers.write(READY)
+    answers.flush()
+    idle_bytes = address_space()
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        limits = Limits(**request["limits"])
+        _bound(limits, idle_bytes)
+        clip, error = _answer(request, limits)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if clip is None:
+            _write(answers, {"error": error}, b"", b"")
+        else:
+            times = clip.timestamps.astype("<f8").tobytes()
+            info = dataclasses.asdict(clip.info) if clip.info is not None else None
+            header = {"error": None, "decoder": clip.decoder, "shape": clip.frames.shape[1:3], "info": info}
+            _write(answers, header, clip.frames.data, times)
+
+
+def _load(decoder: str) -> None:
+    """Load what belongs to an idle child; a decoder that cannot be loaded says so with each file."""
+    if decoder == "torchcodec":
+        # torch looks for a compiler and makes a folder for what one would build: fenced, it may do neither
+        os.environ.update(PATH="", TORCHINDUCTOR_CACHE_DIR=sys.prefix)
+        with contextlib.suppress(ConfigError):
+            torchcodec_version()
+    elif decoder != "pyav":
+        with contextlib.suppress(ImportError, OSError):
+            import decord  # noqa: F401
+
+
+def _bound(limits: Limits, idle_bytes: int) -> None:
+    """Limits of this process for the next file, also if the parent is gone."""
+    if idle_bytes:  # the hard limit, too, which is the same for all files of a pool: a process may raise a soft one
+        limit(resource.RLIMIT_AS, idle_bytes + limits.memory_bytes)
+    seconds = int(limits.max_seconds * 1.25) + 2
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    cpu_hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + 2 * seconds, cpu_hard))
+    signal.setitimer(signal.ITIMER_REAL, seconds + 10)  # SIGALRM ends the process
+
+
+def _answer(request: dict[str, Any], limits: Limits) -> tuple[Frames | None, str | None]:
+    segment = tuple(request["segment"]) if request["segment"] is not None else None
+    sampling = Sampling(**request["sampling"])
+    try:
+        return decode(request["path"], sampling, segment, request["decoder"], limits), None
+    except VideoError as error:
+        return None, error.reason
+    except MemoryError:
+        return None, "needs more memory than the limit memory_bytes"
+    except Exception as error:  # reported to the parent with the file's name, never swallowed
+        log.exception("%s", request["path"])
+        return None, f"cannot be decoded ({type(error).__name__}: {error})"
+
+
+def _write(answers: IO[bytes], header: dict[str, Any], frames: Any, times: bytes) -> None:
+    text = json.dumps(header).encode()
+    answers.write(struct.pack("<I", len(text)) + text)
+    answers.write(frames)
+    answers.write(times)
+    answers.flush()
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,226 @@
+"""The decoders behind `ctvr.orchestrator.video.decode`: PyAV, decord and torchcodec, each loaded where it is asked for.
+
+Each takes the frames `wanted` of an index, by their numbers in ascending order, and yields (number, upright (H, W, 3)
+uint8 image). decord and torchcodec patch damage up without a word, and may return other frames: `check_same`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ctvr.orchestrator.errors import ConfigError, IndexDisagrees, VideoError
+from ctvr.orchestrator.video.container import keep_the_rest
+from ctvr.orchestrator.video.counting import frames_in_order
+from ctvr.orchestrator.video.index import Index, Limits, Watch, check_size, frame_seconds, opened, translate_av_errors
+from ctvr.orchestrator.video.sampling import SLACK
+from ctvr.orchestrator.video.upright import display_matrix, upright
+
+Images = Iterator[tuple[int, np.ndarray]]
+_Frames = Iterator[tuple[int, Any, tuple[int, ...] | None]]  # PyAV frames, each with its display matrix
+
+PARTS = 16  # of a side, in which frames are compared
+# Of 255, in any part: decord's colours move one by 1.8 at most (10 bits; interlaced 0.5), and its wrong frames of a
+# counter that moved did so by 12 to 110
+UNLIKE = 6.0
+
+
+def read_pyav(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> Images:
+    for i, frame, matrix in _pyav_frames(path, index, wanted, limits, watch):
+        check_size(path, frame.width, frame.height, limits)
+        with translate_av_errors(path):
+            image = frame.to_ndarray(format="rgb24", threads=1)
+        yield i, upright(image, matrix)
+
+
+def brightness(image: np.ndarray) -> np.ndarray:
+    """(n, n) means of about 16 x 16 equal parts of an image (size, size, 3), 0 to 255."""
+    side = max(1, len(image) // PARTS)
+    count = len(image) // side
+    luma = image[: count * side, : count * side] @ np.array([0.299, 0.587, 0.114])
+    return luma.reshape(count, side, count, side).mean(axis=(1, 3))
+
+
+def check_same(path: Path, name: str, second: float, image: np.ndarray, known: np.ndarray) -> None:
+    """Refuse the frame of a decoder, (size, size, 3), that is not PyAV's, of which `known` is the brightness.
+
+    Decoders that jump to a key frame may begin at a wrong one, and their times then say nothing of it.
+    """
+    if np.abs(brightness(image) - known).max() > UNLIKE:
+        raise VideoError(str(path), f"{name} returns another frame than that at {second:.2f} s: use data.decoder=pyav")
+
+
+def _pyav_frames(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> _Frames:
+    """Yield the wanted frames; refuse a corrupt one if `limits.strict`.
+
+    Raises:
+        IndexDisagrees: if the decoder shows other frames than the index lists.
+    """
+    if index.pts is not None:
+        done: set[int] = set()
+        try:
+            for found in _walk(path, index, wanted, limits, watch, seek=True):
+                done.add(found[0])
+                yield found
+            return
+        # An inexact seek, or a key frame that is none, looks like damage. Once more, from the beginning: what is
+        # damaged is so there, too
+        except (IndexDisagrees, VideoError):
+            watch.check()
+            wanted = [i for i in wanted if i not in done]
+    yield from _walk(path, index, wanted, limits, watch, seek=False)
+
+
+def _walk(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch, seek: bool) -> _Frames:
+    """Decode in order and keep the wanted frames, jumping to the key frame before each where that saves work.
+
+    Every frame on the way must be the one that the index lists next: a decoder that starts at a wrong place, shows
+    nothing for a packet or shows frames in another order is found out.
+
+    Raises:
+        IndexDisagrees: if it is not.
+    """
+    pts = index.pts
+    with opened(path, index.container) as (file, stream):
+        if limits.strict:  # report damaged data instead of guessing the missing pixels
+            stream.codec_context.options = {"err_detect": "crccheck+bitstream+buffer+explode"}
+        frames, place, key = frames_in_order(file, stream, limits.strict), -1, None
+        matrix: tuple[int, ...] | None = None  # a message of H.264 holds until the next key frame
+        for i in wanted:
+            if seek and pts is not None and (jump := _key_before(index, i, place)) is not None:
+                key = jump
+                file.seek(key, stream=stream, backward=True)
+                frames, place = frames_in_order(file, stream, limits.strict), int(np.searchsorted(pts, key)) - 1
+            for frame in frames:
+                watch.check()
+                if frame.key_frame:  # not of every frame: it costs a tenth of the decode
+                    matrix = display_matrix(frame)
+                if key is not None:
+                    if frame.pts is None or frame.pts < key:  # shown before the key frame that was jumped to
+                        continue
+                    if not frame.key_frame:
+                        raise IndexDisagrees(index.times[place + 1])
+                    key = None
+                place += 1
+                if pts is not None and (place == len(pts) or frame.pts != pts[place]):
+                    raise IndexDisagrees(index.times[min(place, len(pts) - 1)])
+                if place == i:
+                    if limits.strict and frame.is_corrupt:
+                        text = f"is damaged: the frame at {index.times[i]:.2f} s is corrupt. {keep_the_rest(path)}"
+                        raise VideoError(str(path), text)
+                    yield i, frame, display_matrix(frame) or matrix
+                    break
+            else:
+                raise IndexDisagrees(index.times[i])
+
+
+def _key_before(index: Index, wanted: int, place: int) -> int | None:
+    """Return the pts of the key frame to jump to, None where the decoder is past it or begins there anyway."""
+    assert index.pts is not None
+    before = int(np.searchsorted(index.keys, index.pts[wanted], side="right")) - 1
+    if before < 0 or index.keys[before] <= index.pts[max(place, 0)]:
+        return None
+    return int(index.keys[before])
+
+
+def read_decord(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> Images:
+    """As `read_pyav`; refuses a file in which decord does not see the frames of the index at their times."""
+    try:
+        import decord
+    except (ImportError, OSError) as error:
+        raise VideoError(str(path), f"decord cannot be loaded ({error})") from None
+    decord.logging.set_level(decord.logging.QUIET)
+    try:
+        yield from _ask_decord(decord, path, index, wanted, watch)
+    except (decord.DECORDError, decord.DECORDLimitReachedError, IndexError, UnicodeError) as error:
+        lines = [line.split("Check failed:")[-1].strip() for line in str(error).splitlines() if line.strip()]
+        reason = lines[0][:160] if lines else type(error).__name__
+        raise VideoError(str(path), f"decord cannot decode it ({reason})") from None
+    except MemoryError:
+        raise VideoError(str(path), "decord needs more memory than the limit memory_bytes") from None
+
+
+def _ask_decord(decord: Any, path: Path, index: Index, wanted: list[int], watch: Watch) -> Images:
+    reader = decord.VideoReader(str(path.absolute()), ctx=decord.cpu(0), num_threads=1)
+    if len(reader) != len(index.times):
+        raise VideoError(str(path), f"decord sees {len(reader)} frames of {len(index.times)}")
+    begins = reader.get_frame_timestamp([0, *wanted])[:, 0]
+    tolerance = max(SLACK, frame_seconds(index.times) / 2)
+    if np.abs(begins[1:] - begins[0] - index.times[wanted]).max() > tolerance:
+        raise VideoError(str(path), "decord puts its frames at other times than the container")
+    for i in wanted:
+        watch.check()
+        yield i, reader[i].asnumpy()
+
+
+def read_torchcodec(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> Images:
+    """As `read_pyav`; refuses a file in which torchcodec does not see the frames of the index at their times.
+
+    Raises:
+        ConfigError: if it cannot be loaded.
+    """
+    torchcodec_version()
+    try:
+        yield from _ask_torchcodec(path, index, wanted, limits, watch)
+    except (RuntimeError, IndexError, UnicodeError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        if "allocate memory" in lines[0] or "bad_alloc" in lines[0]:
+            raise VideoError(str(path), "torchcodec needs more memory than the limit memory_bytes") from None
+        reason = re.sub(r"^.*\.(cpp|h):\d+, ", "", lines[0])[:160]  # its lines begin with a place in its sources
+        raise VideoError(str(path), f"torchcodec cannot decode it ({reason})") from None
+    except MemoryError:
+        raise VideoError(str(path), "torchcodec needs more memory than the limit memory_bytes") from None
+
+
+def _ask_torchcodec(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> Images:
+    from torchcodec.decoders import VideoDecoder
+
+    video = VideoDecoder(
+        str(path.absolute()), dimension_order="NHWC", num_ffmpeg_threads=1, device="cpu", seek_mode="exact"
+    )
+    if len(video) != len(index.times):
+        raise VideoError(str(path), f"torchcodec sees {len(video)} frames of {len(index.times)}")
+    begin = float(video.metadata.begin_stream_seconds or 0.0)
+    tolerance = max(SLACK, frame_seconds(index.times) / 2)
+    for i in wanted:
+        watch.check()
+        frame = video.get_frame_at(i)  # one by one: a batch of them would hold all in full size
+        # of the frame that came, not of the one that was asked for: in MPEG streams they are not the same
+        if abs(frame.pts_seconds - begin - index.times[i]) > tolerance:
+            raise VideoError(str(path), "torchcodec puts its frames at other times than the container")
+        image = frame.data.numpy()
+        check_size(path, image.shape[1], image.shape[0], limits)
+        yield i, image
+
+
+@cache
+def torchcodec_version() -> str:
+    """Load torchcodec and the system's FFmpeg; the versions of both, for the keys of the store.
+
+    Raises:
+        ConfigError: if one of them cannot be loaded.
+    """
+    try:
+        from torchcodec._core import get_ffmpeg_library_versions  # the public name has no more than 5 of 5.1.9
+
+        ffmpeg = get_ffmpeg_library_versions()["ffmpeg_version"]
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        reason = (str(error).splitlines() or [""])[0][:120].rstrip(" .:")  # of pages about each version of FFmpeg
+        raise ConfigError(
+            f"decoder: 'torchcodec' cannot be loaded ({type(error).__name__}: {reason}). Install FFmpeg's shared "
+            "libraries (Debian: apt-get install ffmpeg) and the torchcodec of this torch, or use pyav."
+        ) from None
+    return f"torchcodec-{importlib.metadata.version('torchcodec')}-ffmpeg-{ffmpeg}"
+
+
+READERS: dict[str, Callable[[Path, Index, list[int], Limits, Watch], Images]] = {
+    "pyav": read_pyav,
+    "decord": read_decord,
+    "torchcodec": read_torchcodec,
+}

@@ -1,0 +1,14 @@
+"""A function in a child of its own, for what must not be loaded in the process of pytest (see tests/conftest.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+
+def in_subprocess(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """What the function returns; both it and its arguments are pickled, and a child that crashes fails its test."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *arguments, **named).result()

@@ -1,0 +1,263 @@
+"""A driver that dies is started again while it finishes tasks; what it left running goes; one line for each event.
+
+The drivers here are small scripts that use the child's half as `ctvr` does. With Ray: on_ray/test_sweeps.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ctvr.orchestrator.cli import supervisor
+from ctvr.orchestrator.cli.main import main, make_parser
+from ctvr.orchestrator.cli.options import preflight
+from ctvr.orchestrator.cli.supervisor import SupervisedCommand, supervise
+from ctvr.orchestrator.cli.sweep import is_supervised, supervised_command
+from ctvr.orchestrator.errors import StoreError
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+BEGIN = """
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+from ctvr.orchestrator.cli import supervised
+from ctvr.orchestrator.store.store import Store
+supervised.init_child()
+runs, life = Path(sys.argv[1]), int(sys.argv[2])
+def commit():
+    Store.open(runs / "store").put_json("commits", f"run/task_{life:03d}", {})
+def plan():
+    (runs / "sweeps" / "s").mkdir(parents=True, exist_ok=True)
+    (runs / "sweeps" / "s" / "plan.json").write_text(json.dumps({"plan": {"store": ""}}))
+"""
+
+
+@dataclass
+class Scripted(SupervisedCommand):
+    """A job whose lives are a script, given the runs folder, the number of the life and the words."""
+
+    script: str = ""
+
+    def command(self) -> list[str]:
+        words = super().command()[4:]
+        return [sys.executable, "-c", BEGIN + self.script, str(self.runs), str(self.attempts), *words]
+
+
+def job(tmp_path: Path, script: str, *words: str) -> Scripted:
+    return Scripted(["sweep", *words], tmp_path, name="s", script=script)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:  # it may end while it is looked at
+        return False
+
+
+def test_a_driver_that_dies_is_resumed_while_it_finishes_tasks_and_its_processes_go(tmp_path, capfd):
+    """The second life leaves a process behind, in a session of its own, and says much that nobody reads."""
+    script = """
+(runs / f"words{life}").write_text(" ".join(sys.argv[3:]))
+if life == 0:
+    plan(); commit(); os.kill(os.getpid(), signal.SIGKILL)
+if life == 1:
+    commit()
+    left = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    (runs / "left").write_text(str(left.pid))
+    os.write(2, b"*** core_worker.cc:609: Raylet is terminated. ...\\n" * 40)
+    os._exit(1)
+sys.stderr.write("a line of ours\\n")
+supervised.report_exit(1)
+os.kill(os.getpid(), signal.SIGSEGV)  # whatever an interpreter does when all is told
+"""
+    assert supervise(job(tmp_path, script, "--method", "lwf")) == 1  # what the last life told
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 3
+    assert said[0].endswith(
+        "sweep s: the driver was ended by SIGKILL (memory may have run out); what is finished is kept (1 tasks in the "
+        "store); starting again"
+    )
+    assert said[1].endswith(
+        "sweep s: Ray's raylet has died; what is finished is kept (2 tasks in the store); starting again"
+    )
+    assert said[2] == "a line of ours"
+    assert (tmp_path / "words0").read_text() == "sweep --method lwf"
+    assert (tmp_path / "words2").read_text() == f"sweep --resume s --runs {tmp_path}"
+    assert not is_alive(int((tmp_path / "left").read_text()))
+
+
+def test_a_process_that_has_lost_its_environment_is_waited_for_until_it_has_ended(monkeypatch):
+    """The kernel takes the environment of one that ends before its files and locks: here for half a second."""
+    slow = "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), exit(0))); print(flush=True); time.sleep(600)"
+    left = subprocess.Popen([sys.executable, "-c", f"import signal, time; {slow}"], stdout=subprocess.PIPE)
+    assert left.stdout is not None
+    left.stdout.readline()
+    found = iter([[left.pid]])
+    monkeypatch.setattr(supervisor, "_with_token", lambda token: next(found, []))
+    supervisor._end_leftovers("token")
+    assert not is_alive(left.pid)
+    assert left.wait(60) == 0
+
+
+def test_two_lives_without_a_task_are_the_end_and_the_command_that_goes_on_is_said(tmp_path, capfd):
+    script = """
+supervised.report_name("named")
+supervised.report_exit(1, "RuntimeError: Caught")
+print("Trace", file=sys.__stderr__)
+"""
+    made = job(tmp_path, script, "--method", "lwf", "a b=1")
+    made.name = ""
+    assert supervise(made) == 1
+    first, last = capfd.readouterr().err.splitlines()
+    assert first.endswith(
+        "sweep named: RuntimeError: Caught; what is finished is kept (0 tasks in the store); starting again"
+    )
+    log = tmp_path / "drivers" / "named.log"
+    assert last == (
+        "ctvr: sweep named: RuntimeError: Caught; what is finished is kept (0 tasks in the store). Not started again: "
+        f"2 starts in a row ended so. Its last words: {log}. Go on with: ctvr sweep --method lwf 'a b=1'"
+    )
+    assert log.read_text() == "Trace\n"
+
+
+def test_a_store_that_is_away_is_waited_for_where_there_is_something_to_go_on_with(tmp_path, capfd, monkeypatch):
+    """The second life finds it there again; one that had begun nothing ends with the line alone."""
+    monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.01)
+    script = """
+if life == 0 and "begun" in sys.argv:
+    plan(); commit()
+supervised.report_exit(*((0,) if life else (1, "s3://b: is away. Try later.", True)))
+"""
+    assert supervise(job(tmp_path, script, "begun")) == 0
+    first, second = capfd.readouterr().err.splitlines()
+    assert first.endswith(
+        "sweep s: s3://b: is away. Try later.; what is finished is kept (1 tasks in the store); waiting for it, 60 min "
+        "at most"
+    )
+    assert second.endswith("sweep s: starting again")
+    assert supervise(job(tmp_path / "other", script)) == 1
+    assert capfd.readouterr().err == "ctvr: s3://b: is away. Try later.\n"
+    monkeypatch.setattr(supervisor, "AWAY_SECONDS", 0.05)
+    monkeypatch.setattr(supervisor, "ROOM", 10**18)
+    assert supervise(job(tmp_path, script, "begun")) == 1
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last == (
+        "ctvr: sweep s: that did not change. What is finished is kept. Go on with: ctvr sweep --resume s --runs "
+        f"{tmp_path}"
+    )
+
+
+def test_a_full_disk_and_a_store_that_is_away_are_the_parents_matter_in_a_child_alone(tmp_path, monkeypatch, capsys):
+    for error in (OSError(errno.ENOSPC, "No space left on device"), StoreError("s3://b: is away.")):
+
+        def fail(arguments: object, error: Exception = error) -> str:
+            raise error
+
+        monkeypatch.setattr("ctvr.orchestrator.cli.results._doctor", fail)
+        assert main(["doctor"]) == (1 if isinstance(error, StoreError) else 2)
+        monkeypatch.setattr(supervisor, "_life", tmp_path)
+        assert main(["doctor"]) == 1
+        monkeypatch.setattr(supervisor, "_life", None)
+        told = json.loads((tmp_path / "end").read_text())
+        assert (told["status"], told["is_away"]) == (None, True)
+        assert str(error) in told["fault"]
+        (tmp_path / "end").unlink()
+    assert "Free some space and run again" in capsys.readouterr().err
+
+
+def test_an_mlflow_server_that_goes_away_is_waited_for_and_one_that_never_answered_is_a_mistake(
+    tmp_path, monkeypatch, capsys
+):
+    def fail(arguments: object) -> str:
+        preflight(Namespace(runs=tmp_path, store="", videos=None), None)
+        return ""
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+
+    monkeypatch.setattr("ctvr.orchestrator.cli.results._doctor", fail)
+    monkeypatch.setattr(supervisor, "_life", tmp_path)
+    for former in (0, 1):
+        monkeypatch.setattr(supervisor, "_former", former)
+        assert main(["doctor"]) == 2 - former
+        told = json.loads((tmp_path / "end").read_text())
+        assert (told["status"], told["is_away"]) == ((None, True) if former else (2, False))
+    assert capsys.readouterr().err.count("Start the server") == 1
+    # The parent looks at the server, too
+    monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(supervisor, "AWAY_SECONDS", 0.3)
+    assert not supervisor._comes_back(SupervisedCommand(["sweep"], tmp_path))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert supervisor._comes_back(SupervisedCommand(["sweep"], tmp_path))
+
+
+def test_a_mistake_of_the_user_is_told_once(tmp_path, capfd):
+    assert supervise(job(tmp_path, "sys.stderr.write('ctvr: no such method\\n'); supervised.report_exit(2)")) == 2
+    assert capfd.readouterr().err == "ctvr: no such method\n"
+
+
+SLOW = """
+def end(number, frame):
+    (runs / "got").write_text(signal.Signals(number).name)
+    supervised.report_exit(130); sys.exit(130)
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, end)
+(runs / "pid").write_text(str(os.getpid()))
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_signals_are_handed_on_and_a_parent_that_is_killed_takes_its_driver_with_it(tmp_path, number):
+    code = (
+        "import signal, sys; from pathlib import Path; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from tests.orchestrator.cli.test_supervisor import SLOW, job, supervise\n"
+        "sys.exit(supervise(job(Path(sys.argv[1]), SLOW)))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=environment, cwd=REPOSITORY)
+    until = time.monotonic() + 120
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert time.monotonic() < until
+        assert parent.poll() is None
+        time.sleep(0.05)
+    child = int((tmp_path / "pid").read_text())
+    parent.send_signal(number)
+    assert parent.wait(60) == (-number if number == signal.SIGKILL else 130)
+    if number != signal.SIGKILL:
+        assert (tmp_path / "got").read_text() == number.name
+    while is_alive(child):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_what_was_typed_becomes_a_job_with_its_name_and_its_hours(tmp_path):
+    words = ["sweep", "--resume", "s", "--runs", "there", "--budget-hours", "2"]
+    made = supervised_command(make_parser().parse_args(words), words)
+    made.attempts = 1
+    line = made.command()[4:]
+    assert line[:-1] == [*words, "--budget-hours"]
+    assert 1.9 < float(line[-1]) <= 2
+    words = ["rerun", "--sweep", "s", "--seeds", "2"]
+    made = supervised_command(make_parser().parse_args(words), words)
+    assert (made.what, made.resume_argv) == ("rerun s", words)
+    words = ["reproduce", "tempme/table2", "--runs", str(tmp_path)]
+    made = supervised_command(make_parser().parse_args(words), words)
+    made.name = "t"  # as the child tells it
+    assert made.resume_argv == words
+    (tmp_path / "sweeps" / "t").mkdir(parents=True)
+    (tmp_path / "sweeps" / "t" / "plan.json").write_text("{}")
+    assert made.resume_argv == ["sweep", "--resume", "t", "--runs", str(tmp_path)]
+    made.trust = ["--trust", "a:B"]  # of a class that the user has named in the first command
+    assert made.resume_argv == ["sweep", "--resume", "t", "--runs", str(tmp_path), "--trust", "a:B"]
+    shown = [["reproduce", "--list"], ["reproduce", "tempme/table2", "--plan"], ["table"]]
+    assert [is_supervised(make_parser().parse_args(line)) for line in [words, *shown]] == [True, False, False, False]

@@ -1,0 +1,97 @@
+"""Folders in the form of VideoFolder that others made become streams; what is wrong in them is one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.importers.hf_dataset import import_dataset
+from ctvr.orchestrator.streams.load import load_stream
+
+
+def write(folder: Path, *rows: dict[str, object]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for row in rows:
+        if "file_name" in row:
+            (folder / str(row["file_name"])).touch()
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder.parent
+
+
+def one(name: str, task: str = "10", **more: object) -> dict[str, object]:
+    return {"file_name": f"{name}.mp4", "text": f"a {name}", "task": task, **more}
+
+
+def test_another_ones_folder_is_a_stream_in_the_order_of_its_tasks(tmp_path):
+    folder = write(tmp_path / "set/train", one("a"), one("b", "9"), one("e", "9", start=1, end=2.5, category="pets"))
+    write(folder / "test", one("c"), one("d", "9"))
+    (folder / "val").mkdir()
+    (folder / "val/metadata.csv").write_text("file_name,caption,task\nf.mp4,an f,9\ng.mp4,a g,10\n")
+    manifest, report = import_dataset(folder, tmp_path / "mine.json", "mine")
+    stream = load_stream(tmp_path / "mine.json", tmp_path)
+    assert [task.name for task in stream.tasks] == ["9", "10"]
+    assert [(item.video, item.captions, item.segment) for item in stream.tasks[0].train] == [
+        ("b", ("a b",), None),
+        ("e", ("a e",), (1.0, 2.5)),
+    ]
+    assert stream.has_val
+    assert stream.tasks[0].val[0].captions == ("an f",)
+    assert stream.tasks[0].categories == ("9", "pets")
+    assert manifest["name"] == "mine"
+    assert "digest" in report
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"text": "a"}], "line 1: file_name is missing"),
+        ([{"file_name": "a.mp4"}], "line 1: no caption. Write a column called captions, caption or text"),
+        ([one("a"), one("b", start="x", end=1)], "line 2: start 'x' and end 1 are not two numbers"),
+        ([one("../../a")], "path"),
+    ],
+)
+def test_a_line_that_is_wrong_is_named(tmp_path, rows, message):
+    folder = write(tmp_path / "set/train", *rows)
+    write(folder / "test", one("z"))
+    with pytest.raises(ConfigError, match=message) as error:
+        import_dataset(folder, None)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_that_is_none_and_a_stream_that_was_changed_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is not a folder"):
+        import_dataset(tmp_path / "gone", None)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"has no train/metadata.jsonl"):
+        import_dataset(tmp_path / "empty", None)
+    folder = write(tmp_path / "set/train", one("a"))
+    write(folder / "test", one("b"))
+    about = {"tasks": [{"name": "10", "categories": ["10"]}], "digest": "0" * 64}
+    (folder / "stream.json").write_text(json.dumps(about))
+    with pytest.raises(ConfigError, match="is not the stream whose digest"):
+        import_dataset(folder, None)
+    (folder / "stream.json").write_text('{"tasks": [{"name": "11"}]}')
+    with pytest.raises(ConfigError, match="tasks: 'categories' is missing"):
+        import_dataset(folder, None)
+
+
+def test_names_in_parquet_start_from_its_folder(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for split, names in (("train", ["a/0.mp4", "b/1.mp4"]), ("test", ["a/2.mp4", "0/3.mp4"])):
+        for name in names[:1]:
+            (tmp_path / split / name).parent.mkdir(parents=True)
+            (tmp_path / split / name).touch()
+        (tmp_path / split / "b").mkdir(exist_ok=True)
+        table = arrow.table({"file_name": names, "caption": [f"a {name}" for name in names]})
+        parquet.write_table(table, tmp_path / split / "metadata.parquet")
+    (tmp_path / "test/b/1.mp4").touch()  # another video, of the other split
+    manifest, _ = import_dataset(tmp_path, None)
+    (task,) = manifest["tasks"]
+    paths = {split: [(item["path"], *item["captions"]) for item in task[split]] for split in ("train", "test")}
+    assert paths == {
+        "train": [("train/a/0.mp4", "a a/0.mp4"), ("train/b/1.mp4", "a b/1.mp4")],
+        "test": [("test/a/2.mp4", "a a/2.mp4"), ("test/0/3.mp4", "a 0/3.mp4")],
+    }

@@ -1,0 +1,74 @@
+"""The files of MSRVTT-QA become a stream of questions that holds each of them once, with its video."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.importers.command import import_stream
+from ctvr.orchestrator.streams.load import load_stream
+
+
+def write(folder: Path, **changes: object) -> Path:
+    """Two videos of every category, one of them tested; each is asked two things, the first of them twice."""
+    folder.mkdir()
+    for split, first in (("train", 0), ("val", 100), ("test", 200)):
+        rows = []
+        for category in range(20):
+            row = {"category_id": category, "id": category, "video_id": first + category}
+            rows += [{**row, "question": "what is it?", "answer": f"thing {category}"}] * 2
+            rows += [{**row, "question": "who sings?", "answer": "man"}]
+        rows[0] = {**rows[0], **(changes if split == "train" else {})}
+        (folder / f"{split}_qa.json").write_text(json.dumps(rows))
+    return folder
+
+
+def imported(tmp_path: Path, folder: Path, **words: str) -> str:
+    (tmp_path / "videos").mkdir(exist_ok=True)
+    return import_stream("msrvtt-qa", {"folder": str(folder), **words}, tmp_path / "videos", tmp_path)
+
+
+def test_every_question_stands_once_with_its_answer_in_the_split_of_its_file(tmp_path):
+    report = imported(tmp_path, write(tmp_path / "qa"))
+    assert "next: ctvr run --method umt_qa --stream msrvtt-qa" in report
+    assert "backbone.weights=FILE backbone.vocabulary=vocab.txt" in report
+    stream = load_stream("msrvtt-qa", tmp_path)
+    (task,) = stream.tasks
+    assert (stream.domain, stream.has_val, stream.paper) == ("questions", True, None)  # 20 videos are not the published
+    assert [len(items) for items in (task.train, task.val, task.test)] == [20, 20, 20]
+    item = task.test[3]
+    assert (item.video, item.category, item.captions) == ("video203", "category 3", ("what is it?", "who sings?"))
+    assert item.answers == ("thing 3", "man")
+    assert stream.settings == {"data.image_size": 224, "backbone.name": "UMT-B-16", "preset": "paper"}
+
+
+def test_categories_are_cut_into_equal_tasks(tmp_path):
+    imported(tmp_path, write(tmp_path / "qa"), tasks="5")
+    stream = load_stream("msrvtt-qa-5", tmp_path)
+    assert [task.categories[0] for task in stream.tasks] == [f"category {n}" for n in (0, 4, 8, 12, 16)]
+    assert all(len(task.train) == len(task.test) == 4 for task in stream.tasks)
+
+
+@pytest.mark.parametrize(
+    ("words", "fields", "said"),
+    [
+        ({"tasks": "3"}, {}, "tasks: 3 does not divide the 20 categories"),
+        ({}, {"answer": 7}, r"train_qa.json: entry 0: answer is '7', not text"),
+        ({}, {"video_id": "video0"}, "entry 0: video_id is 'video0', not a whole number"),
+        ({}, {"category_id": 20}, "entry 0: category_id 20 is none of 0 to 19"),
+        ({}, {"category_id": 1}, "entry 1: video 0 has the categories 1 and 0"),
+    ],
+)
+def test_what_is_not_as_published_is_one_line(tmp_path, words, fields, said):
+    with pytest.raises(ConfigError, match=said):
+        imported(tmp_path, write(tmp_path / "qa", **fields), **words)
+
+
+def test_a_file_that_is_missing_is_one_line(tmp_path):
+    folder = write(tmp_path / "qa")
+    (folder / "val_qa.json").unlink()
+    with pytest.raises(ConfigError, match="val_qa.json"):
+        imported(tmp_path, folder)

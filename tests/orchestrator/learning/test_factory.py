@@ -1,0 +1,32 @@
+"""A method is put together from settings; a trained model can be loaded again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.factory import load_model
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.tracking.recorder import export_model
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_more_frames_than_a_method_has_positions_for_are_refused(manifest, small_stream, runs, wrapped):
+    group = "base" if wrapped else "method"
+    settings = {"method": "lwf" if wrapped else "clip4clip", f"{group}.sim_header": "seqTransf", "data.num_frames": 33}
+    with pytest.raises(ConfigError, match=r"^data\.num_frames: 33 frames of a video are more than the 32 that"):
+        execute(resolve({**settings, "stream": manifest}, small_stream.settings), RunPaths(runs))
+
+
+def test_a_trained_model_is_loaded_with_one_call(manifest, small_stream, runs, tmp_path):
+    experiment = resolve({"method": "framefusion_moe", "stream": manifest}, small_stream.settings)
+    kept = {}
+    result = execute(experiment, RunPaths(runs), on_ready=lambda key, method, data, commits: kept.update(data=data))
+    export_model(result.method, experiment, kept["data"], tmp_path / "model")
+    method, settings = load_model(tmp_path / "model")
+    assert settings == experiment.settings
+    frames = torch.randn(2, 4, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(method.encode_video(frames), result.method.encode_video(frames))

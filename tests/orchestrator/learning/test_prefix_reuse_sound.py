@@ -1,0 +1,126 @@
+"""Task-prefix reuse is sound: a setting that a task did not read cannot change it, whatever the method.
+
+For every method one run notes what it read. Then every setting that was not read from the first task on is
+given another value: up to the task that reads it, all weights, galleries and metrics must be bit-identical.
+(A setting that was read is part of the key, so that nothing is shared between its values.)
+"""
+
+from __future__ import annotations
+
+import typing
+from typing import Any, Literal
+
+import pytest
+
+from ctvr.methods import METHODS, find_method
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.commits import Commits
+from ctvr.orchestrator.learning.experiment import GROUPS
+from ctvr.orchestrator.learning.prefix_reuse import AccessLog
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.learning.run_key import NON_IDENTITY_SETTINGS
+from ctvr.orchestrator.streams.load import load_stream
+
+TASKS = 3
+# Of what the machine does with the same numbers, and of other files
+LEFT_ALONE = {
+    *NON_IDENTITY_SETTINGS,
+    "backbone.name",
+    "data.decoder",
+    "data.image_size",
+    "workers",
+    "threads",
+    "precision",
+}
+
+
+def others(hint: Any, value: Any) -> list[Any]:
+    """Other values that a setting of this type may take, some of which its owner may refuse."""
+    options = [
+        o
+        for part in (hint, *typing.get_args(hint))
+        if typing.get_origin(part) is Literal
+        for o in typing.get_args(part)
+    ]
+    if options:
+        return [option for option in options if option != value]
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, max(1, value - 1), 2 * value]
+    if isinstance(value, float):
+        return [0.5 * value + 0.1, 0.5 * value, 1.5 * value + 1]
+    return []
+
+
+def hints_of(experiment) -> dict[str, Any]:
+    configs = {group: type(getattr(experiment, group)) for group in GROUPS} | {"method": type(experiment.method)}
+    if experiment.base is not None:
+        configs["base"] = type(experiment.base)
+    return {
+        f"{prefix}.{name}": hint for prefix, cls in configs.items() for name, hint in typing.get_type_hints(cls).items()
+    }
+
+
+def commits_of(experiment, places) -> list[tuple[Any, ...]]:
+    """What each finished task left behind, without its times: digests are part of the objects' names."""
+    result = execute(experiment, places, reuse=False)
+    commits = Commits(places.open_store(), result.key)
+    found = []
+    for done in range(1, TASKS + 1):
+        commit = places.open_store().get_json("commits", f"{result.key}/task_{done:03d}")
+        objects = [name.rpartition("-")[2] for name in (commit["weights"], *commit["galleries"])]
+        record = {name: value for name, value in commit["record"].items() if name != "seconds"}
+        found.append((objects, record, set(commits.settings_read(done))))
+    return found
+
+
+def check(method: str, manifest: str, runs, sample: int | None = None) -> int:
+    """Flip every late setting of a method, or the first `sample` of them that can be; returns how many there were."""
+    stream, places = load_stream(manifest, runs), RunPaths(runs)
+    given = {"method": method, "stream": manifest, "optim.epochs": 1}
+    if method == "zscl":
+        given["method.average_every"] = 1
+    experiment = resolve(given, stream.settings)
+    base = commits_of(experiment, places)
+    hints = hints_of(experiment)
+    late = sorted(set(experiment.settings) - base[0][2] - LEFT_ALONE)
+    flipped = 0
+    for name in late:
+        if flipped == sample:
+            break
+        for value in others(hints[name], experiment.settings[name]):
+            try:
+                changed = resolve({**given, name: value}, stream.settings)
+            except ConfigError:
+                continue
+            again = commits_of(changed, places)
+            for done, (before, after) in enumerate(zip(base, again), 1):
+                if name in before[2]:
+                    break
+                assert before[:2] == after[:2], (
+                    f"{method}: {name} is not read until task {done} is done, but decides it"
+                )
+                assert before[2] == after[2]
+            flipped += 1
+            break
+    return flipped
+
+
+def test_what_framefusion_moe_does_not_read_cannot_change_it(manifest, runs):
+    assert check("framefusion_moe", manifest, runs, sample=3) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_not_read_cannot_change_a_task(method, manifest, runs):
+    assert find_method(method)
+    assert check(method, manifest, runs) >= 1
+
+
+def test_the_check_notices_a_setting_that_is_read_in_secret(manifest, runs, monkeypatch):
+    note = AccessLog.note
+    monkeypatch.setattr(AccessLog, "note", lambda self, name: None if name == "method.alpha_init" else note(self, name))
+    with pytest.raises(AssertionError, match="alpha_init is not read until task 1"):
+        check("framefusion_moe", manifest, runs)

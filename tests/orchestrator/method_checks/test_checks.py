@@ -1,0 +1,131 @@
+"""`ctvr new method` and `ctvr check-method`: what is written conforms and runs, and each planted fault is caught."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from ctvr import methods
+from ctvr.orchestrator.catalog.new_method import new_method
+from ctvr.orchestrator.cli.main import main
+from ctvr.orchestrator.errors import ConfigError, ContractViolation
+from ctvr.orchestrator.jobs.check_method import CHECKS, check_method
+from ctvr.orchestrator.method_checks.setting_sensitivity import SettingProbe, check_settings_matter
+from ctvr.orchestrator.method_checks.subject import Subject
+from ctvr.orchestrator.sweeps.preflight import check_arguments
+from ctvr.orchestrator.sweeps.search_spaces import search_space
+from ctvr.orchestrator.tables.footnotes import trials_of
+from ctvr.orchestrator.tables.presets import split_row
+from ctvr.orchestrator.tracking.run_record import RunRecord
+
+
+def place(cls: str) -> str:
+    name = f"tests.orchestrator.method_checks.planted:{cls}"
+    methods.trust([name])
+    return name
+
+
+@pytest.mark.parametrize(
+    ("cls", "check", "message"),
+    [
+        ("DeadSetting", "settings", r"no other value of method\.num_heads changes"),
+        ("IdleUnderOne", "settings", r"no other value of method\.size under method\.mode=last changes"),
+        ("Counts", "resume", "resumed behind task 1, features differ: what decides them is neither a parameter nor"),
+        ("ClassMemory", "leaks", "a variable of a class or a module"),
+        ("Peeks", "leaks", "pair 1000000 is asked of the source of pairs before any task has shown it"),
+        ("KnowsOrder", "leaks", "the order in which videos are handed over"),
+        ("KnowsTask", "leaks", "depend on the number of a task"),
+        ("LeavesATrace", "leaks", "an evaluation changes a parameter or a buffer"),
+        ("WritesIntoTheStore", "leaks", "task 2 writes into the stored features of an earlier task's videos"),
+        ("WritesIntoTheBatch", "losses", r"writes into the batch \(frames\)"),
+        ("MixesRows", "rows", "features of a video depend on the others of its batch"),
+        ("NotFrozen", "frozen", "text_is_frozen = True, but task 1 changes"),
+    ],
+)
+def test_a_planted_fault_is_caught(cls, check, message):
+    with pytest.raises(ContractViolation, match=message):
+        CHECKS[check][0](Subject.of(place(cls)))
+
+
+@pytest.mark.slow
+def test_a_number_that_counts_under_other_settings_is_tried_under_them_and_one_that_nothing_takes_is_named():
+    assert check_settings_matter(Subject.of(place("Switched"))) == (
+        "lr, weight, size, places, sizes; no other value was taken of: blocks"
+    )
+
+
+def test_a_number_that_small_values_fall_short_of_is_tried_with_a_large_one():
+    """StructAlign's classes must be at least as many as the stream has categories, and are none by default."""
+    subject = Subject.of("structalign")
+    assert SettingProbe(subject, "etf_num_classes", {}).probe() == ("counts", {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lora", "dgl", "er_ring"])
+def test_a_method_of_ours_conforms_with_every_number(name):
+    said = check_method(name)
+    assert [line.split()[1] for line in said] == ["ok"] * len(CHECKS)
+    assert "no other value was taken" not in said[list(CHECKS).index("settings")]
+
+
+def test_what_is_wrong_is_one_line_of_each_check_and_exit_status_1(capsys):
+    assert main(["check-method", place("Crashes")]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].endswith("Crashes: 6 of 7 checks failed")
+    assert [line.split()[0] for line in lines[1:]] == list(CHECKS)
+    assert lines[1].split(maxsplit=1)[1].startswith("wrong  RuntimeError: ")
+    assert "(planted.py:" in lines[1]
+
+
+def test_a_new_method_conforms_and_so_does_its_test(tmp_path, monkeypatch, capsys):
+    assert main(["new", "method", "small_idea", "--into", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    folder = tmp_path / "small_idea"
+    assert "ctvr check-method small_idea:SmallIdea" in said
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "pyproject.toml",
+        "small_idea.py",
+        "small_idea_space.py",
+        "test_small_idea.py",
+    ]
+    monkeypatch.syspath_prepend(str(folder))
+    assert main(["check-method", "small_idea:SmallIdea"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [[check, "ok"] for check in CHECKS]
+    assert "(lr, weight)" in lines[list(CHECKS).index("settings")]
+    test = importlib.import_module("test_small_idea")
+    test.test_the_untrained_method_is_zero_shot_clip()
+    check_arguments(["small_idea:SmallIdea", "clip4clip"], {}, [], [])  # as `ctvr run`, and beside a sweep's winner
+    assert split_row("small_idea:SmallIdea") == ("small_idea:SmallIdea", ())
+    assert split_row("lwf:original,no-x") == ("lwf", ("original", "no-x"))
+    run = RunRecord(
+        "", "", {}, {}, {"ctvr.method": "small_idea:SmallIdea", "ctvr.searched": "small_idea:SmallIdea:8"}, "", ""
+    )
+    assert trials_of(run) == 8
+    assert sorted(search_space("small_idea:SmallIdea")[1]) == ["method.lr", "method.weight"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: new_method("my-idea"), "new method 'my-idea': is no module"),
+        (lambda: new_method("torch"), "new method 'torch': a module of that name is installed, and would be hidden"),
+        (lambda: new_method("idea", Path("/proc")), "/proc/idea: cannot be made (No such file or directory). Name"),
+        (lambda: new_method("lwf"), "there is one of that name"),
+        (lambda: check_method("lwff"), "no method called 'lwff'. Did you mean lwf?"),
+        (
+            lambda: check_method("image_si"),
+            "check-method: image_si learns from labelled images, and the checks are of captions",
+        ),
+        (lambda: check_method("lwf", {"method.weigth": 2}), "method.weigth: no such setting. Did you mean 'weight'?"),
+    ],
+)
+def test_a_mistake_is_one_line(call, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        call()
+    assert message in str(caught.value)
+    assert not list(tmp_path.iterdir())
+    assert main(["check-method", "lwf", "optim.epochs=1"]) == 2

@@ -1,0 +1,46 @@
+"""The forgetting of an untrained model is 0, whatever a method does to scores."""
+
+from __future__ import annotations
+
+import pytest
+
+from ctvr.methods import CONFIGURATIONS, METHODS
+from ctvr.orchestrator.errors import ContractViolation
+from ctvr.orchestrator.learning.evaluate import EvaluationConfig
+from ctvr.orchestrator.method_checks.forgetting import check_forgetting, first_moved
+from ctvr.orchestrator.method_checks.subject import Subject
+from tests.orchestrator.method_checks.test_checks import place
+
+CALIBRATED = [
+    ("structalign", {"method.score": "fused"}, ()),
+    ("umt", {"method.rerank": 3}, ()),
+    ("camoe", {}, ("dsl",)),
+    ("dsl", {}, ()),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "presets"), CALIBRATED, ids=[name for name, *_ in CALIBRATED])
+def test_an_untrained_model_whose_scores_are_calibrated_forgets_nothing(name, settings, presets):
+    subject = Subject.of(name, settings, presets)
+    assert subject.make().normalizes_scores()
+    assert check_forgetting(subject) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*METHODS, *CONFIGURATIONS])
+def test_an_untrained_model_forgets_nothing(name):
+    assert check_forgetting(Subject.of(name)) is None
+
+
+def test_a_gallery_that_is_cut_out_forgets_as_the_release_does_and_the_check_says_so():
+    subject, cut = Subject.of("structalign", presets=["released"]), EvaluationConfig(own_gallery="cut")
+    assert subject.experiment.evaluation.own_gallery == "cut"
+    assert "own_gallery=cut" in str(check_forgetting(subject))
+    fused = Subject.of("structalign", {"method.score": "fused"})
+    assert first_moved(fused.make(), cut, "ctvr") == 1
+    assert first_moved(fused.make(), cut, "cvlm") is None  # there each task is searched alone
+
+
+def test_a_method_that_changes_as_tasks_begin_is_told_where_its_ranks_move():
+    with pytest.raises(ContractViolation, match="protocol ctvr: nothing is trained, and task 2 moves ranks"):
+        check_forgetting(Subject.of(place("ChangesAsTasksBegin")))

@@ -1,0 +1,407 @@
+"""Halving in brackets: a function of results, whatever the load, the order of arrival or the size of the cluster."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray import cloudpickle, tune
+from ray.tune.search import ConcurrencyLimiter, Searcher
+
+from ctvr.orchestrator.on_ray.grouped_sampler import leader_of
+from ctvr.orchestrator.on_ray.halving_searcher import HalvingSearcher
+from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig, SearchSpace, TrialPlan
+from ctvr.orchestrator.on_ray.search import is_grouped, make_searcher
+from ctvr.orchestrator.on_ray.successive_halving import HalvingTrial, Journal, SuccessiveHalving
+
+SPACE = SearchSpace(
+    {
+        "method.lr": tune.loguniform(1e-7, 1e-5),
+        "method.layers": tune.choice([1, 2, 4]),
+        "optim.epochs": tune.choice([1]),
+    },
+    {},
+    {"method.lr": 1e-6, "method.layers": 4, "optim.epochs": 1},
+)
+TASKS = 5
+
+
+def gain(point: Mapping[str, Any], task: int) -> float:
+    """A made-up result, best at lr = 3e-6 and few layers; its order changes with the task."""
+    return 10 - abs(math.log10(point["method.lr"] / 3e-6)) * task - 0.1 * point["method.layers"] + task
+
+
+def halving(
+    search: SearchConfig,
+    space: SearchSpace = SPACE,
+    journal: Journal | None = None,
+    row: str = "",
+    resolve: Callable[[Mapping[str, Any]], dict[str, Any]] = dict,
+) -> SuccessiveHalving:
+    return SuccessiveHalving(make_searcher(search, space, TASKS), search, TASKS, resolve, journal, row)
+
+
+def run(
+    made: dict[str, SuccessiveHalving],
+    room: int,
+    seed: int,
+    fails: Callable[[Mapping[str, Any], int], bool] = lambda point, task: False,
+    most: float = math.inf,
+    score: Callable[[Mapping[str, Any], int], float] = gain,
+) -> tuple[HalvingSearcher, list[tuple[str, int, int]]]:
+    """A cluster that holds `room` segments, whose reports arrive in an order that `seed` decides.
+
+    Returns the search and the segments that ended well, (row, trial, until); after `most` tasks everything is killed.
+    """
+    plan = TrialPlan("s", "/nowhere", "", "", None, "/nowhere", {"method": "lora"})
+    search = HalvingSearcher(made, dict.fromkeys(made, plan))
+    limiter = ConcurrencyLimiter(search, max_concurrent=room)
+    chance, alive, trained, number = random.Random(seed), {}, 0, 0
+    ended: list[tuple[str, int, int]] = []
+    while True:
+        suggested = limiter.suggest(str(number))
+        if isinstance(suggested, dict):
+            alive[str(number)] = [suggested, 0]
+            number += 1
+            continue
+        if not alive or trained >= most:
+            assert suggested == Searcher.FINISHED or trained >= most
+            return search, ended
+        trial_id = chance.choice(list(alive))
+        point, until = alive[trial_id][0]["run"]["settings"], alive[trial_id][0]["run"]["stop_after_task"] or TASKS
+        task = alive[trial_id][1] = alive[trial_id][1] + 1
+        trained += 1
+        result = {"task": task, GAIN: score(point, task), "reads": "method.lr,method.layers"}
+        if fails(point, task):
+            limiter.on_trial_complete(trial_id, error=True)
+            del alive[trial_id]
+            continue
+        limiter.on_trial_result(trial_id, result)
+        if task == until:
+            limiter.on_trial_complete(trial_id, result)
+            ended.append((alive[trial_id][0]["row"], alive[trial_id][0]["number"], until))
+            del alive[trial_id]
+
+
+def told(made: SuccessiveHalving) -> list[tuple[Any, ...]]:
+    """Everything that the searcher was told, trial by trial."""
+    study = made.searcher.inner._ot_study
+    return [(t.number, t.state.name, t.params, t.intermediate_values, t.values) for t in study.trials]
+
+
+def decisions(made: SuccessiveHalving) -> list[tuple[Any, ...]]:
+    return [(t.number, t.point, t.stopped, t.failed, max(t.scores, default=0)) for t in made.trials]
+
+
+@pytest.mark.parametrize("scheduler", ["halving", "none"])
+def test_the_same_search_decides_and_suggests_the_same_whatever_arrives_first_and_however_much_fits(scheduler):
+    search = SearchConfig(trials=14, bracket_size=5, scheduler=scheduler)
+    found = []
+    for room, seed in [(1, 0), (2, 1), (3, 2), (16, 3)]:
+        made = {name: halving(search, row=name) for name in ("a", "b")}
+        run(made, room, seed, fails=lambda point, task: point["method.layers"] == 2 and task == 2)
+        found.append([(decisions(each), told(each)) for each in made.values()])
+    assert all(each == found[0] for each in found)
+    (first, second) = found[0]
+    assert first == second  # a row of a table searches as it would alone
+    assert len(first[0]) == 14
+    states = [state for _, state, *_ in first[1]]
+    assert {"COMPLETE", "FAIL"} <= set(states)
+    assert ("PRUNED" in states) == (scheduler == "halving")
+
+
+def test_a_wave_is_suggested_from_the_ones_before_it_told_in_the_order_of_numbers():
+    search = SearchConfig(trials=8, bracket_size=4)
+    made = halving(search)
+    run({"": made}, 4, 1)
+    by_hand = make_searcher(search, SPACE, TASKS)
+    points = [by_hand.suggest(str(number)) for number in range(4)]
+    assert [trial.point for trial in made.trials[:4]] == points
+    for trial in made.trials[:4]:
+        last = trial.stopped or TASKS
+        for task in range(1, last + 1):
+            by_hand.on_trial_result(str(trial.number - 1), {"task": task, GAIN: gain(trial.point, task)})
+        by_hand.on_trial_complete(str(trial.number - 1), {"task": last, GAIN: gain(trial.point, last)})
+    assert [trial.point for trial in made.trials[4:]] == [by_hand.suggest(str(number)) for number in range(4, 8)]
+
+
+def scripted(values: list[float], **search: Any) -> SuccessiveHalving:
+    """A grid whose trials score `values`, after every task alike."""
+    space = SearchSpace({"x": tune.choice(list(range(len(values))))}, {}, {})
+    config = SearchConfig(searcher="grid", bracket_size=len(values), **search)
+    made = halving(config, space)
+    run({"": made}, 3, 0, score=lambda point, task: values[point["x"]])
+    return made
+
+
+@pytest.mark.parametrize(
+    ("values", "search", "stopped"),
+    [
+        ([1, 8, 3, 6, 5, 4, 7, 2], {}, [1, 0, 1, 2, 2, 1, 0, 1]),
+        ([1, 8, 3, 6, 5, 4, 7, 2], {"min_survivors": 1}, [1, 0, 1, 2, 2, 1, 4, 1]),
+        ([1, 8, 3, 6, 5, 4, 7, 2], {"reduction_factor": 3}, [1, 0, 1, 3, 1, 1, 0, 1]),
+        ([1, 8, 3, 6, 5, 4, 7, 2], {"grace_tasks": 2}, [2, 0, 2, 4, 4, 2, 0, 2]),
+        ([1, 8, 3, 6], {"mode": "min"}, [0, 1, 0, 1]),
+        ([5, 5, 5, 5, 5], {"min_survivors": 1}, [0, 4, 2, 1, 1]),  # of equal trials the first ones go on
+        ([math.nan, 1, 2], {"min_survivors": 1}, [1, 2, 0]),
+        ([1, 2], {}, [0, 0]),
+        ([1, 8, 3, 6], {"scheduler": "none"}, [0, 0, 0, 0]),
+    ],
+)
+def test_the_best_share_passes_a_rung_and_of_equals_the_first(values, search, stopped):
+    assert [trial.stopped for trial in scripted(values, **search).trials] == stopped
+
+
+def test_a_rung_that_would_stop_nobody_is_not_stopped_at():
+    made = halving(SearchConfig(trials=4, bracket_size=4))
+    due, until = made.next_trials()
+    assert (len(due), until) == (4, 1)
+    for trial in due:
+        made.report(trial, {"task": 1, GAIN: float(trial.number)}, 1)
+    due, until = made.next_trials()
+    assert ([trial.number for trial in due], until) == ([3, 4], TASKS)
+
+
+def test_trials_that_failed_are_counted_out():
+    made = halving(SearchConfig(trials=4, bracket_size=4, min_survivors=1))
+    due, until = made.next_trials()
+    for trial in due:
+        if trial.number > 2:
+            made.report(trial, {"task": 1, GAIN: float(trial.number)}, 1)
+        made.end(trial, until)
+    due, until = made.next_trials()
+    assert ([trial.number for trial in due], until) == ([4], TASKS)  # of the two that are left, one
+    made.end(due[0], until)
+    assert made.next_trials() == ([], TASKS)
+    assert [trial.failed for trial in made.trials] == [True, True, False, True]
+
+
+# ------------------------------------------------------------------------------------- kills and what is known
+
+
+def test_a_search_that_was_killed_goes_on_to_the_same_end_and_runs_no_stretch_twice(tmp_path):
+    search = SearchConfig(trials=8, bracket_size=4)
+    whole, ended = halving(search), []
+    _, needed = run({"": whole}, 2, 0)
+    for seed in range(1, 100):
+        made = halving(search, journal=Journal(tmp_path / "s" / "journal.json", "code"))
+        search_, more = run({"": made}, 2, seed, most=9)
+        ended += more
+        if not search_.outcome("", 0.0).is_interrupted:
+            break
+    assert seed > 3
+    assert sorted(ended) == sorted(needed)
+    assert decisions(made) == decisions(whole)
+    assert told(made) == told(whole)
+    finished = halving(search, journal=Journal(tmp_path / "s" / "journal.json", "code"))
+    assert run({"": finished}, 2, 0)[1] == []
+
+
+def test_what_other_sources_reported_is_not_believed(tmp_path):
+    search = SearchConfig(trials=2)
+    first = halving(search, journal=Journal(tmp_path / "journal.json", "old"))
+    run({"": first}, 1, 0)
+    assert halving(search, journal=Journal(tmp_path / "journal.json", "old")).next_trials()[0] == []
+    assert len(halving(search, journal=Journal(tmp_path / "journal.json", "new")).next_trials()[0]) == 2
+
+
+def test_a_journal_grows_by_a_line_and_may_end_within_one(tmp_path, caplog):
+    file = tmp_path / "s" / "journal.json"
+    journal, trials = Journal(file, "code"), [HalvingTrial(n, {"x": n}, {"x": n}, str(n)) for n in (1, 2)]
+    for trial in trials:
+        for task in (1, 2):
+            trial.scores[task] = float(task + trial.number)
+            before = file.read_text() if file.exists() else ""
+            journal.write("", trial)
+            assert file.read_text().startswith(before)
+    assert len(file.read_text().splitlines()) == 5
+    file.write_text(file.read_text()[:-9])  # a kill within the last line: the second trial's second task
+    again = Journal(file, "code")
+    assert [entry["scores"] for entry in again.rows[""].values()] == [{"1": 2.0, "2": 3.0}, {"1": 3.0}]
+    again.write("", trials[1])
+    assert [entry["scores"] for entry in Journal(file, "code").rows[""].values()] == [
+        {"1": 2.0, "2": 3.0},
+        {"1": 3.0, "2": 4.0},
+    ]
+    assert not caplog.records
+    file.write_text("")
+    assert Journal(file, "code").rows == {}
+    assert "is damaged" in caplog.text
+
+
+def test_an_interrupted_search_says_so_and_a_whole_one_counts_its_trials():
+    search = SearchConfig(trials=8, bracket_size=4)
+    found, ended = run({"": halving(search)}, 2, 0)
+    outcome = found.outcome("", 1.0)
+    assert (outcome.trials, outcome.complete, outcome.stopped, outcome.failed) == (8, 4, 4, 0)
+    assert not outcome.is_interrupted
+    assert (outcome.tasks, len(ended)) == (4 * 1 + 4 * 5, 8 + 4)
+    found, _ = run({"": halving(search)}, 2, 0, most=9)
+    assert found.outcome("", 1.0).is_interrupted
+
+
+def test_ray_can_pickle_a_search_with_all_that_it_holds(tmp_path):
+    found, _ = run({"": halving(SearchConfig(trials=4), journal=Journal(tmp_path / "j.json"))}, 2, 0)
+    assert cloudpickle.loads(cloudpickle.dumps(found)).outcome("", 0.0) == found.outcome("", 0.0)
+
+
+# ------------------------------------------------------------------------------- stages
+
+
+LATER_TASKS = ("method.beta", "method.lr")
+STAGES = SearchSpace(
+    {
+        "method.lr_first": tune.loguniform(1e-6, 1e-4),
+        "method.layers": tune.choice([1, 2, 4, 8]),
+        "method.lr": tune.loguniform(1e-7, 1e-5),
+        "method.beta": tune.uniform(0.0, 0.9),
+    },
+    {"method.lr_first": 2e-5, "method.layers": 4, "method.lr": 4e-6, "method.beta": 0.6},
+    {"method.lr_first": 2e-6, "method.layers": 4, "method.lr": 1e-6, "method.beta": 0.6},
+    later=LATER_TASKS,
+)
+
+
+def executions(search: SearchConfig, room: int, seed: int) -> tuple[list[tuple[Any, ...]], int, int]:
+    """Decisions of a search, tasks that its trials finished, and those that nobody trained.
+
+    A segment takes over what has been finished before it, as `learning/prefix_reuse.py` does: task 1 of a trial that
+    has the same values of what task 1 reads.
+    """
+    later = STAGES.later if is_grouped(search, STAGES) else ()
+    made = SuccessiveHalving(make_searcher(search, STAGES, TASKS), search, TASKS, dict, later=later)
+    plan = TrialPlan("s", "/nowhere", "", "", None, "/nowhere", {"method": "lora"})
+    cluster, chance = HalvingSearcher({"": made}, {"": plan}), random.Random(seed)
+    trained: dict[Any, int] = {}  # of what task 1 reads: how often it was trained
+    alive: dict[str, list[Any]] = {}
+    for number in range(10**6):
+        suggested = cluster.suggest(str(number)) if len(alive) < room else None
+        if isinstance(suggested, dict):
+            run = suggested["run"]
+            first = tuple(sorted((k, v) for k, v in run["settings"].items() if k not in LATER_TASKS))
+            known = max(made.trials[suggested["number"] - 1].scores, default=0)
+            taken = known or int(trained.get(first, 0) > 0)
+            alive[str(number)] = [run["settings"], run["stop_after_task"] or TASKS, first, known, taken]
+            continue
+        if not alive:
+            break
+        name = chance.choice(list(alive))
+        point, until, first, known, taken = alive.pop(name)
+        for task in range(known + 1, until + 1):
+            value = -abs(math.log10(point["method.lr_first"] / 1e-5)) - 0.1 * point["method.layers"]
+            value -= 0.0 if task == 1 else abs(point["method.beta"] - 0.3) + abs(math.log10(point["method.lr"] / 1e-6))
+            cluster.on_trial_result(name, {"task": task, GAIN: value, "reused": int(taken == 1 and not known)})
+            if task == 1 and not taken:
+                trained[first] = trained.get(first, 0) + 1
+        cluster.on_trial_complete(name)
+    return decisions(made), cluster.outcome("", 0.0).tasks, len(made.trials) - sum(trained.values())
+
+
+def test_a_search_of_24_trials_is_staged_by_itself_and_saves_30_percent_whatever_fits_at_once():
+    assert [SearchConfig(trials=trials).searcher for trials in (8, 16)] == ["tpe", "grouped_tpe"]  # make sweep has 8
+    found = [executions(SearchConfig(trials=24), room, seed) for room, seed in [(1, 0), (2, 1), (8, 2), (24, 3)]]
+    assert all(each == found[0] for each in found)
+    decided, tasks, saved = found[0]
+    assert len(decided) == 24
+    assert saved == 18  # in each bracket 2 of 8 train task 1
+    assert saved >= 0.3 * tasks
+    points = [point for _, point, *_ in decided]
+    for bracket in range(3):
+        groups = [
+            tuple(point[name] for name in STAGES.space if name not in LATER_TASKS)
+            for point in points[8 * bracket :][:8]
+        ]
+        assert sorted(groups.count(group) for group in set(groups)) == [4, 4]
+    assert len({point["method.beta"] for point in points}) == 23  # drawn anew, but for the two points tried first
+    assert executions(SearchConfig(trials=24, searcher="tpe"), 8, 0)[2] == 0
+
+
+def test_where_a_leader_fails_the_next_of_its_group_trains_the_first_task():
+    search = SearchConfig(trials=16)
+    made = SuccessiveHalving(make_searcher(search, STAGES, TASKS), search, TASKS, dict, later=LATER_TASKS)
+    leaders, until = made.next_trials()
+    assert ([trial.number for trial in leaders], until) == ([1, 2], 1)
+    made.end(leaders[0], 1)
+    made.report(leaders[1], {"task": 1, GAIN: 0.0}, 1)
+    made.end(leaders[1], 1)
+    again, until = made.next_trials()
+    assert ([trial.number for trial in again], until) == ([3, 6], 1)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_groups_partition_the_trials_and_points_tried_first_lead(first: int):
+    groups: dict[int, list[int]] = {}
+    for number in range(24):
+        groups.setdefault(leader_of(number, 4, first), []).append(number)
+    assert all(members[0] == leader and len(members) == 4 for leader, members in groups.items())
+    assert list(range(first)) == list(groups)[:first]
+
+
+# ------------------------------------------------------------------------------- points that train the same model
+
+
+def test_equal_settings_are_one_trial_and_a_space_without_another_point_ends_the_search():
+    space = SearchSpace({"method.layers": tune.choice([1, 2, 4]), "method.lr": tune.choice([1e-6])}, {}, {})
+
+    def clipped(point: Mapping[str, Any]) -> dict[str, Any]:
+        return {**point, "method.layers": min(point["method.layers"], 2)}
+
+    made = halving(SearchConfig(trials=12, bracket_size=6), space, resolve=clipped)
+    run({"": made}, 2, 0)
+    assert sorted(trial.settings["method.layers"] for trial in made.trials) == [1, 2]
+    assert made.repeated > 0
+    assert [state for _, state, *_ in told(made)].count("COMPLETE") == 2  # nor does the searcher count it twice
+
+
+def test_what_differs_only_in_settings_that_no_run_reads_is_one_trial():
+    space = SearchSpace({**SPACE.space, "method.lr": tune.choice([1e-6]), "idle": tune.uniform(0, 1)}, {}, {})
+    made = halving(SearchConfig(trials=20, bracket_size=4, scheduler="none"), space)
+    run({"": made}, 2, 0)
+    assert len({trial.point["method.layers"] for trial in made.trials}) == 3
+    first = {trial.point["method.layers"] for trial in made.trials[:4]}  # then it is known what runs read
+    assert not first & {trial.point["method.layers"] for trial in made.trials[4:]}
+    complete = [params for _, state, params, *_ in told(made) if state == "COMPLETE"]
+    assert len(complete) == len({params["method.layers"] for params in complete})  # nor counted twice within it
+
+
+def test_a_resumed_search_does_not_use_what_the_first_could_not_know_of_its_wave(tmp_path):
+    """Two trials of a bracket that train one model both run, though the journal says what the first of them read."""
+    space = SearchSpace({**SPACE.space, "method.lr": tune.choice([1e-6]), "idle": tune.uniform(0, 1)}, {}, {})
+    search = SearchConfig(trials=12, bracket_size=6, scheduler="none")
+    whole = halving(search, space)
+    run({"": whole}, 2, 0)
+    layers = [trial.point["method.layers"] for trial in whole.trials[:6]]
+    assert len(set(layers)) < len(layers)
+    run({"": halving(search, space, Journal(tmp_path / "journal.json", "code"))}, 2, 0, most=4 * TASKS)
+    resumed = halving(search, space, Journal(tmp_path / "journal.json", "code"))
+    run({"": resumed}, 2, 0)
+    assert decisions(resumed) == decisions(whole)
+
+
+def test_settings_that_were_read_count_once_a_trial_has_trained_all_tasks():
+    made = halving(SearchConfig(trials=2, bracket_size=2))
+    trial = made.next_trials()[0][0]
+    made.report(trial, {"task": 1, GAIN: 1.0, "reads": "method.lr"}, 1)  # as far as a rung
+    assert trial.reads == ()
+    made.report(trial, {"task": TASKS, GAIN: 1.0, "reads": "method.lr,method.layers"}, TASKS)
+    assert trial.reads == ("method.lr", "method.layers")
+
+
+def test_the_decided_stop_of_a_trial_is_said_once():
+    heard: list[Any] = []
+    listener = SimpleNamespace(stopped=lambda *what: heard.append(what), bracket_ended=lambda *what: heard.append(what))
+    plan = TrialPlan("s", str(Path("/nowhere")), "", "", None, "/nowhere", {"method": "lora"})
+    made = halving(SearchConfig(trials=4))
+    search = HalvingSearcher({"": made}, {"": plan}, listener)
+    search.schedule()
+    for trial in made.trials:
+        made.report(trial, {"task": 1, GAIN: float(trial.number)}, 1)
+    search.queues[""].clear()
+    search.schedule(), search.schedule()
+    assert [(row, number, task) for row, number, _, task in heard] == [("", 1, 1), ("", 2, 1)]
+    assert heard[0][2].startswith("lora-01-")

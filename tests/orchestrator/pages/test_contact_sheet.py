@@ -1,0 +1,48 @@
+"""The contact sheet of a search is one file that needs nothing else."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.query import run_query
+from ctvr.orchestrator.jobs.report import make_report
+from ctvr.orchestrator.pages.contact_sheet import contact_sheet
+from ctvr.orchestrator.pages.html import write_page
+from ctvr.orchestrator.retrieval.model import Hit
+
+
+def test_a_sheet_shows_every_hit_and_reaches_for_no_network(learned, tmp_path):
+    (tmp_path / "broken.mp4").write_bytes(b"no video")
+    videos = sorted((learned / "small" / "videos").glob("*.mp4"))[:2]
+    hits = [
+        Hit(n, 0.5, path.stem, str(path), None, "task_01", ("a <b>red</b> star",)) for n, path in enumerate(videos, 1)
+    ]
+    hits.append(Hit(3, 0.1, "broken", str(tmp_path / "broken.mp4")))
+    text = write_page(tmp_path / "new" / "sheet.html", contact_sheet([("a 'red' <star>", hits)], "m")).read_text()
+    assert text.count('src="data:image/jpeg;base64,') == 2
+    assert "no picture: " in text
+    assert "a &#x27;red&#x27; &lt;star&gt;" in text
+    assert "<b>red</b>" not in text
+    assert not re.search(r"https?://|<script|url\(", text)
+    assert "prefers-color-scheme: dark" in text
+    assert 'name="viewport" content="width=device-width' in text
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_anything_is_looked_up(tmp_path):
+    (tmp_path / "file").write_text("")
+    where = ExecutionConfig(runs=tmp_path / "none")
+    for html, reason in (
+        (tmp_path, "it is a folder"),
+        (tmp_path / "file" / "a.html", "file takes no files"),
+        (tmp_path / "file" / "new" / "a.html", "file takes no files"),
+    ):
+        refused = rf"the page cannot be written \(.*{reason}\)"
+        with pytest.raises(ConfigError, match=refused):
+            make_report("no-such", where, html)
+        with pytest.raises(ConfigError, match=refused):
+            run_query(["a"], "no-such", where, html=html)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -1,0 +1,41 @@
+"""A sweep has one driver."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.sweeps.driver import only_driver
+
+HOLD = """
+import sys
+from pathlib import Path
+from ctvr.orchestrator.sweeps.driver import only_driver
+with only_driver(Path(sys.argv[1]), "u"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_driver_is_refused_until_the_first_is_gone_however_it_ends(tmp_path):
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "u")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"held\n"
+        refused = pytest.raises(ConfigError, match=f"sweep u: process {first.pid} on .* drives it already. Wait")
+        with refused, only_driver(tmp_path / "u", "u"):
+            pytest.fail("two drivers")
+        first.kill()
+        first.wait()
+        with only_driver(tmp_path / "u", "u"):
+            pass
+
+
+def test_a_driver_that_ends_leaves_the_lock_to_the_next_one_of_the_same_process(tmp_path):
+    for _ in range(2):
+        with only_driver(tmp_path, "u"):
+            assert str(os.getpid()) in (tmp_path / "driver.lock").read_text()

@@ -1,0 +1,70 @@
+"""Methods by name: presets that a stream recommends, search spaces."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, METHODS
+from ctvr.methods.base import Recipe
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.importers.ctvr import ACTNET_SETTINGS
+from ctvr.orchestrator.learning.resolve import presets_of
+from ctvr.orchestrator.sweeps.search_spaces import default_presets, preset_text, search_space
+
+ORIGINALS = [name for name in (*METHODS, *CONFIGURATIONS) if isinstance(presets_of(name).get("original"), Recipe)]
+
+
+def test_the_streams_preset_is_taken_where_the_method_has_it(small_stream):
+    stream = replace(small_stream, settings={"preset": "shapes"})
+    assert default_presets("clip4clip", stream, ()) == ("shapes",)
+    assert default_presets("clip4clip", stream, ("paper",)) == ("paper",)
+    assert default_presets("clip4clip", stream, ("seqLSTM",)) == ("shapes", "seqLSTM")
+    assert default_presets("clip4clip", small_stream, ()) == ()
+
+
+def test_a_preset_for_other_numbers_of_frames_is_not_taken_on_the_streams_word(small_stream):
+    stream = replace(small_stream, settings=ACTNET_SETTINGS)
+    assert default_presets("framefusion_moe", stream, ()) == ("paper-actnet",)
+    assert default_presets("tempme", stream, ()) == ("paper",)  # its own for ActivityNet has 64 frames
+    assert default_presets("tempme", stream, ("paper-actnet",)) == ("paper-actnet",)
+
+
+def test_a_preset_is_shown_as_what_it_changes_with_its_source():
+    text = preset_text("clip4clip", "original")
+    lines = text.splitlines()
+    assert lines[0] == "clip4clip, preset original: ArrowLuo/CLIP4Clip@508ffa3"
+    assert [line.split() for line in lines if line.strip().startswith("optim.name")] == [
+        ["optim.name=bert_adam", "(adamw)", "modules/optimization.py"]
+    ]
+    assert "set, and the same in both: " in text
+    assert "  tightTransf" in lines
+    changed = {line.split("=")[0].strip() for line in lines if "  (" in line}
+    assert {
+        "optim.schedule",
+        "optim.decay_parameters",
+        "method.frozen",
+        "method.max_scale",
+        "data.max_tokens",
+    } <= changed
+    assert "optim.weight_decay" not in changed  # 0.2 in both
+    for name in ORIGINALS:  # every line ends with where its value stands
+        shown = preset_text(name, "original").partition("\n\n")[2].partition("\n\n")[0].splitlines()[1:]
+        assert shown
+        assert [line for line in shown if not re.search(r"\)  \S.*\S$", line)] == [], name
+    assert "optim.decay_parameters=matrices  (all)  our default: its recipe does not say" in preset_text(
+        "tome", "original"
+    )
+    assert "method.sim_header=seqLSTM" in preset_text("clip4clip", "seqLSTM")
+    with pytest.raises(ConfigError, match="preset: zscl has none called 'orignal'"):
+        preset_text("zscl", "orignal")
+
+
+def test_a_method_without_a_search_space_cannot_be_searched(monkeypatch):
+    monkeypatch.setitem(EVERY_METHOD, "newcomer", EVERY_METHOD["clip4clip"])
+    with pytest.raises(ConfigError, match="newcomer has nothing to search"):
+        search_space("newcomer")
+    with pytest.raises(ConfigError, match="no method called 'nothing'"):
+        search_space("nothing")

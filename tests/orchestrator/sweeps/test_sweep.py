@@ -1,0 +1,258 @@
+"""What a sweep is made of, checked before anything starts. With a cluster: test_ray_sweeps.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ctvr.orchestrator.errors import ConfigError, RunsFailed
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.on_ray.plan import GAIN, Capacity, SearchConfig, SearchOutcome, write_plan
+from ctvr.orchestrator.on_ray.search import grid_points, make_searcher
+from ctvr.orchestrator.on_ray.successive_halving import SuccessiveHalving
+from ctvr.orchestrator.sweeps import session
+from ctvr.orchestrator.sweeps.resume import resume
+from ctvr.orchestrator.sweeps.session import trial_plan
+from ctvr.orchestrator.sweeps.sweep import (
+    SweepRequest,
+    _conclude,
+    _num_trials,
+    _plan_text,
+    plan_sweep,
+    read_request,
+    sweep,
+)
+from ctvr.orchestrator.tracking.tracker import Tracker
+
+
+def request(stream: str, **more: object) -> SweepRequest:
+    return SweepRequest(**{"method": "clip4clip", "stream": stream, "name": "s", "overrides": {}, **more})
+
+
+# ------------------------------------------------------------------------------------------- what is asked
+
+
+def test_a_sweep_chooses_on_validation_videos(few, where):
+    planned = plan_sweep(request(few), where)
+    assert planned.experiment.evaluation.split == "val"
+    assert planned.fixed_settings["evaluation.split"] == "val"
+    assert planned.experiment.data.num_frames == 4  # which the stream recommends
+
+
+def test_a_grid_has_as_many_trials_as_points_whatever_was_asked_for(few, where):
+    space = ("method.lr=0,1e-6,1e-5", "method.frame_norm=none,l2", "method.train_scale=true", "optim.weight_decay=0.2")
+    planned = plan_sweep(request(few, search={"searcher": "grid", "trials": 4}, space=space), where)
+    assert _num_trials(planned) == 6
+    assert _num_trials(plan_sweep(request(few, search={"trials": 4}), where)) == 4
+
+
+@pytest.mark.parametrize("method", ["framefusion_moe", "structalign"])
+def test_the_point_that_is_tried_first_is_the_papers_for_the_stream(method, few, where, tmp_path):
+    content = json.loads(Path(few).read_text())
+    actnet = tmp_path / "actnet.json"
+    settings = {**content["settings"], "preset": "paper-actnet", "data.num_frames": 24}
+    actnet.write_text(json.dumps({**content, "settings": settings, "videos": str(Path(few).parent / "videos")}))
+    points = [
+        planned.recommended
+        for planned in (plan_sweep(request(stream, method=method), where) for stream in (few, str(actnet)))
+    ]
+    assert [point["method.num_experts"] for point in points] == [10, 5]
+    later = "method.lr" if method == "structalign" else "method.lr_text"
+    assert points[0][later] < points[1][later] == 6e-6
+    released = plan_sweep(request(few, method=method, presets=("released",)), where)
+    assert released.recommended[later] == 3e-6
+
+
+def test_what_the_user_fixes_is_not_searched(few, where):
+    planned = plan_sweep(request(few, overrides={"method.lr": "1e-5"}), where)
+    assert planned.experiment.method.lr == 1e-5
+    assert "method.lr" not in planned.space
+    assert "method.frame_norm" in planned.space
+
+
+def test_what_an_ablation_changes_is_not_searched(few, where):
+    plain = plan_sweep(SweepRequest("framefusion_moe", few, "s", {}), where)
+    ablated = plan_sweep(SweepRequest("framefusion_moe", few, "s", {}, ("no-cross-task",)), where)
+    assert set(plain.space) - set(ablated.space) == {"method.beta"}
+    assert ablated.experiment.settings["method.beta"] == 0
+
+
+def test_a_configuration_with_a_name_of_its_own_is_searched_as_itself(few, where):
+    planned = plan_sweep(request(few, method="tvr_plus_cl"), where)
+    assert planned.experiment.name == "tvr_plus_cl"
+    assert planned.experiment.method.base == "clip_vip"  # the space's own fixed base is VR-LwF's
+    assert plan_sweep(request(few, method="vr_lwf"), where).experiment.method.base == "clip4clip"
+    assert set(planned.recommended) == set(planned.space)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"method": "clip4cilp"}, "method: no method called 'clip4cilp'. Did you mean clip4clip"),
+        ({"overrides": {"method.lrr": "1"}}, "method.lrr: no such setting. Did you mean 'lr'"),
+        ({"overrides": {"optim.epochs": "two"}}, "optim.epochs: .*'two'"),
+        ({"overrides": {"optim.epochs": "-1"}}, "optim.epochs must be >= 0, got -1"),
+        ({"presets": ("papr",)}, "clip4clip has none called 'papr'. Did you mean 'paper'"),
+        ({"space": ("method.lrr=1,2",)}, "method.lrr: no such setting"),
+        ({"space": ("method.frame_norm=l2,l3",)}, "method.frame_norm: .*'l3'"),
+        ({"space": ("method.lr",)}, "write name=VALUE,VALUE"),
+        (
+            {"method": "framefusion_moe", "overrides": {"method.top_k": "2"}, "space": ("method.num_experts=1,5",)},
+            "method.top_k chooses among method.num_experts=1 experts, got 2. Use method.top_k=1",
+        ),
+        (
+            {"method": "framefusion_moe", "overrides": {"method.num_experts": "2"}, "space": ("method.top_k=1,4",)},
+            "method.top_k chooses among method.num_experts=2 experts, got 4. Use method.top_k=2",
+        ),
+        ({"search": {"searcher": "bayes"}}, "searcher: 'bayes' is none of"),
+        ({"baselines": ("zero_shto",)}, "no method called 'zero_shto'. Did you mean zero_shot"),
+        ({"baselines": ("clip4clip:none",)}, "clip4clip has none called 'none'"),
+        ({"top": 0}, "--top must be >= 1"),
+        ({"overrides": {"seed": "2"}}, "seed: all trials of a sweep have seed 0, its reruns others"),
+        ({"space": ("seed=1,2",)}, "seed: all trials of a sweep have seed 0"),
+        ({"overrides": {"evaluation.split": "test"}}, "evaluation.split=test: .* small has validation videos"),
+        ({"seeds": -1}, "--seeds >= 0"),
+        ({"stream": "shapse-5"}, "shapse-5.* Did you mean"),
+        ({"method": "zero_shot", "overrides": {"method.frame_norm": "l2"}}, "nothing is searched"),
+    ],
+)
+def test_a_sweep_that_cannot_run_is_refused_in_one_line(few, where, more, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        plan_sweep(request(**{"stream": few, **more}), where)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["a b", "../up", "", "a/b", ".hidden"])
+def test_a_sweeps_name_names_a_folder(few, where, name):
+    with pytest.raises(ConfigError, match="letters, digits"):
+        sweep(request(few, name=name), where)
+
+
+def test_a_sweep_too_large_for_this_machine_is_refused_before_anything_is_rendered(where):
+    with pytest.raises(ConfigError, match="a trial needs 3.7 CPUs"):
+        sweep(request("shapes-5"), replace(where, workers=4, address="local"))
+    assert not (where.runs / "streams").exists()
+    assert not (where.runs / "store").exists()
+
+
+def test_a_tracking_server_that_is_down_is_said_before_anything_is_rendered(where, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match="tracking http://127.0.0.1:9: connection refused"):
+        sweep(request("shapes-5"), where)
+    assert [path.name for path in where.runs.iterdir()] == []
+
+
+def test_a_sweep_that_exists_is_not_overwritten(few, where):
+    write_plan(trial_plan(where, "s", Tracker("sqlite:///x", where.runs)), where.folder("s"))
+    with pytest.raises(ConfigError, match="this sweep exists. Write `ctvr sweep --resume s`"):
+        sweep(request(few), where)
+
+
+def test_a_sweep_that_does_not_exist_is_not_resumed(where):
+    with pytest.raises(ConfigError, match="sweep: none is called 'yesterday'"):
+        resume("yesterday", where)
+
+
+def test_a_request_comes_back_from_json():
+    asked = request("few", presets=("a",), space=("b=1",), baselines=("c",), search={"trials": 3})
+    assert read_request("s", {**vars(asked), "presets": ["a"], "space": ["b=1"], "baselines": ["c"]}) == asked
+
+
+def test_a_request_of_another_version_is_refused_in_one_line():
+    with pytest.raises(ConfigError, match="sweep s: its plan is of another version .*'colour'"):
+        read_request("s", {**vars(request("few")), "colour": "red"})
+
+
+def test_a_finished_sweep_waits_for_mlflow_and_says_what_to_do_where_it_stays_away(few, where, monkeypatch):
+    planned = plan_sweep(request(few, search={"confirm": 0}), where)
+    outcome = SearchOutcome(2, 2, 0, 0, 0, 9.0)
+    tracker = where.tracker("small")
+    parent = tracker.open_sweep("s", "small", {}, {})
+    run = tracker.open_run("small", "a", {"method.lr": 1}, parent, {"ctvr.complete": "true"})
+    tracker.log_task(run, 3, {GAIN: 1.5})
+    monkeypatch.setattr(session.time, "sleep", lambda seconds: None)
+    answers = iter([(0, 4), (0, 4), (4, 0)])
+    monkeypatch.setattr(Tracker, "flush", lambda self: next(answers))
+    assert "best: a, " in _conclude(planned, where, tracker, outcome, parent)
+    assert list(answers) == []
+
+    monkeypatch.setattr(session, "MLFLOW_SECONDS", 0.0)
+    monkeypatch.setattr(Tracker, "flush", lambda self: (0, 4))
+    with pytest.raises(RunsFailed) as error:
+        _conclude(planned, where, tracker, outcome, parent)
+    said = str(error.value).splitlines()
+    assert said[2:] == [
+        "4 records wait because MLflow does not answer, so no winner can be named.",
+        "Start it again, then: ctvr sync; ctvr rerun --sweep s",
+    ]
+
+
+def test_a_search_goes_by_a_number_that_its_table_shows(few, where, tmp_path):
+    content = json.loads(Path(few).read_text())
+    cvlm = tmp_path / "cvlm.json"
+    cvlm.write_text(json.dumps({**content, "protocol": "cvlm", "videos": str(Path(few).parent / "videos")}))
+    assert plan_sweep(request(few), where).search.metric == GAIN
+    assert plan_sweep(request(str(cvlm)), where).search.metric == "stream/t2v/r1_mean"
+    asked = request(str(cvlm), search={"metric": "stream/t2v/bwf", "mode": "min"})
+    assert (plan_sweep(asked, where).search.metric, plan_sweep(asked, where).search.mode) == ("stream/t2v/bwf", "min")
+
+
+def test_metric_and_mode_of_a_search_space_are_read(few, where, monkeypatch):
+    from ctvr.search_spaces import clip4clip
+
+    monkeypatch.setattr(clip4clip, "METRIC", "stream/t2v/bwf")
+    monkeypatch.setattr(clip4clip, "MODE", "min")
+    found = plan_sweep(request(few), where).search
+    assert (found.metric, found.mode) == ("stream/t2v/bwf", "min")
+
+
+def test_more_blocks_than_the_tower_has_are_not_searched(few, where):
+    planned = plan_sweep(request(few, method="framefusion_moe"), where)
+    assert planned.space["method.ffa_layers"].categories == [1, 2, 3, 4]  # of a tower of four
+    assert planned.recommended["method.ffa_layers"] == 4  # 10 are all of them
+    asked = plan_sweep(request(few, method="framefusion_moe", space=("method.ffa_layers=3,4,12",)), where)
+    assert asked.space["method.ffa_layers"].categories == [3, 4]
+
+
+def test_no_pair_is_drawn_that_the_method_refuses_and_points_of_one_model_are_one_trial(few, where):
+    fixed = plan_sweep(request(few, method="framefusion_moe", overrides={"method.num_experts": "2"}), where)
+    assert fixed.space["method.top_k"].categories == [1, 2]
+    words = (f"{name}={value}" for name, value in fixed.recommended.items() if name != "method.top_k")
+    space = (*words, "method.num_experts=1,5")
+    grid = plan_sweep(request(few, method="framefusion_moe", space=space, search={"searcher": "grid"}), where)
+    pairs = [(1, 1), (5, 1), (5, 2), (5, 4)]
+    assert [experts_of(point) for point in grid_points(grid.searched)] == pairs
+    assert _num_trials(grid) == 4
+    for searcher in ("tpe", "grouped_tpe", "random"):
+        search = SearchConfig(trials=8, searcher=searcher)
+        suggests = make_searcher(search, grid.searched, 4)
+        trials, _ = SuccessiveHalving(
+            suggests, search, 4, lambda point: resolve({**grid.fixed_settings, **point}).settings
+        ).next_trials()
+        assert sorted(experts_of(trial.point) for trial in trials) == pairs
+
+
+def experts_of(point: Mapping[str, int]) -> tuple[int, int]:
+    return point["method.num_experts"], point["method.top_k"]
+
+
+def test_what_is_confirmed_and_what_the_videos_can_show_is_said_before(few, where):
+    planned = plan_sweep(request(few), where)
+    text = _plan_text(planned, Capacity(2, 0, 2), 0, replace(where, gpus_per_trial=0), where.tracker("small"))
+    assert "the best 2 and the recommended settings over 3 fresh seeds on the same videos" in text
+    assert "by 2 queries of 2 val videos in 2 tasks" in text
+    off = plan_sweep(request(few, search={"confirm": 0, "scheduler": "none"}), where)
+    text = _plan_text(off, Capacity(2, 0, 2), 0, replace(where, gpus_per_trial=0), where.tracker("small"))
+    assert "confirms   nothing: the best trial is believed" in text
+    assert "8 by tpe, scheduler none in waves of 8 (points that train the same model are one trial); 2 at once" in text
+
+
+def test_the_unsearched_candidate_is_the_searchs_first_trial(few, where):
+    planned = plan_sweep(request(few, method="framefusion_moe"), where)
+    unsearched = planned.unsearched(1)
+    assert unsearched.settings == {**planned.experiment.settings, "method.ffa_layers": 4}  # 10 are all four of them
+    assert unsearched.evaluation.split == "val"

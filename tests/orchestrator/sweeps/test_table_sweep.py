@@ -1,0 +1,271 @@
+"""What a whole table is made of, checked before anything starts, and how it ends. With Ray: test_ray_tables.py."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from ctvr.orchestrator.errors import ConfigError, Interrupted, RunsFailed
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.on_ray.plan import GAIN, Capacity, SearchOutcome, read_plan, write_plan
+from ctvr.orchestrator.sweeps import table_sweep as table_jobs
+from ctvr.orchestrator.sweeps.comparison import ConfirmationResult
+from ctvr.orchestrator.sweeps.confirm import CONFIRMS
+from ctvr.orchestrator.sweeps.resume import resume
+from ctvr.orchestrator.sweeps.session import trial_plan
+from ctvr.orchestrator.sweeps.table_sweep import PlannedTable, TableRequest, plan_table, sweep_table
+from ctvr.orchestrator.tables.presets import TablePreset, as_data, parse_preset
+from ctvr.orchestrator.tables.table import Difference
+from ctvr.orchestrator.tracking.tracker import Tracker
+
+ROWS = [{"name": "zero_shot", "searched": False}, "clip4clip", {"name": "tvr_plus_cl", "notes": ["a", "b"]}]
+
+
+def preset(**more: object) -> TablePreset:
+    data = {
+        "title": "T",
+        "protocol": "ctvr",
+        "stream": "shapes-5",
+        "rows": ROWS,
+        "seeds": 2,
+        "search": {"trials": 3, "confirm": 0},
+    }
+    return parse_preset({**data, **more})
+
+
+def request(few: str, made: TablePreset | None = None, **overrides: object) -> TableRequest:
+    return TableRequest("t", few, made or preset(), overrides)
+
+
+# ------------------------------------------------------------------------------------------- what is asked
+
+
+def test_every_row_is_searched_by_the_same_budget_and_rule(few, where):
+    planned = plan_table(request(few), where)
+    assert [row.row.name for row in planned.searched] == ["clip4clip", "tvr_plus_cl"]
+    sweeps = [row.sweep for row in planned.searched]
+    assert {sweep.search for sweep in sweeps} == {planned.search}
+    assert [sweep.request.name for sweep in sweeps] == ["t-clip4clip", "t-tvr_plus_cl"]
+    assert {row.experiment.evaluation.split for row in planned.searched} == {"val"}
+    names = ["zero_shot", "clip4clip", "tvr_plus_cl", "tvr_plus_cl:untrained"]
+    assert [row.row.name for row in planned.rows] == names
+    assert planned.rows[2].experiment.method.base == "clip_vip"
+
+
+def test_settings_are_the_tables_then_the_rows_then_the_users(few, where):
+    rows = ["clip4clip", {"name": "lwf", "settings": {"optim.epochs": 3, "data.batch_size": 2}}]
+    made = preset(rows=rows, settings={"optim.epochs": 5, "optim.lr_scale": 7})
+    first, second = (row.experiment for row in plan_table(request(few, made, **{"data.batch_size": 1}), where).rows)
+    assert (first.optim.epochs, second.optim.epochs) == (5, 3)
+    assert first.optim.lr_scale == second.optim.lr_scale == 7
+    assert first.data.batch_size == second.data.batch_size == 1
+
+
+def test_without_trials_every_row_runs_its_recommended_preset(few, where):
+    planned = plan_table(request(few, preset(search={"trials": 0})), where)
+    assert planned.searched == []
+    assert {row.experiment.evaluation.split for row in planned.rows} == {"test"}
+    asked = parse_preset({**as_data(preset(search={"trials": 0})), "rows": ["lwf:original"]})
+    assert plan_table(request(few, asked), where).rows[0].experiment.presets == ("original",)
+
+
+@pytest.mark.parametrize(
+    ("more", "overrides", "message"),
+    [
+        ({"rows": ["co2l_mocco"]}, {}, "row co2l_mocco: method: no method called 'co2l_mocco'. Did you mean co2l_moco"),
+        (
+            {"rows": ["lwf:orignal"]},
+            {},
+            "row lwf:orignal: preset: lwf has none called 'orignal'. Did you mean 'original'",
+        ),
+        ({}, {"method.frame_norm": "l3"}, "row zero_shot: method.frame_norm: .*'l3'"),
+        ({"rows": ["lwf"]}, {"method.frame_nom": "l2"}, "row lwf: method.frame_nom: no such setting"),
+        ({"search": {"searcher": "bayes"}}, {}, "search: searcher: 'bayes' is none of"),
+        ({"search": {"trials": "many"}}, {}, "search.trials: .*'many'"),
+        (
+            {"protocol": "cvlm", "stream": "shapes-cvlm"},
+            {},
+            "--stream: small is evaluated as ctvr, .* such as shapes-cvlm",
+        ),
+    ],
+)
+def test_a_table_that_cannot_run_is_refused_in_one_line(few, where, more, overrides, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        plan_table(request(few, preset(**more), **overrides), where)
+    assert "\n" not in str(error.value)
+
+
+def test_a_table_that_exists_is_not_overwritten(few, where):
+    write_plan(trial_plan(where, "t", Tracker("sqlite:///x", where.runs)), where.folder("t"))
+    with pytest.raises(ConfigError, match="this sweep exists. Write `ctvr sweep --resume t`"):
+        sweep_table(request(few), where)
+
+
+def test_what_will_happen_is_said_before(few, where):
+    planned = plan_table(request(few), where)
+    text = table_jobs._plan_text(planned, Capacity(2, 0, 2), 0, replace(where, gpus_per_trial=0), where.tracker("few"))
+    assert "table t: T, on small, 2 tasks" in text
+    assert "searched   clip4clip, tvr_plus_cl" in text
+    assert "zero_shot, tvr_plus_cl:untrained (not searched)" in text
+    assert "3 for each row, 6 in all, by tpe, scheduler halving in brackets of 8 (points that train" in text
+    assert "confirms   nothing: the best trial is believed" in text
+    assert "chosen by  R@1 gain over zero-shot on val videos" in text
+    assert "all rows over 2 seeds on test videos: 6 runs in one rerun" in text
+    cheap = plan_table(request(few, preset(search={"trials": 0})), where)
+    text = table_jobs._plan_text(cheap, Capacity(2, 0, 2), 0, where, where.tracker("few"))
+    assert "none: every row runs its recommended preset" in text
+
+
+# ------------------------------------------------------------------------------------------- how it ends
+
+
+def searched(planned: PlannedTable, where: ExecutionConfig, gains: dict[str, list[float]]) -> tuple[Tracker, str]:
+    """The table's searches as MLflow has them: gains of the complete trials of each row."""
+    tracker = where.tracker("small")
+    parent = tracker.open_sweep("t", "small", {})
+    for row in planned.searched:
+        sweep = tracker.open_sweep(row.sweep.request.name, "small", {"search.metric": GAIN})
+        for number, gain in enumerate(gains.get(row.row.name, [])):
+            tags = {"ctvr.presets": ",".join(row.experiment.presets), "ctvr.split": "val"}
+            settings = {**row.experiment.settings, "optim.weight_decay": number / 10}
+            run = tracker.open_run("small", f"{row.row.name}-{number}", settings, sweep, tags)
+            tracker.log_task(run, 2, {GAIN: gain, "cost/seconds_task": 2.0})
+            tracker.set_tags(run, {"ctvr.complete": "true"})
+    return tracker, parent
+
+
+def outcome(complete: int) -> SearchOutcome:
+    return SearchOutcome(3, complete, 0, 3 - complete, 0, 1.0)
+
+
+@pytest.fixture
+def reruns(monkeypatch) -> list:
+    """What would be rerun; nothing runs."""
+    found: list = []
+
+    def keep(name, runs, where, tracker, settings, again, direction):
+        found.append((name, runs, settings, again, direction))
+        return "the table"
+
+    monkeypatch.setattr(table_jobs, "execute_rerun", keep)
+    return found
+
+
+def test_all_winners_and_seeds_are_one_rerun(few, where, reruns):
+    planned = plan_table(replace(request(few), direction="both"), where)
+    tracker, parent = searched(planned, where, {"clip4clip": [1.0, 3.0, 2.0], "tvr_plus_cl": [0.5]})
+    outcomes = {"clip4clip": outcome(3), "tvr_plus_cl": outcome(1)}
+    text = table_jobs._conclude(planned, outcomes, where, tracker, parent)
+    assert text.endswith("the table")
+    assert "clip4clip: 3 complete, 0 stopped early, 0 failed; best R@1 gain over zero-shot +3.00" in text
+    ((name, runs, settings, again, direction),) = reruns
+    assert (name, settings["rerun_of"], again, direction) == ("t", "t", "ctvr sweep --resume t", "both")
+    assert [(run.experiment.name, run.experiment.run.seed) for run in runs] == [
+        ("zero_shot", 1),
+        ("clip4clip", 1),
+        ("clip4clip", 2),
+        ("tvr_plus_cl", 1),
+        ("tvr_plus_cl", 2),
+        ("tvr_plus_cl", 1),
+    ]
+    assert [run.experiment.optim.epochs == 0 for run in runs[1:]] == [False, False, False, False, True]
+    assert {run.experiment.evaluation.split for run in runs} == {"test"}
+    assert runs[1].experiment.optim.weight_decay == 0.1  # of the trial with +3
+    unsearched = {"ctvr.place": "000", "ctvr.table": "T", "ctvr.row": "zero_shot", "ctvr.searched": "zero_shot:0"}
+    assert runs[0].tags == unsearched  # no `ctvr.table_name`: the table is none of the package
+    assert runs[3].tags == {
+        "ctvr.place": "002",
+        "ctvr.table": "T",
+        "ctvr.row": "tvr_plus_cl",
+        "ctvr.note": "a | b",
+        "ctvr.searched": "tvr_plus_cl:1",
+        "ctvr.search_seconds": "2.0",
+        "ctvr.selection": "R@1 gain over zero-shot on val videos",
+    }
+    found = tracker.find_sweep("t")
+    assert found is not None
+    assert found.status == "FINISHED"
+
+
+def verdict_of(planned: PlannedTable, row: int, is_confirmed: bool) -> ConfirmationResult:
+    experiment = planned.rows[row].experiment
+    best = resolve({**experiment.settings, "optim.weight_decay": 0.1}, None, experiment.presets)
+    name = planned.rows[row].sweep.request.name
+    return ConfirmationResult(name, experiment, best, "trial", is_confirmed, Difference(4.0, 1.0, 7.0, 0.01), 1, 3, 4.5)
+
+
+def test_a_row_is_rerun_as_it_was_confirmed_over_seeds_that_no_confirmation_had(few, where, reruns, monkeypatch):
+    planned = plan_table(request(few, preset(search={"trials": 3, "confirm": 1})), where)
+    tracker, parent = searched(planned, where, {"clip4clip": [1.0, 3.0], "tvr_plus_cl": [0.5, 1.5]})
+    asked: list = []
+
+    def confirm(name, listed, num_tasks, where, tracker, search, again):
+        asked.extend(listed)
+        made = tracker.open_sweep("t-confirm", "small", {})
+        tracker.open_run("small", "c", {"seed": 2}, made, {CONFIRMS: "t-clip4clip"})
+        verdicts = [verdict_of(planned, 1, True), verdict_of(planned, 2, False)]
+        return {verdict.sweep: verdict for verdict in verdicts}
+
+    monkeypatch.setattr(table_jobs, "confirm", confirm)
+    text = table_jobs._conclude(planned, {"clip4clip": outcome(2), "tvr_plus_cl": outcome(2)}, where, tracker, parent)
+    assert [(each.sweep, each.name) for each in asked] == [
+        ("t-clip4clip", "recommended"),
+        ("t-clip4clip", "clip4clip-1"),
+        ("t-tvr_plus_cl", "recommended"),
+        ("t-tvr_plus_cl", "tvr_plus_cl-1"),
+    ]
+    ((_, runs, *_),) = reruns
+    assert [run.experiment.run.seed for run in runs[1:]] == [1, 3, 1, 3, 1]
+    assert [run.experiment.optim.weight_decay for run in (runs[1], runs[3])] == [
+        0.1,
+        planned.rows[2].experiment.optim.weight_decay,
+    ]
+    assert (runs[1].tags["ctvr.searched"], runs[3].tags["ctvr.searched"]) == ("clip4clip:2", "tvr_plus_cl:0")
+    assert runs[1].tags["ctvr.note"].startswith("confirmed; against them 4.00 [1.00, 7.00] p=0.010* on validation")
+    assert "a | b | the recommended settings; the best of 2 trials is NOT confirmed" in runs[3].tags["ctvr.note"]
+    assert "t-clip4clip: confirmation: trial against the recommended settings: 4.00" in text
+
+
+def test_a_row_without_a_winner_does_not_end_the_table_and_is_said_in_the_end(few, where, reruns):
+    planned = plan_table(request(few), where)
+    tracker, parent = searched(planned, where, {"clip4clip": [1.0]})
+    outcomes = {"clip4clip": outcome(1), "tvr_plus_cl": outcome(0)}
+    with pytest.raises(RunsFailed, match="the table\nrows without a winner, missing in the table: tvr_plus_cl"):
+        table_jobs._conclude(planned, outcomes, where, tracker, parent)
+    assert {run.tags["ctvr.row"] for run in reruns[0][1]} == {"zero_shot", "clip4clip", "tvr_plus_cl:untrained"}
+    found = tracker.find_sweep("t")
+    assert found is not None
+    assert found.status == "FAILED"
+
+
+def test_an_interrupted_rerun_leaves_the_table_to_be_resumed(few, where, monkeypatch):
+    def stop(*arguments: object) -> str:
+        raise Interrupted("go on")
+
+    monkeypatch.setattr(table_jobs, "execute_rerun", stop)
+    planned = plan_table(request(few, preset(search={"trials": 0})), where)
+    tracker, parent = searched(planned, where, {})
+    with pytest.raises(Interrupted, match="go on"):
+        table_jobs._conclude(planned, {}, where, tracker, parent)
+    found = tracker.find_sweep("t")
+    assert found is not None
+    assert found.status == "KILLED"
+
+
+def test_a_table_is_resumed_as_it_was_asked_for(few, where, monkeypatch):
+    made = preset(seeds=4)
+    plan = trial_plan(where, "t", Tracker("sqlite:///x", where.runs))
+    table = {"preset": as_data(made), "stream": few, "overrides": {"optim.epochs": "1"}, "direction": "v2t"}
+    write_plan(plan, where.folder("t"), table=table, where={"address": None, "nodes": 1})
+    found: list[PlannedTable] = []
+    monkeypatch.setattr(table_jobs, "_run", lambda planned, where: found.append(planned) or "went on")
+    assert resume("t", where) == "went on"
+    assert found[0].request == TableRequest("t", few, made, {"optim.epochs": "1"}, "v2t")
+    _, kept = read_plan(where.folder("t"), "t")
+    assert json.dumps(kept["table"]["preset"]) == json.dumps(as_data(made))
+    kept["table"].pop("stream")
+    with pytest.raises(ConfigError, match="its plan is of another version"):
+        table_jobs.go_on("t", kept, where)

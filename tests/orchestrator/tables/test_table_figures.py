@@ -1,0 +1,206 @@
+"""What is drawn of a table is what its rows say, and nothing is drawn of what they do not know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ctvr.orchestrator.tables.build import tables
+from ctvr.orchestrator.tables.table import Table
+from ctvr.orchestrator.tables.table_figures import FIGURES, _places, drawings, expert_shares, pareto
+from ctvr.orchestrator.tables.write import write
+from tests.orchestrator.tables.test_build import PAPER, cvlm, run
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "figures.md"
+
+
+def drawn(*runs):
+    """Name -> panels of the one table of these runs."""
+    (table,) = tables(list(runs))
+    return {name: panels for name, _, panels in drawings(table)}
+
+
+def test_each_figure_has_its_sentence_and_an_empty_table_has_none():
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert [name for name in (*FIGURES, "vary_<setting>") if f"_{name}`" not in text] == []
+    assert drawings(Table("empty", (), ())) == []
+
+
+def test_forgetting_is_what_a_task_had_when_it_was_learned_less_what_it_has():
+    panels = drawn(run())["forgetting"]
+    assert [point[:2] for point in panels[0].lines[0].points] == [(1, 60.0), (2, 58.0)]
+    assert [point[:2] for point in panels[-1].lines[0].points] == [(2, 2.0)]
+
+
+def test_what_was_learned_and_what_is_left_of_it_is_drawn_in_cvlm():
+    learned, final = drawn(cvlm())["final"]
+    assert learned.between == final.between == (38.0, 62.0)
+    assert [point[:2] for point in learned.lines[0].points] == [(1, 60.0), (2, 40.0)]
+    assert [point[:2] for point in final.lines[0].points] == [(1, 50.0), (2, 40.0)]
+    assert "final" not in drawn(run())
+
+
+def test_plasticity_is_over_zero_shot_and_needs_its_row():
+    zero = run("zero_shot")
+    zero.metrics["task_02/t2v/r1_own"] = [(2, 40.0)]
+    (panel,) = drawn(run(), zero)["plasticity"]
+    assert {line.label: [point[:2] for point in line.points] for line in panel.lines} == {"lwf": [(1, 0.0), (2, 5.0)]}
+    assert "plasticity" not in drawn(run())
+
+
+def test_costs_are_drawn_where_rows_differ_and_the_front_is_what_no_row_beats():
+    cheap, dear = run(r1=20.0), run("zscl", r1=30.0)
+    cheap.metrics["cost/trained_parameters"] = [(2, 1e6)]
+    for record in (cheap, dear):
+        record.metrics["cost/video_gmacs"] = [(2, 53.0)]
+    (panel,) = drawn(cheap, dear)["cost"]
+    assert panel.x.startswith("trained parameters")
+    assert {line.label: line.points[0][:2] for line in panel.lines} == {"lwf": (1.0, 20.0), "zscl": (46.8, 30.0)}
+    assert panel.front == [(1.0, 20.0), (46.8, 30.0)]
+    assert pareto([(2, 5), (1, 4), (3, 5), (1, 3), (4, 9)]) == [(1, 4), (2, 5), (4, 9)]
+
+
+def test_a_table_may_show_what_rows_cost_and_what_forgetting_that_buys():
+    """Of the package's own table, which no paper prints: its columns, and two fronts of which one goes down."""
+    tags = {"ctvr.table_name": "efficient-continual"}
+    records = []
+    for method, gmacs, r1, bwf in (("lwf", 53.0, 30.0, 2.0), ("zscl", 40.0, 28.0, 1.0), ("der", 60.0, 29.0, 1.5)):
+        record = run(method, r1=r1, tags=tags)
+        record.metrics.update(
+            {
+                "cost/video_gmacs": [(2, gmacs)],
+                "cost/stored_floats_per_video": [(2, 512.0)],
+                "cost/peak_memory_mb": [(2, 100.0)],
+                "cost/seconds_task": [(1, 4.0), (2, 5.0)],
+                "stream/t2v/bwf": [(2, bwf)],
+            }
+        )
+        records.append(record)
+    (table,) = tables(records)
+    assert [column.key for column in table.columns[-4:]] == ["gmacs", "run_seconds", "memory", "stored"]
+    assert [table.rows[0].values[key].mean for key in ("run_seconds", "stored")] == [9.0, 2.048]
+    r1, bwf = drawn(*records)["pareto"]
+    assert (r1.front, bwf.front) == ([(40.0, 28.0), (53.0, 30.0)], [(40.0, 1.0)])
+    assert "pareto" not in drawn(*(run(method) for method in ("lwf", "zscl")))
+
+
+def test_r_sum_is_drawn_over_multiply_adds_where_a_table_shows_it():
+    records = []
+    for method, gmacs, total in (("lora", 53.0, 190.0), ("tempme", 35.0, 200.0), ("tome", 38.0, 180.0)):
+        record = run(method, r1=20.0, tags={"ctvr.table_name": "tempme-table1"})
+        record.metrics.update({"cost/video_gmacs": [(2, gmacs)], "stream/t2v/rsum": [(2, total)]})
+        records.append(record)
+    (panel,) = drawn(*records)["sums"]
+    assert {line.label: line.points[0][:2] for line in panel.lines}["tome"] == (38.0, 180.0)
+    assert panel.front == [(35.0, 200.0)]
+    for record in records:
+        record.tags["ctvr.table_name"] = "ctvr-table1"
+    assert "sums" not in drawn(*records)
+
+
+def test_epochs_are_told_from_finished_tasks_whose_numbers_have_the_same_name():
+    first, second = run("structalign"), run("structalign", seed=1)
+    for record, value in ((first, 0.2), (second, 0.4)):
+        record.metrics["train/loss/nce"] = [(8 * epoch, 1.0) for epoch in range(1, 5)]
+        record.metrics["train/micd_text"] = [(1, 9.0), (2, 9.0)] + [(8 * epoch, value) for epoch in range(1, 5)]
+    (panel,) = drawn(first, second)["geometry"]
+    ((*point, std),) = panel.lines[0].points[:1]
+    assert [x for x, _, _ in panel.lines[0].points] == [1, 2, 3, 4]
+    assert point == pytest.approx([1, 0.3])
+    assert std == pytest.approx(0.1414, abs=1e-4)
+    assert panel.borders == [2.5]
+    assert "geometry" not in drawn(run())
+
+
+def test_the_loss_of_learned_and_of_other_pairs_is_the_sum_of_its_terms_in_every_epoch():
+    """A term that only a later task has counts from there on, and does not shift the epochs."""
+    records = [run("camoe"), run("camoe", seed=1), run("clip4clip")]
+    for seed, record in enumerate(records):  # two seeds of one row, and another row
+        record.metrics["train/loss/nce"] = [(8 * epoch, 2.0 - 0.1 * epoch + seed) for epoch in range(1, 5)]
+        if record is not records[-1]:
+            record.metrics["train/loss/action"] = [(8 * epoch, 1.0) for epoch in (3, 4)]
+            record.metrics["test/loss/nce"] = [(8 * epoch, 3.0) for epoch in range(1, 5)]
+    (panel,) = drawn(*records)["losses"]
+    assert [line.label for line in panel.lines] == ["train pairs", "test pairs"]
+    assert [[x for x, _, _ in line.points] for line in panel.lines] == [[1, 2, 3, 4]] * 2
+    assert [mean for _, mean, _ in panel.lines[0].points] == pytest.approx([2.4, 2.3, 3.2, 3.1])
+    assert [mean for _, mean, _ in panel.lines[1].points] == [3.0] * 4
+    assert (panel.title, panel.borders) == ("camoe", [2.5])
+    assert "losses" not in drawn(records[-1])
+
+
+def test_gates_are_drawn_by_task_at_its_last_epoch():
+    gated = run("camoe")
+    gated.metrics["train/loss/nce"] = [(8 * epoch, 1.0) for epoch in range(1, 5)]
+    gated.metrics["train/gate/entity"] = [(8 * epoch, 0.1 * epoch) for epoch in range(1, 5)]
+    (panel,) = drawn(gated, run())["experts"]
+    assert [(line.label, [point[:2] for point in line.points]) for line in panel.lines] == [
+        ("gate: entity", [(1, 0.2), (2, 0.4)])
+    ]
+    assert "experts" not in drawn(run())
+
+
+def test_experts_have_shares_of_a_task_whatever_was_summed(tmp_path):
+    """Of its last epoch; an expert that comes later has had nothing before."""
+    record = run("framefusion_moe")
+    record.metrics["train/loss/nce"] = [(8 * epoch, 1.0) for epoch in range(1, 5)]
+    record.metrics["train/expert/01"] = [(8, 9.0), (16, 6.0), (24, 9.0), (32, 1.5)]
+    record.metrics["train/expert/02"] = [(24, 9.0), (32, 4.5)]
+    (table,) = tables([record])
+    np.testing.assert_allclose(expert_shares(table.rows[0]), [[100, 25], [0, 75]])
+    assert "msrvtt-10_framefusion_moe_experts.png" in {path.name for path in write(table, tmp_path)}
+    assert expert_shares(tables([run()])[0].rows[0]).shape[0] == 0
+
+
+def test_a_line_joins_the_rows_that_differ_in_one_setting_alone():
+    varies = {"ctvr.varies": "method.beta,method.num_experts"}
+    values = [("0.6", "10", 30.0), ("0.2", "10", 28.0), ("0.0", "10", 27.0), ("0.6", "5", 29.0), ("0.6", "1", 26.0)]
+    records = [
+        run("framefusion_moe", seed, r1 + seed, {**varies, "ctvr.row": "framefusion_moe" if r1 == 30 else f"x={r1}"},
+            **{"method.beta": beta, "method.num_experts": experts, "method.top_k": str(min(2, int(experts)))})
+        for beta, experts, r1 in values for seed in (0, 2)
+    ]  # fmt: skip
+    panels = drawn(*records, run("clip4clip", r1=20.0, tags=varies))
+    r1, bwf = panels["vary_beta"]
+    assert [(x, mean) for x, mean, _ in r1.lines[0].points] == [(0.0, 28.0), (0.2, 29.0), (0.6, 31.0)]
+    assert [std for _, _, std in r1.lines[0].points] == pytest.approx([2**0.5] * 3)
+    assert [level.points[0][1] for level in r1.levels] == [20.0]
+    assert r1.borders == [0.6]
+    assert bwf.y == "BWF (points)"
+    assert [x for x, _, _ in panels["vary_num_experts"][0].lines[0].points] == [1.0, 5.0, 10.0]
+    assert not any(name.startswith("vary") for name in drawn(run(), run(**{"method.beta": "2"})))
+    frames = {count: {"data.num_frames": count, "method.num_frames": count} for count in ("6", "12")}  # one follows
+    told = drawn(*(run(r1=30.0, tags={"ctvr.varies": "data.num_frames"}, **frames[count]) for count in frames))
+    assert [x for x, _, _ in told["vary_num_frames"][0].lines[0].points] == [6.0, 12.0]
+
+
+def test_orders_of_the_tasks_are_one_row_whose_figure_and_footnote_say_how_far_they_are_apart():
+    content = {"ctvr.stream_content": "c"}
+    records = [
+        run("lwf", seed, r1 + seed, {**content, **PAPER, "ctvr.stream_digest": stream}, stream=stream)
+        for stream, r1 in (("s", 20.0), ("s@1", 24.0), ("s@2", 22.0))
+        for seed in (0, 2)
+    ]
+    records += [run("zscl", tags={**content, "ctvr.stream_digest": "s"}, stream="s")]
+    (table,) = tables(records)
+    row = next(row for row in table.rows if row.method == "lwf")
+    assert sorted(row.seeds) == ["0@0", "0@1", "0@2", "2@0", "2@1", "2@2"]
+    assert row.values["r1"].mean == 23.0
+    assert row.paper == {}
+    assert "over 3 orders of tasks: R@1 from 21.00 to 25.00, 2.00 between orders" in row.marks[-1]
+    assert not any("different" in note for note in (*table.notes, *row.marks))
+    r1, bwf = {name: panels for name, _, panels in drawings(table)}["orders"]
+    assert [(line.label, [point[:2] for point in line.points]) for line in r1.lines] == [
+        ("lwf", [(0, 21.0), (1, 25.0), (2, 23.0)])
+    ]
+    assert r1.lines[0].points[0][2] == pytest.approx(2**0.5)
+    assert bwf.ticks == [(0.0, "own"), (1.0, "1"), (2.0, "2")]
+
+
+def test_values_stand_where_their_numbers_are_or_in_a_row():
+    assert _places(["0.2", "0.4"]) == ({"0.2": 0.2, "0.4": 0.4}, "linear")
+    assert _places(["0.01", "1", "100"])[1] == "log"
+    assert _places(["0.0", "1", "100"]) == ({"0.0": 0.0, "1": 1.0, "100": 2.0}, "linear")
+    assert _places(["mean", "se"]) == ({"mean": 0.0, "se": 1.0}, "linear")

@@ -1,0 +1,58 @@
+"""What is refused before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"workers": 0}, "--workers: must be >= 1, got 0"),
+        ({"nodes": 0}, "--nodes: must be >= 1"),
+        ({"local_cpus": -1}, "--local-cpus: must be >= 1, got -1"),
+        ({"max_concurrent": 0}, "--max-concurrent: must be >= 1"),
+        ({"cpus_per_worker": 0}, "--cpus-per-worker: must be > 0"),
+        ({"gpus_per_trial": -0.5}, "--gpus-per-trial: must be >= 0, got -0.5"),
+        ({"patience": 0}, "--worker-timeout-hours: hours above 0 and at most 10000, got 0. Write 24."),
+        ({"gpus_per_trial": 3, "workers": 2}, "3 GPUs for 2 workers are 1.5 each"),
+        ({"videos": Path("/no/such")}, "--videos: /no/such is no folder"),
+        ({"runs": Path("/proc/none/runs")}, "--runs /proc/none/runs: cannot be written"),
+        ({"runs": Path(__file__) / "runs"}, "runs: cannot be written"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(tmp_path, more, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        ExecutionConfig(**{"runs": tmp_path, **more}).check()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("gpus", [None, 0, 0.25, 1, 2, 4])
+def test_shares_and_whole_gpus_are_accepted(tmp_path, gpus):
+    ExecutionConfig(runs=tmp_path, gpus_per_trial=gpus, workers=2).check()
+
+
+def test_a_tracking_server_that_is_down_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match="tracking http://127.0.0.1:9: connection refused"):
+        ExecutionConfig(runs=tmp_path).tracker()
+
+
+def test_places_do_not_depend_on_the_folder_a_process_starts_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "few.json").touch()
+    (tmp_path / "videos").mkdir()
+    places = ExecutionConfig(runs=Path("runs"), store="store", videos=Path("videos")).places()
+    assert (places.root, places.store, places.videos) == (
+        tmp_path / "runs",
+        str(tmp_path / "store"),
+        tmp_path / "videos",
+    )
+    assert ExecutionConfig(store="s3://bucket/x").places().store == "s3://bucket/x"
+    assert find_manifest("few.json") == str(tmp_path / "few.json")
+    assert find_manifest("shapes-5") == "shapes-5"

@@ -1,0 +1,86 @@
+"""Records of the release before names changed still load (fixtures_0_2/make_fixtures.py)."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+from orchestrator.jobs.deployment import Deployment
+from safetensors.torch import save_file
+
+from orchestrator import renamed
+from orchestrator.cli.main import main
+from orchestrator.config import Settings
+from orchestrator.jobs import trained
+from orchestrator.learning.resolve import resolve
+from orchestrator.streams.load import load_stream
+from orchestrator.streams.manifest import read_json
+from orchestrator.text_files import read_text
+from tests.small_stream import write_stream
+
+ZIP = Path(__file__).parent / "fixtures_0_2" / "records.zip"
+
+
+@pytest.fixture(scope="module")
+def _unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("records")
+    with zipfile.ZipFile(ZIP) as file:
+        file.extractall(folder)
+    write_stream(folder / "small", num_tasks=2)
+    return folder
+
+
+@pytest.fixture
+def records(_unpacked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh copy, and the present folder: the stream is named by a relative path."""
+    shutil.copytree(_unpacked, tmp_path / "records")
+    monkeypatch.chdir(tmp_path / "records")
+    return tmp_path / "records"
+
+
+def _values(settings: Settings) -> set[str]:
+    return {str(value) for value in settings.values()}
+
+
+def test_the_table_of_old_runs_has_the_numbers_that_it_had(records: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def numbers() -> list[str]:
+        lines = read_text(records / "runs/tables/small/small.csv").splitlines()
+        return [cell for line in lines[1:] for cell in line.split(",") if cell.replace(".", "", 1).isdigit()]
+
+    before = numbers()
+    assert main(["table", "--stream", "small", "--runs", "runs"]) == 0
+    assert "prompt" in capsys.readouterr().out
+    assert before
+    assert numbers() == before
+
+
+def test_runs_of_mlflow_have_settings_that_are_known_today(records: Path) -> None:
+    runs = Deployment(runs=records / "runs").existing_tracker().find_runs(stream="small")
+    assert "0.01" in {value for run in runs for value in run.settings.values()}
+    for run in runs:
+        assert not set(run.settings) & set(renamed.SETTINGS)
+
+
+def test_an_old_plan_is_read_with_every_setting(records: Path) -> None:
+    plan = renamed.record(read_json(records / "runs/sweeps/old/plan.json"))
+    overrides = plan["request"]["overrides"]
+    experiment = resolve({**overrides, "method": "prompt", "stream": "small/small.json"})
+    assert {"0.01", "1"} <= _values(overrides)
+    assert set(overrides) <= set(experiment.settings)
+
+
+def test_an_exported_model_and_a_commit_load_and_answer(records: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder of the model gets its weights from the commit: they are too large for a fixture."""
+    where = Deployment(runs=records / "runs")
+    stream = load_stream("small/small.json", where.runs)
+    restored = trained._restored(trained.find_run("prompt", where), where, stream, len(stream.tasks))
+    state = {name: value.contiguous().clone() for name, value in restored.method.state_dict().items()}
+    save_file(state, str(records / "model" / "model.safetensors"))
+    assert main(["search", "a red circle", "--model", "model", "--in", "small/videos", "--runs", "runs"]) == 0
+    assert "red_test_0" in capsys.readouterr().out
+
+
+def test_the_page_of_an_old_sweep_is_written(records: Path) -> None:
+    assert main(["page", "old", "--runs", "runs"]) == 0

@@ -1,0 +1,191 @@
+"""Frames are those that a whole decode shows, in order, whatever the container says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from ctvr.orchestrator.errors import VideoError
+from ctvr.orchestrator.video.counting import seconds_of
+from ctvr.orchestrator.video.decode import probe
+from ctvr.orchestrator.video.sampling import NATIVE, Sampling, resize_and_crop
+from ctvr.orchestrator.video.upright import upright
+from tests.orchestrator.video.clips import decode_apart, read_number, write_video
+
+B_FRAMES = {"x264-params": "bframes=3:b-adapt=0:keyint=30:min-keyint=30:scenecut=0"}
+
+
+def shown(path: Path) -> np.ndarray:
+    """The frames of a whole decode, as small as the product makes them: (N, 96, 96, 3)."""
+    with av.open(str(path)) as file:
+        images = [frame.to_ndarray(format="rgb24") for frame in file.decode(file.streams.best("video"))]
+    return np.stack([resize_and_crop(image, 96) for image in images])
+
+
+def trimmed(path: Path, source: Path, first: int, container: str) -> Path:
+    """As `ffmpeg -ss T -i source -c copy path`: an edit list hides what lies between the key frame and `first`."""
+    with av.open(str(source)) as old, av.open(str(path), "w", format=container) as new:
+        stream = old.streams.video[0]
+        to = new.add_stream_from_template(stream)
+        step = int(1 / (stream.average_rate * stream.time_base))
+        packets = [packet for packet in old.demux(stream) if packet.dts is not None]
+        begin = (stream.start_time or 0) + first * step
+        key = max(packet.pts for packet in packets if packet.is_keyframe and packet.pts <= begin)
+        for packet in packets:
+            if packet.pts >= key:
+                packet.pts, packet.dts, packet.stream = packet.pts - begin, packet.dts - begin, to
+                new.mux(packet)
+    return path
+
+
+def repacked(path: Path, source: Path) -> Path:
+    """As `ffmpeg -i source -c copy path`."""
+    with av.open(str(source)) as old, av.open(str(path), "w") as new:
+        stream = old.streams.video[0]
+        to = new.add_stream_from_template(stream)
+        for packet in old.demux(stream):
+            if packet.dts is not None:
+                packet.stream = to
+                new.mux(packet)
+    return path
+
+
+MAKERS = {
+    "trimmed.mp4": lambda folder: trimmed(folder / "a.mp4", write_video(folder / "s.mp4", g="30", bf="0"), 10, "mp4"),
+    "trimmed.mov": lambda folder: trimmed(folder / "a.mov", write_video(folder / "s.mp4", g="30", bf="0"), 41, "mov"),
+    "trimmed_b.mp4": lambda folder: trimmed(folder / "a.mp4", write_video(folder / "s.mp4", **B_FRAMES), 10, "mp4"),
+    "h264_b.avi": lambda folder: write_video(folder / "a.avi", **B_FRAMES),
+    "h264.avi": lambda folder: write_video(folder / "a.avi", bf="0"),
+    "mpeg4_b.avi": lambda folder: write_video(folder / "a.avi", codec="mpeg4", bf="2"),
+    "mpeg4_b.mkv": lambda folder: write_video(folder / "a.mkv", codec="mpeg4", bf="2"),
+    "repacked.avi": lambda folder: repacked(folder / "a.avi", write_video(folder / "s.mp4", codec="mpeg4")),
+    "ffv1.mkv": lambda folder: write_video(folder / "a.mkv", codec="ffv1"),
+    "vp8.webm": lambda folder: write_video(
+        folder / "a.webm", codec="libvpx", **{"auto-alt-ref": "1", "lag-in-frames": "9"}
+    ),
+    "vp9.webm": lambda folder: write_video(folder / "a.webm", codec="libvpx-vp9", **{"lag-in-frames": "9"}),
+    "mpeg2_b.ts": lambda folder: write_video(folder / "a.ts", codec="mpeg2video", bf="2"),
+    "mpeg2_b.mpg": lambda folder: write_video(folder / "a.mpg", codec="mpeg2video", bf="2"),
+    "h264.ts": lambda folder: write_video(folder / "a.ts", **B_FRAMES),
+    "h264.flv": lambda folder: write_video(folder / "a.flv", **B_FRAMES),
+    "wmv.wmv": lambda folder: write_video(folder / "a.wmv", codec="wmv2"),
+    "hevc.mp4": lambda folder: write_video(folder / "a.mp4", codec="libx265", **{"x265-params": "log-level=none"}),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_frames_are_those_of_a_whole_decode(name, tmp_path):
+    video = MAKERS[name](tmp_path)
+    truth = shown(video)
+    assert len(truth) >= 19
+    whole = decode_apart(video, Sampling(len(truth), 96))
+    np.testing.assert_array_equal(whole.frames, truth)
+    assert (np.diff(whole.timestamps) > 0).all()
+    for count in (1, 4, 12):
+        edges = np.linspace(0, len(truth), count + 1).astype(int)
+        middles = (edges[:-1] + edges[1:] - 1) // 2
+        np.testing.assert_array_equal(decode_apart(video, Sampling(count, 96)).frames, truth[middles])
+    part = decode_apart(video, Sampling(1, 96), (float(whole.timestamps[5]), float(whole.timestamps[6])))
+    np.testing.assert_array_equal(part.frames[0], truth[5])
+
+
+def test_a_recording_that_begins_inside_a_group_begins_at_its_first_key_frame(tmp_path):
+    video = write_video(tmp_path / "a.ts", **B_FRAMES)
+    data = video.read_bytes()
+    with av.open(str(video)) as file:
+        places = [packet.pos for packet in file.demux(video=0) if packet.pos]
+    (tmp_path / "cut.ts").write_bytes(data[: 188 * 3] + data[places[8] :])
+    truth = shown(tmp_path / "cut.ts")
+    assert [read_number(image) for image in truth] == list(range(30, 60))
+    np.testing.assert_array_equal(decode_apart(tmp_path / "cut.ts", Sampling(30, 96)).frames, truth)
+
+
+def test_avchd_packets_of_192_bytes_are_a_transport_stream(tmp_path):
+    plain = write_video(tmp_path / "a.ts", **B_FRAMES)
+    data = plain.read_bytes()
+    video = tmp_path / "a.mts"
+    video.write_bytes(b"".join(bytes(4) + data[i : i + 188] for i in range(0, len(data), 188)))
+    clip = decode_apart(video, Sampling(60, 96))
+    assert [read_number(image) for image in clip.frames] == list(range(60))
+
+
+def test_a_box_that_claims_too_much_is_no_loss_while_all_frames_are_there(tmp_path):
+    video = write_video(tmp_path / "a.mp4", movflags="faststart")
+    with av.open(str(video)) as old, av.open(str(tmp_path / "b.mp4"), "w", options={"movflags": "faststart"}) as new:
+        stream = old.streams.video[0]
+        to = new.add_stream_from_template(stream)
+        for packet in old.demux(stream):
+            if packet.dts is not None:
+                packet.stream = to
+                new.mux(packet)
+    data = bytearray((tmp_path / "b.mp4").read_bytes())
+    place = data.index(b"mdat") - 4
+    size = int.from_bytes(data[place : place + 4], "big")
+    data[place : place + 4] = (size + 500).to_bytes(4, "big")
+    (tmp_path / "long.mp4").write_bytes(data)
+    clip = decode_apart(tmp_path / "long.mp4", Sampling(60, 96))
+    assert [read_number(image) for image in clip.frames] == list(range(60))
+    (tmp_path / "cut.mp4").write_bytes(data[:-1500])
+    with pytest.raises(VideoError, match="is cut short: box 'mdat'"):
+        decode_apart(tmp_path / "cut.mp4", Sampling(4, 32))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.gif", b"GIF89a"), ("b.webp", b"RIFF\0\0\0\0WEBP"), ("c.264", b"\0\0\0\1g")]
+)
+def test_a_file_that_is_not_read_names_the_command_that_converts_it(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content + bytes(2000))
+    with pytest.raises(VideoError, match=f"ffmpeg -i {name} -c:v libx264 OUT.mp4"):
+        decode_apart(tmp_path / name, Sampling(4, 32))
+
+
+def test_the_native_size_and_the_facts_of_a_film_come_with_its_frames(tmp_path):
+    video = write_video(tmp_path / "a.avi", codec="mpeg4")
+    clip = decode_apart(video, Sampling(3, NATIVE))
+    assert clip.frames.shape == (3, 96, 160, 3)
+    assert clip.info == probe(video)
+    assert (clip.info.container, clip.info.frames) == ("avi", 60)
+    assert clip.info.counted
+    assert not probe(write_video(tmp_path / "a.mp4")).counted
+
+
+def test_times_are_sorted_where_they_belong_to_places_and_spread_where_they_are_missing():
+    np.testing.assert_allclose(seconds_of([1, 4, 3, 5, 2], 0.04, 25), np.arange(5) * 0.04)
+    np.testing.assert_allclose(seconds_of([10, None, 14, 14, 18], 0.5, 1), [0, 1, 2, 3, 4])
+    np.testing.assert_allclose(seconds_of([None, None, None], 0.5, 2), [0, 0.5, 1])
+    restart = seconds_of([*range(40), *range(40)], 0.1, 10)
+    assert (np.diff(restart) > 0).all()
+
+
+ONE = 1 << 16
+
+
+@pytest.mark.parametrize(
+    ("matrix", "expected"),
+    [
+        ((ONE, 0, 0, ONE), lambda image: image),
+        ((-ONE, 0, 0, ONE), lambda image: image[:, ::-1]),
+        ((ONE, 0, 0, -ONE), lambda image: image[::-1]),
+        ((-ONE, 0, 0, -ONE), lambda image: np.rot90(image, 2)),
+        ((0, ONE, -ONE, 0), lambda image: np.rot90(image, -1)),  # a quarter clockwise
+        ((0, -ONE, ONE, 0), lambda image: np.rot90(image, 1)),
+        ((0, ONE, ONE, 0), lambda image: image.swapaxes(0, 1)),
+        ((0, 0, 0, 0), lambda image: image),
+    ],
+)
+def test_a_display_matrix_turns_and_mirrors(matrix, expected):
+    image = np.random.default_rng(0).integers(0, 255, (4, 6, 3), dtype=np.uint8)
+    a, b, c, d = matrix
+    np.testing.assert_array_equal(upright(image, (a, b, 0, c, d, 0, 0, 0, 1 << 30)), expected(image))
+
+
+def test_any_other_angle_turns_the_picture_in_its_frame():
+    half = round(ONE * 0.5**0.5)
+    image = np.full((20, 20, 3), 200, np.uint8)
+    turned = upright(image, (half, half, 0, -half, half, 0, 0, 0, 1 << 30))
+    assert turned.shape == image.shape
+    assert turned[10, 10].tolist() == [200] * 3
+    assert turned[0, 0].tolist() == [0] * 3

@@ -1,0 +1,364 @@
+"""Who may import whom. A package that is not listed beside another is out of its reach, lazily or not.
+
+Imports are read from the sources, those inside functions and below TYPE_CHECKING too: a lazy import cannot run up a
+floor. The packages and what each is for: docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BELOW = ("orchestrator", "methods", "search_spaces")  # packages below ctvr, by links in that folder
+PACKAGES = ("ctvr", *BELOW, "tools")
+FILES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
+TOP_FILES = 14  # python files directly in orchestrator/, at most
+MAX_LINES = 350
+
+SANDBOX = ("ctvr", "sandbox")  # lies in ctvr/, since methods/ and orchestrator/ both need it; a package of its own
+GROUND = {
+    "errors",
+    "config",
+    "digests",
+    "redaction",
+    "console",
+    "text_files",
+    "interpreter",
+    "proxies",
+    "renamed",
+    "output_dir",
+}
+FACES = (ROOT / "ctvr/__init__.py",)  # hands the public names on when they are asked for
+MAY: dict[str, set[str]] = {
+    "ctvr": {
+        "cli",
+        "jobs",
+        "sweeps",
+        "catalog",
+        "execution",
+        "retrieval",
+        "streams",
+        "methods",
+    },  # nobody imports it; ctvr/sandbox is another package
+    "tools": {  # of the repository, not in the wheel; nobody imports it
+        "jobs",
+        "sweeps",
+        "catalog",
+        "execution",
+        "on_ray",
+        "tracking",
+        "tables",
+        "learning",
+        "data",
+        "importers",
+        "streams",
+        "synthetic",
+        "video",
+        "store",
+        "methods",
+        "search_spaces",
+    },
+    "sweep": {"cli", "ctvr"},
+    "cli": {
+        "jobs",
+        "sweeps",
+        "catalog",
+        "execution",
+        "doctor",
+        "importers",
+        "streams",
+        "tables",
+        "tracking",
+        "learning",
+    },
+    "jobs": {
+        "sweeps",
+        "execution",
+        "method_checks",
+        "pages",
+        "retrieval",
+        "on_ray",
+        "tables",
+        "tracking",
+        "learning",
+        "data",
+        "streams",
+        "video",
+        "store",
+        "methods",
+    },
+    "sweeps": {
+        "catalog",
+        "execution",
+        "method_checks",
+        "on_ray",
+        "tables",
+        "tracking",
+        "learning",
+        "data",
+        "streams",
+        "store",
+        "methods",
+        "search_spaces",
+    },
+    "catalog": {"learning", "tables", "methods", "streams", "search_spaces"},
+    "execution": {"tracking", "learning", "streams", "store"},
+    "on_ray": {"tracking", "learning", "data", "streams", "video", "store", "methods"},
+    "doctor": {"on_ray", "tracking", "streams", "store", "methods", "sandbox"},
+    "tables": {"tracking", "streams", "methods", "search_spaces"},
+    "tracking": {"learning", "data", "methods"},
+    "pages": {"retrieval", "tables", "streams", "video"},
+    "retrieval": {"learning", "data", "streams", "video", "store", "methods"},
+    "method_checks": {"learning", "data", "methods"},  # data: the queries that an evaluation ranks
+    "learning": {"data", "streams", "store", "methods"},
+    "data": {"streams", "video", "store", "methods"},
+    "importers": {"data", "streams", "video"},  # data: arrays of features
+    "streams": {"synthetic", "video"},  # video: the endings of files
+    "video": {"sandbox"},
+    "synthetic": set(),
+    "store": set(),
+    "methods": {"sandbox"},
+    "sandbox": set(),
+    "search_spaces": set(),
+}
+# Who may import a library at all. Those that are not listed are for every package
+LIBRARIES: dict[str, set[str]] = {
+    "ray": {"on_ray", "search_spaces"},
+    "optuna": {"on_ray"},
+    "mlflow": {"tracking"},
+    "matplotlib": {"tracking"},
+    "obstore": {"store"},
+    "pydantic": {"config"},
+    "av": {"video", "synthetic", "doctor"},
+    "decord": {"video"},
+    "torchcodec": {"video"},
+    "open_clip": {"methods", "learning", "method_checks", "tools"},
+    "torch": {
+        "methods",
+        "learning",
+        "data",
+        "on_ray",
+        "jobs",
+        "sweeps",
+        "tracking",
+        "retrieval",
+        "method_checks",
+        "tools",
+    },
+}
+# Importing one of these loads neither torch nor what only a learner needs: a command answers, and a trial's driver
+# starts, without waiting for it
+TORCH_FREE = (
+    "cli",
+    "doctor",
+    "tables",
+    "importers",
+    "streams",
+    "video",
+    "store",
+    "execution",
+    "jobs.frames",
+    "catalog.methods",
+    "on_ray.single_worker",
+    "sweeps.preflight",
+    "catalog.new_method",
+    "on_ray.ray_paths",
+    "on_ray.plan",
+    "on_ray.trial",
+    "on_ray.tune",
+    "on_ray.worker",
+)
+
+# What is there and should not be, until its package has been put in order. Exact: an entry that is no longer true fails
+KNOWN_CIRCLES: set[tuple[str, str]] = set()
+KNOWN_LONG: set[str] = set()
+
+
+class Arrow(NamedTuple):
+    """One import: where it stands, and the module that it names."""
+
+    file: Path
+    line: int
+    module: str
+
+    def __str__(self) -> str:
+        return f"{self.file.relative_to(ROOT)}:{self.line} -> {self.module}"
+
+
+def arrows(file: Path) -> Iterator[Arrow]:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (Arrow(file, node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{file}:{node.lineno}: write the full name, not a relative import"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield Arrow(file, node.lineno, whole if path_of(whole) else str(node.module))
+
+
+def path_of(module: str) -> Path | None:
+    """The file of one of our modules; a package is its __init__.py."""
+    if module.partition(".")[0] != "ctvr":
+        return None
+    bare = ROOT / module.replace(".", "/")
+    return next((path.resolve() for path in (bare.with_suffix(".py"), bare / "__init__.py") if path.is_file()), None)
+
+
+def module_of(file: Path) -> str:
+    """The dotted name by which a file is imported."""
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(("ctvr", *parts) if parts[0] in BELOW else parts)
+
+
+def package_of(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return parts[1] if parts[0] == "orchestrator" or parts[:2] == SANDBOX else parts[0]
+
+
+ALL = [arrow for file in FILES for arrow in arrows(file)]
+
+
+def is_allowed(arrow: Arrow) -> bool:
+    target = path_of(arrow.module)
+    if target is None or arrow.file in FACES:
+        return True
+    here, there = package_of(arrow.file), package_of(target)
+    return (
+        here == there
+        or (there in GROUND and here not in ("methods", "search_spaces", "sandbox"))
+        or there in MAY.get(here, set())
+    )
+
+
+def test_no_import_leads_up_or_across():
+    assert [str(arrow) for arrow in ALL if not is_allowed(arrow)] == [], "these arrows are not in MAY"
+
+
+def test_links_lead_from_the_package_to_the_folders_of_the_repository():
+    assert {name: os.readlink(ROOT / "ctvr" / name) for name in BELOW} == {name: f"../{name}" for name in BELOW}
+
+
+def test_no_file_imports_our_packages_by_the_names_of_their_folders():
+    """A file of the user has the name `methods` as well; `ctvr.methods` is ours."""
+    others = ("tests", "docs", "cluster", "examples", "notebooks")
+    sources = [*FILES, *(file for name in others for file in (ROOT / name).rglob("*.py"))]
+    found = [str(arrow) for file in sources for arrow in arrows(file) if arrow.module.partition(".")[0] in BELOW]
+    texts = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "notebooks").glob("*.ipynb")]
+    statement = re.compile(rf'^[\s">]*(?:from|import) (?:{"|".join(BELOW)})(?: import|\.\w)', re.MULTILINE)
+    found += [str(file) for file in texts if statement.search(file.read_text(encoding="utf-8"))]
+    assert found == []
+
+
+def test_a_library_is_imported_in_its_own_packages_only():
+    strangers = [
+        str(arrow)
+        for arrow in ALL
+        if package_of(arrow.file) not in LIBRARIES.get(arrow.module.partition(".")[0], {package_of(arrow.file)})
+    ]
+    assert strangers == []
+
+
+def test_every_package_is_listed_and_no_listed_package_is_gone():
+    folders = {package_of(file) for file in FILES} - {"__init__"}
+    assert folders == set(MAY) | GROUND
+
+
+def test_packages_and_files_form_no_circle():
+    """Of packages by MAY, of files by what they import, lazily or for types alone."""
+    needs: dict[str, set[str]] = {str(file.relative_to(ROOT)): set() for file in FILES}
+    for arrow in ALL:
+        target = path_of(arrow.module)
+        if target is not None and target != arrow.file and arrow.file not in FACES:
+            needs[str(arrow.file.relative_to(ROOT))].add(str(target.relative_to(ROOT)))
+    assert circle(MAY) == []
+    for first, second in KNOWN_CIRCLES:
+        assert second in needs[first], "this circle no longer exists: take it out of KNOWN_CIRCLES"
+        assert first in needs[second], "this circle no longer exists: take it out of KNOWN_CIRCLES"
+        needs[first].discard(second)
+    assert circle(needs) == []
+
+
+def circle(needs: dict[str, set[str]]) -> list[str]:
+    """The names on one circle of a graph, or none."""
+    done: set[str] = set()
+
+    def walk(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return []
+        for other in sorted(needs.get(name, ())):
+            if found := walk(other, [*path, name]):
+                return found
+        done.add(name)
+        return []
+
+    return next((found for name in sorted(needs) if (found := walk(name, []))), [])
+
+
+def test_the_house_stays_tidy():
+    """Few files at the top, none too long, none whose name says nothing."""
+    at_top = [file.name for file in FILES if file.parent == ROOT / "orchestrator"]
+    assert len(at_top) <= TOP_FILES, at_top
+    lengths = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in FILES}
+    assert {str(file.relative_to(ROOT)) for file, lines in lengths.items() if lines > MAX_LINES} == KNOWN_LONG
+    assert [file for file in FILES if file.stem in {"utils", "common", "helpers", "core", "misc"}] == []
+    words = [
+        file
+        for file in FILES
+        if file.name == "__init__.py" and package_of(file) in MAY and "orchestrator" in file.parts
+    ]
+    assert [str(file) for file in words if file.read_text().strip() and file.parent.name != "doctor"] == []
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, list[str]]:
+    """What one process has loaded after each step: `import ctvr.orchestrator`, then every module of TORCH_FREE."""
+    modules = [
+        module_of(file)
+        for file in FILES
+        if file.name != "__init__.py"
+        for name in TORCH_FREE
+        if f"ctvr.orchestrator.{name}." in module_of(file) + "."
+    ]
+    for name in TORCH_FREE:
+        assert any(f"{each}.".startswith(f"ctvr.orchestrator.{name}.") for each in modules), f"no file is called {name}"
+    code = (
+        "import importlib, json, sys\n"
+        "import ctvr.orchestrator\n"
+        "loaded = {'orchestrator': sorted(sys.modules)}\n"
+        f"for name in {sorted(modules)}:\n"
+        "    importlib.import_module(name)\n"
+        "    loaded[name] = [each for each in ('torch', 'open_clip', 'torchvision') if each in sys.modules]\n"
+        "print(json.dumps(loaded))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    found: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_packages_that_answer_at_once_load_no_torch(loaded):
+    loads = [name for name, found in loaded.items() if name != "orchestrator" and found]
+    assert loads[:1] == [], "the first module with which torch was loaded"
+
+
+def test_the_face_of_the_package_loads_nothing(loaded):
+    ours = [name for name in loaded["orchestrator"] if name.startswith(("ctvr.orchestrator.", "ctvr.methods"))]
+    assert ours == []
+    assert {"numpy", "pydantic", "torch", "ray", "mlflow"}.isdisjoint(loaded["orchestrator"])
