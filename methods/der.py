@@ -52,7 +52,7 @@ class DERConfig(ReplayConfig):
     """Nothing of it is published for retrieval."""
 
     base: str = "clip4clip"  # any retriever; its settings are base.*
-    buffer: Policy = "reservoir"  # as the original; ring: a place for each task
+    buffer_policy: Policy = "reservoir"  # as the original; ring: a place for each task
     alpha: float = 0.5
     target: Literal["features", "similarities"] = "features"
 

@@ -62,7 +62,7 @@ class LUMPConfig(MixingConfig, ReplayConfig):
     """Nothing of it is published for retrieval."""
 
     base: str = "clip4clip"  # any retriever; its settings are base.*
-    buffer: Policy = "reservoir"  # as the original; ring: a place for each task
+    buffer_policy: Policy = "reservoir"  # as the original; ring: a place for each task
 
     def __post_init__(self) -> None:
         ReplayConfig.__post_init__(self)

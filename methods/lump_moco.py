@@ -34,7 +34,7 @@ class LUMPMoCoConfig(MixingConfig, ReplayConfig):
     """Tuned by search_spaces/lump_moco.py."""
 
     base: str = "base_moco"  # any method of methods/families/momentum.py
-    buffer: Policy = "reservoir"  # as the original; ring: a place for each task
+    buffer_policy: Policy = "reservoir"  # as the original; ring: a place for each task
 
     def __post_init__(self) -> None:
         ReplayConfig.__post_init__(self)

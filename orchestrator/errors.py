@@ -1,23 +1,23 @@
 """Every exception of ours that a caller tells apart, each with the exit status that it gives a command.
 
     Exception
-    └── CtvrError                      1    one line for the user; the command line prints it without a traceback
-        ├── ConfigError   (ValueError)   2    a mistake in what the user wrote: a setting, an option, a file, a place
-        │   ├── TrackingUnavailable             2    MLflow's server does not answer
-        │   └── UntrustedCode            2    a file names a class that the user has not named
-        ├── VideoError    (ValueError)   1    one video cannot be used
-        ├── IndexDisagrees (ValueError)  1    the decoder shows another frame than the index of a video lists
-        ├── BadRecord     (ValueError)   1    a record of the tracking's files that can never be accepted
-        ├── DamagedObject (ValueError)   1    the bytes of an object are not what was stored
-        ├── MissingObject (KeyError)     1    no such object in the store, or it was damaged and has been removed
-        ├── StoreError    (RuntimeError) 1    the store cannot do its work: disk full, server away
-        ├── Diverged      (RuntimeError) 1    the training loss is no number any more
-        ├── Overtaken     (RuntimeError) 1    another process has committed the task, with other numbers
-        ├── OutOfMemory   (RuntimeError) 1    a step does not fit the device's memory
-        ├── TrialFailed   (RuntimeError) 1    a trial on Ray ended without its result
-        ├── Fault         (ValueError)   1    a method does not keep what methods promise
-        ├── FailedRuns    (RuntimeError) 1    some runs of a job did not succeed
-        └── Interrupted   (RuntimeError) 130  the user stopped a job; it can be resumed
+    └── CtvrError                            1   one line for the user; the command line prints it without a traceback
+        ├── ConfigError (ValueError)         2   a mistake of the user: a setting, an option, a file
+        │   ├── TrackingUnavailable          2   MLflow's server does not answer
+        │   └── UntrustedCode                2   a file names a class that the user has not named
+        ├── VideoError (ValueError)          1   one video cannot be used
+        ├── IndexDisagrees (ValueError)      1   the decoder shows another frame than the index of a video lists
+        ├── BadRecord (ValueError)           1   a record of the tracking's files that can never be accepted
+        ├── CorruptObject (ValueError)       1   the bytes of an object are not what was stored
+        ├── MissingObject (KeyError)         1   no such object in the store, or it was damaged and has been removed
+        ├── StoreError (RuntimeError)        1   the store cannot do its work: disk full, server away
+        ├── NonFiniteLoss (RuntimeError)     1   the training loss is no number any more
+        ├── CommitConflict (RuntimeError)    1   another process has committed the task, with other numbers
+        ├── OutOfMemory (RuntimeError)       1   a step does not fit the device's memory
+        ├── TrialFailed (RuntimeError)       1   a trial on Ray ended without its result
+        ├── ContractViolation (ValueError)   1   a method does not keep what methods promise
+        ├── RunsFailed (RuntimeError)        1   some runs of a job did not succeed
+        └── Interrupted (RuntimeError)       130 the user stopped a job; it can be resumed
 
 The built-in class in brackets is a base too, so code that knows nothing of ours (Ray's retries, `except KeyError`)
 does the right thing. All arguments are in `args`: an exception survives pickling from one process to another.
@@ -36,7 +36,7 @@ class CtvrError(Exception):
 
     Attributes:
         status: exit status of a command that ends with it.
-        is_final: the same would happen if the same were tried again, on whatever machine.
+        is_permanent: the same would happen if the same were tried again, on whatever machine.
     """
 
     status: ClassVar[int] = 1
@@ -50,7 +50,7 @@ class ConfigError(CtvrError, ValueError):
     """A mistake in what the user wrote. Its message is one line that names the setting and the remedy."""
 
     status = 2
-    is_final = True
+    is_permanent = True
 
 
 class TrackingUnavailable(ConfigError):
@@ -74,7 +74,7 @@ class UntrustedCode(ConfigError):
 class VideoError(CtvrError, ValueError):
     """One file cannot be used. `path` and `reason` say which and why."""
 
-    is_final = True
+    is_permanent = True
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(str(path), reason)
@@ -91,19 +91,19 @@ class IndexDisagrees(CtvrError, ValueError):
 class BadRecord(CtvrError, ValueError):
     """A record that can never be accepted; its text says why."""
 
-    is_final = True
+    is_permanent = True
 
 
 class ContractViolation(CtvrError, ValueError):
     """What a method does against its contract (`ctvr check-method`)."""
 
-    is_final = True
+    is_permanent = True
 
 
 class CorruptObject(CtvrError, ValueError):
     """The bytes of an object are not what was stored."""
 
-    is_final = True
+    is_permanent = True
 
 
 class MissingObject(CtvrError, KeyError):
@@ -124,7 +124,7 @@ class StoreError(CtvrError, RuntimeError):
 class NonFiniteLoss(CtvrError, RuntimeError):
     """The training loss is no number any more."""
 
-    is_final = True
+    is_permanent = True
 
 
 class CommitConflict(CtvrError, RuntimeError):
@@ -134,7 +134,7 @@ class CommitConflict(CtvrError, RuntimeError):
 class OutOfMemory(CtvrError, RuntimeError):
     """A step does not fit the memory of the device."""
 
-    is_final = True
+    is_permanent = True
 
 
 class TrialFailed(CtvrError, RuntimeError):
@@ -142,12 +142,12 @@ class TrialFailed(CtvrError, RuntimeError):
 
     Attributes:
         reason: one line.
-        is_final: the same would happen again.
+        is_permanent: the same would happen again.
         last_words: the worker's traceback and the end of its log, many lines; empty where nobody could read them.
     """
 
-    def __init__(self, reason: str, is_final: bool = False, last_words: str = "") -> None:
-        super().__init__(reason, is_final, last_words)
+    def __init__(self, reason: str, is_permanent: bool = False, last_words: str = "") -> None:
+        super().__init__(reason, is_permanent, last_words)
         self.reason, self.is_permanent, self.last_words = self.args
 
     def __str__(self) -> str:

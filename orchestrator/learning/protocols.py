@@ -148,7 +148,7 @@ class UCL(AccuracyProtocol):
     `evaluation.knn_share` of them.
     """
 
-    name, family, second = "ucl", "knn", "_fixed"
+    name, family, knn_metric = "ucl", "knn", "_fixed"
 
     def measure(self, sight: EvaluationContext) -> Evaluation | None:
         assert isinstance(sight.data, ImageData)
@@ -180,7 +180,7 @@ class QA(AccuracyProtocol):
     Each task's videos are read by the present model.
     """
 
-    name, family, second = "qa", "qa", "_all"
+    name, family, knn_metric = "qa", "qa", "_all"
 
     def measure(self, sight: EvaluationContext) -> Evaluation | None:
         assert isinstance(sight.data, QuestionData)

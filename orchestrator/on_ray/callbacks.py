@@ -178,7 +178,7 @@ class TrialMonitor(tune.Callback):
                 trial.max_failures += 1
             if is_started_here():
                 await_memory(PROCESS, MEMORY_SECONDS)
-        elif getattr(_innermost(error), "is_final", False):
+        elif getattr(_innermost(error), "is_permanent", False):
             trial.max_failures = trial.num_failures
         self._keep_words(trial, error)
 

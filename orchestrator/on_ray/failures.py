@@ -45,7 +45,7 @@ _MISTAKES = (
 _FAULTS = ("on the same device", "same dtype", "expected scalar type", "does not have a deterministic implementation")
 
 
-def is_final(error: BaseException) -> bool:
+def is_permanent(error: BaseException) -> bool:
     """Whether an error of a worker would come again: a mistake in settings, data or code, or a loss without number."""
     if isinstance(error, CtvrError):
         return error.is_permanent
@@ -60,7 +60,7 @@ def to_trial_failed(error: Exception) -> TrialFailed:
         cause = error.controller_failure
         return cause if isinstance(cause, TrialFailed) else TrialFailed(one_line(cause))
     causes = [root_cause(each) for each in getattr(error, "worker_failures", {}).values()] or [error]
-    first = next((cause for cause in causes if is_final(cause)), None)
+    first = next((cause for cause in causes if is_permanent(cause)), None)
     lost = next((cause for cause in causes if "ActorDied" in type(cause).__name__), None)
     return TrialFailed(one_line(first or lost or causes[0]), first is not None, _words_of(first or lost or causes[0]))
 

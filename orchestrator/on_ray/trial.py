@@ -19,9 +19,9 @@ from ctvr.orchestrator.errors import TrialFailed
 from ctvr.orchestrator.on_ray.failures import (
     MOST_SHORT_OF_MEMORY,
     attach_traceback,
-    is_final,
     is_lost_node,
     is_oom_kill,
+    is_permanent,
     one_line,
     to_trial_failed,
 )
@@ -67,7 +67,7 @@ def train_loop_per_worker(config: dict[str, Any]) -> None:
 
 def _of_a_hang(error: Exception, pulse: Pulse) -> TrialFailed | None:
     """Return the failure of a collective with the worker that stands still, or where all are if its time ran out."""
-    if not isinstance(error, RuntimeError) or is_final(error):
+    if not isinstance(error, RuntimeError) or is_permanent(error):
         return None
     said = pulse.named() or (pulse.positions() if "timed out" in str(error).lower() else "")
     return TrialFailed(f"{said} ({one_line(error)})", last_words=getattr(error, "last_words", "")) if said else None
@@ -127,7 +127,7 @@ class _FailurePolicyCallback(UserCallback):
         for error in worker_exceptions.values():
             if "owner has died" in f"{error} {root_cause(error)}":
                 raise ControllerError(TrialFailed("the trial's driver has ended"))
-            if is_final(root_cause(error)):
+            if is_permanent(root_cause(error)):
                 raise ControllerError(to_trial_failed(WorkerGroupError("", worker_exceptions)))
         if any(is_lost_node(error) for error in worker_exceptions.values()):
             return

@@ -66,7 +66,7 @@ def _trial(config: dict[str, Any], plans: Plans) -> None:
     plan, run = plans[config.get("row", "")], RunSpec(**config["run"])
     verdict = f"ctvr-{plan.session}-{tune.get_context().get_trial_id()}"
     if known := kv_get(verdict):
-        raise TrialFailed(known, is_final=True)
+        raise TrialFailed(known, is_permanent=True)
     plan = replace(plan, tags={**plan.tags, **run.tags})
     full = {**plan.settings, **run.settings, "workers": plan.workers}
     presets = plan.presets if run.presets is None else run.presets

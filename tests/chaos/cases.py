@@ -61,15 +61,15 @@ CASES: dict[str, Case] = {
     "vop": _case("vop"),
     "vop_fc": _best("vop_fc"),
     "umt_qa": _case("umt_qa", QUESTION_STREAM),
-    "umt_qa-best": _best("umt_qa", QUESTION_STREAM, tracking__keep_states=True),
-    "image_lump": _case("image_lump", IMAGE_STREAM, base__width=32, base__bottleneck=16, method__memory=16),
+    "umt_qa-best": _best("umt_qa", QUESTION_STREAM, tracking__keep_checkpoints=True),
+    "image_lump": _case("image_lump", IMAGE_STREAM, base__width=32, base__bottleneck=16, method__buffer_size=16),
     "image_si": _case("image_si", IMAGE_STREAM),
     "image_progressive": _case("image_progressive", IMAGE_STREAM),
-    "lump": _best("lump", method__memory=4),
+    "lump": _best("lump", method__buffer_size=4),
     "clip4clip": _best("clip4clip", optim__accumulation_steps=2),
-    "co2l": _case("co2l", tracking__keep_states=True, method__memory=4),
+    "co2l": _case("co2l", tracking__keep_checkpoints=True, method__buffer_size=4),
     "structalign": _best("structalign"),
-    "evit": _best("evit", tracking__keep_states=True, evaluation__patience=1),
+    "evit": _best("evit", tracking__keep_checkpoints=True, evaluation__patience=1),
 }
 
 

@@ -66,7 +66,7 @@ def test_the_loss_is_the_asymmetric_one_of_the_batch_against_batch_and_memory(ba
     method = second_task(make(bases["clip4clip"], weight=0.0))
     batch = make_batch(4, 2, seed=5)
     torch.manual_seed(0)
-    memory = method.memory.batch(method.buffer_size.sample(4))
+    memory = method.memory.batch(method.memory.sample(4))
     torch.manual_seed(0)
     terms = method.losses(batch)
     memory.video_ids[:] += 100  # numbers of this test's batches repeat in every task; real ones do not
@@ -139,7 +139,7 @@ def test_relations_span_batch_and_memory(bases, name, monkeypatch):
     monkeypatch.setattr(co2l, "kept_across", lambda new, old, _: seen.append((new, old)) or new.sum())
     batch = make_batch(4, 2, seed=5)
     torch.manual_seed(0)
-    memory = method.memory.batch(method.buffer_size.sample(4))
+    memory = method.memory.batch(method.memory.sample(4))
     torch.manual_seed(0)
     method.losses(batch)
     ((new, old),) = seen

@@ -42,7 +42,7 @@ def test_a_step_sees_the_batch_and_ratio_times_as_many_memory_pairs(base, ratio,
     torch.manual_seed(3)
     method.losses(batch)
     torch.manual_seed(3)
-    expected = join(batch, method.memory.batch(method.buffer_size.sample(count)), 1)
+    expected = join(batch, method.memory.batch(method.memory.sample(count)), 1)
     assert len(seen[0].video_ids) == 4 + count
     assert torch.equal(seen[0].frames, expected.frames)
     assert seen[0].task_ids.tolist() == [1] * 4 + [0] * count

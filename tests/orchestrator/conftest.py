@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths, execute
 from ctvr.orchestrator.streams.load import load_stream
@@ -45,6 +46,18 @@ def manifest(runs: Path) -> str:
 @pytest.fixture
 def small_stream(manifest: str, runs: Path) -> Stream:
     return load_stream(manifest, runs)
+
+
+@pytest.fixture(scope="session")
+def few(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The manifest of a stream of two tasks with a few videos, none of them decoded."""
+    return str(write_stream(tmp_path_factory.mktemp("few"), num_tasks=2, train=2, searched=1))
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> ExecutionConfig:
+    """An empty runs folder."""
+    return ExecutionConfig(runs=tmp_path / "runs", local_cpus=2)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ BUILT_IN = (ValueError, KeyError, RuntimeError)
 def example(cls: type[CtvrError]) -> CtvrError:
     if issubclass(cls, (VideoError, MissingObject)):
         return cls("a", "b: c")
-    return TrialFailed("a: b", is_final=True) if issubclass(cls, TrialFailed) else cls("a: b")
+    return TrialFailed("a: b", is_permanent=True) if issubclass(cls, TrialFailed) else cls("a: b")
 
 
 @pytest.mark.parametrize("cls", CLASSES)

@@ -7,17 +7,17 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from orchestrator.jobs.deployment import Deployment
 from safetensors.torch import save_file
 
-from orchestrator import renamed
-from orchestrator.cli.main import main
-from orchestrator.config import Settings
-from orchestrator.jobs import trained
-from orchestrator.learning.resolve import resolve
-from orchestrator.streams.load import load_stream
-from orchestrator.streams.manifest import read_json
-from orchestrator.text_files import read_text
+from ctvr.orchestrator import renamed
+from ctvr.orchestrator.cli.main import main
+from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs import load_model
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.streams.manifest import read_json
+from ctvr.orchestrator.text_files import read_text
 from tests.small_stream import write_stream
 
 ZIP = Path(__file__).parent / "fixtures_0_2" / "records.zip"
@@ -57,7 +57,7 @@ def test_the_table_of_old_runs_has_the_numbers_that_it_had(records: Path, capsys
 
 
 def test_runs_of_mlflow_have_settings_that_are_known_today(records: Path) -> None:
-    runs = Deployment(runs=records / "runs").existing_tracker().find_runs(stream="small")
+    runs = ExecutionConfig(runs=records / "runs").existing_tracker().find_runs(stream="small")
     assert "0.01" in {value for run in runs for value in run.settings.values()}
     for run in runs:
         assert not set(run.settings) & set(renamed.SETTINGS)
@@ -73,14 +73,14 @@ def test_an_old_plan_is_read_with_every_setting(records: Path) -> None:
 
 def test_an_exported_model_and_a_commit_load_and_answer(records: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The folder of the model gets its weights from the commit: they are too large for a fixture."""
-    where = Deployment(runs=records / "runs")
+    where = ExecutionConfig(runs=records / "runs")
     stream = load_stream("small/small.json", where.runs)
-    restored = trained._restored(trained.find_run("prompt", where), where, stream, len(stream.tasks))
+    restored = load_model._restored(load_model.find_run("prompt", where), where, stream, len(stream.tasks))
     state = {name: value.contiguous().clone() for name, value in restored.method.state_dict().items()}
     save_file(state, str(records / "model" / "model.safetensors"))
-    assert main(["search", "a red circle", "--model", "model", "--in", "small/videos", "--runs", "runs"]) == 0
+    assert main(["search", "a red circle", "--model", "model", "--gallery", "small/videos", "--runs", "runs"]) == 0
     assert "red_test_0" in capsys.readouterr().out
 
 
 def test_the_page_of_an_old_sweep_is_written(records: Path) -> None:
-    assert main(["page", "old", "--runs", "runs"]) == 0
+    assert main(["report", "old", "--runs", "runs"]) == 0

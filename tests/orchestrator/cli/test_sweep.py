@@ -20,7 +20,7 @@ def asked(monkeypatch) -> list[Any]:
         found.append((request, *more))
         return "done"
 
-    for job in ("jobs.sweep.sweep", "jobs.resume.resume", "jobs.sweep_table.sweep_table", "jobs.rerun.rerun"):
+    for job in ("sweeps.sweep.sweep", "sweeps.resume.resume", "sweeps.table_sweep.sweep_table", "sweeps.rerun.rerun"):
         monkeypatch.setattr(f"ctvr.orchestrator.{job}", keep)
     for check in ("jobs.words.check_resumable", "tracking.server.require_records"):
         monkeypatch.setattr(f"ctvr.orchestrator.{check}", lambda *words: None)

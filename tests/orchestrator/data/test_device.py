@@ -63,5 +63,5 @@ def test_memory_that_is_too_small_is_said_once_with_the_remedy():
     with pytest.raises(OutOfMemory, match=remedy) as error, memory_of(CUDA):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
     again = pickle.loads(pickle.dumps(error.value))
-    assert again.is_final
+    assert again.is_permanent
     assert "\n" not in str(again)

@@ -13,7 +13,7 @@ from ray.train import ControllerError, WorkerGroupError
 from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, WorkerGroupStartupTimeoutError
 
 from ctvr.orchestrator.errors import ConfigError, NonFiniteLoss, OutOfMemory, TrialFailed
-from ctvr.orchestrator.on_ray.failures import is_final, to_trial_failed
+from ctvr.orchestrator.on_ray.failures import is_permanent, to_trial_failed
 
 
 def wrapped(error: Exception) -> UserExceptionWithTraceback:
@@ -39,7 +39,7 @@ def wrapped(error: Exception) -> UserExceptionWithTraceback:
     ],
 )
 def test_only_what_would_come_again_is_final(error, final):
-    assert is_final(error) is final
+    assert is_permanent(error) is final
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_the_worker_that_died_is_named_before_those_that_lost_it():
 
 
 def test_a_failure_survives_the_way_between_processes():
-    again = pickle.loads(pickle.dumps(TrialFailed("why", is_final=True, last_words="a\nb")))
-    assert (str(again), again.is_final, again.last_words) == ("why", True, "a\nb")
+    again = pickle.loads(pickle.dumps(TrialFailed("why", is_permanent=True, last_words="a\nb")))
+    assert (str(again), again.is_permanent, again.last_words) == ("why", True, "a\nb")
 
 
 def test_a_failure_carries_the_traceback_and_the_end_of_the_log_without_secrets(tmp_path):

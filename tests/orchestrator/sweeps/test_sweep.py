@@ -12,7 +12,7 @@ import pytest
 from ctvr.orchestrator.errors import ConfigError, RunsFailed
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.on_ray.plan import GAIN, Capacity, SearchConfig, SearchOutcome, write_plan
-from ctvr.orchestrator.on_ray.search import grid_points, make_searcher
+from ctvr.orchestrator.on_ray.search import count_trials, grid_points, make_searcher
 from ctvr.orchestrator.on_ray.successive_halving import SuccessiveHalving
 from ctvr.orchestrator.sweeps import session
 from ctvr.orchestrator.sweeps.resume import resume
@@ -20,7 +20,6 @@ from ctvr.orchestrator.sweeps.session import trial_plan
 from ctvr.orchestrator.sweeps.sweep import (
     SweepRequest,
     _conclude,
-    _num_trials,
     _plan_text,
     plan_sweep,
     read_request,
@@ -46,8 +45,9 @@ def test_a_sweep_chooses_on_validation_videos(few, where):
 def test_a_grid_has_as_many_trials_as_points_whatever_was_asked_for(few, where):
     space = ("method.lr=0,1e-6,1e-5", "method.frame_norm=none,l2", "method.train_scale=true", "optim.weight_decay=0.2")
     planned = plan_sweep(request(few, search={"searcher": "grid", "trials": 4}, space=space), where)
-    assert _num_trials(planned) == 6
-    assert _num_trials(plan_sweep(request(few, search={"trials": 4}), where)) == 4
+    assert count_trials(planned.search, planned.searched) == 6
+    four = plan_sweep(request(few, search={"trials": 4}), where)
+    assert count_trials(four.search, four.searched) == 4
 
 
 @pytest.mark.parametrize("method", ["framefusion_moe", "structalign"])
@@ -226,7 +226,7 @@ def test_no_pair_is_drawn_that_the_method_refuses_and_points_of_one_model_are_on
     grid = plan_sweep(request(few, method="framefusion_moe", space=space, search={"searcher": "grid"}), where)
     pairs = [(1, 1), (5, 1), (5, 2), (5, 4)]
     assert [experts_of(point) for point in grid_points(grid.searched)] == pairs
-    assert _num_trials(grid) == 4
+    assert count_trials(grid.search, grid.searched) == 4
     for searcher in ("tpe", "grouped_tpe", "random"):
         search = SearchConfig(trials=8, searcher=searcher)
         suggests = make_searcher(search, grid.searched, 4)

@@ -148,7 +148,7 @@ def test_a_child_that_answers_byte_by_byte_is_ended(monkeypatch):
 
 def test_a_crash_under_decord_gives_the_file_to_pyav(monkeypatch, video_file):
     crash = "import json\nif json.loads(request)['decoder'] == 'auto': os.abort()"
-    replay = "from ctvr.orchestrator.video import child as video\nr = os.fdopen(os.dup(0))\nsys.stdin = r"
+    replay = "from ctvr.orchestrator.video import decode_worker as video\nr = os.fdopen(os.dup(0))\nsys.stdin = r"
     serve = "j = json.loads(request)\nc, e = video._answer(j, video.Limits())\n"
     answer = (
         "h = {'error': e, 'decoder': c.decoder, 'shape': c.frames.shape[1:3], 'info': None}\n"
@@ -211,7 +211,7 @@ def test_the_child_is_bounded_and_reaches_no_network_and_no_other_folder(monkeyp
         "    hard = resource.getrlimit(resource.RLIMIT_AS)[1]\n"
         "    said = {'hard': hard, 'net': mine, 'folders': sys.argv[2:], 'canary': said}\n"
         "    return None, json.dumps({**names(['CORE', 'FSIZE', 'AS', 'CPU', 'NOFILE']), 'alarm': left, **said})\n"
-        "from ctvr.orchestrator.video import child as video\n"
+        "from ctvr.orchestrator.video import decode_worker as video\n"
         "video._answer = told\n"
         "video.serve()"
     )
