@@ -1,23 +1,23 @@
 """Every exception of ours that a caller tells apart, each with the exit status that it gives a command.
 
     Exception
-    └── CtvrError                            1   one line for the user; the command line prints it without a traceback
-        ├── ConfigError (ValueError)         2   a mistake of the user: a setting, an option, a file
-        │   ├── TrackingUnavailable          2   MLflow's server does not answer
-        │   └── UntrustedCode                2   a file names a class that the user has not named
-        ├── VideoError (ValueError)          1   one video cannot be used
-        ├── IndexDisagrees (ValueError)      1   the decoder shows another frame than the index of a video lists
-        ├── BadRecord (ValueError)           1   a record of the tracking's files that can never be accepted
-        ├── CorruptObject (ValueError)       1   the bytes of an object are not what was stored
-        ├── MissingObject (KeyError)         1   no such object in the store, or it was damaged and has been removed
-        ├── StoreError (RuntimeError)        1   the store cannot do its work: disk full, server away
-        ├── NonFiniteLoss (RuntimeError)     1   the training loss is no number any more
-        ├── CommitConflict (RuntimeError)    1   another process has committed the task, with other numbers
-        ├── OutOfMemory (RuntimeError)       1   a step does not fit the device's memory
-        ├── TrialFailed (RuntimeError)       1   a trial on Ray ended without its result
-        ├── ContractViolation (ValueError)   1   a method does not keep what methods promise
-        ├── RunsFailed (RuntimeError)        1   some runs of a job did not succeed
-        └── Interrupted (RuntimeError)       130 the user stopped a job; it can be resumed
+    └── CtvrError                            1    one line for the user; the command line prints it without a traceback
+        ├── ConfigError (ValueError)         2    a mistake of the user: a setting, an option, a file
+        │   ├── TrackingUnavailable          2    MLflow's server does not answer
+        │   └── UntrustedCode                2    a file names a class that the user has not named
+        ├── VideoError (ValueError)          1    one video cannot be used
+        ├── IndexDisagrees (ValueError)      1    the decoder shows another frame than the index of a video lists
+        ├── BadRecord (ValueError)           1    a record of the tracking's files that can never be accepted
+        ├── CorruptObject (ValueError)       1    the bytes of an object are not what was stored
+        ├── MissingObject (KeyError)         1    no such object in the store, or it was damaged and has been removed
+        ├── StoreError (RuntimeError)        1    the store cannot do its work: disk full, server away
+        ├── NonFiniteLoss (RuntimeError)     1    the training loss is no number any more
+        ├── CommitConflict (RuntimeError)    1    another process has committed the task, with other numbers
+        ├── OutOfMemory (RuntimeError)       1    a step does not fit the device's memory
+        ├── TrialFailed (RuntimeError)       1    a trial on Ray ended without its result
+        ├── ContractViolation (ValueError)   1    a method does not keep what methods promise
+        ├── RunsFailed (RuntimeError)        1    some runs of a job did not succeed
+        └── Interrupted (RuntimeError)       130  the user stopped a job; it can be resumed
 
 The built-in class in brackets is a base too, so code that knows nothing of ours (Ray's retries, `except KeyError`)
 does the right thing. All arguments are in `args`: an exception survives pickling from one process to another.

@@ -1,1 +1,0 @@
-"""Describe methods, settings and presets to users."""

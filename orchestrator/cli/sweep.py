@@ -89,7 +89,7 @@ def add_verbose(parser: argparse.ArgumentParser) -> None:
 def is_supervised(arguments: argparse.Namespace) -> bool:
     """Whether a command runs trials on Ray, which may take the process that started them with it."""
     if arguments.command == "reproduce":
-        return bool(arguments.item) and not (arguments.list or arguments.plan or arguments.write)
+        return bool(arguments.item) and not (arguments.list or arguments.plan)
     return arguments.command in ("sweep", "rerun")
 
 

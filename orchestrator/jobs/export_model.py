@@ -42,7 +42,7 @@ def export_hf(folder: Path, name: str, where: ExecutionConfig, licence: str = ""
 
     Args:
         folder: a new one.
-        name: of a complete run, as of `jobs.trained.find_run`.
+        name: of a complete run, as of `jobs.load_model.find_run`.
         where: the runs folder.
         licence: of the weights, as the hub names it; "" where that of the backbone's weights is known.
 

@@ -30,7 +30,7 @@ def plot(
     block: int | None = None,
     out: Path | None = None,
 ) -> str:
-    """Draw what the model that `name` stands for (`jobs.trained.load`) does.
+    """Draw what the model that `name` stands for (`jobs.load_model.load`) does.
 
     Args:
         kind: `attention` of a block over the patches of frames (CTVR, figures 5 and 7), `merges` of patches (TempMe,

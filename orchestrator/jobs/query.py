@@ -21,7 +21,7 @@ def run_query(
     among: Path | None = None,
     html: Path | None = None,
 ) -> str:
-    """Ask the model that `name` stands for (`jobs.trained.load`) for the k videos that fit each text best.
+    """Ask the model that `name` stands for (`jobs.load_model.load`) for the k videos that fit each text best.
 
     Args:
         among: a folder of videos to search; None: the videos of the model's stream.

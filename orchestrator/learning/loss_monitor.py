@@ -77,9 +77,8 @@ class EpochMetrics:
         names, flags = [name for name, _ in self._flags], [flag.double() for _, flag in self._flags]
         self._flags = []
         if flags:
-            flags = list(
-                all_reduce_min(torch.stack(flags)).unbind()
-            )  # all workers end, or none: others would wait for one
+            # All workers end, or none: the others would wait for one
+            flags = list(all_reduce_min(torch.stack(flags)).unbind())
         read = torch.stack([*flags, *numbers]).tolist() if flags or numbers else []
         is_finite, found = read[: len(names)], read[len(names) :]
         if not all(is_finite):

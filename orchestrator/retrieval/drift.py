@@ -34,7 +34,7 @@ def text_drift(states: Iterable[Model], number: int) -> Drift:
     several vectors of a caption, they are taken as one long one.
 
     Args:
-        states: the model after task 1, 2, ..., as `jobs.trained.load_task_checkpoints` has them.
+        states: the model after task 1, 2, ..., as `jobs.load_model.load_task_checkpoints` has them.
         number: queries of a task, at most; equal ones count once.
 
     Raises:

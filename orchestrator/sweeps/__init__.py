@@ -1,1 +1,0 @@
-"""Run, confirm and rerun sweeps and tables of methods."""

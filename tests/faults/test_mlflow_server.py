@@ -115,7 +115,7 @@ def test_a_server_that_stands_still_gets_what_it_may_have_got_already_once(
         if index == 2:
             os.killpg(server.process.pid, signal.SIGCONT)
 
-    monkeypatch.setattr(outbox, "QUIET_SECONDS", 0.0)  # every record is tried, so that many are on their way
+    monkeypatch.setattr(outbox, "RETRY_AFTER_S", 0.0)  # every record is tried, so that many are on their way
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3")
     tracker = Tracker(server.uri, runs)
     record = record_with(manifest, small_stream, runs, tracker, during)

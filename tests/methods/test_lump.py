@@ -101,7 +101,7 @@ def test_a_mixed_pair_counts_as_the_one_it_holds_more_of(bases, monkeypatch):
     batch, memory = make_batch(4, 2, seed=5), replace(make_batch(4, 2, seed=6), video_ids=torch.arange(4) + 50)
     seen = []
     own = method.base.losses
-    monkeypatch.setattr(method.base, "losses", lambda pairs: seen.append(pairs.videos.tolist()) or own(pairs))
+    monkeypatch.setattr(method.base, "losses", lambda pairs: seen.append(pairs.video_ids.tolist()) or own(pairs))
     method.mixed(batch, memory, 0.6)
     method.mixed(batch, memory, 0.4)
     assert seen == [[0, 1, 2, 3], [50, 51, 52, 53]]

@@ -73,7 +73,7 @@ def released_loss(method: Co2L, labels: Tensor, present: tuple[int, ...] = (2, 3
     """The release's loss of the rows that the retriever has been shown, old ones (by label) lying in the memory."""
     is_new = torch.isin(labels, torch.tensor(present))
     new, old = is_new.nonzero(), (~is_new).nonzero()
-    memory = method.buffer_size
+    memory = method.memory
     memory.pairs = memory.videos = old[:, 0]
     memory.categories, memory.tasks = labels[old[:, 0]], torch.zeros_like(old[:, 0])
     memory.source = Numbers()

@@ -77,11 +77,11 @@ def test_three_steps_from_the_reference_weights_are_the_released_ones(shared, co
     places: list[tuple[int, int]] = []  # (step, row) of every picture of the memory, which has 8 places
     for step, told in enumerate(steps):
         views = torch.stack([given[f"step{step}/view{view}"] for view in (1, 2)], dim=1)
-        memory = method.buffer_size
+        memory = method.memory
         memory.pairs = memory.videos = memory.tasks = memory.categories = torch.arange(len(places))
         if places:
             drawn = torch.tensor(told["choice"][0][1 : 1 + len(views)])
-            monkeypatch.setattr(memory, "draw", lambda count, drawn=drawn: drawn)
+            monkeypatch.setattr(memory, "sample", lambda count, drawn=drawn: drawn)
             monkeypatch.setattr("ctvr.methods.lump.sample_lambda", lambda *given, told=told: told["beta"][0])
             memory.source = Stored(given, places)
         blank = make_batch(len(views), 1)

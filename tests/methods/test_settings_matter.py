@@ -60,22 +60,24 @@ ELSEWHERE: dict[str, str] = {
     "clip4clip.sim_eps": "layers/test_sequence_headers.py::test_the_copied_layer_norms_have_the_eps_that_is_asked_for",
     # a video must have as many frames as the schedule is made for
     **{
-        f"{name}.num_frames": "layers/test_reducers.py::test_another_number_of_frames_is_refused_with_the_remedy"
+        f"{name}.num_frames": "layers/reduction/test_reducers.py::"
+        "test_another_number_of_frames_is_refused_with_the_remedy"
         for name in (*ADAPTED, "tempme", "clip4clip", "framefusion_moe", "structalign", "umt")
     },
     "dgl.num_frames": "test_dgl.py::test_each_frame_has_prompts_of_its_own_where_a_transformer_makes_them",
     # one dataclass holds the reducer's settings of all four
     **{
-        f"{name}.anneal_{what}": "layers/test_evit.py::test_the_rate_falls_over_the_steps_of_training_alone"
+        f"{name}.anneal_{what}": "layers/reduction/test_evit.py::test_the_rate_falls_over_the_steps_of_training_alone"
         for name in (*ADAPTED, "tempme")
         for what in ("from", "steps")
     },
     **{
-        f"{name}.keep_rate": "layers/test_reducers.py::test_the_tower_logs_what_the_schedule_says"
+        f"{name}.keep_rate": "layers/reduction/test_reducers.py::test_the_tower_logs_what_the_schedule_says"
         for name in ("prompt", "adapter", "tempme")
     },
     **{
-        f"tempme.{setting}": "layers/test_reducers.py::test_a_setting_that_the_reducer_does_not_read_is_refused"
+        f"tempme.{setting}": "layers/reduction/test_reducers.py::"
+        "test_a_setting_that_the_reducer_does_not_read_is_refused"
         for setting in ("r_frames", "temporal_rank", "search_macs", *RATES)
     },
     # frames of an image are alike, and the mean of them is one of them
@@ -99,7 +101,7 @@ VALUES: dict[str, Any] = {
     "*.min_scale": 50.0,
     "zscl.reference_texts": 5,
     "zscl.average_every": 1,
-    "*.memory": 3,  # fewer than there are pairs
+    "*.buffer_size": 3,  # fewer than there are pairs
 }
 
 

@@ -19,7 +19,7 @@ from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
         ({"max_concurrent": 0}, "--max-concurrent: must be >= 1"),
         ({"cpus_per_worker": 0}, "--cpus-per-worker: must be > 0"),
         ({"gpus_per_trial": -0.5}, "--gpus-per-trial: must be >= 0, got -0.5"),
-        ({"patience": 0}, "--worker-timeout-hours: hours above 0 and at most 10000, got 0. Write 24."),
+        ({"worker_timeout_hours": 0}, "--worker-timeout-hours: hours above 0 and at most 10000, got 0. Write 24."),
         ({"gpus_per_trial": 3, "workers": 2}, "3 GPUs for 2 workers are 1.5 each"),
         ({"videos": Path("/no/such")}, "--videos: /no/such is no folder"),
         ({"runs": Path("/proc/none/runs")}, "--runs /proc/none/runs: cannot be written"),

@@ -177,7 +177,7 @@ def test_a_child_that_writes_without_end_is_ended_and_fills_no_memory(tmp_path, 
     torch.save({"a": torch.zeros(2)}, tmp_path / "w.pt")
     flood = "from ctvr.methods.backbone import weights; "
     flood += "weights.convert = lambda *_: [sys.stdout.write('x' * 65536) for _ in iter(int, 1)]; "
-    monkeypatch.setattr(weights, "_CHILD", weights._CHILD.replace("from methods", flood + "from methods", 1))
+    monkeypatch.setattr(weights, "_CHILD", weights._CHILD.replace("from ctvr.methods", flood + "from ctvr.methods", 1))
     with pytest.raises(ValueError, match=r"w\.pt: reading it ended with "):
         read_weights(tmp_path / "w.pt", digest(tmp_path / "w.pt"))
 

@@ -123,7 +123,7 @@ def test_ctvr_alone_shows_a_map_and_what_to_type_next(capsys, tmp_path, monkeypa
     status, out, err = ctvr(capsys)
     assert (status, err, list(tmp_path.iterdir())) == (0, "", [])
     assert out.splitlines()[-1].startswith("next: ctvr run --method zero_shot --stream shapes-5 ")
-    for words in re.findall(r"ctvr ([a-z]+)", out):
+    for words in re.findall(r"ctvr ([a-z-]+)", out):
         assert ctvr(capsys, words, "--help")[0] == 0
     (tmp_path / "runs/sweeps/monday").mkdir(parents=True)
     (tmp_path / "runs/mlflow.db").touch()

@@ -29,9 +29,9 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 BEGIN = """
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
-from ctvr.orchestrator.cli import supervised
+from ctvr.orchestrator.cli import supervisor
 from ctvr.orchestrator.store.store import Store
-supervised.init_child()
+supervisor.init_child()
 runs, life = Path(sys.argv[1]), int(sys.argv[2])
 def commit():
     Store.open(runs / "store").put_json("commits", f"run/task_{life:03d}", {})
@@ -76,7 +76,7 @@ if life == 1:
     os.write(2, b"*** core_worker.cc:609: Raylet is terminated. ...\\n" * 40)
     os._exit(1)
 sys.stderr.write("a line of ours\\n")
-supervised.report_exit(1)
+supervisor.report_exit(1)
 os.kill(os.getpid(), signal.SIGSEGV)  # whatever an interpreter does when all is told
 """
     assert supervise(job(tmp_path, script, "--method", "lwf")) == 1  # what the last life told
@@ -110,8 +110,8 @@ def test_a_process_that_has_lost_its_environment_is_waited_for_until_it_has_ende
 
 def test_two_lives_without_a_task_are_the_end_and_the_command_that_goes_on_is_said(tmp_path, capfd):
     script = """
-supervised.report_name("named")
-supervised.report_exit(1, "RuntimeError: Caught")
+supervisor.report_name("named")
+supervisor.report_exit(1, "RuntimeError: Caught")
 print("Trace", file=sys.__stderr__)
 """
     made = job(tmp_path, script, "--method", "lwf", "a b=1")
@@ -135,7 +135,7 @@ def test_a_store_that_is_away_is_waited_for_where_there_is_something_to_go_on_wi
     script = """
 if life == 0 and "begun" in sys.argv:
     plan(); commit()
-supervised.report_exit(*((0,) if life else (1, "s3://b: is away. Try later.", True)))
+supervisor.report_exit(*((0,) if life else (1, "s3://b: is away. Try later.", True)))
 """
     assert supervise(job(tmp_path, script, "begun")) == 0
     first, second = capfd.readouterr().err.splitlines()
@@ -200,14 +200,14 @@ def test_an_mlflow_server_that_goes_away_is_waited_for_and_one_that_never_answer
 
 
 def test_a_mistake_of_the_user_is_told_once(tmp_path, capfd):
-    assert supervise(job(tmp_path, "sys.stderr.write('ctvr: no such method\\n'); supervised.report_exit(2)")) == 2
+    assert supervise(job(tmp_path, "sys.stderr.write('ctvr: no such method\\n'); supervisor.report_exit(2)")) == 2
     assert capfd.readouterr().err == "ctvr: no such method\n"
 
 
 SLOW = """
 def end(number, frame):
     (runs / "got").write_text(signal.Signals(number).name)
-    supervised.report_exit(130); sys.exit(130)
+    supervisor.report_exit(130); sys.exit(130)
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, end)
 (runs / "pid").write_text(str(os.getpid()))

@@ -22,7 +22,7 @@ def asked(monkeypatch) -> list[Any]:
 
     for job in ("sweeps.sweep.sweep", "sweeps.resume.resume", "sweeps.table_sweep.sweep_table", "sweeps.rerun.rerun"):
         monkeypatch.setattr(f"ctvr.orchestrator.{job}", keep)
-    for check in ("jobs.words.check_resumable", "tracking.server.require_records"):
+    for check in ("sweeps.preflight.check_resumable", "tracking.server.require_records"):
         monkeypatch.setattr(f"ctvr.orchestrator.{check}", lambda *words: None)
     return found
 
@@ -76,7 +76,7 @@ def test_words_of_the_command_line_go_before_the_tables(capsys, tmp_path, asked)
     assert (request.name, request.stream, request.overrides) == ("t", "shapes-10", {"optim.epochs": "1"})
     assert [row.name for row in request.preset.rows] == ["zero_shot", "lwf"]  # in the table's order
     search = request.preset.search
-    assert (search["trials"], search["searcher"], search["reduction"], search["scheduler"]) == (
+    assert (search["trials"], search["searcher"], search["reduction_factor"], search["scheduler"]) == (
         0,
         "random",
         "3",

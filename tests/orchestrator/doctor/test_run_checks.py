@@ -101,7 +101,7 @@ def test_an_absent_runs_folder_is_no_obstacle_and_is_not_made(tmp_path):
 
 
 def test_the_doctor_is_quick_because_it_imports_neither_torch_nor_ray(runs):
-    code = "import sys; from pathlib import Path; from ctvr.orchestrator.doctor import examine as doctor; "
+    code = "import sys; from pathlib import Path; from ctvr.orchestrator.doctor import run_checks as doctor; "
     code += f"doctor.examine(Path({str(runs)!r}), '', 'shapes-5', None, 'sqlite:///{runs}/mlflow.db'); "
     code += "print([name for name in ('torch', 'ray', 'mlflow') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

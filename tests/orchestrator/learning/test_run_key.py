@@ -53,7 +53,7 @@ def test_an_edit_of_any_file_that_decides_results_changes_the_key(edited):
     assert len(files) > 60
     for file in files:
         assert edited(file, "lwf", "framefusion_moe") == [f"code of {'/'.join(file.parts[:2])}"]
-    for name in ("base", "paths", "lwf", "framefusion_moe"):
+    for name in ("base", "user_paths", "lwf", "framefusion_moe"):
         assert edited(f"methods/{name}.py", "lwf", "framefusion_moe") == ["code of the method"]
     assert edited("methods/clip4clip.py", "lwf", "framefusion_moe") == []
 
@@ -105,5 +105,5 @@ def test_the_decoding_rule_is_the_sources_that_decide_frames():
     from ctvr.orchestrator.digests import list_imported_sources
 
     found = list_imported_sources([ROOT / "orchestrator/video/decode.py"], "orchestrator/video")
-    stems = ["container", "counting", "decode", "index", "packets", "readers", "sampling", "upright"]
+    stems = ["container", "counting", "decode", "decoders", "index", "packets", "sampling", "upright"]
     assert [file.stem for file in found] == stems

@@ -404,7 +404,7 @@ def test_a_driver_that_is_killed_has_its_request_taken_back(tmp_path):
     """The process beside it acts when the driver is gone, whatever ended it, and not before."""
     done = tmp_path / "taken back"
     code = (
-        "import sys, time; from ctvr.orchestrator.on_ray import taken_back as t; "
+        "import sys, time; from ctvr.orchestrator.on_ray import resource_watchdog as t; "
         "print(t.start_watchdog('', tuple(sys.argv[1:])).pid, flush=True); time.sleep(600)"
     )
     words = [sys.executable, "-c", code, "touch", str(done)]

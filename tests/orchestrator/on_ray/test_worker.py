@@ -32,7 +32,7 @@ def test_a_stretch_ends_after_its_task_and_the_next_one_goes_on_with_the_reports
         commits = SimpleNamespace(
             finished=lambda tasks: done,
             record=lambda number: replace(record, done=number),
-            reads=lambda number: ["method.lr", "seed"],
+            settings_read=lambda number: ["method.lr", "seed"],
             reused=0,
         )
         made.ready("key", None, SimpleNamespace(stream=small_stream), commits)

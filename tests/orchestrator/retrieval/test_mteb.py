@@ -84,13 +84,13 @@ def test_features_that_keep_frames_lie_flat_and_are_scored_by_the_method(learned
     monkeypatch.setattr(method, "encode_video", kept)
     monkeypatch.setattr(method, "score", lambda q, g: (q[:, None, None] * g[None]).sum(-1).amax(-1))
     encoder = MtebEncoder(model)
-    texts, videos = (
+    texts, features = (
         encoder.encode([{"text": ["a red circle"]}]),
         encoder.encode([{"video": [Decoder(videos[0]).frames]}]),
     )
-    assert videos.shape == (1, 2 * texts.shape[1])
-    first = float(texts[0] @ videos[0][: texts.shape[1]])
-    assert encoder.similarity(texts, videos).item() == pytest.approx(max(first, -2 * first), abs=1e-6)
+    assert features.shape == (1, 2 * texts.shape[1])
+    first = float(texts[0] @ features[0][: texts.shape[1]])
+    assert encoder.similarity(texts, features).item() == pytest.approx(max(first, -2 * first), abs=1e-6)
     several = encoder.encode([{"text": ["a red circle", "a blue star", "a green square"]}])
     kinds = encoder.encode([{"video": [Decoder(path).frames for path in videos[:2]]}])
     there = encoder.similarity(several, kinds)

@@ -67,7 +67,7 @@ def test_a_challenger_is_run_beside_the_recommended_settings_and_takes_their_pla
         return 0
 
     monkeypatch.setattr(confirm_job, "run_all", run_all)
-    monkeypatch.setattr(confirm_job, "connected", lambda where, tracker: contextlib.nullcontext(where))
+    monkeypatch.setattr(confirm_job, "ray_cluster", lambda where, tracker: contextlib.nullcontext(where))
     searched(tracker, {0.2: 5.0, 0.1: 9.0, 0.3: 7.0, 0.4: 1.0})
     recommended = experiment(0.2)
     listed = candidates(tracker, "s", recommended, SEARCH)

@@ -248,7 +248,9 @@ def test_what_is_confirmed_and_what_the_videos_can_show_is_said_before(few, wher
     off = plan_sweep(request(few, search={"confirm": 0, "scheduler": "none"}), where)
     text = _plan_text(off, Capacity(2, 0, 2), 0, replace(where, gpus_per_trial=0), where.tracker("small"))
     assert "confirms   nothing: the best trial is believed" in text
-    assert "8 by tpe, scheduler none in waves of 8 (points that train the same model are one trial); 2 at once" in text
+    assert (
+        "8 by tpe, scheduler none in brackets of 8 (points that train the same model are one trial); 2 at once" in text
+    )
 
 
 def test_the_unsearched_candidate_is_the_searchs_first_trial(few, where):

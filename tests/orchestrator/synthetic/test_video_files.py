@@ -113,9 +113,9 @@ def test_several_workers_render_what_one_renders_for_a_script_that_does_not_guar
     one = render_files(tmp_path / "one", clips, workers=1, progress=False)
     script = tmp_path / "script.py"
     script.write_text(
-        "import pathlib; from ctvr.orchestrator.synthetic import files, stream\n"
+        "import pathlib; from ctvr.orchestrator.synthetic import video_files, stream\n"
         "clips = [clip for clip, _ in stream.plan(0)[:20]]\n"
-        f"print(files.render_files(pathlib.Path({str(tmp_path / 'two')!r}), clips, workers=2, progress=False))\n"
+        f"print(video_files.render_files(pathlib.Path({str(tmp_path / 'two')!r}), clips, workers=2, progress=False))\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=True)
     assert (done.stdout, done.stderr) == (f"{one}\n", "")  # and not once more for each child
