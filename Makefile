@@ -43,9 +43,10 @@ wheel: $(READY)  ## build it into dist/, install it elsewhere and run it from th
 	$(PYTEST) -n 1 tests/test_wheel.py $(ARGS)
 	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist .
 
-lint: $(READY)  ## style, import rules, types
+lint: $(READY)  ## style, import rules, prose, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/prose.py
 	$(BIN)/mypy
 
 format: $(READY)  ## rewrite the sources in our style
