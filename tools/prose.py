@@ -16,7 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CLEAN = ["tools/prose.py", "tests/tools/test_prose.py"]  # grows; a path that is here stays clean
+CLEAN = [  # grows; a path that is here stays clean
+    "CONTRIBUTING.md",
+    "docs/architecture.md",
+    "tests/README.md",
+    "tests/tools/test_prose.py",
+    "tools/prose.py",
+]
 ALLOW = "prose: allow"
 MOST_WORDS, SUBJECT = 25, 72
 PERSON = r"(?<!you )(?<!who )(?<!they )(?<!user )(?<!reader )(?<!author )"
