@@ -13,7 +13,7 @@ from tests.workers.compare import distances
 from tests.workers.group import together
 from tests.workers.test_workers import EVERY, MORE, alone
 
-HEAD = ("", "2 workers", "3 workers", "2 workers with pretended GPUs", "waits of 2 steps there")
+HEAD = ("", "2 workers", "3 workers", "2 workers with simulated GPUs", "waits of 2 steps there")
 
 
 def main() -> None:
