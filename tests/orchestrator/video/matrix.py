@@ -9,7 +9,7 @@ import itertools
 import os
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,13 +68,13 @@ CODECS: dict[str, tuple[str, dict[str, str]]] = {
 # Name in the table: what the video is
 TRAITS = {
     "plain": "30 frames, 25 a second, 128x96",
-    "trimmed": "cut by copying from second 0.64 on, so that it begins with a key frame of second 0.48",
+    "trimmed": "cut by copying from second 0.64 on, so the first frame is a key frame of second 0.48",
     "offset": "times begin at second 3",
     "variable": "times with gaps of three frames",
-    "rotated": "a display matrix of 90 degrees (of H.264 elsewhere than in MP4: a message in the stream)",
+    "rotated": "a display matrix of 90 degrees (a message in the stream for H.264 outside MP4)",
     "odd": "127x95",
     "one": "one frame",
-    "piped": "written to a pipe, so without duration and index (MP4: fragments)",
+    "piped": "written to a pipe, so without duration and index (MP4 as fragments)",
     "10 bit": "10 bits a colour",
     "interlaced": "coded as fields",
     "full": "full range of colours",
@@ -304,20 +304,21 @@ def shown(path: Path, trait: str) -> list[int]:
 
 SIGNS = {"right": "✓", "no times": "≈", "not made": "–", "refused": "refused", "wrong": "WRONG"}
 INTRODUCTION = """\
-# Videos that are read
+# Supported video formats
 
-Frames are those that a whole decode by FFmpeg shows, in its order. A test makes small videos of every container,
-codec and trait of this table ({made} videos), whose frames show their own numbers. It reads 1, 4, 12 and 48 frames and
-two segments of each video, and compares their numbers and times. `make video-formats` writes this page; a test
-fails when it is out of date.
+The frames of a video are those of a complete decode by FFmpeg, in its order. A test makes small videos of every
+container, codec and trait of this table ({made} videos), whose frames show their own numbers. It reads 1, 4, 12
+and 48 frames and two segments of each video, and compares their numbers and times. `make video-formats` writes
+this page, and a test fails if it is out of date.
+
 Made with PyAV {pyav} (FFmpeg {ffmpeg}).
 
 - ✓ frames, their times and segments are right.
 - ≈ frames are right. The file does not contain the time of each frame, so times and segments are estimates.
 - – cannot be made here, see below.
 
-Files of other containers or codecs, and files that are damaged, are refused in one line with the reason and the command
-that converts them. `ctvr frames FILE` says how a file is read ([usage.md](usage.md)).
+Files of other containers or codecs, and damaged files, are refused in one line with the reason and the command
+that converts them. `ctvr frames FILE` reports how a file is read ([usage.md](usage.md)).
 
 """
 
@@ -332,7 +333,8 @@ def page(cells: list[Cell]) -> str:
     verdicts = {(cell.container, cell.codec, cell.trait): cell for cell in cells}
     made = sum(cell.verdict != "not made" for cell in cells)
     lines = [f"| | {' | '.join(TRAITS)} |", "|---|" + "---|" * len(TRAITS)]
-    reasons: list[str] = []
+    refused: list[str] = []
+    unwritten: list[str] = []
     for container in CONTAINERS:
         absent = []
         for codec in CODECS:
@@ -341,16 +343,26 @@ def page(cells: list[Cell]) -> str:
                 absent.append(codec)
                 continue
             lines.append(f"| {container}: {codec} | {' | '.join(SIGNS[cell.verdict] for cell in row)} |")
-            reasons += [
+            refused += [
                 f"- {container}: {codec}, {cell.trait}: {cell.why}" for cell in row if cell.verdict == "refused"
             ]
         if absent:
-            reasons.append(f"- {container} with {'; '.join(absent)}: FFmpeg does not write it so that it can read it.")
-    reasons += _not_encoded(verdicts)
+            unwritten.append(f"{container:6}{'; '.join(absent)}")
     traits = [f"- {name}: {meaning}." for name, meaning in TRAITS.items()]
     introduction = INTRODUCTION.format(made=made, pyav=av.__version__, ffmpeg=av.ffmpeg_version_info)
     parts = [introduction + "\n".join(lines), "## Traits", "\n".join(traits)]
-    return "\n\n".join([*parts, "## What cannot be made here, and why", "\n".join(reasons)]) + "\n"
+    parts += ["## Refused videos", "\n".join(refused)] if refused else []
+    parts += [
+        "## Videos that cannot be made here",
+        "FFmpeg writes no files of these codecs that it can read:",
+    ]
+    parts += [_listed(unwritten), "The encoders lack these traits:", _listed(_not_encoded(verdicts))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _listed(lines: Iterable[str]) -> str:
+    """Return a block of lists of names."""
+    return "\n".join(["```text", *lines, "```"])
 
 
 def _not_encoded(verdicts: dict[tuple[str, str, str], Cell]) -> Iterator[str]:
@@ -363,7 +375,7 @@ def _not_encoded(verdicts: dict[tuple[str, str, str], Cell]) -> Iterator[str]:
             if without:
                 lacking.append(codec if without == plain else f"{codec} in {', '.join(without)}")
         if lacking:
-            yield f"- {trait}: {'; '.join(lacking)}."
+            yield f"{trait:12}{'; '.join(lacking)}"
 
 
 if __name__ == "__main__":
