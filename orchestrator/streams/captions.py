@@ -1,6 +1,6 @@
-"""Captions in one cell of a table: one, or a list as Python or JSON writes it.
+"""Captions in one table cell: a single caption, or a list in Python or JSON syntax.
 
-`captions_of` reads a cell, `cell_of` writes one: `captions_of(cell_of(caption)) == [caption]` for every caption.
+`captions_of` parses a cell and `cell_of` writes one: `captions_of(cell_of(caption)) == [caption]` for every caption.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import ast
 import json
 import re
 
-# What pandas, numpy and SQL write where nothing is. Somebody who means the word writes the list ["nan"]
+# What pandas, numpy and SQL write for a missing value. To use such a word as a caption, write the list ["nan"]
 MISSING = frozenset({"nan", "NaN", "-nan", "NULL", "null", "None", "<NA>", "NaT", "N/A", "#N/A"})
 _STRING = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 _ELEMENT = re.compile(rf"\s*({_STRING})\s*(,?)\s*", re.DOTALL)
@@ -17,18 +17,18 @@ _LIST = re.compile(r"\[\s*['\"].*['\"]\s*,?\s*\]", re.DOTALL)
 
 
 def captions_of(cell: str) -> list[str]:
-    """Return the captions of a cell; outer blanks of a plain caption are stripped, those of a list's are not.
+    """Return the captions of a cell. A plain caption loses its outer blanks; captions in a list are kept as they are.
 
     Raises:
-        ValueError: if the cell is empty, holds the word for a missing value, or is a list of text that is broken. The
-            message follows "caption ".
+        ValueError: if the cell is empty, contains a marker for a missing value, or is a malformed list of strings.
+            The message continues a text that ends in "caption ".
     """
     text = cell.strip()
     if not text:
         raise ValueError("is empty. Fill it in, or remove the line.")
     if text in MISSING:
         raise ValueError(
-            f'is {text!r}, which programs write for a missing value. Fill it in, or write ["{text}"] if it is meant.'
+            f'is {text!r}, which marks a missing value. Fill it in, or write ["{text}"] to use it as text.'
         )
     if text[0] != "[" or text[-1] != "]":
         return [text]
@@ -37,18 +37,18 @@ def captions_of(cell: str) -> list[str]:
         found = _python_list(text)
     if found is None:
         if _LIST.fullmatch(text):
-            raise ValueError(f'{text[:40]!r} is a broken list. Write it as JSON: ["a dog", "a cat"].')
+            raise ValueError(f'is a malformed list (got {text[:40]!r}). Write it as JSON: ["a dog", "a cat"].')
         return [text]
     if not found or not all(caption.strip() for caption in found):
-        raise ValueError(f"{text[:40]!r} is a list without text. Fill it in, or remove the line.")
+        raise ValueError(f"is a list without text (got {text[:40]!r}). Fill it in, or remove the line.")
     return found
 
 
 def cell_of(caption: str) -> str:
-    """Write a caption as a cell that `captions_of` reads as this caption alone."""
+    """Write a caption as a cell that `captions_of` parses as this single caption."""
     try:
         is_plain = "\0" not in caption and captions_of(caption) == [caption]  # Python 3.10 reads no NUL in a table
-    except ValueError:  # a word for a missing value, or what looks like a list
+    except ValueError:  # a marker for a missing value, or text that looks like a list
         is_plain = False
     return caption if is_plain else json.dumps([caption], ensure_ascii=False)
 
@@ -62,7 +62,7 @@ def _json_list(text: str) -> list[str] | None:
 
 
 def _python_list(text: str) -> list[str] | None:
-    """Read str(list) and str(numpy array), which has no commas: Python itself would join the texts of the latter."""
+    """Parse str(list) or str(numpy array). The latter has no commas, so Python itself would join its strings."""
     found, place, end = [], 1, len(text) - 1
     while place < end:
         element = _ELEMENT.match(text, place, end)

@@ -1,4 +1,4 @@
-"""The report of `ctvr streams check` and of every import: missing videos, and captions and files to look at."""
+"""The report of `ctvr streams check` and of every import: missing videos, and suspicious captions and files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ctvr.orchestrator.streams.videos import check_videos
 
 
 def check_stream(stream: Stream) -> str:
-    """Report missing videos, captions that several videos of a gallery share, and files that several items share."""
+    """Report missing videos, captions shared by several videos of a gallery, and files shared by several items."""
     lines = [check_videos(stream)]
     if stream.domain != "images":
         lines += [*_same_files(stream), *_films_of_both_sides(stream), *_control_characters(stream)]
@@ -20,10 +20,10 @@ def check_stream(stream: Stream) -> str:
 
 
 def _shared_captions(stream: Stream) -> Iterator[str]:
-    """Report the highest R@1 that captions allow: a caption of n videos can find one of them first.
+    """Report the highest R@1 that the captions allow: a caption of n videos can rank only one of them first.
 
-    Captions are compared as a tokenizer reads them: letter case and blanks aside. The gallery holds the test videos of
-    all tasks, in the protocol cvlm those of the caption's task.
+    Captions are compared without regard to letter case and blanks, as a tokenizer reads them. The gallery contains the
+    test videos of all tasks; in the protocol cvlm, those of the caption's task.
     """
     parts = [task.test for task in stream.tasks]
     galleries = parts if stream.protocol == "cvlm" else [tuple(item for part in parts for item in part)]
@@ -43,8 +43,8 @@ def _shared_captions(stream: Stream) -> Iterator[str]:
     if shared:
         place = "gallery of its task" if stream.protocol == "cvlm" else "gallery"
         yield (
-            f"{shared} of {total} test captions stand under several videos of the {place} ({example[:60]!r} under "
-            f"{most}): one of these can be first, so R@1 is at most {100 * hits / total:.2f}."
+            f"{shared} of {total} test captions belong to several videos of the {place} ({example[:60]!r} belongs to "
+            f"{most}). Only one of them can rank first, so R@1 is at most {100 * hits / total:.2f}."
         )
 
 
@@ -54,13 +54,13 @@ def _same_files(stream: Stream) -> Iterator[str]:
         ids[item.path, item.segment].append(item.video)
     if several := [names for names in ids.values() if len(names) > 1]:
         yield (
-            f"{_count(several, 'file has', 'files have')} more than one id ({' and '.join(several[0][:3])}): each "
-            "counts as a video of its own. Write one id."
+            f"{_count(several, 'file has', 'files have')} more than one id ({' and '.join(several[0][:3])}). Each id "
+            "counts as a separate video. Keep one id."
         )
 
 
 def _films_of_both_sides(stream: Stream) -> Iterator[str]:
-    """Report videos of which one segment trains and another is searched."""
+    """Report videos with one segment in the training split and another in a searched split."""
     sides: dict[str, dict[str, Item]] = defaultdict(dict)
     for _, split, item in iter_items(stream):
         sides[item.path][split] = item
@@ -70,8 +70,8 @@ def _films_of_both_sides(stream: Stream) -> Iterator[str]:
         other = next(split for split in first if split != "train")
         yield (
             f"{_count(both, 'video has', 'videos have')} segments in train and in other splits "
-            f"({first['train'].video} in train, {first[other].video} in {other}): what is searched was partly seen. "
-            "Put all segments of a video into one split."
+            f"({first['train'].video} in train, {first[other].video} in {other}), so the gallery was partly "
+            "trained on. Put all segments of a video into one split."
         )
 
 
@@ -79,8 +79,8 @@ def _control_characters(stream: Stream) -> Iterator[str]:
     odd = [item.video for _, _, item in iter_items(stream) for caption in item.captions if _is_odd(caption)]
     if odd:
         yield (
-            f"{_count(odd, 'caption holds', 'captions hold')} control characters, such as one of {odd[0]}: tokenizers "
-            "drop them or cut there. Clean the file, and import it again."
+            f"{_count(odd, 'caption contains', 'captions contain')} control characters, such as one of {odd[0]}. "
+            "Tokenizers drop them or truncate there. Clean the file, and import it again."
         )
 
 

@@ -1,4 +1,4 @@
-"""Streams by name: the embedded ones, rendered on first use, imported ones of the runs folder, or any manifest file."""
+"""Streams by name: embedded streams (rendered on first use), imported streams of the data folder, manifest files."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ BENCHMARKS = (
 
 
 def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None, render: bool = True) -> Stream:
-    """Load an embedded stream, a stream of `<root>/streams/`, or any manifest.
+    """Load an embedded stream, a stream of `<root>/streams/`, or a manifest file.
 
     Args:
-        name_or_path: "shapes-10", or "shapes-10@3" for its tasks in the order that 3 draws; or "msrvtt-10"
-            for `<root>/streams/msrvtt-10.json`; or a path to a .json file.
-        root: the folder of data: rendered streams and `streams/` lie below it.
-        videos: the folder the manifest's paths start from; default is the manifest's own `videos`.
-        render: make the videos of an embedded stream if they are not there; False, to look at the stream alone.
+        name_or_path: "shapes-10"; "shapes-10@3" for its tasks in the random order of seed 3; "msrvtt-10" for
+            `<root>/streams/msrvtt-10.json`; or a path to a .json file.
+        root: the data folder, which contains rendered streams and `streams/`.
+        videos: the base folder of the manifest's paths; default: the manifest's own `videos`.
+        render: render the videos of an embedded stream if they do not exist; False loads only the description.
 
     Raises:
-        ConfigError: for an unknown name or a manifest that breaks the format.
+        ConfigError: for an unknown name or a malformed manifest.
     """
     name, root = str(name_or_path), Path(root)
     written, order = split_order(name)
@@ -63,13 +63,13 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
 
 
 def split_order(name: str) -> tuple[str, int]:
-    """`NAME@3` as the stream and the number that draws the order of its tasks; 0 without one."""
+    """Split `NAME@3` into the stream's name and the seed of its task order; the seed is 0 if none is given."""
     written, _, order = name.rpartition("@")
     return (written, int(order)) if written and order.isdecimal() else (name, 0)
 
 
 def plugins() -> dict[str, EntryPoint]:
-    """Streams of other packages: entry points `ctvr.streams`, each a manifest's path or what returns it."""
+    """Return the streams of other packages: entry points `ctvr.streams`, each the path of a manifest or a callable."""
     return {point.name: point for point in entry_points(group="ctvr.streams") if point.name not in RENDERED}
 
 
@@ -79,18 +79,18 @@ def _manifest_of_others(point: EntryPoint) -> Path:
         return Path(found() if callable(found) else found)
     except (ImportError, AttributeError, TypeError) as error:
         raise ConfigError(
-            f"stream: {point.name} of {point.value} cannot be loaded ({error}). Install it again."
+            f"stream: {point.name} of {point.value} cannot be loaded ({error}). Reinstall the package."
         ) from error
 
 
 def available_streams(root: Path) -> list[str]:
-    """Names that `load_stream` accepts: the embedded streams, then the manifests of `<root>/streams`."""
+    """Return the names that `load_stream` accepts: the embedded streams, then the manifests of `<root>/streams`."""
     found = sorted(path.stem for path in (Path(root) / "streams").glob("*.json"))
     return [*RENDERED, *sorted({*found, *plugins()} - set(RENDERED))]
 
 
 def embedded_settings(name: str) -> dict[str, Any] | None:
-    """What an embedded stream recommends, known without rendering it; None for other streams."""
+    """Return the recommended settings of an embedded stream without rendering it; None for other streams."""
     if name not in RENDERED:
         return None
     from ctvr.orchestrator.synthetic import cvlm as shapes_cvlm

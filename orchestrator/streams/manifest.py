@@ -1,4 +1,4 @@
-"""Reading a manifest: everything in it is checked, and refused in one line.
+"""Parser of manifests: it checks every field and reports the first error in one line.
 
 A manifest is one JSON file (format 1):
 
@@ -12,7 +12,7 @@ A manifest is one JSON file (format 1):
 
 In the protocol `ucl` an ITEM is {"video": id, "path": array (N, S, S, 3) of uint8 below `videos`, "category": str}: the
 images of a class in a split (`data/images.py`). In `qa` the captions are questions, and an ITEM has "answers": [str],
-one for each of them.
+one per question.
 
 `importers/` writes the manifests of the published benchmarks.
 """
@@ -34,7 +34,7 @@ from ctvr.orchestrator.text_files import read_text
 
 FORMAT = 1
 PROTOCOLS = ("ctvr", "cvlm", "ucl", "qa")
-FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # of an item beside id, path and category: must, may
+FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # of an item, besides id, path, category: must, may
     "ucl": ((), ()),
     "qa": (("captions", "answers"), ("segment",)),
 }
@@ -45,11 +45,11 @@ def read_json(path: Path, unique_keys: bool = False) -> Any:
     """Read a JSON file.
 
     Args:
-        unique_keys: refuse an object that repeats a key, instead of keeping the last value, and NaN and Infinity, which
-            Python alone writes.
+        unique_keys: reject objects that repeat a key (instead of keeping the last value), and NaN and Infinity,
+            which are not JSON.
 
     Raises:
-        ConfigError: if the file is absent, not regular, not text or not JSON; the message names the line.
+        ConfigError: if the file is missing, not a regular file, not text or not JSON; the message gives the line.
     """
     hook = _unique_object if unique_keys else None
     text = read_text(path)
@@ -58,13 +58,13 @@ def read_json(path: Path, unique_keys: bool = False) -> Any:
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}: line {error.lineno}: not JSON ({error.msg}). Correct this line.") from error
     except RecursionError as error:
-        raise ConfigError(f"{path}: nested too deeply. Give the file as it was written.") from error
+        raise ConfigError(f"{path}: nested too deeply. Use the original file.") from error
     except ValueError as error:
         raise ConfigError(f"{path}: not usable JSON ({str(error).splitlines()[0]}). Correct it.") from error
 
 
 def _no_number(word: str) -> float:
-    raise ValueError(f"{word} is not a number of JSON")
+    raise ValueError(f"{word} is not a JSON number")
 
 
 def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -72,11 +72,11 @@ def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) == len(pairs):
         return found
     repeated = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
-    raise ValueError(f"key {repeated[0]!r:.60} is given twice in one object")
+    raise ValueError(f"key {repeated[0]!r:.60} occurs twice in one object")
 
 
 class _Reader:
-    """Takes plain values apart; every refusal is one line: source, place, problem, remedy."""
+    """Checks plain values and returns them; every error is one line: source, place, problem, remedy."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -108,12 +108,12 @@ class _Reader:
             self.fail(where, f"is {_kind(value)}, not text", "Write text in double quotes.")
         if not value.strip():
             self.fail(where, "is empty", "Write some text, or remove it.")
-        if value.isprintable():  # half a surrogate pair is not
+        if value.isprintable():  # false for half a surrogate pair
             return value
         if one_line:
-            self.fail(where, "has a character that cannot be printed", "Use printable characters on one line.")
+            self.fail(where, "contains a character that is not printable", "Use printable characters on one line.")
         if any("\ud800" <= char <= "\udfff" for char in value):
-            self.fail(where, "has half a surrogate pair, which is not text", "Write the whole character.")
+            self.fail(where, "contains half a surrogate pair, which is not text", "Write the whole character.")
         return value
 
     def segment(self, value: Any, where: str) -> Segment | None:
@@ -124,7 +124,7 @@ class _Reader:
         if not numbers or len(value) != 2:
             self.fail(where, "is not a pair of numbers", remedy)
         if not all(abs(n) < 1e9 and math.isfinite(n) for n in value) or not 0 <= value[0] < value[1]:
-            self.fail(where, f"{str(value)[:60]} is no stretch of time", remedy)
+            self.fail(where, f"is not a time segment (got {str(value)[:60]})", remedy)
         return float(value[0]), float(value[1])
 
     def path(self, value: Any, where: str) -> str:
@@ -138,7 +138,7 @@ class _Reader:
 
 
 def _brief(text: str) -> str:
-    """Cut an id or a name of thousands of characters out of a message."""
+    """Shorten an id or a name of thousands of characters for a message."""
     return text if len(text) <= 300 else f"{text[:200]} ... {text[-60:]}"
 
 
@@ -148,16 +148,16 @@ def _kind(value: Any) -> str:
 
 
 def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = None) -> Stream:
-    """Check a manifest and make it a Stream; `path` of each item becomes the place of its file on this machine.
+    """Check a manifest and return it as a Stream; the `path` of each item becomes the location of its file.
 
     Args:
         data: the manifest as plain values.
-        source: what to call it in messages, usually its path.
+        source: the name of the manifest in messages, usually its path.
         base: the folder that a relative `videos` starts from.
-        videos: takes the place of the manifest's `videos`.
+        videos: replaces the manifest's `videos`.
 
     Raises:
-        ConfigError: at the first thing wrong: source, task, item and field, and what to do.
+        ConfigError: at the first error; the message gives source, task, item, field and remedy.
     """
     reader = _Reader(source)
     top = reader.object(
@@ -167,7 +167,7 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
         ("paper", "settings", "videos", "about", "sources", "text_features", "held_out"),
     )
     if top["format"] != FORMAT:
-        reader.fail("format", f"is not {FORMAT}, the one this version reads", "Import the stream again.")
+        reader.fail("format", f"must be {FORMAT}, the only one this version reads", "Import the stream again.")
     if top["protocol"] not in PROTOCOLS:
         reader.fail("protocol", f"is {str(top['protocol'])[:40]!r}", "Write 'ctvr', 'cvlm', 'ucl' or 'qa'.")
     paper = None if top.get("paper") is None else reader.text(top["paper"], "paper")
@@ -175,7 +175,7 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
         videos = Path(base) / Path(reader.text(top.get("videos", "."), "videos")).expanduser()
     held_out = top.get("held_out", 0)
     if type(held_out) is not int or held_out < 0:
-        reader.fail("held_out", f"is {str(held_out)[:40]!r}", "Write how many videos of every category, such as 2.")
+        reader.fail("held_out", f"is {str(held_out)[:40]!r}", "Write the number of videos per category, such as 2.")
     place = VideoPlaces(Path(videos)).find
     tasks = tuple(
         _parse_task(reader, task, number, place, top["protocol"])
@@ -199,7 +199,7 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
 
 
 def _stream_name(reader: _Reader, value: Any) -> str:
-    """The stream's name, which becomes folders of the runs."""
+    """Return the stream's name, which must be usable as a folder's name."""
     check_name(reader.text(value, "name"), f"{reader.source}: name")
     return str(value)
 
@@ -210,7 +210,7 @@ def _text_features(reader: _Reader, value: Any, videos: Path) -> str | None:
     file = videos / reader.path(value, "text_features")
     if not file.is_file():
         reader.fail(
-            "text_features", f"{value!r} is not there", "Put the file below `videos`, or import the stream again."
+            "text_features", f"{value!r} does not exist", "Put the file below `videos`, or import the stream again."
         )
     return str(file)
 
@@ -283,7 +283,7 @@ def _answers(reader: _Reader, item: dict[str, Any], where: str, questions: int) 
         return ()
     answers = reader.array(item["answers"], f"{where}: answers")
     if len(answers) != questions:
-        reader.fail(f"{where}: answers", f"are {len(answers)} for {questions} questions", "Give each question its own.")
+        reader.fail(f"{where}: answers", f"has {len(answers)} for {questions} questions", "Give one per question.")
     return tuple(reader.text(answer, f"{where}: answers[{n}]") for n, answer in enumerate(answers))
 
 
@@ -294,7 +294,7 @@ def _check_names(reader: _Reader, tasks: tuple[StreamTask, ...]) -> None:
 
 
 def _check_unique(reader: _Reader, tasks: tuple[StreamTask, ...]) -> None:
-    """An id names one video of one split of one task; no stretch of a file is in two splits."""
+    """Require that an id names one video of one split of one task, and that no segment of a file is in two splits."""
     ids: dict[str, tuple[str, str]] = {}
     files: dict[tuple[str, Segment | None], tuple[str, str]] = {}
     for task in tasks:
@@ -317,27 +317,25 @@ def _check_unique(reader: _Reader, tasks: tuple[StreamTask, ...]) -> None:
             for item in getattr(task, split):
                 if item.twin is not None and item.twin not in ids:
                     where = f"{task.name}: {split}: video {item.video!r}: twin"
-                    reader.fail(where, f"no video is called {item.twin!r}", "Write the id of a video, or null.")
+                    reader.fail(where, f"video {item.twin!r} does not exist", "Write the id of a video, or null.")
 
 
 def _check_kinds(reader: _Reader, tasks: tuple[StreamTask, ...], has_images: bool) -> None:
-    """Videos are of one kind: video files and folders of frames, or arrays of features; images are arrays."""
+    """Require one kind of items: video files and folders of frames, or arrays of features; images are arrays."""
     items = [item for task in tasks for split in SPLITS for item in getattr(task, split)]
     counted = sum(item.path.endswith(".npy") for item in items)
     if has_images and counted < len(items):
         odd = next(item for item in items if not item.path.endswith(".npy"))
-        reader.fail(odd.video, "is no array of images (.npy)", "Write the images of a class as one array.")
+        reader.fail(odd.video, "is not an array of images (.npy)", "Write the images of a class as one array.")
     if 0 < counted < len(items):
         every = ((task, split, item) for task in tasks for split in SPLITS for item in getattr(task, split))
         task, split, item = next(each for each in every if not each[2].path.endswith(".npy"))
         where = f"{task.name}: {split}: video {item.video!r}"
-        reader.fail(
-            where, "is a video file, and other videos are features (.npy)", "Keep them in streams of their own."
-        )
+        reader.fail(where, "is a video file, but other videos are features (.npy)", "Put them into separate streams.")
 
 
 def _has_val(reader: _Reader, protocol: str, tasks: tuple[StreamTask, ...]) -> bool:
-    """True if every task has validation videos. In the CVLM protocol some data sets publish none."""
+    """Return True if every task has validation videos. Some data sets of the CVLM protocol publish none."""
     without_val = [task.name for task in tasks if not task.val]
     if without_val and len(without_val) < len(tasks) and protocol == "ctvr":
         reader.fail(f"{without_val[0]}: val", "is empty while other tasks have one", "Fill it, or empty all of them.")

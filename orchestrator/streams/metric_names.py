@@ -1,4 +1,4 @@
-"""What the numbers of a protocol are called: by which a search goes, and what a line of progress says."""
+"""Names of a protocol's metrics: the one that a search maximises, and those of a progress line."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping
 
 GAIN = "stream/t2v/r1_gain"
-MEAN = "stream/t2v/r1_mean"  # over tasks, each in its own gallery: what the tables of the CVLM protocol show
+MEAN = "stream/t2v/r1_mean"  # over tasks, each with its own gallery, as in the tables of the CVLM protocol
 ACCURACY, FORGETTING = "stream/knn/accuracy", "stream/knn/forgetting"
 ANSWERED = "stream/qa/accuracy"
-SEARCHED = {"ctvr": GAIN, "cvlm": MEAN, "ucl": ACCURACY, "qa": ANSWERED}  # protocol -> metric that a search goes by
+SEARCHED = {"ctvr": GAIN, "cvlm": MEAN, "ucl": ACCURACY, "qa": ANSWERED}  # protocol -> metric of a search
 
 
 def progress_text(metrics: Mapping[str, float]) -> str:
-    """The first numbers after a task, in words."""
+    """Format the main metrics after a task for a progress line."""
     for accuracy, forgetting in ((ACCURACY, FORGETTING), (ANSWERED, "stream/qa/forgetting")):
         if accuracy in metrics:
             forgotten = f"  forgetting {metrics[forgetting]:.2f}" if forgetting in metrics else ""  # not after task 1

@@ -1,4 +1,4 @@
-"""What a stream is: tasks, each with the items (a video and its captions) of three splits."""
+"""The data model of a stream: tasks, each with the items (a video and its captions) of three splits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPLITS = ("train", "val", "test")
 
 @contextmanager
 def gc_disabled() -> Iterator[None]:
-    """No search for circles of objects while 100,000 items are made or written, which have none: half of the time."""
+    """Pause the garbage collector while 100,000 items without reference cycles are created or written: saves half."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -37,8 +37,8 @@ def gc_disabled() -> Iterator[None]:
 class Item:
     """One video of one split of one task. `segment` is in seconds; `path` is a file or a folder of frames.
 
-    In a stream of images: all images of a class in a split, in one array, without captions. In one of questions the
-    captions are questions, each with its answer.
+    In a stream of images, an item is all images of a class in a split, in one array, without captions. In a stream of
+    questions, the captions are questions, and each has an answer.
     """
 
     video: str
@@ -46,17 +46,17 @@ class Item:
     segment: Segment | None
     category: str
     captions: tuple[str, ...]
-    twin: str | None = None  # the same scene filmed backwards, if the stream has one
-    answers: tuple[str, ...] = ()  # of the questions; none in other streams
+    twin: str | None = None  # id of the same scene played backwards, if the stream has one
+    answers: tuple[str, ...] = ()  # to the questions; empty in other streams
 
     def __hash__(self) -> int:
-        """Of the id alone, whose hash Python keeps: a start asks 100,000 items four times."""
+        """Hash the id only, whose hash Python caches: a start hashes 100,000 items four times."""
         return hash(self.video)
 
 
 @dataclass(frozen=True)
 class StreamTask:
-    """One step of the stream."""
+    """One task of the stream."""
 
     name: str
     categories: tuple[str, ...]
@@ -67,22 +67,22 @@ class StreamTask:
 
 @dataclass(frozen=True)
 class Stream:
-    """The whole sequence of tasks."""
+    """The sequence of all tasks."""
 
     name: str
     tasks: tuple[StreamTask, ...]
     protocol: Protocol
-    has_val: bool  # every task has a validation split; without one, choices are made on test videos
+    has_val: bool  # every task has a validation split; without one, selection uses test videos
     settings: dict[str, Any] = field(default_factory=dict)  # recommended dotted settings
-    paper: str | None = None  # the published table this stream stands beside
-    dropped: int = 0  # videos left out by `drop_videos`
-    text_features: str | None = None  # file with features of all captions, where there are some (data/)
-    held_out: int = 0  # training videos of every category of the published split that are its validation split
-    order: int = 0  # of the tasks: as the stream has them, or drawn by this number
+    paper: str | None = None  # the published table that this stream is compared with
+    dropped: int = 0  # videos removed by `drop_videos`
+    text_features: str | None = None  # file with features of all captions, if any (data/)
+    held_out: int = 0  # validation videos per category, taken from the published training split
+    order: int = 0  # seed of the task order; 0: the order of the manifest
 
     @cached_property
     def categories(self) -> tuple[str, ...]:
-        """All categories, in the order of their first appearance over the tasks."""
+        """Return all categories in the order of their first appearance over the tasks."""
         return tuple(dict.fromkeys(category for task in self.tasks for category in task.categories))
 
     @cached_property
@@ -90,7 +90,7 @@ class Stream:
         return {category: index for index, category in enumerate(self.categories)}
 
     def category_index(self, name: str) -> int:
-        """The global index of a category.
+        """Return the global index of a category.
 
         Raises:
             KeyError: if no task lists the category.
@@ -98,21 +98,25 @@ class Stream:
         return self._category_indices[name]
 
     def items(self, task_index: int, split: str) -> tuple[Item, ...]:
-        """The items of one split ("train", "val" or "test") of one task (0-based)."""
+        """Return the items of one split ("train", "val" or "test") of one task (0-based).
+
+        Raises:
+            ConfigError: if the split is unknown.
+        """
         if split not in SPLITS:
-            raise ConfigError(f"split: {split!r} is none of {', '.join(SPLITS)}.{suggest(split, SPLITS)}")
+            raise ConfigError(f"split: {split!r} is not one of {', '.join(SPLITS)}.{suggest(split, SPLITS)}")
         found: tuple[Item, ...] = getattr(self.tasks[task_index], split)
         return found
 
     def pairs(self, task_index: int, split: str) -> list[tuple[int, int]]:
-        """Every (index of the item in its split, index of the caption in its item): the text-video pairs."""
+        """Return the text-video pairs: (index of the item in its split, index of the caption in its item)."""
         items = self.items(task_index, split)
         return [(i, c) for i, item in enumerate(items) for c in range(len(item.captions))]
 
     @cached_property
     @gc_disabled()
     def digest(self) -> str:
-        """sha256 over all that decides results; where the files lie, names and recommended settings do not."""
+        """Return the sha256 of everything that decides results, so without file locations, names and settings."""
         tasks = [
             [list(task.categories), *([_identity(item) for item in getattr(task, split)] for split in SPLITS)]
             for task in self.tasks
@@ -121,14 +125,14 @@ class Stream:
 
     @cached_property
     def content(self) -> str:
-        """sha256 as `digest`, of the tasks in any order."""
+        """Return the sha256 as `digest` does, independent of the order of the tasks."""
         alone = sorted(replace(self, tasks=(task,)).digest for task in self.tasks)
         return hashlib.sha256(canonical(alone).encode()).hexdigest()
 
     def in_order(self, order: int) -> Stream:
-        """The same tasks in an order that the number `order` draws; 0 leaves them as they are.
+        """Return the stream with its tasks in the random order of the seed `order`; 0 leaves them unchanged.
 
-        In another order it is no published benchmark.
+        A reordered stream is not a published benchmark, so `paper` is dropped.
         """
         if not order:
             return self
@@ -137,18 +141,18 @@ class Stream:
 
     @property
     def domain(self) -> Domain:
-        """What its items are: videos with captions, or with questions, or labelled images; each has its methods."""
+        """Return the kind of its items: "videos" with captions, "questions" or "images"; each has its own methods."""
         domains: dict[str, Domain] = {"ucl": "images", "qa": "questions"}
         return domains.get(self.protocol, "videos")
 
     @cached_property
     def has_features(self) -> bool:
-        """Whether its videos are arrays of features (.npy) that were made elsewhere."""
+        """Report whether its videos are imported arrays of features (.npy)."""
         return self.domain != "images" and self.tasks[0].train[0].path.endswith(".npy")
 
     @property
     def table_caveat(self) -> str:
-        """What a table must say about numbers from this stream; empty if there is nothing to say."""
+        """Return the caveat of numbers from this stream for a table; empty if there is none."""
         marks = [] if self.has_val else ["no validation split: what is chosen here is chosen on test videos"]
         if self.held_out:
             marks.append(
@@ -166,7 +170,7 @@ def _identity(item: Item) -> list[Any]:
 
 
 def iter_items(stream: Stream) -> Iterator[tuple[StreamTask, str, Item]]:
-    """Every item with its task and the name of its split."""
+    """Yield every item with its task and the name of its split."""
     for task in stream.tasks:
         for split in SPLITS:
             for item in getattr(task, split):
@@ -174,7 +178,7 @@ def iter_items(stream: Stream) -> Iterator[tuple[StreamTask, str, Item]]:
 
 
 def describe(stream: Stream) -> str:
-    """Categories, videos and pairs of each task, one line each."""
+    """Return one line per task: its categories, videos and captions."""
     lines = []
     for task in stream.tasks:
         counts = [

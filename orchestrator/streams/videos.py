@@ -1,4 +1,4 @@
-"""Where the videos of a stream lie, which of them are missing, and the stream that is left without them."""
+"""Locations of a stream's videos, the missing ones, and the stream without them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ctvr.orchestrator.streams.stream import SPLITS, Item, Stream, StreamTask, g
 from ctvr.orchestrator.video.endings import VIDEO_SUFFIXES
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
-# Names in a folder in the form of Hugging Face's VideoFolder (jobs/export_dataset.py, importers/hf_dataset.py)
+# Folder names in Hugging Face's VideoFolder layout (jobs/export_dataset.py, importers/hf_dataset.py)
 FOLDERS = {"train": "train", "val": "validation", "test": "test"}  # split -> folder
 METADATA, STREAM = "metadata.jsonl", "stream.json"
 
 
 class VideoPlaces:
-    """Finds a video as named, with another extension, or as a folder of frames; lists each folder once."""
+    """Finds a video as named, with another extension, or as a folder of frames; lists each folder only once."""
 
     def __init__(self, base: Path) -> None:
         self.base = os.path.abspath(base)
-        self.listed: dict[str, tuple[str, frozenset[str]]] = {}  # folder as it is written -> its place, names in it
+        self.listed: dict[str, tuple[str, frozenset[str]]] = {}  # folder as written -> its path, names in it
 
     def find(self, path: str) -> str:
-        """The place of `path`; where nothing is there, the place where it was expected."""
+        """Return the location of `path`, or its expected location if nothing exists there."""
         below, _, name = path.rpartition("/")
         known = self.listed.get(below)
         if known is None:
@@ -50,16 +50,16 @@ class VideoPlaces:
 
 
 def video_stem(name: str) -> str:
-    """A file name without its extension, if that is one of a video; ids may hold dots."""
+    """Return a file name without its extension if that is a video's; ids may contain dots."""
     stem, suffix = os.path.splitext(name)
     return stem if suffix.lower() in VIDEO_SUFFIXES else name
 
 
 @gc_disabled()
 def scan_videos(stream: Stream) -> dict[str, Identity]:
-    """What the file system says of every file of a stream, asked once: it may have 100,000 on a file server.
+    """Return the identity of every file of a stream. Each is queried once, since a file server may hold 100,000.
 
-    What is no file (nothing, or a folder of frames) is left out.
+    Anything that is not a file (missing, or a folder of frames) is left out.
     """
     seen: dict[str, Identity] = {}
     for path in dict.fromkeys(item.path for _, _, item in iter_items(stream)):
@@ -83,10 +83,10 @@ def _is_there(path: str) -> bool:
 
 
 def missing_videos(stream: Stream, seen: Container[str] | None = None) -> list[Item]:
-    """All items whose file is not there (nor under another extension, nor as a folder with frames).
+    """Return the items without a file (under this or another extension) and without a folder of frames.
 
     Args:
-        seen: paths of files that are there; default what `look` finds.
+        seen: paths of existing files; default: the result of `scan_videos`.
     """
     seen = scan_videos(stream) if seen is None else seen
     find = VideoPlaces(Path("/")).find  # the items' paths are absolute
@@ -94,7 +94,7 @@ def missing_videos(stream: Stream, seen: Container[str] | None = None) -> list[I
 
 
 def check_videos(stream: Stream) -> str:
-    """Say which videos are missing and what a smaller gallery would do to the numbers."""
+    """Report which videos are missing and how a smaller gallery would change the numbers."""
     missing = {item.video for item in missing_videos(stream)}
     total = Counter(split for _, split, _ in iter_items(stream))
     if not missing:
@@ -106,26 +106,26 @@ def check_videos(stream: Stream) -> str:
         + ", ".join(f"{split} {lost[split]} of {total[split]}" for split in SPLITS if total[split])
         + ").",
         "First: " + ", ".join(f"{item.video} ({task} {split})" for task, split, item in places[:5]) + ".",
-        f"Looked for {places[0][2].path} and other endings of videos ({' '.join(VIDEO_SUFFIXES)}), or a "
-        "folder of frames in its place.",
+        f"Searched for {places[0][2].path}, other extensions of videos ({' '.join(VIDEO_SUFFIXES)}), and a "
+        "folder of frames of that name.",
     ]
     if 0 < lost["test"] < total["test"]:
         left = total["test"] - lost["test"]
         lines.append(
-            f"Without them the test gallery shrinks from {total['test']} to {left} videos: R@k rises as the gallery "
+            f"Without them the test gallery shrinks from {total['test']} to {left} videos. R@k rises as the gallery "
             "shrinks, so the numbers are not comparable with the paper."
         )
-    lines.append("Put the files in place, or leave these videos out with data.skip_missing=true; tables are marked.")
+    lines.append("Add the files, or drop these videos with data.skip_missing=true; tables are then marked.")
     return "\n".join(lines)
 
 
 def drop_videos(stream: Stream, missing: Iterable[Item]) -> Stream:
-    """The stream less some items, when the user asked for it (`data.skip_missing=true`).
+    """Return the stream without some items, as the user requested (`data.skip_missing=true`).
 
-    The result has another digest, says how many videos it lost, and stands beside no paper.
+    The result has a different digest, records the number of dropped videos, and is compared with no paper.
 
     Raises:
-        ConfigError: if a task would keep no train, test or (where it had some) validation video.
+        ConfigError: if a task would keep no train, test or (if it had some) validation video.
     """
     gone = {item.video for item in missing}
     if not gone:
@@ -143,7 +143,7 @@ def drop_videos(stream: Stream, missing: Iterable[Item]) -> Stream:
             if items and not kept[split]:
                 raise ConfigError(
                     f"data.skip_missing: all {len(items)} {split} videos of {task.name} in {stream.name} are missing, "
-                    f"the first as {items[0].path}. Correct the videos folder."
+                    f"the first one at {items[0].path}. Correct the videos folder."
                 )
         tasks.append(StreamTask(task.name, task.categories, **kept))
     dropped = sum(item.video in gone for _, _, item in iter_items(stream))

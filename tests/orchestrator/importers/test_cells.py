@@ -70,8 +70,8 @@ def test_separators_and_marks_of_other_programs_are_read(tmp_path, encoding, sep
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (b"v0,nan,c,train,1\n", "line 2: caption is 'nan', which programs write for a missing value"),
-        (b"v0,\"['a', b']\",c,train,1\n", "is a broken list"),
+        (b"v0,nan,c,train,1\n", "line 2: caption is 'nan', which marks a missing value"),
+        (b"v0,\"['a', b']\",c,train,1\n", "is a malformed list"),
         (b"v0,caf\xe9,c,train,1\n", "line 2: byte 0xe9 is not UTF-8 text. .*iconv -f latin1"),
     ],
 )

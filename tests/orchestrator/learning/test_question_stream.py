@@ -162,7 +162,7 @@ def changed(manifest: Path, tmp_path: Path, **fields: object) -> Path:
     ("fields", "said"),
     [
         ({"answers": None}, "field 'answers' is missing"),
-        ({"answers": ["red"]}, "answers: are 1 for 2 questions. Give each question its own."),
+        ({"answers": ["red"]}, "answers: has 1 for 2 questions. Give one per question."),
         ({"answers": ["red", ""]}, r"answers\[1\]: is empty"),
         ({"twin": "red_train_1"}, "unknown field 'twin'"),
     ],

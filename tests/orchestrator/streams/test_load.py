@@ -152,19 +152,19 @@ BAD = [
     (put("tasks.1.test.0.video", "a"), r"task_02: test: video 'a': this id is also in task_01: train \(a leak"),
     (put("tasks.1.test.0.path", "clips/a.mp4"), "its file and segment are also in task_01: train"),
     (put(f"{TRAIN}.video", ""), "video: is empty"),
-    (put(f"{TRAIN}.video", "a\nb"), "cannot be printed"),
+    (put(f"{TRAIN}.video", "a\nb"), "is not printable"),
     (put(f"{TRAIN}.video", ...), "train: item no. 1: field 'video' is missing"),
     (put(f"{TRAIN}.category", "dog"), "'dog' is not a category of its task. Did you mean 'dogs'"),
-    (put(f"{TRAIN}.segment", [3, 3]), r"segment: \[3, 3\] is no stretch of time\. Write \[start, end\]"),
-    (put(f"{TRAIN}.segment", [-1, 3]), "no stretch of time"),
-    (put(f"{TRAIN}.segment", [0, float("nan")]), "NaN is not a number of JSON"),
-    (put(f"{TRAIN}.segment", [0, 10**400]), "no stretch of time"),
+    (put(f"{TRAIN}.segment", [3, 3]), r"segment: is not a time segment \(got \[3, 3\]\)\. Write \[start, end\]"),
+    (put(f"{TRAIN}.segment", [-1, 3]), "is not a time segment"),
+    (put(f"{TRAIN}.segment", [0, float("nan")]), "NaN is not a JSON number"),
+    (put(f"{TRAIN}.segment", [0, 10**400]), "is not a time segment"),
     (put(f"{TRAIN}.segment", [0]), "not a pair of numbers"),
     (put(f"{TRAIN}.segment", [False, True]), "not a pair of numbers"),
     (put(f"{TRAIN}.path", "../x.mp4"), "leads out of the videos folder"),
     (put(f"{TRAIN}.path", "/etc/passwd"), "leads out of the videos folder"),
     (put(f"{TRAIN}.path", "."), "leads out of the videos folder"),
-    (put(f"{TRAIN}.twin", "nobody"), "twin: no video is called 'nobody'"),
+    (put(f"{TRAIN}.twin", "nobody"), "twin: video 'nobody' does not exist"),
     (put(f"{TRAIN}.caption", "x"), "unknown field 'caption'. Did you mean 'captions'"),
     (put(TRAIN, 3), "train: item no. 1: is a number, not an object"),
     (put("tasks.0.train", []), "task_01: train: has no videos. Add"),
@@ -174,7 +174,7 @@ BAD = [
     (put("tasks.0.val", [item("v", "dogs", "x")]), "task_02: val: is empty while other tasks have one"),
     (put("tasks", []), "tasks: is empty"),
     (put("tasks", {}), "tasks: is an object, not a list"),
-    (put("format", 2), "format: is not 1"),
+    (put("format", 2), "format: must be 1"),
     (put("protocol", "cil"), "protocol: is 'cil'. Write 'ctvr', 'cvlm', 'ucl' or 'qa'"),
     (put("settings", {"data": {}}), "settings: data: is an object"),
     (put("name", ...), "field 'name' is missing"),
@@ -198,11 +198,11 @@ def test_what_is_wrong_is_said_in_one_line(manifest: dict[str, Any], tmp_path: P
         ('{"format": 1,\n "name": }', "line 2: not JSON"),
         ("", "line 1: not JSON"),
         ("[" * 100_000, "nested too deeply|not JSON"),
-        ('{"format": 1, "format": 1}', "key 'format' is given twice"),
+        ('{"format": 1, "format": 1}', "key 'format' occurs twice"),
         ('{"format": ' + "9" * 5000 + "}", "not usable JSON"),
         ("[]", "is a list, not an object"),
-        ('{"held_out": NaN}', "NaN is not a number of JSON"),
-        ('{"settings": {"a": -Infinity}}', "-Infinity is not a number of JSON"),
+        ('{"held_out": NaN}', "NaN is not a JSON number"),
+        ('{"settings": {"a": -Infinity}}', "-Infinity is not a JSON number"),
         (f'{{"{"x" * 5000}": 1}}', r"unknown field 'x{100,300} \.\.\. x+'"),
     ],
 )
@@ -300,7 +300,7 @@ def test_missing_videos_are_reported_with_what_they_do_to_the_numbers(manifest: 
     report = check_videos(stream)
     assert "2 of 7 videos are missing (train 1 of 3, test 1 of 4)" in report
     assert "a (task_01 train), c (task_01 test)" in report
-    assert "from 4 to 3 videos: R@k rises as the gallery shrinks" in report
+    assert "from 4 to 3 videos. R@k rises as the gallery shrinks" in report
     assert "not comparable with the paper" in report
     assert "data.skip_missing=true" in report
 
