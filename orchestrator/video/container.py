@@ -1,8 +1,8 @@
-"""What kind of video file is this, and is it whole? Answered from its bytes, before any decoder sees it.
+"""Recognition of video containers and of truncated files from their bytes, before any decoder reads them.
 
-Only containers of the list below are handed to a decoder. Playlists and scripts (HLS, DASH, concat, SDP), through
-which a decoder can be told to read other files or the network, begin with text and are therefore never opened.
-The outer boxes of MP4, Matroska and AVI say how long the file must be: a cut download is found without decoding.
+Only containers of the list below are passed to a decoder. Playlists and scripts (HLS, DASH, concat, SDP), which can
+make a decoder read other files or the network, begin with text and are therefore never opened.
+The outer boxes of MP4, Matroska and AVI declare the file's length, so a partial download is found without decoding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 CONTAINERS = "MP4, MOV, 3GP, Matroska, WebM, AVI, FLV, WMV, Ogg, MPEG, TS, M2TS"
 _PACKETS = (188, 192, 204)  # bytes of a packet of a transport stream: plain, AVCHD and Blu-ray, DVB
-# First bytes of what FFmpeg reads and we do not, for a message that says so
+# First bytes of formats that FFmpeg reads and this package does not, to name them in a message
 _OTHERS = (
     (b"GIF8", "a GIF"),
     (b"\x89PNG", "a PNG"),
@@ -31,12 +31,13 @@ _OTHERS = (
     (b"CWS", "a Flash file"),
 )
 _MP4_BOXES = frozenset((b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp"))
-_UNKNOWN_RIFF = (0, 0xFFFFFFFF)  # what FFmpeg writes first, and other programs
+_UNKNOWN_RIFF = (0, 0xFFFFFFFF)  # placeholders that FFmpeg and other programs write first
+_MAX_BOXES = 100_000  # fragmented files have two boxes per second
 _MAX_BOXES = 100_000  # fragmented files have two boxes a second
 
 
 def container_of(path: Path) -> str | None:
-    """FFmpeg's name of the demuxer for this file, or None if it is no container of the allow-list."""
+    """Return FFmpeg's name of the demuxer for this file, or None if it is not a container of the allow-list."""
     with path.open("rb") as file:
         head = file.read(5 * max(_PACKETS))
     if head[4:8] in _MP4_BOXES:
@@ -57,7 +58,7 @@ def container_of(path: Path) -> str | None:
 
 
 def _is_transport(head: bytes) -> bool:
-    """Report whether packets of a transport stream follow each other, also where the file begins inside a packet."""
+    """Report whether consecutive packets of a transport stream are found, even if the file begins inside a packet."""
     for size in _PACKETS:
         for first in range(size):
             marks = head[first::size]
@@ -67,7 +68,7 @@ def _is_transport(head: bytes) -> bool:
 
 
 def other_kind(path: Path) -> str | None:
-    """Return what a file is that we do not read and FFmpeg can convert ("a GIF"), None where that is not known."""
+    """Return the name of an unsupported format that FFmpeg can convert ("a GIF"), None if it is not recognised."""
     with path.open("rb") as file:
         head = file.read(16)
     if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
@@ -76,17 +77,17 @@ def other_kind(path: Path) -> str | None:
 
 
 def convert(path: Path) -> str:
-    """Return the command that makes a video of a file that we do not read."""
+    """Return the command that converts an unsupported file to a video."""
     return f"`ffmpeg -i {shlex.quote(path.name)} -c:v libx264 OUT.mp4`"
 
 
 def keep_the_rest(path: Path) -> str:
-    """Return the sentence that a damaged video is refused with."""
+    """Return the remedy in the error about a damaged video."""
     return f"{convert(path)} keeps the part that can be decoded"
 
 
 def what_is_missing(path: Path, container: str) -> str | None:
-    """Return why the file cannot be whole (one line), None where its outer structure is complete or says nothing."""
+    """Return why the file is incomplete (one line), None if its outer structure is complete or declares no length."""
     size = path.stat().st_size
     with path.open("rb") as file:
         if container == "mov":
@@ -95,13 +96,13 @@ def what_is_missing(path: Path, container: str) -> str | None:
             return _matroska(file, size)
         if container == "avi":
             length = struct.unpack("<I", file.read(8)[4:8])[0]
-            is_known = length not in _UNKNOWN_RIFF  # of a recording that was piped or still ran
+            is_known = length not in _UNKNOWN_RIFF  # a recording that was piped or not finished has a placeholder
             return _cut("the RIFF chunk", length + 8, size) if is_known and length + 8 > size else None
     return None
 
 
 def is_of_media_alone(missing: str) -> bool:
-    """Report whether a box of pictures claims too many bytes, while the index of the video may be complete."""
+    """Report whether only a media box claims too many bytes, so that the index of the video may be complete."""
     return missing.startswith(_cut("box 'mdat'", 0, 0).split(" 0,")[0])
 
 
@@ -123,7 +124,7 @@ def _mp4(file: BinaryIO, size: int) -> str | None:
         elif length == 0:  # "to the end of the file"
             length = size - position
         if not name.isascii() or not name.replace(b" ", b"_").replace(b"-", b"_").replace(b"_", b"a").isalnum():
-            if b"moov" in seen and b"mdat" in seen:  # bytes behind a complete video hurt nobody
+            if b"moov" in seen and b"mdat" in seen:  # bytes after a complete video are harmless
                 break
             return f"is damaged: no MP4 box at byte {position}"
         if length < 8:

@@ -1,4 +1,4 @@
-"""What a whole decode shows, in order: the frames of a video, numbered as they leave the decoder."""
+"""Frames of a video in decoding order, numbered as they leave the decoder, and their times."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 
-_IDR = 5  # type of a unit of H.264
-_REORDERED = 16  # places by which H.264 and HEVC may move a frame, at most
+_IDR = 5  # NAL unit type of H.264
+_REORDERED = 16  # positions by which H.264 and HEVC can reorder a frame, at most
 
 
 def frames_in_order(file: Any, stream: Any, strict: bool) -> Iterator[Any]:
-    """Yield the frames of a video, or those from the place where the file was set to.
+    """Yield the frames of a video, or those from the position to which the file was set.
 
-    A recording may begin in the middle of a group of pictures: what comes before its first key frame, or is shown
-    before it, lacks the pictures that it builds on. Decoders leave it out; a strict one calls it an error, too.
+    A recording may begin in the middle of a group of pictures. Pictures before its first key frame, in the file or in
+    presentation order, lack their references. Decoders drop them; a strict decoder also reports an error.
 
     Raises:
-        av.FFmpegError: if a later packet cannot be decoded; not `strict`, such packets are passed over.
+        av.FFmpegError: if a later packet cannot be decoded; such packets are skipped unless `strict`.
     """
     import av
 
@@ -40,7 +40,7 @@ def frames_in_order(file: Any, stream: Any, strict: bool) -> Iterator[Any]:
 
 
 def _is_open(packet: Any, context: Any) -> bool:
-    """Report whether a key frame of H.264 has no IDR slice: pictures after it may build on what lies before it."""
+    """Report whether a key frame of H.264 has no IDR slice: later pictures may then refer to earlier ones."""
     if context.name != "h264":
         return False
     data, extra = bytes(packet), context.extradata or b""
@@ -55,10 +55,10 @@ def _is_open(packet: Any, context: Any) -> bool:
 
 
 def seconds_of(pts: Sequence[int | None], base: float, rate: float) -> np.ndarray:
-    """Return the seconds of frames, (N,) not descending from 0, from their timestamps in the order of decoding.
+    """Return the seconds of frames, (N,) non-decreasing from 0, from their timestamps in decoding order.
 
-    AVI's timestamps belong to places in the file, not to frames: they are all there but in another order, so they are
-    sorted. Where some are missing, repeated or fall back, these frames are spread between their neighbours.
+    AVI's timestamps belong to positions in the file, not to frames: the set is complete but in another order, so it is
+    sorted. Missing, repeated or decreasing timestamps are interpolated between their neighbours.
     """
     number = np.arange(len(pts))
     values = np.asarray([np.nan if each is None else each for each in pts], dtype=np.float64)
@@ -69,7 +69,7 @@ def seconds_of(pts: Sequence[int | None], base: float, rate: float) -> np.ndarra
     known = np.zeros(len(values), dtype=bool)
     reached = -np.inf
     for i, value in enumerate(values):
-        if value > reached:  # which no NaN is
+        if value > reached:  # false for NaN
             known[i], reached = True, value
     if known.sum() < 2:
         return number / rate

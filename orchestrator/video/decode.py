@@ -1,27 +1,27 @@
-"""One video file, or one folder of frames, becomes a clip of uint8 frames with their timestamps, in this process.
+"""Decoding of a video file or a folder of frames to a clip of uint8 frames with timestamps, in this process.
 
-Which frames: `choose_frames` of sampling.py, of the video or of a time segment. The index of frames comes from
-the container's packets in presentation order, so that all decoders (readers.py) are asked for the same frames and the
-timestamps are those of the file, also at a variable frame rate. PyAV decodes, once, and refuses frames that FFmpeg
-calls damaged. decord and torchcodec patch such frames up, or return others, without a word, so where one of them is
-asked for, PyAV decodes beside it and both are compared. The resize is one piece of code behind all.
+`choose_frames` of sampling.py selects the frames of the video or of a time segment. The index of frames comes from
+the container's packets in presentation order, so that all decoders (decoders.py) get the same frames and the
+timestamps are those of the file, also at a variable frame rate. PyAV decodes once and rejects frames that FFmpeg
+reports as damaged. decord and torchcodec conceal such damage, or return other frames, without an error. Where one of
+them is selected, PyAV decodes too and both results are compared. All decoders share one resize.
 
 Measured with decord 0.6.0 and PyAV 18.1: bit-identical frames and timestamps for 8-bit h264 (of any chroma, range,
-rotation and size that was tried), hevc, vp8, vp9, mpeg4, mjpeg and flv. Not for 10-bit h264, whose frames are the same
-but for another interpolation of colour at edges (mean difference 3.1 of 255). decord finds no stream in AV1. It returns
-other frames than those asked for, and calls them right, in hevc with open groups of pictures (x265's default), in WMV
-and in MPEG streams: frames are compared with PyAV's, and the file is refused.
+rotation and size that was tried), hevc, vp8, vp9, mpeg4, mjpeg and flv. 10-bit h264 differs: the frames are the same,
+but colour is interpolated differently at edges (mean difference 3.1 of 255). decord finds no stream in AV1. In hevc
+with open groups of pictures (x265's default), WMV and MPEG streams it returns other frames than requested without an
+error: frames are compared with PyAV's, and the file is rejected.
 
 Measured with torchcodec 0.17.0 on FFmpeg 5.1.9 and PyAV 18.1 (FFmpeg 8.1.2), all frames: bit-identical frames and
 timestamps for 8-bit progressive h264 (of any chroma, range, matrix, rotation and size that was tried), hevc, vp8, vp9,
-av1, mpeg4, msmpeg4v2, h263, flv, wmv1, theora and mjpeg, for 10-bit h264 of chroma 4:4:4 and for prores. Not for other
-10-bit videos, by another interpolation of colour, which no setting chooses (mean difference 2.9 of 255 in a public
-h264 clip; of a test pattern 3.3 to 3.9 in h264 and hevc, 0.9 to 1.0 in av1 and vp9), not for interlaced h264 and mpeg4
-(5.1 and 4.7; decord's h264, too), and not always for wmv2 (by 2 at most). In MPEG program and transport streams it
-returns frames of other times or none, and behind an edit list it saw another number of frames: refused. Its decoding on
-a GPU is not offered: the child's fence shows it none.
+av1, mpeg4, msmpeg4v2, h263, flv, wmv1, theora and mjpeg, for 10-bit h264 of chroma 4:4:4 and for prores. Different are:
+other 10-bit videos, by the interpolation of colour, which no setting selects (mean difference 2.9 of 255 in a public
+h264 clip; of a test pattern 3.3 to 3.9 in h264 and hevc, 0.9 to 1.0 in av1 and vp9); interlaced h264 and mpeg4 (5.1
+and 4.7; also decord's h264); and some wmv2 (by 2 at most). In MPEG program and transport streams it returns frames of
+other times or none, and after an edit list it counts another number of frames: such files are rejected. Its decoding
+on a GPU is not offered, since the child's sandbox gives no access to one.
 
-Nothing here protects the process from a decoder that crashes or hangs: `ctvr.orchestrator.video.pool.Decoder` does.
+Nothing here protects the process from a decoder that crashes or hangs; `ctvr.orchestrator.video.pool.Decoder` does.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ def decode(
     """Decode one clip in this process.
 
     Args:
-        path: a video file, or a folder of .png/.jpg frames in the order of the numbers in their names. A folder
-            holds frames that were already cut to their segment: `segment` does not apply to it.
-        sampling: T = `num_frames` and the side of the square frames.
-        segment: (start, end) in seconds since the first frame; an end behind the video's is moved to it.
-        decoder: "pyav", "decord", "torchcodec" or "auto" (decord, then PyAV where decord cannot).
+        path: a video file, or a folder of .png/.jpg frames, ordered by the numbers in their names. A folder contains
+            frames of one segment, so `segment` does not apply to it.
+        sampling: T = `num_frames` and the side of the square frames in pixels.
+        segment: (start, end) in seconds since the first frame; an end after the video's end is clipped to it.
+        decoder: "pyav", "decord", "torchcodec" or "auto" (decord, then PyAV if decord fails).
 
     Raises:
-        VideoError: if the file is missing, empty, damaged, no video, or over a limit.
+        VideoError: if the file is missing, empty, damaged, not a video, or exceeds a limit.
         ConfigError: if `decoder` is unknown or not installed.
     """
     order, limits, path = _decoders(decoder), limits or Limits(), Path(path)
@@ -96,7 +96,7 @@ def decode(
 
 
 def probe(path: str | Path, limits: Limits | None = None) -> VideoInfo:
-    """Count the frames of a file and read its rate, duration, size and codec; one frame is decoded.
+    """Return the number of frames, rate, duration, size and codec of a file; one frame is decoded.
 
     Raises:
         VideoError: as `decode`.
@@ -116,12 +116,12 @@ def probe(path: str | Path, limits: Limits | None = None) -> VideoInfo:
 
 
 def _with_index(path: Path, limits: Limits, watch: Watch, use: Callable[[Index], Result]) -> Result:
-    """Use the index of a video; once more, with frames that are counted, where the decoder shows others."""
+    """Use the index of a video; if the decoder shows other frames, use once more an index from counted frames."""
     index = read_index(path, limits, watch)
     try:
         return use(index)
     except IndexDisagrees as error:
-        why = f"its frames are not those of its packets (at {error.args[0]:.2f} s)"
+        why = f"its frames differ from its packets (at {error.args[0]:.2f} s)"
     try:
         return use(count_index(path, index.container, why, limits, watch))
     except IndexDisagrees as error:
@@ -147,7 +147,7 @@ def _decode_film(
     for name in order:
         try:
             known: dict[int, np.ndarray] = {}
-            if limits.strict and name != "pyav":  # the others patch damage up, or begin elsewhere, without a word
+            if limits.strict and name != "pyav":  # the others conceal damage, or begin elsewhere, without an error
                 seen = read_pyav(path, index, wanted, limits, watch)
                 known = {i: brightness(resize_and_crop(image, sampling.size)) for i, image in seen}
             small = {}
@@ -172,10 +172,10 @@ def _info(index: Index, image: np.ndarray) -> VideoInfo:
 
 
 def decoder_version(name: str = "pyav", strict: bool = True) -> str:
-    """Everything that decides the pixels besides the file and the sampling; part of every store key.
+    """Return everything that decides the pixels besides the file and the sampling; it is part of every store key.
 
-    The rule is the sources that decide frames: this file and what it imports of its room. `strict` is that of the
-    `Limits` in use.
+    The part `rule` is a digest of the sources that decide frames: this file and its imports from this package. `strict`
+    is that of the `Limits` in use.
 
     Raises:
         ConfigError: if the decoder is unknown, not installed or (torchcodec) cannot be loaded.
@@ -209,7 +209,7 @@ def _decoders(name: str) -> tuple[str, ...]:
 
 def _decode_folder(folder: Path, sampling: Sampling, limits: Limits, watch: Watch) -> Frames:
     files = _frame_files(folder)
-    # The images count as one a second
+    # The images count as one per second
     chosen = choose_frames(np.arange(len(files), dtype=np.float64), sampling.num_frames, rule=sampling.rule)
     small: dict[int, np.ndarray] = {}
     for i in sorted({*chosen.tolist()} - {MISSING}):
@@ -219,19 +219,19 @@ def _decode_folder(folder: Path, sampling: Sampling, limits: Limits, watch: Watc
 
 
 def _stacked(small: dict[int, np.ndarray], chosen: np.ndarray, size: int) -> np.ndarray:
-    """The chosen frames, one behind the other: (T, size, size, 3), or in the size of the first where that is NATIVE."""
+    """Stack the chosen frames: (T, size, size, 3); for NATIVE, in the size of the first frame."""
     if size == NATIVE:
         height, width = small[min(small)].shape[:2]
-        images = {i: Image.fromarray(image).resize((width, height)) for i, image in small.items()}  # it may change
+        images = {i: Image.fromarray(image).resize((width, height)) for i, image in small.items()}  # sizes may differ
         small = {i: np.asarray(image) for i, image in images.items()}
     return np.stack([missing_frame(size) if i == MISSING else small[i] for i in chosen.tolist()])
 
 
 def _frame_files(folder: Path) -> list[Path]:
-    """The images of a folder in the order of the numbers in their names (`frame_2_idx_0040` before `frame_10_...`)."""
+    """Return the images of a folder by the numbers in their names (`frame_2_idx_0040` before `frame_10_...`)."""
     files = [p for p in folder.iterdir() if p.suffix.lower() in _IMAGES and not p.name.startswith(".")]
     if not files:
-        raise VideoError(str(folder), "the folder holds no frames (.png, .jpg)")
+        raise VideoError(str(folder), "the folder contains no frames (.png, .jpg)")
     return sorted(files, key=lambda p: ([int(n) for n in re.findall(r"\d{1,18}", p.stem)], p.name))
 
 
@@ -241,4 +241,4 @@ def _open_image(folder: Path, file: Path, limits: Limits) -> np.ndarray:
             check_size(folder, image.width, image.height, limits)
             return np.asarray(image.convert("RGB"))
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise VideoError(str(folder), f"{file.name} is damaged or no image ({type(error).__name__})") from None
+        raise VideoError(str(folder), f"{file.name} is damaged or not an image ({type(error).__name__})") from None

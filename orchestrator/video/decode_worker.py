@@ -1,7 +1,7 @@
-"""The other side of `video.pool`: what a decoding child runs, and the limits that it sets itself.
+"""The program of a decoding child process (`video.pool`), and the limits that it sets for itself.
 
-It has limits of memory, CPU time and written bytes, where the system allows that no network and no files but those of
-its videos' folders, and answers with JSON and raw bytes."""
+It limits its memory, CPU time and written bytes, where the system allows has no network and no files except the folders
+of its videos, and answers with JSON and raw bytes."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from ctvr.sandbox.limits import MOST_FILES, address_space, limit
 
 log = logging.getLogger(__name__)
 
-READY = b"\0\0\0\0"  # an answer without a header: the program is loaded, and what ends it now is a file
+READY = b"\0\0\0\0"  # an answer without a header: the program is loaded, so a later crash is due to a file
 
 
 def serve() -> None:
-    """What a child runs: decode the requests of stdin, one JSON line each, until it ends.
+    """Decode the requests of stdin, one JSON line each, until it ends.
 
-    The words behind the program: the decoder that will be asked for, and the folders of its videos.
+    The arguments of the program are the decoder that will be used and the folders of its videos.
     """
     decoder, *folders = sys.argv[1:]
-    # first: without threads; where the system refuses one, the other limits stand
+    # first, while there are no other threads; if the system refuses one restriction, the others still apply
     isolate([Path(__file__).parents[1], *folders])
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not mix with the answers
+    os.dup2(2, 1)  # output that a library prints must not mix with the answers
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_NOFILE, MOST_FILES)
-    limit(resource.RLIMIT_FSIZE, 1 << 20)  # it writes nothing but its log
+    limit(resource.RLIMIT_FSIZE, 1 << 20)  # it writes only its log
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     import av
 
@@ -67,9 +67,9 @@ def serve() -> None:
 
 
 def _load(decoder: str) -> None:
-    """Load what belongs to an idle child; a decoder that cannot be loaded says so with each file."""
+    """Import what an idle child needs; a decoder that cannot be loaded is reported with each file."""
     if decoder == "torchcodec":
-        # torch looks for a compiler and makes a folder for what one would build: fenced, it may do neither
+        # torch searches for a compiler and creates a folder for its output: the sandbox allows neither
         os.environ.update(PATH="", TORCHINDUCTOR_CACHE_DIR=sys.prefix)
         with contextlib.suppress(ConfigError):
             torchcodec_version()
@@ -79,8 +79,8 @@ def _load(decoder: str) -> None:
 
 
 def _bound(limits: Limits, idle_bytes: int) -> None:
-    """Limits of this process for the next file, also if the parent is gone."""
-    if idle_bytes:  # the hard limit, too, which is the same for all files of a pool: a process may raise a soft one
+    """Limit this process for the next file; the limits also hold if the parent is gone."""
+    if idle_bytes:  # also the hard limit, equal for all files of a pool: a process can raise a soft one
         limit(resource.RLIMIT_AS, idle_bytes + limits.memory_bytes)
     seconds = int(limits.max_seconds * 1.25) + 2
     usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -98,7 +98,7 @@ def _answer(request: dict[str, Any], limits: Limits) -> tuple[Frames | None, str
         return None, error.reason
     except MemoryError:
         return None, "needs more memory than the limit memory_bytes"
-    except Exception as error:  # reported to the parent with the file's name, never swallowed
+    except Exception as error:  # reported to the parent with the file's name
         log.exception("%s", request["path"])
         return None, f"cannot be decoded ({type(error).__name__}: {error})"
 

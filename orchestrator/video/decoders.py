@@ -1,7 +1,7 @@
-"""The decoders behind `ctvr.orchestrator.video.decode`: PyAV, decord and torchcodec, each loaded where it is asked for.
+"""Adapters of the decoders PyAV, decord and torchcodec, each imported on first use.
 
-Each takes the frames `wanted` of an index, by their numbers in ascending order, and yields (number, upright (H, W, 3)
-uint8 image). decord and torchcodec patch damage up without a word, and may return other frames: `check_same`.
+Each takes the frames `wanted` of an index, by number in ascending order, and yields (number, upright (H, W, 3) uint8
+image). decord and torchcodec conceal damage without an error, and may return other frames: see `check_same`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ctvr.orchestrator.video.upright import display_matrix, upright
 Images = Iterator[tuple[int, np.ndarray]]
 _Frames = Iterator[tuple[int, Any, tuple[int, ...] | None]]  # PyAV frames, each with its display matrix
 
-PARTS = 16  # of a side, in which frames are compared
-# Of 255, in any part: decord's colours move one by 1.8 at most (10 bits; interlaced 0.5), and its wrong frames of a
-# counter that moved did so by 12 to 110
+PARTS = 16  # per side, in which frames are compared
+# Of 255, in any part: decord's colours change one by 1.8 at most (10 bits; interlaced 0.5), and its wrong frames of a
+# moving counter by 12 to 110
 UNLIKE = 6.0
 
 
@@ -40,7 +40,7 @@ def read_pyav(path: Path, index: Index, wanted: list[int], limits: Limits, watch
 
 
 def brightness(image: np.ndarray) -> np.ndarray:
-    """(n, n) means of about 16 x 16 equal parts of an image (size, size, 3), 0 to 255."""
+    """Return the mean brightness, 0 to 255, of about 16 x 16 equal parts of an image (size, size, 3): (n, n)."""
     side = max(1, len(image) // PARTS)
     count = len(image) // side
     luma = image[: count * side, : count * side] @ np.array([0.299, 0.587, 0.114])
@@ -48,16 +48,19 @@ def brightness(image: np.ndarray) -> np.ndarray:
 
 
 def check_same(path: Path, name: str, second: float, image: np.ndarray, known: np.ndarray) -> None:
-    """Refuse the frame of a decoder, (size, size, 3), that is not PyAV's, of which `known` is the brightness.
+    """Reject a decoder's frame, (size, size, 3), that differs from PyAV's, whose brightness is `known`.
 
-    Decoders that jump to a key frame may begin at a wrong one, and their times then say nothing of it.
+    Decoders that seek to a key frame may start at a wrong one without a trace in their timestamps.
+
+    Raises:
+        VideoError: if a part differs too much.
     """
     if np.abs(brightness(image) - known).max() > UNLIKE:
-        raise VideoError(str(path), f"{name} returns another frame than that at {second:.2f} s: use data.decoder=pyav")
+        raise VideoError(str(path), f"{name} returns a wrong frame at {second:.2f} s: use data.decoder=pyav")
 
 
 def _pyav_frames(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> _Frames:
-    """Yield the wanted frames; refuse a corrupt one if `limits.strict`.
+    """Yield the wanted frames; reject a corrupt one if `limits.strict`.
 
     Raises:
         IndexDisagrees: if the decoder shows other frames than the index lists.
@@ -69,8 +72,8 @@ def _pyav_frames(path: Path, index: Index, wanted: list[int], limits: Limits, wa
                 done.add(found[0])
                 yield found
             return
-        # An inexact seek, or a key frame that is none, looks like damage. Once more, from the beginning: what is
-        # damaged is so there, too
+        # An inexact seek, or a false key frame, looks like damage. Decode once more from the beginning: real damage
+        # shows there, too
         except (IndexDisagrees, VideoError):
             watch.check()
             wanted = [i for i in wanted if i not in done]
@@ -78,20 +81,20 @@ def _pyav_frames(path: Path, index: Index, wanted: list[int], limits: Limits, wa
 
 
 def _walk(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch, seek: bool) -> _Frames:
-    """Decode in order and keep the wanted frames, jumping to the key frame before each where that saves work.
+    """Decode in order and keep the wanted frames; seek to the key frame before each where that saves work.
 
-    Every frame on the way must be the one that the index lists next: a decoder that starts at a wrong place, shows
-    nothing for a packet or shows frames in another order is found out.
+    Every decoded frame must be the next one of the index. This detects a decoder that starts at a wrong position, shows
+    nothing for a packet or shows frames in another order.
 
     Raises:
-        IndexDisagrees: if it is not.
+        IndexDisagrees: if a frame is not the next one.
     """
     pts = index.pts
     with opened(path, index.container) as (file, stream):
         if limits.strict:  # report damaged data instead of guessing the missing pixels
             stream.codec_context.options = {"err_detect": "crccheck+bitstream+buffer+explode"}
         frames, place, key = frames_in_order(file, stream, limits.strict), -1, None
-        matrix: tuple[int, ...] | None = None  # a message of H.264 holds until the next key frame
+        matrix: tuple[int, ...] | None = None  # a display matrix of H.264 holds until the next key frame
         for i in wanted:
             if seek and pts is not None and (jump := _key_before(index, i, place)) is not None:
                 key = jump
@@ -99,10 +102,10 @@ def _walk(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Wa
                 frames, place = frames_in_order(file, stream, limits.strict), int(np.searchsorted(pts, key)) - 1
             for frame in frames:
                 watch.check()
-                if frame.key_frame:  # not of every frame: it costs a tenth of the decode
+                if frame.key_frame:  # not for every frame: that costs a tenth of the decoding time
                     matrix = display_matrix(frame)
                 if key is not None:
-                    if frame.pts is None or frame.pts < key:  # shown before the key frame that was jumped to
+                    if frame.pts is None or frame.pts < key:  # shown before the key frame of the seek
                         continue
                     if not frame.key_frame:
                         raise IndexDisagrees(index.times[place + 1])
@@ -121,7 +124,7 @@ def _walk(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Wa
 
 
 def _key_before(index: Index, wanted: int, place: int) -> int | None:
-    """Return the pts of the key frame to jump to, None where the decoder is past it or begins there anyway."""
+    """Return the pts of the key frame to seek to, None if the decoder is past it or begins there anyway."""
     assert index.pts is not None
     before = int(np.searchsorted(index.keys, index.pts[wanted], side="right")) - 1
     if before < 0 or index.keys[before] <= index.pts[max(place, 0)]:
@@ -130,7 +133,11 @@ def _key_before(index: Index, wanted: int, place: int) -> int | None:
 
 
 def read_decord(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> Images:
-    """As `read_pyav`; refuses a file in which decord does not see the frames of the index at their times."""
+    """Decode as `read_pyav`; reject a file if decord's frames or times differ from the index.
+
+    Raises:
+        VideoError: if decord cannot be loaded, cannot decode the file or disagrees with the index.
+    """
     try:
         import decord
     except (ImportError, OSError) as error:
@@ -160,10 +167,10 @@ def _ask_decord(decord: Any, path: Path, index: Index, wanted: list[int], watch:
 
 
 def read_torchcodec(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> Images:
-    """As `read_pyav`; refuses a file in which torchcodec does not see the frames of the index at their times.
+    """Decode as `read_pyav`; reject a file if torchcodec's frames or times differ from the index.
 
     Raises:
-        ConfigError: if it cannot be loaded.
+        ConfigError: if torchcodec cannot be loaded.
     """
     torchcodec_version()
     try:
@@ -172,7 +179,7 @@ def read_torchcodec(path: Path, index: Index, wanted: list[int], limits: Limits,
         lines = str(error).splitlines() or [type(error).__name__]
         if "allocate memory" in lines[0] or "bad_alloc" in lines[0]:
             raise VideoError(str(path), "torchcodec needs more memory than the limit memory_bytes") from None
-        reason = re.sub(r"^.*\.(cpp|h):\d+, ", "", lines[0])[:160]  # its lines begin with a place in its sources
+        reason = re.sub(r"^.*\.(cpp|h):\d+, ", "", lines[0])[:160]  # its lines begin with a location in its sources
         raise VideoError(str(path), f"torchcodec cannot decode it ({reason})") from None
     except MemoryError:
         raise VideoError(str(path), "torchcodec needs more memory than the limit memory_bytes") from None
@@ -190,8 +197,8 @@ def _ask_torchcodec(path: Path, index: Index, wanted: list[int], limits: Limits,
     tolerance = max(SLACK, frame_seconds(index.times) / 2)
     for i in wanted:
         watch.check()
-        frame = video.get_frame_at(i)  # one by one: a batch of them would hold all in full size
-        # of the frame that came, not of the one that was asked for: in MPEG streams they are not the same
+        frame = video.get_frame_at(i)  # one by one: a batch would keep all of them in full size
+        # times of the returned frame, not of the requested one: in MPEG streams they differ
         if abs(frame.pts_seconds - begin - index.times[i]) > tolerance:
             raise VideoError(str(path), "torchcodec puts its frames at other times than the container")
         image = frame.data.numpy()
@@ -201,17 +208,17 @@ def _ask_torchcodec(path: Path, index: Index, wanted: list[int], limits: Limits,
 
 @cache
 def torchcodec_version() -> str:
-    """Load torchcodec and the system's FFmpeg; the versions of both, for the keys of the store.
+    """Load torchcodec and the system's FFmpeg, and return the versions of both for the keys of the store.
 
     Raises:
         ConfigError: if one of them cannot be loaded.
     """
     try:
-        from torchcodec._core import get_ffmpeg_library_versions  # the public name has no more than 5 of 5.1.9
+        from torchcodec._core import get_ffmpeg_library_versions  # the public name reports only 5 of 5.1.9
 
         ffmpeg = get_ffmpeg_library_versions()["ffmpeg_version"]
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        reason = (str(error).splitlines() or [""])[0][:120].rstrip(" .:")  # of pages about each version of FFmpeg
+        reason = (str(error).splitlines() or [""])[0][:120].rstrip(" .:")  # the rest is pages about each FFmpeg version
         raise ConfigError(
             f"decoder: 'torchcodec' cannot be loaded ({type(error).__name__}: {reason}). Install FFmpeg's shared "
             "libraries (Debian: apt-get install ffmpeg) and the torchcodec of this torch, or use pyav."

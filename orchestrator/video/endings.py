@@ -1,6 +1,6 @@
-"""The endings of video files: one list for importers, folders that are searched, and messages.
+"""Extensions of video files: one list for importers, searched folders and messages.
 
-An ending only finds a file. Its first bytes decide which container it is (container.py).
+An extension only finds a file. Its first bytes decide which container it is (container.py).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-# Where several files of a folder have one name, the first ending of this list goes first
+# If several files of a folder share a name, the earliest extension of this list wins
 VIDEO_SUFFIXES = (
     *(".mp4", ".mkv", ".webm", ".avi", ".mov", ".m4v", ".qt", ".3gp", ".3g2", ".f4v", ".divx", ".xvid", ".mk3d"),
     *(".flv", ".wmv", ".asf", ".ogv", ".ogm", ".ogg", ".mpg", ".mpeg", ".mpe", ".m2p", ".vob", ".mod", ".tod"),
@@ -18,20 +18,20 @@ VIDEO_SUFFIXES = (
 
 
 def is_video_name(name: str) -> bool:
-    """Report whether a file name has the ending of a video and is not hidden (`._v0.mp4` of a Mac)."""
+    """Report whether a file name has the extension of a video and is not hidden (`._v0.mp4` of a Mac)."""
     return name.lower().endswith(VIDEO_SUFFIXES) and not name.startswith(".")
 
 
 class Found(NamedTuple):
-    """What a folder and the folders below it contain, by name; hidden files and hidden folders are left out."""
+    """The content of a folder and its subfolders, sorted by name; hidden files and hidden folders are left out."""
 
-    videos: list[Path]  # by their endings; links to nowhere and devices among them
-    others: int  # files with other endings
-    unreadable: list[OSError]  # of folders that cannot be listed
+    videos: list[Path]  # by their extensions; includes broken links and devices
+    others: int  # files with other extensions
+    unreadable: list[OSError]  # errors of folders that cannot be listed
 
 
 def find_videos(folder: Path) -> Found:
-    """List the videos in a folder and below it; linked folders below it are not entered."""
+    """List the videos in a folder and its subfolders; linked subfolders are not followed."""
     unreadable: list[OSError] = []
     files: list[Path] = []
     for place, folders, names in os.walk(folder, onerror=unreadable.append):

@@ -1,8 +1,8 @@
-"""The frames of one video file in presentation order: what a whole decode shows is the truth.
+"""The index of a video file: its frames in presentation order, as a full decode would show them.
 
-Packets tell it without a decode where they provably agree (packets.py); other videos are decoded once to count their
-frames (counting.py). What may be wrong with a file is found here first: missing, empty, not on the lists of containers
-and codecs, cut short, larger than the limits.
+Packets give the index without decoding where they provably agree with a full decode (packets.py); other videos are
+decoded once to count their frames (counting.py). Errors of a file are detected here first: missing, empty, not on the
+lists of containers and codecs, truncated, larger than the limits.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ _CODECS = frozenset(
         *("qtrle", "rpza", "h261", "huffyuv", "ffvhuff", "ffv1", "rawvideo"),
     )
 )
-# Containers with the times of places in the file: a frame is shown at that of the packet that makes the decoder show it
+# Containers that store times of file positions: a frame has the time of the packet that makes the decoder show it
 _PLACED = ("avi", "asf")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one file may cost before it is refused.
+    """Limits on one file; a file that exceeds one is rejected.
 
     `memory_bytes` and the kill after `max_seconds` need a child process (`ctvr.orchestrator.video.pool.Decoder`).
     """
 
-    max_pixels: int = 7680 * 4320  # of one frame
+    max_pixels: int = 7680 * 4320  # per frame
     max_frames: int = 1_000_000  # of the whole video: 9 hours at 30 fps
     max_seconds: float = 120.0  # wall-clock
-    memory_bytes: int = 4 * 2**30  # beyond what the idle child uses
-    strict: bool = True  # refuse frames that the decoder patched up; False accepts them, as the released code does
+    memory_bytes: int = 4 * 2**30  # in addition to what the idle child uses
+    strict: bool = True  # reject frames with concealed damage; False accepts them, as the released code does
 
     def __post_init__(self) -> None:
         for name in ("max_pixels", "max_frames", "max_seconds", "memory_bytes"):
@@ -74,7 +74,7 @@ class Index:
     times: np.ndarray  # (N,) seconds since the first frame
     pts: np.ndarray | None  # (N,) timestamps of the packets in units of the stream; None: frames were counted
     keys: np.ndarray  # (K,) pts where decoding can begin
-    why: str = ""  # frames were counted
+    why: str = ""  # why the frames were counted by decoding; empty: they were not
 
 
 class Watch:
@@ -83,16 +83,17 @@ class Watch:
     def __init__(self, path: Path, limits: Limits) -> None:
         self.path, self.seconds = path, limits.max_seconds
         self.end = time.monotonic() + limits.max_seconds
-        self.hint = ""  # why a video takes long
+        self.hint = ""  # why a video takes long, for the message
 
     def check(self) -> None:
+        """Raise VideoError if the time is over."""
         if time.monotonic() > self.end:
             text = f"took longer than {self.seconds:g} seconds (limit max_seconds){self.hint}"
             raise VideoError(str(self.path), text)
 
 
 def check_size(path: Path, width: int, height: int, limits: Limits) -> None:
-    """Refuse frames that are too large, or so thin that the resize would make them large.
+    """Reject frames that are too large, or so narrow that the resize would make them large.
 
     Raises:
         VideoError: naming the size and the limit.
@@ -109,7 +110,7 @@ def frame_seconds(times: np.ndarray) -> float:
 
 @contextmanager
 def translate_av_errors(path: Path) -> Iterator[None]:
-    """FFmpeg's and memory errors become VideoErrors of this file."""
+    """Convert FFmpeg's errors and MemoryError to VideoErrors of this file."""
     import av
 
     try:
@@ -123,7 +124,11 @@ def translate_av_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def opened(path: Path, container: str, **options: str) -> Iterator[tuple[Any, Any]]:
-    """The file and its main video stream in PyAV, local files only, one thread; errors as VideoError."""
+    """Open the file in PyAV (local files only, one thread) and yield it with its main video stream.
+
+    Raises:
+        VideoError: if it cannot be opened or has no video stream.
+    """
     import av
 
     options["protocol_whitelist"] = "file"
@@ -139,10 +144,10 @@ def opened(path: Path, container: str, **options: str) -> Iterator[tuple[Any, An
 
 
 def read_index(path: Path, limits: Limits, watch: Watch) -> Index:
-    """Index a video by its packets where they prove which frames are shown, else by decoding it whole.
+    """Index a video by its packets if they prove which frames are shown, else by decoding all of it.
 
     Raises:
-        VideoError: if the file is missing, empty, not a video we read, cut short, damaged or over a limit.
+        VideoError: if the file is missing, empty, not a supported video, truncated, damaged or over a limit.
     """
     container, missing = _checked_file(path)
     if missing and limits.strict and not is_of_media_alone(missing):
@@ -168,7 +173,7 @@ def read_index(path: Path, limits: Limits, watch: Watch) -> Index:
 
 
 def count_index(path: Path, container: str, why: str, limits: Limits, watch: Watch) -> Index:
-    """Index a video by decoding it whole, since its packets cannot be (`why`).
+    """Index a video by decoding all of it; `why` gives the reason for the message.
 
     Raises:
         VideoError: if a packet cannot be decoded, nothing is shown, or a limit is exceeded.
@@ -191,7 +196,7 @@ def count_index(path: Path, container: str, why: str, limits: Limits, watch: Wat
 
 
 def _checked_file(path: Path) -> tuple[str, str | None]:
-    """Return the container's name and what the file lacks, once it is there, regular and of a known kind."""
+    """Return the container's name and what the file lacks, after checking that it exists, is regular and is known."""
     try:
         if not path.exists():
             raise VideoError(str(path), "no such file")
@@ -224,7 +229,7 @@ def _read_packets(path: Path, container: str, file: Any, stream: Any, limits: Li
             str(path), f"codec {codec!r} is not on the list of allowed codecs. Convert it: {convert(path)}"
         )
     check_size(path, width, height, limits)
-    if stream.frames > limits.max_frames and container == "mov":  # elsewhere the header may say anything
+    if stream.frames > limits.max_frames and container == "mov":  # elsewhere the header is not reliable
         raise VideoError(str(path), f"{stream.frames} frames exceed the limit max_frames={limits.max_frames}")
     reader = Reader(path, container, codec, is_interlaced(stream.codec_context))
     for packet in file.demux(stream):
@@ -239,8 +244,8 @@ def _read_packets(path: Path, container: str, file: Any, stream: Any, limits: Li
 
 
 def _check_samples(path: Path, container: str, declared: int) -> None:
-    """Refuse an MP4 of which samples lie beyond its end; those that its edit list leaves out are no loss."""
+    """Reject an MP4 with samples after its end; samples that its edit list leaves out do not count."""
     with opened(path, container, ignore_editlist="1") as (file, stream):
         count = sum(bool(packet.size) for packet in file.demux(stream))
     if count < declared:
-        raise VideoError(str(path), f"is cut short: {count} of {declared} declared frames are there. Fetch it again")
+        raise VideoError(str(path), f"is cut short: it has {count} of {declared} declared frames. Fetch it again")

@@ -1,10 +1,10 @@
-"""The packets of a video: timestamps, key frames, and whether they prove which frames a whole decode shows.
+"""Packets of a video: timestamps, key frames, and whether they prove which frames a full decode shows.
 
-Packets are an index where each of them shows one frame at a time of its own. That holds for containers that store
-presentation times (MP4, Matroska, FLV) and codecs of a frame a packet; VP8, VP9 and MPEG-4, which have packets that
-show nothing or two pictures, are looked into. AVI has no presentation times and writes empty packets for repeated
-frames; packets of MPEG and TS are made by a parser, and fields may lie alone; WMV and Ogg leave times out. Such videos
-are counted by decoding them (counting.py).
+Packets are an index if each of them shows one frame at a time of its own. That holds for containers that store
+presentation times (MP4, Matroska, FLV) and codecs with one frame per packet. Packets of VP8, VP9 and MPEG-4, which may
+show no frame or two, are parsed. AVI has no presentation times and writes empty packets for repeated frames. Packets
+of MPEG and TS are made by a parser, and may contain single fields. WMV and Ogg leave times out. Such videos are counted
+by decoding them (counting.py).
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ _FRAME_A_PACKET = frozenset(
         *("vp8", "libvpx", "vp9", "libvpx-vp9", "mpeg4", "ffv1", "huffyuv", "ffvhuff", "rawvideo"),
     )
 )
-_SMALLEST_PICTURE = 24  # bytes of MPEG-4: a picture that is not coded, and repeats the last, has fewer
+_SMALLEST_PICTURE = 24  # bytes of MPEG-4: a picture that is not coded, and repeats the previous one, has fewer
 _PROGRESSIVE = (0, 1)  # FFmpeg's field orders "unknown" and "progressive"
 
 
 @dataclass(frozen=True)
 class Packets:
-    """Presentation timestamps of what is shown, ascending, in units of the stream; `why` they are no index, or "".
+    """Presentation timestamps of the shown frames, ascending, in units of the stream.
 
-    count: all packets with content, those hidden by an edit list among them.
+    `why` they are not an index, or "". `count`: all packets with content, including those that an edit list hides.
     """
 
     pts: np.ndarray  # (N,) int64
-    keys: np.ndarray  # (K,) int64, of key frames that are shown
+    keys: np.ndarray  # (K,) int64, of shown key frames
     count: int
     why: str
 
 
 class Reader:
-    """Reads the packets of one video, one after the other."""
+    """Reads the packets of one video in order."""
 
     def __init__(self, path: Path, container: str, codec: str, interlaced: bool) -> None:
         self.path, self.codec = path, codec
@@ -53,17 +53,17 @@ class Reader:
         self.count = 0
         self.why = ""
         if container not in _TIMED:
-            self.why = "its container does not tell which frames are shown when"
+            self.why = "its container does not store when each frame is shown"
         elif codec not in _FRAME_A_PACKET:
             self.why = f"packets of {codec} need not be frames"
         elif interlaced and codec == "h264":
             self.why = "its fields may be packets"
 
     def add(self, packet: Any, strict: bool) -> None:
-        """Take note of a packet with content.
+        """Record a packet with content.
 
         Raises:
-            VideoError: if `strict` and the container calls it corrupt.
+            VideoError: if `strict` and the container marks it as corrupt.
         """
         self.count += 1
         if self.first_key is None and packet.is_keyframe and packet.pts is not None:
@@ -85,7 +85,7 @@ class Reader:
                 self.keys.append(packet.pts)
 
     def result(self) -> Packets:
-        """Return what was found."""
+        """Return the collected packets."""
         pts = np.unique(np.asarray(self.pts, dtype=np.int64))
         why = self.why
         if not why and len(pts) < len(self.pts):
@@ -96,12 +96,12 @@ class Reader:
 
 
 def is_interlaced(context: Any) -> bool:
-    """Report whether a codec's parser has found fields."""
+    """Report whether a codec's parser has detected fields."""
     return int(getattr(context, "field_order", 0) or 0) not in _PROGRESSIVE
 
 
 def shows_one(codec: str, packet: Any) -> bool:
-    """Report whether a packet shows exactly one frame, as far as its first bytes tell."""
+    """Report whether a packet shows exactly one frame, judging by its first bytes."""
     if codec in ("vp8", "libvpx"):
         return bool(memoryview(packet)[0] >> 4 & 1)
     if codec in ("vp9", "libvpx-vp9"):

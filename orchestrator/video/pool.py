@@ -1,12 +1,12 @@
-"""Decode many videos in bounded child processes: a file that crashes, hangs or bloats its decoder costs only itself.
+"""Decoding of many videos in limited child processes: a file that crashes or hangs its decoder affects only itself.
 
 `decode` and `probe` (`video/decode.py`) work in this process; the data pipeline uses `Decoder`.
 
 A child is a plain subprocess of this interpreter, not a multiprocessing worker: it does not run the caller's
-`__main__` again, may be started from daemon processes (data loader workers), and answers with JSON and raw
-bytes, so that a decoder taken over by a hostile file can hand nothing executable back. It has limits of memory, CPU
-time and written bytes, none of the parent's credentials in its environment, and where the system allows that no network
-and no files but those of its videos' folders.
+`__main__` again, can be started from daemon processes (data loader workers), and answers with JSON and raw bytes, so
+that a decoder under control of a hostile file cannot return executable objects. Its memory, CPU time and written bytes
+are limited, its environment contains no credentials of the parent, and where the system allows it has no network and no
+files except the folders of its videos.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from ctvr.orchestrator.video.index import Limits
 from ctvr.orchestrator.video.sampling import NATIVE, Frames, Sampling, VideoInfo
 
 _START_SECONDS = 120.0  # imports of a child on a busy machine
-_ANSWER_SECONDS, _PIECE = 5.0, 1 << 15  # time that a child gets for so many bytes of its answer, after its deadline
-_JOBS_PER_CHILD = 500  # a fresh child now and then bounds what decoders leak
+_ANSWER_SECONDS, _PIECE = 5.0, 1 << 15  # a child gets this time per so many bytes of its answer, after its deadline
+_JOBS_PER_CHILD = 500  # restarting a child now and then bounds memory leaks of decoders
 _CHILD_ENV = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV")
 _CHILD = run_module("ctvr.orchestrator.video.decode_worker")
 
 
 @dataclass(frozen=True)
 class Job:
-    """One clip to decode. `label` is the caller's own (an id, a store key)."""
+    """One clip to decode. `label` is chosen by the caller (an id, a store key)."""
 
     path: str
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
@@ -56,14 +56,22 @@ class Job:
 class Decoder:
     """A pool of decoding children: `with Decoder(workers=2) as d: for job, result in d.map(jobs): ...`.
 
-    At most one clip per worker is in memory, however many jobs there are. Children start at first use and wait for
-    more until `close`; they end with this process, too.
+    At most one clip per worker is in memory, regardless of the number of jobs. Children start at first use and wait for
+    more jobs until `close`; they also end with this process.
+
+    Args:
+        workers: number of child processes.
+        limits: limits on one file; default `Limits()`.
+        decoder: "pyav", "decord", "torchcodec" or "auto".
+
+    Raises:
+        ConfigError: for less than one worker, or a decoder that is unknown or not installed.
     """
 
     def __init__(self, workers: int = 2, limits: Limits | None = None, decoder: str = "pyav") -> None:
         if workers < 1:
-            raise ConfigError(f"decoder workers must be >= 1, got {workers}.")
-        decoder_version(decoder)  # unknown or missing decoders are refused here, not in every child
+            raise ConfigError(f"decoder: workers must be >= 1, got {workers}.")
+            decoder_version(decoder)  # rejects an unknown or missing decoder here, not in every child
         self.limits, self.decoder = limits or Limits(), decoder
         self._children = [_Child(decoder) for _ in range(workers)]
 
@@ -79,7 +87,7 @@ class Decoder:
             child.stop()
 
     def decode(self, path: str | Path, sampling: Sampling, segment: tuple[float, float] | None = None) -> Frames:
-        """One clip, decoded in a child.
+        """Decode one clip in a child.
 
         Raises:
             VideoError: as `ctvr.orchestrator.video.decode.decode`, and if the child crashed or took too long.
@@ -92,7 +100,7 @@ class Decoder:
     def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Frames | VideoError]]:
         """Yield every job with its clip or its error, in the order of completion; `jobs` is read lazily.
 
-        A child that crashes under decord is replaced and the file given to PyAV; the second crash is its error.
+        A child that crashes in decord is replaced, and PyAV gets the file; a second crash is the job's error.
         """
         todo = iter(jobs)
         again: list[tuple[Job, str]] = []
@@ -122,11 +130,11 @@ class Decoder:
 
 
 class _Crash(Exception):
-    """The child ended in the middle of a file; the message says how."""
+    """The child ended while it decoded a file; the message says how."""
 
 
 class _Child:
-    """One decoding process and the state of its present job. `loads`: the decoder that it gets ready for."""
+    """One decoding process and the state of its current job. `loads`: the decoder that it imports at start."""
 
     def __init__(self, loads: str) -> None:
         self.loads = loads
@@ -137,14 +145,14 @@ class _Child:
         self.jobs_done = 0
         self.deadline = 0.0
         self.buffer = bytearray()
-        self.unrewarded = 0  # bytes of the answer for which it got no time yet
-        self.is_ready = False  # it has loaded its program
-        self.folders: list[Path] = []  # that the process may read, fixed when it starts
+        self.unrewarded = 0  # bytes of the answer that have not extended the deadline yet
+        self.is_ready = False  # its program is loaded
+        self.folders: list[Path] = []  # folders that the process may read, fixed when it starts
 
     def give(self, job: Job, decoder: str, limits: Limits) -> None:
-        """Hand over a job, starting or replacing the process where needed."""
+        """Send a job; start or replace the process where needed."""
         before = self.folders
-        for path in (os.path.realpath(job.path), os.path.abspath(job.path)):  # a link is found where it lies
+        for path in (os.path.realpath(job.path), os.path.abspath(job.path)):  # a link is opened at its own path
             if not any(Path(path).is_relative_to(known) for known in self.folders):
                 self.folders = with_parents(self.folders, Path(path).parent)
         if self.folders is not before or self.jobs_done >= _JOBS_PER_CHILD:
@@ -156,7 +164,7 @@ class _Child:
         assert self.process.stdin is not None
         self.job, self.decoder, self.buffer, self.unrewarded = job, decoder, bytearray(), _PIECE
         grace = _START_SECONDS if fresh else 0.0
-        # the child refuses a slow file by itself at max_seconds; the parent kills it a little later
+        # the child rejects a slow file at max_seconds; the parent kills it a little later
         self.deadline = time.monotonic() + limits.max_seconds * 1.25 + 1.0 + grace
         self.jobs_done += 1
         request = {
@@ -166,12 +174,12 @@ class _Child:
             "decoder": decoder,
             "limits": dataclasses.asdict(limits),
         }
-        with contextlib.suppress(BrokenPipeError):  # it died while idle: `receive` sees the end of its answers
+        with contextlib.suppress(BrokenPipeError):  # it died while idle: `receive` detects the end of its output
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
 
     def receive(self, limits: Limits) -> Frames | VideoError | _Crash | None:
-        """Read what the child has written; None while its answer is incomplete."""
+        """Read the child's output; return None while its answer is incomplete."""
         assert self.process is not None
         assert self.process.stdout is not None
         assert self.job is not None
@@ -184,16 +192,16 @@ class _Child:
         self.unrewarded += len(data)
         if (
             self.buffer and self.unrewarded >= _PIECE
-        ):  # it is answering: let a slow reader catch up, but no trickle go on
+        ):  # it is answering: extend the deadline for a slow reader, but not for a trickle of bytes
             self.deadline, self.unrewarded = max(self.deadline, time.monotonic() + _ANSWER_SECONDS), 0
         try:
             return _parse(self.job, self.buffer, limits)
         except (ValueError, KeyError, TypeError, struct.error) as error:
             self.stop()
-            return _Crash(f"the decoder answered with rubbish ({error})")
+            return _Crash(f"the decoder sent a malformed answer ({error})")
 
     def stop(self) -> None:
-        """Kill the process, if there is one, and forget its job."""
+        """Kill the process, if it runs, and discard its job."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -216,10 +224,10 @@ class _Child:
         )
 
     def _crash(self) -> _Crash:
-        """Return how the process ended, and forget it.
+        """Return how the process ended, and discard it.
 
         Raises:
-            CtvrError: if it ended before it could read a file; a ConfigError if it would end so again.
+            CtvrError: if it ended before it could read a file; a ConfigError if a restart would fail again.
         """
         assert self.process is not None
         assert self.errors is not None
@@ -244,10 +252,10 @@ class _Child:
 
 
 def with_parents(folders: Sequence[Path], folder: Path) -> list[Path]:
-    """Folders that a child may read, so that it may read one more.
+    """Return the folders that a child may read, extended by one more.
 
-    A neighbour joins the folder that both lie in: videos sorted into many folders need few processes. A home, and what
-    homes lie in, is never read as a whole.
+    A neighbouring folder replaces both by their common parent, so that videos in many folders need few processes. A
+    home folder, or a parent of it, is never allowed as a whole.
     """
     home = Path.home().resolve()
     for known in folders:
@@ -258,7 +266,7 @@ def with_parents(folders: Sequence[Path], folder: Path) -> list[Path]:
 
 
 def _finished(busy: list[_Child], limits: Limits) -> Iterator[tuple[_Child, Frames | VideoError | _Crash]]:
-    """Wait until children have written or are late; yield those that are through with their job."""
+    """Wait until children have written or are late; yield those that have finished their job."""
     pipes = {child.process.stdout.fileno(): child for child in busy if child.process and child.process.stdout}
     wait = max(0.0, min(child.deadline for child in busy) - time.monotonic())
     poller = select.poll()
@@ -284,7 +292,11 @@ def _finished(busy: list[_Child], limits: Limits) -> Iterator[tuple[_Child, Fram
 
 
 def _parse(job: Job, buffer: bytearray, limits: Limits) -> Frames | VideoError | None:
-    """The answer in `buffer`, or None if more bytes must come: length, JSON header, frames, timestamps."""
+    """Parse the answer in `buffer`: length, JSON header, frames, timestamps; return None if it is incomplete.
+
+    Raises:
+        ValueError: if it is malformed or too large.
+    """
     if len(buffer) < 4:
         return None
     (length,) = struct.unpack_from("<I", buffer)
@@ -312,7 +324,7 @@ def _parse(job: Job, buffer: bytearray, limits: Limits) -> Frames | VideoError |
 
 
 def _checked_info(info: dict[str, Any]) -> VideoInfo:
-    """Facts of a video as the child has sent them, each of its own kind."""
+    """Convert the video facts of a child's answer, each to its declared type."""
     kinds = {"int": int, "float": float, "str": str}
     fields = dataclasses.fields(VideoInfo)
     return VideoInfo(**{field.name: kinds[str(field.type)](info[field.name]) for field in fields})

@@ -1,4 +1,4 @@
-"""Which frames of a video, and how large: the choice of the benchmark, at the video's own timestamps."""
+"""Selection and resizing of frames: the rules of the benchmarks, applied to the video's own timestamps."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ctvr.orchestrator.errors import VideoError
 from ctvr.orchestrator.video.index import frame_seconds
 
 Rule = Literal["segments", "linspace", "one_per_second"]
-MISSING = -1  # in place of a number of a frame: the video has no more
-NATIVE = 0  # in place of a size: that of the video
+MISSING = -1  # index of a frame that the video does not have
+NATIVE = 0  # size: that of the video
 SLACK = 1e-3  # seconds; Matroska rounds timestamps to milliseconds
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Which frames, and how large: `num_frames` frames of `size` x `size` pixels, chosen by `rule`.
+    """The number and size of frames: `num_frames` frames of `size` x `size` pixels, chosen by `rule`.
 
     `size` NATIVE keeps the video's own width and height.
     """
@@ -35,7 +35,7 @@ class Sampling:
         if self.num_frames < 1:
             raise ValueError(f"num_frames must be >= 1, got {self.num_frames}.")
         if self.size < 1 and self.size != NATIVE:
-            raise ValueError(f"size counts pixels and must be >= 1, got {self.size}.")
+            raise ValueError(f"size is in pixels and must be >= 1, got {self.size}.")
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,20 @@ class VideoInfo:
     height: int
     codec: str
     container: str = ""
-    counted: str = ""  # why its frames were counted by decoding all of it
+    counted: str = ""  # why its frames were counted by a full decode
 
 
 @dataclass(frozen=True)
 class Frames:
-    """frames (T, H, W, 3) uint8 RGB, upright; timestamps (T,) float64 seconds since the first frame of the video,
-    NaN for a folder of frames and for missing ones (`missing_frame`); decoder: the one that produced them ("decord",
-    "pyav", "images"); info: facts of the video, None for a folder."""
+    """A decoded clip.
+
+    Attributes:
+        frames: (T, H, W, 3) uint8 RGB, upright.
+        timestamps: (T,) float64 seconds since the first frame of the video, NaN for a folder of frames and for missing
+            ones (`missing_frame`).
+        decoder: the one that produced them ("decord", "pyav", "torchcodec", "images").
+        info: facts of the video, None for a folder.
+    """
 
     frames: np.ndarray
     timestamps: np.ndarray
@@ -71,26 +77,26 @@ def choose_frames(
     rule: Rule = "segments",
     fps: float = 1.0,
 ) -> np.ndarray:
-    """Numbers of frames by one of the published rules.
+    """Return the numbers of the frames that a published rule selects.
 
-    segments: the middle frame of each of `num_frames` equal parts (CTVR, X-Pool); of too few the last repeats.
+    segments: the middle frame of each of `num_frames` equal parts (CTVR, X-Pool); of too few, the last repeats.
     linspace: from the first to the last frame, int(linspace) (CLIP-ViP at test); frames repeat if there are too few.
-    one_per_second: the first frame of each second, at the rate truncated to an integer; of too many int(linspace),
-    of too few the rest is MISSING (CLIP4Clip, `slice_framepos 2`).
+    one_per_second: the first frame of each second, at the rate truncated to an integer; int(linspace) of them if there
+    are too many, MISSING for the rest if there are too few (CLIP4Clip, `slice_framepos 2`).
 
     At a constant rate `segments` is the rule of the benchmark: frames [int(start * fps), min(int(end * fps), N)) are
     cut at `linspace` points truncated to integers. Real timestamps replace index / fps: the first frame is the one on
-    screen at `start`, the last lies before the one on screen at `end`; at least one frame is kept.
+    screen at `start`, the last precedes the one on screen at `end`; at least one frame is kept.
 
     Args:
         times: (N,) increasing seconds, N >= 1.
-        fps: frames a second, for one_per_second.
+        fps: frames per second, for one_per_second.
 
     Returns:
-        (num_frames,) int64 non-decreasing indices into `times`, behind them MISSING under one_per_second.
+        (num_frames,) int64 non-decreasing indices into `times`; under one_per_second, MISSING at the end.
 
     Raises:
-        ValueError: if the segment starts behind the last frame.
+        ValueError: if the segment starts after the last frame.
     """
     first, stop = 0, len(times)
     if segment is not None:
@@ -103,7 +109,7 @@ def choose_frames(
     if rule == "linspace":
         return first + np.linspace(0, stop - first - 1, num_frames).astype(np.int64)
     if rule == "one_per_second":
-        last = stop if stop == len(times) else stop + 1  # the frame that begins the second of the end counts
+        last = stop if stop == len(times) else stop + 1  # the frame that begins the second of `end` counts
         return _thinned(np.arange(first, last, max(1, int(fps))), num_frames)
     parts = min(num_frames, stop - first)
     edges = np.linspace(first, stop, parts + 1).astype(np.int64)
@@ -119,9 +125,9 @@ def _thinned(chosen: np.ndarray, num_frames: int) -> np.ndarray:
 
 @cache
 def missing_frame(size: int) -> np.ndarray:
-    """Make the noise that is stored in place of a frame that a video does not have, (size, size, 3) uint8.
+    """Return the noise that is stored for a frame that a video does not have, (size, size, 3) uint8.
 
-    Batches hold zeros in its place, behind the normalisation (orchestrator/data/batches.py).
+    Batches contain zeros in its place, after the normalisation (orchestrator/data/batches.py).
     """
     noise = np.random.RandomState(20210418).randint(0, 256, (size, size, 3)).astype(np.uint8)
     noise.setflags(write=False)
@@ -129,7 +135,7 @@ def missing_frame(size: int) -> np.ndarray:
 
 
 def resize_and_crop(image: np.ndarray, size: int) -> np.ndarray:
-    """Resize the shorter side to `size` (antialiased bicubic), cut the centre: (H, W, 3) -> (size, size, 3) uint8.
+    """Resize the shorter side to `size` (antialiased bicubic) and crop the centre: (H, W, 3) -> (size, size, 3) uint8.
 
     `size` NATIVE leaves the image as it is.
     """

@@ -1,4 +1,4 @@
-"""Frames as a player shows them: the display matrix of a video (rotation, mirror) applied to its pixels."""
+"""Rotation of frames for display: a video's display matrix (rotation, mirroring) applied to its pixels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SKEW = 0.02  # of the matrix's larger part: below it, the rotation is a multipl
 
 
 def display_matrix(frame: Any) -> tuple[int, ...] | None:
-    """Return the nine numbers of a PyAV frame's display matrix, None where it has none."""
+    """Return the nine numbers of a PyAV frame's display matrix, None if it has none."""
     from av.sidedata.sidedata import Type
 
     found = frame.side_data.get(Type.DISPLAYMATRIX)
@@ -21,10 +21,10 @@ def display_matrix(frame: Any) -> tuple[int, ...] | None:
 
 
 def upright(image: np.ndarray, matrix: tuple[int, ...] | None) -> np.ndarray:
-    """Turn and mirror an image (H, W, 3) as its display matrix says.
+    """Rotate and mirror an image (H, W, 3) by its display matrix.
 
-    A point (x, y), y downwards, is shown at (a x + c y, b x + d y). Multiples of 90 degrees and mirrors move
-    pixels; any other angle turns the picture about its centre in a frame of the same size, as FFmpeg does.
+    A point (x, y), y downwards, is shown at (a x + c y, b x + d y). Multiples of 90 degrees and mirroring move pixels;
+    any other angle rotates the picture about its centre in a frame of the same size, as FFmpeg does.
     """
     if matrix is None:
         return image

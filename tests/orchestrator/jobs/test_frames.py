@@ -60,7 +60,7 @@ def test_a_segment_is_cut_and_the_last_frame_repeats_where_there_are_too_few(vid
 
 def test_a_film_that_is_decoded_whole_says_why(videos, capsys):
     assert main(["frames", str(videos / "below/counted.avi")]) == 0
-    assert "; decoded whole, since its container does not tell which" in capsys.readouterr().out
+    assert "; decoded whole, since its container does not store when" in capsys.readouterr().out
 
 
 def test_a_sheet_shows_every_frame_in_rows(videos, tmp_path):

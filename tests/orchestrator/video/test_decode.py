@@ -188,7 +188,7 @@ def test_films_of_which_decord_returns_other_frames_are_refused(tmp_path, ext, c
     assert found.decoder == "pyav"
     for image, second in zip(found.frames, found.timestamps, strict=True):
         assert read_number(image) == pytest.approx(round(25 * second), abs=1)
-    with pytest.raises(VideoError, match=rf"video\.{ext}: decord returns another frame than that at \d"):
+    with pytest.raises(VideoError, match=rf"video\.{ext}: decord returns a wrong frame at \d"):
         decode_apart(video, Sampling(12, 64), decoder="decord")
 
 

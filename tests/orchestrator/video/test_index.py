@@ -80,7 +80,7 @@ def test_missing_empty_and_irregular_files_say_so(tmp_path):
     for name, reason in [
         ("absent.mp4", "no such file"),
         ("empty.mp4", "is empty"),
-        ("folder", "holds no frames"),
+        ("folder", "contains no frames"),
         ("\0.mp4", ""),
     ]:
         with pytest.raises(VideoError, match=reason):

@@ -120,8 +120,8 @@ def child_that(monkeypatch, *lines):
         ("sys.exit(3)", "the decoder ended with code 3"),
         ("raise RuntimeError('lost')", "ended with code 1: RuntimeError: lost"),
         ("time.sleep(600)", "hung for more than 0.1 seconds"),
-        ("sys.stdout.buffer.write(struct.pack('<I', 2**31)); sys.stdout.flush(); time.sleep(600)", "rubbish"),
-        ("sys.stdout.buffer.write(struct.pack('<I', 4) + b'null'); sys.stdout.flush(); time.sleep(600)", "rubbish"),
+        ("sys.stdout.buffer.write(struct.pack('<I', 2**31)); sys.stdout.flush(); time.sleep(600)", "malformed answer"),
+        ("sys.stdout.buffer.write(struct.pack('<I', 4) + b'null'); sys.stdout.flush(); time.sleep(600)", "malformed answer"),
     ],
     ids=["segfault", "abort", "exit", "exception", "hang", "huge header", "no object"],
 )
