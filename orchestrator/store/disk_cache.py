@@ -1,4 +1,4 @@
-"""Copies of a remote store's objects on this machine: a folder of limited size, the least recently used go first."""
+"""Local copies of a remote store's objects: a folder of limited size with least-recently-used eviction."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from ctvr.orchestrator.errors import ConfigError, StoreError
 from ctvr.orchestrator.store.local import LocalFiles, Stamp
 
 _CACHE_GB = 100.0
-_TOUCH_SECONDS = 60  # a use is noted this often
-_UNIT = 64 * 1024  # bytes, in which writes to the cache are counted
+_TOUCH_SECONDS = 60  # a use is recorded at most this often
+_UNIT = 64 * 1024  # bytes; the unit in which writes to the cache are counted
 
 
 class _Copies(LocalFiles):
-    """Copies of all stores; the time of one is that of its last use."""
+    """Copies of all stores; the time of a copy is that of its last use."""
 
     def time_of(self, status: os.stat_result) -> float:
         return max(status.st_atime, status.st_mtime)
 
 
 class DiskCache(_Copies):
-    """Copies of a remote store's objects on this machine. The least recently used go first.
+    """Local copies of a remote store's objects, evicted by least recent use.
 
-    All stores and processes of the machine share one limit: `root` lies beside the folders of other stores. A copy
-    that a process has mapped may be evicted: its map stays valid, its bytes are free when the last map is gone.
+    All stores and processes of the machine share one limit: the parent of `root` contains the folders of all stores. A
+    copy that a process has mapped can be evicted: its map stays valid, and the space is freed with the last map.
 
     Args:
         root: folder of this store's copies.
-        limit: bytes of all folders beside it, itself included.
+        limit: bytes of all stores' folders together.
     """
 
     def __init__(self, root: Path, limit: int) -> None:
         super().__init__(root)
         self.limit = limit
-        self.evicted = 0  # by this process
+        self.evicted = 0  # copies evicted by this process
         self._everyone = _Copies(root.parent)
         self._written = root.parent / ".written"  # its size: units written by all processes since the last eviction
         self._is_measured = False
 
     def open(self) -> None:
-        """Make the folder; copies in one that cannot be written are used, and none is added.
+        """Create the folder; if it is not writable, existing copies are used and none is added.
 
         Raises:
-            ConfigError: if it cannot be made.
+            ConfigError: if it cannot be created.
         """
         try:
             super().open()
@@ -56,22 +56,22 @@ class DiskCache(_Copies):
             raise ConfigError(f"CTVR_CACHE: {str(error).removeprefix('store ')}") from error
 
     def stamp_of(self, status: os.stat_result) -> Stamp:
-        """As for other files, without the time that a note of its use changes."""
+        """Return the stamp without the time that recording a use changes."""
         return status.st_ino, status.st_size, status.st_mtime_ns
 
     def is_unchanged(self, name: str, stamp: Stamp | None) -> bool:
-        """As for other files; a copy that was evicted stays what it was for who has mapped it."""
+        """Compare as for other files; an evicted copy counts as unchanged for a process that has mapped it."""
         return super().is_unchanged(name, stamp) or not os.path.lexists(self.path(name))
 
     def touch(self, name: str) -> None:
-        """Note that an object was used. The time of its content stays: it shows whether the content was changed."""
+        """Record a use of an object. Its modification time stays, since it shows whether the content changed."""
         with contextlib.suppress(OSError):
             status = self.path(name).stat()
             if time.time() - self.time_of(status) > _TOUCH_SECONDS:
                 os.utime(self.path(name), ns=(time.time_ns(), status.st_mtime_ns))
 
     def keep(self, name: str, data: bytes | memoryview) -> bool:
-        """Store a copy; False if it does not fit. A cache that fails never fails its user."""
+        """Store a copy; return False if it does not fit. Failures of the cache are never raised."""
         if len(data) > self.limit:
             return False
         try:
@@ -89,20 +89,20 @@ class DiskCache(_Copies):
         return True
 
     def size(self) -> tuple[int, int]:
-        """Number and bytes of all copies, those of other stores too."""
+        """Return the number and bytes of all copies, including those of other stores."""
         sizes = [entry.bytes for entry in self._everyone.names()]
         return len(sizes), sum(sizes)
 
     def _count(self, written: int) -> int:
-        """Bytes that all processes have written since the last eviction, rounded up to units."""
+        """Return the bytes that all processes have written since the last eviction, rounded up to units."""
         with open(self._written, "ab", opener=_at_once) as file:
             file.write(b"." * -(-written // _UNIT))
             return file.tell() * _UNIT
 
     def _evict(self, keep: str, is_full: bool = False) -> None:
-        """Make room down to nine tenths of the limit, or to half of what is there if the disk `is_full`.
+        """Evict down to nine tenths of the limit, or to half of the present size if the disk `is_full`.
 
-        Of several processes one works, the others go on. A twentieth of the disk stays free for others: Ray stops
+        Only one of several processes evicts; the others continue. A twentieth of the disk stays free, since Ray stops
         working above that.
         """
         with _locked(self.root.parent / ".evicting") as is_mine:
@@ -124,10 +124,10 @@ class DiskCache(_Copies):
 
 
 def cache_limit() -> int:
-    """Bytes of $CTVR_CACHE_GB, else 100 GB.
+    """Return the limit of the copies in bytes: $CTVR_CACHE_GB, else 100 GB.
 
     Raises:
-        ConfigError: if it is no number.
+        ConfigError: if it is not a number.
     """
     text = os.environ.get("CTVR_CACHE_GB", str(_CACHE_GB))
     try:
@@ -135,18 +135,18 @@ def cache_limit() -> int:
         if not 0 <= limit < 1e9:
             raise ValueError
     except ValueError:
-        raise ConfigError(f"CTVR_CACHE_GB: {text!r} is no number of gigabytes. Write for example 200.") from None
+        raise ConfigError(f"CTVR_CACHE_GB: {text!r} is not a number of gigabytes. Write for example 200.") from None
     return int(limit * 1e9)
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Open a file; a pipe in its place is an error and not waited for."""
+    """Open a file without blocking; a pipe in its place raises an error."""
     return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 @contextlib.contextmanager
 def _locked(file: Path) -> Iterator[bool]:
-    """Whether this process is the only one within; it does not wait. A process that dies lets go."""
+    """Try to lock without waiting; yield whether it succeeded. The lock of a process that dies is released."""
     with open(file, "ab", opener=_at_once) as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

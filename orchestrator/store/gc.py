@@ -1,14 +1,13 @@
-"""What of a store nobody needs any more, and its removal.
+"""Garbage collection of a store: finding and removing objects that no record needs.
 
 Arrays (frames, weights, galleries) are needed while a record names them. Records are the JSON objects: a commit names
 the weights and galleries of a finished task, a *use* names the frames of a stream (`note_use`, written before the
-first of them is decoded). A record is needed for good, unless an age is given: then commits and uses that are older
-and that no recent run stands for go, with all that only they name. A pack (packs.py) is needed while any of its objects
-is.
+first of them is decoded). Records are kept, unless an age is given: then older commits and uses without a recent run
+are removed, with the objects that only they name. A pack (packs.py) is needed while any of its objects is.
 
-Whoever reads or writes meanwhile is safe: an object younger than a day stays (its record may still be on the way),
-records that appear during the search are read before anything is removed, a memory map outlives its file, and a
-reader who comes too late finds an object missing, which every reader mends by making it again.
+Concurrent readers and writers are safe. An object younger than a day stays, since its record may not be written yet.
+Records that appear during the search are read before anything is removed, and a memory map outlives its file. A
+reader that comes too late finds a missing object, which every reader creates again.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from ctvr.orchestrator.store.store import Entry, Size, Store, size_of
 DAY = 24 * 3600.0
 USES = "uses"
 FILES = "files"  # digests of a stream's files (data/file_digests.py)
-_AGEING = ("commits", USES, FILES)  # records that an age lets go
-_COLLECTED = re.compile(  # arrays that go without a record; whatever else lies there stays
+_AGEING = ("commits", USES, FILES)  # kinds of records that can be removed by age
+_COLLECTED = re.compile(  # kinds of arrays that are removed without a record; everything else stays
     r"(frames/[0-9a-f]{64}|features/[0-9a-f]{64}/.+|(weights|gallery)/.+/(task|select)_\d+-[0-9a-f]{16})\.safetensors"
 )
 _READERS = 16  # records read at once
@@ -39,20 +38,20 @@ _READERS = 16  # records read at once
 
 @dataclass(frozen=True)
 class Garbage:
-    """What can go, records first: a removal that is interrupted leaves no record without its objects."""
+    """Removable objects, records first: an interrupted removal leaves no record without its objects."""
 
     entries: tuple[Entry, ...]
-    searched: tuple[Entry, ...]  # everything that was there
-    leftovers: tuple[str, ...] = ()  # names of probes that crashed writers left
+    searched: tuple[Entry, ...]  # all objects of the store
+    leftovers: tuple[str, ...] = ()  # names of probes of crashed writers
     packs: Mapping[str, frozenset[str]] = field(default_factory=dict)  # name of a pack's object or record -> its keys
 
     def by_kind(self) -> dict[str, Size]:
-        """Kind -> how many objects and bytes."""
+        """Return the number and bytes of the removable objects of each kind."""
         return by_kind(self.entries)
 
 
 def by_kind(entries: Iterable[Entry]) -> dict[str, Size]:
-    """Kind -> how many objects and bytes, sorted by kind."""
+    """Return the number and bytes of the objects of each kind, sorted by kind."""
     groups: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
         groups[split_name(entry.name)[0]].append(entry)
@@ -60,12 +59,12 @@ def by_kind(entries: Iterable[Entry]) -> dict[str, Size]:
 
 
 def note_use(store: Store, stream: str, keys: Sequence[str], meta: Mapping[str, Any] | None = None) -> None:
-    """Record that a stream needs the frames `keys`; noted at most once a day.
+    """Record that a stream needs the frames `keys`; at most once a day.
 
     Args:
-        stream: its name, for people who look.
+        stream: its name, for human readers.
         keys: content addresses of its frames.
-        meta: whatever else JSON can say of them.
+        meta: further facts as JSON values.
     """
     keys = sorted(set(keys))
     slug = re.sub(r"[^a-z0-9_-]+", "-", stream.lower()).strip("-")[:60] or "stream"
@@ -80,11 +79,11 @@ def note_use(store: Store, stream: str, keys: Sequence[str], meta: Mapping[str, 
 
 
 def find_garbage(store: Store, older_than: float | None = None, recent: Collection[str] = ()) -> Garbage:
-    """Everything that no record names; with an age, also old commits and uses and what only they name.
+    """Return the objects that no record names; with an age, also old commits and uses and what only they name.
 
     Args:
         older_than: days; None keeps every record.
-        recent: keys of runs whose commits stay whatever their age.
+        recent: keys of runs whose commits stay at any age.
     """
     now = store.clock()
     entries = store.entries()
@@ -104,10 +103,10 @@ def find_garbage(store: Store, older_than: float | None = None, recent: Collecti
 
 
 def remove_garbage(store: Store, garbage: Garbage) -> Size:
-    """Remove it; returns what was removed: less than was found where a new record names some of it.
+    """Remove garbage; return what was removed, which is less than was found if a new record names some of it.
 
     Raises:
-        StoreError: if that is refused; what was removed until then stays removed.
+        StoreError: if a removal is refused; objects removed before stay removed.
     """
     known = {(entry.name, entry.modified) for entry in garbage.searched}
     fresh = [entry for entry in store.entries() if (entry.name, entry.modified) not in known]
@@ -122,7 +121,7 @@ def remove_garbage(store: Store, garbage: Garbage) -> Size:
 
 
 def _aged(records: Sequence[Entry], before: float, recent: Collection[str]) -> set[str]:
-    """Names of the records that are old. The commits of one run age together, by the youngest."""
+    """Return the names of old records. All commits of a run have the age of the youngest."""
     youngest: dict[str, float] = {}
     ageing = [entry for entry in records if split_name(entry.name)[0] in _AGEING]
     for entry in ageing:
@@ -132,18 +131,18 @@ def _aged(records: Sequence[Entry], before: float, recent: Collection[str]) -> s
 
 
 def _run(name: str) -> str:
-    """`commits/<run>` of a commit's name; of another record its own name."""
+    """Return `commits/<run>` for a commit's name; for another record its own name."""
     return "/".join(name.split("/")[:2])
 
 
 def _is_named(name: str, named: Collection[str]) -> bool:
-    """Whether a record names the object's key, or the key that its own begins with (features of frames)."""
+    """Report whether a record names the object's key, or a key that it begins with (features of frames)."""
     kind, key = split_name(name)
     return key in named or (kind == "features" and key.partition("/")[0] in named)
 
 
 def _packs(store: Store, entries: Sequence[Entry]) -> dict[str, frozenset[str]]:
-    """The keys in every pack, by the names of its object and its record; none where the record is damaged or gone."""
+    """Return the keys in each pack, by the names of its object and its record; none if the record is unreadable."""
     names = [entry.name for entry in entries if split_name(entry.name)[0] == PACKS]
     records = [name for name in names if name.endswith(JSON)]
     with ThreadPoolExecutor(_READERS) as pool:
@@ -152,13 +151,13 @@ def _packs(store: Store, entries: Sequence[Entry]) -> dict[str, frozenset[str]]:
 
 
 def _is_needed(name: str, keys: Collection[str], named: Collection[str]) -> bool:
-    """Whether a record names an object of a pack."""
+    """Report whether a record names an object of a pack."""
     kind = split_name(name)[1].partition("/")[0]
     return any(_is_named(f"{kind}/{key}", named) for key in keys)
 
 
 def _named_by(store: Store, records: Sequence[Entry]) -> set[str]:
-    """Every text in the records: keys are among them. Records that are damaged or gone name nothing."""
+    """Return all strings of the records, which include the keys. Damaged or missing records name nothing."""
 
     def read(entry: Entry) -> set[str]:
         return set(_texts(store.find_json(entry.name)))

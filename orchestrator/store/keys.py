@@ -1,4 +1,4 @@
-"""What an object of a store may be called: KIND/KEY with the ending of its format. The same on every file system."""
+"""Names of a store's objects: KIND/KEY with the extension of the format, valid on every file system."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_KEY = 512
 
 
 def object_name(kind: str, key: str, ending: str) -> str:
-    """`kind/key` with its ending.
+    """Return `kind/key` with its extension.
 
     Raises:
         ValueError: if kind or key is illegal.
@@ -23,26 +23,26 @@ def object_name(kind: str, key: str, ending: str) -> str:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Kind and key of an object's name."""
+    """Return the kind and the key in an object's name."""
     kind, _, rest = name.partition("/")
     return kind, rest.removesuffix(ARRAYS).removesuffix(JSON)
 
 
 def check_kind(kind: str) -> None:
-    """Raises ValueError for what is no kind."""
+    """Raise ValueError if `kind` is not a valid kind."""
     if not isinstance(kind, str) or not _KIND.fullmatch(kind):
-        raise ValueError(f"{kind!r} is no kind of object: use 1 to 64 of a-z, 0-9, _ and -.")
+        raise ValueError(f"{kind!r} is not a kind of object: use 1 to 64 of a-z, 0-9, _ and -.")
 
 
 def check_key(key: str) -> None:
-    """Raises ValueError for what is no key."""
+    """Raise ValueError if `key` is not a valid key."""
     if not is_key(key):
         raise ValueError(
-            f"{str(key)[:80]!r} is no key: use a-z, 0-9, _, -, . and /; no part may be empty or begin with '.'."
+            f"{str(key)[:80]!r} is not a key: use a-z, 0-9, _, -, . and /; no part may be empty or begin with '.'."
         )
 
 
 def is_key(key: Any) -> bool:
-    """Whether a text can name an object."""
+    """Report whether a value is a valid key."""
     legal = isinstance(key, str) and len(key) <= _MAX_KEY and all(_SEGMENT.fullmatch(s) for s in key.split("/"))
     return legal and ".." not in key

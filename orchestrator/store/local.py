@@ -1,7 +1,7 @@
-"""Files of a store in a local folder: atomic, durable writes, and a cache of limited size.
+"""Files of a store in a local folder, written atomically and durably.
 
-Own code instead of obstore's LocalStore for three reasons: a write is on disk (fsync of file and folder) when it
-returns, objects can be memory-mapped, and an error can say how many bytes were missing.
+This replaces obstore's LocalStore for three reasons: a write is on disk (fsync of file and folder) when it returns,
+objects can be memory-mapped, and an error reports how many bytes were missing.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ctvr.orchestrator.store.serialization import check
 
 _STALE_SECONDS = 24 * 3600
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
-_NOT_WRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM, *_NO_SPACE}  # what is in such a folder can still be read
-_NO_FILE = {errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENODEV}  # of opening a link to itself, a socket, a device
+_NOT_WRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM, *_NO_SPACE}  # such a folder can still be read
+_NO_FILE = {errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENODEV}  # opening a link to itself, a socket, a device
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES}
 
-Stamp = tuple[int, ...]  # of a file: it changes when the content does
+Stamp = tuple[int, ...]  # identifies a file's content: it changes when the content does
 
 
 class Entry(NamedTuple):
-    """An object as it is listed. `modified`: seconds since 1970, by the clock of who keeps it."""
+    """A listed object. `modified`: seconds since 1970, by the clock of the storage."""
 
     name: str
     bytes: int
@@ -43,23 +43,23 @@ class Size(NamedTuple):
 
 
 def size_of(entries: Iterable[Entry]) -> Size:
-    """Their number and bytes."""
+    """Return the number and total bytes of the entries."""
     sizes = [entry.bytes for entry in entries]
     return Size(len(sizes), sum(sizes))
 
 
 class LocalFiles:
-    """Named byte strings below `root`."""
+    """Named byte strings in a folder `root`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._temporary = root / ".tmp"
 
     def open(self) -> None:
-        """Make the folder and remove what crashed writers left a day ago; an old one that cannot be written is read.
+        """Create the folder and remove day-old files of crashed writers; a read-only folder is only read.
 
         Raises:
-            ConfigError: if the folder does not exist and cannot be made, or cannot be used at all.
+            ConfigError: if the folder does not exist and cannot be created, or cannot be used at all.
         """
         try:
             self._probe()
@@ -72,10 +72,10 @@ class LocalFiles:
                 raise self._unwritable(error) from error
 
     def check_writable(self) -> None:
-        """Refuse a folder that cannot be written, before work is done whose results belong there.
+        """Reject a read-only folder before work is done whose results belong there.
 
         Raises:
-            ConfigError: if it cannot be written.
+            ConfigError: if it is not writable.
         """
         try:
             self._probe()
@@ -99,12 +99,12 @@ class LocalFiles:
         return self.path(name).is_file()
 
     def read(self, name: str) -> bytes:
-        """Read an object whole.
+        """Read a whole object.
 
         Raises:
-            FileNotFoundError: if there is no such object.
-            DamagedObject: if it is not a file.
-            StoreError: if the system does not let it be read.
+            FileNotFoundError: if it does not exist.
+            CorruptObject: if it is not a file.
+            StoreError: if the system refuses to read it.
         """
         try:
             with self.open_file(name) as file:
@@ -115,18 +115,18 @@ class LocalFiles:
             raise StoreError(f"{self.path(name)}: cannot be read ({error.strerror or error}).") from error
 
     def open_file(self, name: str) -> BinaryIO:
-        """Open an object for reading; a pipe, a socket, a folder or a loop of links in its place is not waited for.
+        """Open an object for reading, without blocking on a pipe, a socket, a folder or a loop of links in its place.
 
         Raises:
-            FileNotFoundError: if there is no such object.
-            DamagedObject: if it is not a file.
-            StoreError: if the system does not let it be read.
+            FileNotFoundError: if it does not exist.
+            CorruptObject: if it is not a file.
+            StoreError: if the system refuses to read it.
         """
         try:
             descriptor = os.open(self.path(name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             raise
-        except NotADirectoryError as error:  # a file lies where a folder of objects belongs
+        except NotADirectoryError as error:  # a file in place of a folder of objects
             raise FileNotFoundError(*error.args) from None
         except OSError as error:
             if error.errno in _NO_FILE:
@@ -138,11 +138,11 @@ class LocalFiles:
         return os.fdopen(descriptor, "rb")
 
     def stamp_of(self, status: os.stat_result) -> Stamp:
-        """What shows that a file is another, or was changed, also by somebody who set its time back."""
+        """Return the stamp of a file, which changes with its content even if its time is set back."""
         return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def is_unchanged(self, name: str, stamp: Stamp | None) -> bool:
-        """Whether an object is the file that had this stamp, with the same content."""
+        """Report whether an object is still the file with this stamp."""
         try:
             return self.stamp_of(os.stat(f"{self.root}/{name}")) == stamp
         except OSError:
@@ -155,13 +155,13 @@ class LocalFiles:
             False if `create` and the name exists already (nothing is changed), else True.
 
         Raises:
-            StoreError: disk full or any other failure of the file system.
+            StoreError: if the disk is full or the file system fails otherwise.
         """
         target, needed = self.path(name), sum(len(buffer) for buffer in buffers)
         try:
             try:
                 return self._publish(target, buffers, create)
-            except FileNotFoundError:  # a process whose clock is ahead took our temporary file for a day old
+            except FileNotFoundError:  # a process whose clock is ahead removed our temporary file as a day old
                 return self._publish(target, buffers, create)
         except OSError as error:
             raise self._explained(error, target, needed) from error
@@ -178,7 +178,7 @@ class LocalFiles:
         return True
 
     def delete(self, *names: str) -> None:
-        """Remove objects, if they are there; memory maps of them stay valid.
+        """Remove objects that exist; memory maps of them stay valid.
 
         Raises:
             StoreError: if the file system refuses.
@@ -190,30 +190,30 @@ class LocalFiles:
                 raise StoreError(f"{self.path(name)}: cannot be deleted ({error.strerror or error}).") from error
 
     def discard(self, name: str) -> str:
-        """Remove a damaged object, but not a whole one that another process has put there since; say what was done."""
+        """Remove a damaged object, unless another process has replaced it by an intact one; return a report."""
         path, aside = self.path(name), self._temporary / f"{uuid.uuid4().hex}.aside"
         try:
             if path.is_dir() and not path.is_symlink():
                 path.rmdir()  # an empty one
                 return "is removed; it will be made again"
             self._temporary.mkdir(parents=True, exist_ok=True)
-            os.rename(path, aside)  # atomically, so that its bytes can be judged once more
+            os.rename(path, aside)  # atomic, so that its bytes can be checked once more
         except FileNotFoundError:
             return "is gone; it will be made again"
         except OSError as error:
             return f"stays: it cannot be removed ({error.strerror}). Move it away"
         try:
             check(name, self.read(aside.relative_to(self.root).as_posix()))
-        except (CorruptObject, FileNotFoundError, StoreError):  # the second: a link to itself that was renamed
+        except (CorruptObject, FileNotFoundError, StoreError):  # the second: a link to itself was renamed
             aside.unlink(missing_ok=True)
             return "is removed; it will be made again"
         with contextlib.suppress(FileExistsError):
             os.link(aside, path)
         aside.unlink(missing_ok=True)
-        return "has been made again by another process"
+        return "has been created again by another process"
 
     def names(self, folder: str = "") -> Iterator[Entry]:
-        """Every object below a folder, sorted by name."""
+        """Yield every object in a folder and its subfolders, sorted by name."""
         found: list[Entry] = []
         for name in self.listed(folder):
             with contextlib.suppress(FileNotFoundError):
@@ -222,19 +222,19 @@ class LocalFiles:
         yield from sorted(found)
 
     def time_of(self, status: os.stat_result) -> float:
-        """The time of an object as it is listed."""
+        """Return the time of an object in listings."""
         return status.st_mtime
 
     def _status(self, name: str) -> os.stat_result:
         try:
             return self.path(name).stat()
-        except OSError as error:  # a loop of links: the link itself is listed, so that it can be seen and removed
+        except OSError as error:  # a loop of links: list the link itself, so that it can be seen and removed
             if error.errno != errno.ELOOP:
                 raise
             return self.path(name).lstat()
 
     def listed(self, folder: str = "") -> Iterator[str]:
-        """The names alone, in any order: no file is asked for its size."""
+        """Yield only the names, in any order, without querying any file's size."""
         for parent, folders, files in os.walk(self.root / folder):
             folders[:] = [f for f in folders if not f.startswith(".")]
             below = Path(parent).relative_to(self.root).as_posix()
@@ -242,14 +242,14 @@ class LocalFiles:
             yield from [prefix + file for file in files if file[0] != "."]
 
     def state_of(self, folder: str) -> int:
-        """A number that changes when a name appears in a folder or goes; 0 where there is no such folder."""
+        """Return a number that changes when a name of a folder appears or disappears; 0 if there is no folder."""
         try:
             return os.stat(self.root / folder).st_mtime_ns
         except OSError:
             return 0
 
     def clock(self) -> float:
-        """Now, by the clock that stamps the objects; it may be a file server's, which a folder to read does not say."""
+        """Return the time by the clock that stamps the objects, for example a file server's."""
         try:
             with self._temporary_file() as probe:
                 probe.touch()
@@ -260,7 +260,7 @@ class LocalFiles:
             return time.time()
 
     def leftovers(self, before: float) -> list[str]:
-        """None: `open` removes what crashed writers left."""
+        """Return an empty list: `open` removes what crashed writers left."""
         return []
 
     @contextlib.contextmanager
@@ -291,7 +291,7 @@ def _write_and_sync(path: Path, buffers: Sequence[Any], mode: str) -> None:
 
 
 def _link(temporary: Path, target: Path, buffers: Sequence[Any]) -> bool:
-    """Give the file its name only if the name is free."""
+    """Name the file only if the name is free; return whether it was."""
     try:
         os.link(temporary, target)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""Objects of one kind, collected until they are worth a pack (packs.py)."""
+"""Collection of objects of one kind until they fill a pack (packs.py)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from ctvr.orchestrator.store.packs import Member
 from ctvr.orchestrator.store.store import Store
 
-FULL = 32 * 2**20  # bytes that become a pack
-LEAST = 20 * 2**20  # the same of what is left at the end
+FULL = 32 * 2**20  # bytes that are stored as a pack
+LEAST = 20 * 2**20  # the same for the remainder at the end
 
 
 class Packer:
-    """Collects objects of a kind and stores them in packs; a few that are left at its end, each by itself.
+    """Collects objects of a kind and stores them in packs; a small remainder is stored object by object.
 
-    A context: what has been added is stored when it ends, however it ends.
+    Use it as a context manager: all added objects are stored on exit, also after an exception.
     """
 
     def __init__(self, store: Store, kind: str) -> None:
@@ -26,17 +26,17 @@ class Packer:
         self._bytes = 0
 
     def add(self, key: str, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
-        """Take an object; its arrays must not change afterwards.
+        """Add an object; its arrays must not change afterwards.
 
         Raises:
-            StoreError: if a pack that is full now cannot be stored.
+            StoreError: if a pack that is now full cannot be stored.
         """
         self._waiting.append(Member(key, arrays, meta))
         self._bytes += self._waiting[-1].bytes
         self._store_if(FULL)
 
     def __contains__(self, key: object) -> bool:
-        """Whether an object waits for others."""
+        """Report whether an object is added but not stored yet."""
         return any(member.key == key for member in self._waiting)
 
     def __enter__(self) -> Packer:
@@ -48,7 +48,7 @@ class Packer:
             self._store.put(self._kind, *member)
 
     def _store_if(self, least: int) -> None:
-        """Make a pack of what waits, if it is several objects of so many bytes."""
+        """Store the collected objects as a pack, if they are several and have at least so many bytes."""
         if len(self._waiting) > 1 and self._bytes >= least:
             self._store.packs.put(self._kind, self._taken())
 

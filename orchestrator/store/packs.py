@@ -1,11 +1,11 @@
-"""Many small objects in one: frames and features of some videos lie together in a pack.
+"""Packs: one object that contains the frames or features of several videos.
 
-A pack is an object like others, `packs/KIND/DIGEST`, verified as a whole, copied as a whole and removed as a whole when
-it is damaged; its owner then makes each of its objects again. Its arrays are those of its objects, with the object's
-number before the name. Beside it lies a record with its keys, written after it: a pack without one is unfinished. An
-object that is worth a file of its own, or comes alone, is no part of any pack.
+A pack is an ordinary object, `packs/KIND/DIGEST`. It is verified, copied and, if damaged, removed as a whole; its
+owner then creates each of its objects again. Its arrays are those of its objects, with the object's number before the
+name. A record with its keys is written after it: a pack without a record is unfinished. An object that is large enough
+for a file, or is single, is not packed.
 
-100,000 videos of 12 frames are 5,600 packs: few enough to be listed, copied and synced one by one.
+100,000 videos of 12 frames are 5,600 packs: few enough to be listed, copied and synchronised one by one.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from ctvr.orchestrator.store.remote import RemoteObjects
 from ctvr.orchestrator.store.serialization import Arrays
 
 KIND = "packs"
-PACKED = ("frames", "features")  # kinds of objects that may lie in packs
-_PATIENCE = 5.0  # seconds between two looks at a bucket for packs that others have written
+PACKED = ("frames", "features")  # kinds of objects that can be packed
+_PATIENCE = 5.0  # seconds between two listings of a bucket for packs that others have written
 _READERS = 16
 _SOME = 64  # objects; a pack of features may have a thousand
-_OPEN = 256  # packs of many that stay open, a descriptor and about 32 MiB of addresses each
+_OPEN = 256  # open packs with many objects; each needs a descriptor and about 32 MiB of address space
 
 
 class Member(NamedTuple):
-    """An object that is to be packed."""
+    """An object to be packed."""
 
     key: str
     arrays: Mapping[str, np.ndarray]
@@ -47,7 +47,7 @@ class Member(NamedTuple):
 
 
 class Objects(Protocol):
-    """What packs need of a store: its verified objects."""
+    """The part of a store that packs use: its verified objects."""
 
     def put(
         self, kind: str, key: str, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any] | None = None
@@ -64,7 +64,7 @@ Place = tuple[str, int]  # a pack, and the number of an object in it
 
 
 class _Scan(NamedTuple):
-    """When packs were looked for."""
+    """The last listing of packs."""
 
     state: int | None  # of their folder
     at: float  # seconds
@@ -74,20 +74,20 @@ class _Scan(NamedTuple):
 
 
 class Packs:
-    """The packs of a store, as far as this process knows them."""
+    """The packs of a store that this process has listed."""
 
     def __init__(self, store: Objects, files: LocalFiles | RemoteObjects) -> None:
         self._store, self._files = store, files
         self._known: dict[str, set[str]] = defaultdict(set)  # kind -> packs
-        self._places: dict[str, dict[str, tuple[Place, ...]]] = defaultdict(dict)  # kind -> key -> where it lies
-        self._open: OrderedDict[str, tuple[Stamp | None, list[Arrays]]] = OrderedDict()  # the last used at the end
+        self._places: dict[str, dict[str, tuple[Place, ...]]] = defaultdict(dict)  # kind -> key -> its places
+        self._open: OrderedDict[str, tuple[Stamp | None, list[Arrays]]] = OrderedDict()  # least recently used first
         self._seen: dict[str, _Scan] = {}  # kind -> the last one
 
     def put(self, kind: str, members: Sequence[Member]) -> None:
         """Store objects in one pack; durable when this returns.
 
         Raises:
-            StoreError: disk full, server away.
+            StoreError: if the disk is full or the server is unavailable.
         """
         keys = [member.key for member in members]
         pack = digest_of([kind, keys])
@@ -97,21 +97,21 @@ class Packs:
         self._note(kind, pack, keys)
 
     def get(self, kind: str, key: str) -> Arrays | None:
-        """An object's arrays and metadata; None if it is in no pack that is whole."""
+        """Return an object's arrays and metadata; None if no intact pack contains it."""
         for pack, number in self._places[kind].get(key, ()):
             try:
                 return self._members(kind, pack)[number]
-            except MissingObject:  # removed, or damaged and removed now
+            except MissingObject:  # removed before, or found damaged and removed now
                 self._forget(kind, pack)
-                with contextlib.suppress(StoreError):  # a store that can only be read keeps it; this process does not
+                with contextlib.suppress(StoreError):  # a read-only store keeps it; this process does not
                     self._remove(kind, pack)
         return None
 
     def _members(self, kind: str, pack: str) -> list[Arrays]:
-        """The objects of a pack; those of packs of many, whose header takes its time to read, stay open.
+        """Return the objects of a pack. Packs of many objects stay open, since their header is slow to read.
 
         Raises:
-            MissingObject: if it is not there, or no longer whole.
+            MissingObject: if the pack does not exist, or is damaged.
         """
         name = f"{kind}/{pack}"
         opened = self._open.get(name)
@@ -137,17 +137,17 @@ class Packs:
         self._store.remove([f"{KIND}/{kind}/{pack}{ending}" for ending in (ARRAYS, JSON)])
 
     def keys(self, kind: str) -> set[str]:
-        """Keys of all objects of a kind that lie in packs now."""
+        """Return the keys of all objects of a kind that are in packs now."""
         if kind in PACKED:
             self._scan(kind)
         return set(self._places[kind])
 
     def has(self, kind: str, key: str) -> bool:
-        """Whether an object lies in a pack, as far as is known."""
+        """Report whether a known pack contains an object."""
         return key in self._places[kind]
 
     def refresh(self, kind: str) -> bool:
-        """Look for packs that others have written, where some may have been; whether there are any."""
+        """List packs of other processes if new ones are possible; return whether there are any."""
         if kind not in PACKED:
             return False
         before, state = self._seen.get(kind), self._files.state_of(f"{KIND}/{kind}")
@@ -158,7 +158,7 @@ class Packs:
         return not self._known[kind] <= known
 
     def remove(self, kind: str, key: str) -> None:
-        """Remove an object from every pack in which it lies: the others of such a pack get another one."""
+        """Remove an object from every pack that contains it: the others of such a pack are packed again."""
         if key not in self.keys(kind):
             return
         for pack in {place[0] for place in self._places[kind][key]}:
@@ -174,9 +174,9 @@ class Packs:
             self._remove(kind, pack)
 
     def _scan(self, kind: str) -> None:
-        """Read the records of all packs that this process does not know, and forget those that are gone."""
+        """Read the records of all new packs, and drop the packs that are gone."""
         folder = f"{KIND}/{kind}/"
-        # before the listing: what comes meanwhile is news again
+        # before the listing: whatever is written meanwhile triggers another one
         self._seen[kind] = _Scan(self._files.state_of(folder), time.monotonic())
         names = {name.removeprefix(folder) for name in self._files.listed(folder.rstrip("/"))}
         there = {name.removesuffix(JSON) for name in names if name.endswith(JSON)}
@@ -189,9 +189,9 @@ class Packs:
             try:
                 return list(self._store.get_json(KIND, f"{kind}/{pack}")["keys"])
             except (MissingObject, StoreError, KeyError, TypeError):
-                return None  # not finished yet, or never; or it cannot be read
+                return None  # unfinished, or not readable
 
-        with ThreadPoolExecutor(_READERS) as pool:  # a folder's records are there sooner than threads
+        with ThreadPoolExecutor(_READERS) as pool:  # local records are read faster than threads start
             found = map(read, new) if isinstance(self._files, LocalFiles) else pool.map(read, new)
             for pack, keys in zip(new, found):
                 if keys is not None:
@@ -203,12 +203,12 @@ class Packs:
         for number, key in enumerate(keys):
             known, place = places.get(key, ()), (pack, number)
             if place not in known:
-                places[key] = (place, *known)  # the newest first
+                places[key] = (place, *known)  # newest first
 
     def _forget(self, kind: str, pack: str) -> None:
         self._known[kind].discard(pack)
         self._open.pop(f"{kind}/{pack}", None)
-        # a list first: threads that read ahead may be adding places
+        # copied to a list first: prefetching threads may be adding places
         for key, places in list(self._places[kind].items()):
             if any(place[0] == pack for place in places):
                 rest = tuple(place for place in places if place[0] != pack)

@@ -1,11 +1,11 @@
 """Objects of a store in an S3 bucket (or in this process's memory, for tests), through obstore.
 
 Settings come from the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION,
-AWS_ENDPOINT_URL. The machine's own role is asked for credentials only with CTVR_S3_INSTANCE_ROLE=1 (or where the
-platform itself announces them: AWS_WEB_IDENTITY_TOKEN_FILE, AWS_CONTAINER_CREDENTIALS_*).
+AWS_ENDPOINT_URL. Credentials of the machine's role are requested only with CTVR_S3_INSTANCE_ROLE=1 (or if the platform
+itself announces them: AWS_WEB_IDENTITY_TOKEN_FILE, AWS_CONTAINER_CREDENTIALS_*).
 
-A key that may be taken only once (the commit of a task) needs `If-None-Match: *`. AWS S3, MinIO, Ceph, GCS honour it. A
-server that does not (rclone) is refused when the store is opened: two writers could both believe to be the first.
+A key that may be created only once (the commit of a task) needs `If-None-Match: *`. AWS S3, MinIO, Ceph and GCS
+honour it. A server that does not (rclone) is rejected when the store is opened: two writers could both succeed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ctvr.orchestrator.proxies import except_from_proxies
 from ctvr.orchestrator.redaction import redact
 from ctvr.orchestrator.store.local import Entry
 
-PROBES = "_probe"  # no object of a store: its name begins with _
+PROBES = "_probe"  # not an object of a store: the name begins with _
 _DELETED_AT_ONCE = 500  # S3 allows 1000
 _ANNOUNCED = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -40,7 +40,7 @@ _MEMORY: dict[str, MemoryStore] = {}
 
 
 class RemoteObjects:
-    """Named byte strings in a bucket below a prefix."""
+    """Named byte strings in a bucket under a prefix."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -50,8 +50,8 @@ class RemoteObjects:
         """Write, list and remove a probe.
 
         Raises:
-            ConfigError: if the bucket is missing, the keys are refused, the server is away, or it lets two writers take
-                one key.
+            ConfigError: if the bucket does not exist, the keys are refused, the server is unavailable, or it lets two
+                writers create the same key.
         """
         patient, self._objects = self._objects, _connect(self.uri, is_probe=True)
         folder = f"{PROBES}/{uuid.uuid4().hex}"
@@ -78,7 +78,12 @@ class RemoteObjects:
         return True
 
     def read(self, name: str) -> bytes:
-        """Raises FileNotFoundError if there is no such object."""
+        """Read a whole object.
+
+        Raises:
+            FileNotFoundError: if it does not exist.
+            StoreError: if the server refuses or cannot be reached.
+        """
         try:
             return bytes(obstore.get(self._objects, name).bytes())
         except FileNotFoundError:
@@ -103,7 +108,11 @@ class RemoteObjects:
         return True
 
     def delete(self, *names: str) -> None:
-        """Remove objects, if they are there."""
+        """Remove objects that exist.
+
+        Raises:
+            StoreError: if the server refuses or cannot be reached.
+        """
         try:
             for start in range(0, len(names), _DELETED_AT_ONCE):
                 with contextlib.suppress(FileNotFoundError):
@@ -112,7 +121,7 @@ class RemoteObjects:
             raise self._failed(names[0], "deleted", error) from None
 
     def names(self, folder: str = "") -> Iterator[Entry]:
-        """Every object below a folder, sorted by name."""
+        """Yield every object in a folder, sorted by name."""
         try:
             found = [
                 Entry(o["path"], o["size"], o["last_modified"].timestamp())
@@ -124,14 +133,14 @@ class RemoteObjects:
         yield from sorted(entry for entry in found if not entry.name.startswith(("_", ".")))
 
     def listed(self, folder: str = "") -> Iterator[str]:
-        """The names alone."""
+        """Yield only the names."""
         return (entry.name for entry in self.names(folder))
 
     def state_of(self, folder: str) -> None:
-        """None: a bucket does not say without a listing whether a name has come or gone."""
+        """Return None: only a listing shows whether names of a bucket changed."""
 
     def clock(self) -> float:
-        """Now, by the clock of the server that stamps the objects."""
+        """Return the time by the clock of the server, which stamps the objects."""
         name = f"{PROBES}/{uuid.uuid4().hex}/clock"
         try:
             obstore.put(self._objects, name, b"1")
@@ -142,7 +151,7 @@ class RemoteObjects:
         return now
 
     def leftovers(self, before: float) -> list[str]:
-        """Probes that were written before a time; who made them is long through with them."""
+        """Return probes that were written before a time; their writers have ended."""
         try:
             found = [o for page in obstore.list(self._objects, PROBES) for o in page]
         except _FAILURES as error:
@@ -154,7 +163,7 @@ class RemoteObjects:
 
 
 def _honours_conditions(objects: Any, name: str) -> bool:
-    """Whether a second "create" of a name is refused."""
+    """Report whether the server refuses a second "create" of a name."""
     try:
         obstore.put(objects, name, b"1", mode="create")
     except BaseError as error:
@@ -175,9 +184,9 @@ def _connect(uri: str, is_probe: bool = False) -> Any:
         return _MEMORY.setdefault(rest, MemoryStore())
     bucket, _, prefix = rest.partition("/")
     if "@" in rest or "?" in rest:
-        raise ConfigError("store: an s3:// address holds a bucket and a prefix only; keys belong in AWS_* variables.")
+        raise ConfigError("store: an s3:// address has a bucket and a prefix only; keys belong in AWS_* variables.")
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,62}", bucket):
-        raise ConfigError(f"store {uri}: {bucket!r} is no bucket name. Write s3://BUCKET/PREFIX.")
+        raise ConfigError(f"store {uri}: {bucket!r} is not a bucket name. Write s3://BUCKET/PREFIX.")
     environment = os.environ
     config: Any = {}
     key, secret = environment.get("AWS_ACCESS_KEY_ID"), environment.get("AWS_SECRET_ACCESS_KEY")
@@ -211,17 +220,17 @@ def _endpoint() -> str | None:
 
 
 def _server() -> str:
-    """The server as the user knows it."""
+    """Return the server's name as the user knows it."""
     return urlsplit(_endpoint() or "").netloc.rpartition("@")[2] or "Amazon S3"
 
 
 def _explained(error: Exception, uri: str) -> str:
-    """What a failure means and what to do, in one line; obstore's own text is a dump for its developers."""
+    """Explain a failure and its remedy in one line; obstore's own text is a dump for its developers."""
     text = str(error)
     code = next(iter(re.findall(r"<Code>(\w{1,64})</Code>", text)), "")
     bucket = uri.partition("://")[2].partition("/")[0]
     if code == "NoSuchBucket" or (isinstance(error, FileNotFoundError) and not code):
-        return f"there is no bucket called {bucket}. Create it, or correct the name."
+        return f"bucket {bucket} does not exist. Create it, or correct the name."
     if code in {"InvalidAccessKeyId", "SignatureDoesNotMatch"}:
         return f"the server refuses the access key ({code}). Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
     if code in {"ExpiredToken", "InvalidToken"}:
@@ -230,8 +239,8 @@ def _explained(error: Exception, uri: str) -> str:
         return f"the bucket is in another region ({code}). Correct AWS_REGION."
     if " 403 " in text or " 401 " in text:
         return (
-            f"the access key has no right to that ({code or 'forbidden'}). It needs to read, write, list and delete in "
-            f"{bucket}."
+            f"the access key is not allowed to do that ({code or 'forbidden'}). It must read, write, list and "
+            f"delete in {bucket}."
         )
     if "HTTP error" in text:
         return f"no server answers at {_server()}. Start it, or correct AWS_ENDPOINT_URL and AWS_REGION."

@@ -1,8 +1,8 @@
-"""Arrays and a little metadata as one verifiable file: safetensors whose header carries a SHA-256 of everything.
+"""File format of objects: arrays and metadata as safetensors, with a SHA-256 of everything in the header.
 
-The digest covers every byte of the file: it is taken with its own 64 characters set to zeros. The header also names
-the object, so that a file under a wrong name is as wrong as a flipped bit. Any safetensors reader can open the files.
-The header is parsed here, with bounds, because arrays are memory-mapped and nothing may be trusted before the digest.
+The digest covers every byte of the file, with its own 64 characters set to zeros. The header also names the object, so
+that a file under a wrong name is detected like a flipped bit. Any safetensors reader can open the files. The header is
+parsed here, with bounds, because arrays are memory-mapped and nothing may be trusted before the digest is checked.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _DTYPES = {np.dtype(code): name for name, code in _NAMES.items()}
 
 
 class Arrays(dict[str, np.ndarray]):
-    """Name -> read-only array, and the `meta` given when they were stored."""
+    """Name -> read-only array, with the `meta` that was stored."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray], meta: dict[str, Any]) -> None:
         super().__init__(arrays)
@@ -57,12 +57,12 @@ def pack(name: str, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -
     """Serialise to a list of buffers whose concatenation is the file; large arrays are not copied.
 
     Args:
-        name: what the object is called in the store; checked when it is read.
+        name: the name of the object in the store; checked when it is read.
         arrays: numeric or boolean arrays of any layout.
-        meta: anything JSON can say exactly.
+        meta: any value that JSON represents exactly.
 
     Raises:
-        ValueError: for a dtype that cannot be stored, or metadata that is no JSON.
+        ValueError: for a dtype that cannot be stored, or metadata that is not JSON.
     """
     tensors: dict[str, np.ndarray] = {}
     for key, value in arrays.items():
@@ -71,9 +71,9 @@ def pack(name: str, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -
         if array.dtype not in _DTYPES:
             raise ValueError(f"array {key!r} of {name} has dtype {array.dtype}, which cannot be stored.")
         if not isinstance(key, str) or key == "__metadata__":
-            raise ValueError(f"{key!r} is no name for an array.")
+            raise ValueError(f"{key!r} is not a name for an array.")
         tensors[key] = array
-    order = sorted(tensors, key=lambda k: (-tensors[k].itemsize, k))  # wide types first: all stay aligned
+    order = sorted(tensors, key=lambda k: (-tensors[k].itemsize, k))  # wide types first, so that all stay aligned
     header: dict[str, Any] = {"__metadata__": {"sha256": _ZEROS, "name": name, "meta": canonical(meta)}}
     offset = 0
     for key in order:
@@ -94,10 +94,10 @@ def pack(name: str, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -
 
 
 def unpack(name: str, data: np.ndarray, verify: bool = True) -> Arrays:
-    """Views into the bytes of a file (a 1-d uint8 array, usually a memory map), checked.
+    """Return verified views into the bytes of a file (a 1-d uint8 array, usually a memory map).
 
     Raises:
-        DamagedObject: if anything differs from what `pack` wrote under this name.
+        CorruptObject: if anything differs from what `pack` wrote under this name.
     """
     try:
         return _unpack(name, data, verify)
@@ -130,7 +130,7 @@ def _unpack(name: str, data: np.ndarray, verify: bool) -> Arrays:
         if not whole or begin != position or end - begin != math.prod(shape) * dtype.itemsize:
             raise CorruptObject(f"array {key[:80]!r} does not fit its bytes")
         if start + end > len(data):
-            raise CorruptObject("cut short")
+            raise CorruptObject("truncated")
         arrays[key] = data[start + begin : start + end].view(dtype).reshape(shape)
         arrays[key].flags.writeable = False
         position = end
@@ -149,7 +149,7 @@ def _verify(head: bytes, payload: np.ndarray, declared: str) -> None:
 
 
 def pack_json(name: str, value: Any) -> bytes:
-    """`{"sha256": ..., "name": ..., "value": ...}`; the digest covers name and value. Keys are sorted.
+    """Serialise to `{"sha256": ..., "name": ..., "value": ...}` with sorted keys; the digest covers name and value.
 
     Raises:
         ValueError: if the value is not JSON.
@@ -159,7 +159,7 @@ def pack_json(name: str, value: Any) -> bytes:
 
 
 def _between(name: str) -> bytes:
-    """What stands between digest and value."""
+    """Return the bytes between digest and value."""
     return f'","name":{json.dumps(name)},"value":'.encode()
 
 
@@ -168,10 +168,10 @@ def _digest_of_text(name: str, text: bytes) -> bytes:
 
 
 def unpack_json(name: str, data: bytes) -> Any:
-    """The value of `pack_json`.
+    """Return the value that `pack_json` serialised.
 
     Raises:
-        DamagedObject: if a byte differs from what was stored under this name.
+        CorruptObject: if a byte differs from what was stored under this name.
     """
     between, at = _between(name), len(_BEGIN)
     text = data[at + 64 + len(between) : -len(_END)]
@@ -180,18 +180,18 @@ def unpack_json(name: str, data: bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CorruptObject(f"is no JSON object of the store ({type(error).__name__})") from None
+        raise CorruptObject(f"is not a JSON object of the store ({type(error).__name__})") from None
 
 
 def check(name: str, data: bytes) -> None:
-    """Compare an object of either kind with its digest.
+    """Verify an object of either format against its digest.
 
     Raises:
-        DamagedObject: if it is not what was stored under this name.
+        CorruptObject: if it is not what was stored under this name.
     """
     if name.endswith(JSON):
         unpack_json(name, data)
     elif name.endswith(ARRAYS):
         unpack(name, np.frombuffer(data, np.uint8))
     else:
-        raise CorruptObject("no object of this store")
+        raise CorruptObject("not an object of this store")

@@ -1,11 +1,12 @@
-"""Decoded frames, features and records of finished tasks under content addresses, verified when read.
+"""Content-addressed store of decoded frames, features and records of finished tasks, verified when read.
 
-One address names a store: a folder (`runs/store`, `file:///data/store`) or a bucket (`s3://bucket/prefix`). Arrays are
-safetensors files and come back as read-only memory maps; a remote object is copied to this machine once. Every byte
-is covered by a SHA-256 that is checked at the first read of an object in a process; a damaged object is removed,
-counted and reported as missing, so that its owner makes it again: it is never served.
+A store has one address: a folder (`runs/store`, `file:///data/store`) or a bucket (`s3://bucket/prefix`). Arrays are
+safetensors files, returned as read-only memory maps; a remote object is copied to this machine once. A SHA-256 covers
+every byte and is checked at the first read of an object in a process. A damaged object is removed, counted and reported
+as missing, so that its owner creates it again.
 
-Keys of arrays are content addresses: what a key means never changes, so a copy is never stale. JSON objects may change.
+Keys of arrays are content addresses: the content of a key never changes, so a copy is never stale. JSON objects may
+change.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ from ctvr.orchestrator.store.serialization import Arrays, check, pack, pack_json
 
 log = logging.getLogger(__name__)
 
-_LISTED_HERE = 1000  # objects; a folder is read at once, and holds the frames of other streams, too
+_LISTED_HERE = 1000  # objects; listing a local folder is fast, but it also contains frames of other streams
 _ASKED_SINGLY = 50  # objects; a page of a listing has 1000
 
 
 class Store:
-    """See the module. Make one with `Store.open`; it can be pickled to other processes and machines.
+    """The store of this module. Open one with `Store.open`; it can be pickled to other processes and machines.
 
     Attributes:
-        counters: what happened in this process: "put", "get", "damaged", "cache_hit", "cache_miss", "evicted".
+        counters: events in this process: "put", "get", "damaged", "cache_hit", "cache_miss", "evicted".
     """
 
     def __init__(self, uri: str, objects: LocalFiles | RemoteObjects, cache: DiskCache | None) -> None:
@@ -52,7 +53,7 @@ class Store:
 
     @classmethod
     def open(cls, uri: str | Path, cache: Path | None = None, cache_bytes: int | None = None) -> Store:
-        """Open or make a store; a folder that is there and cannot be written is read alone (see `check_writable`).
+        """Open or create a store; an existing folder without write access is only read (see `check_writable`).
 
         Args:
             uri: a folder, file://, s3://bucket/prefix or memory://name (this process only).
@@ -60,12 +61,12 @@ class Store:
             cache_bytes: limit of those copies; default $CTVR_CACHE_GB, else 100 GB.
 
         Raises:
-            ConfigError: for an unknown address, missing credentials, or a place that cannot be made or read.
+            ConfigError: for an unknown address, missing credentials, or a place that cannot be created or read.
         """
         return cls._make(str(uri), cache, cache_bytes, is_new=True)
 
     def check_writable(self) -> None:
-        """Raises ConfigError if the store is a folder that cannot be written; `open` has tried a bucket."""
+        """Raise ConfigError if the store is a folder without write access; `open` has already tested a bucket."""
         if isinstance(self._objects, LocalFiles):
             self._objects.check_writable()
 
@@ -75,13 +76,13 @@ class Store:
         if not separator or scheme == "file":
             root = Path(rest if separator else uri).expanduser().absolute()
             if not uri.strip() or (separator and not rest):
-                raise ConfigError(f"store: {uri!r} names no folder. Write a folder, or s3://BUCKET/PREFIX.")
+                raise ConfigError(f"store: {uri!r} does not name a folder. Write a folder, or s3://BUCKET/PREFIX.")
             files = LocalFiles(root)
             files.open()
             return cls(str(root), files, None)
         if scheme not in ("s3", "memory"):
             raise ConfigError(
-                f"store: {redact(uri)!r} is no known kind of address. Write a folder, or s3://BUCKET/PREFIX."
+                f"store: {redact(uri)!r} is not a known kind of address. Write a folder, or s3://BUCKET/PREFIX."
             )
         remote = RemoteObjects(uri)
         if is_new:
@@ -106,10 +107,10 @@ class Store:
     # -- arrays
 
     def put(self, kind: str, key: str, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any] | None = None) -> None:
-        """Store arrays under a content address; durable when this returns. Writers of one key may race.
+        """Store arrays under a content address; durable when this returns. Concurrent writers of one key are safe.
 
         Raises:
-            StoreError: disk full, server away.
+            StoreError: if the disk is full or the server is unavailable.
             ValueError: for a key or an array that cannot be stored.
         """
         name = object_name(kind, key, ARRAYS)
@@ -121,10 +122,10 @@ class Store:
             self.counters["evicted"] = self._cache.evicted
 
     def get(self, kind: str, key: str) -> Arrays:
-        """The arrays as read-only memory maps (in memory where there is no folder), with `.meta`.
+        """Return the arrays as read-only memory maps (in memory if there is no local file), with `.meta`.
 
         Raises:
-            MissingObject: if there is none, or it was damaged (then it has been removed).
+            MissingObject: if it does not exist, or was damaged and has been removed.
         """
         name = object_name(kind, key, ARRAYS)
         if (packed := self.packs.get(kind, key)) is not None:
@@ -150,19 +151,19 @@ class Store:
         data, arrays = self._fetch(kind, key, name)
         if self._cache is not None and self._cache.keep(name, data):
             self.counters["evicted"] = self._cache.evicted
-            with contextlib.suppress(MissingObject):  # another process may evict it at once
+            with contextlib.suppress(MissingObject):  # another process may evict it immediately
                 return self._map_or_remove(self._cache, kind, key, name)
         return arrays
 
     def has(self, kind: str, key: str) -> bool:
-        """Whether an object (arrays or JSON) exists; it is not read."""
+        """Report whether an object (arrays or JSON) exists, without reading it."""
         names = [object_name(kind, key, ending) for ending in (ARRAYS, JSON)]
         if self.packs.has(kind, key) or any(map(self._objects.exists, names)):
             return True
         return self.packs.refresh(kind) and self.packs.has(kind, key)
 
     def filter_existing(self, kind: str, keys: Sequence[str]) -> set[str]:
-        """Those of `keys` that exist; one listing instead of a request for each where that is quicker."""
+        """Return those of `keys` that exist, by one listing if that is faster than a request for each."""
         packed = self.packs.keys(kind)
         if isinstance(self._objects, LocalFiles) and len(keys) >= _LISTED_HERE:
             return packed.union(split_name(name)[1] for name in self._objects.listed(kind)).intersection(keys)
@@ -176,18 +177,17 @@ class Store:
         """Store or replace a JSON value, atomically.
 
         Raises:
-            StoreError: disk full, server away.
-            ValueError: if it is no JSON, or the key is illegal.
+            StoreError: if the disk is full or the server is unavailable.
+            ValueError: if it is not JSON, or the key is illegal.
         """
         name = object_name(kind, key, JSON)
         self._objects.write(name, [pack_json(name, value)])
         self.counters["put"] += 1
 
     def create_json(self, kind: str, key: str, value: Any) -> bool:
-        """Store a JSON value only if the key is free; of several writers exactly one is told True.
+        """Store a JSON value only if the key is free; of several writers, exactly one gets True.
 
-        After a network failure the answer False may mean our own first attempt: compare with `get_json` where it
-        matters.
+        After a network failure, False may be due to our own first attempt: compare with `get_json` where it matters.
         """
         name = object_name(kind, key, JSON)
         data = pack_json(name, value)
@@ -195,19 +195,19 @@ class Store:
             if self._objects.write(name, [data], create=True):
                 self.counters["put"] += 1
                 return True
-            with contextlib.suppress(MissingObject):  # damaged, and removed now: the key is free again
+            with contextlib.suppress(MissingObject):  # damaged, and removed now: the key is free
                 self.get_json(kind, key)
                 return False
         return False
 
     def get_json(self, kind: str, key: str) -> Any:
-        """The value; verified at every read. Keys of dictionaries come back sorted.
+        """Return the value, verified at every read. Keys of dictionaries come back sorted.
 
         Raises:
             MissingObject: as `get`.
         """
         name = object_name(kind, key, JSON)
-        for _ in range(2):  # once more: a transfer may have been at fault
+        for _ in range(2):  # a transfer error may have damaged the first read
             try:
                 return unpack_json(name, self._objects.read(name))
             except FileNotFoundError:
@@ -218,8 +218,8 @@ class Store:
         raise MissingObject(kind, key)
 
     def find_json(self, name: str) -> Any:
-        """The value of an object, by its name in `entries`; None if it is damaged, gone or none of ours. It stays."""
-        for _ in range(2):  # once more: a transfer may have been at fault
+        """Return the value of an object by its name in `entries`; None if it is damaged, gone or foreign (and kept)."""
+        for _ in range(2):  # a transfer error may have damaged the first read
             with contextlib.suppress(FileNotFoundError, CorruptObject):
                 return unpack_json(name, self._objects.read(name))
         return None
@@ -227,22 +227,22 @@ class Store:
     # -- the whole store
 
     def delete(self, kind: str, key: str) -> None:
-        """Remove an object, if it is there."""
+        """Remove an object if it exists."""
         self.remove([object_name(kind, key, ending) for ending in (ARRAYS, JSON)])
         self.packs.remove(kind, key)
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove objects by their names, and their copies on this machine. Maps that were made of them stay valid.
+        """Remove objects by their names, and their copies on this machine. Maps of them stay valid.
 
         Raises:
-            StoreError: if that is refused.
+            StoreError: if the storage refuses.
         """
         self._objects.delete(*names)
         if self._cache is not None:
             self._cache.delete(*names)
 
     def list(self, kind: str, prefix: str = "") -> list[str]:
-        """Sorted keys of a kind that begin with `prefix`."""
+        """Return the sorted keys of a kind that begin with `prefix`."""
         check_kind(kind)
         folder = f"{kind}/{prefix.rpartition('/')[0]}".rstrip("/")
         if prefix:
@@ -253,34 +253,34 @@ class Store:
         return sorted(key for key in keys if key.startswith(prefix) and is_key(key))
 
     def entries(self) -> tuple[Entry, ...]:
-        """Every object: its name (kind/key with an ending), bytes and time, sorted by name."""
+        """Return every object: its name (kind/key with an extension), bytes and time, sorted by name."""
         return tuple(self._objects.names())
 
     def clock(self) -> float:
-        """Now, in seconds since 1970, by the clock that stamps the entries."""
+        """Return the time in seconds since 1970, by the clock that stamps the entries."""
         return self._objects.clock()
 
     def leftovers(self, before: float) -> tuple[str, ...]:
-        """Names of what crashed writers left before a time, and what is no object."""
+        """Return the names of files that crashed writers left before a time; they are not objects."""
         return tuple(self._objects.leftovers(before))
 
     def size(self) -> Size:
-        """How many objects, and how many bytes they take."""
+        """Return the number of objects and their total bytes."""
         return size_of(self.entries())
 
     def copies(self) -> tuple[Path, Size, int] | None:
-        """Folder, size and limit in bytes of the copies on this machine, of all stores; None for a folder."""
+        """Return folder, size and limit in bytes of the local copies of all stores; None for a local store."""
         if self._cache is None:
             return None
         return self._cache.root.parent, Size(*self._cache.size()), self._cache.limit
 
     def verify(self, remove: bool = False) -> Iterator[tuple[str, str | None]]:
-        """Read every object: yields (name, problem), problem None where all is well; removes the damaged if asked."""
+        """Read every object and yield (name, problem), problem None if it is intact; remove damaged ones on request."""
         for name, _, _ in self._objects.names():
             try:
                 try:
                     check(name, self._objects.read(name))
-                except CorruptObject:  # once more: a transfer may have been at fault
+                except CorruptObject:  # read again: a transfer error may have damaged the first read
                     check(name, self._objects.read(name))
             except FileNotFoundError:  # deleted in the meantime
                 continue
@@ -301,7 +301,7 @@ class Store:
         except CorruptObject as error:
             self._remove_damaged(files, name, error)
         try:
-            return self._map(files, name)  # whole, if another process has replaced it since
+            return self._map(files, name)  # intact, if another process has replaced it since
         except (FileNotFoundError, CorruptObject):
             raise MissingObject(kind, key) from None
 
@@ -317,16 +317,16 @@ class Store:
         return arrays
 
     def stamp(self, kind: str, key: str) -> Stamp | None:
-        """The stamp of the file in which `get` found arrays; None where there is no file."""
+        """Return the stamp of the file in which `get` found arrays; None if there is no file."""
         return self._verified.get(f"{kind}/{key}{ARRAYS}")
 
     def is_unchanged(self, kind: str, key: str, stamp: Stamp | None) -> bool:
-        """Whether arrays that `get` mapped are still what it verified under this stamp."""
+        """Report whether arrays that `get` mapped are still those that it verified under this stamp."""
         files = self._objects if isinstance(self._objects, LocalFiles) else self._cache
         return files is None or files.is_unchanged(f"{kind}/{key}{ARRAYS}", stamp)
 
     def _fetch(self, kind: str, key: str, name: str) -> tuple[bytes, Arrays]:
-        for _ in range(2):  # once more: a transfer may have been at fault
+        for _ in range(2):  # a transfer error may have damaged the first read
             try:
                 data = self._objects.read(name)
                 return data, unpack(name, np.frombuffer(data, np.uint8))
@@ -338,7 +338,7 @@ class Store:
         raise MissingObject(kind, key)
 
     def _remove_damaged(self, files: LocalFiles | RemoteObjects, name: str, problem: CorruptObject) -> None:
-        """Remove, but never an object that another process has made whole since we looked."""
+        """Remove an object, unless another process has replaced it by an intact one in the meantime."""
         self._verified.pop(name, None)
         self.counters["damaged"] += 1
         where = files.root if isinstance(files, LocalFiles) else self.uri

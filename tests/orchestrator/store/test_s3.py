@@ -249,7 +249,7 @@ def refused(uri: str, tmp_path: Path) -> str:
 def test_a_missing_bucket_is_one_line(endpoint, tmp_path):
     text = refused("s3://no-such-bucket/x", tmp_path)
     assert text == (
-        "store s3://no-such-bucket/x: there is no bucket called no-such-bucket. Create it, or correct the name."
+        "store s3://no-such-bucket/x: bucket no-such-bucket does not exist. Create it, or correct the name."
     )
 
 
@@ -310,7 +310,7 @@ def test_a_server_that_goes_away_is_one_line_and_its_objects_are_there_when_it_i
 @pytest.mark.parametrize(
     ("text", "remedy"),
     [
-        ("PUT returned 403 Forbidden: <Code>AccessDenied</Code>", "no right to that (AccessDenied). It needs to read"),
+        ("PUT returned 403 Forbidden: <Code>AccessDenied</Code>", "not allowed to do that (AccessDenied). It must read"),
         ("returned 400 Bad Request: <Code>ExpiredToken</Code>", "Renew AWS_SESSION_TOKEN"),
         ("returned 301 : <Code>PermanentRedirect</Code>", "in another region (PermanentRedirect). Correct AWS_REGION."),
         ("something new\nDebug: a dump", "something new."),

@@ -193,7 +193,7 @@ def test_three_hundred_hostile_keys_reach_no_file(tmp_path):
                 lambda: store.delete("k", key),  # noqa: B023
             ]
             for call in calls:
-                with pytest.raises(ValueError, match="is no key") as caught:
+                with pytest.raises(ValueError, match="is not a key") as caught:
                     call()
                 assert "\n" not in str(caught.value)
                 assert len(str(caught.value)) < 300
@@ -252,7 +252,7 @@ def test_hostile_keys_are_refused_before_anything_happens(local, key):
         lambda: local.list(key),
     ]
     for call in calls:
-        with pytest.raises(ValueError, match=r"is no (key|kind)"):
+        with pytest.raises(ValueError, match=r"is not a (key|kind)"):
             call()
     assert local.size().objects == 0
 
@@ -472,10 +472,10 @@ def test_a_folder_that_cannot_be_written_is_a_config_error(tmp_path):
 @pytest.mark.parametrize(
     ("uri", "problem"),
     [
-        ("", "names no folder"),
-        ("ftp://host/x", "no known kind of address"),
-        ("s3://", "is no bucket name"),
-        ("s3://UPPER/x", "is no bucket name"),
+        ("", "does not name a folder"),
+        ("ftp://host/x", "not a known kind of address"),
+        ("s3://", "is not a bucket name"),
+        ("s3://UPPER/x", "is not a bucket name"),
         ("s3://key:secret@bucket/x", "AWS_"),
     ],
 )
