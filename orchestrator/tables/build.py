@@ -1,7 +1,7 @@
-"""From MLflow's records to tables, with the published numbers beside ours. Files: write.py.
+"""Construction of tables from MLflow's records, with the published numbers next to ours. Files: write.py.
 
 A number of a table is the mean over seeds of the metrics after the last task, of complete runs only (tag
-`ctvr.complete`), with the sample standard deviation. Nothing here reads a checkpoint.
+`ctvr.complete`), with the sample standard deviation. No checkpoint is read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ctvr.orchestrator.tracking.tracker import Tracker
 
 PARAMETERS, SECONDS = "cost/trained_parameters", "cost/seconds_task"
-VARIES = "ctvr.varies"  # tag: the settings that a table's rows vary one at a time
+VARIES = "ctvr.varies"  # tag: settings that the rows of a table vary one at a time
 INCIDENTAL = {"seed", "data.prefetch_threads", "evaluation.batch_size", "evaluation.query_chunk"}
 INCIDENTAL |= {"tracking.mirror", "tracking.keep_checkpoints", "evaluation.oracle_task"}
 V2T = (
@@ -58,13 +58,13 @@ DIRECTIONS = {"t2v": "text to video", "v2t": "video to text (V2T)", "both": "tex
 def collect(
     records: Iterable[RunRecord], ranks: Mapping[str, Ranks] | None = None, papers_of: PapersOf | None = None
 ) -> list[Row]:
-    """One row per method and settings, over its seeds; incomplete runs are left out.
+    """Return one row per method and settings, averaged over its seeds; incomplete runs are left out.
 
     Args:
         records: runs of one stream.
         ranks: run id -> final ranks, for the comparison with the best row.
-        papers_of: what papers ran that a run is compared with (beside_paper.py). Where it is given, a paper's numbers
-            stand only beside a row that ran with the paper's settings.
+        papers_of: the paper runs with which a run is compared (paper_comparison.py). If given, a row gets a paper's
+            numbers only if it ran with the paper's settings.
     """
     groups: dict[tuple[Any, ...], dict[str, RunRecord]] = {}
     for record in sorted(records, key=lambda record: record.started):
@@ -72,14 +72,14 @@ def collect(
             read = {k: v for k, v in record.settings.items() if k not in INCIDENTAL}
             tags = (record.tags.get("ctvr.note", ""), record.tags.get("ctvr.transductive", ""), content_of(record))
             seed = f"{record.settings.get('seed', '0')}@{order_of(record)}"
-            if _trains_nothing(record):  # whatever the optimizer would have done; its newest run stands for all
+            if _trains_nothing(record):  # optimizer settings have no effect; the newest run represents all
                 read = {k: v for k, v in read.items() if not k.startswith("optim.")}
                 seed = str(order_of(record))
             own = tuple(sorted((k, in_any_order(k, v)) for k, v in read.items()))
             groups.setdefault((method_of(record), own, tags), {})[seed] = record  # a seed run twice counts once
     rows = [_row(list(group.values())) for group in groups.values()]
     firsts = [next(iter(group.values())) for group in groups.values()]
-    rows = [  # no paper has the mean over orders
+    rows = [  # no paper prints a mean over orders
         row if row.orders else beside_paper(row, run, papers_of(run) if papers_of else [])
         for row, run in zip(rows, firsts)
     ]
@@ -98,12 +98,12 @@ def build(
     split: str = "",
     of_stream: bool = False,
 ) -> list[Table]:
-    """The tables of these runs, one per stream; their stored ranks are read for the comparison with the best.
+    """Return the tables of these runs, one per stream; reads their stored ranks for the comparison with the best.
 
-    `split`, `of_stream`: as of `selection.select`.
+    `split`, `of_stream`: as in `selection.select`.
 
     Raises:
-        ConfigError: if no run is complete, or none was measured on `split`.
+        ConfigError: if no run is complete, or no run was measured on `split`.
     """
     complete = [record for record in records if record.tags.get("ctvr.complete") == "true"]
     if not complete:
@@ -120,7 +120,7 @@ def tables(
     split: str = "",
     of_stream: bool = False,
 ) -> list[Table]:
-    """As `build`, from what was read before."""
+    """Return the tables as `build` does, from records and ranks that were read before."""
     found = []
     for stream in sorted({_stream(record) for record in records}):
         own, left_out_notes = select([record for record in records if _stream(record) == stream], split, of_stream)
@@ -156,9 +156,9 @@ def tables(
 
 
 def seconds_of(run: RunRecord) -> float:
-    """Seconds that a run's own tasks took, training and evaluation; those it took over from another run took none.
+    """Return the seconds of a run's own tasks, training and evaluation; tasks adopted from another run count as 0.
 
-    The start of its processes is not counted.
+    The start-up of its processes is not counted.
     """
     reused = int(run.tags.get("ctvr.reused_tasks") or 0)
     return sum(seconds for task, seconds in run.metrics.get(SECONDS, []) if task > reused)
@@ -170,7 +170,7 @@ def _trains_nothing(run: RunRecord) -> bool:
 
 
 def _row(runs: list[RunRecord]) -> Row:
-    """Seeds of one configuration, averaged."""
+    """Average the seeds of one configuration into a row."""
     first = runs[0]
     finals = [_final(run) for run in runs]
     keys = dict.fromkeys(key for final in finals for key in final)
@@ -212,7 +212,7 @@ def _row(runs: list[RunRecord]) -> Row:
 
 
 def _final(run: RunRecord) -> dict[str, float]:
-    """Metrics after the last task; a stream metric that stopped earlier is unknown there."""
+    """Return the metrics after the last task; a stream metric that stopped earlier is unknown."""
     last = {key: run.last(key) for key in run.metrics if key.startswith(("stream/", "task_", "cost/"))}
     done = max((point[0] for key, point in last.items() if point and key.startswith("stream/")), default=0)
     finals = {}
@@ -223,14 +223,14 @@ def _final(run: RunRecord) -> dict[str, float]:
 
 
 def _matrix(runs: Sequence[RunRecord], suffix: str) -> list[list[float]]:
-    """R@1 of task i after task t as lower-triangular lists, the mean over seeds; empty if it is not known."""
+    """Return R@1 of task i after task t as lower-triangular lists, the mean over seeds; empty if unknown."""
     keys = sorted(key for key in runs[0].metrics if re.fullmatch(rf"task_\d+/{suffix}", key))
     columns = [{step: value for step, value, _ in curve(runs, key)} for key in keys]
     return [[column.get(t, math.nan) for column in columns[:t]] for t in range(1, len(keys) + 1)]
 
 
 def _per_task(runs: Sequence[RunRecord]) -> dict[str, Value]:
-    """CVLM: final R@1 of each task in its own gallery, and what was lost since it was learned."""
+    """Return, for CVLM, the final R@1 of each task in its own gallery, and the loss since it was learned."""
     found: dict[str, Value] = {}
     keys = sorted(key for key in runs[0].metrics if re.fullmatch(r"task_\d+/t2v/r1_own", key))
     for index, key in enumerate(keys, start=1):
@@ -244,9 +244,9 @@ def _per_task(runs: Sequence[RunRecord]) -> dict[str, Value]:
 
 
 def _named(rows: list[Row], groups: list[dict[str, RunRecord]]) -> list[Row]:
-    """Labels: a row's name in its table, or its method; those that are alike are told apart.
+    """Label the rows with their name in the table or their method; rows with equal labels get a suffix.
 
-    By their presets if these do, else by whether they were searched or recommended, else by the settings that differ.
+    The suffix is their presets if these differ, else searched or recommended, else the settings that differ.
     """
     firsts = [next(iter(group.values())) for group in groups]
     bases = [_row_name(group) or row.method for row, group in zip(rows, groups)]
@@ -269,7 +269,7 @@ def _named(rows: list[Row], groups: list[dict[str, RunRecord]]) -> list[Row]:
 
 
 def _brief(value: str) -> str:
-    """A setting's value; a number of many digits is rounded to three."""
+    """Format a setting's value; a number of many digits is rounded to three."""
     try:
         return value if len(value) <= 8 else f"{float(value):.3g}"
     except ValueError:
@@ -277,13 +277,13 @@ def _brief(value: str) -> str:
 
 
 def _row_name(group: Mapping[str, RunRecord]) -> str:
-    """What tables called a row, the last of them if they do not agree; empty for runs of no table."""
+    """Return the name of a row in its table, the latest if tables disagree; empty for runs of no table."""
     names = [run.tags[ROW] for run in group.values() if run.tags.get(ROW)]
     return names[-1] if names else ""
 
 
 def _differing(run: RunRecord, others: Sequence[RunRecord]) -> dict[str, str]:
-    """The settings of a run in which the others are not all alike."""
+    """Return the settings of a run in which the others differ among themselves."""
     names = {name for other in others for name in other.settings} - INCIDENTAL
     return {
         name: str(run.settings.get(name, "unset"))

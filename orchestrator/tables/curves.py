@@ -1,4 +1,4 @@
-"""Numbers of several seeds: their mean, and curves over tasks or epochs."""
+"""Statistics over seeds: means, and curves over tasks or epochs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ctvr.orchestrator.tables.table import Value
 if TYPE_CHECKING:
     from ctvr.orchestrator.tracking.run_record import RunRecord
 
-# what figures show over training: StructAlign's geometry, gates of CAMoE and of experts
+# metrics that figures show over training: StructAlign's geometry, gates of CAMoE and of experts
 TRAINING = re.compile(r"train/((?:micd|angle)_(?:text|video)|(?:gate(?:_\w+)?|expert)/\w+)")
 
 
 def mean(values: Sequence[float]) -> Value:
-    """Mean and sample standard deviation; unknown as soon as one seed's value is."""
+    """Return mean and sample standard deviation; unknown if one seed's value is unknown."""
     std = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
     return Value(float(np.mean(values)), std)
 
 
 def curve(runs: Sequence[RunRecord], key: str) -> list[tuple[int, float, float]]:
-    """Step, mean and deviation of a metric wherever all runs have it."""
+    """Return (step, mean, standard deviation) of a metric at every step that all runs have."""
     histories = [dict(run.metrics.get(key, [])) for run in runs]
     steps = sorted(set.intersection(*(set(history) for history in histories)))
     points = [(step, mean([history[step] for history in histories])) for step in steps]
@@ -33,7 +33,7 @@ def curve(runs: Sequence[RunRecord], key: str) -> list[tuple[int, float, float]]
 
 
 def _summed(runs: Sequence[RunRecord], keys: Sequence[str]) -> list[tuple[int, float, float]]:
-    """The curve of a sum, of which a task may have more terms than another."""
+    """Return the curve of a sum whose number of terms may differ between tasks."""
     wholes: list[dict[int, float]] = [{} for _ in runs]
     for whole, run in zip(wholes, runs):
         for step, value in (point for key in keys for point in run.metrics[key]):
@@ -44,10 +44,10 @@ def _summed(runs: Sequence[RunRecord], keys: Sequence[str]) -> list[tuple[int, f
 
 
 def training(runs: Sequence[RunRecord]) -> dict[str, tuple[tuple[int, float, float], ...]]:
-    """What figures show over all epochs of the stream, 1 to the last. Empty for methods that log none of it.
+    """Return the training curves of figures over all epochs of the stream, from 1; empty if a method logs none.
 
-    Runs of version 0.2 and before also have numbers of finished tasks under the same keys, at steps that are not the
-    end of an epoch: losses have none there.
+    Runs of version 0.2 and before also logged finished tasks under the same keys, at steps that are not the end of an
+    epoch. Losses have no value there, so these steps are skipped.
     """
     shared = sorted(set.intersection(*(set(run.metrics) for run in runs)))
     known = [match[1] for key in shared if (match := TRAINING.fullmatch(key))]
@@ -55,7 +55,7 @@ def training(runs: Sequence[RunRecord]) -> dict[str, tuple[tuple[int, float, flo
     evaluated = {key.partition("/")[0] for key in losses} - {"train"}
     if not losses or not (known or evaluated):
         return {}
-    steps = {step for key in losses for step, _ in runs[0].metrics[key]}  # a later task may have terms of its own
+    steps = {step for key in losses for step, _ in runs[0].metrics[key]}  # a later task may have other terms
     epochs = {step: number for number, step in enumerate(sorted(steps), start=1)}
     curves = {key: curve(runs, f"train/{key}") for key in known}
     for split in ("train", *sorted(evaluated)) if evaluated else ():

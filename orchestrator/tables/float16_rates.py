@@ -1,4 +1,4 @@
-"""A footnote below rows that ran with a published rate of float16 weights (docs/protocol.md)."""
+"""Footnote of rows that ran with a published learning rate of float16 weights (docs/protocol.md)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEXT = "{settings}: published with float16 weights; in float32 such a rate moves
 
 
 def float16_note(settings: Mapping[str, Any]) -> str:
-    """What a table says below a run with these flat settings; empty if it has no such rate."""
+    """Return the footnote of a run with these flat settings; empty if it has no such rate."""
     found = []
     for group, method in (("method", settings.get("method")), ("base", settings.get("method.base"))):
         for name, rate in FLOAT16.get(str(method), {}).items():

@@ -1,4 +1,4 @@
-"""What a reader must know of a row before believing it, as its runs' tags and settings say."""
+"""Footnotes of rows: caveats that follow from the tags and settings of their runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ctvr.orchestrator.tables.unpublished_settings import departures, footnote
 if TYPE_CHECKING:
     from ctvr.orchestrator.tracking.run_record import RunRecord
 
-EPOCHS = "ctvr.recommended_epochs"  # tag of a run that trains: of a task, as the stream and the recipe have it
+EPOCHS = "ctvr.recommended_epochs"  # tag of a run that trains: epochs per task that stream and recipe recommend
 CHOICE = "ctvr.choice"  # tag of a rerun: whether its settings are `searched` or `recommended`
 NOTES = " | "  # between footnotes in the tag ctvr.note
 TEXTS = {
@@ -33,7 +33,7 @@ TEXTS = {
 
 
 def marks_of(run: RunRecord) -> list[str]:
-    """What a reader must know before believing the row."""
+    """Return the caveats of a row."""
     tags, marks = run.tags, []
     split = str(run.settings.get("evaluation.split", tags.get("ctvr.split", "test")))
     if str(run.settings.get("evaluation.select", tags.get("ctvr.select", "last"))).startswith("best"):
@@ -48,7 +48,7 @@ def marks_of(run: RunRecord) -> list[str]:
         marks.append(tags["ctvr.mark"])
     if tags.get("ctvr.transductive") == "true":
         marks.append(TEXTS["transductive"])
-    # Over images the memory is written as the release does
+    # Over images the memory is written as in the released code
     if str(run.settings.get("method.buffer_size", "0")) not in {"0", ""} and method_of(run) not in IMAGE_METHODS:
         marks.append(TEXTS["replay"])
     if tags.get("ctvr.note"):
@@ -68,7 +68,7 @@ def marks_of(run: RunRecord) -> list[str]:
 def trains_on_searched(run: RunRecord) -> bool:
     """Return whether a run's training reads the features of searched videos.
 
-    A run says so in a tag. For older records of our own methods the settings say it.
+    Runs record this in a tag. For older records of our own methods it follows from the settings.
     """
     if said := run.tags.get("ctvr.trains_on_searched"):
         return said == "true"
@@ -79,7 +79,7 @@ def trains_on_searched(run: RunRecord) -> bool:
 
 
 def _trains_on_searched(run: RunRecord, group: str, name: str, of_base: bool = False) -> bool:
-    """Return what a method says of the settings of `group`; True where it may and they are of another version."""
+    """Return what a method derives from the settings of `group`; True if they are of another version and it may."""
     cls = find_method(name)
     known = {field.name for field in dataclasses.fields(cls.Config)}
     try:
@@ -92,9 +92,9 @@ def _trains_on_searched(run: RunRecord, group: str, name: str, of_base: bool = F
 
 
 def _short_of_epochs(run: RunRecord) -> str:
-    """What is said of a run of fewer epochs than are recommended (--smoke has one); empty for all others."""
+    """Return the footnote of a run with fewer epochs than recommended (--smoke has one); empty for all others."""
     epochs, recommended = str(run.settings.get("optim.epochs", "")), run.tags.get(EPOCHS, "")
-    if epochs == recommended == "0":  # by the preset `untrained`
+    if epochs == recommended == "0":  # because of the preset `untrained`
         return TEXTS["untrained"]
     if not (epochs.isdigit() and recommended.isdigit() and int(epochs) < int(recommended)):
         return ""
@@ -102,7 +102,7 @@ def _short_of_epochs(run: RunRecord) -> str:
 
 
 def trials_of(run: RunRecord) -> int | None:
-    """Trials that were searched for a row, 0 for one that was not searched; None where nobody says."""
+    """Return the number of trials searched for a row, 0 if it was not searched; None if that is not recorded."""
     method, _, trials = run.tags.get("ctvr.searched", "").rpartition(":")  # a method may be module:Class
     if not trials.isdigit():
         return None
@@ -110,4 +110,4 @@ def trials_of(run: RunRecord) -> int | None:
 
 
 def method_of(run: RunRecord) -> str:
-    return run.tags.get("ctvr.method") or str(run.settings.get("method", run.name))  # the tag knows configurations
+    return run.tags.get("ctvr.method") or str(run.settings.get("method", run.name))  # the tag names configurations

@@ -1,4 +1,4 @@
-"""How a table of results is written: Markdown, LaTeX (booktabs), CSV, a terminal. Pure functions of text."""
+"""Formatting of result tables as Markdown, LaTeX (booktabs), CSV or terminal text. Pure functions of text."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ctvr.orchestrator.tables.table import MISSING, Difference, Row, Table, Valu
 
 
 def to_markdown(tables: Table | Sequence[Table]) -> str:
-    """One section per stream; the paper's numbers stand in italics below ours."""
+    """Return one section per stream; the paper's numbers follow ours in italics."""
     return "\n\n".join(_markdown(table) for table in _several(tables)) + "\n"
 
 
 def to_latex(tables: Table | Sequence[Table]) -> str:
-    """One `table*` per stream for the package booktabs; every text is escaped."""
+    """Return one `table*` per stream for the package booktabs; every text is escaped."""
     return "\n\n".join(_latex(table) for table in _several(tables)) + "\n"
 
 
 def to_csv(tables: Table | Sequence[Table]) -> str:
-    """One line per row with every number: ours, the paper's, the difference, and all other final metrics.
+    """Return one line per row with every number: ours, the paper's, the difference, and all other final metrics.
 
-    Text that a spreadsheet would run as a formula gets an apostrophe in front.
+    Text that a spreadsheet would evaluate as a formula is prefixed with an apostrophe.
     """
     rows = [(table, row) for table in _several(tables) for row in table.rows]
     lines = [_csv_cells(table, row) for table, row in rows]
@@ -81,7 +81,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _markdown_text(text: str) -> str:
-    """Text that is shown as it is: no markup, no cell border, no line break."""
+    """Escape text so that it is shown literally: no markup, no cell border, no line break."""
     return re.sub(r"([\\`*_|\[\]])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
 
 
@@ -102,7 +102,7 @@ _LATEX = {
 
 
 def latex_text(text: str) -> str:
-    """Escape everything that LaTeX would read as a command."""
+    """Escape everything that LaTeX would interpret as a command."""
     return "".join(_LATEX.get(sign, sign) for sign in " ".join(text.split()))
 
 
@@ -194,7 +194,7 @@ def _csv_cells(table: Table, row: Row) -> dict[str, str]:
 
 
 def _safe(text: str) -> str:
-    """Text that no spreadsheet takes for a formula."""
+    """Escape text that a spreadsheet would evaluate as a formula."""
     return f"'{text}" if text.lstrip()[:1] in {"=", "+", "-", "@"} or text[:1] in {"\t", "\r", "\n"} else text
 
 
@@ -206,7 +206,7 @@ def _plain(value: float) -> str:
 
 
 def to_text(tables: Table | Sequence[Table], width: int = 120) -> str:
-    """Columns under each other, the best in each with a #, notes broken at `width` signs; rows are never broken."""
+    """Return aligned columns, the best of each marked with #, and notes wrapped at `width` characters (not rows)."""
     return "\n\n".join(_text(table, width) for table in _several(tables)) + "\n"
 
 
@@ -240,7 +240,7 @@ def _with_signs(label: str, signs: Sequence[str]) -> str:
 
 
 def _shown(text: str) -> str:
-    """Text on one line, without what a terminal would take for a command."""
+    """Return text on one line, without terminal control characters."""
     return "".join(sign for sign in " ".join(text.split()) if sign.isprintable())
 
 
@@ -248,7 +248,7 @@ def _shown(text: str) -> str:
 
 
 class Footnotes:
-    """Letters for marks and numbers for sources, in the order in which a table mentions them."""
+    """Numbers the footnotes of a table: letters for marks and numbers for sources, in order of first use."""
 
     def __init__(self) -> None:
         self._marks: list[str] = []
@@ -261,7 +261,7 @@ class Footnotes:
         return str(_place(self._sources, text) + 1)
 
     def all(self) -> list[tuple[str, str]]:
-        """(sign, text): marks first, then sources."""
+        """Return (sign, text): marks first, then sources."""
         marks = [(_letters(index), text) for index, text in enumerate(self._marks)]
         return marks + [(str(index + 1), text) for index, text in enumerate(self._sources)]
 
@@ -273,7 +273,7 @@ def _place(known: list[str], text: str) -> int:
 
 
 def _letters(index: int) -> str:
-    """a, b, ..., z, aa, ab, ..."""
+    """Return a, b, ..., z, aa, ab, ..."""
     text = ""
     while index >= 0:
         text = chr(ord("a") + index % 26) + text

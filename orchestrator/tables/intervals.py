@@ -1,4 +1,4 @@
-"""Comparison of rows over test videos, seeds and orders of tasks.
+"""Confidence intervals and p values of differences between rows, over test videos, seeds and task orders.
 
 A difference of R@1 varies with the test videos (captions of one video are one draw) and with the replicates: the seeds
 of each row, or, for rows over several orders of tasks, the orders. Seeds are averaged within an order and rows are
@@ -27,18 +27,18 @@ from scipy.integrate import trapezoid
 
 from ctvr.orchestrator.tables.table import LEVEL, Difference
 
-SHARED = 1.1  # times V_both is subtracted: max(0, .) leaves too much where seeds hardly move a row
-PRIOR = 1.5  # degrees of freedom that the mean variance of the rows of a table counts for, at most
+SHARED = 1.1  # factor of the subtracted V_both: max(0, .) leaves too much if seeds hardly change a row
+PRIOR = 1.5  # degrees of freedom of the mean variance of a table's rows, at most
 
 
 @dataclass(frozen=True)
 class Spread:
-    """J variances of R@1 between replicates for each of K rows, and how a row's difference depends on them."""
+    """J variances of R@1 between replicates for each of K rows, and their weights in a row's difference."""
 
-    seen: np.ndarray  # (K, J) estimated independently
+    seen: np.ndarray  # (K, J) independent estimates
     both: np.ndarray  # (K, J) the part of each that is new with each video
     df: np.ndarray  # (J,)
-    moderated: np.ndarray  # (K, J) the variances as they are taken for the degrees of freedom
+    moderated: np.ndarray  # (K, J) the variances that enter the degrees of freedom
     weights: np.ndarray  # (K, J)
 
     def of(self, row: int) -> tuple[float, float, float]:
@@ -60,15 +60,15 @@ def differences(
 ) -> list[Difference]:
     """Return R@1 of each row minus that of row `best` in points, with simultaneous 95 % intervals and two-sided p.
 
-    A trained row of one seed borrows the other rows' spread over seeds. Where no row shows one, no interval is known.
+    A trained row of one seed uses the other rows' spread over seeds. If no row has one, no interval is known.
 
     Args:
         rows: ranks (Q,) or (S, Q) of each row, 1 = found first: the same queries in the same order.
-        videos: (Q,) which video each query describes; without it each query counts as a video of its own.
-        tasks: (Q,) of each query, where R@1 is the mean over tasks (CVLM).
-        orders: the order of tasks of each run of each row; rows are paired by order. None: seeds of one order.
-        fixed: whether a row trains nothing, so that another seed is the same run.
-        is_chosen: whether `best` is the best row by these data; otherwise it was named before.
+        videos: (Q,) the video that each query describes; default: a different one for each query.
+        tasks: (Q,) the task of each query, if R@1 is the mean over tasks (CVLM).
+        orders: the task order of each run of each row; rows are paired by order. None: seeds of one order.
+        fixed: whether a row trains nothing, so that all seeds give the same run.
+        is_chosen: whether `best` is the best row by these data; otherwise it was selected in advance.
 
     Raises:
         ValueError: if the numbers of queries or the orders differ, or a task has fewer than two videos.
@@ -98,9 +98,9 @@ def differences(
 def compare_over_seeds(
     rows: Sequence[Sequence[float] | np.ndarray], best: int, is_chosen: bool = True
 ) -> list[Difference]:
-    """Return the mean of each row minus that of row `best`, for a metric with one value for each seed.
+    """Return the mean of each row minus that of row `best`, for a metric with one value per seed.
 
-    The result holds for these test items. Where nothing differs between seeds, no interval is known.
+    The result holds for these test items. If nothing differs between seeds, no interval is known.
     """
     parts = [(len(row), float(np.var(row, ddof=1)) if len(row) > 1 else 0.0, 0.0) for row in rows]
     spread, family = _of_seeds(parts, best), Family(len(rows), is_chosen)
@@ -113,7 +113,7 @@ def compare_over_seeds(
 
 
 def _unknown(value: float) -> Difference:
-    """Return a difference without a known spread, which convinces nobody."""
+    """Return a difference without a known spread, which is never significant."""
     return Difference(value, -math.inf, math.inf, 1.0)
 
 
@@ -148,7 +148,7 @@ def _over_videos(d: np.ndarray, cluster: np.ndarray, parts: Sequence[np.ndarray]
     for part in parts:
         number = len(np.unique(cluster[part]))
         if number < 2:
-            raise ValueError("one video in a task: nothing can be said of other videos.")
+            raise ValueError("a task has only one video: no variance over videos is known. Give at least two.")
         for row in d:
             sums = np.bincount(cluster[part], row[part] - row[part].mean())
             total += number / (number - 1) * float((sums**2).sum()) / len(part) ** 2
@@ -166,10 +166,10 @@ def _over_replicates(runs: np.ndarray, cluster: np.ndarray, parts: Sequence[np.n
 
 
 def _of_seeds(rows: Sequence[tuple[int, float, float]], best: int) -> Spread | None:
-    """Return what the rows' seeds say; None if no trained row has two.
+    """Return the spread over the rows' seeds; None if no trained row has two.
 
     Args:
-        rows: of each row the number of its seeds (0: trains nothing), the variance of R@1 and its part `both`.
+        rows: for each row the number of its seeds (0: trains nothing), the variance of R@1 and its part `both`.
     """
     known = [index for index, (seeds, _, _) in enumerate(rows) if seeds > 1]
     if not known:
@@ -189,7 +189,7 @@ def _of_seeds(rows: Sequence[tuple[int, float, float]], best: int) -> Spread | N
 
 
 def _of_orders(runs: np.ndarray, best: int, cluster: np.ndarray, parts: Sequence[np.ndarray]) -> Spread | None:
-    """Return what orders of tasks say of rows (K, O, Q): their paired differences, and those of all other contrasts."""
+    """Return the spread over task orders of rows (K, O, Q): their paired differences, and all other contrasts."""
     rows, orders, _ = runs.shape
     if orders < 2:
         return None
@@ -206,7 +206,7 @@ def _of_orders(runs: np.ndarray, best: int, cluster: np.ndarray, parts: Sequence
 
 
 def _prior(rows: int) -> float:
-    """Return the degrees of freedom that the mean variance of so many rows counts for: none of two rows."""
+    """Return the degrees of freedom of the mean variance of so many rows: 0 for two rows."""
     return min(PRIOR, rows / 2 - 1) if rows > 2 else 0.0
 
 
@@ -215,9 +215,9 @@ def _prior(rows: int) -> float:
 
 @dataclass(frozen=True)
 class Family:
-    """The comparisons of `rows` - 1 rows with one that is the best by the same data, or that was named before.
+    """The comparisons of `rows` - 1 rows with one that is the best by the same data, or was selected in advance.
 
-    Of the latter, p and interval hold for the best of the other rows.
+    In the latter case, p and interval hold for the best of the other rows.
     """
 
     rows: int = 2
@@ -230,7 +230,7 @@ class Family:
 
         Args:
             of_videos, freedom: variance over test videos and its degrees of freedom.
-            seen, both, few: variance over replicates, the part of it that the first contains too, degrees of freedom.
+            seen, both, few: variance over replicates, its part that is also in the first, degrees of freedom.
         """
         of_replicates = max(0.0, seen - SHARED * both)
         variance, df = of_videos + of_replicates, float(freedom)
@@ -243,7 +243,7 @@ class Family:
         return self.with_interval(value, math.sqrt(variance), df)
 
     def with_interval(self, value: float, error: float, df: float) -> Difference:
-        """Return a difference of this standard error with its interval and p."""
+        """Return a difference with this standard error, with its interval and p."""
         half = self.quantile(df) * error
         return Difference(value, value - half, value + half, self.tail(abs(value) / error, df))
 
@@ -266,7 +266,7 @@ class Family:
 def _largest(rows: int, is_chosen: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return points and weights of the largest difference of `rows` standard normal numbers, over sqrt(2).
 
-    From the best one that is their range; from one named before, the difference of the best of the others, either side.
+    From the best one that is their range; from one selected in advance, the difference of the best other, either side.
     """
     edges, x = np.linspace(0, 12, 601), np.linspace(-8, 8, 401)
     above, below = special.ndtr(x[:, None] + edges), special.ndtr(x[:, None] - edges)

@@ -1,9 +1,8 @@
-"""What stands beside a row: the numbers of the paper that ran the same settings, or what sets the row apart from it.
+"""Comparison of rows with papers: the published numbers of equal settings, or the settings that differ.
 
-A row is compared with what papers ran, one after the other: with the printed row that it is meant to be (tags
-`ctvr.row` and `ctvr.table_name`), with its method's main table, with every other printed row of its method. The first
-that has all its settings gives the numbers. Where none has, the row has none, and a footnote says what differs from
-the first.
+A row is compared with paper runs in this order: the printed row that it reproduces (tags `ctvr.row` and
+`ctvr.table_name`), its method's main table, every other printed row of its method. The first one with all its settings
+gives the numbers. If there is none, the row gets no numbers, and a footnote lists the differences from the first.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 ROW, TABLE_NAME = "ctvr.row", "ctvr.table_name"  # tags: a row's name in its table, and a table of the package
 SHARED = "Every row differs from {what} in: {settings}."
-PRINTED = {  # what papers print beside what tables always show, and the metric that it is here
+PRINTED = {  # columns that papers print besides the usual ones, with our metric
     "rsum": (Column("rsum", "R-Sum", "up"), "stream/t2v/rsum"),
     "gmacs": (Column("gmacs", "GMACs", "down", 1), "cost/video_gmacs"),
     "tokens": (Column("tokens", "Tokens", "", 0), "cost/tokens_out"),
@@ -36,7 +35,7 @@ PRINTED = {  # what papers print beside what tables always show, and the metric 
     "memory": (Column("memory", "Memory (MB)", "down", 0), "cost/peak_memory_mb"),
     "stored": (Column("stored", "Stored (kB)", "down", 2), "cost/stored_floats_per_video"),
 }
-ORACLE = {  # shown wherever a run measured them; none is bold and none is compared
+ORACLE = {  # shown if a run measured them; none is bold and none is compared
     "oracle_r1": (Column("oracle_r1", "Oracle: R@1, own prompt"), "stream/oracle/r1"),
     "oracle_block": (Column("oracle_block", "Oracle: R@1, own block"), "stream/oracle/r1_block"),
     "oracle_right": (Column("oracle_right", "Best video of right task (%)"), "stream/oracle/right"),
@@ -47,27 +46,27 @@ ORACLE_NOTE = (
     "an oracle. These columns are not compared."
 )
 PRINTED |= ORACLE
-SCALE = {"stored": 4 / 1000}  # float32 numbers of a video in kB
+SCALE = {"stored": 4 / 1000}  # converts float32 numbers per video to kB
 
 
 @dataclass(frozen=True)
 class PaperRun:
-    """What a paper ran."""
+    """A run of a paper."""
 
     settings: Settings  # all of them, resolved
     numbers: PublishedRow | None = None  # of an ablation table; None: those of the main table, if it has any
-    what: str = "its paper"  # as footnotes call it
+    what: str = "its paper"  # its name in footnotes
 
 
 PapersOf = Callable[["RunRecord"], Sequence[PaperRun]]
 
 
 def beside_paper(row: Row, run: RunRecord, papers: Sequence[PaperRun]) -> Row:
-    """The row with a paper's numbers if one has all its settings, else with what differs from the first.
+    """Return the row with the numbers of a paper that has all its settings, else with the differences from the first.
 
     Args:
         row: of `run` and its other seeds.
-        papers: what it is compared with, in this order; where nobody knows anything the main table's numbers stand.
+        papers: the runs to compare with, in this order; if there are none, the main table's numbers are used.
     """
     if not papers:
         return with_paper(row, run)
@@ -81,7 +80,7 @@ def beside_paper(row: Row, run: RunRecord, papers: Sequence[PaperRun]) -> Row:
 
 
 def _with_row(row: Row, run: RunRecord, printed: PublishedRow) -> Row:
-    """The row with the numbers of an ablation table's row, on the benchmark that they are of and on its test videos."""
+    """Return the row with the numbers of an ablation table, if it ran on that benchmark and its test videos."""
     if run.tags.get("ctvr.paper") != printed.stream or str(run.settings.get("evaluation.split", "test")) != "test":
         return row
     values = {column: Value(value) for column, value in printed.values.items()}
@@ -97,7 +96,7 @@ def _backbone(run: RunRecord) -> list[str]:
 
 
 def with_differences(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
-    """The rows with a footnote of what sets each apart from its paper, and a note of what is so in all of them."""
+    """Return the rows with a footnote of each one's differences from its paper, and notes of what all rows share."""
     shared: dict[str, tuple[str, str]] = {}
     if len(rows) > 1:
         shared = {
@@ -114,7 +113,7 @@ def with_differences(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
 
 
 def more_columns(rows: Sequence[Row], printed: Sequence[str]) -> list[Column]:
-    """Columns that a paper's table has beyond the usual ones, where runs measured them."""
+    """Return the columns that a paper's table has in addition to the usual ones, if runs measured them."""
     wanted = {*printed, *ORACLE, *(key for row in rows for key in row.paper)}
     return [
         replace(column, digits=_digits(column, [row.values[key].mean for row in rows if key in row.values]))
@@ -124,13 +123,13 @@ def more_columns(rows: Sequence[Row], printed: Sequence[str]) -> list[Column]:
 
 
 def _digits(column: Column, means: Sequence[float]) -> int:
-    """The column's own, or as many as show two figures of its smallest value: a small backbone needs few GMACs."""
+    """Return the column's digits, or as many as show two figures of its smallest value (GMACs of a small backbone)."""
     smallest = min((abs(mean) for mean in means if mean and math.isfinite(mean)), default=1.0)
-    return max(column.digits, 1 - math.floor(math.log10(smallest))) if column.digits else 0  # what is counted is whole
+    return max(column.digits, 1 - math.floor(math.log10(smallest))) if column.digits else 0  # counts are integers
 
 
 def more_values(means: Mapping[str, Value]) -> dict[str, Value]:
-    """What `more_columns` may show of a row's metrics; what a video costs has no spread where no seed changes it."""
+    """Return a row's values for `more_columns`; the costs of a video get no spread if no seed changes them."""
     found = {key: means[metric] for key, (_, metric) in PRINTED.items() if metric in means}
     found |= {key: Value(found[key].mean * by, found[key].std * by) for key, by in SCALE.items() if key in found}
     same = {key for key, value in found.items() if value.std <= 1e-9 * abs(value.mean)}

@@ -1,14 +1,14 @@
-"""Every table and figure with results of the five papers: what runs here, and the one reason why the others do not.
+"""List of every table and figure with results in the five papers: those that run, and why the others do not.
 
-They are data, `paper_items.json` beside this file:
+The data are in `paper_items.json` in this folder:
 
     {"papers": {"tempme": "TempMe (Shen et al., ICLR 2025, ...)"},
      "items": [{"item": "tempme/table2", "shows": "...", "preset": "tempme-table2"},
                {"item": "tempme/table11", "shows": "...", "preset": "tempme-table2", "direction": "v2t", "note": "..."},
                {"item": "tempme/table6", "shows": "...", "why": "UMT is not built"}]}
 
-An item has either a table preset, whose command makes it, or `why`. Figures that show a method and no result (diagrams,
-illustrations) are no items. `new/...` are tables of this project.
+An item has either a table preset, whose command reproduces it, or `why`. Figures that show a method and no result
+(diagrams, illustrations) are not items. `new/...` are tables of this project.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Item:
 
     @property
     def command(self) -> str:
-        """What makes it; empty where nothing does."""
+        """Return the command that reproduces it; empty if there is none."""
         if not self.preset:
             return ""
         return f"ctvr sweep --preset {self.preset}" + (f" --direction {self.direction}" * (self.direction != "t2v"))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What of it does not come out."""
+        """Return what the command does not reproduce."""
         rows = not_implemented(self.preset) if self.preset else ()
         missing = (f"rows without a method here: {'; '.join(rows)}",) if rows else ()
         return (*missing, *([self.note] if self.note else []))
@@ -58,7 +58,7 @@ class Item:
 
 @cache
 def read() -> tuple[dict[str, str], tuple[Item, ...]]:
-    """The papers by their short names, and all items in the order of the file.
+    """Return the papers by their short names, and all items in the order of the file.
 
     Raises:
         ValueError: for an item that breaks the format.
@@ -68,21 +68,21 @@ def read() -> tuple[dict[str, str], tuple[Item, ...]]:
 
 
 def find(name: str) -> Item:
-    """An item by its name.
+    """Return an item by its name.
 
     Raises:
-        ConfigError: for an unknown one, or one that does not run; the message says why.
+        ConfigError: if it is unknown or does not run; the message gives the reason.
     """
     items = {item.item: item for item in read()[1]}
     if name not in items:
-        raise ConfigError(f"reproduce: there is no {name!r}.{suggest(name, list(items))} All: ctvr reproduce --list.")
+        raise ConfigError(f"reproduce: {name!r} is unknown.{suggest(name, list(items))} All: ctvr reproduce --list.")
     if items[name].why:
         raise ConfigError(f"reproduce: {name} ({items[name].shows}) does not run: {items[name].why}.")
     return items[name]
 
 
 def text() -> str:
-    """All items, for a terminal."""
+    """Return all items as text for a terminal."""
     papers, items = read()
     lines = []
     for paper, title in papers.items():

@@ -1,4 +1,4 @@
-"""The numbers that the papers print, beside ours. They are data, of two kinds:
+"""The published numbers of the papers, as data of two kinds:
 
 `paper_numbers/STREAM.json` holds the main table of a benchmark, one entry for each method (`paper_numbers`).
 
@@ -10,11 +10,11 @@
                "values": {"msrvtt-10": [17.59, 0.13], ...}, "notes": ["of this row"]},
               {"label": "DiffRate", "row": null, "values": {...}}]}
 
-`row` is the row of the table preset NAME that runs it (`table_presets/NAME.json`): it says method, presets and
-settings; null is a method that is not implemented here. `recommended` are settings that the stream had in the paper, as
-`Stream.settings` holds them, where those of the code's defaults are not meant. Columns are the tables' own keys
-(`r1`, `rsum`, `gmacs`), `v2t/` before those of video to text; a value that is not printed, or not legible in the
-text at hand, is null. Numbers are copied as they are printed, those that cannot be right too: notes say so.
+`row` is the row of the table preset NAME that runs it (`table_presets/NAME.json`), which gives method, presets and
+settings; null is a method that is not implemented here. `recommended` are the stream's settings in the paper, in the
+form of `Stream.settings`, if they are not the code's defaults. Columns are the tables' own keys (`r1`, `rsum`,
+`gmacs`), with the prefix `v2t/` for video to text; a value that is not printed, or not legible in the available text,
+is null. Numbers are copied as printed, including those that cannot be right: notes mention them.
 """
 
 from __future__ import annotations
@@ -57,22 +57,22 @@ class PublishedRow:
 
     @property
     def mark(self) -> str:
-        """What a row that stands alone must say."""
+        """Return the footnote of a row without a method here."""
         return "" if self.method else "not implemented here"
 
 
 def published_tables() -> list[str]:
-    """The ablation tables whose numbers are known; each is a table preset too."""
+    """Return the ablation tables with known numbers; each is also a table preset."""
     return sorted(path.stem for path in (FOLDER / "tables").glob("*.json"))
 
 
 def published_rows(stream: str, table: str = "", method: str = "") -> list[PublishedRow]:
-    """The rows of ablation tables that were measured on a stream, in the papers' order.
+    """Return the rows of ablation tables that were measured on a stream, in the papers' order.
 
     Args:
         stream: a published benchmark (`Stream.paper`): `msrvtt-10`, `cvlm`, `msrvtt`.
-        table: of this table alone.
-        method: of this method or configuration alone.
+        table: only of this table.
+        method: only of this method or configuration.
     """
     tables = [name for name in published_tables() if table in {"", name}]
     rows = [row for name in tables for row in _table(name) if row.stream == stream]
@@ -80,29 +80,29 @@ def published_rows(stream: str, table: str = "", method: str = "") -> list[Publi
 
 
 def ablation_numbers(table: str, row: str, stream: str) -> PublishedRow | None:
-    """What a paper prints for a row of a table preset on a stream; None if it prints nothing."""
+    """Return the printed numbers of a table preset's row on a stream; None if there are none."""
     return next((found for found in published_rows(stream, table) if found.row == row), None)
 
 
 def printed_columns(table: str) -> tuple[str, ...]:
-    """The columns of an ablation table, on any stream; empty for a table whose numbers are not known."""
+    """Return the columns of an ablation table, on any stream; empty for a table without known numbers."""
     found = [row.values for row in _table(table)] if table in published_tables() else []
     return tuple(dict.fromkeys(column for values in found for column in values))
 
 
 def row_of(table: str, row: str, stream: str) -> PublishedRow | None:
-    """What a row of a table preset is in its paper: on `stream`, else on the first benchmark that prints it."""
+    """Return a table preset's row as its paper prints it: on `stream`, else on the first benchmark that has it."""
     found = [each for each in _table(table) if each.row == row] if table in published_tables() else []
     return next((each for each in found if each.stream == stream), found[0] if found else None)
 
 
 def benchmarks(table: str) -> tuple[str, ...]:
-    """The streams that the paper's table has columns of; empty for a table whose numbers are not known."""
+    """Return the streams for which the paper's table has columns; empty for a table without known numbers."""
     return tuple(dict.fromkeys(row.stream for row in _table(table))) if table in published_tables() else ()
 
 
 def not_implemented(table: str) -> tuple[str, ...]:
-    """Labels of the printed rows of a table that no method here is; empty for a table whose numbers are not known."""
+    """Return the labels of a table's printed rows that no method here implements; empty without known numbers."""
     found = [row.label for row in _table(table) if not row.method] if table in published_tables() else []
     return tuple(dict.fromkeys(found))
 
@@ -139,7 +139,7 @@ def _table(name: str) -> tuple[PublishedRow, ...]:
 
 
 def paper_numbers(name: str) -> dict[str, Any] | None:
-    """The published numbers of a stream (`msrvtt-10`, ..., `cvlm`); None if there are none."""
+    """Return the published numbers of a stream (`msrvtt-10`, ..., `cvlm`); None if there are none."""
     path = FOLDER / f"{name}.json"
     if not re.fullmatch(r"[\w-]+", name) or not path.is_file():
         return None
@@ -147,7 +147,7 @@ def paper_numbers(name: str) -> dict[str, Any] | None:
 
 
 def with_paper(row: Row, run: RunRecord) -> Row:
-    """The row with the published numbers, where the run is on that benchmark and on its test videos."""
+    """Return the row with the published numbers, if the run used that benchmark and its test videos."""
     paper = paper_numbers(run.tags.get("ctvr.paper", "")) or {}
     entry = paper.get("methods", {}).get(row.method)
     if entry is None or str(run.settings.get("evaluation.split", "test")) != "test":
@@ -168,7 +168,7 @@ def _published(value: float | list[float | None]) -> Value:
 
 
 def place(method: str) -> tuple[int, int]:
-    """The papers' order: zero-shot first, the upper bound last."""
+    """Return the position of a method in the papers' order: zero-shot first, the upper bound last."""
     order = [*(paper_numbers("msrvtt-10") or {}).get("methods", {}), *(paper_numbers("cvlm") or {}).get("methods", {})]
     if method == "upper_bound":
         return 2, 0

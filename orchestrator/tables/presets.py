@@ -1,22 +1,22 @@
-"""Presets of whole tables: which rows, one budget and one rule of selection for all of them. A preset is data.
+"""Presets of whole tables, as data: their rows, with one budget and one selection rule for all of them.
 
-A preset is a JSON file, of `orchestrator/tables/table_presets` or one's own:
+A preset is a JSON file, from `orchestrator/tables/table_presets` or from the user:
 
     {"title": ..., "protocol": "ctvr" | "cvlm" | "ucl" | "qa" | "any", "stream": the default one, "seeds": 3,
      "search": {"trials": 8, "metric": "stream/t2v/r1_gain", ...},    (settings of SearchConfig; 0 trials: no search)
      "settings": {"optim.epochs": 4},                                 (of all rows; optional)
-     "columns": ["gmacs", "memory"],                                  (beside the usual ones; optional)
+     "columns": ["gmacs", "memory"],                                  (besides the usual ones; optional)
      "on": {"msrvtt": {"data.num_frames": 12}},                       (of all rows on streams of that name; optional)
      "rows": [{"name": "lwf", "searched": true, "settings": {}, "notes": ["how it differs from its paper"]},
               {"name": "camoe:dsl,entity"},
               {"name": "18 frames", "method": "tempme", "presets": ["full"], "settings": {"data.num_frames": 18},
                "on": {"shapes-*": {"data.num_frames": 12}}, "only": ["msrvtt", "shapes-*"]}]}
 
-A row's name is unique in its table: a method, `method:preset,preset`, a configuration with a name of its own
-(`tvr_plus_cl`), or any words beside `method` and `presets`. Its presets are changes on top of the recipe that the
-stream recommends, or begin with another recipe (learning/resolve.py says what that is). Settings of one row win over
-those of all rows, those for a stream over those for every stream, and the user's over both. `on` and `only` hold
-patterns (`shapes-*`) of a stream's name or of the published benchmark that it is.
+A row's name is unique in its table: a method, `method:preset,preset`, a configuration with its own name
+(`tvr_plus_cl`), or any text if `method` and `presets` are given. Its presets are changes on top of the recipe that the
+stream recommends, or begin with another recipe (see learning/resolve.py). Settings of one row take precedence over
+those of all rows, those for a stream over those for every stream, and the user's over both. `on` and `only` contain
+patterns (`shapes-*`) of a stream's name or of its published benchmark.
 """
 
 from __future__ import annotations
@@ -46,31 +46,31 @@ class TableRow:
     """One row: what is run, and whether its settings are searched first."""
 
     name: str
-    method: str = ""  # of a row that is named otherwise
+    method: str = ""  # if the name is not the method
     presets: tuple[str, ...] = ()
     searched: bool = True
-    settings: dict[str, Any] = field(default_factory=dict)  # of this row alone, before the user's
+    settings: dict[str, Any] = field(default_factory=dict)  # of this row only; the user's take precedence
     on: OnStreams = field(default_factory=dict)
-    only: tuple[str, ...] = ()  # streams that the row can run on; all if empty
+    only: tuple[str, ...] = ()  # streams on which the row can run; empty: all
     notes: tuple[str, ...] = ()  # footnotes
-    control: bool = False  # a row of ours beside the paper's, which no paper prints
+    control: bool = False  # a row of ours, which no paper prints
 
     def __post_init__(self) -> None:
         if self.method:
             return
         method, presets = split_row(self.name)
         if presets and self.presets:
-            raise ValueError(f"presets: the name {self.name!r} lists presets too. Keep one of both, or give `method`.")
+            raise ValueError(f"presets: the name {self.name!r} also lists presets. Keep one of both, or give `method`.")
         object.__setattr__(self, "method", method)
         object.__setattr__(self, "presets", presets or self.presets)
 
     @property
     def slug(self) -> str:
-        """The name as a part of a sweep's name."""
+        """Return the name in a form that can be part of a sweep's name."""
         return re.sub(r"[^A-Za-z0-9_.-]", "-", self.name)
 
     def is_for(self, streams: Iterable[str]) -> bool:
-        """Whether the row can run on a stream that has these names."""
+        """Report whether the row can run on a stream with these names."""
         return not self.only or any(fnmatchcase(name, pattern) for name in streams for pattern in self.only)
 
 
@@ -86,9 +86,9 @@ class TablePreset:
     search: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     on: OnStreams = field(default_factory=dict)
-    name: str = ""  # of a table that comes with the package; `load_preset` writes it
-    varies: tuple[str, ...] = ()  # settings of which some rows change one, and nothing else
-    columns: tuple[More, ...] = ()  # beside the usual
+    name: str = ""  # of a table of the package; set by `load_preset`
+    varies: tuple[str, ...] = ()  # settings of which some rows change exactly one
+    columns: tuple[More, ...] = ()  # besides the usual ones
 
     def __post_init__(self) -> None:
         names = [row.slug for row in self.rows]
@@ -96,13 +96,13 @@ class TablePreset:
             raise ValueError("rows: is empty. List at least one method.")
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"rows: {name} is listed {names.count(name)} times. Keep one, or name them apart.")
+                raise ValueError(f"rows: {name} is listed {names.count(name)} times. Keep one, or rename the others.")
 
     def only(self, wanted: Sequence[str]) -> TablePreset:
-        """The table with some of its rows, in its order; all of them if none is named.
+        """Return the table with some of its rows, in its order; all of them if none is named.
 
         Args:
-            wanted: names of rows, which may have been split at their commas.
+            wanted: names of rows, possibly split at their commas.
 
         Raises:
             ConfigError: if it has no such row.
@@ -112,18 +112,18 @@ class TablePreset:
         for name in chosen:
             if name not in known:
                 raise ConfigError(
-                    f"--rows: the table has no row {name!r}.{suggest(name, known)} Rows: {'; '.join(known)}."
+                    f"--rows: row {name!r} does not exist.{suggest(name, known)} Rows: {'; '.join(known)}."
                 )
         return replace(self, rows=tuple(row for row in self.rows if not wanted or row.name in chosen))
 
     def settings_of(self, row: TableRow, streams: Iterable[str]) -> Settings:
-        """The settings of a row on a stream that has these names, but for the user's."""
+        """Return the settings of a row on a stream with these names, without the user's."""
         streams = list(streams)
         return {**self.settings, **_on(self.on, streams), **row.settings, **_on(row.on, streams)}
 
 
 def split_row(word: str) -> tuple[str, tuple[str, ...]]:
-    """`method:preset,preset` as the method and its presets; `module:Class` is a method."""
+    """Split `method:preset,preset` into the method and its presets; `module:Class` is a method."""
     if is_place(word.strip()):
         return word.strip(), ()
     method, _, presets = word.partition(":")
@@ -139,7 +139,7 @@ def _on(settings: OnStreams, streams: Sequence[str]) -> Settings:
 
 
 def _joined(words: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Names whose commas were taken for those between names: as many neighbours together as make a known one."""
+    """Rejoin names that were split at their own commas: as many neighbours as form a known name."""
     names, start = [], 0
     while start < len(words):
         ends = range(len(words), start, -1)
@@ -150,30 +150,30 @@ def _joined(words: Sequence[str], known: Sequence[str]) -> list[str]:
 
 
 def preset_names() -> list[str]:
-    """The tables that come with the package."""
+    """Return the names of the package's tables."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
 @cache
 def columns_of(name: str) -> tuple[str, ...]:
-    """What a table of the package shows beside the usual columns; nothing for any other."""
+    """Return the columns of a table of the package besides the usual ones; empty for any other table."""
     return load_preset(name).columns if name in preset_names() else ()
 
 
 def names_table(word: str) -> bool:
-    """Whether a `--preset` means a whole table and no preset of a method."""
+    """Report whether a `--preset` names a whole table, not a preset of a method."""
     return word in preset_names() or word.endswith(".json")
 
 
 def load_preset(word: str) -> TablePreset:
-    """A table by its name, or from a file of one's own.
+    """Load a table by its name, or from the user's file.
 
     Raises:
-        ConfigError: for an unknown name, or a file that breaks the format; the message names the field.
+        ConfigError: for an unknown name, or a malformed file; the message names the field.
     """
     path = Path(word) if word.endswith(".json") else FOLDER / f"{word}.json"
     if word not in preset_names() and not path.is_file():
-        raise ConfigError(f"--preset: there is no table {word!r}. {known_tables(word)}")
+        raise ConfigError(f"--preset: table {word!r} does not exist. {known_tables(word)}")
     data = read_json(path, unique_keys=True)
     try:
         return replace(parse_preset(data), name=path.stem if path.parent == FOLDER else "")
@@ -182,18 +182,18 @@ def load_preset(word: str) -> TablePreset:
 
 
 def known_tables(word: str) -> str:
-    """The tables there are, the one that `word` resembles first."""
+    """Return a list of the available tables, with a suggestion for `word` first."""
     return f"{suggest(word, preset_names())} Tables: {', '.join(preset_names())}, or a .json file.".strip()
 
 
 def parse_preset(data: Any) -> TablePreset:
-    """A preset from plain values, as JSON has them.
+    """Build a preset from plain JSON values.
 
     Raises:
-        ConfigError: at the first thing wrong.
+        ConfigError: at the first error.
     """
     if not isinstance(data, Mapping) or not isinstance(data.get("rows", []), list):
-        raise ConfigError("is no table. Write an object with title, protocol, stream and a list of rows.")
+        raise ConfigError("is not a table. Write an object with title, protocol, stream and a list of rows.")
     rows = [_parse_row(row, number) for number, row in enumerate(data.get("rows", []), start=1)]
     rest = {name: value for name, value in data.items() if name != "vary"}
     made = build(TablePreset, {**rest, "rows": tuple(rows)})
@@ -201,16 +201,16 @@ def parse_preset(data: Any) -> TablePreset:
 
 
 def vary(preset: TablePreset, values: Any) -> TablePreset:
-    """The table with a row more for each value of each setting: its first row, of which that one setting is changed.
+    """Return the table with an added row for each value of each setting: its first row with that setting changed.
 
     Raises:
-        ConfigError: for what is no object of lists.
+        ConfigError: if `values` is not an object of lists.
     """
     lists: list[Any] = list(values.values()) if isinstance(values, Mapping) else [None]
     if not all(isinstance(listed, list) and listed for listed in lists) or any(
         isinstance(value, dict) for listed in lists for value in listed
     ):
-        raise ConfigError('vary: is no object of lists. Write {"method.beta": [0.2, 0.4]}.')
+        raise ConfigError('vary: is not an object of lists. Write {"method.beta": [0.2, 0.4]}.')
     first = preset.rows[0]
     rows = [
         replace(first, name=f"{name}={value}", settings={**first.settings, name: value}, searched=False)
@@ -221,7 +221,7 @@ def vary(preset: TablePreset, values: Any) -> TablePreset:
 
 
 def _as_typed(value: Any) -> Any:
-    """A value of a list; one that is a list itself as it is typed on the command line."""
+    """Return a value of a list; a value that is a list itself in command-line syntax."""
     return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
@@ -236,5 +236,5 @@ def _parse_row(data: Any, number: int) -> TableRow:
 
 
 def as_data(preset: TablePreset) -> Settings:
-    """The inverse of `parse_preset`."""
+    """Return plain JSON values, the inverse of `parse_preset`."""
     return dataclasses.asdict(preset)

@@ -1,4 +1,4 @@
-"""Which runs a table holds: those of one split, of one set of videos, and none by which another row was chosen."""
+"""Selection of a table's runs: of one split and one set of videos, without runs that were used to choose a row."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ if TYPE_CHECKING:
     from ctvr.orchestrator.tables.significance import Ranks
     from ctvr.orchestrator.tracking.run_record import RunRecord
 
-SPLITS = {"test": "test", "val": "validation"}  # first: what a table holds where nothing is asked for
-CHOSE = ("ctvr.trial", "ctvr.confirms")  # tags of runs that exist to choose settings: trials, confirmations
+SPLITS = {"test": "test", "val": "validation"}  # the first is the default of a table
+CHOSE = ("ctvr.trial", "ctvr.confirms")  # tags of runs whose purpose is to choose settings: trials, confirmations
 
 
 def split_of(run: RunRecord) -> str:
-    """The split that a run was measured on."""
+    """Return the split on which a run was measured."""
     return str(run.settings.get("evaluation.split", run.tags.get("ctvr.split", "test")))
 
 
 def select(records: Sequence[RunRecord], split: str = "", of_stream: bool = False) -> tuple[list[RunRecord], list[str]]:
-    """Leave out what cannot stand in one table with the rest.
+    """Leave out runs that cannot be in one table with the rest.
 
     Args:
         records: runs of one stream.
-        split: to keep; empty: test where a complete run was measured on it, else validation.
-        of_stream: whether all runs of a stream are asked for, and not those of a sweep. Trials and confirmations are
-            then left out where other runs are left: a row must not hold the seed by which it was chosen.
+        split: the split to keep; empty: test if a complete run was measured on it, else validation.
+        of_stream: whether the runs are all those of a stream, not of a sweep. Trials and confirmations are then left
+            out if other runs remain: a row must not contain the seed by which it was chosen.
 
     Returns:
-        The runs that are kept, incomplete ones among them, and a sentence for each reason to leave some out.
+        The runs that are kept, including incomplete ones, and a sentence for each reason to leave some out.
 
     Raises:
         ConfigError: if no complete run was measured on `split`.
@@ -63,7 +63,7 @@ def select(records: Sequence[RunRecord], split: str = "", of_stream: bool = Fals
 
 
 def measured_on(kept: Sequence[RunRecord], ranks: Mapping[str, Ranks]) -> str:
-    """The sentence that names the split of a table, with its numbers of captions and videos where ranks are stored."""
+    """Return the sentence that names a table's split, with its numbers of captions and videos if ranks are stored."""
     split = SPLITS.get(split_of(kept[0]), split_of(kept[0]))
     known = [ranks[run.run_id].of for run in kept if run.run_id in ranks]
     if not known:

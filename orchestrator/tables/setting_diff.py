@@ -1,6 +1,6 @@
-"""What sets a run apart from the paper of its method, and the seeds of one row from each other.
+"""Differences between the settings of a run and those of its method's paper, and between the seeds of a row.
 
-Nothing here is prose that somebody keeps true by hand: settings that ran are compared with those of the method's paper.
+They are computed from the settings that ran and the settings of the paper, never written by hand.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ctvr.orchestrator.tracking.run_record import as_text
 if TYPE_CHECKING:
     from ctvr.orchestrator.tracking.run_record import RunRecord
 
-# How a run was carried out, not what was run
+# Settings of how a run was executed, not of what was run
 OF_THE_RUN = {"seed", "stream", "workers", "threads", "data.prefetch_threads", "data.skip_missing", "data.decoder"}
 OF_THE_RUN |= {"tracking.mirror", "tracking.keep_checkpoints", "evaluation.oracle_task"}
 OF_THE_RUN |= {"evaluation.split", "evaluation.batch_size", "evaluation.query_chunk", "backbone.sha256"}
-RELEASED_IMAGES = {  # divyam3897/UCL@cfaa81d, whose protocol BMU-MoCo's Table 4 has
+RELEASED_IMAGES = {  # divyam3897/UCL@cfaa81d, the protocol of BMU-MoCo's Table 4
     "preset": "paper",
     "backbone.name": "resnet18",
     "backbone.weights": "random",
@@ -42,34 +42,34 @@ DATA_AND_OPTIMISER: dict[str, dict[str, Any]] = {  # of the papers' own benchmar
     "tiny": RELEASED_IMAGES,
 }
 FRAMES = "data.num_frames"
-SHOWN = 12  # settings in a footnote; the CSV names all
+SHOWN = 12  # settings in a footnote; the CSV has all
 CVLM_BACKBONE = (
     "starts from {name} ({weights}); the paper from ViT-B and BERT-B of its own pre-training, which are not public"
 )
 
 
 def of_benchmark(paper: str) -> dict[str, Any]:
-    """What a paper prints for data and optimiser of a benchmark (`msrvtt-10`, ...); empty for any other stream."""
+    """Return data and optimiser settings that a paper prints for a benchmark (`msrvtt-10`, ...); empty otherwise."""
     return DATA_AND_OPTIMISER.get(paper.partition("-")[0], {}) if "-" in paper or paper == "cvlm" else {}
 
 
 def differences(settings: Mapping[str, Any], paper: Mapping[str, Any], row: str = "") -> dict[str, tuple[str, str]]:
-    """Setting -> (what ran, the paper's), where they differ; settings that no paper publishes are left out.
+    """Return setting -> (ours, the paper's), where they differ; settings that no paper publishes are left out.
 
-    A setting that one side does not know is no difference: a record of an older version lacks the younger ones.
+    A setting that only one side has does not count: a record of an older version lacks newer settings.
     """
     words = deviations(row or str(settings.get("method", "")))
     followed = {name for name, word in words.items() if str(settings.get(name, "")) == word}
     skipped = OF_THE_RUN | followed | set(names_of(settings, row))
     pairs = {name: (as_text(settings[name]), as_text(value)) for name, value in paper.items() if name in settings}
     for name in pairs.keys() & {"method.num_frames", "base.num_frames"}:
-        if pairs[name] == pairs.get(FRAMES):  # it follows the data's on both sides, which is named already
+        if pairs[name] == pairs.get(FRAMES):  # derived from the data setting on both sides, which is listed already
             skipped.add(name)
     return {name: pair for name, pair in pairs.items() if name not in skipped and not is_equal(*pair)}
 
 
 def is_equal(a: str, b: str) -> bool:
-    """Whether two settings, as text, are the same; numbers by their value."""
+    """Report whether two settings, as text, are equal; numbers are compared by value."""
     try:
         return float(a) == float(b)
     except ValueError:
@@ -77,14 +77,14 @@ def is_equal(a: str, b: str) -> bool:
 
 
 def listed(found: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Each difference as `optim.lr 1e-05 (paper 1e-06)`."""
+    """Format each difference as `optim.lr 1e-05 (paper 1e-06)`."""
     return [f"{name} {ours} (paper {papers})" for name, (ours, papers) in found.items()]
 
 
 def footnote(found: Mapping[str, tuple[str, str]], what: str = "its paper", is_rest: bool = False) -> str:
-    """`differs from its paper in: optim.lr 1e-05 (paper 1e-06), ...`; empty where nothing differs.
+    """Return `differs from its paper in: optim.lr 1e-05 (paper 1e-06), ...`; empty if nothing differs.
 
-    `is_rest`: a note of the table names what differs in every row.
+    `is_rest`: a note of the table already lists what differs in every row.
     """
     if not found:
         return ""
@@ -94,10 +94,10 @@ def footnote(found: Mapping[str, tuple[str, str]], what: str = "its paper", is_r
 
 
 def between_seeds(runs: Sequence[RunRecord]) -> str:
-    """What the seeds of one row were not alike in: code, weights, versions, machine; empty where they were."""
+    """Return in what the seeds of one row differ: code, weights, versions, machine; empty if they do not."""
     made_of = [_made_of(run) for run in runs]
     of_order = {"stream", "frames"} if len({str(run.settings.get("stream", "")) for run in runs}) > 1 else set()
-    names = sorted({name for each in made_of for name in each} - of_order)  # tasks of another order are another digest
+    names = sorted({name for each in made_of for name in each} - of_order)  # another task order has another digest
     unlike = []
     for name in names:
         groups: dict[str, list[str]] = {}
@@ -112,6 +112,6 @@ def between_seeds(runs: Sequence[RunRecord]) -> str:
 def _made_of(run: RunRecord) -> dict[str, str]:
     try:
         found = dict(json.loads(run.tags.get("ctvr.provenance", "")))
-    except (ValueError, TypeError, RecursionError):  # an older record: its commit is all that is known
+    except (ValueError, TypeError, RecursionError):  # an older record, of which only the commit is known
         return {"commit": run.tags["ctvr.commit"]} if run.tags.get("ctvr.commit") else {}
     return {str(name): str(value) for name, value in found.items()}

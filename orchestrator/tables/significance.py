@@ -1,4 +1,4 @@
-"""Comparison of the rows of a table with the best one: which rows can be compared, and by which runs.
+"""Comparison of the rows of a table with the best one: which rows are comparable, and by which runs.
 
 The arithmetic is in intervals.py.
 """
@@ -26,7 +26,7 @@ NOTE = (
     "these videos and seeds cannot tell them apart."
 )
 ONE_SEED = "not compared: one seed, and no other row shows how far R@1 moves with the seed"
-LEAST_ORDERS = 4  # two call equal rows different in 10 %, three in 1 to 9 %
+LEAST_ORDERS = 4  # with two, 10 % of equal rows are called different; with three, 1 to 9 %
 FEW_ORDERS = f"not compared: the spread over orders of tasks needs at least {LEAST_ORDERS} orders"
 OTHER_ORDERS = "not compared: its runs have other orders of tasks than the best row's"
 NO_RANKS = "not compared: the ranks of its queries are not stored"
@@ -90,7 +90,7 @@ def _against(
 
 
 def _order(seed: str) -> str:
-    """Return the order of tasks of a run by the name of its seed, `1@2`; "" where a row has one order."""
+    """Return a run's task order from the name of its seed, `1@2`; "" if a row has one order."""
     return seed.partition("@")[2]
 
 
@@ -113,7 +113,7 @@ def _unlike(row: Row, best: Row, able: Sequence[Row]) -> str:
 
 
 def _reason(row: Row, ranks: Mapping[str, Ranks], by_task: bool) -> str:
-    """Why a row is not compared; empty if it is."""
+    """Return why a row is not compared; empty if it is."""
     if row.method in JOINT:
         return UPPER_BOUND
     if row.is_transductive:
@@ -124,7 +124,7 @@ def _reason(row: Row, ranks: Mapping[str, Ranks], by_task: bool) -> str:
 
 
 def read_ranks(tracker: Tracker, run_id: str) -> Ranks | None:
-    """The stored ranks of a run; none where it has none."""
+    """Return the stored ranks of a run; None if it has none."""
     try:
         stored = json.loads(tracker.download(run_id, "ranks.json").read_text(encoding="utf-8"))
         queries = list(map(str, stored["query ids"]))

@@ -1,4 +1,4 @@
-"""What a table of results is: columns, rows, which mean is bold. How it is written: formats.py."""
+"""Data model of a results table: columns, rows, bold cells. Formatting: formats.py."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Literal
 from ctvr.orchestrator.console import format_duration
 
 MISSING = "n/a"
-LEVEL = 0.05  # below which a difference has a star
-JOINT = {"upper_bound", "image_multi_task"}  # methods that train on all tasks at once: no row competes with them
+LEVEL = 0.05  # p below which a difference gets a star
+JOINT = {"upper_bound", "image_multi_task"}  # methods that train on all tasks at once: they do not compete
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Column:
-    """One measure. `better` says which direction is bold; empty = none is."""
+    """One metric. `better` gives the direction in which a value is bold; empty: none is."""
 
     key: str
     title: str
@@ -42,7 +42,7 @@ class Difference:
     p: float = math.nan
 
     def turned(self) -> Difference:
-        """The same, seen from the other row."""
+        """Return the difference in the opposite direction."""
         return Difference(-self.value, -self.high, -self.low, self.p)
 
     def __str__(self) -> str:
@@ -55,24 +55,24 @@ class Difference:
 
 @dataclass(frozen=True)
 class Row:
-    """One method with one configuration over its seeds, and what the paper prints for it."""
+    """One method in one configuration over its seeds, and what the paper prints for it."""
 
     label: str
     method: str
     values: Mapping[str, Value]
     seeds: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()  # MLflow run ids, in the order of `seeds`
-    marks: tuple[str, ...] = ()  # what a reader must know of our numbers
-    settings: Mapping[str, str] = field(default_factory=dict)  # what sets it apart from rows of the same method
-    differs: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # from its paper: (what ran, the paper's)
-    differs_from: str = ""  # what of its paper that is
+    marks: tuple[str, ...] = ()  # caveats of our numbers
+    settings: Mapping[str, str] = field(default_factory=dict)  # differences from other rows of the same method
+    differs: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # from its paper: (ours, the paper's)
+    differs_from: str = ""  # which part of its paper that is
     extra: Mapping[str, Value] = field(default_factory=dict)  # every other final metric, for the CSV
     vs_best: Difference | None = None  # R@1 minus the best row's; p and interval are simultaneous
     is_reference: bool = False  # the row with the best R@1 of those that are compared
     is_transductive: bool = False  # a query's result depends on the other queries
-    trials: int | None = None  # searched for this row; None: nobody says
+    trials: int | None = None  # searched for this row; None: not recorded
     seconds: float = math.nan  # of all its trials and runs
-    place: int = 0  # in a table whose order is given
+    place: int = 0  # its position in a table with a given order
     paper: Mapping[str, Value] = field(default_factory=dict)
     paper_source: str = ""
     paper_marks: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class Table:
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
     title: str = ""
-    varies: tuple[str, ...] = ()  # settings of which rows change one at a time
+    varies: tuple[str, ...] = ()  # settings that rows change one at a time
 
     @property
     def heading(self) -> str:
@@ -99,28 +99,28 @@ class Table:
 
     @property
     def measured(self) -> str:
-        """What curves and matrices count, in percent: R@1, or on images the accuracy."""
+        """Return the metric of curves and matrices, in percent: R@1, or accuracy for images."""
         return "accuracy" if any(column.key == "accuracy" for column in self.columns) else "R@1"
 
     def cost_cells(self, row: Row) -> list[str]:
-        """The last cells of a row: trials searched and time; empty where no row of the table knows them."""
+        """Return the last cells of a row: trials searched and time; empty if they are recorded for no row."""
         if all(each.trials is None for each in self.rows):
             return []
         return [MISSING if row.trials is None else str(row.trials), format_duration(row.seconds)]
 
     @property
     def comparison_titles(self) -> list[str]:
-        """The head of the column of `verdict`; empty where no rows were compared."""
+        """Return the title of the column of `comparison_cells`; empty if no rows were compared."""
         return ["R@1 vs best"] if any(row.vs_best for row in self.rows) else []
 
     def comparison_cells(self, row: Row) -> list[str]:
-        """What sets a row apart from the best one; empty where no rows were compared."""
+        """Return the row's difference from the best one; empty if no rows were compared."""
         if not self.comparison_titles:
             return []
         return ["best" if row.is_reference else str(row.vs_best) if row.vs_best else "not compared"]
 
     def best(self) -> dict[str, float]:
-        """Column key -> the best mean as printed, among the methods that compete; only if there are two."""
+        """Return column key -> the best mean as printed, among competing methods; only columns with at least two."""
         found: dict[str, float] = {}
         for column in self.columns:
             means = [row.values.get(column.key, Value()).mean for row in self.rows if competes(row, column)]
@@ -130,15 +130,15 @@ class Table:
         return found
 
     def is_best(self, row: Row, column: Column) -> bool:
-        """Whether this cell is printed bold."""
+        """Report whether this cell is printed bold."""
         mean, best = row.values.get(column.key, Value()).mean, self.best()
         return competes(row, column) and column.key in best and round(mean, column.digits) == best[column.key]
 
 
 def competes(row: Row, column: Column) -> bool:
-    """Whether a row can win a column.
+    """Report whether a row can win a column.
 
-    Joint training sees all data at once, a transductive row sees the other queries, and what is not trained cannot
+    Joint training sees all data at once, a transductive row sees the other queries, and an untrained row cannot
     forget.
     """
     is_forgetting = column.key.rpartition("/")[2] in {"bwf", "fr"}
@@ -149,7 +149,7 @@ def competes(row: Row, column: Column) -> bool:
 
 
 def number(value: Value, digits: int = 2, sign: str = "±") -> str:
-    """`25.87±0.33`, as the papers print it; without a known std the mean alone; `n/a` without a mean."""
+    """Format as `25.87±0.33`, as the papers do; only the mean without a known std; `n/a` without a mean."""
     if not math.isfinite(value.mean):
         return MISSING
     mean = _fixed(value.mean, digits)

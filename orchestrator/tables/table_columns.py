@@ -1,4 +1,4 @@
-"""Which numbers of a run a table shows: the columns of each protocol and the metrics that they are."""
+"""Columns of each protocol's tables and their metrics."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ ANSWER_NOTE = (
 
 @dataclass(frozen=True)
 class Measures:
-    """What a table shows of a protocol."""
+    """The metrics in a protocol's tables."""
 
     names: dict[str, str]  # column -> metric
     curve: str  # metric over tasks
-    matrices: dict[str, str]  # title -> metric of each task, behind `task_NN/`
-    columns: tuple[Column, ...] = ()  # where nothing is searched: all of them
-    note: str = ""  # what they are
+    matrices: dict[str, str]  # title -> metric of each task, without the prefix `task_NN/`
+    columns: tuple[Column, ...] = ()  # all of them, if nothing is searched
+    note: str = ""  # their definition
 
 
 OF = {

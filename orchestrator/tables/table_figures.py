@@ -1,6 +1,6 @@
-"""What is drawn of a table, from its rows alone. One sentence for each figure: docs/figures.md.
+"""Figures of a table, drawn from its rows only. docs/figures.md describes each.
 
-Matrices of a row stand in write.py; how it looks: tracking/plots.py.
+Matrices of a row: write.py; styling: tracking/plots.py.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ GEOMETRY = {
 
 
 def looks(rows: Sequence[Row]) -> list[tuple[int, LineName]]:
-    """Hue and line of each row, as in the figures."""
+    """Return hue and line style of each row, as in the figures."""
     styles = styles_of([(row.label, row.method) for row in rows])
     found = [styles[row.label, row.method] for row in rows]
     return [(style.hue, style.line) for style in found]
 
 
 def drawings(table: Table) -> list[Drawing]:
-    """Every figure for which the rows have the numbers."""
+    """Return every figure for which the rows have the numbers."""
     found = [(name, title.replace("R@1", table.measured), make(table)) for name, (title, make) in FIGURES.items()]
     found += [
         (f"vary_{name.rpartition('.')[2]}", f"sensitivity to {name}", _sensitivity(table, name))
@@ -44,13 +44,13 @@ def drawings(table: Table) -> list[Drawing]:
 
 
 def _curves(table: Table) -> list[Panel]:
-    """R@1 after each task: fig. 6 of CTVR, fig. 4 of StructAlign."""
+    """Plot R@1 after each task: fig. 6 of CTVR, fig. 4 of StructAlign."""
     lines = [Line(row.label, row.method, row.curve) for row in table.rows if len(row.curve) > 1]
     return [Panel("tasks learned", f"{table.measured} (%)", lines)] if lines else []
 
 
 def _forgetting(table: Table) -> list[Panel]:
-    """R@1 of the first two tasks after every task (fig. 3 of BMU-MoCo), and what all old tasks have lost on average."""
+    """Plot R@1 of the first two tasks after every task (fig. 3 of BMU-MoCo), and the mean loss of all old tasks."""
     rows = [(row, row.matrices[OWN]) for row in table.rows if len(row.matrices.get(OWN, ())) > 1]
     if not rows:
         return []
@@ -71,7 +71,7 @@ def _forgetting(table: Table) -> list[Panel]:
 
 
 def _final(table: Table) -> list[Panel]:
-    """R@1 of every task when it was learned and at the end, in CVLM (fig. 1 of BMU-MoCo)."""
+    """Plot R@1 of every task when it was learned and at the end, for CVLM (fig. 1 of BMU-MoCo)."""
     rows = [(row, row.matrices[OWN]) for row in table.rows if len(row.matrices.get(OWN, ())) > 1]
     if not rows or "fr" not in {column.key for column in table.columns}:
         return []
@@ -86,7 +86,7 @@ def _final(table: Table) -> list[Panel]:
 
 
 def _plasticity(table: Table) -> list[Panel]:
-    """R@1 of every task just after it was learned, less zero-shot's (fig. 2 of CTVR)."""
+    """Plot R@1 of every task when it was learned, minus zero-shot's (fig. 2 of CTVR)."""
     untrained = next((row.matrices.get(OWN) for row in table.rows if row.method == "zero_shot"), None)
     others = [row for row in table.rows if row.method != "zero_shot" and row.matrices.get(OWN)]
     if not untrained or not others:
@@ -99,7 +99,7 @@ def _plasticity(table: Table) -> list[Panel]:
 
 
 def _cost(table: Table) -> list[Panel]:
-    """R@1 against what it costs (fig. 5 of StructAlign), with the rows that no other row beats."""
+    """Plot R@1 against cost (fig. 5 of StructAlign), with the Pareto front."""
     panels = []
     for name, scale, cost in COSTS:
         rows = [row for row in table.rows if _is_known(row, cost) and (cost(row) > 0 or scale == "linear")]
@@ -112,7 +112,7 @@ def _cost(table: Table) -> list[Panel]:
 
 
 def _pareto(table: Table) -> list[Panel]:
-    """What fewer multiply-adds do to R@1 and to forgetting, of a table that shows them; rows that none beats."""
+    """Plot R@1 and forgetting against multiply-adds, for a table with that column, with the Pareto front."""
     panels = []
     if not {"gmacs", "bwf"} <= {column.key for column in table.columns}:
         return []
@@ -130,7 +130,7 @@ def _pareto(table: Table) -> list[Panel]:
 
 
 def _sums(table: Table) -> list[Panel]:
-    """R-Sum against the multiply-adds of a video (fig. 1d of TempMe), of a table that shows R-Sum."""
+    """Plot R-Sum against the multiply-adds of a video (fig. 1d of TempMe), for a table with R-Sum."""
     column = next((each for each in table.columns if each.key == "rsum"), None)
     if column is None:
         return []
@@ -144,7 +144,7 @@ def _sums(table: Table) -> list[Panel]:
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points (cost, gain) of which no other costs no more and gains more, by rising cost."""
+    """Return the Pareto front of points (cost, gain), by increasing cost."""
     front: list[tuple[float, float]] = []
     for cost, gain in sorted(points, key=lambda point: (point[0], -point[1])):
         if not front or gain > front[-1][1]:
@@ -153,7 +153,7 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _geometry(table: Table) -> list[Panel]:
-    """How StructAlign's categories lie while it trains: fig. 8 of its paper, and the angles of eq. 9."""
+    """Plot StructAlign's category geometry over training: fig. 8 of its paper, and the angles of eq. 9."""
     panels = []
     for key, name in GEOMETRY.items():
         rows = [row for row in table.rows if row.training.get(key)]
@@ -165,7 +165,7 @@ def _geometry(table: Table) -> list[Panel]:
 
 
 def _losses(table: Table) -> list[Panel]:
-    """The loss of training pairs and of others over all epochs, a panel for each row: fig. 6 of CAMoE."""
+    """Plot the loss of training pairs and of others over all epochs, a panel for each row: fig. 6 of CAMoE."""
     panels = []
     for row in table.rows:
         keys = sorted((key for key in row.training if key.startswith("loss/")), key=lambda key: key != "loss/train")
@@ -177,13 +177,13 @@ def _losses(table: Table) -> list[Panel]:
 
 
 def _borders(row: Row) -> list[float]:
-    """Between which epochs a task ends, where all tasks have equally many."""
+    """Return the epochs between which a task ends, if all tasks have equally many."""
     tasks, epochs = len(row.curve), max(points[-1][0] for points in row.training.values() if points)
     return [epochs * t / tasks + 0.5 for t in range(1, tasks)] if tasks and epochs % tasks == 0 else []
 
 
 def _experts(table: Table) -> list[Panel]:
-    """What each expert counts in the last epoch of every task, a panel for each row: fig. 7 of CAMoE, as a mean."""
+    """Plot each expert's share in the last epoch of every task, a panel for each row: fig. 7 of CAMoE, as a mean."""
     panels = []
     for row in table.rows:
         lines = []
@@ -198,9 +198,9 @@ def _experts(table: Table) -> list[Panel]:
 
 
 def expert_shares(row: Row) -> np.ndarray:
-    """Of the gates of each task's last epoch the share of each expert in percent, (E, T); 0 rows if none were logged.
+    """Return each expert's share in percent of the gates of each task's last epoch, (E, T); 0 rows if none were logged.
 
-    The logged numbers are sums over captions: of several seeds or workers the larger has the larger part.
+    The logged numbers are sums over captions, so that seeds or workers with more captions weigh more.
     """
     keys = sorted(key for key in row.training if key.startswith("expert/"))
     counted = np.zeros((len(keys), len(row.curve)))
@@ -212,14 +212,14 @@ def expert_shares(row: Row) -> np.ndarray:
 
 
 def _last_epochs(row: Row, key: str) -> list[tuple[int, float, float]]:
-    """Task, mean and deviation of what was logged in the last epoch of every task."""
+    """Return (task, mean, standard deviation) of the values logged in the last epoch of every task."""
     points, tasks = row.training[key], len(row.curve)
-    each = points[-1][0] // tasks if points and tasks else 0  # epochs of a task
+    each = points[-1][0] // tasks if points and tasks else 0  # epochs per task
     return [(epoch // each, mean, std) for epoch, mean, std in points if each and epoch % each == 0]
 
 
 def _orders(table: Table) -> list[Panel]:
-    """R@1 and forgetting in each order of the tasks."""
+    """Plot R@1 and forgetting in each task order."""
     titles = {"r1": "R@1 (%)", "bwf": "BWF (points)", "fr": "FR (points)"}
     panels = []
     for key, title in titles.items():
@@ -233,16 +233,16 @@ def _orders(table: Table) -> list[Panel]:
 
 
 def _sensitivity(table: Table, name: str) -> list[Panel]:
-    """What changes with one setting alone (fig. 8 of CTVR): R@1 and forgetting, in CVLM FR and HM as well.
+    """Plot the effect of one setting (fig. 8 of CTVR): R@1 and forgetting, for CVLM also FR and HM.
 
-    Rows that differ in nothing else, or in what that setting bounds or gives, are one line; rows of methods without one
-    are levels. The vertical line is the recommended value, whose row is called as its method is.
+    Rows that differ only in this setting, or in what it bounds or determines, are one line; rows of methods without it
+    are horizontal lines. The vertical line is the recommended value, whose row has the name of its method.
     """
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in table.rows:
         if name in row.settings:
             fixed = {name, *(key for key, bound in at_most(row.method).items() if bound == name)}
-            if name.startswith("data."):  # what a method is told of its data follows: method.num_frames
+            if name.startswith("data."):  # settings of a method that follow from its data: method.num_frames
                 fixed |= {f"{group}.{name.removeprefix('data.')}" for group in ("method", "base")}
             others = tuple(sorted((key, value) for key, value in row.settings.items() if key not in fixed))
             groups.setdefault((row.method, others), []).append(row)
@@ -276,7 +276,7 @@ def _sensitivity(table: Table, name: str) -> list[Panel]:
 
 
 def _places(values: Sequence[str]) -> tuple[dict[str, float], Scale]:
-    """Where a setting's values stand: numbers at their place, logarithmic where they span a lot, words in a row."""
+    """Return the positions of a setting's values: numbers by value, logarithmic if they span a lot, words in a row."""
     numbers = [_number(value) for value in values]
     if not all(map(math.isfinite, numbers)):
         return {value: float(place) for place, value in enumerate(values)}, "linear"
@@ -294,7 +294,7 @@ def _number(text: str) -> float:
 
 
 def _line(row: Row, points: Sequence[tuple[float, ...]]) -> Line:
-    """Points (x, mean) or (x, mean, std)."""
+    """Return a line through points (x, mean) or (x, mean, std)."""
     return Line(
         row.label, row.method, [(point[0], point[1], point[2] if len(point) > 2 else math.nan) for point in points]
     )

@@ -1,4 +1,4 @@
-"""One row over several orders of the stream's tasks: what makes runs of other orders the same row, and what it says."""
+"""Rows over several task orders of a stream: grouping of their runs, and statistics over orders."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 
 def order_of(run: RunRecord) -> int:
-    """The number that drew the order of a run's tasks; 0 is the stream's own order."""
+    """Return the seed of a run's task order; 0 is the stream's own order."""
     return split_order(str(run.settings.get("stream", "")))[1]
 
 
 def in_any_order(name: str, value: object) -> str:
-    """A setting's value as runs of all orders have it."""
+    """Return a setting's value in the form that runs of all orders share."""
     return split_order(str(value))[0] if name == "stream" else str(value)
 
 
 def content_of(run: RunRecord) -> str:
-    """The digest of a run's stream, in any order where the run says it; older ones ran the stream's own order."""
+    """Return the order-independent digest of a run's stream if recorded; older runs used the stream's own order."""
     return run.tags.get("ctvr.stream_content") or run.tags.get("ctvr.stream_digest", "")
 
 
 def seed_names(runs: Sequence[RunRecord]) -> tuple[str, ...]:
-    """The seed of each run, with its order (`1@2`) where they have several."""
+    """Return the seed of each run, with its order (`1@2`) if they have several."""
     several = len({order_of(run) for run in runs}) > 1
     seeds = [str(run.settings.get("seed", "0")) for run in runs]
     return tuple(f"{seed}@{order_of(run)}" if several else seed for seed, run in zip(seeds, runs))
@@ -38,11 +38,11 @@ def seed_names(runs: Sequence[RunRecord]) -> tuple[str, ...]:
 def by_order(
     runs: Sequence[RunRecord], measures: Mapping[str, str], finals: Sequence[Mapping[str, float]]
 ) -> dict[str, tuple[tuple[int, float, float], ...]]:
-    """What a row measures in each order; empty where all runs have one order.
+    """Return a row's metrics in each order; empty if all runs have one order.
 
     Args:
         measures: column -> metric.
-        finals: of each run, metric -> value after the last task.
+        finals: for each run, metric -> value after the last task.
 
     Returns:
         Column -> (order, mean over seeds, sample standard deviation).
@@ -61,7 +61,7 @@ def by_order(
 
 
 def mark(r1: Sequence[tuple[int, float, float]]) -> str:
-    """What a footnote says of a row over several orders."""
+    """Return the footnote of a row over several orders."""
     if not r1:
         return ""
     means = [mean for _, mean, _ in r1]

@@ -1,9 +1,9 @@
-"""What was held against the authors' own code, as data: verified.json beside this file.
+"""Comparisons with the authors' own code, as data: verified.json in this folder.
 
 An entry is one method under one preset, with the release that was run (unmodified, on small seeded weights) and its
 checks: what was compared, how many tensors, tables or numbers, to which tolerance, by which test. A check `in_clone`
-has its reference among the fixtures of the repository; another one runs where the whole reference files are
-(folder `reference/` of CTVR_SHARED) and is skipped elsewhere. `open` says what could not be compared, and why.
+has its reference among the fixtures of the repository; another one runs only with the complete reference files
+(folder `reference/` of CTVR_SHARED) and is skipped elsewhere. `open` gives what could not be compared, and why.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ PROVES_CODE = {"forward", "loss", "gradients"}
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing that was compared."""
+    """One comparison."""
 
     what: str  # one of WHAT
     cases: int
     tolerance: float  # largest absolute difference; 0: equal digit for digit
     test: str  # path::function
-    in_clone: bool = True  # else only where the whole reference files are
+    in_clone: bool = True  # else only with the complete reference files
 
     def __post_init__(self) -> None:
         if self.what not in WHAT:
-            raise ValueError(f"what: {self.what!r} is none of {', '.join(WHAT)}.")
+            raise ValueError(f"what: {self.what!r} is not one of {', '.join(WHAT)}.")
         if self.cases < 1 or self.tolerance < 0:
             raise ValueError(f"cases and tolerance: {self.cases} cases to {self.tolerance} prove nothing.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """One method beside one release."""
+    """One method compared with one release."""
 
     method: str
     preset: str
@@ -51,7 +51,7 @@ class Verified:
 
 @dataclass(frozen=True, kw_only=True)
 class VerificationRow:
-    """What a method's row of REPRODUCIBILITY.md says beside its entries."""
+    """A method's row of REPRODUCIBILITY.md, apart from its entries."""
 
     method: str
     grade: str  # without a release: paper or ours
@@ -62,10 +62,10 @@ class VerificationRow:
 
 @cache
 def read() -> tuple[tuple[VerificationRow, ...], tuple[Verified, ...]]:
-    """All rows and all entries of the file, in its order.
+    """Return all rows and all entries of the file, in its order.
 
     Raises:
-        ValueError: for an entry that breaks the format.
+        ValueError: for a malformed entry.
     """
     data: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     rows = tuple(VerificationRow(**{**row, "tests": tuple(row["tests"])}) for row in data["methods"])
@@ -76,17 +76,17 @@ def read() -> tuple[tuple[VerificationRow, ...], tuple[Verified, ...]]:
 
 
 def of_method(method: str) -> tuple[Verified, ...]:
-    """The entries of a method or configuration."""
+    """Return the entries of a method or configuration."""
     return tuple(entry for entry in read()[1] if entry.method == method)
 
 
 def checks_of(test: str) -> dict[tuple[str, str], Check]:
-    """(method, what) -> the check that this test makes."""
+    """Return (method, what) -> the check that this test makes."""
     return {(entry.method, check.what): check for entry in read()[1] for check in entry.checks if check.test == test}
 
 
 def equals(entry: Verified) -> str:
-    """`forward, loss and gradients equal owner/name@commit to 1e-05 on seeded weights`, for a footnote."""
+    """Return `forward, loss and gradients equal owner/name@commit to 1e-05 on seeded weights`, for a footnote."""
     names = list(dict.fromkeys(check.what for check in sorted(entry.checks, key=lambda check: WHAT.index(check.what))))
     listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
     worst = max(check.tolerance for check in entry.checks)
@@ -94,7 +94,7 @@ def equals(entry: Verified) -> str:
 
 
 def grade_of(row: VerificationRow) -> str:
-    """`code` where features, losses or gradients are held against a release in every clone."""
+    """Return `code` if features, losses or gradients are compared with a release in every clone, else its grade."""
     checks = [check for entry in of_method(row.method) for check in entry.checks]
     return "code" if any(check.in_clone and check.what in PROVES_CODE for check in checks) else row.grade
 
@@ -103,7 +103,7 @@ def grade_of(row: VerificationRow) -> str:
 
 
 def text() -> str:
-    """Every method with its grade and every entry with its checks, for a terminal."""
+    """Return every method with its grade and every entry with its checks, as text for a terminal."""
     lines = []
     for row in read()[0]:
         lines.append(f"{row.method}: {grade_of(row)}; against {row.against}")

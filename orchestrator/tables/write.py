@@ -1,4 +1,4 @@
-"""Tables as files: Markdown, LaTeX, CSV and figures, each of them whole or not at all."""
+"""Writing of tables as files: Markdown, LaTeX, CSV and figures, each atomically."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ctvr.orchestrator.tables.table_figures import drawings, expert_shares
 
 
 def write(made: Table | Sequence[Table], folder: Path) -> list[Path]:
-    """Write `<stream>.md|.tex|.csv` and the figures of every table; each file appears whole or not at all.
+    """Write `<stream>.md|.tex|.csv` and the figures of every table; each file is written atomically.
 
     Returns:
-        The paths: the tables first, then each figure of drawings.py as PNG and PDF, then the two matrices of each row.
+        The paths: the tables first, then each figure of table_figures.py as PNG and PDF, then two matrices of each row.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,6 @@ _OTHERS = (
 _MP4_BOXES = frozenset((b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp"))
 _UNKNOWN_RIFF = (0, 0xFFFFFFFF)  # placeholders that FFmpeg and other programs write first
 _MAX_BOXES = 100_000  # fragmented files have two boxes per second
-_MAX_BOXES = 100_000  # fragmented files have two boxes a second
 
 
 def container_of(path: Path) -> str | None:

@@ -310,7 +310,7 @@ def test_a_server_that_goes_away_is_one_line_and_its_objects_are_there_when_it_i
 @pytest.mark.parametrize(
     ("text", "remedy"),
     [
-        ("PUT returned 403 Forbidden: <Code>AccessDenied</Code>", "not allowed to do that (AccessDenied). It must read"),
+        ("PUT returned 403 Forbidden: <Code>AccessDenied</Code>", "not allowed to do that (AccessDenied). It"),
         ("returned 400 Bad Request: <Code>ExpiredToken</Code>", "Renew AWS_SESSION_TOKEN"),
         ("returned 301 : <Code>PermanentRedirect</Code>", "in another region (PermanentRedirect). Correct AWS_REGION."),
         ("something new\nDebug: a dump", "something new."),

@@ -176,7 +176,7 @@ def test_tasks_weigh_alike():
     large, small = np.array([1] * 80 + [9] * 10), np.array([9] * 80 + [1] * 10)
     assert untrained(large, small, tasks=[0] * 80 + [1] * 10).value == 0.0  # each wins one task
     assert untrained(large, small).value == pytest.approx(-100 * 70 / 90)
-    with pytest.raises(ValueError, match="one video in a task"):
+    with pytest.raises(ValueError, match="a task has only one video"):
         untrained([1, 1], [2, 2], videos=["a", "a"])
 
 

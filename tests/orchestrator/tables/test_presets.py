@@ -94,7 +94,7 @@ def test_some_rows_of_a_table_keep_its_order():
     assert preset.only([]) == preset
     preset = load_preset("camoe-table7")
     assert [row.name for row in preset.only(["camoe:dsl", "entity", "camoe"]).rows] == ["camoe", "camoe:dsl,entity"]
-    with pytest.raises(ConfigError, match="--rows: the table has no row 'camoe:entity,dsl'|no row 'dsl'"):
+    with pytest.raises(ConfigError, match="--rows: row 'camoe:entity,dsl' does not|row 'dsl' does not"):
         preset.only(["camoe:entity", "dsl"])
 
 
@@ -110,7 +110,7 @@ def test_a_row_names_several_presets_or_has_words_of_its_own():
         ("camoe", ("dsl", "entity")),
         ("tempme", ("full",)),
     ]
-    with pytest.raises(ConfigError, match="the name 'camoe:dsl' lists presets too"):
+    with pytest.raises(ConfigError, match="the name 'camoe:dsl' also lists presets"):
         parse_preset({**GOOD, "rows": [{"name": "camoe:dsl", "presets": ["entity"]}]})
 
 
@@ -132,8 +132,8 @@ def test_settings_of_a_row_win_over_the_tables_and_those_for_a_stream_over_both(
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ([], "is no table. Write an object with title"),
-        ({**GOOD, "rows": {}}, "is no table"),
+        ([], "is not a table. Write an object with title"),
+        ({**GOOD, "rows": {}}, "is not a table"),
         ({**GOOD, "rows": []}, "rows: is empty"),
         ({**GOOD, "rows": ["lwf", "lwf"]}, "lwf is listed 2 times"),
         ({**GOOD, "rows": [3]}, r"rows\[1\]: is 3. Write a method's name"),
@@ -157,7 +157,7 @@ def test_a_file_that_is_no_json_is_refused(tmp_path):
     file.write_text("{")
     with pytest.raises(ConfigError, match="mine.json"):
         load_preset(str(file))
-    with pytest.raises(ConfigError, match="there is no table 'ctvr-table'. Did you mean 'ctvr-table\d'. Tables:"):
+    with pytest.raises(ConfigError, match="there is not a table 'ctvr-table'. Did you mean 'ctvr-table\d'. Tables:"):
         load_preset("ctvr-table")
 
 
@@ -228,5 +228,5 @@ def test_a_table_that_varies_settings_has_a_row_for_each_value_of_one_at_a_time(
     assert preset.varies == tuple(vary)
     assert parse_preset(json.loads(json.dumps(as_data(preset)))) == preset  # a resumed table has them once
     for wrong in ([], {"method.beta": []}, {"method.beta": 1}):
-        with pytest.raises(ConfigError, match="vary: is no object of lists"):
+        with pytest.raises(ConfigError, match="vary: is not an object of lists"):
             parse_preset({**data, "vary": wrong})
